@@ -130,7 +130,7 @@ def _numbers(step: RecordedStep, counts: dict[tuple[str, str], int]) -> dict[str
     more = dict.fromkeys(step.rids, 1)
     if kind == "prefill":
         rows = (part for part in step.parts() if part.descriptor.site == PREFILL and part.owner is not None)
-        more = dict.fromkeys(step.rids, 0) | {str(part.owner): part.rows or 0 for part in rows}
+        more = dict.fromkeys(step.rids, 0) | {str(part.owner): part.rows or 0 for part in rows} | dict(step.before)
     for rid, count in more.items():
         counts[rid, kind] = counts.get((rid, kind), 0) + count
     return {rid: counts[rid, kind] for rid in step.rids}

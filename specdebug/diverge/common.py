@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specdebug.diverge.stream import PADDING, Descriptor, RecordedStep
 
@@ -13,11 +13,15 @@ from specdebug.diverge.stream import PADDING, Descriptor, RecordedStep
 @dataclass(frozen=True)
 class Looked:
     """The part of two engines' recordings that was compared. ``sites``: those of both. ``only``: sites of the first
-    alone, and of the second. ``alone``: requests that were not compared, and why not."""
+    alone, and of the second. ``alone``: requests that were not compared, and why not. ``left_out``: those that were up
+    to a place, and why no further. ``prompts``: positions of prompts that both computed, the first alone and the second
+    alone, where an engine cuts prompts otherwise."""
 
     sites: tuple[str, ...]
     only: tuple[tuple[str, ...], tuple[str, ...]]
     alone: Mapping[str, str]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    prompts: tuple[int, int, int] | None = None
 
 
 def in_common(
@@ -61,4 +65,4 @@ def _only(step: RecordedStep, sites: set[str], alone: Mapping[str, str]) -> Reco
         else:
             calls.append(Descriptor(call.site, call.dtype, (), ()))
         at += size
-    return RecordedStep(step.number, step.rids, tuple(calls), digests)
+    return RecordedStep(step.number, step.rids, tuple(calls), digests, step.before)

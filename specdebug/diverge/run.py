@@ -17,8 +17,9 @@ from typing import Any
 
 from specdebug import interrupts
 from specdebug.diverge.align import Difference, in_lockstep, same_schedule
-from specdebug.diverge.common import Looked, in_common, integers_of
+from specdebug.diverge.common import Looked, in_common
 from specdebug.diverge.judge import Pairs, Rounding, compared, judge, next_sites
+from specdebug.diverge.prefills import computed_again
 from specdebug.diverge.sides import EngineSide, Side, TapeSide, config_of
 from specdebug.diverge.stream import RecordedStep
 from specdebug.diverge.values import ValueDifference
@@ -74,7 +75,7 @@ def not_comparable(left: ArmRun, right: ArmRun) -> str:
     one, other = config_of(left), config_of(right)
     if one is None or other is None:
         lacking = left if one is None else right
-        return f"target {lacking.target} cannot show its tensors; those of embedded and sglang can be compared"
+        return f"target {lacking.target} cannot show its tensors; those of embedded, sglang and vllm can be compared"
     if unequal := _first_unequal(one, other, SHAPE_OPTIONS):
         return f"the arms' engines differ in {unequal}"
     if one.speculative is None or other.speculative is None:
@@ -116,8 +117,7 @@ class Diverging:
         outcomes = tuple(result.outcome for result in results)
         if interrupted:
             return Divergence(names, outcomes, interrupted=True)
-        one = self._sides[0].steps()
-        streams = [one, self._sides[1].steps(integers_of(one))]
+        streams = self._streams(outcomes)
         steps = (len(streams[0]), len(streams[1]))
         answer = Divergence(names, outcomes, alike, steps)
         for name, outcome, stream in zip(names, outcomes, streams, strict=True):
@@ -131,6 +131,13 @@ class Diverging:
             return self._by_request(answer, *streams)
         except KeyboardInterrupt:
             return dataclasses.replace(answer, interrupted=True)
+
+    def _streams(self, outcomes: Sequence[Outcome]) -> tuple[list[RecordedStep], list[RecordedStep]]:
+        """Both sides' steps. A tape is read like the other side's, so our own engine's come first."""
+        sides, ours = self._sides, int(self.runs[0].target != DEFAULT and self.runs[1].target == DEFAULT)
+        first = sides[ours].steps()
+        other = sides[1 - ours].steps(first, whole=outcomes[ours].verdict == "pass")
+        return (other, first) if ours else (first, other)
 
     @property
     def _alike(self) -> bool:
@@ -154,10 +161,26 @@ class Diverging:
     ) -> Divergence:
         looked = None
         if self.runs[0].target != self.runs[1].target:
-            left, right, looked = in_common(left, right, self._alone())
+            alone = dict.fromkeys(computed_again(left) | computed_again(right), "was computed again by one of them")
+            left, right, looked = in_common(left, right, alone | self._alone())
+            looked = self._with_prompts(looked)
         answer = dataclasses.replace(answer, rescheduled=same_schedule(left, right), looked=looked)
         first, values, after, rounding = judge(left, right, self._kept, config_of(self.runs[0]))
         return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)
+
+    def _with_prompts(self, looked: Looked) -> Looked:
+        """What was looked at, and what tapes say of requests and prompts."""
+        left_out: dict[str, str] = {}
+        prompts = None
+        for number, side in enumerate(self._sides):
+            if not isinstance(side, TapeSide):
+                continue
+            left_out |= {rid: why for rid, why in side.left_out.items() if rid not in looked.alone}
+            if side.positions is not None:
+                found = [each for rid, each in side.positions.items() if rid not in looked.alone]
+                other, own = sum(each.other for each in found), sum(each.own for each in found)
+                prompts = (sum(each.both for each in found), *((other, own) if number else (own, other)))
+        return dataclasses.replace(looked, left_out=left_out, prompts=prompts)
 
     def _alone(self) -> dict[str, str]:
         """Requests that two engines compute otherwise by right, and why."""

@@ -7,12 +7,14 @@ when requests came, so everything is kept by the first run.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.diverge import worker
+from specdebug.diverge.common import integers_of
+from specdebug.diverge.prefills import Positions, chunks_of
 from specdebug.diverge.stream import RecordedStep, read
 from specdebug.diverge.tape import TapeRecording
 from specdebug.loops.replay import ArmRun, RunContent, run_as
@@ -64,9 +66,9 @@ class Side(Protocol):
     def recorded(self, key: str) -> ArmRun:
         """The run to make first."""
 
-    def steps(self, as_in: Mapping[str, str] | None = None) -> list[RecordedStep]:
-        """The steps that it wrote; none where it did not come that far. ``as_in``: by site, the integers to read its
-        own as."""
+    def steps(self, like: Sequence[RecordedStep] = (), *, whole: bool = True) -> list[RecordedStep]:
+        """The steps that it wrote; none where it did not come that far. ``like``: the other side's, whose types of
+        integers and cuts of prompts a tape is read in. ``whole``: that side came to its end."""
 
     def again(self, key: str, places: Iterable[CallPlace], folder: Path) -> ArmRun | None:
         """The run that puts the tensors of those calls into ``folder``; None if they are there now."""
@@ -88,7 +90,7 @@ class EngineSide:
     def recorded(self, key: str) -> ArmRun:
         return recorded(self.run, key, folder=str(self.folder), hashes=str(self._hashes), by_request=self.by_request)
 
-    def steps(self, as_in: Mapping[str, str] | None = None) -> list[RecordedStep]:
+    def steps(self, like: Sequence[RecordedStep] = (), *, whole: bool = True) -> list[RecordedStep]:
         found = read(self._hashes) if self._hashes.exists() else []
         self._hashes.unlink(missing_ok=True)
         return found
@@ -114,11 +116,28 @@ class TapeSide:
     def recorded(self, key: str) -> ArmRun:
         return run_as(TapedRun, self.run, key=key, tape=str(self._tape))
 
-    def steps(self, as_in: Mapping[str, str] | None = None) -> list[RecordedStep]:
+    @property
+    def positions(self) -> Mapping[str, Positions] | None:
+        """``TapeRecording.positions``, once the steps are read."""
+        return None if self._recording is None else self._recording.positions
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Requests that it did not write to their end, and why, once the steps are read."""
+        return {} if self._recording is None else self._recording.left_out
+
+    def steps(self, like: Sequence[RecordedStep] = (), *, whole: bool = True) -> list[RecordedStep]:
         spec = self.config.speculative
         branches, nodes = (1, 1) if spec is None else (spec.eagle_topk, spec.tree_size)
         summed = self.config.device != "cpu"  # as our engine hashes there
-        self._recording = TapeRecording(self._tape, branches=branches, nodes=nodes, as_in=as_in, summed=summed)
+        self._recording = TapeRecording(
+            self._tape,
+            branches=branches,
+            nodes=nodes,
+            as_in=integers_of(like),
+            chunks=chunks_of(like, whole=whole),
+            summed=summed,
+        )
         return self._recording.steps
 
     def again(self, key: str, places: Iterable[CallPlace], folder: Path) -> ArmRun | None:

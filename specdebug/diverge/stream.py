@@ -12,8 +12,8 @@ import mmap
 import os
 import struct
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
@@ -78,12 +78,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One step: requests in the order in which they were computed, calls in program order."""
+    """One step: requests in the order in which they were computed, calls in program order. ``before``: of a prefill,
+    by request the tokens that it has cached and the engine beside it computed."""
 
     number: int
     rids: tuple[str, ...]
     calls: tuple[Descriptor, ...]
     digests: Sequence[int]
+    before: Mapping[str, int] = field(default_factory=dict)
 
     def parts(self) -> Iterator[Share]:
         """Every share of every call, in program order."""

@@ -11,14 +11,13 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from specdebug.diverge.owners import Batch, Segment
+from specdebug.diverge.prefills import Chunks, Positions, Recut, TapedCall, TapedStep
 from specdebug.diverge.stream import PADDING, Descriptor, RecordedStep
 from specdebug.diverge.sums import Layout, row_sums
 from specdebug.diverge.values import Place, keep_array
@@ -28,31 +27,16 @@ _RID = re.compile(r"[0-9a-f]{8}-(.+)")
 """The id that a session gives a request: a number of its own before the scenario's."""
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A tensor. ``start``: where its bytes are in the file."""
-
-    site: str
-    dtype: str
-    numpy: str
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-
-@dataclass
-class _Step:
-    kind: Any
-    rids: tuple[str, ...]
-    lens: tuple[int, ...]
-    number: int
-    calls: list[_Call] = field(default_factory=list)
-
-
 class TapeRecording:
     """A file's steps, and the tensors behind them. ``branches``, ``nodes``: of a draft step and of a tree, for each
     request. ``as_in``: the types of the other side's tensors by site, where integers are wider or narrower there.
-    ``summed``: hash as the other side did on a device."""
+    ``chunks``: how the other side cut its prompts. ``summed``: hash as the other side did on a device.
+
+    Attributes:
+        positions: of each request's prompt, by who computed them; None of an engine that does not say where its chunks
+            begin.
+        left_out: requests that were not written to their end, by name, and why.
+    """
 
     def __init__(
         self,
@@ -61,6 +45,7 @@ class TapeRecording:
         branches: int,
         nodes: int,
         as_in: Mapping[str, str] | None = None,
+        chunks: Chunks | None = None,
         summed: bool = False,
     ) -> None:
         self._path = path
@@ -68,7 +53,16 @@ class TapeRecording:
         self._as_in = as_in or {}
         self._summed = summed
         self._decodes: dict[str, int] = {}
+        self._left_out: dict[str, str] = {}
         self._steps = list(self._read())
+        self.positions: Mapping[str, Positions] | None = None
+        if any(step.starts for step in self._steps):
+            rids = {rid for step in self._steps for rid in step.rids}
+            names = {rid: found[1] for rid in rids if (found := _RID.fullmatch(rid))}
+            recut = Recut(self._steps, names, chunks or {})
+            self._steps = recut.steps
+            self.positions = recut.positions
+        self.left_out = {_name(rid): why for rid, why in self._left_out.items()}
 
     @property
     def steps(self) -> list[RecordedStep]:
@@ -85,8 +79,7 @@ class TapeRecording:
             known = [_RID.fullmatch(rid) for rid in step.rids]
             gone = {place for place, rid in enumerate(step.rids) if rid in over or known[place] is None}
             if len(gone) < len(step.rids):
-                names = tuple(found[1] if found else rid for found, rid in zip(known, step.rids, strict=True))
-                steps.append(self._recorded(step, names, gone))
+                steps.append(self._recorded(step, tuple(map(_name, step.rids)), gone))
         return steps
 
     def keep(self, places: Iterable[Place], folder: Path) -> None:
@@ -95,11 +88,11 @@ class TapeRecording:
         for number, call in places:
             keep_array(folder, (number, call), self._values(steps[number].calls[call]))
 
-    def _read(self) -> Iterator[_Step]:
+    def _read(self) -> Iterator[TapedStep]:
         """The steps of the file; what was cut off at its end is passed over."""
         size = self._path.stat().st_size if self._path.exists() else 0
         with self._path.open("rb") if size else open("/dev/null", "rb") as file:
-            step: _Step | None = None
+            step: TapedStep | None = None
             while line := file.readline():
                 try:
                     facts = json.loads(line)
@@ -108,23 +101,32 @@ class TapeRecording:
                 if "batch" in facts:
                     if step is not None:
                         yield step
-                    step = _Step(facts["kind"], tuple(facts["rids"]), tuple(facts["lens"]), facts["batch"])
+                    rids, lens, starts, totals = (
+                        tuple(facts.get(name, ())) for name in ("rids", "lens", "starts", "totals")
+                    )
+                    step = TapedStep(facts["kind"], rids, lens, facts["batch"], starts, totals)
                 elif "ended" in facts:
                     self._decodes[facts["ended"]] = facts["decodes"]
+                elif "left_out" in facts:
+                    self._left_out[facts["left_out"]] = facts["why"]
                 elif step is not None:
                     start, length = file.tell(), facts.get("bytes", 0)
                     if start + length > size:
                         break
                     file.seek(length, 1)
                     shape = tuple(facts["shape"])
-                    step.calls.append(_Call(facts["site"], facts["dtype"], facts["numpy"], shape, start, length))
+                    pieces = ((start, length),)
+                    step.calls.append(TapedCall(facts["site"], facts["dtype"], facts["numpy"], shape, pieces))
             if step is not None:
                 yield step
 
-    def _recorded(self, step: _Step, names: tuple[str, ...], gone: set[int]) -> RecordedStep:
+    def _recorded(self, step: TapedStep, names: tuple[str, ...], gone: set[int]) -> RecordedStep:
         batch = Batch(step.kind, names, tuple(range(len(names))), step.lens, self._branches, self._nodes)
         calls, digests = [], array("Q")
         for call in step.calls:
+            if not call.shown:
+                calls.append(Descriptor(call.site, call.dtype, (), ()))
+                continue
             segments = batch.segments(call.site, call.shape[0])
             owners = tuple(PADDING if owner in gone else owner for owner, _, _ in segments)
             rows = tuple(stop - start for _, start, stop in segments)
@@ -134,12 +136,23 @@ class TapeRecording:
             if held_at(call.site).flat:
                 values = _from_first(values, segments, self._nodes)
             digests.extend((_sums if self._summed else _hashes)(values, segments))
-        return RecordedStep(step.number, names, tuple(calls), digests)
+        before = {_name(rid): rows for rid, rows in step.before.items()}
+        return RecordedStep(step.number, names, tuple(calls), digests, before)
 
-    def _values(self, call: _Call) -> np.ndarray:
-        if not call.size:
+    def _values(self, call: TapedCall) -> np.ndarray:
+        if not sum(size for _, size in call.pieces):
             return np.empty(call.shape, call.numpy)
-        return np.memmap(self._path, call.numpy, "r", call.start, call.shape)
+        if len(call.pieces) == 1:
+            return np.memmap(self._path, call.numpy, "r", call.pieces[0][0], call.shape)
+        file = np.memmap(self._path, np.uint8, "r")
+        rows = np.concatenate([file[start : start + size] for start, size in call.pieces])
+        return rows.view(call.numpy).reshape(call.shape)
+
+
+def _name(rid: str) -> str:
+    """The scenario's name of a request; of one that is not the scenario's, its id."""
+    found = _RID.fullmatch(rid)
+    return found[1] if found else rid
 
 
 def _typed(values: np.ndarray, dtype: str) -> np.ndarray:

@@ -115,7 +115,12 @@ def _circumstances(answer: Divergence) -> list[str]:
             for only, which in zip(looked.only, ("first", "second"), strict=True)
         ]
         lines.append(f"two engines: {len(looked.sites)} sites of both were compared, {' and '.join(rest)}")
+        if looked.prompts is not None:
+            both, *alone = looked.prompts
+            rest = [f"{count} the {which} arm alone" for count, which in zip(alone, ("first", "second"), strict=True)]
+            lines.append(f"positions of prompts: {both} were computed by both and compared, {' and '.join(rest)}")
         lines += [f"{rid} was not compared: it {why}" for rid, why in looked.alone.items()]
+        lines += [f"{rid} was compared up to a step only: it {why}" for rid, why in looked.left_out.items()]
     elif not answer.alike and answer.rescheduled is not None:
         lines.append(
             f"the arms are not alike, and schedule otherwise from step {answer.rescheduled} on: requests "
@@ -128,7 +133,13 @@ def _circumstances(answer: Divergence) -> list[str]:
 
 
 def _looked(looked: Looked) -> dict[str, Any]:
-    return {"sites": list(looked.sites), "only": [list(each) for each in looked.only], "alone": dict(looked.alone)}
+    return {
+        "sites": list(looked.sites),
+        "only": [list(each) for each in looked.only],
+        "alone": dict(looked.alone),
+        "left_out": dict(looked.left_out),
+        "prompts": looked.prompts and list(looked.prompts),
+    }
 
 
 def _step(found: Difference) -> str:

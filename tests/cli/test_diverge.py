@@ -56,7 +56,10 @@ def test_arms_without_common_tensors_are_not_compared(capsys: pytest.CaptureFixt
 def test_a_target_that_shows_no_tensors_is_not_compared(capsys: pytest.CaptureFixture[str], scenario: str) -> None:
     code, found = diverge(capsys, scenario, "--arm", "base", "--arm", "base@reference")
     assert code == 125
-    assert found["reason"] == "target reference cannot show its tensors; those of embedded and sglang can be compared"
+    assert (
+        found["reason"]
+        == "target reference cannot show its tensors; those of embedded, sglang and vllm can be compared"
+    )
     assert found["arms"] == ["base on embedded", "base on reference"]
 
 

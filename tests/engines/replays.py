@@ -14,29 +14,33 @@ REPLAY = (sys.executable, "-m", "specdebug", "replay")
 
 
 def replayed(scenario: str, *more: str, revert: int | None = None) -> tuple[int, dict[str, Any]]:
-    """Exit code and the document of one arm."""
+    """Exit code and the document of one arm. ``scenario``: a shipped one, or a file."""
     env = {name: value for name, value in os.environ.items() if name != "SGLANG_DEBUG_REVERT_PR"}
     env |= {} if revert is None else {"SGLANG_DEBUG_REVERT_PR": str(revert)}
-    path = str(ROOT / "scenarios" / f"{scenario}.yaml")
+    path = _path(scenario)
     done = subprocess.run([*REPLAY, path, "--json", *more], env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)["arms"][0]
 
 
 def diverged(scenario: str, *more: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and the document of a comparison of two arms."""
+    """Exit code and the document of a comparison of two arms. ``scenario``: a shipped one, or a file."""
     words = [
         sys.executable,
         "-m",
         "specdebug",
         "diverge",
-        str(ROOT / "scenarios" / f"{scenario}.yaml"),
+        _path(scenario),
         "--json",
         *more,
     ]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
+
+
+def _path(scenario: str) -> str:
+    return scenario if scenario.endswith(".yaml") else str(ROOT / "scenarios" / f"{scenario}.yaml")
 
 
 def alike(one: dict[str, Any], other: dict[str, Any], *names: str) -> bool:

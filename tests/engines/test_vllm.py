@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.engines.replays import REPLAY, ROOT, alike, replayed
+from specdebug.assets import checkpoint_path
+from specdebug.installs.release import parse_release
+from specdebug.installs.store import find_installed, store_folder
+from specdebug.scenario.servers import ReleasedEngine
+from specdebug.targets.base import OverThere
+from specdebug.targets.inside import VARIABLE
+from specdebug.targets.registry import find_target
+from tests.engines.replays import REPLAY, ROOT, alike, diverged, replayed
 
 pytestmark = pytest.mark.engines
 
 RELEASE = "vllm==0.32.0"
 
 
-@pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "chunk_tail", "bigram_key"])
+@pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "bigram_key"])
 def test_tokens_and_accept_lengths_are_those_of_our_engine(scenario: str) -> None:
     code, theirs = replayed(scenario, "--arm", "fixed", "--target", RELEASE)
     assert (code, theirs["verdict"]) == (0, "pass"), theirs["detail"]
@@ -35,3 +43,189 @@ def test_a_tree_is_not_run_and_refused_where_it_stands(tmp_path: Path) -> None:
     silent.write_text("\n".join(line for line in shipped.read_text().splitlines() if not line.startswith("not_on")))
     assert "vLLM drafts chains, not trees" in refused(silent)
     assert "silent.yaml:" in refused(silent)
+
+
+def test_the_probe_at_a_chunk_s_end_finds_vllm_s_own_mistake_and_the_server_lives_on() -> None:
+    """vLLM 0.32.0 gives the draft of a chunk that is not the last the prompt's last token, not its next."""
+    code, theirs = replayed("chunk_tail", "--arm", "fixed", "--target", RELEASE)
+    assert (code, theirs["signature"]) == (1, "oob@draft_prefill.input_ids"), theirs["detail"]
+    assert "1 bad, first " in theirs["detail"]
+    assert theirs["reached_sites"]["draft.forward.positions"] > 0
+    _, ours = replayed("chunk_tail", "--arm", "fixed")
+    assert alike(theirs, ours)
+
+
+def test_an_asserted_probe_ends_the_engine_and_names_the_failure(tmp_path: Path) -> None:
+    text = (ROOT / "scenarios" / "chunk_tail.yaml").read_text()
+    scenario = tmp_path / "asserted.yaml"
+    scenario.write_text(text.replace("\narms:", "\nprobes: [assert]\narms:"))
+    code, arm = replayed(str(scenario), "--arm", "fixed", "--target", RELEASE)
+    assert (code, arm["signature"]) == (1, "oob@draft_prefill.input_ids"), arm["detail"]
+    assert "RuntimeError: async probe" in arm["detail"]
+
+
+FOUND: dict[str, set[str]] = {
+    "ids": {"oob@target_prefill.input_ids", "oob@verify.input_ids"},
+    "logits": {"nan@target_prefill.logits", "nan@verify.logits"},
+    "infinite": {"inf@target_prefill.logits", "inf@verify.logits"},
+    "features": {"nan@target_prefill.hidden_states", "nan@verify.hidden_states"},
+    "sampled": {"oob@sampler.next_token_ids", "oob@accept.predict"},
+    "slots": {"oob@kv_pool.write.loc"},
+    "bonus": {"oob@draft.bonus"},
+    "counts": {"oob@accept.num_correct_drafts"},
+    "draft_ids": {"oob@draft_prefill.input_ids", "oob@draft_extend.input_ids"},
+    "drafts": {"oob@draft_extend.topk_index", "oob@draft.forward.input_ids"},
+    "draft_logits": {"nan@draft_extend.logits", "nan@draft.forward.logits"},
+    "positions": {"oob@draft.forward.positions"},
+    "draft_slots": {"oob@draft.out_cache_loc"},
+    "draft_hidden": {"nan@draft_prefill.hidden_states"},
+    "extend_features": {"nan@draft_extend.features"},
+}
+"""By what ``planting_vllm.py`` damages, what is found of that."""
+PLAIN: dict[str, set[str]] = {
+    "ids": {"oob@target_decode.input_ids"},
+    "logits": {"nan@target_decode.logits"},
+    "infinite": {"inf@target_decode.logits"},
+}
+"""Of an engine without drafts."""
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_each_site_finds_the_damage_done_there_and_is_silent_without(drafts: bool) -> None:
+    found = planted(drafts=drafts)
+    assert (found["sound"], found["sound again"]) == ([], [])
+    for name, wanted in (FOUND if drafts else PLAIN).items():
+        assert wanted <= {line.split()[2].rstrip(":") for line in found[name]}, name
+
+
+def planted(*, drafts: bool) -> dict[str, list[str]]:
+    """The findings of a process in which damage is done, by the name of that."""
+    here = find_installed(store_folder(None), parse_release(RELEASE))
+    options = {"context_length": 512, "max_running_requests": 4, "memory": {"num_slots": 2048}}
+    if drafts:
+        options["speculative"] = {"num_steps": 4}
+    command = find_target(ReleasedEngine(release=RELEASE)).command(options, 0, OverThere())
+    arguments = json.dumps(json.loads(command.env[VARIABLE])["engine"])
+    words = [here.python, "-P", str(ROOT / "tests" / "engines" / "planting_vllm.py"), arguments]
+    done = subprocess.run(words, env=dict(command.env), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+FREE = "self.kv_cache_manager.free(request)"
+PLANTED = {
+    "leak": (f"{SCHEDULER}._free_request_blocks", FREE, "self.kv_cache_manager.pop_blocks_for_free(request)"),
+    "double-free": (
+        f"{SCHEDULER}._free_request_blocks",
+        FREE,
+        "self.kv_cache_manager.block_pool.free_blocks(self.kv_cache_manager.get_blocks(request.request_id).blocks[0])\n"
+        + FREE,
+    ),
+    "ref-count": ("vllm.v1.core.block_pool:BlockPool.touch", "block.ref_cnt += 1", "block.ref_cnt += 2"),
+    "rejected": (f"{SCHEDULER}.update_from_output", "request.num_computed_tokens -= num_rejected", "pass"),
+    "position": (
+        "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer._update_positions_dependent_metadata",
+        "positions = self.positions[:batch_size]",
+        "positions = self.positions[:batch_size].add_(1)",
+    ),
+}
+"""Damage by source patches of vLLM: the function, a line of it, and what stands there instead."""
+
+
+def planting(folder: Path, name: str) -> None:
+    """A folder of content whose fix 900001, reverted, is that damage."""
+    target, line, instead = PLANTED[name]
+    edit = {"match": f"{line}\n", "replacement": f"{instead}\n"}
+    toggle = {
+        "pr": 900001,
+        "title": "a fix that there is not",
+        "url": "https://example.org/900001",
+        "family": "planted",
+        "symptom": "none",
+        "patches": {"vllm": {">=0.32.0,<0.33": [{"target": target, "edits": [edit]}]}},
+    }
+    (folder / "toggles").mkdir()
+    (folder / "toggles" / "900001.yaml").write_text(json.dumps(toggle))
+
+
+@pytest.mark.parametrize(
+    ("name", "signature"),
+    [
+        ("leak", "pools@ownership"),
+        ("double-free", "pools@locks"),
+        ("ref-count", "pools@locks"),
+        ("rejected", "pools@lengths"),
+        ("position", "oob@draft.forward.positions"),
+    ],
+)
+def test_damage_in_vllm_s_own_code_is_the_arm_s_failure_by_law_or_site(
+    name: str, signature: str, tmp_path: Path
+) -> None:
+    planting(tmp_path, name)
+    words = ["--content", str(tmp_path), "--revert", "900001"]
+    code, arm = replayed("bigram_key", "--arm", "fixed", "--target", RELEASE, *words)
+    found = [each["signature"] for each in arm["violations"]]
+    assert (code, signature in found) == (1, True), (found, arm["detail"])
+    assert arm["signature"] == signature or name == "rejected"  # of which vLLM's step after that dies
+
+
+def test_a_tree_is_refused_where_it_stands() -> None:
+    words = [*REPLAY, "scenarios/topk_page_table.yaml", "--arm", "fixed", "--target", RELEASE]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "vLLM drafts chains, not trees" in done.stderr
+    assert "scenarios/topk_page_table.yaml:" in done.stderr
+
+
+@pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "bigram_key", "flaky_draft_positions"])
+def test_every_tensor_beside_our_engines_differs_by_rounding_alone(scenario: str) -> None:
+    code, answer = diverged(scenario, "--arm", "fixed", "--arm", f"fixed@{RELEASE}")
+    assert (code, answer["diverged"], answer["reason"]) == (0, False, "")
+    looked = answer["looked"]
+    assert {"verify.logits", "draft.forward.logits", "accept.predict", "draft_extend.input_ids"} <= set(looked["sites"])
+    assert answer["rounding"]["shares"] > 5
+    assert looked["only"][1] == []
+    assert looked["prompts"][0] > 0
+    assert looked["left_out"] == {}
+
+
+def test_so_does_every_tensor_of_an_eagle_3_head_which_has_features_of_several_layers(tmp_path: Path) -> None:
+    text = (ROOT / "scenarios" / "bigram_key.yaml").read_text()
+    scenario = tmp_path / "eagle3.yaml"
+    scenario.write_text(text.replace("algorithm: EAGLE,", "algorithm: EAGLE3, draft_model: tiny-eagle3,"))
+    code, answer = diverged(str(scenario), "--arm", f"fixed@{RELEASE}", "--arm", "fixed")  # and the other way round
+    assert (code, answer["diverged"], answer["reason"]) == (0, False, "")
+    assert {"draft_prefill.hidden_states", "draft_extend.features", "draft_extend.topk_index"} <= set(
+        answer["looked"]["sites"]
+    )
+    assert answer["looked"]["only"][0] == []
+
+
+def test_the_first_tensor_that_a_reverted_fix_changes_is_named() -> None:
+    code, answer = diverged("flaky_draft_positions", "--arm", "reverted", "--arm", f"fixed@{RELEASE}")
+    assert (code, answer["first"]["site"]) == (1, "draft.forward.positions")
+
+
+def test_a_head_whose_bias_vllm_does_not_read_is_told_by_the_first_tensor_it_computes(tmp_path: Path) -> None:
+    """``fc.bias`` is in the weights, and nothing in the config says so: the target has no cause to fold it."""
+    head = tmp_path / "head"
+    head.mkdir()
+    for file in checkpoint_path("tiny-eagle").iterdir():
+        (head / file.name).symlink_to(file.resolve())
+    config = json.loads((head / "config.json").read_text())
+    del config["bias"]
+    (head / "config.json").unlink()
+    (head / "config.json").write_text(json.dumps({**config, "architectures": ["EagleLlamaForCausalLM"]}))
+    text = (ROOT / "scenarios" / "bigram_key.yaml").read_text()
+    scenario = tmp_path / "unread.yaml"
+    scenario.write_text(text.replace("speculative: {", f"speculative: {{draft_model: {head}, "))
+    code, answer = diverged(str(scenario), "--arm", "fixed", "--arm", f"fixed@{RELEASE}")
+    assert (code, answer["first"]["site"]) == (1, "draft_prefill.hidden_states")
+
+
+def test_the_draft_of_a_chunk_that_is_not_the_last_gets_the_prompt_s_last_token() -> None:
+    """vLLM 0.32.0's own mistake: it ought to be the prompt's next token."""
+    code, answer = diverged("chunk_tail", "--arm", "fixed", "--arm", f"fixed@{RELEASE}")
+    assert (code, answer["first"]["site"]) == (1, "draft_prefill.input_ids")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specdebug.diverge.align import Difference
+from specdebug.diverge.common import Looked
 from specdebug.diverge.judge import Rounding
 from specdebug.diverge.run import Divergence
 from specdebug.diverge.stream import Descriptor, Share
@@ -44,6 +45,26 @@ def test_nothing_and_rounding_and_no_telling() -> None:
     assert text(unlike) == "two: x against y cannot be compared: only one of the two arms speculates"
     codes = [each.exit_code for each in (rounded, unlike, Divergence(("x", "y"), first=FOUND))]
     assert codes == [0, 125, 1]
+
+
+def test_two_engines_are_told_by_what_was_compared_and_what_only_one_computed() -> None:
+    looked = Looked(
+        ("verify.logits",),
+        (("tree.parents",), ()),
+        {"s": "is sampled, by coins of each engine's own"},
+        left_out={"a": "was preempted there, and computed again"},
+        prompts=(30, 0, 4),
+    )
+    answer = Divergence(("x", "y"), steps=(9, 9), alike=False, looked=looked)
+    said = text(answer)
+    assert "two engines: 1 sites of both were compared, 1 are the first arm's alone and 0 are the second arm's" in said
+    assert "positions of prompts: 30 were computed by both and compared, 0 the first arm alone and 4 the second" in said
+    assert "s was not compared: it is sampled" in said
+    assert "a was compared up to a step only: it was preempted there, and computed again" in said
+    document = divergence_document("two", answer)["looked"]
+    assert (document["left_out"], document["prompts"]) == (looked.left_out, [30, 0, 4])
+    alike = Looked(("verify.logits",), ((), ()), {})
+    assert "positions of prompts" not in text(Divergence(("x", "y"), steps=(9, 9), alike=False, looked=alike))
 
 
 def test_as_data() -> None:

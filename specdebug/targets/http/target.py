@@ -89,6 +89,8 @@ def open_session(
 
     loop = asyncio.new_event_loop()
     client = _client(url, settings, ServerClient)
+    if host is not None:
+        host.findings()  # of runs before this one; what comes of the token asked for next is this one's
     try:
         facts = loop.run_until_complete(ask_server(client))
     except FAILURES as error:
@@ -117,7 +119,7 @@ def open_session(
         note=lambda text: opening.say("note", text=text),
     )
     session.server().switch, session.server().own = facts.switch, bool(facts.own)
-    session.server().findings()  # of runs before this one
+    session.server().pass_over(facts.told)
     if settings.flush:
         session.flush_cache()
     opening.say("stack", **_stack(facts, asked, url))

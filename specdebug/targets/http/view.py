@@ -54,6 +54,10 @@ class HttpServerView:
         states = self._server_info().get("internal_states")
         return states[0] if isinstance(states, list) and states and isinstance(states[0], Mapping) else {}
 
+    def pass_over(self, server_info: Mapping[str, Any]) -> None:
+        """Do not tell of violations that ``/server_info`` held before the run."""
+        self._told |= {str(each["signature"]) for each in own_words(server_info).get("violations") or ()}
+
     def findings(self) -> Sequence[tuple[str, str]]:
         own = own_words(self._server_info()).get("violations") or ()
         said = [(str(each["signature"]), str(each["detail"])) for each in own]

@@ -45,11 +45,20 @@ class Tape:
         """True while a batch is computed."""
         return self._begun and not self._file.failed
 
-    def begin(self, number: int, kind: str, rids: Sequence[str], lens: Sequence[int] = ()) -> None:
+    def begin(
+        self,
+        number: int,
+        kind: str,
+        rids: Sequence[str],
+        lens: Sequence[int] = (),
+        **places: Sequence[int],
+    ) -> None:
         """A batch of these requests is computed from now on. ``kind``: prefill, plain or speculative. ``lens``: of a
-        prefill, the tokens of each."""
+        prefill, the tokens of each. ``starts`` and ``totals``, which an engine that cuts prompts otherwise than ours
+        tells: of each, the position of the first and how many tokens the whole prefill is of."""
         self._begun = True
-        self._put({"batch": number, "kind": kind, "rids": list(rids), "lens": list(lens)})
+        told = {name: list(each) for name, each in places.items()}
+        self._put({"batch": number, "kind": kind, "rids": list(rids), "lens": list(lens), **told})
 
     def end(self) -> None:
         """The batch is computed."""
@@ -70,6 +79,11 @@ class Tape:
         """A request has ended. ``decodes``: of the decode steps that computed it, how many were of use; an engine that
         schedules ahead makes one more."""
         self._put({"ended": rid, "decodes": decodes})
+        self._hand_over()
+
+    def left_out(self, rid: str, why: str) -> None:
+        """From here on nothing more of a request is written. ``why``: in words that follow its name."""
+        self._put({"left_out": rid, "why": why})
         self._hand_over()
 
     def wait(self) -> None:

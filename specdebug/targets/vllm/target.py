@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from specdebug.assets import checkpoint_path
@@ -30,11 +31,12 @@ class VllmTarget(InstalledTarget):
     """A release of vLLM."""
 
     name = "vllm"
+    records = True
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         config = EngineConfig.from_dict(options)
         mapped(config, "", "", cpu=True)  # what it cannot do is told before anything is started
-        return super().asked(options)
+        return replace(super().asked(options), probed=True)
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
         return tuple(f"engine.{note}" for note in self._mapped(options, here).notes)
@@ -44,7 +46,8 @@ class VllmTarget(InstalledTarget):
         here = self.installed()
         arguments = {**self._mapped(options, here).arguments, "seed": seed}
         own = ALWAYS_ENV | (ON_CPU_ENV if here.device == "cpu" else {})
-        env = self.environment(make_site(here.folder, {}), here, there, own, engine=arguments)
+        wanted = {"engine": arguments, "probes": [asdict(rule) for rule in there.rules], "tape": there.tape}
+        env = self.environment(make_site(here.folder, {}), here, there, own, **wanted)
         return StartCommand((here.python, "-P", "-m", SERVE, "--port", "{port}", *self._settings.arguments), env)
 
     def _mapped(self, options: Mapping[str, Any], here: Installed) -> VllmOptions:

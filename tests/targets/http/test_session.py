@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from specdebug.scenario.servers import HttpServer
-from specdebug.targets.base import Asked
+from specdebug.targets.base import Asked, Opening
 from specdebug.targets.http.client import ServerClient
 from specdebug.targets.http.session import CannotBeServed, HttpSession
+from specdebug.targets.http.target import HttpTarget, open_session
 from specdebug.targets.serving import SessionFailed
 from tests.targets.http.fake import FakeServer, serving
-from tests.targets.http.opened import add, drain, opened
+from tests.targets.http.opened import Silent, add, drain, opened
+from tests.targets.http.test_host import Process
 
 Open = Callable[..., tuple[FakeServer, HttpSession]]
 
@@ -226,6 +228,37 @@ def test_a_stream_that_takes_back_what_it_said_is_told(server: Open) -> None:
     add(session, "a")
     drain(session)
     assert "'x y' at the end and then 'x'" in str(session.server().revised("a"))
+
+
+def test_what_the_server_told_of_failures_before_the_run_is_passed_over() -> None:
+    fake = FakeServer()
+    info = fake.info
+    told = {"violations": [{"signature": "nan@draft.x", "detail": "3 of 4"}]}
+    fake.info = lambda: {**info(), "specdebug": told}  # type: ignore[method-assign]
+    with serving(fake):
+        session = opened(fake)
+        told["violations"].append({"signature": "oob@draft.y", "detail": "1 of 4"})
+        assert session.server().findings() == [("oob@draft.y", "1 of 4")]
+        session.close(True)
+
+
+def test_what_the_first_token_that_is_asked_for_brings_to_light_is_the_run_s() -> None:
+    fake, log = FakeServer(), ["nan@of.before"]
+    answer = fake.answer
+
+    def failing(*args: Any) -> dict[str, Any]:
+        log.append("oob@of.this")
+        return answer(*args)
+
+    fake.answer = failing  # type: ignore[method-assign]
+    host = Process(None, "")
+    host.findings = lambda: [(log.pop(0), "a line") for _ in list(log)]  # type: ignore[method-assign]
+    opening = Opening("x", lambda event, **fields: None, Silent())
+    with serving(fake):
+        settings = HttpServer(url=fake.url, request_timeout_s=20.0)
+        session = open_session(fake.url, settings, HttpTarget(settings).asked({}), opening, host)
+        assert session.server().findings() == [("oob@of.this", "a line")]
+        session.close(True)
 
 
 def test_what_the_server_tells_of_failures_is_told_once(server: Open) -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from specdebug.targets.inside.looks import Event, Looks, kept
+from specdebug.targets.inside.wrapping import Tapped, wrap_all
 from specdebug.targets.sglang.inside.releases import installed, of_release
 from specdebug.targets.sglang.inside.requests import held
-from specdebug.targets.sglang.inside.taps import Tapped, tap_all
 
 
 def look(looks: Looks, *, coin_of_step: bool) -> None:
@@ -25,7 +25,7 @@ def look(looks: Looks, *, coin_of_step: bool) -> None:
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
     taps = _Taps(looks, coin_of_step)
-    tap_all(
+    wrap_all(
         (
             (EagleDraftWorker, "draft", taps.draft),
             (EagleDraftWorker, "_draft_extend_for_prefill", taps.draft_prefill),

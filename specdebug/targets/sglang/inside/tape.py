@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from specdebug.targets.inside.tape import Tape
+from specdebug.targets.inside.wrapping import Tapped, wrap_all
 from specdebug.targets.sglang.inside.releases import installed, of_release
-from specdebug.targets.sglang.inside.taps import Tapped, tap_all
 
 
 def record(path: str) -> Callable[[], None]:
@@ -39,7 +39,7 @@ def record(path: str) -> Callable[[], None]:
         (eagle_worker_v2, "organize_draft_results", taps.organize),
         *of_release({"0.5.13": _of_0_5_13, "0.5.18": _of_0_5_18}, installed())(taps),
     ]
-    tap_all(tapped)
+    wrap_all(tapped)
     return tape.wait
 
 

@@ -47,7 +47,10 @@ class Served:
 
 
 class EngineThread:
-    """Serves requests with one engine. Everything that touches it runs in its thread, in the order it was asked."""
+    """Serves requests with one engine. Everything that touches it runs in its thread, in the order it was asked.
+
+    ``after_step`` is called there after each of its steps, before anybody is told what came of it.
+    """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Load it; this takes as long as vLLM does."""
@@ -59,12 +62,28 @@ class EngineThread:
         self._served: dict[str, Served] = {}
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.verifies, self.accepted = 0, 0
+        self.after_step: Callable[[], None] = lambda: None
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
     @property
     def config(self) -> Any:
         """vLLM's configuration."""
         return self._engine.vllm_config
+
+    @property
+    def runner(self) -> Any:
+        """What computes the steps. Raises AttributeError of an engine in another process."""
+        return self._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+    @property
+    def scheduler(self) -> Any:
+        """What plans the steps. Raises AttributeError of an engine in another process."""
+        return self._engine.engine_core.engine_core.scheduler
+
+    def name_of(self, rid: str) -> str:
+        """The id that a request was given, by vLLM's own of it, which has a suffix."""
+        known = self._engine.output_processor.request_states.get(rid)
+        return rid if known is None else str(known.external_req_id)
 
     def ask(self, work: Callable[[], None]) -> None:
         """Have something done in the engine's thread, between two steps."""
@@ -91,7 +110,9 @@ class EngineThread:
             while True:
                 while not self._engine.has_unfinished_requests() or not self._work.empty():
                     self._work.get()()
-                for output in self._engine.step():
+                outputs = self._engine.step()
+                self.after_step()
+                for output in outputs:
                     self._give(output)
         except BaseException:
             traceback.print_exc()

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.inside.reverts import revert
 from specdebug.targets.inside.words import say
-from specdebug.targets.vllm.inside.engine import EngineThread, Event, Served
+from specdebug.targets.vllm.inside.engine import FAILED, EngineThread, Event, Served
+from specdebug.targets.vllm.inside.watch import CannotWatch, watch
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -166,11 +167,20 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     asked = parser.parse_args()
     wanted = json.loads(os.environ[VARIABLE])
-    tell = revert(wanted["reverts"]) if wanted["reverts"] else lambda: None
+    tell_hits = revert(wanted["reverts"]) if wanted["reverts"] else lambda: None
     engine = EngineThread(wanted["engine"])
     say("replaced: nothing")
+    try:
+        tell_reached = watch(engine, wanted)
+    except CannotWatch as error:
+        say(str(error))
+        return FAILED
 
     import uvicorn
+
+    def tell() -> None:
+        tell_hits()
+        tell_reached()
 
     uvicorn.run(routes(Interface(engine, tell)), host=asked.host, port=asked.port, log_level="warning")
     return 0

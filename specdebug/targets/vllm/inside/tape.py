@@ -1,0 +1,109 @@
+"""The tape of vLLM's steps (``targets/inside/tape.py``), in the order of ours.
+
+vLLM drafts at the end of a step what the next one verifies, and our engine at the beginning of that: what a draft's
+forwards pass is held back and written with the step that verifies it. A step that prefills some requests and verifies
+others is written as one batch of each kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdebug.targets.inside.tape import Tape
+from specdebug.targets.vllm.inside.boundaries import StepRequests
+
+HELD = ("draft.bonus", "draft.forward.positions", "draft.forward.input_ids", "draft.forward.logits")
+"""Sites of what is drafted ahead of the step that verifies it."""
+PLACES = ("kv_pool.write.loc", "draft.out_cache_loc")
+"""Sites that say where something lies, which two engines do not share."""
+_Rows = list[tuple[str, Tensor]]
+
+
+class StepTape:
+    """Writes a tape, as a ``BoundaryOnlooker``. ``num_steps``: drafts of a whole chain."""
+
+    def __init__(self, tape: Tape, num_steps: int) -> None:
+        self._tape = tape
+        self._num_steps = num_steps
+        self._batches = 0
+        self._held: dict[str, _Rows] = {}
+        self._drafted: dict[str, _Rows] = {}
+        self._passed: dict[StepRequests, list[tuple[str, Tensor, Sequence[int]]]] = {}
+        self._left_out: set[str] = set()
+        self._decoded: set[str] = set()
+
+    def on_step(self, number: int, shares: Sequence[StepRequests]) -> None:
+        self._drafted = {rid: self._held.pop(rid) for share in shares for rid in share.rids if rid in self._held}
+        self._passed = {share: [] for share in shares}
+
+    def on_site(self, site: str, among: StepRequests, values: Tensor, rows: Sequence[int]) -> None:
+        if site in PLACES:
+            return
+        values = values.detach().clone()  # vLLM goes on in the same buffers
+        if site in HELD:
+            for place, rid in enumerate(among.rids):
+                self._held.setdefault(rid, []).append((site, values[place : place + 1]))
+            return
+        if site == "accept.predict":
+            values = values.clamp(min=0)  # -1 behind the last token
+        self._passed[among].append((site, values, rows))
+
+    def on_step_over(self) -> None:
+        for share, calls in self._passed.items():
+            self._leave_out(share)
+            places = [n for n, rid in enumerate(share.rids) if rid not in self._left_out]
+            if places:
+                self._write(share, places, calls)
+
+    def _leave_out(self, share: StepRequests) -> None:
+        """Say which requests are not written any more, and why: what our engine does has no counterpart here. Of a
+        whole chain there are the bonus token and three tensors of each forward after the first."""
+        for place, rid in enumerate(share.rids):
+            why = None
+            if share.doing == "prefill" and rid in self._decoded:
+                why = "was preempted there, and computed again"
+            elif share.doing == "speculative" and share.drafts[place] < self._num_steps:
+                why = "had fewer drafts to verify there than a chain has"
+            elif share.doing == "speculative" and len(self._drafted.get(rid, ())) < 3 * self._num_steps - 2:
+                why = "was not drafted for there, so near to the end of its context"
+            if why is not None and rid not in self._left_out:
+                self._left_out.add(rid)
+                self._tape.left_out(rid, why)
+        if share.doing != "prefill":
+            self._decoded.update(share.rids)
+
+    def _write(
+        self, share: StepRequests, places: Sequence[int], calls: Sequence[tuple[str, Tensor, Sequence[int]]]
+    ) -> None:
+        self._batches += 1
+        rids, rows = [share.rids[n] for n in places], [share.rows[n] for n in places]
+        if share.doing == "prefill":
+            starts, totals = [share.starts[n] for n in places], [share.totals[n] for n in places]
+            self._tape.begin(self._batches, share.doing, rids, rows, starts=starts, totals=totals)
+        else:
+            self._tape.begin(self._batches, share.doing, rids)
+        if share.doing == "speculative":
+            for each in zip(*(self._drafted[rid] for rid in rids), strict=True):
+                self._tape.add(each[0][0], torch.cat([values for _, values in each]))
+        for site, values, counts in calls:
+            parts = [values[sum(counts[:n]) : sum(counts[: n + 1])] for n in range(len(counts))]
+            if site == "draft_extend.input_ids":
+                parts = [_certain(part, self._accepted(calls, n)) for n, part in enumerate(parts)]
+            chosen = torch.cat([parts[n] for n in places])
+            self._tape.add(site, chosen.reshape(-1) if site == "accept.predict" else chosen)
+        self._tape.end()
+
+    @staticmethod
+    def _accepted(calls: Sequence[tuple[str, Tensor, Sequence[int]]], place: int) -> int:
+        counts = next(values for site, values, _ in calls if site == "accept.num_correct_drafts")
+        return int(counts[place]) + 1
+
+
+def _certain(ids: Tensor, accepted: int) -> Tensor:
+    """A request's tokens that its draft extends over, zeros in the place of those behind the accepted ones, as ours."""
+    ids = ids.clone()
+    ids[accepted:] = 0
+    return ids

@@ -1,0 +1,60 @@
+"""What is wanted of vLLM's process besides serving, put in place once its engine is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specdebug.targets.inside.tape import Tape
+from specdebug.targets.inside.words import say
+from specdebug.targets.vllm.inside.books import MOST_BLOCKS, SchedulerBooks
+from specdebug.targets.vllm.inside.boundaries import Boundaries, BoundaryOnlooker
+from specdebug.targets.vllm.inside.engine import EngineThread
+from specdebug.targets.vllm.inside.probes import SiteProbes
+from specdebug.targets.vllm.inside.tape import StepTape
+
+
+class CannotWatch(Exception):
+    """This release, or this machine's model runner, has not the functions that are watched."""
+
+
+def watch(engine: EngineThread, wanted: Mapping[str, Any]) -> Callable[[], None]:
+    """Have the scheduler's books looked at, and the engine's steps recorded and its sites probed if that is wanted;
+    returns what tells which sites were reached. Raises CannotWatch."""
+    _keep_books(engine)
+    onlookers: list[BoundaryOnlooker] = []
+    tell_reached: Callable[[], None] = lambda: None  # noqa: E731
+    num_steps = (wanted["engine"].get("speculative_config") or {}).get("num_speculative_tokens", 0)
+    if wanted.get("probes"):
+        cache = engine.config.cache_config
+        probes = SiteProbes(
+            wanted["probes"],
+            vocab_size=engine.config.model_config.get_vocab_size(),
+            num_steps=num_steps,
+            block_size=cache.block_size,
+            num_slots=cache.block_size * cache.num_gpu_blocks,
+        )
+        onlookers.append(probes)
+        tell_reached = probes.tell_reached
+    if wanted.get("tape"):
+        onlookers.append(StepTape(Tape(wanted["tape"]), num_steps))
+    if onlookers:
+        try:
+            Boundaries(engine.runner, engine.name_of, onlookers)
+        except AttributeError as error:
+            raise CannotWatch(f"only vLLM's model runner V1 can be probed and recorded: {error}") from None
+    return tell_reached
+
+
+def _keep_books(engine: EngineThread) -> None:
+    """Have the scheduler's books looked at after each step, or say why they are not."""
+    try:
+        books = SchedulerBooks(engine.scheduler)
+        books.look()  # of a release that has other books this fails at once
+    except AttributeError as error:
+        say(f"the scheduler's books are not looked at, for this release has others: {error}")
+        return
+    if books.fits:
+        engine.after_step = books.look
+    else:
+        say(f"the scheduler's books are not looked at, for its pool has more than {MOST_BLOCKS} blocks")

@@ -135,12 +135,13 @@ class _Arm:
         except Exception as error:
             self._fail(error)
         finally:
-            from specdebug import async_probe
+            from specdebug import async_probe, kernel_memory
 
             if self._injector is not None:
                 self._injector.finish()
             server = None if self._session is None else self._session.server()
-            reached = async_probe.reached() if server is None else dict(server.reached())
+            here = {**async_probe.reached(), **kernel_memory.launches()}
+            reached = here if server is None else dict(server.reached())
             self._sink.emit("coverage", reached=reached, hits=hits())
             if self._session is not None:
                 self._session.close(not self._sink.violated)
@@ -191,12 +192,12 @@ class _Arm:
         return hits
 
     def _over_there(self, mode: str | None) -> OverThere:
-        """The arm's reverts and probes, for a target whose engine runs elsewhere."""
-        if not self._payload["elsewhere"]:
-            return OverThere()
-        from specdebug.scenario.packs import rules
+        """The arm's reverts and probes, for a target whose engine runs elsewhere; of others, its kernels."""
+        from specdebug.scenario.packs import kernel_rules, rules
 
         packs = pickle.loads(self._payload["packs"])
+        if not self._payload["elsewhere"]:
+            return OverThere(kernels=kernel_rules(packs, mode))
         roots = {Path(each.path).resolve().parents[1] for each in (*packs, *self._reverts)} - {shipped_root()}
         return OverThere(
             tuple(self._reverts),
@@ -205,6 +206,7 @@ class _Arm:
             tuple(sorted(map(str, roots))),
             self._payload.get("keeper"),
             rules(packs, mode),
+            kernel_rules(packs, mode),
             self._payload.get("tape"),
         )
 

@@ -53,7 +53,8 @@ class SglangTarget(InstalledTarget):
         own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {})
         probes = [asdict(rule) for rule in there.rules]
         sites = sites_of(here, added_sites(here))[0] if probes else []
-        wanted = {"probes": probes, "sites": sites, "tape": there.tape}
+        kernels = [asdict(rule) for rule in there.kernels]
+        wanted = {"probes": probes, "kernels": kernels, "sites": sites, "tape": there.tape}
         return StartCommand(words, self.environment(site, here, there, own, **wanted))
 
     def _mapped(self, options: Mapping[str, Any], seed: int, here: Installed) -> Mapped:

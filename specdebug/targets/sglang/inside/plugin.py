@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.inside.reverts import revert
-from specdebug.targets.inside.words import say
+from specdebug.targets.inside.words import say, tell
+from specdebug.targets.sglang.inside.kernels import watch_kernels
 from specdebug.targets.sglang.inside.probes import probe
 from specdebug.targets.sglang.inside.tape import record
 
@@ -31,8 +32,7 @@ def register() -> None:
         if wanted.get("reverts") or wanted.get("sites"):
             # first: what is replaced below imports what is to be patched
             told_when_asked(revert(wanted["reverts"], wanted["sites"]))
-        if wanted.get("probes"):
-            told_when_asked(probe(wanted["probes"]))
+        look_at(wanted)
         if wanted.get("device") == "cpu":
             say(f"replaced on this CPU: {', '.join(replace_for_cpu())}")
         if wanted.get("tape"):
@@ -41,6 +41,19 @@ def register() -> None:
         traceback.print_exc()
         say("failed; this process ends")
         os._exit(FAILED)
+
+
+def look_at(wanted: Mapping[str, Any]) -> None:
+    """Have probes and kernels looked at as is wanted, and what was reached told."""
+    counts: list[Callable[[], Mapping[str, int]]] = []
+    if wanted.get("probes"):
+        counts.append(probe(wanted["probes"]))
+    if wanted.get("kernels") and wanted.get("device") == "cpu":
+        counts.append(watch_kernels(wanted["kernels"]))
+    if counts:
+        told_when_asked(
+            lambda: tell(pid=os.getpid(), reached={name: n for each in counts for name, n in each().items()})
+        )
 
 
 def told_when_asked(tell: Callable[[], None]) -> None:

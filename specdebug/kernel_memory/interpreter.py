@@ -24,6 +24,13 @@ from specdebug.kernel_memory.pointers import base_of, plain
 from specdebug.kernel_memory.written import WrittenSlots
 
 _HERE = str(Path(__file__).parent)
+HOOKED = (
+    ("GridExecutor", "__call__"), ("", "_implicit_cvt"), *(("InterpreterBuilder", name) for name in (
+        "create_addptr", "create_int_to_ptr", "create_ptr_to_int", "create_masked_load", "create_masked_store",
+        "create_atomic_cas", "create_atomic_rmw",
+    )),
+)  # fmt: skip
+"""What of Triton's interpreter is hooked: the class or, of the module itself, nothing, and the function."""
 Reporter = Callable[[str], Report | None]
 """By kernel, who takes its findings; None: the kernel is not looked at."""
 
@@ -35,7 +42,6 @@ class Hooks:
         from triton.runtime import interpreter
 
         self._module: Any = interpreter
-        self._builder: Any = interpreter.InterpreterBuilder
         self._triton = str(Path(interpreter.__file__).parents[1])
         self._reporter = reporter
         self._written = written
@@ -49,13 +55,8 @@ class Hooks:
 
     def put(self) -> None:
         """Hook in."""
-        for owner, name in (
-            (self._module.GridExecutor, "__call__"), (self._module, "_implicit_cvt"),
-            (self._builder, "create_addptr"), (self._builder, "create_int_to_ptr"),
-            (self._builder, "create_ptr_to_int"), (self._builder, "create_masked_load"),
-            (self._builder, "create_masked_store"), (self._builder, "create_atomic_cas"),
-            (self._builder, "create_atomic_rmw"),
-        ):  # fmt: skip
+        for holder, name in HOOKED:
+            owner = getattr(self._module, holder) if holder else self._module
             original = getattr(owner, name)
             hook = getattr(self, f"_{name.strip('_')}")
             setattr(owner, name, _hooked(original, hook))

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from specdebug.kernel_memory.launch import Launch
+from specdebug.kernel_memory.launch import KernelLaunch
 from specdebug.kernel_memory.owners import is_mapped
 from specdebug.kernel_memory.pointers import Addresses, Plain, plain, tag_of, tags_of
-from specdebug.kernel_memory.regions import Region, Span
+from specdebug.kernel_memory.regions import Extent, Region
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def look(launch: Launch, data: Addresses, mask: Mask, item: int, what: str) -> tuple[Addresses, Mask]:
+def look(launch: KernelLaunch, data: Addresses, mask: Mask, item: int, what: str) -> tuple[Addresses, Mask]:
     """The plain addresses of a block, and which lanes may be carried out. ``mask``: the lanes that are meant; ``item``:
     bytes of an element; ``what``: load, store or atomic."""
     active = data if mask.all() else data[mask]
@@ -38,7 +38,7 @@ def look(launch: Launch, data: Addresses, mask: Mask, item: int, what: str) -> t
 class _Block:
     """A block of which some lane may be somewhere else."""
 
-    def __init__(self, launch: Launch, data: Addresses, mask: Mask, item: int, what: str) -> None:
+    def __init__(self, launch: KernelLaunch, data: Addresses, mask: Mask, item: int, what: str) -> None:
         self._launch = launch
         self._tags = tags_of(data)
         self._plain = plain(data)
@@ -88,7 +88,7 @@ class _Block:
             words = f"address {first:#x} is nobody's memory"
             self._launch.report(argument, "oob", self._launch.position(self._what), "tensor", words, int(bad.sum()))
 
-    def _within(self, span: Span) -> Mask:
+    def _within(self, span: Extent) -> Mask:
         held: Mask = (self._plain >= span.start) & (self._plain + self._item <= span.end)
         return held
 
@@ -103,7 +103,7 @@ class _Block:
             owner = self._launch.owners.at(address)
             self._safe[place] = owner is not None and address + self._item <= owner.end
 
-    def _tell(self, region: Region, bad: Mask, span: Span, left: str, name: str) -> None:
+    def _tell(self, region: Region, bad: Mask, span: Extent, left: str, name: str) -> None:
         addresses: Plain = self._plain[bad]
         first = int(addresses[0])
         behind = first + self._item > span.end

@@ -18,7 +18,7 @@ import numpy as np
 
 from specdebug.kernel_memory.access import Mask, look
 from specdebug.kernel_memory.finding import Access
-from specdebug.kernel_memory.launch import Habits, Launch, Report
+from specdebug.kernel_memory.launch import Habits, KernelLaunch, Report
 from specdebug.kernel_memory.owners import Owners
 from specdebug.kernel_memory.pointers import base_of, plain
 from specdebug.kernel_memory.written import WrittenSlots
@@ -47,7 +47,7 @@ class Hooks:
         self._written = written
         self._owners = Owners()
         self._habits = Habits()
-        self._launch: Launch | None = None
+        self._launch: KernelLaunch | None = None
         self._names: Iterator[str] = iter(())
         self._name = ""
         self._depth = 0
@@ -80,12 +80,12 @@ class Hooks:
             arguments = inspect.getcallargs(executor.fn, *args, **given)
         except TypeError:  # which the launch itself says next
             return original(executor, *args, **kwargs)
-        launch = Launch(kernel, arguments, self._owners, self._written, self._position, report)
+        launch = KernelLaunch(kernel, arguments, self._owners, self._written, self._position, report)
         with self._launched(launch, executor, arguments):
             return original(executor, *args, **kwargs)
 
     @contextmanager
-    def _launched(self, launch: Launch, executor: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
+    def _launched(self, launch: KernelLaunch, executor: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
         """A launch runs: Triton converts its arguments in order, but for constants, and those of it are tagged."""
         self._launch, self._depth = launch, 0
         self._names = iter([name for name in arguments if name not in executor.constexprs])

@@ -11,7 +11,7 @@ import numpy as np
 from specdebug.kernel_memory.finding import Access
 from specdebug.kernel_memory.owners import Owners, name_of
 from specdebug.kernel_memory.pointers import MAX_TAG, Addresses, Plain, base_of, plain_of, tag_of
-from specdebug.kernel_memory.regions import Region, Span, region_of
+from specdebug.kernel_memory.regions import Extent, Region, region_of
 from specdebug.kernel_memory.written import SlotBuffer, WrittenSlots, words_of
 
 UNNAMED = "pointer"
@@ -40,7 +40,7 @@ class Habits:
         return self._by_rows.get(place, False)
 
 
-class Launch:
+class KernelLaunch:
     """``arguments``: all of a kernel by name. Tensors are entered one by one (:meth:`enter`), as Triton converts them.
 
     Attributes:
@@ -144,7 +144,7 @@ class Launch:
             if tensor is None or owner is None or len(self.regions) >= MAX_TAG:
                 self._adopted[value] = 0
             else:
-                whole = Span(owner.start, owner.end)
+                whole = Extent(owner.start, owner.end)
                 region = region_of(len(self.regions) + 1, self.source_of(value), tensor)
                 self._adopted[value] = self._add(replace(region, view=whole, storage=whole, pitch=0))
         return self._adopted[value]
@@ -155,5 +155,5 @@ class Launch:
         return region.tag
 
 
-def _distance(span: Span, address: int) -> int:
+def _distance(span: Extent, address: int) -> int:
     return max(span.start - address, address - span.end, 0)

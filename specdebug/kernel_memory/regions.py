@@ -9,7 +9,7 @@ from specdebug.kernel_memory.pointers import base_of
 
 
 @dataclass(frozen=True)
-class Span:
+class Extent:
     """Bytes from ``start`` up to ``end``, by plain addresses."""
 
     start: int
@@ -33,20 +33,20 @@ class Region:
     tag: int
     argument: str
     about: str
-    view: Span
-    storage: Span
+    view: Extent
+    storage: Extent
     item: int
     pitch: int = 0
     width: int = 0
     row: int | None = None
 
     @property
-    def window(self) -> Span:
+    def window(self) -> Extent:
         """Where the pointer belongs: its row, or all of the tensor."""
         if self.row is None:
             return self.view
         start = self.view.start + self.row * self.pitch
-        return Span(start, min(start + self.width, self.view.end))
+        return Extent(start, min(start + self.width, self.view.end))
 
     def limits(self) -> tuple[int, int, int]:
         """The window by tagged addresses, and what makes a plain address of one."""
@@ -65,6 +65,6 @@ def region_of(tag: int, argument: str, tensor: Any) -> Region:
     inner = sum((size - 1) * stride for size, stride in zip(shape[1:], strides[1:], strict=True)) + 1
     about = f"{str(tensor.dtype).removeprefix('torch.')} {list(shape)}"
     return Region(
-        tag, argument, about, Span(first, first + reach * item), Span(start, start + storage.nbytes()), item,
+        tag, argument, about, Extent(first, first + reach * item), Extent(start, start + storage.nbytes()), item,
         strides[0] * item if rows and inner <= strides[0] else 0, inner * item,
     )  # fmt: skip

@@ -45,7 +45,7 @@ class SglangTarget(InstalledTarget):
         """Raises StoreError where the release is not installed, ConfigError."""
         here = self.installed()
         cpu = here.device == "cpu"
-        site = make_site(here.folder, site_files(_stand_ins(here), cpu=cpu))
+        site = make_site(here.folder, site_files(stand_ins_of(here), cpu=cpu))
         words = (
             here.python, "-m", "sglang.launch_server", "--port", "{port}",
             *self._mapped(options, seed, here).words, *self._settings.arguments,
@@ -67,7 +67,7 @@ class SglangTarget(InstalledTarget):
         return mapped({**options, **folders}, cpu=here.device == "cpu", release=here.version)
 
 
-def _stand_ins(here: Installed) -> tuple[str, ...]:
+def stand_ins_of(here: Installed) -> tuple[str, ...]:
     """Modules that empty ones stand in for: those of the recipe, also in an environment of the user's own."""
     of_engine = [each for each in recipes() if each.engine == here.engine and each.device == here.device]
     exact = [each for each in of_engine if each.version == here.version]

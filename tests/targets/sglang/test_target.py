@@ -52,7 +52,7 @@ def test_a_server_of_the_release_is_started_with_the_scenario_s_options(store: P
     assert json.loads((draft / "config.json").read_text())["tie_word_embeddings"] is False
     assert (command.env["TRITON_INTERPRET"], command.env["A"]) == ("1", "b")
     inside = json.loads(command.env[VARIABLE])
-    assert inside == {"device": "cpu", "reverts": [], "probes": [], "sites": [], "tape": None}
+    assert inside == {"device": "cpu", "reverts": [], "probes": [], "kernels": [], "sites": [], "tape": None}
     assert (Path(command.env["PYTHONPATH"]) / "specdebug").is_symlink()
 
 

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -55,6 +56,11 @@ class Planted:
     what: str
     argument: str
     launch: Callable[[Any, bool], None]
+    kind: str = "oob"
+
+    @property
+    def expected(self) -> str:
+        return f"{self.kind}@{self.kernel}.{self.argument}"
 
 
 def longs(*values: int) -> torch.Tensor:
@@ -146,33 +152,51 @@ def target_locs(kernel: Any, planted: bool) -> None:
     kernel[(2,)](target, torch.zeros(4).long(), longs(1, 1), longs(2, 2), torch.zeros(8).long(), 4, 4, 2)
 
 
+def slot_read(kernel: Any, planted: bool) -> None:
+    from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    pool = MHATokenToKVPool(16, 1, torch.float32, 1, 4, 1, "cpu", False)
+    allocator = TokenToKVPoolAllocator(16, torch.float32, "cpu", pool, False)
+    slots = allocator.alloc(4)
+    pool.set_kv_buffer(SimpleNamespace(layer_id=0), slots, torch.ones(4, 1, 4), torch.ones(4, 1, 4))
+    if planted:
+        allocator.free(slots[3:])
+    q, ends = torch.ones(1, 1, 4), longs(0, 4)
+    kernel(q, pool.k_buffer[0], pool.v_buffer[0], q.clone(), ends, slots, q, q, ends, 1, 1.0, 1.0, 1.0)
+
+
+CACHE_LOCS, COMMON, EAGLE, ALLOCATOR = "cache_locs", "common", "eagle", "allocator"
 PLANTED = (
-    Planted("cache_locs", "generate_draft_decode_kv_indices", "rows sized without topk", "kv_indices", draft_kv_indices),
-    Planted("kv_indices", "create_flashinfer_kv_indices_triton", "buffer shorter than all lengths", "kv_indices_ptr", kv_indices),
-    Planted("cache_locs", "assign_draft_cache_locs_contiguous", "a row without room for the drafts", "req_to_token", draft_cache_locs),
-    Planted("cache_locs", "assign_extend_cache_locs", "output shorter than all extends", "out_cache_loc", extend_cache_locs),
-    Planted("common", "write_req_to_token_pool_triton", "a sequence longer than its row", "req_to_token_ptr", write_rows),
-    Planted("common", "write_req_to_token_pool_triton", "a prefix longer than its tensor", "prefix_tensors", write_prefix),
-    Planted("common", "get_last_loc_kernel", "a row that the table has not", "req_to_token", last_loc),
-    Planted("cache_move", "copy_all_layer_kv_cache_tiled", "a target slot behind the pool", "data_ptrs", move_kv),
-    Planted("cache_locs", "align_evict_mask_to_page_size", "a mask for too few requests", "evict_mask", evict_mask),
-    Planted("allocator", "alloc_extend_kernel", "too few free pages", "free_page_ptr", alloc_extend),
-    Planted("allocator", "alloc_decode_kernel", "too few free pages", "free_page_ptr", alloc_decode),
+    Planted(CACHE_LOCS, "generate_draft_decode_kv_indices", "rows without topk", "kv_indices", draft_kv_indices),
+    Planted("kv_indices", "create_flashinfer_kv_indices_triton", "a short buffer", "kv_indices_ptr", kv_indices),
+    Planted(CACHE_LOCS, "assign_draft_cache_locs_contiguous", "no headroom", "req_to_token", draft_cache_locs),
+    Planted(CACHE_LOCS, "assign_extend_cache_locs", "a short output", "out_cache_loc", extend_cache_locs),
+    Planted(COMMON, "write_req_to_token_pool_triton", "a sequence above its row", "req_to_token_ptr", write_rows),
+    Planted(COMMON, "write_req_to_token_pool_triton", "a prefix above its tensor", "prefix_tensors", write_prefix),
+    Planted(COMMON, "get_last_loc_kernel", "a row that is not there", "req_to_token", last_loc),
+    Planted("cache_move", "copy_all_layer_kv_cache_tiled", "a slot behind the pool", "data_ptrs", move_kv),
+    Planted(CACHE_LOCS, "align_evict_mask_to_page_size", "a short mask", "evict_mask", evict_mask),
+    Planted(ALLOCATOR, "alloc_extend_kernel", "too few free pages", "free_page_ptr", alloc_extend),
+    Planted(ALLOCATOR, "alloc_decode_kernel", "too few free pages", "free_page_ptr", alloc_decode),
     Planted("position", "compute_position_kernel", "too few positions", "positions", positions),
-    Planted("eagle", "fill_bonus_tokens", "an accept length of 0", "accept_tokens", bonus_tokens),
-    Planted("eagle", "fill_accept_out_cache_loc", "an index behind the last slot", "out_cache_loc", accept_locs),
-    Planted("cache_locs", "get_target_cache_loc", "too few target slots", "tgt_cache_loc", target_locs),
-)  # fmt: skip
+    Planted(EAGLE, "fill_bonus_tokens", "an accept length of 0", "accept_tokens", bonus_tokens),
+    Planted(EAGLE, "fill_accept_out_cache_loc", "an index above the slots", "out_cache_loc", accept_locs),
+    Planted(CACHE_LOCS, "get_target_cache_loc", "too few target slots", "tgt_cache_loc", target_locs),
+    Planted("attention", "decode_attention_fwd", "a slot that was given back", "k", slot_read, "unwritten"),
+)
 
 
 def look(release: str) -> list[dict[str, Any]]:
     """Launch all that this release has, in the engine's own process; what was told of each."""
     from specdebug import kernel_memory
     from specdebug.kernel_memory.rules import KernelRule
+    from specdebug.targets.sglang.inside.kv_slots import shadow_pools
     from specdebug.targets.sglang.inside.releases import of_release
 
-    homes = of_release(HOMES, release)
+    homes = {**of_release(HOMES, release), "attention": "specdebug.targets.sglang.inside.attention"}
     watch = kernel_memory.begin([KernelRule("*")])
+    shadow_pools(watch)
     told = []
     for each in PLANTED:
         kernel = getattr(importlib.import_module(homes[each.home]), each.kernel, None)
@@ -226,10 +250,10 @@ def main() -> int:
     if given.json:
         print(json.dumps(rows, indent=1))
         return 0
-    print("| kernel | planted | told | of it as it should be |\n|---|---|---|---|")
+    print("| kernel | planted | told of it | told without it |\n|---|---|---|---|")
     for row in rows:
-        first = row["told"][0]["message"] if row["told"] else "nothing"
-        print(f"| `{row['kernel']}` | {row['planted']} | {first} | {len(row['sound']) or 'nothing'} |")
+        told, _, words = row["told"][0]["message"].partition(" : ") if row["told"] else ("nothing", "", "")
+        print(f"| `{row['kernel']}` | {row['planted']} | `{told.rpartition('.')[2]}`: {words} | {len(row['sound'])} |")
     return 0
 
 

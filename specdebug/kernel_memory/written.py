@@ -6,6 +6,7 @@ when it is given back. Slots in front, which padding writes and reads, always co
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,11 @@ Slots = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass
 class SlotBuffer:
-    """One buffer. ``start``: its address; ``pitch``: bytes of a slot; ``written``: bool [slots]; ``dummy``: slots in
-    front that are padding's."""
+    """One buffer. ``tensor``: it, as long as it lives; ``start``: its address; ``pitch``: bytes of a slot; ``written``:
+    bool [slots]; ``dummy``: slots in front that are padding's."""
 
     name: str
+    tensor: weakref.ref[Tensor]
     start: int
     pitch: int
     written: Slots
@@ -54,11 +56,17 @@ class WrittenSlots:
         written = np.zeros(buffer.shape[0], dtype=bool)
         written[:dummy] = True
         pitch = buffer.stride(0) * buffer.element_size()
-        self._buffers[buffer.data_ptr()] = SlotBuffer(name, buffer.data_ptr(), pitch, written, dummy)
+        self._buffers[buffer.data_ptr()] = SlotBuffer(
+            name, weakref.ref(buffer), buffer.data_ptr(), pitch, written, dummy
+        )
 
     def of(self, address: int) -> SlotBuffer | None:
         """The buffer that begins at an address."""
-        return self._buffers.get(address)
+        shadow = self._buffers.get(address)
+        if shadow is not None and shadow.tensor() is None:  # another tensor may lie there by now
+            del self._buffers[address]
+            return None
+        return shadow
 
     def wrote(self, buffer: Tensor, slots: Tensor) -> None:
         """Slots of a buffer are written. What is no slot of it was told when it was written to."""

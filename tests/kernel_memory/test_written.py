@@ -79,6 +79,15 @@ def test_interpreted_kernels_write_and_read_slots(watch: Watch, pool: torch.Tens
     )
 
 
+def test_a_buffer_that_has_gone_has_no_shadow() -> None:
+    written, buffer = WrittenSlots(), torch.zeros(4, 2)
+    written.add("the pool", buffer, 1)
+    address = buffer.data_ptr()
+    assert written.of(address) is not None
+    del buffer
+    assert written.of(address) is None
+
+
 def test_buffers_without_a_shadow_are_not_judged(watch: Watch) -> None:
     watch.read("attend", "k", torch.zeros(4, 2), slots(1), 0)
     assert watch.poll() == []

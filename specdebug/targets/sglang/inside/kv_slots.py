@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -24,17 +25,17 @@ def shadow_pools(watch: Watch) -> None:
     from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-    pools: dict[int, str] = {}
+    pools: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
     set_kv_buffer, move_kv_cache = MHATokenToKVPool.set_kv_buffer, MHATokenToKVPool.move_kv_cache
 
     def known(pool: Any) -> bool:
         if type(pool) is not MHATokenToKVPool or pool.k_buffer[0].shape[0] != pool.size + pool.page_size:
             return False  # another layout: what is not followed is never told
-        if id(pool) not in pools:
-            pools[id(pool)] = f"KV pool {len(pools)}"
+        if pool not in pools:
+            pools[pool] = f"KV pool {len(pools)}"
             for name in ("k_buffer", "v_buffer"):
                 for layer, buffer in enumerate(getattr(pool, name)):
-                    watch.written.add(f"{pools[id(pool)]}'s {name}[{layer}]", buffer, pool.page_size)
+                    watch.written.add(f"{pools[pool]}'s {name}[{layer}]", buffer, pool.page_size)
         return True
 
     def wrote(pool: Any, layer: Any, loc: Any, *args: Any, **named: Any) -> Any:

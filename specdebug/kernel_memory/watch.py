@@ -52,13 +52,14 @@ class Watch:
         return found
 
     def launches(self) -> dict[str, int]:
-        """By ``kernel.NAME``, how many launches were looked at."""
+        """By ``kernel.NAME``, how many launches were looked at; of a kernel that is not interpreted, reads of slots."""
         return dict(self._launches)
 
     def read(self, kernel: str, argument: str, buffer: Tensor, slots: Tensor, row: int) -> None:
         """A kernel that is not interpreted reads slots of a buffer, for a row of its batch."""
         if (shadow := self.written.of(buffer.data_ptr())) is None:
             return
+        self._count(kernel)
         missing = shadow.unwritten(slots.reshape(-1).numpy())
         if len(missing):
             access = Access("load", (row, 0, 0), line_of(outside((_PACKAGE,))))
@@ -79,6 +80,9 @@ class Watch:
             self._found[key] = finding
 
     def _reporter(self, kernel: str) -> Report:
+        self._count(kernel)
+        return partial(self.report, kernel)
+
+    def _count(self, kernel: str) -> None:
         name = f"kernel.{kernel}"
         self._launches[name] = self._launches.get(name, 0) + 1
-        return partial(self.report, kernel)

@@ -142,8 +142,6 @@ read(4)
 
 
 def test_writes_of_newer_releases_name_their_slots_in_an_object(tmp_path: Path) -> None:
-    text = (
-        "pool.set_kv_buffer(None, SimpleNamespace(loc=longs(4)), None, None, layer_id_override=0)\nread(4)\nread(5)\n"
-    )
-    _, lines = said(tmp_path, text)
+    written = "pool.set_kv_buffer(None, SimpleNamespace(loc=longs(4)), None, None, layer_id_override=0)\n"
+    _, lines = said(tmp_path, f"{written}read(4)\nread(5)\n")
     assert ["slot 5" in line for line in lines] == [True, True]

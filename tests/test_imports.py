@@ -17,7 +17,19 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plugins",),
     ("attention_plans",),
     ("configuration", "engine_flags", "schema", "yamlio"),
-    ("async_probe", "assets", "bisect", "content", "corpus", "installs", "minimise", "patching", "reference", "stats"),
+    (
+        "async_probe",
+        "assets",
+        "bisect",
+        "content",
+        "corpus",
+        "installs",
+        "kernel_memory",
+        "minimise",
+        "patching",
+        "reference",
+        "stats",
+    ),
     ("logs", "toggles"),
     ("drift", "engine"),
     ("faults", "workers"),
@@ -39,6 +51,7 @@ BESIDE = {"schema": {"yamlio"}, "yamlio": {"schema"}}
 
 ONLY = {
     "async_probe": set[str](),
+    "kernel_memory": set[str](),
     "engine": {"async_probe", "assets", "attention_plans", "errors", "files", "plugins"},
     "reproducible": set[str](),
     "bisect": {"reproducible"},

@@ -136,14 +136,15 @@ class _Arm:
         except Exception as error:
             self._fail(error)
         finally:
-            from specdebug import async_probe
+            from specdebug import async_probe, kernel_memory
 
             if self._injector is not None:
                 self._injector.finish()
             server = None if self._session is None else self._session.server()
             for told in () if server is None else server.injections():
                 self._sink.emit(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
-            reached = async_probe.reached() if server is None else dict(server.reached())
+            here = {**async_probe.reached(), **kernel_memory.launches()}
+            reached = here if server is None else dict(server.reached())
             self._sink.emit("coverage", reached=reached, hits=hits())
             if self._session is not None:
                 self._session.close(not self._sink.violated)
@@ -194,12 +195,13 @@ class _Arm:
         return hits
 
     def _over_there(self, mode: str | None, shows: frozenset[Ability], faults: tuple[Fault, ...]) -> OverThere:
-        """The arm's reverts, probes and faults, and what its oracles look at, for an engine that runs elsewhere."""
-        if not self._payload["elsewhere"]:
-            return OverThere()
-        from specdebug.scenario.packs import rules
+        """The arm's reverts, probes and faults, and what its oracles look at, for an engine that runs elsewhere; of
+        others, its kernels."""
+        from specdebug.scenario.packs import kernel_rules, rules
 
         packs = pickle.loads(self._payload["packs"])
+        if not self._payload["elsewhere"]:
+            return OverThere(kernels=kernel_rules(packs, mode))
         roots = {Path(each.path).resolve().parents[1] for each in (*packs, *self._reverts)} - {shipped_root()}
         return OverThere(
             tuple(self._reverts),
@@ -208,6 +210,7 @@ class _Arm:
             tuple(sorted(map(str, roots))),
             None if faults else self._payload.get("keeper"),  # a damaged engine is lent to nobody else
             rules(packs, mode),
+            kernel_rules(packs, mode),
             self._payload.get("tape"),
             tuple(sorted(shows)),
             faults,

@@ -171,5 +171,7 @@ def engine_sites() -> list[Site]:
 
 def live_in(pack: ProbePack, sites: Sequence[Site]) -> set[str]:
     """Names of the sites at which the pack switches some probe on."""
+    if not pack.entries:  # of kernels only; without rules a gate has every probe live
+        return set()
     gate = Gate(pack.mode, [entry.rule for entry in pack.entries])
     return {site.name for site in sites if gate.mode(site.name, site.kind) != OFF}

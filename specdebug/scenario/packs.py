@@ -6,7 +6,7 @@ like one, in the order they are named.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,6 +15,8 @@ from specdebug.async_probe.gate import ASSERT, MODES, OFF, RECORD, Rule
 from specdebug.async_probe.kinds import KINDS
 from specdebug.async_probe.sites import Site
 from specdebug.errors import ContentError, Where, did_you_mean
+from specdebug.kernel_memory.finding import KINDS as MEMORY_KINDS
+from specdebug.kernel_memory.rules import KernelRule
 from specdebug.schema import Item
 from specdebug.yamlio import Doc, load_yaml
 
@@ -34,13 +36,14 @@ class PackEntry:
 
 @dataclass(frozen=True)
 class ProbePack:
-    """A pack as read; the rule of every entry has a mode."""
+    """A pack as read; the rule of every entry has a mode. ``kernels``: of the memory of kernels."""
 
     name: str
     description: str
     mode: str
     entries: tuple[PackEntry, ...]
     path: str
+    kernels: tuple[KernelRule, ...] = ()
 
 
 def load_pack(path: Path | str) -> ProbePack:
@@ -50,17 +53,18 @@ def load_pack(path: Path | str) -> ProbePack:
 
 def read_pack(doc: Doc) -> ProbePack:
     """The pack a document holds. Raises ``ContentError``."""
-    top = doc.root.table(required=("name", "mode", "sites"), optional=("description",))
+    top = doc.root.table(required=("name", "mode"), optional=("description", "sites", "kernels"))
     mode = top["mode"].text(choices=LIVE_MODES)
-    sites = top["sites"].items(at_least=1)
-    if len(sites) > MAX_ENTRIES:
-        raise top["sites"].error(f"has more than {MAX_ENTRIES} entries")
+    if "sites" not in top and "kernels" not in top:
+        raise doc.root.error("has neither 'sites' nor 'kernels'")
+    sites, kernels = (_entries(top, name) for name in ("sites", "kernels"))
     return ProbePack(
         name=top["name"].text(pattern=NAME),
         description=top["description"].text(empty=True) if "description" in top else "",
         mode=mode,
         entries=tuple(_entry(item, mode) for item in sites),
         path=doc.path,
+        kernels=tuple(_kernel(item, mode) for item in kernels),
     )
 
 
@@ -86,12 +90,35 @@ def rules(packs: Sequence[ProbePack], mode: str | None = None) -> tuple[Rule, ..
     return tuple(rule if mode is None or rule.mode == OFF else replace(rule, mode=mode) for rule in found)
 
 
+def kernel_rules(packs: Sequence[ProbePack], mode: str | None = None) -> tuple[KernelRule, ...]:
+    """As :func:`rules`, of the memory of kernels."""
+    found = (rule for pack in packs for rule in pack.kernels)
+    return tuple(rule if mode is None or rule.mode == OFF else replace(rule, mode=mode) for rule in found)
+
+
 def activate(packs: Sequence[ProbePack], mode: str | None = None) -> None:
     """Configure this process's probes as the packs say, and forget earlier findings. No packs: all off."""
     from specdebug import async_probe  # here, because probing needs torch and reading packs does not
 
     chosen = rules(packs, mode)
     async_probe.configure(RECORD if chosen else OFF, chosen)
+
+
+def _entries(top: Mapping[str, Item], name: str) -> Sequence[Item]:
+    found = top[name].items(at_least=1) if name in top else ()
+    if len(found) > MAX_ENTRIES:
+        raise top[name].error(f"has more than {MAX_ENTRIES} entries")
+    return found
+
+
+def _kernel(item: Item, mode: str) -> KernelRule:
+    table = item.table(required=("glob",), optional=("kinds", "mode"))
+    kinds = table["kinds"].items(at_least=1) if "kinds" in table else ()
+    return KernelRule(
+        glob=table["glob"].text(pattern=GLOB),
+        mode=table["mode"].text(choices=MODES) if "mode" in table else mode,
+        kinds=tuple(kind.text(choices=MEMORY_KINDS) for kind in kinds) or MEMORY_KINDS,
+    )
 
 
 def _entry(item: Item, mode: str) -> PackEntry:

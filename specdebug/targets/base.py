@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from specdebug.async_probe.gate import Rule
     from specdebug.faults.model import Fault
+    from specdebug.kernel_memory.rules import KernelRule
     from specdebug.targets.serving import ServerView
     from specdebug.toggles import Toggle
 
@@ -218,8 +219,9 @@ class OverThere:
     """The part of an arm that is put in place where the engine runs: fixes to revert, names of probe packs, the mode of
     all probes if one is set, and the folders of content that those are from, beside what is shipped. ``keeper``: the
     address of who keeps servers for several runs (``launch/keeper.py``), in a search. ``rules``: what those packs and
-    that mode come to. ``tape``: the file into which an engine that can be recorded writes what passes its sites.
-    ``shows``: what the arm's oracles want to look at inside it. ``faults``: damage to do there, drawn by ``seed``."""
+    that mode come to, ``kernels``: for the memory of kernels, which also an engine in the worker itself is to look at.
+    ``tape``: the file into which an engine that can be recorded writes what passes its sites. ``shows``: what the arm's
+    oracles want to look at inside it. ``faults``: damage to do there, drawn by ``seed``."""
 
     toggles: tuple[Toggle, ...] = ()
     probes: tuple[str, ...] = ()
@@ -227,6 +229,7 @@ class OverThere:
     content: tuple[str, ...] = ()
     keeper: str | None = None
     rules: tuple[Rule, ...] = ()
+    kernels: tuple[KernelRule, ...] = ()
     tape: str | None = None
     shows: tuple[Ability, ...] = ()
     faults: tuple[Fault, ...] = ()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args
 
+from specdebug import kernel_memory
 from specdebug.targets.base import (
     OF_SERVERS,
     Ability,
@@ -98,6 +99,7 @@ class EmbeddedTarget:
             if asked.device != "cpu":
                 watch_triton(opening.busy.compiling, opening.busy.compiled)
             opening.before()
+            _watch_kernels(opening, asked)
             engine = build_engine(options, seed)
         except BaseException:
             forget()
@@ -106,6 +108,22 @@ class EmbeddedTarget:
         if asked.device != "cpu":
             async_probe.drain()  # what warm-ups before a capture said of their dummy inputs is nobody's failure
         return EmbeddedSession(engine, asked, forget)
+
+
+def _watch_kernels(opening: Opening, asked: Asked) -> None:
+    """Have the engine's Triton kernels run interpreted and held to their memory, where the arm asks for that."""
+    rules = opening.over_there.kernels
+    if not rules:
+        return
+    if asked.device != "cpu":
+        opening.say(
+            "note", text=f"the memory of kernels is looked at where they run interpreted, not on {asked.device}"
+        )
+        return
+    from specdebug.engine.kernels.twin import interpret_on_cpu
+
+    interpret_on_cpu()
+    kernel_memory.begin(rules)
 
 
 def _told(engine: Engine, onlooker: RequestOnlooker) -> EngineObserver:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
@@ -9,21 +11,43 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
+from specdebug.errors import CannotRunHere
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+NOT_INTERPRETED = ("argmax", "kv_cache", "softmax_topk")
+"""Modules whose kernels have a program for each row of logits, keys or values. Interpreted they would take most of a
+step; their references refuse an index that lies outside."""
+
+_interpreted = False
+
+
+def interpret_on_cpu() -> None:
+    """Hand calls with tensors on a CPU to the Triton twins as well, but for :data:`NOT_INTERPRETED`, from now on and in
+    this process, where Triton's interpreter runs them. Call it before Triton is imported. Raises CannotRunHere where
+    Triton is not installed."""
+    global _interpreted
+    if importlib.util.find_spec("triton") is None:
+        raise CannotRunHere("Triton, whose interpreter runs kernels on a CPU, is not installed here")
+    os.environ["TRITON_INTERPRET"] = "1"
+    _interpreted = True
+
+
 def triton_on_gpu(reference: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Hand a call whose first argument is a tensor on a GPU to the function and module of the same names in ``triton``.
+    """Hand a call whose first argument is a tensor on a GPU to the function and module of the same names in ``triton``;
+    after :func:`interpret_on_cpu` every call.
 
     That module is imported by the first such call, because Triton comes with CUDA builds only.
     """
     module = reference.__module__.replace(".kernels.", ".kernels.triton.")
+    on_cpu = not module.endswith(NOT_INTERPRETED)
 
     @wraps(reference)
     def choose(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         first = args[0]
-        if isinstance(first, Tensor) and first.is_cuda:
+        if isinstance(first, Tensor) and (first.is_cuda or (_interpreted and on_cpu)):
             twin: Callable[_P, _R] = getattr(import_module(module), reference.__name__)
             return twin(*args, **kwargs)
         return reference(*args, **kwargs)

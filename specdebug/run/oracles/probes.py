@@ -1,17 +1,17 @@
-"""Probes: what they found, as it arrives."""
+"""Probes, and the memory of kernels: what they found, as it arrives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdebug import async_probe
+from specdebug import async_probe, kernel_memory
 from specdebug.run.oracles.base import Oracle, OracleSettings
 from specdebug.targets.base import Session
 from specdebug.verdict.outcome import Violation
 
 
 class ProbesOracle(Oracle):
-    """Passes on what recording probes found."""
+    """Passes on what recording probes found, and what kernels did outside their memory."""
 
     name = "probes"
     needs = frozenset({"probes"})
@@ -21,6 +21,8 @@ class ProbesOracle(Oracle):
         return settings.probes
 
     def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
+        for found in kernel_memory.poll():  # first: an index that is no good was read or written by a kernel before
+            self.bench.report(Violation(found.kind, found.site, step, found.message(), found.count))
         self._report(async_probe.drain() if failed or last else async_probe.poll(), step)
 
     def salvage(self, session: Session, step: int) -> None:

@@ -54,7 +54,7 @@ class SglangTarget(InstalledTarget):
         """Raises StoreError where the release is not installed, ConfigError."""
         here = self.installed()
         cpu = here.device == "cpu"
-        site = make_site(here.folder, site_files(_stand_ins(here), cpu=cpu))
+        site = make_site(here.folder, site_files(stand_ins_of(here), cpu=cpu))
         words = (
             here.python, "-m", "sglang.launch_server", "--port", "{port}",
             *self._mapped(options, seed, here).words, *self._settings.arguments,
@@ -62,7 +62,9 @@ class SglangTarget(InstalledTarget):
         own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {})
         probes = [asdict(rule) for rule in there.rules]
         sites = sites_of(here, added_sites(here))[0] if probes or there.faults else []
-        wanted: dict[str, Any] = {"probes": probes, "sites": sites, "tape": there.tape, "shows": sorted(there.shows)}
+        kernels = [asdict(rule) for rule in there.kernels]
+        wanted: dict[str, Any] = {"probes": probes, "kernels": kernels, "sites": sites, "tape": there.tape}
+        wanted["shows"] = sorted(there.shows)
         if there.faults:
             wanted |= {"faults": [plain_fault(each) for each in there.faults], "seed": there.seed}
         return StartCommand(words, self.environment(site, here, there, own, **wanted))
@@ -77,7 +79,7 @@ class SglangTarget(InstalledTarget):
         return mapped({**options, **folders}, cpu=here.device == "cpu", release=here.version)
 
 
-def _stand_ins(here: Installed) -> tuple[str, ...]:
+def stand_ins_of(here: Installed) -> tuple[str, ...]:
     """Modules that empty ones stand in for: those of the recipe, also in an environment of the user's own."""
     recipe = nearest_recipe(here.engine, here.version, here.device)
     return () if recipe is None else recipe.stand_ins

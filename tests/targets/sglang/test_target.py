@@ -57,6 +57,7 @@ def test_a_server_of_the_release_is_started_with_the_scenario_s_options(store: P
         "release": "0.5.13",
         "reverts": [],
         "probes": [],
+        "kernels": [],
         "sites": [],
         "tape": None,
         "shows": [],

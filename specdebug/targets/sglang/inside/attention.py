@@ -7,11 +7,27 @@ pointers: where SGLang passes a slice as long as it was at a capture, it reads b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Read = Callable[[str, str, Tensor, Tensor, int], None]
+_read: list[Read] = []
+
+
+def on_read(read: Read) -> None:
+    """Tell ``read`` of the slots that attention reads: kernel, argument, buffer, int64 slots, and row of the batch."""
+    _read.append(read)
+
+
+def tell_read(kernel: str, k: Tensor, v: Tensor, slots: Tensor, row: int) -> None:
+    """Keys and values of some slots are about to be read."""
+    for read in _read:
+        read(kernel, "k", k, slots, row)
+        read(kernel, "v", v, slots, row)
 
 
 def from_pointer(tensor: Tensor) -> Tensor:
@@ -48,6 +64,7 @@ def decode_attention_fwd(
     ends, slots = kv_indptr.tolist(), from_pointer(kv_indices)
     for row in range(q.shape[0]):
         at = slots[ends[row] : ends[row + 1]].long()
+        tell_read("decode_attention_fwd", k_buffer, v_buffer, at, row)
         if at.numel():
             o[row] = attend(q[row : row + 1], k_buffer[at], v_buffer[at], sm_scale)[0]
 
@@ -88,6 +105,7 @@ def extend_attention_fwd(
         if not count:
             continue
         at = slots[ends[request] : ends[request + 1]].long()
+        tell_read("extend_attention_fwd", k_buffer, v_buffer, at, request)
         visible = torch.ones(count, at.numel() + count, dtype=torch.bool)
         if custom_mask is not None and masks is not None:
             flat = custom_mask[masks[request] : masks[request] + visible.numel()].view_as(visible).bool()
@@ -130,6 +148,9 @@ def flash_attn_with_kvcache(
     for request, length in enumerate(cache_seqlens.tolist()[: len(cuts) - 1]):
         new = slice(cuts[request], cuts[request + 1])
         if new.stop > new.start and length > 0:
+            tell_read(
+                "flash_attn_with_kvcache", k_cache, v_cache, _slots(k_cache, page_table[request], length), request
+            )
             keys, values = (_paged(cache, page_table[request], length) for cache in (k_cache, v_cache))
             answer[new], lse[:, new] = attend_with_lse(flat[new], keys, values, scale, causal)
     answer = answer.view(q.shape)
@@ -154,6 +175,13 @@ def merge_state_v2(
         v_merged.copy_(merged)
         s_merged.copy_(log)
     return merged, log
+
+
+def _slots(cache: Tensor, pages: Tensor, length: int) -> Tensor:
+    """The slots of the first ``length`` positions of a request, int64."""
+    page = cache.shape[1]
+    whole = pages[: -(-length // page)].long().unsqueeze(1) * page + torch.arange(page)
+    return whole.reshape(-1)[:length]
 
 
 def _paged(cache: Tensor, pages: Tensor, length: int) -> Tensor:

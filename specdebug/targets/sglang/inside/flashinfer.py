@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.targets.sglang.inside.attention import attend_with_lse, from_pointer, merge_state_v2, refuse
+from specdebug.targets.sglang.inside.attention import attend_with_lse, from_pointer, merge_state_v2, refuse, tell_read
 
 _KV = tuple[Tensor, Tensor]
 
@@ -77,6 +77,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         scale, out = more["sm_scale"], torch.zeros_like(q)
         for row, slots in enumerate(self._slots()[: q.shape[0]]):
             if slots.numel():
+                tell_read("BatchDecodeWithPagedKVCacheWrapper", kv[0], kv[1], slots, row)
                 out[row], _ = attend_with_lse(q[row : row + 1], kv[0][slots], kv[1][slots], scale, False)
         return out
 
@@ -149,6 +150,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
             at += count * length
             if count and length:
                 causal = bool(more.get("causal")) and visible is None
+                tell_read("BatchPrefillWithPagedKVCacheWrapper", kv[0], kv[1], slots, request)
                 keys, values = kv[0][slots], kv[1][slots]
                 out[new], weights = attend_with_lse(q[new], keys, values, more["sm_scale"], causal, visible)
                 lse[new] = weights.T

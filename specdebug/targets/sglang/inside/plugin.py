@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.inside.looks import LOG_VARIABLE, Looks, looks_folder
 from specdebug.targets.inside.reverts import revert
-from specdebug.targets.inside.words import say
+from specdebug.targets.inside.words import say, tell
 from specdebug.targets.sglang.inside.books import keep_books
+from specdebug.targets.sglang.inside.kernels import watch_kernels
 from specdebug.targets.sglang.inside.looks import look
 from specdebug.targets.sglang.inside.probes import probe
 from specdebug.targets.sglang.inside.tape import record
@@ -34,8 +35,7 @@ def register() -> None:
         if wanted.get("reverts") or wanted.get("sites"):
             # first: what is replaced below imports what is to be patched
             told_when_asked(revert(wanted["reverts"], wanted["sites"]))
-        if wanted.get("probes") or wanted.get("faults"):
-            told_when_asked(probe(wanted.get("probes") or ()))
+        look_at(wanted)
         if wanted.get("faults"):
             from specdebug.targets.sglang.inside.faults import inject
 
@@ -49,6 +49,19 @@ def register() -> None:
         traceback.print_exc()
         say("failed; this process ends")
         os._exit(FAILED)
+
+
+def look_at(wanted: Mapping[str, Any]) -> None:
+    """Have probes and kernels looked at as is wanted, and what was reached told. Faults act at sites, too."""
+    counts: list[Callable[[], Mapping[str, int]]] = []
+    if wanted.get("probes") or wanted.get("faults"):
+        counts.append(probe(wanted.get("probes") or ()))
+    if wanted.get("kernels") and wanted.get("device") == "cpu":
+        counts.append(watch_kernels(wanted["kernels"]))
+    if counts:
+        told_when_asked(
+            lambda: tell(pid=os.getpid(), reached={name: n for each in counts for name, n in each().items()})
+        )
 
 
 def show(shows: Sequence[str], *, on_cpu: bool) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,8 @@ import torch
 from specdebug import async_probe
 from specdebug.async_probe.finding import ProbeFinding
 from specdebug.async_probe.gate import OFF, RECORD, Rule
-from specdebug.targets.inside.words import say, tell
+from specdebug.targets.inside.words import say
+from specdebug.targets.sglang.inside.batches import follow_batches
 from specdebug.targets.sglang.sites import site_of
 
 _NAME = "__specdebug_probes__"
@@ -95,8 +95,8 @@ BECOME: Mapping[str, Any] = {
 """Upstream's probes, and the functions whose code and defaults they get."""
 
 
-def probe(rules: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
-    """Have upstream's probes follow our rules (``Rule`` as plain data); returns what tells which sites were reached.
+def probe(rules: Sequence[Mapping[str, Any]]) -> Callable[[], Mapping[str, int]]:
+    """Have upstream's probes follow our rules (``Rule`` as plain data); returns what counts the sites that are reached.
     Raises AttributeError where upstream lacks one."""
     from sglang.srt.utils import async_probe as upstream
 
@@ -106,51 +106,26 @@ def probe(rules: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
     for name, ours in BECOME.items():
         theirs = getattr(upstream, name)
         theirs.__code__, theirs.__defaults__ = ours.__code__, ours.__defaults__
-    _follow_batches()
-
-    def tell_reached() -> None:
-        tell(pid=os.getpid(), reached=async_probe.reached())
-
-    return tell_reached
+    follow_batches(_begin, _tell, _salvage)
+    return async_probe.reached
 
 
-def _follow_batches() -> None:
-    """Number the scheduler's batches, and tell after each what was found in it. What was found before the first is
-    forgotten: graphs are captured then, over buffers that hold nothing yet.
-
-    A GPU computes behind the scheduler's back, so its death shows in one batch or in the results of the one before;
-    what was found until then is told before the scheduler is.
-    """
-    from sglang.srt.managers.scheduler import Scheduler
-
-    run, take = Scheduler.run_batch, Scheduler.process_batch_result
-    steps = 0
-
-    def run_batch(self: Any, *args: Any, **named: Any) -> Any:
-        nonlocal steps
-        if not steps:
-            async_probe.drain()
-        steps += 1
-        async_probe.set_step(steps)
-        return _telling(lambda: run(self, *args, **named))
-
-    def process_batch_result(self: Any, *args: Any, **named: Any) -> Any:
-        return _telling(lambda: take(self, *args, **named))
-
-    Scheduler.run_batch, Scheduler.process_batch_result = run_batch, process_batch_result
+def _begin(step: int) -> None:
+    """What was found before the first batch is forgotten: graphs are captured then, over buffers that hold nothing."""
+    if step == 1:
+        async_probe.drain()
+    async_probe.set_step(step)
 
 
-def _telling(call: Callable[[], Any]) -> Any:
-    """Tell what has been found, after a call or at its failure."""
-    try:
-        answer = call()
-    except BaseException:
-        with contextlib.suppress(RuntimeError):  # which a device that is lost raises whatever it is asked
-            _tell_found(async_probe.poll())
-        _tell_found(async_probe.salvage())
-        raise
+def _tell() -> None:
     _tell_found(async_probe.poll())
-    return answer
+
+
+def _salvage() -> None:
+    """A GPU has died of what it met: what was found until then is told before the scheduler ends."""
+    with contextlib.suppress(RuntimeError):  # which a device that is lost raises whatever it is asked
+        _tell()
+    _tell_found(async_probe.salvage())
 
 
 def _tell_found(findings: Sequence[ProbeFinding]) -> None:

@@ -47,10 +47,11 @@ class Scheduler:
         return asked
 """
 MAIN = """
+from specdebug.targets.inside.words import tell
 from specdebug.targets.sglang.inside.probes import probe
 from sglang.srt.managers.scheduler import Scheduler, maybe_detect_oob
 import torch
-tell = probe([{"glob": "*", "mode": "record", "kinds": ["nan", "inf", "oob"]}])
+reached = probe([{"glob": "*", "mode": "record", "kinds": ["nan", "inf", "oob"]}])
 maybe_detect_oob(torch.tensor([99]), 0, 10, "while graphs are captured")
 scheduler = Scheduler()
 print(scheduler.run_batch([1, 2]), scheduler.run_batch([1, 12, 13]))
@@ -58,7 +59,7 @@ try:
     scheduler.process_batch_result([99])
 except RuntimeError as error:
     print(error)
-tell()
+tell(pid=1, reached=reached())
 """
 
 

@@ -1,0 +1,88 @@
+"""The checker of this process: what it looks at, and what it has found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from specdebug.kernel_memory.finding import Access, MemoryFinding
+from specdebug.kernel_memory.interpreter import Hooks, line_of, outside
+from specdebug.kernel_memory.launch import Report
+from specdebug.kernel_memory.rules import ASSERT, OFF, KernelRule, mode_of
+from specdebug.kernel_memory.written import WrittenSlots, words_of
+
+_PACKAGE = str(Path(__file__).parents[1])
+MOST = 1024
+"""Findings that are kept until they are asked for; of each kernel, argument and line there is one."""
+
+
+class KernelMemoryError(AssertionError):
+    """A finding at a site in assert mode. Triton wraps it in an InterpreterError, which quotes it."""
+
+
+class Watch:
+    """Holds kernels to their memory by some rules, from :meth:`begin` until :meth:`end`.
+
+    ``written``: the slots whose reads are held against their writes; whoever owns a pool enters and tells them.
+    """
+
+    def __init__(self, rules: Sequence[KernelRule]) -> None:
+        self.written = WrittenSlots()
+        self._rules = tuple(rules)
+        self._found: dict[tuple[str, ...], MemoryFinding] = {}
+        self._launches: dict[str, int] = {}
+        self._hooks = Hooks(self._reporter, self.written)
+
+    def begin(self) -> None:
+        """Look at every launch from now on."""
+        self._hooks.put()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._hooks.take_out()
+
+    def poll(self) -> list[MemoryFinding]:
+        """The findings since the last call, in the order in which they were first made."""
+        found = list(self._found.values())
+        self._found.clear()
+        return found
+
+    def launches(self) -> dict[str, int]:
+        """By ``kernel.NAME``, how many launches were looked at; of a kernel that is not interpreted, reads of slots."""
+        return dict(self._launches)
+
+    def read(self, kernel: str, argument: str, buffer: Tensor, slots: Tensor, row: int) -> None:
+        """A kernel that is not interpreted reads slots of a buffer, for a row of its batch."""
+        if (shadow := self.written.of(buffer.data_ptr())) is None:
+            return
+        self._count(kernel)
+        missing = shadow.unwritten(slots.reshape(-1).numpy())
+        if len(missing):
+            access = Access("load", (row, 0, 0), line_of(outside((_PACKAGE,))))
+            self.report(kernel, argument, "unwritten", access, "", words_of(shadow, missing), len(missing))
+
+    def report(self, kernel: str, argument: str, kind: str, access: Access, left: str, words: str, count: int) -> None:
+        """Take a finding. Raises KernelMemoryError in assert mode."""
+        mode = mode_of(self._rules, f"{kernel}.{argument}", kind)
+        if mode == OFF:
+            return
+        finding = MemoryFinding(kernel, argument, kind, access, words, count)
+        if mode == ASSERT:
+            raise KernelMemoryError(finding.message())
+        key = (finding.signature, access.what, access.line, left)
+        if known := self._found.get(key):
+            self._found[key] = replace(known, count=known.count + count, accesses=known.accesses + 1)
+        elif len(self._found) < MOST:
+            self._found[key] = finding
+
+    def _reporter(self, kernel: str) -> Report:
+        self._count(kernel)
+        return partial(self.report, kernel)
+
+    def _count(self, kernel: str) -> None:
+        name = f"kernel.{kernel}"
+        self._launches[name] = self._launches.get(name, 0) + 1

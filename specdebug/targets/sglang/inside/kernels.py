@@ -1,0 +1,33 @@
+"""SGLang's interpreted Triton kernels under the memory checker: what it finds is told after every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specdebug import kernel_memory
+from specdebug.kernel_memory.rules import KernelRule
+from specdebug.targets.inside.words import say
+from specdebug.targets.sglang.inside.batches import follow_batches
+from specdebug.targets.sglang.inside.kv_slots import shadow_pools
+
+
+def watch_kernels(rules: Sequence[Mapping[str, Any]]) -> Callable[[], Mapping[str, int]]:
+    """Hold every launch to the memory that it was given, by some rules (``KernelRule`` as plain data); returns what
+    counts the launches of each kernel."""
+    watch = kernel_memory.begin([KernelRule(each["glob"], each["mode"], tuple(each["kinds"])) for each in rules])
+    if any("unwritten" in each["kinds"] and each["mode"] != "off" for each in rules):
+        shadow_pools(watch)
+    now = 0
+
+    def begin(step: int) -> None:
+        nonlocal now
+        tell()
+        now = step
+
+    def tell() -> None:
+        for finding in watch.poll():
+            say(finding.message(now))
+
+    follow_batches(begin, tell, tell)
+    return kernel_memory.launches

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 
 from packaging.specifiers import SpecifierSet
 
@@ -21,6 +22,8 @@ from specdebug.errors import ContentError, SpecDebugError, Where, did_you_mean
 from specdebug.patching import Applied, Edit, Mode, Patch, apply, parse_target
 from specdebug.schema import Item
 from specdebug.yamlio import Doc, load_yaml, one_line
+
+_T = TypeVar("_T")
 
 REVERT_VARIABLE = "SGLANG_DEBUG_REVERT_PR"
 OWN_ENGINE = "specdebug"
@@ -50,10 +53,18 @@ NOTHING = Detection("", ())
 
 
 @dataclass(frozen=True)
+class Guard:
+    """Lines of an engine that keep a bug from being reached there: ``patch`` matches them, and is never applied."""
+
+    patch: Patch
+    why: str
+
+
+@dataclass(frozen=True)
 class Toggle:
     """One fix that can be reverted. A fix that this engine lacks has no ``patches``, and is detected by ``NOTHING``.
-    ``foreign``: per other engine, per version range, the edits that revert it there (see ``specdebug.drift``), and in
-    ``detected_in`` what shows it there."""
+    ``foreign``: per other engine, per version range, the edits that revert it there (see ``specdebug.drift``), in
+    ``detected_in`` what shows it there, and in ``latent_in`` what keeps it from showing."""
 
     pr: int
     aliases: tuple[int, ...]
@@ -67,6 +78,7 @@ class Toggle:
     foreign: Mapping[str, Mapping[str, tuple[Patch, ...]]]
     path: Path
     detected_in: Mapping[str, Detection] = field(default_factory=dict)
+    latent_in: Mapping[str, Guard] = field(default_factory=dict)
 
     def of_release(self, engine: str, version: str) -> Toggle | None:
         """The fix as one of another engine's release: with its edits there, and what shows it there; None where none is
@@ -198,7 +210,7 @@ def read_toggle(doc: Doc) -> Toggle:
     root = doc.root
     top = root.table(
         required=("pr", "title", "url", "family", "symptom", "patches"),
-        optional=("aliases", "description", "detected_by", "detected_in"),
+        optional=("aliases", "description", "detected_by", "detected_in", "latent_in"),
     )
     pr = top["pr"].integer(low=1, high=_MAX_PR)
     detection = _read_detection(top["detected_by"]) if "detected_by" in top else NOTHING
@@ -217,7 +229,8 @@ def read_toggle(doc: Doc) -> Toggle:
         patches=own,
         foreign=foreign,
         path=Path(doc.path),
-        detected_in=_read_detected_in(top["detected_in"], foreign) if "detected_in" in top else {},
+        detected_in=_read_elsewhere(top, "detected_in", foreign, _read_detection),
+        latent_in=_read_elsewhere(top, "latent_in", foreign, lambda item: _read_guard(item, f"guard {pr}")),
     )
 
 
@@ -251,13 +264,28 @@ def _read_detection(item: Item) -> Detection:
     return Detection(_line(found["scenario"]), signatures)
 
 
-def _read_detected_in(item: Item, foreign: Iterable[str]) -> dict[str, Detection]:
+def _read_elsewhere(
+    top: Mapping[str, Item], key: str, foreign: Iterable[str], read: Callable[[Item], _T]
+) -> dict[str, _T]:
+    """What is said of other engines under a key; each must have patches."""
     found = {}
-    for engine, detection in item.entries().items():
+    for engine, item in top[key].entries().items() if key in top else ():
         if engine not in foreign:
-            raise ContentError(f"'{one_line(engine, 60)}' has no patches here", detection.where_key)
-        found[engine] = _read_detection(detection)
+            raise ContentError(f"'{one_line(engine, 60)}' has no patches here", item.where_key)
+        found[engine] = read(item)
     return found
+
+
+def _read_guard(item: Item, owner: str) -> Guard:
+    table = item.table(required=("target", "guard", "why"))
+    target, guard = table["target"], table["guard"]
+    try:
+        module, qualname = parse_target(target.text())
+    except ValueError as error:
+        raise target.error(f"is '{one_line(target.text(), 60)}': {error}") from None
+    at = guard.doc.where_text(*guard.path, line=1)
+    edit = Edit(id=f"{owner}#1", match=guard.text(), replacement="pass", match_at=at, replacement_at=at)
+    return Guard(Patch(owner, module, qualname, (edit,), target.where), _line(table["why"]))
 
 
 def _read_engines(item: Item, pr: int, here: bool) -> tuple[tuple[Patch, ...], dict[str, dict[str, tuple[Patch, ...]]]]:

@@ -451,3 +451,24 @@ def test_any_edit_fits_or_is_refused(tmp_path_factory, match, replacement):
 
 def test_select_needs_no_text():
     assert parse_numbers("1, 2") == (1, 2)
+
+
+def test_a_fix_that_is_latent_elsewhere_names_its_guard(tmp_path: Path) -> None:
+    text = """
+pr: 1
+title: t
+url: https://x.y
+family: f
+symptom: s
+latent_in:
+  other: {target: "a.b:C.__init__", guard: "if topk > 1:", why: "it is refused"}
+patches:
+  other:
+    ">=1": [{target: "a.b:C.run", edits: [{match: "x = 1", replacement: "x = 2"}]}]
+"""
+    guard = load(tmp_path, text).latent_in["other"]
+    assert (guard.patch.module, guard.patch.qualname, guard.why) == ("a.b", "C.__init__", "it is refused")
+    (edit,) = guard.patch.edits
+    assert edit.match == "if topk > 1:"
+    with pytest.raises(ContentError, match="'another' has no patches here"):
+        load(tmp_path, text.replace("  other: {target", "  another: {target"))

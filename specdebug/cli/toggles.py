@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,8 +29,11 @@ from specdebug.cli.params import grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
 from specdebug.errors import SpecDebugError
+from specdebug.verdict.outcome import EXIT_CODES
 
 if TYPE_CHECKING:
+    from specdebug.loops.latent import LatentCheck
+    from specdebug.loops.verify import Matrix
     from specdebug.scenario.library import Library
     from specdebug.scenario.servers import TargetChoice
     from specdebug.toggles import Toggle
@@ -116,28 +119,49 @@ def verify(
     """
     over = engine_overrides(device, dtype, backend)
     results.check()
+    library = open_library(content)
+    chosen, on, latent = _chosen(library, numbers or [], target)
+    from specdebug.loops.verify import Matrix
+    from specdebug.report.matrix import render_matrix
+
+    empty = not chosen and latent  # a registry without toggles is another matter
+    matrix = Matrix((), False) if empty else _matrix(library, chosen, seeds, over, on, jobs, locate=not no_locate)
+    tell_results(
+        results,
+        lambda: [*(check.to_dict() for check in matrix.checks), *(check.to_dict() for check in latent)],
+        lambda: show(render_matrix(matrix.checks, latent)),
+    )
+    gone = any(check.problem for check in latent)
+    return EXIT_CODES["fail"] if gone and matrix.exit_code in (0, EXIT_CODES["unknown"]) else matrix.exit_code
+
+
+def _matrix(
+    library: Library,
+    chosen: Sequence[Toggle],
+    seeds: int,
+    over: Mapping[str, Any],
+    on: TargetChoice | None,
+    jobs: int,
+    *,
+    locate: bool,
+) -> Matrix:
+    """Run the matrix of some fixes."""
     with workers(jobs) as pool:
         from specdebug.diverge.locate import Locator
         from specdebug.loops.verify import verify as run_matrix
-        from specdebug.report.matrix import render_matrix
 
-        library = open_library(content)
-        chosen, on = _chosen(library, numbers or [], target)
         with progress() as watcher:
-            locate = list if no_locate else Locator(pool, library, watcher).located
-            matrix = run_matrix(pool, library, chosen, seeds, watcher, over, locate, on)
-    tell_results(
-        results, lambda: [check.to_dict() for check in matrix.checks], lambda: show(render_matrix(matrix.checks))
-    )
-    return matrix.exit_code
+            located = Locator(pool, library, watcher).located if locate else list
+            return run_matrix(pool, library, chosen, seeds, watcher, over, located, on)
 
 
 def _chosen(
     library: Library, numbers: Sequence[str], named: str | None
-) -> tuple[tuple[Toggle, ...], TargetChoice | None]:
+) -> tuple[tuple[Toggle, ...], TargetChoice | None, Sequence[LatentCheck]]:
     """The fixes of these numbers, else all, with the edits of the engine that a target runs and what shows them there,
-    and the target. Raises SpecDebugError where nothing shows one that is named."""
+    the target, and those that are latent there. Raises SpecDebugError where nothing shows one that is named."""
     from specdebug.installs.store import find_installed, store_folder
+    from specdebug.loops.latent import check_latent
     from specdebug.scenario.servers import ReleasedEngine, engine_of, parse_target
     from specdebug.targets.registry import DEFAULT
 
@@ -145,13 +169,15 @@ def _chosen(
     target = DEFAULT if on is None else on
     known = library.registry.select(",".join(numbers), engine_of(target)) if numbers else library.all_toggles(target)
     if not isinstance(on, ReleasedEngine):
-        return tuple(known), on
+        return tuple(known), on, ()
     here = find_installed(store_folder(None if on.store is None else Path(on.store)), on.named)
     found = {toggle.pr: toggle.of_release(here.engine, here.version) for toggle in known}
-    lacking = [str(pr) for pr, toggle in found.items() if toggle is None]
+    latent = check_latent(here, known)
+    guarded = {check.toggle.pr for check in latent}
+    lacking = [str(pr) for pr, toggle in found.items() if toggle is None and pr not in guarded]
     if lacking:
         said = f"no scenario is known to show {', '.join(lacking)} in {here.release}"
         if numbers:
             raise SpecDebugError(said)
         note(said)
-    return tuple(toggle for toggle in found.values() if toggle is not None), on
+    return tuple(toggle for toggle in found.values() if toggle is not None), on, latent

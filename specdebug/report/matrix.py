@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from specdebug.loops.latent import LatentCheck
 from specdebug.loops.verify import ToggleCheck
 from specdebug.report.tables import Listing, columns, line
 
@@ -19,8 +20,8 @@ MAX_PROBLEMS = 5
 """Problems of one toggle that are spelt out."""
 
 
-def render_matrix(checks: Sequence[ToggleCheck]) -> RenderableType:
-    """One row a toggle, the problems of the rotten ones, one closing line.
+def render_matrix(checks: Sequence[ToggleCheck], latent: Sequence[LatentCheck] = ()) -> RenderableType:
+    """One row a toggle, the problems of the rotten ones, the latent ones with their guards, one closing line.
 
     A plan in parentheses is the scenario's own where another was asked for: the fix lies in that plan.
     """
@@ -41,9 +42,13 @@ def render_matrix(checks: Sequence[ToggleCheck]) -> RenderableType:
         lines += [line(f"{check.toggle.pr} {problem}", "red") for problem in check.problems[:MAX_PROBLEMS]]
         if len(check.problems) > MAX_PROBLEMS:
             lines.append(line(f"{check.toggle.pr} and {len(check.problems) - MAX_PROBLEMS} more", "red"))
+    for one in latent:
+        told = f"latent: {one.guard} guards it; {one.why}" if one.guard else one.problem
+        lines.append(line(f"{one.toggle.pr} {told}", "" if one.guard else "red"))
     live = sum(check.live for check in checks)
     untested = sum(check.untested for check in checks)
     said = f"{live} of {len(checks)} toggles live" + (f", {untested} untested" if untested else "")
+    said += f", {len(latent)} latent" if latent else ""
     where = sorted({place for check in checks if (place := _place(check))})
     return Group(Listing(COLUMNS, rows, bar=True), *lines, line(" ".join([said, *where])))
 

@@ -54,6 +54,17 @@ def sites_of(here: Installed, sites: Sequence[Patch]) -> tuple[list[dict[str, An
     return plain, lacking
 
 
+def place_of(here: Installed, patch: Patch) -> tuple[str | None, str]:
+    """Where in a release the first edit of a patch lands, ``file:line`` within its packages; else None, and why it does
+    not."""
+    found = fit(_dist(here), [patch])
+    if found.problems:
+        return None, found.problems[0].what
+    path = Path(found.places[0].path)
+    inside = path.parts[path.parts.index(here.engine) :] if here.engine in path.parts else path.parts
+    return f"{'/'.join(inside)}:{found.places[0].line}", ""
+
+
 def _dist(here: Installed, version: str = "") -> Dist:
     """What is installed; as of a ``version``, where it is to be taken for another."""
     return Dist(here.engine, Version(version or here.version), open_package(_package(here.python, here.engine)))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdebug.faults.shot import NotHere
+from specdebug.targets.sglang.inside.books import nodes_below, root_of
 from specdebug.targets.sglang.inside.requests import held
 
 _OURS = re.compile(r"[0-9a-f]{8}-(.+)")
@@ -109,14 +110,9 @@ class SeenRadix:
     tree: Any
 
     def nodes(self) -> Iterator[Any]:
-        root = getattr(self.tree, "root_node", None)
-        if root is None or not hasattr(root, "lock_ref"):
+        if (root := root_of(self.tree)) is None:
             raise NotHere("this release's radix tree is not one of nodes")
-        waiting = list(root.children.values())
-        while waiting:
-            node = waiting.pop()
-            yield node
-            waiting += node.children.values()
+        return nodes_below(root)
 
     @property
     def evictable_size(self) -> int:

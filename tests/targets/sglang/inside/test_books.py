@@ -79,6 +79,18 @@ def test_each_broken_law_is_named(damage: Callable[[Any], None], told: str) -> N
     assert violated(engine) == [told]
 
 
+def test_a_tree_that_shows_no_nodes_is_added_up_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_ported(_: object) -> None:
+        raise NotImplementedError("root_node")
+
+    engine = scheduler()
+    engine.tree_cache.node.lock_ref = 2
+    monkeypatch.setattr(type(engine.tree_cache), "root_node", property(not_ported, lambda *_: None), raising=False)
+    assert violated(engine) == []
+    engine.tree_cache.evictable_size_ = 2
+    assert violated(engine) == ["locks: evictable + protected = 6, cached = 4"]
+
+
 def test_a_lock_that_outlives_every_request_is_named() -> None:
     engine = scheduler(running=False)
     engine.tree_cache.node.lock_ref, engine.tree_cache.evictable_size_ = 1, 0

@@ -64,7 +64,7 @@ def _stand_ins(answer: HuntAnswer, seen: SeenFailure | None) -> list[str]:
         return []
     return [
         "SGLang ran on a CPU: scheduler, workers, pools, caches and metadata are its own; attention, the kernels of",
-        "sgl-kernel and CUDA graphs are stood in for by torch (specdebug's docs/engines.md, *What a verdict rests on*).",
+        "sgl-kernel and CUDA graphs are torch stand-ins (specdebug's docs/engines.md, *What a verdict rests on*).",
         "",
     ]
 

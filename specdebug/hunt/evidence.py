@@ -180,7 +180,7 @@ def _versions(target: TargetChoice, traced: Traced) -> dict[str, str]:
     there = look_into(Path(environment.python), environment.engine)
     python = ".".join(map(str, there.get("python", ())))
     own = {environment.engine: environment.version, "torch": str(there.get("torch", "")), "python": python}
-    return own | {name: told[name] for name in ("specdebug", "os", "device") if name in told}
+    return own | {"device": environment.device} | {name: told[name] for name in ("specdebug", "os") if name in told}
 
 
 def _command(run: ArmRun) -> str:

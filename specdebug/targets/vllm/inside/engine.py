@@ -147,7 +147,7 @@ class EngineThread:
 
     def _verified(self, rid: str, drafts: int) -> None:
         """A verify has accepted so many drafts of a request, which vLLM names by the id it was given and a suffix."""
-        if (served := self._named(rid)) is not None:
+        if (served := self._named(rid)) is not None and not served.prefills:  # some prefills are padded with drafts
             served.verified = True
             self._add(served, drafts)
 

@@ -24,7 +24,9 @@ class EngineArgs(SimpleNamespace):
 
 class LLMEngine:
     """Each request's output is 1, 2, 3 ...; a prompt that begins with 0 is declined. One that begins with 7 is
-    preempted after its third token, and has no drafts after its sixth: it gets one token then, and one at a time."""
+    preempted after its third token, and has no drafts after its sixth: it gets one token then, and one at a time. The
+    prefill of one that begins with 8 is padded with drafts that are none.
+    """
 
     def __init__(self, arguments: EngineArgs) -> None:
         self.vllm_config = SimpleNamespace(
@@ -62,6 +64,8 @@ class LLMEngine:
             again, alone = prompt[0] == 7 and made == 3, prompt[0] == 7 and made >= 6
             if again:
                 self.scheduler._preempt_request(SimpleNamespace(request_id=f"{rid}-0a1b"), 0.0)
+            elif not made and prompt[0] == 8:
+                self.scheduler.make_spec_decoding_stats(None, num_accepted_tokens=0, request_id=f"{rid}-0a1b")
             elif made and not alone:
                 self.scheduler.make_spec_decoding_stats(None, num_accepted_tokens=1, request_id=f"{rid}-0a1b")
             state[1] = made = min(made + (1 if again or alone or not made else 2), params.max_tokens)

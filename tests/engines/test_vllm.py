@@ -171,6 +171,21 @@ def test_damage_in_vllm_s_own_code_is_the_arm_s_failure_by_law_or_site(
     assert arm["signature"] == signature or name == "rejected"  # of which vLLM's step after that dies
 
 
+def test_the_stand_in_for_expand_drops_what_it_computes_so_sampling_is_wrong() -> None:
+    """vLLM 0.32.0's own mistake on a CPU (docs/engines.md, sampled requests)."""
+    here = find_installed(store_folder(None), parse_release(RELEASE))
+    code = (
+        "import torch; from vllm.platforms import current_platform as p; p.import_kernels()\n"
+        "from vllm.utils.cpu_triton_utils import _expand_kernel_impl as expand\n"
+        "for kind in (torch.float32, torch.int64):\n"
+        "    out = torch.full((3,), 77, dtype=kind)\n"
+        "    expand(out, torch.tensor([3, 7], dtype=kind), torch.tensor([2, 3], dtype=torch.int32), 0, 1)\n"
+        "    print(out.int().tolist())\n"
+    )
+    done = subprocess.run([here.python, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-2:] == ["[77, 77, 77]", "[3, 3, 7]"], done.stderr[-500:]
+
+
 def test_a_tree_is_refused_where_it_stands() -> None:
     words = [*REPLAY, "scenarios/topk_page_table.yaml", "--arm", "fixed", "--target", RELEASE]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)

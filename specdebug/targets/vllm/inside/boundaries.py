@@ -10,7 +10,7 @@ This is about the model runner V1, which vLLM takes where there is no Triton.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -130,7 +130,11 @@ class Boundaries:
         decodes: Doing = "plain" if getattr(self._runner, "drafter", None) is None else "speculative"
         chosen = [n for n in every.places if ("prefill" if every.starts[n] < every.totals[n] else decodes) == doing]
         facts = (getattr(every, each.name) for each in fields(every)[1:])
-        return StepRequests(doing, *(tuple(each[n] for n in chosen) for each in facts))
+        share = StepRequests(doing, *(tuple(each[n] for n in chosen) for each in facts))
+        if doing != "prefill":
+            return share
+        rows = tuple(count - pad for count, pad in zip(share.rows, share.drafts, strict=True))
+        return replace(share, rows=rows, drafts=(0,) * len(rows))
 
     def _tell(self, names: dict[Doing, str] | str, values: Tensor, rows: Sequence[int]) -> None:
         """Hand each share its rows of a tensor. ``rows``: how many each request of the batch has."""
@@ -140,7 +144,10 @@ class Boundaries:
             if site is None:
                 continue
             mine = [rows[place] for place in share.places]
-            parts = [values[ends[place] - rows[place] : ends[place]] for place in share.places]
+            if share.doing == "prefill":  # one of a single token is padded to the size of a verify
+                mine = [max(1, rows[place] - self._all.drafts[place]) for place in share.places]
+            firsts = [ends[place] - rows[place] for place in share.places]
+            parts = [values[first : first + count] for first, count in zip(firsts, mine, strict=True)]
             for each in self._onlookers:
                 each.on_site(site, share, torch.cat(parts), mine)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specdebug.targets.inside.words import say
-from specdebug.targets.vllm.inside.accepted import on_verify
+from specdebug.targets.vllm.inside.accepted import on_preemption, on_verify
 
 FAILED = 86
 """Exit status of the process when the engine has failed."""
@@ -20,13 +20,21 @@ Event = dict[str, Any]
 
 @dataclass
 class Served:
-    """One request. ``told`` takes its events, and is called in the engine's thread. ``accepted``: by number of drafts
-    that were, how many verifies."""
+    """One request. ``told`` takes its events, and is called in the engine's thread.
+
+    ``accepted``: by number of drafts that were, how many verifies; a decode step that had none to verify counts as one
+    of none. ``emitted``: tokens so far. ``verified``: drafts were, since the last of them. ``preempted``: so often.
+    ``prefills``: the next token is a prefill's.
+    """
 
     rid: str
     prompt: list[int]
     told: Callable[[Event], None]
     accepted: dict[int, int] = field(default_factory=dict)
+    emitted: int = 0
+    verified: bool = False
+    preempted: int = 0
+    prefills: bool = True
 
     def event(self, text: str, ids: list[int], cached: int, finish: Mapping[str, Any] | None) -> Event:
         """An event of SGLang's interface, with all tokens so far."""
@@ -38,6 +46,7 @@ class Served:
             "cached_tokens": cached,
             "finish_reason": finish,
             "spec_verify_ct": verifies,
+            "num_retractions": self.preempted,
         }
         if verifies:
             longest = max(self.accepted)
@@ -58,6 +67,7 @@ class EngineThread:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         on_verify(self._verified)
+        on_preemption(self._preempted)
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._served: dict[str, Served] = {}
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -124,6 +134,7 @@ class EngineThread:
         if served is None:  # it was aborted
             return
         (made,) = output.outputs
+        self._count(served, len(made.token_ids))
         finish = None
         if output.finished:
             del self._served[output.request_id]
@@ -136,10 +147,30 @@ class EngineThread:
 
     def _verified(self, rid: str, drafts: int) -> None:
         """A verify has accepted so many drafts of a request, which vLLM names by the id it was given and a suffix."""
-        served = self._served.get(rid) or next(
+        if (served := self._named(rid)) is not None and not served.prefills:  # some prefills are padded with drafts
+            served.verified = True
+            self._add(served, drafts)
+
+    def _preempted(self, rid: str) -> None:
+        """A request is put back, and will be prefilled again."""
+        if (served := self._named(rid)) is not None:
+            served.preempted += 1
+            served.prefills = True
+
+    def _named(self, rid: str) -> Served | None:
+        return self._served.get(rid) or next(
             (each for name, each in self._served.items() if rid.startswith(f"{name}-")), None
         )
-        if served is not None:
-            served.accepted[drafts] = served.accepted.get(drafts, 0) + 1
-            self.verifies += 1
-            self.accepted += drafts
+
+    def _count(self, served: Served, tokens: int) -> None:
+        """A request has so many tokens. One that came of a decode without drafts is of a verify of none."""
+        if tokens > served.emitted:
+            drafting = self.config.speculative_config is not None
+            if drafting and not served.verified and not served.prefills:
+                self._add(served, 0)
+            served.emitted, served.verified, served.prefills = tokens, False, False
+
+    def _add(self, served: Served, drafts: int) -> None:
+        served.accepted[drafts] = served.accepted.get(drafts, 0) + 1
+        self.verifies += 1
+        self.accepted += drafts

@@ -94,7 +94,9 @@ class Runner:
     def _prepare_inputs(self, scheduled: Any, counts: Any) -> tuple[Any, Any, int]:
         names = list(self._counts)
         decoding = [self.computed[name] >= self.prompts[name] for name in names]
-        drafts = [int(count) - 1 if it else 0 for count, it in zip(counts, decoding, strict=True)]
+        padded = [-1 in self.drafts.get(name, ()) for name in names]
+        verifies = [one or other for one, other in zip(decoding, padded, strict=True)]
+        drafts = [int(count) - 1 if it else 0 for count, it in zip(counts, verifies, strict=True)]
         verified = SimpleNamespace(num_draft_tokens=drafts) if any(drafts) else None
         return None, verified, 0
 

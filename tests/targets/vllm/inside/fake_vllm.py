@@ -14,13 +14,19 @@ class Scheduler:
     def make_spec_decoding_stats(self, stats: Any, *, num_accepted_tokens: int, request_id: str) -> Any:
         return stats
 
+    def _preempt_request(self, request: Any, timestamp: float) -> None:
+        """It is computed again, which nobody sees."""
+
 
 class EngineArgs(SimpleNamespace):
     pass
 
 
 class LLMEngine:
-    """Each request's output is 1, 2, 3 ...; a prompt that begins with 0 is declined."""
+    """Each request's output is 1, 2, 3 ...; a prompt that begins with 0 is declined. One that begins with 7 is
+    preempted after its third token, and has no drafts after its sixth: it gets one token then, and one at a time. The
+    prefill of one that begins with 8 is padded with drafts that are none.
+    """
 
     def __init__(self, arguments: EngineArgs) -> None:
         self.vllm_config = SimpleNamespace(
@@ -41,7 +47,7 @@ class LLMEngine:
     def add_request(self, rid: str, prompt: dict[str, list[int]], params: Any) -> None:
         if prompt["prompt_token_ids"][0] == 0:
             raise ValueError("too long")
-        self.requests[rid] = [params, 0]
+        self.requests[rid] = [params, 0, prompt["prompt_token_ids"]]
 
     def abort_request(self, rids: list[str]) -> None:
         for rid in rids:
@@ -54,10 +60,15 @@ class LLMEngine:
     def step(self) -> list[Any]:
         outputs = []
         for rid, state in list(self.requests.items()):
-            params, made = state
-            if made:
+            params, made, prompt = state
+            again, alone = prompt[0] == 7 and made == 3, prompt[0] == 7 and made >= 6
+            if again:
+                self.scheduler._preempt_request(SimpleNamespace(request_id=f"{rid}-0a1b"), 0.0)
+            elif not made and prompt[0] == 8:
+                self.scheduler.make_spec_decoding_stats(None, num_accepted_tokens=0, request_id=f"{rid}-0a1b")
+            elif made and not alone:
                 self.scheduler.make_spec_decoding_stats(None, num_accepted_tokens=1, request_id=f"{rid}-0a1b")
-            state[1] = made = min(made + (2 if made else 1), params.max_tokens)
+            state[1] = made = min(made + (1 if again or alone or not made else 2), params.max_tokens)
             ids = list(range(1, made + 1))
             stop = next((each for each in ids if each in (params.stop_token_ids or ())), None)
             if stop is not None:
@@ -88,7 +99,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "vllm.v1.core.sched": {},
         "vllm.v1.core.sched.scheduler": {"Scheduler": Scheduler},
     }
-    monkeypatch.setattr(Scheduler, "make_spec_decoding_stats", Scheduler.make_spec_decoding_stats)  # put back after
+    for name in ("make_spec_decoding_stats", "_preempt_request"):
+        monkeypatch.setattr(Scheduler, name, getattr(Scheduler, name))  # put back after
     for name, held in members.items():
         module = types.ModuleType(name)
         vars(module).update(held)

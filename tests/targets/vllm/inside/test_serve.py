@@ -48,6 +48,19 @@ def test_a_whole_answer_has_its_tokens_and_what_its_verifies_accepted(ask: Calla
     assert (meta["spec_verify_ct"], meta["spec_accept_histogram"], meta["spec_accept_length"]) == (3, [0, 3], 2.0)
 
 
+def test_a_preemption_and_steps_without_drafts_are_counted(ask: Callable[[Asking], Any]) -> None:
+    """1, two verified ones, one of the prefill after the preemption, two verified ones, and then one at a time."""
+    asked = body(tokens=8) | {"input_ids": [7]}
+    meta = ask(lambda client: client.post("/generate", json=asked)).json()["meta_info"]
+    assert (meta["completion_tokens"], meta["num_retractions"]) == (8, 1)
+    assert (meta["spec_verify_ct"], meta["spec_accept_histogram"]) == (4, [2, 2])
+
+
+def test_a_prefill_that_is_padded_like_a_verify_is_none(ask: Callable[[Asking], Any]) -> None:
+    meta = ask(lambda client: client.post("/generate", json=body(tokens=5) | {"input_ids": [8]})).json()["meta_info"]
+    assert (meta["spec_verify_ct"], meta["spec_accept_histogram"]) == (2, [0, 2])
+
+
 def test_a_stream_goes_on_from_event_to_event_and_a_stop_token_is_told(ask: Callable[[Asking], Any]) -> None:
     stopping = body(stream=True, params={"stop_token_ids": [4]})
     text = ask(lambda client: client.post("/generate", json=stopping)).text

@@ -205,7 +205,7 @@ def look(release: str) -> list[dict[str, Any]]:
         row: dict[str, Any] = {
             "kernel": each.kernel,
             "planted": each.what,
-            "expected": f"oob@{each.kernel}.{each.argument}",
+            "expected": each.expected,
         }
         for name, planted in (("sound", False), ("told", True)):
             each.launch(kernel, planted)

@@ -7,6 +7,7 @@ reads or overwrites. Memory of nobody is neither read nor written: a load gets b
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from specdebug.kernel_memory.owners import is_mapped
 from specdebug.kernel_memory.pointers import Addresses, Plain, plain, tag_of, tags_of
 from specdebug.kernel_memory.regions import Extent, Region
 
+_PAGE = 4096
+"""Bytes that a process has all of or none."""
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -78,15 +81,19 @@ class _Block:
         """Lanes whose origin is not known: a number that was made a pointer. Memory that some tensor or other code has
         is nothing to tell of."""
         bad = np.zeros_like(lanes)
+        pages: dict[int, bool] = {}
         for place in zip(*np.nonzero(lanes), strict=True):
             address = int(self._plain[place])
-            bad[place] = self._launch.owners.at(address) is None and not (address > 0 and is_mapped(address))
+            if self._launch.owners.at(address) is None:
+                page = address // _PAGE
+                if page not in pages:
+                    pages[page] = address > 0 and is_mapped(address)
+                bad[place] = not pages[page]
         if bad.any():
-            first = int(self._plain[bad][0])
+            first, where = int(self._plain[bad][0]), self._launch.position(self._what)
             self._safe &= ~bad
-            argument = self._launch.source_of(first)
-            words = f"address {first:#x} is nobody's memory"
-            self._launch.report(argument, "oob", self._launch.position(self._what), "tensor", words, int(bad.sum()))
+            words = partial("address {:#x} is nobody's memory".format, first)
+            self._launch.report(self._launch.source_of(first), "oob", where, "tensor", words, int(bad.sum()))
 
     def _within(self, span: Extent) -> Mask:
         held: Mask = (self._plain >= span.start) & (self._plain + self._item <= span.end)
@@ -114,5 +121,9 @@ class _Block:
         near, far = max(1, int(steps.min())), max(1, int(steps.max()))
         count = f"{near}" if near == far else f"{near} to {far}"
         side = "behind the end of" if behind else "in front of"
-        words = f"{count} element{'s' * (far > 1)} {side} {name}, {self._launch.victim_at(first)}"
+        where = f"{count} element{'s' * (far > 1)} {side} {name}"
+
+        def words() -> str:
+            return f"{where}, {self._launch.victim_at(first)}"
+
         self._launch.report(region.argument, "oob", self._launch.position(self._what), left, words, int(bad.sum()))

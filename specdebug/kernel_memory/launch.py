@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ UNNAMED = "pointer"
 """Argument of a finding at an address that comes from none of the kernel's."""
 _MOST_POINTERS = 1 << 16
 """Elements of an integer argument up to which it is searched for a pointer."""
-Report = Callable[[str, str, Access, str, str, int], None]
-"""Takes a finding: argument, kind, access, what was left (row, slice or tensor), words, bad lanes."""
+Report = Callable[[str, str, Access, str, Callable[[], str], int], None]
+"""Takes a finding: argument, kind, access, what was left (row, slice or tensor), what makes its words, bad lanes. Whose
+memory was hit takes long to find out, so words are made of the first finding of its kind alone."""
 Position = Callable[[str], Access]
 """Where the kernel is, for a load, store or atomic."""
 
@@ -113,7 +115,9 @@ class KernelLaunch:
         slots = shadow.touch(addresses)
         if what == "load" and len(missing := shadow.unwritten(slots)):
             argument = self.regions[tag].argument
-            self.report(argument, "unwritten", self.position(what), "", words_of(shadow, missing), len(missing))
+            self.report(
+                argument, "unwritten", self.position(what), "", partial(words_of, shadow, missing), len(missing)
+            )
         elif what != "load":
             shadow.written[slots] = True
 

@@ -1,7 +1,7 @@
 """Whose memory an address is: the live tensors of the process, found through the garbage collector.
 
-A look is taken when an address comes up that no tensor of the last look holds, and at most one a launch, because no
-tensor is made while a kernel runs.
+A look is taken when an address comes up that no known tensor holds, among the youngest objects first, and at most one a
+launch at those of each age, because no tensor is made while a kernel runs.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ class Owners:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._found: dict[int, Owner] = {}
-        self._fresh = False
+        self._age = 0
 
     def stale(self) -> None:
         """A launch begins: tensors may have come and gone."""
-        self._fresh = False
+        self._age = 0
 
     def at(self, address: int) -> Owner | None:
         """The allocation that holds an address; None: no tensor does."""
         owner = self._known(address)
-        if owner is None and not self._fresh:
-            self._look()
+        while owner is None and self._age < len(gc.get_threshold()):
+            self._look(self._age)
+            self._age += 1
             owner = self._known(address)
         return owner
 
@@ -61,20 +62,19 @@ class Owners:
         owner = self._found[self._starts[place]]
         return owner if address < owner.end and owner.lives else None
 
-    def _look(self) -> None:
-        self._found = {}
-        for tensor in live_tensors():
+    def _look(self, age: int) -> None:
+        self._found = {start: owner for start, owner in self._found.items() if owner.lives}
+        for tensor in live_tensors(age):
             storage = tensor.untyped_storage()
             start = storage.data_ptr()
             if start and storage.nbytes() and start not in self._found:
                 self._found[start] = Owner(start, start + storage.nbytes(), weakref.ref(tensor))
         self._starts = sorted(self._found)
-        self._fresh = True
 
 
-def live_tensors() -> Iterator[torch.Tensor]:
-    """The tensors in this process's memory that Python knows."""
-    for each in gc.get_objects():
+def live_tensors(age: int | None = None) -> Iterator[torch.Tensor]:
+    """The tensors in this process's memory that Python knows; of one generation of the garbage collector, or of all."""
+    for each in gc.get_objects(age):
         if issubclass(type(each), torch.Tensor) and each.device.type == "cpu" and each.layout is torch.strided:
             yield each
 

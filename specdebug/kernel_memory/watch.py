@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -63,21 +63,22 @@ class Watch:
         missing = shadow.unwritten(slots.reshape(-1).numpy())
         if len(missing):
             access = Access("load", (row, 0, 0), line_of(outside((_PACKAGE,))))
-            self.report(kernel, argument, "unwritten", access, "", words_of(shadow, missing), len(missing))
+            self.report(kernel, argument, "unwritten", access, "", partial(words_of, shadow, missing), len(missing))
 
-    def report(self, kernel: str, argument: str, kind: str, access: Access, left: str, words: str, count: int) -> None:
-        """Take a finding. Raises KernelMemoryError in assert mode."""
+    def report(
+        self, kernel: str, argument: str, kind: str, access: Access, left: str, words: Callable[[], str], count: int
+    ) -> None:
+        """Take a finding, as ``launch.Report`` has it. Raises KernelMemoryError in assert mode."""
         mode = mode_of(self._rules, f"{kernel}.{argument}", kind)
         if mode == OFF:
             return
-        finding = MemoryFinding(kernel, argument, kind, access, words, count)
-        if mode == ASSERT:
-            raise KernelMemoryError(finding.message())
-        key = (finding.signature, access.what, access.line, left)
+        key = (kernel, argument, kind, access.what, access.line, left)
         if known := self._found.get(key):
             self._found[key] = replace(known, count=known.count + count, accesses=known.accesses + 1)
+        elif mode == ASSERT:
+            raise KernelMemoryError(MemoryFinding(kernel, argument, kind, access, words(), count).message())
         elif len(self._found) < MOST:
-            self._found[key] = finding
+            self._found[key] = MemoryFinding(kernel, argument, kind, access, words(), count)
 
     def _reporter(self, kernel: str) -> Report:
         self._count(kernel)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from specdebug import async_probe
+from specdebug import async_probe, kernel_memory
 from specdebug.errors import SpecDebugError
 from specdebug.faults.injector import Injector
 from specdebug.run.exceptions import violation_of
@@ -214,10 +214,13 @@ class EngineLoop:
         self._sink.emit("gauges", **self._gauges())
 
     def _tell_coverage(self) -> None:
-        self._sink.emit("coverage", step=self._step, reached=async_probe.reached(), hits=self._hits(), **self._gauges())
+        reached = {**async_probe.reached(), **kernel_memory.launches()}
+        self._sink.emit("coverage", step=self._step, reached=reached, hits=self._hits(), **self._gauges())
 
     def _inspect(self, step: int, failure: Exception | None) -> None:
         """Tell what a step left behind. Of a device that is lost, only what had reached the host by then is left."""
+        for one in kernel_memory.poll():
+            self._tell(Violation(one.kind, one.site, step, one.message(), one.count))
         if failure is not None and device_lost(failure):
             findings, damage = async_probe.salvage(), self._session.damage_seen()
         else:

@@ -21,10 +21,10 @@ from typing import NoReturn
 from specdebug.errors import SpecDebugError
 from specdebug.faults.injector import Injector
 from specdebug.random_streams import stream
-from specdebug.scenario.packs import activate
+from specdebug.scenario.packs import activate, kernel_rules
 from specdebug.server.engine_loop import EngineLoop
 from specdebug.server.launch import Launch
-from specdebug.targets.base import Opening
+from specdebug.targets.base import Opening, OverThere
 from specdebug.targets.registry import find_target
 from specdebug.workers.forkserver import DUMP_SIGNAL, die_with_parent
 from specdebug.workers.machine_failure import machine_failure
@@ -82,7 +82,13 @@ def _build(launch: Launch, channel: socket.socket, sink: PipeSink) -> EngineLoop
     from specdebug.run.arm import hits_of
 
     applied = apply([patch for toggle in launch.toggles for patch in toggle.patches], "import")
-    opening = Opening("serve", sink.emit, _Busy(sink), lambda: activate(launch.packs, launch.mode))
+    opening = Opening(
+        "serve",
+        sink.emit,
+        _Busy(sink),
+        lambda: activate(launch.packs, launch.mode),
+        OverThere(kernels=kernel_rules(launch.packs, launch.mode)),
+    )
     session = find_target(TARGET).open(launch.options, launch.seed, opening)
     injector = Injector(launch.faults, launch.seed, sink, stream)
     injector.attach(session.inside)

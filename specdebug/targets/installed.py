@@ -38,6 +38,10 @@ class InstalledTarget(StartedTarget):
         """Tokens of prompt and output that a request may have."""
         return config.context_length
 
+    def interprets(self, here: Installed) -> bool:
+        """Return True if its Triton kernels run interpreted, where their memory can be looked at."""
+        return False
+
     def asked(self, options: Mapping[str, Any]) -> Asked:
         config = EngineConfig.from_dict(options)  # what cannot be is told where it stands, before anything is started
         return replace(asked_of_server(self._settings, options), unused=(), context_length=self.room(config))
@@ -46,6 +50,8 @@ class InstalledTarget(StartedTarget):
         here = self.installed()
         for note in (*filter(None, (here.taken_as,)), *self.notes(options, here)):
             opening.say("note", text=note)
+        if opening.over_there.kernels and not self.interprets(here):
+            opening.say("note", text="kernels: none of this engine's run interpreted here, so none is looked at")
         return super().open(options, seed, opening)
 
     def installed(self) -> Installed:

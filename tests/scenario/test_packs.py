@@ -13,7 +13,9 @@ from specdebug import async_probe
 from specdebug.async_probe import Rule
 from specdebug.async_probe.sites import Site, find_sites
 from specdebug.errors import ContentError
-from specdebug.scenario.packs import ProbePack, activate, check_globs, load_pack, read_pack, rules
+from specdebug.kernel_memory.rules import KernelRule
+from specdebug.scenario.library import live_in
+from specdebug.scenario.packs import ProbePack, activate, check_globs, kernel_rules, load_pack, read_pack, rules
 from specdebug.yamlio import parse_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +71,45 @@ def test_a_pack_as_read() -> None:
 def test_what_is_wrong_is_said_at_its_place(old: str, new: str, complaint: str) -> None:
     assert old in IDS
     assert _complaint(IDS.replace(old, new, 1)).startswith(complaint)
+
+
+KERNELS = """\
+name: mine
+mode: record
+kernels:
+  - glob: "*"
+  - {glob: "copy_*.data_ptrs", kinds: [unwritten], mode: assert}
+  - {glob: "argmax.*", mode: off}
+"""
+
+
+def test_a_pack_of_kernels() -> None:
+    pack = _pack(KERNELS)
+    assert pack.entries == ()
+    assert rules([pack]) == ()
+    assert kernel_rules([pack, _pack(IDS)]) == (
+        KernelRule("*", "record"),
+        KernelRule("copy_*.data_ptrs", "assert", ("unwritten",)),
+        KernelRule("argmax.*", "off"),
+    )
+    assert [rule.mode for rule in kernel_rules([pack], "assert")] == ["assert", "assert", "off"]
+    assert live_in(pack, [Site("verify.logits", "nan", "a.py", 1)]) == set()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("unwritten", "nan", "p.yaml:5:40: kernels[1].kinds[0] cannot be 'nan'"),
+        ("mode: off", "mode: of", "p.yaml:6:30: kernels[2].mode cannot be 'of'"),
+        ("kernels:", "kernel:", "p.yaml:3:1: unknown key 'kernel'; did you mean 'kernels'?"),
+    ],
+)
+def test_what_is_wrong_of_kernels_is_said_at_its_place(old: str, new: str, complaint: str) -> None:
+    assert _complaint(KERNELS.replace(old, new)).startswith(complaint)
+
+
+def test_a_pack_of_nothing_is_refused() -> None:
+    assert _complaint("name: x\nmode: record\n") == "p.yaml:1:1: the file has neither 'sites' nor 'kernels'"
 
 
 def test_a_glob_that_matches_no_site() -> None:

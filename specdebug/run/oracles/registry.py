@@ -25,6 +25,7 @@ from specdebug.targets.base import SHOWN, Ability
 ORACLES: tuple[type[Oracle], ...] = (
     Guards,
     ProbesOracle,
+    ServerFindings,
     PoolsOracle,
     Graphs,
     DraftKV,
@@ -36,7 +37,6 @@ ORACLES: tuple[type[Oracle], ...] = (
     Ends,
     Accept,
     AcceptFloor,
-    ServerFindings,
     ServerCounts,
     ServerAlive,
 )

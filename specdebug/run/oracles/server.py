@@ -31,6 +31,10 @@ class ServerFindings(_OfServer):
     def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
         self._look(session, step)
 
+    def on_prefilled(self, session: Any, request: Any) -> None:
+        """What an engine told its log of a request comes before what is seen of that in the engine itself."""
+        self._look(session, self.bench.step)
+
     def on_served(self, session: Any, rids: Sequence[str]) -> None:
         self._look(session, self.bench.step)
 

@@ -47,6 +47,9 @@ class SglangTarget(InstalledTarget):
             *sites_of(here, added_sites(here))[1],
         )
 
+    def interprets(self, here: Installed) -> bool:
+        return here.device == "cpu"
+
     def room(self, config: EngineConfig) -> int:
         return config.context_length - reserved_tokens(config)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import os
 import pkgutil
 from collections.abc import Callable
 from importlib import import_module
@@ -12,10 +14,11 @@ import pytest
 import torch
 
 from specdebug.engine import kernels
+from specdebug.errors import CannotRunHere
 
 pytest.importorskip("triton")
 
-from specdebug.engine.kernels import kv_indices
+from specdebug.engine.kernels import kv_cache, kv_indices, twin
 from specdebug.engine.kernels.triton import kv_indices as twins
 
 MODULES = [import_module(f"{kernels.__name__}.{each.name}") for each in pkgutil.iter_modules(kernels.__path__)]
@@ -49,3 +52,26 @@ def test_a_first_argument_on_a_gpu_goes_to_the_twin(monkeypatch: pytest.MonkeyPa
     table, rows = torch.arange(12, dtype=torch.int32).view(3, 4), torch.tensor([1])
     assert kv_indices.gather_page_table(table, rows, 2, 2).tolist() == [[2, 3]]
     assert kv_indices.gather_page_table(table.as_subclass(OnGpu), rows, 2, 2) == (2, 2)
+
+
+def test_on_a_cpu_twins_are_taken_once_they_may_be_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twin, "_interpreted", False)
+    monkeypatch.setattr(twins, "gather_page_table", lambda *arguments: arguments[2:])
+    monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))
+    table, rows = torch.arange(12, dtype=torch.int32).view(3, 4), torch.tensor([1])
+    twin.interpret_on_cpu()
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    assert kv_indices.gather_page_table(table, rows, 2, 2) == (2, 2)
+
+
+def test_kernels_of_many_programs_stay_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twin, "_interpreted", True)
+    pool = torch.zeros(4, 1, 2)
+    with pytest.raises(IndexError):
+        kv_cache.write_kv(pool, pool, torch.tensor([9]), torch.ones(1, 1, 2), torch.ones(1, 1, 2))
+
+
+def test_without_triton_nothing_can_be_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CannotRunHere, match="Triton, whose interpreter runs kernels on a CPU, is not installed"):
+        twin.interpret_on_cpu()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from specdebug.run.oracles.base import Bench, OracleSettings
+from specdebug.run.oracles.registry import ORACLES
 from specdebug.run.oracles.server import ASK_EVERY, ServerAlive, ServerCounts, ServerFindings, wrong_counts
 from specdebug.scenario.grammar import OracleSpec
-from specdebug.targets.base import Asked
+from specdebug.targets.base import INSIDE, Asked
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeRequest
 
@@ -165,3 +166,12 @@ def test_what_a_server_tells_of_is_a_violation_of_its_name() -> None:
     watching.oracle.on_served(watching.session, [])
     assert watching.signatures == ["nan@draft.x", "crash:SIGSEGV"]
     assert (watching.found[0].step, watching.found[0].detail) == (5, "the server says: 3 bad")
+
+
+def test_what_an_engine_told_its_log_comes_before_what_is_seen_in_it() -> None:
+    watching = Watching(ServerFindings)
+    watching.server.told = [("nan@draft.x", "3 bad")]
+    watching.oracle.on_prefilled(watching.session, None)
+    assert watching.signatures == ["nan@draft.x"]
+    inside = [number for number, kind in enumerate(ORACLES) if kind.needs & INSIDE]
+    assert ORACLES.index(ServerFindings) < min(inside)

@@ -93,7 +93,9 @@ def test_what_an_engine_cannot_run_says_so_in_its_own_file(name):
 def test_a_revert_that_another_engine_has_is_expected_there_as_its_toggle_says(name):
     scenario = SHIPPED[name].on(parse_target("sglang==0.5.13"))
     (toggle,) = (each for each in TOGGLES if each["pr"] in scenario.arms["reverted"].revert)
-    if "sglang" in toggle["patches"]:
+    if name == "flaky_chunk_tail":
+        assert scenario.expectation_of("reverted").verdict == "pass", "its arrivals fall otherwise on a server"
+    elif "sglang" in toggle["patches"]:
         assert scenario.expectation_of("reverted").signatures == (toggle["detected_in"]["sglang"]["signature"],)
     else:
         assert not scenario.expect_on

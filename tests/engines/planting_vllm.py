@@ -12,7 +12,6 @@ import queue
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -152,7 +151,7 @@ def main() -> int:
 
 
 def served(engine: EngineThread, number: int) -> None:
-    """Two requests, one after the other prompt's chunks."""
+    """Two requests, added at once, so that every run has the same steps."""
     done: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def told(event: Any) -> None:
@@ -160,8 +159,13 @@ def served(engine: EngineThread, number: int) -> None:
             done.put(event)
 
     params = params_of({"max_new_tokens": 8, "temperature": 0, "ignore_eos": True})
-    for each, prompt in enumerate((list(range(5, 45)), list(range(105, 125)))):
-        engine.ask(partial(engine.add, Served(f"{number}-{each}", prompt, told), params))
+    prompts = (list(range(5, 45)), list(range(105, 125)))
+
+    def add() -> None:
+        for each, prompt in enumerate(prompts):
+            engine.add(Served(f"{number}-{each}", prompt, told), params)
+
+    engine.ask(add)
     for _ in range(2):
         done.get(timeout=300)
 

@@ -1,0 +1,40 @@
+"""The client of a server's interface, over a real connection."""
+
+from __future__ import annotations
+
+import asyncio
+
+from specdebug.targets.http.client import ServerClient
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def test_no_connection_is_used_again_since_nobody_would_hear_the_server_close_it() -> None:
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        try:
+            while (await reader.readuntil(b"\r\n\r\n")) and (await reader.read(2)) is not None:
+                writer.write(ANSWER)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def ask() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        client = ServerClient(f"http://{host}:{port}")
+        try:
+            for _ in range(2):
+                assert await client.post("/generate", {}) == {}
+                assert (await client.ask("POST", "/x", {})).status_code == 200
+        finally:
+            await client.close()
+            server.close()
+
+    asyncio.run(ask())
+    assert connections == 4

@@ -54,7 +54,8 @@ NUMPY = {"own": "", "v3": "X86_V4 AVX512_ICL AVX512_SPR", "v2": "X86_V3 X86_V4 A
 """Dispatched features that are switched off, by the level of x86-64 that is left; names of numpy 2.4 and later."""
 NUMPY_BEFORE = {"own": "", "v3": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR"}
 NUMPY_BEFORE["v2"] = "FMA3 AVX2 " + NUMPY_BEFORE["v3"]
-CORES = ("Haswell", "Zen", "SkylakeX", "Sandybridge", "Prescott")
+CORES = {"Haswell": "AVX2", "Zen": "AVX2", "SkylakeX": "AVX512F", "Sandybridge": "AVX", "Prescott": "SSE3"}
+"""Cores whose kernels OpenBLAS has, and what these take: without it a processor ends the process (SIGILL)."""
 MKL = ("", "COMPATIBLE", "AVX2")
 
 
@@ -73,13 +74,21 @@ class Setting:
         """Variables that play it; ``features`` is the table of numpy's names."""
         chosen = {
             "ATEN_CPU_CAPABILITY": CPU[self.cpu],
-            "OPENBLAS_CORETYPE": self.core,
+            "OPENBLAS_CORETYPE": self.core if playable(self.core) else "",
             "MKL_CBWR": self.mkl,
             "ONEDNN_MAX_CPU_ISA": {"default": "SSE41", "avx2": "AVX2"}.get(self.cpu),
             "NPY_DISABLE_CPU_FEATURES": features[self.numpy],
         }
         threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         return {name: value for name, value in chosen.items() if value} | dict.fromkeys(threads, str(self.threads))
+
+
+def playable(core: str) -> bool:
+    """Return True if this processor can run OpenBLAS's kernels for a core; names that are not known are OpenBLAS's to
+    refuse."""
+    from numpy._core import _multiarray_umath as umath
+
+    return bool(umath.__cpu_features__.get(CORES.get(core, ""), True))
 
 
 FIXED = (
@@ -98,9 +107,8 @@ def settings(count: int, seed: int) -> list[Setting]:
     chosen = list(FIXED[:count])
     draw = random.Random(seed)
     while len(chosen) < count:
-        drawn = Setting(
-            draw.choice(list(CPU)), draw.choice(CORES), draw.choice(MKL), draw.choice(list(NUMPY)), draw.randint(1, 2)
-        )
+        cpu, core, mkl, level = (draw.choice(list(each)) for each in (CPU, CORES, MKL, NUMPY))
+        drawn = Setting(cpu, core, mkl, level, draw.randint(1, 2))
         if drawn not in chosen:
             chosen.append(drawn)
     return chosen

@@ -76,6 +76,10 @@ def live_tensors(age: int | None = None) -> Iterator[torch.Tensor]:
     """The tensors in this process's memory that Python knows; of one generation of the garbage collector, or of all."""
     for each in gc.get_objects(age):
         if issubclass(type(each), torch.Tensor) and each.device.type == "cpu" and each.layout is torch.strided:
+            try:
+                each.untyped_storage().data_ptr()
+            except RuntimeError:  # it only stands for a tensor, as those of torch.compile do
+                continue
             yield each
 
 

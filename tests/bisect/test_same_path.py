@@ -15,6 +15,7 @@ import pytest
 
 from specdebug.trials.journal import Journal
 from specdebug.trials.trial import Trial, TrialResult, trial_seed
+from tools.portable import playable
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("path_of_search.py")
@@ -36,7 +37,8 @@ Setting = dict[str, str]
 
 def setting(core: str, threads: int, instructions: str) -> Setting:
     """The environment in which OpenBLAS takes the kernels of a processor, and numpy has certain instructions."""
-    chosen = {"OPENBLAS_CORETYPE": core, "OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    chosen = {"OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    chosen |= {"OPENBLAS_CORETYPE": core} if playable(core) else {}
     return chosen | {"NPY_DISABLE_CPU_FEATURES": WITHOUT[instructions]}
 
 
@@ -65,7 +67,7 @@ def test_three_settings_choose_the_same_trials() -> None:
     settings = [
         setting("Haswell", 1, "AVX2 at most"),
         setting("Prescott", 1, "baseline"),
-        setting("SkylakeX", 2, "all"),
+        setting("SkylakeX", 2, "all"),  # its own, where it has no kernels for that one
     ]
     assert digests(settings) == [EVERYWHERE] * 3
 

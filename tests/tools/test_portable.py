@@ -135,3 +135,14 @@ def test_a_run_takes_in_failures_margins_and_what_is_in_force(tmp_path: Path) ->
     assert "1 failed, 1 passed" in result.tally
     assert "torch DEFAULT" in result.took
     assert "1 threads" in result.took
+
+
+def test_a_core_that_this_processor_cannot_play_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numpy._core import _multiarray_umath as umath
+
+    played = Setting("own", "SkylakeX", "", "own", 1)
+    for has in (True, False):
+        monkeypatch.setattr(umath, "__cpu_features__", {**umath.__cpu_features__, "AVX512F": has})
+        assert portable.playable("SkylakeX") is has
+        assert ("OPENBLAS_CORETYPE" in played.environment({"own": ""})) is has
+    assert portable.playable("NEOVERSEN1"), "what nobody knows here is the library's to refuse"

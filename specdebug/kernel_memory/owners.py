@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+_KINDS = (torch.Tensor, torch.nn.Parameter)
+"""Other classes of tensors may only stand for one, as torch.compile's do, and have no memory."""
 _MAPS = Path("/proc/self/maps")
 
 
@@ -75,10 +77,10 @@ class Owners:
 def live_tensors(age: int | None = None) -> Iterator[torch.Tensor]:
     """The tensors in this process's memory that Python knows; of one generation of the garbage collector, or of all."""
     for each in gc.get_objects(age):
-        if issubclass(type(each), torch.Tensor) and each.device.type == "cpu" and each.layout is torch.strided:
+        if type(each) in _KINDS and each.device.type == "cpu" and each.layout is torch.strided:
             try:
                 each.untyped_storage().data_ptr()
-            except RuntimeError:  # it only stands for a tensor, as those of torch.compile do
+            except RuntimeError:  # a wrapper around another
                 continue
             yield each
 

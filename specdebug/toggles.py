@@ -279,10 +279,7 @@ def _read_elsewhere(
 def _read_guard(item: Item, owner: str) -> Guard:
     table = item.table(required=("target", "guard", "why"))
     target, guard = table["target"], table["guard"]
-    try:
-        module, qualname = parse_target(target.text())
-    except ValueError as error:
-        raise target.error(f"is '{one_line(target.text(), 60)}': {error}") from None
+    module, qualname = _read_target(target)
     at = guard.doc.where_text(*guard.path, line=1)
     edit = Edit(id=f"{owner}#1", match=guard.text(), replacement="pass", match_at=at, replacement_at=at)
     return Guard(Patch(owner, module, qualname, (edit,), target.where), _line(table["why"]))
@@ -321,14 +318,19 @@ def _read_patches(item: Item, owner: str) -> tuple[Patch, ...]:
     for entry in item.items(at_least=1):
         table = entry.table(required=("target", "edits"))
         target = table["target"]
-        try:
-            module, qualname = parse_target(target.text())
-        except ValueError as error:
-            raise target.error(f"is '{one_line(target.text(), 60)}': {error}") from None
+        module, qualname = _read_target(target)
         name = owner.rpartition(" ")[2]
         edits = tuple(_read_edit(one, f"{name}#{next(numbers)}") for one in table["edits"].items(at_least=1))
         patches.append(Patch(owner, module, qualname, edits, target.where))
     return tuple(patches)
+
+
+def _read_target(item: Item) -> tuple[str, str]:
+    """The module and the qualified name that a text means."""
+    try:
+        return parse_target(item.text())
+    except ValueError as error:
+        raise item.error(f"is '{one_line(item.text(), 60)}': {error}") from None
 
 
 def _read_edit(item: Item, edit_id: str) -> Edit:

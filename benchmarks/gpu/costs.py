@@ -1,4 +1,4 @@
-"""What probes, recording and oracles cost SGLang: a decode step on this machine's GPU, CUDA graphs on.
+"""Measure what probes, recording and oracles cost a decode step of SGLang on this machine's GPU, CUDA graphs on.
 
 ``python benchmarks/gpu/costs.py OUT [--batch 1]`` writes a target of Llama 3 8B's size and its EAGLE head, random in
 bf16, and starts SGLang on them several times, side by side, those that are not timed asleep: as it is, with our plugin
@@ -56,7 +56,7 @@ def options_of(folder: Path, mode: str, backend: str, batch: int) -> dict[str, A
 
 
 def kinds(out: Path) -> dict[str, OverThere]:
-    """What is asked of each server's inside."""
+    """Return what each server is asked to do inside."""
     packs = Library().packs(("default",))
     return {
         "plugin": OverThere(),

@@ -1,4 +1,4 @@
-"""What stands in for SGLang's kernels on a CPU, held against those kernels on this machine's GPU.
+"""Hold what stands in for SGLang's kernels on a CPU against those kernels, on this machine's GPU.
 
 ``python benchmarks/gpu/stand_ins.py OUT`` runs each kernel with the Python that ``specdebug engines`` knows for CUDA,
 and our stand-in beside it on copies of the same inputs, drawn from a seed. It prints a table and writes
@@ -101,7 +101,7 @@ def apart(theirs: Any, ours: Any) -> float:
 
 
 def every(kernel: Callable[[], Iterator[Held]]) -> Iterator[Held]:
-    """What a kernel is held to, and last the error that ended it."""
+    """Yield what a kernel was held to, and last the error that ended it."""
     try:
         yield from kernel()
     except Exception as error:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdebug.engine.config import EngineConfig
-from specdebug.targets.base import Ability, RequestOnlooker, StoredDrafts
+from specdebug.targets.base import INSIDE, Ability, RequestOnlooker, StoredDrafts
 from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.host import Host
 from specdebug.targets.http.looks import Look, read_look, stored_rows
@@ -15,7 +15,7 @@ from specdebug.targets.inside.looks import looks_folder
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOOKS: frozenset[Ability] = frozenset({"kv", "draft", "drafts", "decisions"})
+LOOKS: frozenset[Ability] = INSIDE - {"pools"}
 """Abilities that rest on looks."""
 
 

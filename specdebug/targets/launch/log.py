@@ -142,9 +142,7 @@ class ServerLog:
 
     def injections(self) -> list[dict[str, Any]]:
         """All that was told of faults, in order: ``ledger`` is the event, the rest are its fields."""
-        lines = self._bytes(0).decode("utf-8", "replace").splitlines()
-        told = [facts for line in lines if "ledger" in (facts := facts_in(line))]
-        return [{name: each[name] for name in each if name != "pid"} for each in told]
+        return [{name: each[name] for name in each if name != "pid"} for each in self._facts("ledger")]
 
     def last_with(self, words: str) -> str:
         """The last line that holds some words; empty where none does."""
@@ -152,16 +150,16 @@ class ServerLog:
         return next((one_line(line, 240) for line in reversed(lines) if words in line), "")
 
     def _all_problems(self) -> list[str]:
-        lines = self._bytes(0).decode("utf-8", "replace").splitlines()
-        return [facts["law"] for line in lines if "law" in (facts := facts_in(line))]
+        return [facts["law"] for facts in self._facts("law")]
 
     def _last_told(self, name: str) -> list[dict[str, Any]]:
         """What each process last said of something."""
-        last = {}
-        for line in self._bytes(0).decode("utf-8", "replace").splitlines():
-            if name in (facts := facts_in(line)):
-                last[facts["pid"]] = facts[name]
-        return list(last.values())
+        return list({facts["pid"]: facts[name] for facts in self._facts(name)}.values())
+
+    def _facts(self, name: str) -> list[dict[str, Any]]:
+        """The lines of facts that hold a name, in order."""
+        lines = self._bytes(0).decode("utf-8", "replace").splitlines()
+        return [facts for line in lines if name in (facts := facts_in(line))]
 
     def _all_hits(self) -> dict[str, dict[str, int]]:
         every: dict[str, dict[str, int]] = {}

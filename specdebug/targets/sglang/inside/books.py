@@ -47,7 +47,7 @@ def violated(scheduler: Any) -> list[str]:
     pool, allocator, tree = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
     page = allocator.page_size
     cached = _cached(tree)
-    parts = [("free", _free_pages(allocator)), ("cached", _pages(cached, page))]
+    parts = [("free", free_pages(allocator)), ("cached", _pages(cached, page))]
     parts += [(each.rid, _own_pages(each, pool.req_to_token, page)) for each in holders]
     return [
         *_ownership(parts, allocator.size // page),
@@ -66,7 +66,8 @@ def _holders(scheduler: Any) -> list[Held]:
     return [each for each in every if each.row is not None]
 
 
-def _free_pages(allocator: Any) -> Tensor:
+def free_pages(allocator: Any) -> Tensor:
+    """The pages that are listed as free, on the host; as often as they are listed."""
     if every := getattr(allocator, "get_all_free_pages", None):
         pages: Tensor = every()
     else:

@@ -15,6 +15,7 @@ from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault
 from specdebug.random_streams import stream
 from specdebug.targets.inside.words import tell
+from specdebug.targets.sglang.inside.requests import held
 from specdebug.targets.sglang.inside.view import SeenEngine, SeenRequest, own_rid
 
 
@@ -57,7 +58,7 @@ class _Acting:
         self._step += 1
         prefills = batch.forward_mode.is_extend()
         running = scheduler.running_batch.reqs if scheduler.running_batch is not None else ()
-        view.running = [SeenRequest(each) for each in running if held_row(each)]
+        view.running = [SeenRequest(each) for each in running if held(each).row is not None]
         self._injector.before_step(self._step)
         requests = [SeenRequest(each) for each in batch.reqs]
         observed = ObservedBatch("prefill" if prefills else "speculative", cast(Any, requests))
@@ -79,8 +80,3 @@ class _Acting:
         nobody = SimpleNamespace(add=lambda _: None, remove=lambda _: None)
         self._injector.attach(cast(Any, SimpleNamespace(view=self._view, observers=nobody)))
         return self._view
-
-
-def held_row(request: Any) -> bool:
-    """True if a request has a row of ``req_to_token``."""
-    return SeenRequest(request).row is not None

@@ -109,7 +109,8 @@ class _Taps:
 
     def release(self, call: Callable[..., Any], request: Any, cache: Any, *args: Any, **named: Any) -> Any:
         if request.finished() and request.finished_reason.to_json().get("type") != "abort":
-            self._looks.end(request.rid, self._kv(held(request).row, held(request).committed, cache))
+            holds = held(request)
+            self._looks.end(request.rid, self._kv(holds.row, holds.committed, cache))
         else:
             self._looks.forget(request.rid)
         return call(cache, *args, **named)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdebug.faults.shot import NotHere
-from specdebug.targets.sglang.inside.books import nodes_below, root_of
+from specdebug.targets.sglang.inside.books import free_pages, nodes_below, root_of
 from specdebug.targets.sglang.inside.requests import held
 
 _OURS = re.compile(r"[0-9a-f]{8}-(.+)")
@@ -65,25 +65,19 @@ class SeenAllocator:
     def __init__(self, allocator: Any) -> None:
         self._allocator = allocator
 
-    def _free_pages(self) -> Tensor:
-        if every := getattr(self._allocator, "get_all_free_pages", None):
-            pages: Tensor = every()
-            return pages
-        return torch.cat((self._allocator.free_pages, self._allocator.release_pages))
-
     @property
     def num_free(self) -> int:
         return int(self._allocator.available_size())
 
     def free_slots(self) -> Tensor:
         """int64 [free slots]."""
-        page, pages = self._allocator.page_size, self._free_pages()
+        page, pages = self._allocator.page_size, free_pages(self._allocator)
         slots: Tensor = pages.unsqueeze(1) * page + torch.arange(page, device=pages.device)
         return slots.flatten()
 
     def owns(self, page: int) -> bool:
         """True if somebody holds the page."""
-        return not bool((self._free_pages() == page).any())
+        return not bool((free_pages(self._allocator) == page).any())
 
 
 class SeenMemory:

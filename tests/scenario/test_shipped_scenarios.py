@@ -94,7 +94,7 @@ def test_a_revert_that_another_engine_has_is_expected_there_as_its_toggle_says(n
     scenario = SHIPPED[name].on(parse_target("sglang==0.5.13"))
     (toggle,) = (each for each in TOGGLES if each["pr"] in scenario.arms["reverted"].revert)
     if name == "flaky_chunk_tail":
-        assert scenario.expectation_of("reverted").verdict == "pass", "its arrivals fall otherwise on a server"
+        assert "sglang" in scenario.arms["reverted"].not_on, "its arrivals fall otherwise from run to run there"
     elif "sglang" in toggle["patches"]:
         assert scenario.expectation_of("reverted").signatures == (toggle["detected_in"]["sglang"]["signature"],)
     else:

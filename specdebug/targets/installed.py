@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import tempfile
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +17,7 @@ from specdebug.installs.store import Installed, find_installed, store_folder
 from specdebug.targets.base import Asked, Opening, OverThere
 from specdebug.targets.http.target import asked_of_server
 from specdebug.targets.inside import VARIABLE
-from specdebug.targets.launch.command import REVERTS
+from specdebug.targets.launch.command import REVERTS, SCRATCH
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.patches import patches_of
 from specdebug.targets.serving import EngineSettings
@@ -66,4 +68,12 @@ class InstalledTarget(StartedTarget):
         ConfigError where a fix cannot be reverted."""
         env = {name: value for name, value in os.environ.items() if name not in (REVERTS, "PYTHONPATH")}
         wanted = {"device": here.device, "release": here.version, "reverts": patches_of(here, there.toggles), **inside}
-        return env | dict(own) | {"PYTHONPATH": str(site), VARIABLE: json.dumps(wanted)} | dict(self._settings.env)
+        ours = {"PYTHONPATH": str(site), VARIABLE: json.dumps(wanted), "TMPDIR": SCRATCH, **_compiled_elsewhere()}
+        return env | dict(own) | ours | dict(self._settings.env)
+
+
+def _compiled_elsewhere() -> dict[str, str]:
+    """Where torch keeps what it has compiled: where it would without a temporary folder of the server's own."""
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return {}
+    return {"TORCHINDUCTOR_CACHE_DIR": os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")}

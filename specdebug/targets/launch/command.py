@@ -20,12 +20,16 @@ from specdebug.targets.serving import LaunchSettings, NoServer
 SERVE = "serve"
 REVERTS = "SGLANG_DEBUG_REVERT_PR"
 """The variable that tells an engine which fixes to leave out."""
+SCRATCH = "{scratch}"
 
 
 @dataclass(frozen=True)
 class StartCommand:
-    """How a server is started, but for its port, which is free only when it is looked for. ``key``: equal for
-    commands that start the same server."""
+    """How a server is started, but for its port, which is free only when it is looked for, and a folder of its own.
+
+    ``{port}`` in a word and ``{scratch}`` in a variable stand for them; the folder goes when the server does. ``key``:
+    equal for commands that start the same server.
+    """
 
     words: tuple[str, ...]
     env: Mapping[str, str]
@@ -38,6 +42,15 @@ class StartCommand:
     def on(self, port: int) -> list[str]:
         """The words for a port."""
         return [word.replace("{port}", str(port)) for word in self.words]
+
+    @property
+    def wants_scratch(self) -> bool:
+        """Return True if some variable names the folder."""
+        return any(SCRATCH in value for value in self.env.values())
+
+    def env_in(self, scratch: str) -> dict[str, str]:
+        """The variables for a folder."""
+        return {name: value.replace(SCRATCH, scratch) for name, value in self.env.items()}
 
 
 def command_of(settings: LaunchSettings, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:

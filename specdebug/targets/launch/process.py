@@ -58,9 +58,14 @@ class ServerProcess:
         """Start it. Raises NoServer."""
         self.log = ServerLog(_log_file(label, folder), room)
         self._command = command
+        self._scratch = _scratch_folder() if command.wants_scratch else ""
         self._tried = 0
         self._over = threading.Event()
-        self._start()
+        try:
+            self._start()
+        except NoServer:
+            self._remove_scratch()
+            raise
         threading.Thread(target=self._watch_log, daemon=True).start()
 
     def _start(self) -> None:
@@ -69,7 +74,7 @@ class ServerProcess:
         words = self._command.on(port)
         self.url = f"http://127.0.0.1:{port}"
         self._tried += 1
-        told = {**self._command.env, LOG_VARIABLE: str(self.log.path)}
+        told = {**self._command.env_in(self._scratch), LOG_VARIABLE: str(self.log.path)}
         try:
             # to its end, wherever that is once the log was cut
             with open(self.log.path, "ab") as log, lifeline.starting(told) as (self._key, env):
@@ -171,6 +176,7 @@ class ServerProcess:
         """End it, and all that it has started, and wait until that is gone. May be called more than once."""
         self._over.set()
         self._end_process()
+        self._remove_scratch()
         self.log.cut()
 
     def _end_process(self) -> None:
@@ -185,6 +191,10 @@ class ServerProcess:
         lifeline.ended(self._key)
         shutil.rmtree(looks_folder(self.log_path), ignore_errors=True)
 
+    def _remove_scratch(self) -> None:
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
 
 def answers(url: str, headers: Sequence[tuple[str, str]] = (), timeout_s: float = 5.0) -> bool:
     """Return True if a URL answers 200."""
@@ -194,6 +204,14 @@ def answers(url: str, headers: Sequence[tuple[str, str]] = (), timeout_s: float 
             return bool(answer.status == 200)
     except (OSError, ValueError):
         return False
+
+
+def _scratch_folder() -> str:
+    """A folder for one server. Its path is short: sockets are made there. Raises NoServer."""
+    try:
+        return tempfile.mkdtemp(prefix="specdebug-server-")
+    except OSError as error:
+        raise NoServer(f"no folder for the server's own files in {tempfile.gettempdir()}: {error.strerror}") from None
 
 
 def _log_file(label: str, folder: str | None) -> Path:

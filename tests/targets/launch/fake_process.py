@@ -1,5 +1,5 @@
-"""The fake server as a process: ``PORT [--say TEXT] [--end STATUS] [--sick] [--kill-after N] [--child FILE [--apart]]
-[--stubborn] [--fill BYTES] [--taken FILE]``.
+"""The fake server as a process: ``PORT [--say TEXT] [--end STATUS] [--sick] [--kill-after N [--last-words TEXT]]
+[--child FILE [--apart]] [--stubborn] [--fill BYTES] [--taken FILE]``.
 
 ``--child``: the pid of a child that it starts, ``--apart`` in a session of its own; ``--stubborn``: it does not end
 when it is told to, and neither does the child; ``--fill``: so much is logged before it serves; ``--taken``: as often as
@@ -25,9 +25,12 @@ class Dying(FakeServer):
     """Dies of SIGSEGV instead of answering more than so many requests."""
 
     most = 0
+    last_words = ""
 
     def text_of(self, body: dict[str, Any]) -> list[int]:
         if self.most and len(self.served) > self.most:
+            if self.last_words:
+                print(self.last_words, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
         return super().text_of(body)
 
@@ -39,6 +42,7 @@ def main() -> None:
     parser.add_argument("--end", type=int)
     parser.add_argument("--sick", action="store_true")
     parser.add_argument("--kill-after", type=int, default=0)
+    parser.add_argument("--last-words", default="")
     parser.add_argument("--child")
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--stubborn", action="store_true")
@@ -61,7 +65,7 @@ def main() -> None:
     for number in range(asked.fill // 100):
         print(f"line {number}".ljust(99), flush=True)
     fake = Dying(model="tiny", health=503 if asked.sick else 200)
-    fake.most = asked.kill_after
+    fake.most, fake.last_words = asked.kill_after, asked.last_words
     with serving(fake, asked.port):
         threading.Event().wait()
 

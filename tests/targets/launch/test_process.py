@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from specdebug.targets.launch import process
-from specdebug.targets.launch.command import StartCommand
+from specdebug.targets.launch.command import SCRATCH, StartCommand
 from specdebug.targets.launch.log import LogRoom, ServerLog
 from specdebug.targets.launch.process import NeverReady, ServerProcess, StartFailed, answers
 from specdebug.targets.serving import NoServer
@@ -205,3 +207,35 @@ def test_a_log_that_is_cut_keeps_its_ends_and_each_failure_is_told_once(tmp_path
     assert path.stat().st_size < 300
     assert [signature for signature, _ in log.findings()] == ["oob@draft.y"]
     assert not log.cut()
+
+
+MAKES_A_FILE = "import os, pathlib; pathlib.Path(os.environ['TMPDIR'], 'left').touch(); raise SystemExit(3)"
+
+
+def folder_of_its_own(monkeypatch: pytest.MonkeyPatch, temp: Path) -> dict[str, str]:
+    """The variables of a server that wants one; it is made below ``temp``."""
+    monkeypatch.setattr(tempfile, "tempdir", str(temp))
+    return {"TMPDIR": SCRATCH}
+
+
+def test_a_folder_of_its_own_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = folder_of_its_own(monkeypatch, tmp_path)
+    server = ServerProcess(StartCommand((sys.executable, "-c", MAKES_A_FILE), env), "x", str(tmp_path / "logs"))
+    with pytest.raises(NoServer, match="exit status 3"):
+        server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+    assert [each.name for each in tmp_path.glob("specdebug-server-*/*")] == ["left"]
+    server.end()
+    assert [each.name for each in tmp_path.iterdir()] == ["logs"]
+
+
+def test_one_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = folder_of_its_own(monkeypatch, tmp_path)
+    with pytest.raises(NoServer, match="cannot start no-such-program"):
+        ServerProcess(StartCommand(("no-such-program",), env), "x", str(tmp_path / "logs"))
+    assert [each.name for each in tmp_path.iterdir()] == ["logs"]
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = folder_of_its_own(monkeypatch, tmp_path / "nowhere")
+    with pytest.raises(NoServer, match="no folder for the server's own files in .*nowhere: No such file"):
+        ServerProcess(StartCommand(("anything",), env), "x", str(tmp_path))

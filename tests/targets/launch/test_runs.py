@@ -65,7 +65,7 @@ def test_a_server_that_dies_of_a_signal_fails_the_arm_by_that(replay: Replay) ->
 
 @pytest.mark.slow
 def test_what_its_log_says_it_died_of_comes_first(replay: Replay) -> None:
-    arm = replay("only", "--kill-after", "3", "--say", "async probe nan@draft.x [3 bad]")
+    arm = replay("only", "--kill-after", "3", "--last-words", "async probe nan@draft.x [3 bad]")
     assert (arm["verdict"], arm["signature"]) == ("fail", "nan@draft.x")
 
 

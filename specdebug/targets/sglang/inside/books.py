@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdebug.targets.inside.words import tell
-from specdebug.targets.sglang.inside.requests import Held, held
+from specdebug.targets.sglang.inside.requests import Held, holders
 
 MOST_TOLD = 20
 """Violations of a process that are told; a leak is one after every batch."""
@@ -43,27 +43,18 @@ def keep_books() -> None:
 
 def violated(scheduler: Any) -> list[str]:
     """The laws that do not hold now, each ``law: what``."""
-    holders = _holders(scheduler)
+    requests = holders(scheduler)
     pool, allocator, tree = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
     page = allocator.page_size
     cached = _cached(tree)
     parts = [("free", free_pages(allocator)), ("cached", _pages(cached, page))]
-    parts += [(each.rid, _own_pages(each, pool.req_to_token, page)) for each in holders]
+    parts += [(each.rid, _own_pages(each, pool.req_to_token, page)) for each in requests]
     return [
         *_ownership(parts, allocator.size // page),
-        *_rows(pool, holders),
-        *_liveness(holders, pool.req_to_token, page, allocator.size),
-        *_locks(tree, cached, holders),
+        *_rows(pool, requests),
+        *_liveness(requests, pool.req_to_token, page, allocator.size),
+        *_locks(tree, cached, requests),
     ]
-
-
-def _holders(scheduler: Any) -> list[Held]:
-    """The requests that hold a row."""
-    batches = (scheduler.running_batch, scheduler.last_batch, getattr(scheduler, "cur_batch", None))
-    requests = [request for batch in batches if batch is not None for request in batch.reqs]
-    requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
-    every = [held(request) for request in {id(each): each for each in requests}.values()]
-    return [each for each in every if each.row is not None]
 
 
 def free_pages(allocator: Any) -> Tensor:
@@ -113,12 +104,12 @@ def _ownership(parts: Sequence[tuple[str, Tensor]], pages: int) -> Iterator[str]
         yield f"ownership: {lost.numel()} pages have no owner (first: {int(lost[0])})"
 
 
-def _rows(pool: Any, holders: Sequence[Held]) -> Iterator[str]:
+def _rows(pool: Any, requests: Sequence[Held]) -> Iterator[str]:
     """Every row is free or held by one request. Row 0 is for padding."""
     claims: dict[int, list[str]] = {row: [] for row in range(1, pool.req_to_token.shape[0])}
     for row in pool.free_slots:
         claims.setdefault(int(row), []).append("the free list")
-    for each in holders:
+    for each in requests:
         claims.setdefault(int(each.row), []).append(each.rid)
     for row, by in claims.items():
         if not by:
@@ -127,9 +118,9 @@ def _rows(pool: Any, holders: Sequence[Held]) -> Iterator[str]:
             yield f"rows: row {row} is held by {' and '.join(by)}"
 
 
-def _liveness(holders: Sequence[Held], req_to_token: Tensor, page: int, size: int) -> Iterator[str]:
+def _liveness(requests: Sequence[Held], req_to_token: Tensor, page: int, size: int) -> Iterator[str]:
     """Every position with KV has a real slot."""
-    for each in holders:
+    for each in requests:
         cells = req_to_token[each.row, : each.committed]
         dead = ((cells < page) | (cells >= size + page)).nonzero()
         if dead.numel():
@@ -137,7 +128,7 @@ def _liveness(holders: Sequence[Held], req_to_token: Tensor, page: int, size: in
             yield f"liveness: {each.rid} position {at} of {each.committed} points to slot {int(cells[at])}"
 
 
-def _locks(tree: Any, cached: Tensor, holders: Sequence[Held]) -> Iterator[str]:
+def _locks(tree: Any, cached: Tensor, requests: Sequence[Held]) -> Iterator[str]:
     """Evictable and protected add up to what is cached; a node's lock_ref counts the requests that read it, where the
     tree is one of nodes."""
     if getattr(tree, "disable", False):
@@ -145,12 +136,12 @@ def _locks(tree: Any, cached: Tensor, holders: Sequence[Held]) -> Iterator[str]:
     total = tree.evictable_size() + tree.protected_size()
     if total != cached.numel():
         yield f"locks: evictable + protected = {total}, cached = {cached.numel()}"
-    if not holders and tree.protected_size():
+    if not requests and tree.protected_size():
         yield f"locks: {tree.protected_size()} slots are protected, and no request runs"
     if (root := root_of(tree)) is None:
         return
     readers: dict[int, list[str]] = {}
-    for each in holders:
+    for each in requests:
         node = each.node
         while node is not None and node is not root:
             readers.setdefault(node.id, []).append(each.rid)

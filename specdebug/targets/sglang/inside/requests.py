@@ -1,4 +1,4 @@
-"""What a request of SGLang's holds of the memory pools, by release."""
+"""Which requests SGLang serves, and what each holds of the memory pools, by release."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ class Held:
     committed: int
     allocated: int
     node: Any
+
+
+LAUNCHED = {"0.5.13": "cur_batch", "0.5.18": "cur_batch_for_debug"}
+"""What the scheduler calls the batch that it has launched last, by the first release."""
+
+
+def holders(scheduler: Any) -> list[Held]:
+    """The requests that hold a row: those of the batch that runs on, of the last, and of the one that was launched last,
+    which the others do not have while the results of the last are taken."""
+    launched = getattr(scheduler, of_release(LAUNCHED, installed()))
+    batches = (scheduler.running_batch, scheduler.last_batch, launched)
+    requests = [request for batch in batches if batch is not None for request in batch.reqs]
+    requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
+    every = [held(request) for request in {id(each): each for each in requests}.values()]
+    return [each for each in every if each.row is not None]
 
 
 def held(request: Any) -> Held:

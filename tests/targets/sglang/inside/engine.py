@@ -96,6 +96,7 @@ def scheduler(*, running: bool = True) -> Any:
     return SimpleNamespace(
         running_batch=batch,
         last_batch=batch,
+        cur_batch=None,
         chunked_req=None,
         req_to_token_pool=pool,
         token_to_kv_pool_allocator=Allocator(free, pool_of(2)),

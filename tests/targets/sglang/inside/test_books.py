@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,20 @@ def _release(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("running", [True, False])
 def test_sound_pools_break_no_law(running: bool) -> None:
     assert violated(scheduler(running=running)) == []
+
+
+@pytest.mark.parametrize(("release", "name"), [("0.5.13", "cur_batch"), ("0.5.18", "cur_batch_for_debug")])
+def test_a_request_that_only_the_launched_batch_has_holds_its_row(
+    release: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "installed", lambda: release)
+    engine = scheduler()
+    (one,) = engine.running_batch.reqs
+    one.kv = SimpleNamespace(kv_allocated_len=one.kv_allocated_len)
+    engine.cur_batch_for_debug = None
+    setattr(engine, name, engine.running_batch)
+    engine.running_batch = engine.last_batch = None
+    assert violated(engine) == []
 
 
 def _leak(engine: Any) -> None:

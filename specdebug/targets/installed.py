@@ -9,6 +9,7 @@ import tempfile
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,12 @@ class InstalledTarget(StartedTarget):
     def asked(self, options: Mapping[str, Any]) -> Asked:
         config = EngineConfig.from_dict(options)  # what cannot be is told where it stands, before anything is started
         return replace(asked_of_server(self._settings, options), unused=(), context_length=self.room(config))
+
+    def warm(self, options: Mapping[str, Any]) -> None:
+        """Look up how the options and our probe sites fit the release, and import what asks a server."""
+        for module in ("specdebug.targets.http.client", "httpcore", "anyio._backends._asyncio"):
+            import_module(module)
+        self.notes(options, self.installed())
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
         here = self.installed()

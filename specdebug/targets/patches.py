@@ -45,13 +45,22 @@ def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[dict[str, Any
 
 def sites_of(here: Installed, sites: Sequence[Patch]) -> tuple[list[dict[str, Any]], list[str]]:
     """Those patches of added probe sites that fit a release, as plain data, and why others do not, a line each."""
-    dist = _dist(here)
-    plain, lacking = [], []
+    fitting, lacking = _fitting(here.engine, here.version, here.python, tuple(sites))
+    return [asdict(patch) for patch in fitting], list(lacking)
+
+
+@cache
+def _fitting(
+    engine: str, version: str, python: str, sites: tuple[Patch, ...]
+) -> tuple[tuple[Patch, ...], tuple[str, ...]]:
+    """Looked up once in a process, and for those forked from it: every arm asks, and it takes half a second."""
+    dist = Dist(engine, Version(version), open_package(_package(python, engine)))
+    fitting, lacking = [], []
     for patch in sites:
         problems = fit(dist, [patch]).problems
         lacking += [f"no probe is added to {patch.target}: {problem.what}" for problem in problems]
-        plain += [] if problems else [asdict(patch)]
-    return plain, lacking
+        fitting += [] if problems else [patch]
+    return tuple(fitting), tuple(lacking)
 
 
 def place_of(here: Installed, patch: Patch) -> tuple[str | None, str]:

@@ -52,6 +52,7 @@ class ServerClient:
         self.url = url.rstrip("/")
         # No connection is used again: while requests are judged nobody hears a server close one that is idle.
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
+        secure = self.url.startswith("https:")  # else to read the certificates of authorities is time lost
         self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(
             base_url=self.url,
@@ -59,6 +60,7 @@ class ServerClient:
             limits=limits,
             timeout=httpx.Timeout(timeout_s, pool=None),
             trust_env=False,  # a proxy is not the server that was named
+            verify=secure,
             transport=transport,
         )
         # Beside those of requests: what ends or checks on them must not wait for them.
@@ -68,6 +70,7 @@ class ServerClient:
             limits=httpx.Limits(max_keepalive_connections=0),
             timeout=timeout_s,
             trust_env=False,
+            verify=secure,
             transport=transport,
         )
 

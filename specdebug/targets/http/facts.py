@@ -52,7 +52,7 @@ async def ask_server(client: ServerClient) -> ServerFacts:
         raise NoServer(f"the server at {client.url} is not well: /health answers {health.status_code}")
     told = await first_of(client, "/server_info", "/get_server_info")
     model = await first_of(client, "/model_info", "/get_model_info")
-    token = await client.post("/generate", _one_token())
+    token = await client.post("/generate", one_token())
     dtype = str(told.get("dtype", "")).removeprefix("torch.")
     algorithm = told.get("speculative_algorithm")
     return ServerFacts(
@@ -89,7 +89,8 @@ async def first_of(client: ServerClient, *paths: str) -> dict[str, Any]:
     return await client.get_json(paths[-1])
 
 
-def _one_token() -> dict[str, Any]:
+def one_token() -> dict[str, Any]:
+    """A request for one token."""
     return {"input_ids": [1], "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.client import FAILURES, ServerClient
-from specdebug.targets.http.facts import first_of, own_words
+from specdebug.targets.http.facts import first_of, one_token, own_words
 from specdebug.targets.http.host import Host
 
 _NO_ROUTE = (404, 405, 501)
@@ -35,9 +35,12 @@ class HttpServerView:
         self._told: set[str] = set()
 
     def check_alive(self, *, generates: bool) -> str | None:
-        path = "/health_generate" if generates else "/health"
+        path, method, body = "/health_generate" if generates else "/health", "GET", None
+        if generates and self._host is not None and not self.own:
+            # the same of an engine that was started here, which looks only once a second whether it has answered that
+            path, method, body = "/generate", "POST", one_token()
         try:
-            answer = self._loop.run_until_complete(self._client.ask("GET", path))
+            answer = self._loop.run_until_complete(self._client.ask(method, path, body))
         except FAILURES as error:
             return f"{path}: {error}"
         if answer.status_code == 200 or (generates and answer.status_code in _NO_ROUTE):
@@ -59,7 +62,7 @@ class HttpServerView:
         self._told |= {str(each["signature"]) for each in own_words(server_info).get("violations") or ()}
 
     def findings(self) -> Sequence[tuple[str, str]]:
-        own = own_words(self._server_info()).get("violations") or ()
+        own = own_words(self._server_info() if self.own else {}).get("violations") or ()
         said = [(str(each["signature"]), str(each["detail"])) for each in own]
         new: dict[str, str] = {}
         for signature, text in (*said, *(() if self._host is None else self._host.findings())):

@@ -38,6 +38,8 @@ ALWAYS = (
 )  # fmt: skip
 """Beside the options: nothing that a scenario does not ask for, one sampler whose rules are known, and room on a device
 for servers of other arms."""
+ON_CPU = ("--device", "cpu", "--sleep-on-idle")
+"""A scheduler that has nothing to do would take a core from whoever judges."""
 ON_CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "TRITON_INTERPRET": "1",
@@ -46,6 +48,9 @@ ON_CPU_ENV = {
     "FLASHINFER_DISABLE_VERSION_CHECK": "1",
     "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
 }
+NATIVE_MOVES = {"SGLANG_NATIVE_MOVE_KV_CACHE": "1"}
+"""Its own switch for KV moves by torch: its Triton kernel, interpreted, takes a third of a step. Not where kernels are
+looked at."""
 ALWAYS_ENV = {
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
     # else a server that has crashed waits 65 s for dumps before it ends
@@ -80,7 +85,7 @@ def mapped(options: Mapping[str, Any], *, cpu: bool, release: str) -> Mapped:
         words += _words(renamed.get(flag.name, flag.name), values[flag.parameter])
     lacking = [place for place in NO_FLAG if place != ("device",) and _is_given(options, place)]
     notes = [f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking]
-    words += (*of_release(NO_PREFILL_GRAPHS, release), "--device", "cpu" if cpu else "cuda")
+    words += (*of_release(NO_PREFILL_GRAPHS, release), *(ON_CPU if cpu else ("--device", "cuda")))
     return Mapped(tuple(words), tuple(notes))
 
 

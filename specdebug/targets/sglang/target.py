@@ -19,7 +19,7 @@ from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.patches import sites_of
 from specdebug.targets.sglang.checkpoints import draft_folder
 from specdebug.targets.sglang.faults import plain_fault, refusal
-from specdebug.targets.sglang.flags import ALWAYS_ENV, ON_CPU_ENV, Mapped, mapped, reserved_tokens
+from specdebug.targets.sglang.flags import ALWAYS_ENV, NATIVE_MOVES, ON_CPU_ENV, Mapped, mapped, reserved_tokens
 from specdebug.targets.sglang.site import site_files
 from specdebug.targets.site import make_site
 
@@ -62,7 +62,7 @@ class SglangTarget(InstalledTarget):
             here.python, "-m", "sglang.launch_server", "--port", "{port}",
             *self._mapped(options, seed, here).words, *self._settings.arguments,
         )  # fmt: skip
-        own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {})
+        own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {}) | (NATIVE_MOVES if cpu and not there.kernels else {})
         probes = [asdict(rule) for rule in there.rules]
         sites = sites_of(here, added_sites(here))[0] if probes or there.faults else []
         kernels = [asdict(rule) for rule in there.kernels]

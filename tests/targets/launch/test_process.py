@@ -237,5 +237,5 @@ def test_one_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pyt
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = folder_of_its_own(monkeypatch, tmp_path / "nowhere")
-    with pytest.raises(NoServer, match="no folder for the server's own files in .*nowhere: No such file"):
+    with pytest.raises(NoServer, match=r"no folder for the server's own files in .*nowhere: No such file"):
         ServerProcess(StartCommand(("anything",), env), "x", str(tmp_path))

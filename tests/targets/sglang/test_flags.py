@@ -37,7 +37,12 @@ def test_a_flag_has_the_name_that_a_release_has_for_it() -> None:
         said = words(options, release=release)
         assert "--cuda-graph-bs-decode 1 4 --" in said
         assert "--cuda-graph-max-bs-decode 4 --" in said
-        assert said.endswith("--cuda-graph-backend-prefill disabled --device cpu ")
+        assert said.endswith("--cuda-graph-backend-prefill disabled --device cpu --sleep-on-idle ")
+
+
+def test_only_on_a_cpu_does_an_idle_scheduler_sleep() -> None:
+    assert "--sleep-on-idle" in words({})
+    assert words({}, cpu=False).endswith("--device cuda ")
 
 
 def test_what_is_not_there_is_not_said() -> None:

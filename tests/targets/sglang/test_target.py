@@ -11,6 +11,7 @@ import pytest
 from specdebug.assets import checkpoint_path
 from specdebug.errors import ConfigError
 from specdebug.installs.store import Installed, StoreError
+from specdebug.kernel_memory.rules import KernelRule
 from specdebug.scenario.servers import ReleasedEngine
 from specdebug.targets.base import OverThere
 from specdebug.targets.inside import VARIABLE
@@ -63,6 +64,24 @@ def test_a_server_of_the_release_is_started_with_the_scenario_s_options(store: P
         "shows": [],
     }
     assert (Path(command.env["PYTHONPATH"]) / "specdebug").is_symlink()
+
+
+def test_kv_is_moved_by_torch_unless_kernels_are_looked_at(store: Path) -> None:
+    looked_at = OverThere(kernels=(KernelRule("*", "record", ("outside",)),))
+    moves = [
+        target(store).command(OPTIONS, 0, there).env.get("SGLANG_NATIVE_MOVE_KV_CACHE")
+        for there in (OverThere(), looked_at)
+    ]
+    assert moves == ["1", None]
+
+
+def test_its_temporary_files_are_in_a_folder_of_the_server_s(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    env = target(store).command(OPTIONS, 0, OverThere()).env
+    assert env["TMPDIR"] == "{scratch}"
+    assert "{scratch}" not in env["TORCHINDUCTOR_CACHE_DIR"]
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    assert target(store).command(OPTIONS, 0, OverThere()).env["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
 
 
 def test_what_this_process_has_is_not_the_server_s(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,14 @@ pointers: where SGLang passes a slice as long as it was at a capture, it reads b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from specdebug.targets.sglang.inside.attend import attend, attend_slots, padded
 
 Read = Callable[[str, str, Tensor, Tensor, int], None]
 _read: list[Read] = []
@@ -30,17 +32,17 @@ def tell_read(kernel: str, k: Tensor, v: Tensor, slots: Tensor, row: int) -> Non
         read(kernel, "v", v, slots, row)
 
 
+def tell_reads(kernel: str, k: Tensor, v: Tensor, slots: Tensor, lengths: Sequence[int]) -> None:
+    """The same of each row of a batch: the first of its slots, as many as it is long."""
+    if _read:
+        for row, length in enumerate(lengths):
+            tell_read(kernel, k, v, slots[row, :length], row)
+
+
 def from_pointer(tensor: Tensor) -> Tensor:
     """All that a kernel could reach from where a flat tensor begins: to the end of its storage."""
     storage = tensor.untyped_storage().size() // tensor.element_size()
     return tensor.as_strided((storage - int(tensor.storage_offset()),), (1,))
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | None = None) -> Tensor:
-    """Attention in float32. q: [n, heads, D]; k, v: [m, KV heads, D]; visible: bool [n, m], all if None."""
-    query, key, value = (each.float().transpose(0, 1).unsqueeze(0) for each in (q, k, v))
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale, enable_gqa=True)
-    return out[0].transpose(0, 1).to(q.dtype)
 
 
 def decode_attention_fwd(
@@ -62,11 +64,10 @@ def decode_attention_fwd(
     """One query a request, over the KV slots kv_indices[kv_indptr[i] : kv_indptr[i + 1]]; the answers go to ``o``."""
     refuse("decode_attention_fwd", more, logit_cap=(0.0,), sinks=(None,), xai_temperature_len=(-1,), has_mla=(False,))
     ends, slots = kv_indptr.tolist(), from_pointer(kv_indices)
-    for row in range(q.shape[0]):
-        at = slots[ends[row] : ends[row + 1]].long()
-        tell_read("decode_attention_fwd", k_buffer, v_buffer, at, row)
-        if at.numel():
-            o[row] = attend(q[row : row + 1], k_buffer[at], v_buffer[at], sm_scale)[0]
+    at, lengths = padded(slots, ends[: q.shape[0] + 1])
+    tell_reads("decode_attention_fwd", k_buffer, v_buffer, at, lengths)
+    some = [row for row, length in enumerate(lengths) if length]
+    o[some] = attend_slots(q.unsqueeze(1), k_buffer, v_buffer, at, lengths, sm_scale)[0][some, 0]
 
 
 def extend_attention_fwd(
@@ -114,7 +115,7 @@ def extend_attention_fwd(
             visible[:, at.numel() :].tril_()
         keys = torch.cat((k_buffer[at], k_extend[new].to(k_buffer.dtype)))
         values = torch.cat((v_buffer[at], v_extend[new].to(v_buffer.dtype)))
-        o_extend[new] = attend(q_extend[new], keys, values, scale, visible).to(o_extend.dtype)
+        o_extend[new] = attend(q_extend[new], keys, values, scale, False, visible)[0].to(o_extend.dtype)
 
 
 def flash_attn_with_kvcache(
@@ -143,16 +144,23 @@ def flash_attn_with_kvcache(
     each = q.shape[1] if cu_seqlens_q is None else 0
     cuts = list(range(0, flat.shape[0] + 1, each)) if each else cu_seqlens_q.tolist()  # type: ignore[union-attr]
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    lengths = cache_seqlens.tolist()[: len(cuts) - 1]
+    slots = _slots(k_cache, page_table[: len(lengths)], max(lengths, default=0))
+    counts = {stop - start for start, stop in pairwise(cuts[: len(lengths) + 1])}
+    tell_reads("flash_attn_with_kvcache", k_cache, v_cache, slots, lengths)
+    keys, values = (cache.flatten(0, 1) for cache in (k_cache, v_cache))
     answer = torch.zeros_like(flat)
     lse = torch.full((flat.shape[1], flat.shape[0]), float("-inf"))
-    for request, length in enumerate(cache_seqlens.tolist()[: len(cuts) - 1]):
-        new = slice(cuts[request], cuts[request + 1])
-        if new.stop > new.start and length > 0:
-            tell_read(
-                "flash_attn_with_kvcache", k_cache, v_cache, _slots(k_cache, page_table[request], length), request
-            )
-            keys, values = (_paged(cache, page_table[request], length) for cache in (k_cache, v_cache))
-            answer[new], lse[:, new] = attend_with_lse(flat[new], keys, values, scale, causal)
+    if len(counts) == 1:
+        some = slice(cuts[0], cuts[len(lengths)])
+        many = flat[some].view(len(lengths), -1, *flat.shape[1:])
+        answers, logs = attend_slots(many, keys, values, slots, lengths, scale, causal)
+        answer[some], lse[:, some] = answers.flatten(0, 1), logs.transpose(0, 1).flatten(1)
+    else:
+        for request, length in enumerate(lengths):
+            new, at = slice(cuts[request], cuts[request + 1]), slots[request, :length]
+            if new.stop > new.start and length > 0:
+                answer[new], lse[:, new] = attend(flat[new], keys[at], values[at], scale, causal)
     answer = answer.view(q.shape)
     if out is not None:
         out.copy_(answer)
@@ -177,35 +185,11 @@ def merge_state_v2(
     return merged, log
 
 
-def _slots(cache: Tensor, pages: Tensor, length: int) -> Tensor:
-    """The slots of the first ``length`` positions of a request, int64."""
+def _slots(cache: Tensor, pages: Tensor, longest: int) -> Tensor:
+    """The slots of the first ``longest`` positions of each request, int64 [B, at least so many]."""
     page = cache.shape[1]
-    whole = pages[: -(-length // page)].long().unsqueeze(1) * page + torch.arange(page)
-    return whole.reshape(-1)[:length]
-
-
-def _paged(cache: Tensor, pages: Tensor, length: int) -> Tensor:
-    """The first ``length`` positions of a request, [length, KV heads, D]."""
-    page = cache.shape[1]
-    return cache[pages[: -(-length // page)].long()].reshape(-1, *cache.shape[2:])[:length]
-
-
-def attend_with_lse(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, visible: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Attention [n, heads, D] and the logs of the sums of weights [heads, n]; causal: aligned to the last key; visible:
-    bool [n, m]."""
-    group = q.shape[1] // k.shape[1]
-    keys, values = (each.float().repeat_interleave(group, 1) for each in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
-    if causal:
-        count, length = q.shape[0], k.shape[0]
-        last = torch.arange(length - count, length).unsqueeze(1)
-        scores = scores.masked_fill(torch.arange(length).unsqueeze(0) > last, float("-inf"))
-    if visible is not None:
-        scores = scores.masked_fill(~visible, float("-inf"))
-    weights = scores.softmax(-1).nan_to_num()
-    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype), scores.logsumexp(-1)
+    some = pages[:, : -(-longest // page)].long()
+    return (some.unsqueeze(2) * page + torch.arange(page)).flatten(1)
 
 
 def refuse(kernel: str, given: dict[str, Any], **neutral: tuple[Any, ...]) -> None:

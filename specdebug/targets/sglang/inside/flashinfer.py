@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.targets.sglang.inside.attention import attend_with_lse, from_pointer, merge_state_v2, refuse, tell_read
+from specdebug.targets.sglang.inside.attend import attend, attend_slots, padded
+from specdebug.targets.sglang.inside.attention import from_pointer, merge_state_v2, refuse, tell_read, tell_reads
 
 _KV = tuple[Tensor, Tensor]
 
@@ -74,11 +75,11 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
     def forward(self, q: Tensor, kv: _KV, **more: Any) -> Tensor:
         """q: [requests, heads, D]."""
         _refuse_options("BatchDecodeWithPagedKVCacheWrapper.forward", more)
-        scale, out = more["sm_scale"], torch.zeros_like(q)
-        for row, slots in enumerate(self._slots()[: q.shape[0]]):
-            if slots.numel():
-                tell_read("BatchDecodeWithPagedKVCacheWrapper", kv[0], kv[1], slots, row)
-                out[row], _ = attend_with_lse(q[row : row + 1], kv[0][slots], kv[1][slots], scale, False)
+        ends = self._paged_kv_indptr_buf[: q.shape[0] + 1].tolist()
+        slots, lengths = padded(from_pointer(self._paged_kv_indices_buf), ends)
+        tell_reads("BatchDecodeWithPagedKVCacheWrapper", kv[0], kv[1], slots, lengths)
+        out = torch.zeros_like(q)
+        out[: len(lengths)] = attend_slots(q[: len(lengths), None], *kv, slots, lengths, more["sm_scale"])[0][:, 0]
         return out
 
 
@@ -152,7 +153,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
                 causal = bool(more.get("causal")) and visible is None
                 tell_read("BatchPrefillWithPagedKVCacheWrapper", kv[0], kv[1], slots, request)
                 keys, values = kv[0][slots], kv[1][slots]
-                out[new], weights = attend_with_lse(q[new], keys, values, more["sm_scale"], causal, visible)
+                out[new], weights = attend(q[new], keys, values, more["sm_scale"], causal, visible)
                 lse[new] = weights.T
         return out, lse
 
@@ -176,7 +177,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             new, old = slice(*self._rows[row : row + 2]), slice(*self._ends[row : row + 2])
             if new.stop > new.start and old.stop > old.start:
                 causal = bool(more.get("causal"))
-                out[new], weights = attend_with_lse(q[new], k[old], v[old], more["sm_scale"], causal)
+                out[new], weights = attend(q[new], k[old], v[old], more["sm_scale"], causal)
                 lse[new] = weights.T
         return out, lse
 

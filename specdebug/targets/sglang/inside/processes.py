@@ -1,6 +1,6 @@
 """How SGLang's processes come to be on a CPU: forked, where it would have them spawned.
 
-It spawns its scheduler and its detokenizer because a forked process cannot use the GPU of its parent. Without a GPU they
+It spawns its scheduler and its detokenizer because a forked process cannot use its parent's GPU. Without a GPU they
 need not import everything anew, which takes more than half of a start. At that point the parent has loaded its modules
 and its plugins, and nothing else.
 """

@@ -27,7 +27,7 @@ LAUNCHED = {"0.5.13": "cur_batch", "0.5.18": "cur_batch_for_debug"}
 
 
 def holders(scheduler: Any) -> list[Held]:
-    """The requests that hold a row: those of the batch that runs on, of the last, and of the one that was launched last,
+    """The requests that hold a row: of the batch that runs on, of the last one, and of the one that was launched last,
     which the others do not have while the results of the last are taken."""
     launched = getattr(scheduler, of_release(LAUNCHED, installed()))
     batches = (scheduler.running_batch, scheduler.last_batch, launched)

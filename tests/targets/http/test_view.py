@@ -1,0 +1,75 @@
+"""Which routes of a server are asked whether it is well, and what it found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specdebug.targets.http.view import HttpServerView
+
+
+class Client:
+    """Answers everything with one status and one body."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.status = status
+        self.asked: list[tuple[str, str]] = []
+
+    async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        self.asked.append((method, path))
+        return SimpleNamespace(status_code=self.status, text="busy")
+
+    async def get_json(self, path: str) -> dict[str, Any]:
+        self.asked.append(("GET", path))
+        return {"specdebug": {"violations": [{"signature": "nan@draft.x", "detail": "3 bad"}]}}
+
+
+HOST = SimpleNamespace(findings=lambda: [("oob@draft.y", "4 bad")])
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+def view(loop: asyncio.AbstractEventLoop, client: Client, *, host: Any = None, own: bool = False) -> HttpServerView:
+    made = HttpServerView(client, loop, {}, host)  # type: ignore[arg-type]
+    made.own = own
+    return made
+
+
+@pytest.mark.parametrize(
+    ("host", "own", "asked"),
+    [
+        (None, False, ("GET", "/health_generate")),
+        (HOST, True, ("GET", "/health_generate")),
+        (HOST, False, ("POST", "/generate")),
+    ],
+)
+def test_a_token_shows_that_it_is_well(
+    loop: asyncio.AbstractEventLoop, host: Any, own: bool, asked: tuple[str, str]
+) -> None:
+    client = Client()
+    server = view(loop, client, host=host, own=own)
+    assert server.check_alive(generates=True) is None
+    assert server.check_alive(generates=False) is None
+    assert client.asked == [asked, ("GET", "/health")]
+
+
+def test_what_is_wrong_is_said_with_its_route(loop: asyncio.AbstractEventLoop) -> None:
+    assert view(loop, Client(503), host=HOST).check_alive(generates=True) == "/generate answers 503 busy"
+
+
+def test_only_our_own_server_is_asked_what_it_found(loop: asyncio.AbstractEventLoop) -> None:
+    client = Client()
+    assert view(loop, client, host=HOST).findings() == [("oob@draft.y", "4 bad")]
+    assert client.asked == []
+    own = view(loop, client, host=HOST, own=True)
+    assert own.findings() == [("nan@draft.x", "3 bad"), ("oob@draft.y", "4 bad")]
+    assert own.findings() == []

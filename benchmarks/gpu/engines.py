@@ -11,6 +11,7 @@ CUDA is taken. Logs and tables go to OUT.
     standins what stands in for SGLang's kernels on a CPU, beside those kernels (stand_ins.py)
     speed    a step of our engine beside SGLang's (against_sglang.py), alone on the machine
     costs    what probes, recording and oracles cost SGLang (costs.py); only by its name, for it takes four minutes
+    hunt     drawn scenarios, eight at a time, for seven minutes; only by its name
 
 Exit codes as ``suite.py``'s.
 """
@@ -45,6 +46,7 @@ def stages(out: Path) -> list[Stage]:
     stand_ins = (PYTHON, str(HERE / "stand_ins.py"), str(out))
     speed = (PYTHON, str(HERE / "against_sglang.py"), str(out))
     costs = (PYTHON, str(HERE / "costs.py"), str(out))
+    hunt = (*SPECDEBUG, "hunt", "-o", str(out / "hunt"), "--seed", "1", "--count", "1000", "--max-time", "420")
     return [
         Stage("verify", verify, 240, 100, workers=12),
         Stage("arms", arms, 200, 80, workers=4),
@@ -52,6 +54,7 @@ def stages(out: Path) -> list[Stage]:
         Stage("standins", stand_ins, 200, 60),
         Stage("speed", speed, 300, 150, AGAINST, timed=True),
         Stage("costs", costs, 420, 240, AGAINST, timed=True),
+        Stage("hunt", (*hunt, "--small", "0", "--jobs", "8", *THERE), 540, 480, workers=8),
     ]
 
 

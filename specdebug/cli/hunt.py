@@ -17,11 +17,15 @@ from specdebug.cli.options import (
     ContentOptions,
     Executor,
     ExecutorOption,
+    InDtype,
     JsonOptions,
+    OnDevice,
     OnTarget,
     RayAddress,
     Reverts,
     check_cluster,
+    engine_overrides,
+    engine_words,
     numbers_of,
     positive,
 )
@@ -46,6 +50,8 @@ class HuntSearch:
 
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Remembers the hunt; has its findings.")]
     target: OnTarget = None
+    device: OnDevice = None
+    dtype: InDtype = None
     count: Annotated[int, typer.Option("--count", min=1, help="Scenarios to draw, those of before included.")] = 200
     seed: Annotated[int, typer.Option("--seed", min=0, help="Draw other scenarios.")] = 0
     revert: Annotated[Reverts, Help("Take these fixes out of the engine, to see what a hunt makes of it.")] = None
@@ -61,6 +67,11 @@ class HuntSearch:
     small: Annotated[
         int, typer.Option("--small", metavar="TRIALS", min=0, help="Trials to make each new failure small; 0: none.")
     ] = 24
+
+    @property
+    def engine(self) -> dict[str, str | int]:
+        """The options that every engine has. Raises SpecDebugError for a device that is none."""
+        return engine_overrides(self.device, self.dtype, None)
 
 
 @grouped
@@ -86,12 +97,13 @@ def hunt(search: HuntSearch, results: JsonOptions, shared: ContentOptions) -> in
     target, reverts = parse_target(search.target or "embedded"), numbers_of(search.revert)
     find_target(target)
     library, jobs = shared.library(), search.jobs or 1
-    record = HuntRecord(search.output, {"target": str(target), "seed": search.seed, "reverts": list(reverts)})
+    about = {"target": str(target), "seed": search.seed, "reverts": list(reverts), **search.engine}
+    record = HuntRecord(search.output, about)
     answer = HuntAnswer(record, str(target), search.seed, _words(search), {}, {}, reverts)
     with workers(1 if search.executor is Executor.RAY else jobs) as pool:
         with progress() as watcher:
-            runner = HuntRunner(pool, library, target, search.seed, reverts, watcher)
-            hunting = Hunt(runner, record, jobs, _cluster(search, library, target, reverts))
+            runner = HuntRunner(pool, library, target, search.seed, reverts, watcher, search.engine, jobs)
+            hunting = Hunt(runner, record, _cluster(search, library, target, reverts))
             answer = replace(answer, interrupted=hunting.run(range(search.count), until))
         if not answer.interrupted:
             runner.progress = None  # it is told of scenarios, by their numbers
@@ -109,7 +121,7 @@ def _cluster(
     from specdebug.hunt.source import HuntSource
     from specdebug.trials.ray_executor import RaySource
 
-    make = partial(HuntSource, target, search.seed, reverts, tuple(library.folders[1:]))
+    make = partial(HuntSource, target, search.seed, reverts, tuple(library.folders[1:]), search.engine)
     return lambda: RaySource(make(), make, address=search.ray_address, jobs=search.jobs)
 
 
@@ -176,6 +188,7 @@ def _words(search: HuntSearch) -> str:
         str(search.seed),
     ]
     words += ["--target", search.target] if search.target else []
+    words += engine_words(search.engine)
     return shlex.join([*words, *(["--revert", ",".join(search.revert)] if search.revert else [])])
 
 

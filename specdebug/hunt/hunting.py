@@ -6,14 +6,15 @@ import dataclasses
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import groupby, zip_longest
+from typing import Any, Literal
 
 import yaml
 
 from specdebug.errors import SpecDebugError
-from specdebug.hunt.draw import ARM, SERVED, SPACES, HuntSpace, drawn
+from specdebug.hunt.draw import ARM, SERVED, SPACES, TOGETHER, HuntSpace, drawn
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.loops import replay as replaying
 from specdebug.loops.kept_servers import KeptServers
@@ -39,8 +40,8 @@ class HuntRun(ArmRun):
 
 @dataclass
 class HuntRunner:
-    """Runs drawn scenarios of ``seed`` on ``target``, a few at a time. ``reverts``: fixes taken out of the engine, to
-    see what a hunt makes of a known failure."""
+    """Runs drawn scenarios of ``seed`` on ``target``, ``jobs`` at a time. ``reverts``: fixes taken out of the engine,
+    to see what a hunt makes of a known failure. ``engine``: options that every engine has, whatever was drawn."""
 
     pool: WorkerPool
     library: RunContent
@@ -48,11 +49,21 @@ class HuntRunner:
     seed: int
     reverts: tuple[int, ...] = ()
     progress: Progress | None = None
-    _servers: KeptServers = field(default_factory=KeptServers, init=False)
+    engine: Mapping[str, str | int] = field(default_factory=dict)
+    jobs: int = 1
+    _servers: KeptServers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._servers = KeptServers(self.jobs)
+
+    def plain(self, number: int) -> dict[str, Any]:
+        """A drawn scenario as a file says it."""
+        plain = drawn(self.seed, number, space_of(self.target))
+        return {**plain, "engine": {**plain["engine"], **self.engine}}
 
     def scenario(self, number: int) -> Scenario:
         """A drawn scenario."""
-        return Scenario.from_dict(drawn(self.seed, number, space_of(self.target)))
+        return Scenario.from_dict(self.plain(number))
 
     def together(self, numbers: Sequence[int]) -> tuple[list[Judged], bool]:
         """Return what became of some scenarios, run side by side, without those that a signal cut short, and whether
@@ -91,12 +102,10 @@ class HuntRunner:
 
 @dataclass
 class Hunt:
-    """A hunt, and what it remembers. ``jobs``: scenarios at a time. ``cluster``: makes what runs them elsewhere, in the
-    place of the runner."""
+    """A hunt, and what it remembers. ``cluster``: makes what runs the scenarios elsewhere, in the runner's place."""
 
     runner: HuntRunner
     record: HuntRecord
-    jobs: int = 1
     cluster: Callable[[], TrialSource] | None = None
 
     def run(self, numbers: Sequence[int], until: float = float("inf")) -> bool:
@@ -106,10 +115,10 @@ class Hunt:
         if self.cluster is not None:
             return self._on_cluster(left, until) if left else False
         try:
-            for first in range(0, len(left), self.jobs):
+            for numbers in side_by_side(left, self.runner.jobs):
                 if time.monotonic() >= until:
                     return False
-                judged, interrupted = self.runner.together(left[first : first + self.jobs])
+                judged, interrupted = self.runner.together(numbers)
                 for one in judged:
                     self._keep(one)
                 if interrupted:
@@ -140,10 +149,21 @@ class Hunt:
 
     def _keep(self, one: Judged) -> None:
         if one.verdict == "fail":
-            plain = drawn(self.runner.seed, one.number, space_of(self.runner.target))
-            text = yaml.safe_dump(plain, sort_keys=False, width=110)
+            text = yaml.safe_dump(self.runner.plain(one.number), sort_keys=False, width=110)
             self.record.write(f"{one.number:05d}.yaml", text)
         self.record.add(one)
+
+
+def side_by_side(numbers: Sequence[int], jobs: int) -> list[list[int]]:
+    """Scenarios to run at the same time, up to ``jobs``, each of another engine: those that have one are run one after
+    another, so that each job starts a server once for them."""
+    by_engine = groupby(numbers, lambda number: number // TOGETHER)
+    engines = [list(some) for _, some in by_engine]
+    return [
+        [number for number in row if number is not None]
+        for first in range(0, len(engines), jobs)
+        for row in zip_longest(*engines[first : first + jobs])
+    ]
 
 
 def space_of(target: TargetChoice) -> HuntSpace:

@@ -51,7 +51,7 @@ def shrink(hunt: Hunt, one: Judged, max_trials: int) -> Path | None:
     scenario = runner.scenario(one.number).on(runner.target)
     toggles = runner.library.toggles(runner.reverts, runner.target)
     space = ScenarioSpace(scenario, ARM, tuple(toggle.pr for toggle in toggles))
-    source = ShrunkSource(space, runner.library.packs(space.start.probes), toggles, hunt.jobs)
+    source = ShrunkSource(space, runner.library.packs(space.start.probes), toggles, runner.jobs)
     path = hunt.record.folder / f"{one.number:05d}-small.sqlite"
     about = f"making scenario {one.number} small, which fails with {one.signature}"
     with contextlib.closing(source), Journal(path, f"{source.identity} {one.signature}", about) as journal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specdebug import __version__
@@ -22,6 +22,7 @@ class HuntSource:
 
     Args:
         folders: of content, beside what is shipped.
+        engine: options that every engine has.
 
     Raises ContentError where those cannot be used.
     """
@@ -30,12 +31,20 @@ class HuntSource:
     capacity = 1
     rerun = 0
 
-    def __init__(self, target: TargetChoice, seed: int, reverts: tuple[int, ...], folders: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        target: TargetChoice,
+        seed: int,
+        reverts: tuple[int, ...],
+        folders: Sequence[Path],
+        engine: Mapping[str, str | int],
+    ) -> None:
         library = Library(folders)
         fixes = library.toggles(reverts, target)
         told = (toggle.path.read_text(encoding="utf-8") for toggle in fixes)
-        self.identity = digest_of("hunt", __version__, platform.python_version(), str(target), str(seed), *told)
-        self._runner = HuntRunner(WorkerPool(1, PRELOAD), library, target, seed, reverts)
+        about = (__version__, platform.python_version(), str(target), str(seed), repr(sorted(engine.items())))
+        self.identity = digest_of("hunt", *about, *told)
+        self._runner = HuntRunner(WorkerPool(1, PRELOAD), library, target, seed, reverts, engine=engine)
         self._trial: Trial | None = None
         self._started = False
 

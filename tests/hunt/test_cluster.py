@@ -78,9 +78,11 @@ def test_what_becomes_of_a_scenario_travels() -> None:
 
 
 def test_a_node_makes_its_source_and_runs_a_scenario_as_this_machine_would() -> None:
-    make = partial(HuntSource, "embedded", 0, (25015,), ())
+    make = partial(HuntSource, "embedded", 0, (25015,), (), {"dtype": "bfloat16"})
     source = pickle.loads(pickle.dumps(make))()
-    assert source.identity == make().identity != HuntSource("embedded", 1, (25015,), ()).identity
+    others = [HuntSource("embedded", 1, (25015,), (), {}), HuntSource("embedded", 0, (25015,), (), {})]
+    assert source.identity == make().identity
+    assert source.identity not in {other.identity for other in others}
     try:
         source.start(Trial(4, frozenset(), 0))
         trial, result = source.wait()

@@ -29,7 +29,8 @@ from specdebug.targets.launch.process import NeverReady, ServerProcess, StartFai
 from specdebug.targets.serving import NoServer
 
 MAX_IDLE = 2
-"""Servers that wait for somebody who wants them; of more, the one that waits longest is ended."""
+"""Servers that wait for somebody who wants them, unless more runs go on at a time; of more, the one that has waited
+longest is ended."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,10 @@ class ServerWish:
 
 
 class Shelf:
-    """The servers that wait, and those in use. Any thread may use it."""
+    """The servers that wait, at most ``room``, and those in use. Any thread may use it."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = MAX_IDLE) -> None:
+        self._room = room
         self._lock = threading.Lock()
         self._idle: list[tuple[str, ServerProcess]] = []
         self._used: list[ServerProcess] = []
@@ -97,7 +99,7 @@ class Shelf:
         with self._lock:
             self._used.remove(server)
             self._idle.append((wish.command.key, server))
-            late = self._idle.pop(0)[1] if len(self._idle) > MAX_IDLE else None
+            late = self._idle.pop(0)[1] if len(self._idle) > self._room else None
         if late is not None:
             late.end()
 
@@ -117,12 +119,12 @@ class Shelf:
             server.end()
 
 
-def main(address: str) -> int:
-    """Keep servers until standard input closes."""
+def main(address: str, room: int) -> int:
+    """Keep servers, of which so many may wait, until standard input closes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Whoever is told to end closes the pipe. Not SIG_IGN, which servers would inherit.
         signal.signal(number, lambda *_: None)
-    shelf = Shelf()
+    shelf = Shelf(room)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen()
@@ -196,4 +198,4 @@ def _say(talk: TextIO, **said: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

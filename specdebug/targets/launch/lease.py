@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.logs.scan import Scan
-from specdebug.targets.launch.keeper import ServerWish
+from specdebug.targets.launch.keeper import MAX_IDLE, ServerWish
 from specdebug.targets.launch.log import ServerLog
 from specdebug.targets.launch.process import NeverReady, StartFailed
 from specdebug.targets.serving import NoServer
@@ -97,11 +97,11 @@ class LentServer:
 class ServerKeeper:
     """The search's side of the process that keeps servers; :meth:`close` ends it and every server."""
 
-    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
-        """Start it. Raises NoServer."""
+    def __init__(self, room: int = MAX_IDLE, env: Mapping[str, str] = os.environ) -> None:
+        """Start it; ``room``: servers that may wait. Raises NoServer."""
         self._folder = tempfile.mkdtemp(prefix="specdebug-servers-")
         self.address = os.path.join(self._folder, "socket")
-        words = [sys.executable, "-P", "-m", "specdebug.targets.launch.keeper", self.address]
+        words = [sys.executable, "-P", "-m", "specdebug.targets.launch.keeper", self.address, str(room)]
         try:
             with lifeline.starting(env) as (self._key, own):
                 self._process = subprocess.Popen(

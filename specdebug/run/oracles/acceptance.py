@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -63,8 +63,13 @@ class _Walked:
         return np.flatnonzero(self.parents == node).tolist()
 
 
-_Choice = tuple[int | None, int | None]
-"""The child to go on to, or None; and the token to choose, None where that is for a coin on a boundary to say."""
+class _Choice(NamedTuple):
+    """The child to go on to, or None; and the token to choose, None where that is for a coin on a boundary to say.
+    ``missed``: by how much the coin missed the token that the engine chose, in words."""
+
+    child: int | None
+    token: int | None
+    missed: str = ""
 
 
 class AcceptanceOracle(Oracle):
@@ -147,11 +152,11 @@ def _first_wrong(
         choice = choose(index)
         if choice is None:
             return None
-        child, wanted = choice
+        child, wanted, missed = choice
         after = path[index + 1] if index + 1 < len(path) else None
         got, expected = (f"{what} as {_named(to)}" for what, to in ((token, after), (wanted, child)))
         if after != child or not 0 <= token < vocab_size or wanted not in (None, token):
-            return _Wrong(node, got, expected)
+            return _Wrong(node, got, expected + missed)
     return None
 
 
@@ -162,7 +167,7 @@ def _named(node: int | None) -> str:
 def _greedy(walked: _Walked, wanted: Sequence[int], num_steps: int, index: int) -> _Choice:
     """The child that holds the token with the greatest logit."""
     children = walked.children(walked.path[index]) if index < num_steps else []
-    return next((node for node in children if walked.tokens[node] == wanted[index]), None), wanted[index]
+    return _Choice(next((node for node in children if walked.tokens[node] == wanted[index]), None), wanted[index])
 
 
 def _sampled(
@@ -180,7 +185,7 @@ def _sampled(
         if abs(coins[index] - reach) < COIN_MARGIN:
             return None
         if coins[index] < reach or probs[token] >= spec.threshold_single:
-            return node, token
+            return _Choice(node, token)
         if probs[token] >= spec.threshold_single - COIN_MARGIN:
             return None
         rest[token] = 0.0
@@ -188,11 +193,13 @@ def _sampled(
     if total < COIN_MARGIN:
         return None
     cumulative, drawn, token = rest.cumsum() / total, coins[-1], walked.chosen[index]
+    missed = ""
     if 0 <= token < len(rest) and rest[token] > 0:
-        begins = cumulative[token] - rest[token] / total
-        if begins - COIN_MARGIN <= drawn <= cumulative[token] + COIN_MARGIN:
-            return None, token
-    return None, int(np.searchsorted(cumulative, drawn, side="right"))
+        off = max(cumulative[token] - rest[token] / total - drawn, drawn - cumulative[token])
+        if off <= COIN_MARGIN:
+            return _Choice(None, token)
+        missed = f" (the coin misses the one by {off:.1e} of the mass that is left)"
+    return _Choice(None, int(np.searchsorted(cumulative, drawn, side="right")), missed)
 
 
 def target_probs(logits: np.ndarray, sampling: Any) -> np.ndarray | None:

@@ -378,10 +378,12 @@ def _malformed(tree: Any, lengths: Sequence[int], bonus: Sequence[int], vocab_si
 
 
 def _path(tokens: Tensor, parents: np.ndarray, node: int) -> list[int]:
+    """The tokens from the root to a node, as far as its mask is that of a tree."""
     path: list[int] = []
     while node > 0:
         path.insert(0, int(tokens[node]))
-        node = int(parents[node])
+        above = int(parents[node])
+        node = above if above < node else 0  # the parents of no tree may lead in a circle
     return path
 
 

@@ -15,7 +15,7 @@ from specdebug.engine.speculative import accept as accept_module
 from specdebug.engine.speculative import worker as worker_module
 from specdebug.engine.speculative.accept import Acceptance
 from specdebug.engine.speculative.tree import VerifyTree
-from specdebug.run.oracles.acceptance import target_probs
+from specdebug.run.oracles.acceptance import _sampled, _Walked, target_probs
 from specdebug.verdict.outcome import Violation
 from tests.run.oracles.watched import EAGLE, TREE, Watched, prompts
 
@@ -118,6 +118,19 @@ def test_what_top_k_and_top_p_leave() -> None:
     assert left(0, 0.5) is None  # float32 may find less or more than that in the first
     logits[1] += 1e-7
     assert left(2, 1.0) is None
+
+
+def test_how_far_a_coin_misses_what_the_engine_chose_is_said() -> None:
+    logits = np.log(np.array([[0.5, 0.3, 0.2]]))
+    settings = SimpleNamespace(temperature=1.0, top_k=0, top_p=1.0)
+
+    def choice(chosen: int, coin: float) -> Any:
+        walked = _Walked(np.array([9]), np.array([-1]), [0], [chosen])
+        return _sampled(walked, logits, [0.0, coin], settings, SimpleNamespace(num_steps=1), 0)
+
+    assert choice(1, 0.55) == (None, 1, "")
+    assert choice(0, 0.55) == (None, 1, " (the coin misses the one by 5.0e-02 of the mass that is left)")
+    assert choice(0, 0.5 + 5e-6)[1] == 0  # within rounding
 
 
 def test_violations_come_in_the_step_that_decided(monkeypatch: pytest.MonkeyPatch) -> None:

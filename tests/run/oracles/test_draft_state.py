@@ -16,6 +16,7 @@ from specdebug.engine.speculative import draft as draft_module
 from specdebug.engine.speculative.draft import DraftLoop
 from specdebug.engine.speculative.extend import ExtendForward, ExtendStage
 from specdebug.engine.speculative.tree import TreeBuilder, VerifyTree
+from specdebug.run.oracles.draft_state import _path
 from specdebug.run.oracles.trees import read_masks
 from specdebug.verdict.outcome import Violation
 from tests.run.oracles.watched import EAGLE, TREE, Watched, prompts
@@ -34,6 +35,12 @@ def first(found: list[Violation]) -> tuple[str, str]:
     ordered = sorted(found, key=Violation.order)
     assert ordered, "nothing was found"
     return ordered[0].signature, ordered[0].data["tensor"]
+
+
+def test_a_path_of_parents_in_a_circle_ends() -> None:
+    tokens = torch.tensor([3, 5, 6])
+    assert _path(tokens, np.array([-1, 0, 1]), 2) == [5, 6]
+    assert _path(tokens, np.array([-1, 2, 1]), 2) == [5, 6]
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])

@@ -127,7 +127,8 @@ class _Taps:
                 ("retrieve_next_sibling", "retrieve_next_sibling"),
             )
         }
-        masks = _masks(verify.custom_mask, batch.seq_lens.tolist(), nodes)
+        alone = _of_nodes_alone(self._draft_worker)
+        masks = tree_masks(verify.custom_mask, batch.seq_lens.tolist(), nodes, alone=alone)
         coins = self._coins
         for number, (request, stored) in enumerate(zip(batch.reqs, self._stored, strict=True)):
             index = torch.where(accept_index[number] < 0, -1, accept_index[number] - number * nodes)
@@ -174,13 +175,19 @@ def _stored(spec_info: Any, lengths: Tensor) -> list[Event]:
     ]
 
 
-def _masks(mask: Tensor, lengths: list[int], nodes: int) -> list[Tensor]:
-    """Each request's tree [nodes, nodes], out of rows of context and tree, or of the tree alone."""
-    count = len(lengths)
-    flat = mask.reshape(-1)
-    if flat.numel() == count * nodes * nodes:
-        return list(flat.detach().to("cpu", copy=True).bool().view(count, nodes, nodes))
-    masks, start = [], 0
+def _of_nodes_alone(draft_worker: Any) -> bool:
+    """Return True if masks are of trees alone: so they are from 0.5.18 on where the target's backend does not read
+    them, such as FA3 for chains. Its buffer is as long as its largest batch needs."""
+    owned = getattr(draft_worker.target_worker.model_runner.attn_backend, "verify_mask", None)
+    mode = draft_worker.tree_mask_mode if owned is None else owned.mode
+    return bool(mode.name == "QLEN_ONLY")
+
+
+def tree_masks(mask: Tensor, lengths: list[int], nodes: int, *, alone: bool) -> list[Tensor]:
+    """Each request's tree, bool [nodes, nodes], out of rows of context and tree, or of the tree ``alone``. ``lengths``:
+    of the contexts. What is behind the last request's is another batch's."""
+    flat, masks, start = mask.reshape(-1), [], 0
+    lengths = [0] * len(lengths) if alone else lengths
     for length in lengths:
         rows = flat[start : start + nodes * (length + nodes)].view(nodes, length + nodes)
         masks.append(rows[:, length:].detach().to("cpu", copy=True).bool())

@@ -3,6 +3,8 @@
 Without a GPU, Triton kernels run in Triton's interpreter, on CPU tensors; Triton decides when it is imported, and some
 test modules import it while they are collected.
 
+No property is timed: a busy machine is no failure.
+
 ``SPECDEBUG_TEST_MARGINS`` has every comparison of floats recorded; see :mod:`tests.margins`.
 
 A shell starts background jobs with SIGINT ignored, ``nohup`` its job with SIGHUP ignored, and children inherit that:
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests import margins
 from tests.fuzzing.measure import Tally, total
@@ -30,6 +33,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 if margins.VARIABLE in os.environ:
     margins.install(Path(os.environ[margins.VARIABLE]))

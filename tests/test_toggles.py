@@ -426,7 +426,7 @@ def test_mutated_files_are_refused_in_one_line_or_work(root, tmp_path):
     assert applied > 100
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     match=st.text(alphabet="row =s[:width]\n\t ()", max_size=30),
     replacement=st.text(alphabet="row =s[:width]\n\t ()'\"#\\", max_size=40),

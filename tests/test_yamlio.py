@@ -167,14 +167,14 @@ def refused(call) -> str | None:
     return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.one_of(st.text(), st.text(alphabet="ab:-[]{}&*!|>'\"?#%@,~ \n\t0", max_size=80)))
 def test_any_text_parses_or_is_refused_in_one_line(text):
     refusal = refused(lambda: parse_yaml(text, "f.yaml"))
     assert refusal is None or (refusal.startswith("f.yaml") and "\n" not in refusal)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=200))
 def test_any_bytes_load_or_are_refused(tmp_path_factory, data):
     file = tmp_path_factory.mktemp("bytes") / "f.yaml"
@@ -189,7 +189,7 @@ _values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.dictionaries(st.text("abcxyz", min_size=1), _values, min_size=1, max_size=4))
 def test_dumped_data_comes_back(data):
     assert parse_yaml(yaml.safe_dump(data)).data == data

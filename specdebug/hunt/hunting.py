@@ -17,25 +17,13 @@ from specdebug.errors import SpecDebugError
 from specdebug.hunt.draw import ARM, SERVED, SPACES, TOGETHER, HuntSpace, drawn
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.loops import replay as replaying
-from specdebug.loops.kept_servers import KeptServers
-from specdebug.loops.replay import ArmResult, ArmRun, Choices, Progress, RunContent, run_arms, run_as
+from specdebug.loops.kept_servers import KeptRun, KeptServers
+from specdebug.loops.replay import ArmResult, Choices, Progress, RunContent, run_arms
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.servers import TargetChoice
 from specdebug.trials.source import TrialSource
 from specdebug.trials.trial import Trial, TrialResult
-from specdebug.workers.job import Job
 from specdebug.workers.pool import WorkerPool
-
-
-@dataclass(frozen=True)
-class HuntRun(ArmRun):
-    """An arm run on a server that a keeper may have kept from the one before."""
-
-    keeper: str | None = None
-
-    def job(self, library: RunContent) -> Job:
-        job = super().job(library)
-        return dataclasses.replace(job, payload={**job.payload, "keeper": self.keeper})
 
 
 @dataclass
@@ -94,10 +82,10 @@ class HuntRunner:
                 return every, True
         return every, False
 
-    def _run(self, number: int) -> HuntRun:
+    def _run(self, number: int) -> KeptRun:
         choices = Choices(arms=(ARM,), target=self.target, reverts=self.reverts)
         (run,) = replaying.plan(self.scenario(number), choices, self.library)
-        return run_as(HuntRun, run, key=f"{number}", keeper=self._servers.address_for(run))
+        return self._servers.kept(dataclasses.replace(run, key=f"{number}"))
 
 
 @dataclass

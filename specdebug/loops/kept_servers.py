@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from specdebug.loops.replay import ArmRun
+import dataclasses
+from dataclasses import dataclass
+
+from specdebug.loops.replay import ArmRun, RunContent, run_as
 from specdebug.scenario.servers import StartedServer
 from specdebug.targets.launch.keeper import MAX_IDLE
 from specdebug.targets.launch.lease import ServerKeeper
+from specdebug.workers.job import Job
+
+
+@dataclass(frozen=True)
+class KeptRun(ArmRun):
+    """An arm run that takes its server from who keeps it at this address, and gives it back."""
+
+    keeper: str | None = None
+
+    def job(self, library: RunContent) -> Job:
+        job = super().job(library)
+        return dataclasses.replace(job, payload={**job.payload, "keeper": self.keeper})
 
 
 class KeptServers:
@@ -24,6 +39,10 @@ class KeptServers:
         if self._keeper is None:
             self._keeper = ServerKeeper(max(MAX_IDLE, self._jobs))
         return self._keeper.address
+
+    def kept(self, run: ArmRun) -> KeptRun:
+        """Return the run on a server that is kept. Raises NoServer."""
+        return run_as(KeptRun, run, keeper=self.address_for(run))
 
     def close(self) -> None:
         """End every server. May be called more than once."""

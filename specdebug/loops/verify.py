@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from specdebug import interrupts
 from specdebug.errors import SpecDebugError, Where
 from specdebug.loops import replay
+from specdebug.loops.kept_servers import KeptServers
 from specdebug.loops.plans import exists_in
 from specdebug.loops.replay import ArmResult, ArmRun, Progress, run_arms
 from specdebug.scenario.checks import engine_config
@@ -206,9 +208,9 @@ def verify(
     over = LaidOver(overrides, target)
     if not toggles:
         raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
-    results, interrupted = _run(
-        pool, library, plan_matrix(library, toggles, seeds, overrides, target), progress, locate
-    )
+    with closing(KeptServers(pool.limit)) as servers:
+        runs = plan_matrix(library, toggles, seeds, overrides, target)
+        results, interrupted = _run(pool, library, servers, runs, progress, locate)
     checks = []
     for toggle in toggles:
         runs = _runs(library, toggle, seeds, over)
@@ -220,7 +222,9 @@ def verify(
     more = {check.toggle.pr: _elsewhere(library, check.toggle, seeds, over) for check in checks if check.idle}
     if not more or interrupted:
         return Matrix(tuple(check for check in checks if check.toggle.pr not in more), interrupted)
-    results, interrupted = _run(pool, library, [run for runs in more.values() for run in runs], progress)
+    with closing(KeptServers(pool.limit)) as servers:
+        again = [run for runs in more.values() for run in runs]
+        results, interrupted = _run(pool, library, servers, again, progress)
     found = {pr: [results[run.key] for run in runs if run.key in results] for pr, runs in more.items()}
     whole = [check for check in checks if len(found.get(check.toggle.pr, ())) == len(more.get(check.toggle.pr, ()))]
     return Matrix(
@@ -232,12 +236,16 @@ def verify(
 def _run(
     pool: WorkerPool,
     library: ScenarioContent,
+    servers: KeptServers,
     runs: Sequence[ArmRun],
     progress: Progress | None,
     locate: Callable[[Sequence[ArmResult]], list[ArmResult]] = list,
 ) -> tuple[dict[str, ArmResult], bool]:
-    """Return the results by key, without those that a Ctrl-C cut short, which say nothing; and True if one came."""
-    answers, interrupted = run_arms(pool, library, runs, progress)
+    """Return the results by key, without those that a Ctrl-C cut short, which say nothing; and True if one came.
+
+    Seeds of one side share a server where one is started for them."""
+    ended, interrupted = run_arms(pool, library, [servers.kept(run) for run in runs], progress)
+    answers = [dataclasses.replace(each, run=run) for run, each in zip(runs, ended, strict=True)]
     answers = answers if interrupted else locate(answers)
     return {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}, interrupted
 

@@ -132,7 +132,7 @@ _FLOAT_VALUES = [0.0, -1.5, 2.0, 3e38, np.nan, np.inf, -np.inf]
 _SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, max_side=5)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     array=hnp.arrays(np.float32, _SHAPES, elements=st.sampled_from([0.0, -1.5, 2.0, 3e38, np.nan, np.inf, -np.inf])),
     low=st.sampled_from([-2.0, 0.0, 1.0]),
@@ -155,7 +155,7 @@ def test_floats_against_numpy(array: np.ndarray, low: float, high: float, stride
             assert not any(any(mask) for mask in _masks(kind, tensor, low, high).values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     array=hnp.arrays(np.int64, _SHAPES, elements=st.integers(-8, 8)),
     low=st.integers(-9, 9),

@@ -314,7 +314,7 @@ def test_polling_hands_over_what_has_arrived_and_never_waits(monkeypatch: pytest
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="plays the part of the device; test_cuda.py polls a real one")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.sampled_from(["bad", "fine", "poll", "late", "take"]), max_size=40))
 def test_polls_and_takes_together_lose_nothing(steps: list[str]) -> None:
     later = _Later()

@@ -110,7 +110,7 @@ def _tensors(draw: st.DrawFn, dtypes: list[torch.dtype], special: list[float]) -
     return tensor
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     tensor=_tensors(FLOATS, [math.nan, math.inf, -math.inf, 448.0, -0.0]),
     kinds=st.sampled_from([("nan",), ("inf",), ("nan", "inf")]),
@@ -120,7 +120,7 @@ def test_infinities_and_nans(tensor: torch.Tensor, kinds: tuple[str, ...]) -> No
         assert _same(_found(kinds, tensor), _expected(kinds, tensor))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tensor=_tensors(INTS, [-9, 100, 2**30]),
     low=st.sampled_from([-(2**70), -1, 0, 1, 1.5, -math.inf]),
@@ -131,7 +131,7 @@ def test_bounds_of_integers(tensor: torch.Tensor, low: Bound, high: Bound) -> No
         assert _same(_found(("oob",), tensor, low, high), _expected(("oob",), tensor, low, high))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tensor=_tensors(FLOATS, [math.nan, math.inf, -math.inf, -3.0]),
     low=st.sampled_from([0, 0.1, 1.0000001, -math.inf]),
@@ -142,7 +142,7 @@ def test_bounds_of_floats(tensor: torch.Tensor, low: Bound, high: Bound) -> None
         assert _same(_found(("oob",), tensor, low, high), _expected(("oob",), tensor, low, high))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tensor=_tensors([torch.int64, torch.int32, torch.uint8, torch.float32], [-9, 100, 2**30]),
     unit=st.sampled_from([1, 2, 4, 7]),
@@ -152,7 +152,7 @@ def test_multiples(tensor: torch.Tensor, unit: int) -> None:
         assert _same(_found(("page_aligned",), tensor, 0, unit), _expected(("page_aligned",), tensor, 0, unit))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tensor=_tensors([torch.int64, torch.int32], [-9, 100]),
     base=st.sampled_from(["same", "rows", "one", "float", "wide"]),
@@ -174,7 +174,7 @@ def test_differences(tensor: torch.Tensor, base: str, seed: int) -> None:
     assert _same(_found(("oob",), tensor, -2, 6, other), _expected(("oob",), tensor, -2, 6, other))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     dtype=st.sampled_from(FLOATS),
     shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.sampled_from([1, 2, 16]), st.sampled_from([1, 8, 40])),

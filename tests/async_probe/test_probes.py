@@ -231,7 +231,7 @@ def test_configure_and_reset_forget() -> None:
         async_probe.configure("record", capacity=0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     arrays=st.lists(
         hnp.arrays(

@@ -81,7 +81,7 @@ TRIALS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(TRIALS)
 def test_the_same_observations_give_the_same_state(trials: list[tuple[frozenset[str], bool | None]]) -> None:
     one, other = Bisector(NAMES[:6], seed=1), Bisector(NAMES[:6], seed=1)

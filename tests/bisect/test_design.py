@@ -44,7 +44,7 @@ def by_definition(belief: Belief, members: np.ndarray) -> float:
 OUTCOMES = st.lists(st.tuples(st.integers(0, 2**N - 1), st.booleans()), max_size=6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(OUTCOMES)
 def test_information_of_every_set(outcomes: list[tuple[int, bool]]) -> None:
     belief = belief_after(outcomes)
@@ -57,7 +57,7 @@ def test_information_of_every_set(outcomes: list[tuple[int, bool]]) -> None:
             assert flips[row, i] == pytest.approx(expected[row ^ 1 << i], abs=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(OUTCOMES)
 def test_no_single_flip_improves_the_choice(outcomes: list[tuple[int, bool]]) -> None:
     belief = belief_after(outcomes)

@@ -90,7 +90,7 @@ def test_a_culprit_among_commits_that_do_not_build_stalls() -> None:
     assert untold <= most(24, STATED)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(-1, 199), st.sampled_from([True, False, None])), max_size=10))
 def test_the_same_observations_give_the_same_state(trials: list[tuple[int, bool | None]]) -> None:
     one, other = OrderedBisector(COMMITS), OrderedBisector(COMMITS)

@@ -56,7 +56,7 @@ def test_what_is_written_is_read(bundle: Path) -> None:
     assert (manifest["format"], manifest["version"]) == ("specdebug-bundle", 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(members=st.dictionaries(st.from_regex(r"[a-z][a-z0-9]{0,8}(/[a-z]{1,8})?", fullmatch=True), st.binary()))
 def test_any_members_survive(members: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("any") / "b.specdebug"

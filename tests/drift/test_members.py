@@ -69,7 +69,7 @@ def test_archives_cut_off(tmp_path: Path) -> None:
         assert "cut off; download it again" in refusal(path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), kind=st.sampled_from([wheel, sdist]))
 def test_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, kind) -> None:
     path = kind(tmp_path_factory.mktemp("damaged"))

@@ -62,7 +62,7 @@ def test_a_request_that_comes_back_prefills_its_output_too() -> None:
     shapes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5), st.integers(0, 3)), min_size=1, max_size=5),
     data=st.data(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_part_of_a_batch_is_the_batch_of_that_part(shapes: list[tuple[int, int, int]], data: st.DataObject) -> None:
     parts, chunks, batch = _batch([(done + length + rest, done, length) for done, length, rest in shapes])
     keep = sorted(data.draw(st.sets(st.integers(0, len(shapes) - 1), min_size=1)))

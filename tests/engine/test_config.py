@@ -233,7 +233,7 @@ def test_plain_decoding_touches_one_slot() -> None:
     topk=st.integers(1, 6),
     length=st.integers(1, 600),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_branches_and_trees_fit_the_reservation_and_the_reservation_fits_the_row(
     page: int, steps: int, topk: int, length: int
 ) -> None:
@@ -318,7 +318,7 @@ INNER = ["num_steps", "eagle_topk", "num_draft_tokens", "threshold_acc", "max_bs
         max_size=4,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_junk_is_refused_or_understood_never_worse(data: dict[str, Any]) -> None:
     complaint, config = "", None
     try:

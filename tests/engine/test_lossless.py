@@ -115,7 +115,6 @@ def explore(generated: st.SearchStrategy[Combo], number: int, examples: int, ora
     @seed(number)
     @settings(
         max_examples=examples,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
         print_blob=False,

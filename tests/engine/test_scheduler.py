@@ -329,7 +329,7 @@ def _play(arrivals: list[tuple[int, list[int], int, bool, int | None]], options:
     cache=st.booleans(),
     running=st.integers(1, 4),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_every_request_ends_with_its_own_tokens_however_tight_memory_is(
     page_size: int,
     spec: dict[str, Any] | None,
@@ -363,14 +363,14 @@ def test_every_request_ends_with_its_own_tokens_however_tight_memory_is(
 
 
 @given(arrivals=ARRIVALS, slack=st.integers(0, 24))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_same_calls_give_the_same_schedule(arrivals: list[Any], slack: int) -> None:
     options = {"num_slots": 40 + slack, "context_length": 22, "chunked_prefill_size": 8}
     assert _play(arrivals, options).log == _play(arrivals, options).log
 
 
 @given(arrivals=ARRIVALS, chunk=st.sampled_from([None, 3, 8]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_with_memory_to_spare_first_tokens_come_in_order_of_arrival_and_nobody_is_retracted(
     arrivals: list[Any], chunk: int | None
 ) -> None:

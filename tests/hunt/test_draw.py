@@ -14,7 +14,7 @@ from specdebug.scenario.workload import expand
 from specdebug.targets.sglang.flags import reserved_tokens
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**31), st.integers(0, 2000), st.sampled_from(sorted(SPACES)))
 def test_every_request_fits_its_engine(seed: int, number: int, kind: str) -> None:
     scenario = Scenario.from_dict(drawn(seed, number, SPACES[kind]))

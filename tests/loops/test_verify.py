@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from specdebug.errors import SpecDebugError, Where
+from specdebug.loops import kept_servers
 from specdebug.loops.replay import ArmResult
 from specdebug.loops.verify import ToggleCheck, plan_matrix, verify
 from specdebug.patching import Edit, Patch
 from specdebug.report.matrix import render_matrix
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.servers import LaunchedServer
 from specdebug.toggles import Detection, Toggle
 from specdebug.verdict.outcome import Located
 from specdebug.workers.job import WorkerEnd
@@ -58,6 +60,38 @@ def test_the_arm_that_reverts_the_fix_is_run_with_and_without_it() -> None:
         ("mine", (19897,), {"page_size": 4}),
     ]
     assert all(run.scenario.arms["mine"].revert == () for run in runs)
+
+
+class Keeper:
+    """Stands in for the process that keeps servers: it remembers how many may wait, and whether it was ended."""
+
+    started: ClassVar[list[Keeper]] = []
+
+    def __init__(self, room: int) -> None:
+        self.room, self.address, self.closed = room, f"keeper {len(self.started)}", False
+        self.started.append(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_seeds_of_a_side_share_a_server_where_one_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeper, "started", [])
+    monkeypatch.setattr(kept_servers, "ServerKeeper", Keeper)
+    pool: Any = FakePool(good_run)
+    server = LaunchedServer(command="serve")
+    verify(pool, Shelf(), [toggle(7)], seeds=2, target=server)
+    assert [job.payload["keeper"] for job in pool.jobs] == ["keeper 0"] * 4
+    assert [(keeper.room, keeper.closed) for keeper in Keeper.started] == [(pool.limit, True)]
+
+
+def test_no_server_is_kept_for_the_embedded_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeper, "started", [])
+    monkeypatch.setattr(kept_servers, "ServerKeeper", Keeper)
+    pool: Any = FakePool(good_run)
+    verify(pool, Shelf(), [toggle(7)], seeds=1)
+    assert {job.payload["keeper"] for job in pool.jobs} == {None}
+    assert Keeper.started == []
 
 
 FA3 = Patch.of("t", "specdebug.engine.attention.fa3:FlashAttention3Planner.draft_decode", ("a = 1", "a = 2"))

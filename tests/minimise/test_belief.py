@@ -56,7 +56,7 @@ def test_marginals_are_exact_where_sets_form_a_tree(trials):
     assert belief.needed == pytest.approx(exact(belief, 6, 0.1), abs=0.02)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.frozensets(st.integers(0, 5), min_size=1), st.booleans(), st.booleans()), min_size=1, max_size=8

@@ -24,7 +24,7 @@ def search(size, fails, possible=lambda removed: True, rate=0.95, failing=(-1, -
     return found, trials
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 24), st.data())
 def test_exactly_what_is_needed_is_left_of_something_that_always_fails(size, data):
     needed = data.draw(st.frozensets(st.integers(0, size - 1), max_size=4))

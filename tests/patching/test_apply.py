@@ -216,7 +216,7 @@ MANY = (
 )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(steps=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=6))
 def test_any_sequence_of_applying_and_restoring(steps):
     """A model of the lines now patched says what the function returns; restored, the code is the first."""

@@ -463,7 +463,7 @@ def test_code_that_is_sent_to_a_process_without_us_runs_there():
     assert [hits_of(index) for index in counters] == [1, 1]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_random_edits_move_no_other_line(data):
     """Edits of whole lines leave every other line's number as it was, in code and in tracebacks."""

@@ -117,7 +117,7 @@ def test_outputs_are_those_of_each_prefix_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 10_000))
 def test_trees_are_those_of_branches_that_keep_what_was_written(kind: str, shape: TreeShape, seed: int) -> None:
     head, (ids, features) = make_head(kind, seed), text(kind, seed)

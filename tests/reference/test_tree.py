@@ -54,7 +54,7 @@ def tree(head: DraftHead, ids: Tensor, hidden: Tensor, shape: TreeShape) -> set[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 10_000), data=st.data())
 def test_a_path_is_in_the_tree_when_it_has_slack(kind: str, shape: TreeShape, seed: int, data: st.DataObject) -> None:
     head, (ids, hidden) = make_head(kind, seed), text(kind, seed)

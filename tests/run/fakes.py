@@ -198,6 +198,8 @@ class ListSink:
 class FakePool:
     """Plays back a script for each job: its events, then its end. ``interrupt_at`` stops before that job."""
 
+    limit = 2
+
     def __init__(
         self,
         script: Callable[[Any], tuple[list[dict[str, Any]], WorkerEnd]],

@@ -258,7 +258,7 @@ def never_fails(serving: Serving, path: str, body: bytes) -> None:
     serving.http.post("/abort_request", json={"abort_all": True})
 
 
-QUIET: Any = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
+QUIET: Any = {"suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
 
 @settings(max_examples=80, **QUIET)

@@ -32,7 +32,7 @@ def grown(text: GrowingText, ids: list[int], sizes: list[int], matched: int | st
 SIZES = st.lists(st.integers(1, 5), max_size=60)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=40), SIZES)
 def test_pieces_of_any_text_make_up_the_text(text: str, sizes: list[int]) -> None:
     ids = model().encode(text)
@@ -40,7 +40,7 @@ def test_pieces_of_any_text_make_up_the_text(text: str, sizes: list[int]) -> Non
     assert "".join(pieces) == model().decode(ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 2047), max_size=40), SIZES)
 def test_pieces_of_any_tokens_make_up_their_text(ids: list[int], sizes: list[int]) -> None:
     pieces = grown(GrowingText(model()), ids, sizes)
@@ -55,7 +55,7 @@ def test_a_character_comes_whole() -> None:
     assert "🙂" in "".join(pieces)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text("ab\n", max_size=30), st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3), SIZES)
 def test_nothing_of_a_stop_is_shown(text: str, stops: list[str], sizes: list[int]) -> None:
     """As the engine does it: the output ends with the token that completes the first stop."""

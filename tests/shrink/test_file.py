@@ -9,7 +9,7 @@ from specdebug.yamlio import parse_yaml
 from tests.shrink.spaces import FAULTY, space
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data())
 def test_whatever_is_left_is_a_scenario_and_its_file_reads_the_same(data):
     found = space(FAULTY)

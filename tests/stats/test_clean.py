@@ -38,7 +38,7 @@ def accepted(rule: CleanRuns, rate: float, horizon: int) -> float:
     return total
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(0.05, 0.8), st.floats(0.01, 0.3))
 def test_the_error_is_never_more_than_allowed(rate: float, error: float) -> None:
     rule = CleanRuns(rate, error)

@@ -33,7 +33,7 @@ def trial(number: int) -> Trial:
 FAILED = TrialResult("fail", "exit:1", 0.5, "boo")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(st.lists(st.tuples(st.frozensets(st.text()), st.integers(0, 2**31 - 1), results), max_size=5))
 def test_what_is_recorded_is_read_again(tmp_path: Path, rows: list[tuple[frozenset[str], int, TrialResult]]) -> None:
     path = tmp_path / "journal.sqlite"
@@ -197,7 +197,7 @@ def test_a_damaged_file_is_one_line_and_stays_as_it_is(kind: str, tmp_path: Path
     assert (tmp_path / "j.bak").read_bytes() == damaged
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.data())
 def test_wherever_it_is_damaged_nothing_wrong_is_read(tmp_path: Path, data: st.DataObject) -> None:
     path, whole = tmp_path / "j", tmp_path / "whole"
@@ -318,7 +318,7 @@ def put(path: Path, table: str, column: str, cell: object, *, with_digest: bool)
 
 
 @pytest.mark.parametrize(("table", "column"), [(table, column) for table in COLUMNS for column in COLUMNS[table]])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=10)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10)
 @given(cell=CELLS, with_digest=st.booleans())
 def test_a_cell_of_any_type_is_read_or_named_and_the_file_stays(
     table: str, column: str, cell: object, with_digest: bool, whole: bytes, tmp_path: Path

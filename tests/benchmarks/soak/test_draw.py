@@ -46,7 +46,7 @@ def test_engines_share_the_models_that_are_loaded_once() -> None:
     assert {config.reach for config in configs} == {draw.REACH}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**31), st.integers(0, 3), st.integers(0, 500), st.integers(0, 500))
 def test_every_request_fits_its_engine(seed: int, worker: int, number: int, nth: int) -> None:
     scenario = Scenario.from_dict(draw.scenario(seed, worker, number, nth))

@@ -36,7 +36,7 @@ from tests.engine.attention.fake_flash_attn import Interface3, Package2
 
 INT32 = torch.int32
 PLANNER = FlashAttention3Planner
-FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def attended_by(kernels: FlashAttnKernels, monkeypatch: pytest.MonkeyPatch) -> None:

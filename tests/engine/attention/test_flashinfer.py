@@ -163,37 +163,37 @@ def test_positions_that_do_not_agree_with_the_lengths_are_probed() -> None:
 
 
 @given(case=cases())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_prefill_after_prefixes_is_dense_attention(case: Case) -> None:
     prefill(PLANNER, case).check()
 
 
 @given(case=cases())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_cold_prefill_is_dense_attention(case: Case) -> None:
     cold_prefill(PLANNER, case).check()
 
 
 @given(case=cases(max_topk=1))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_plain_decode_is_dense_attention_from_static_buffers_too(case: Case) -> None:
     check_equal_bits(uniform(PLANNER, case, 1), uniform(PLANNER, case, 1, graph=True))
 
 
 @given(case=cases())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_draft_extend_is_dense_attention_from_static_buffers_too(case: Case) -> None:
     check_equal_bits(uniform(PLANNER, case, case.nodes), uniform(PLANNER, case, case.nodes, graph=True))
 
 
 @given(case=cases())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_verify_is_dense_attention_over_ancestors_from_static_buffers_too(case: Case) -> None:
     check_equal_bits(verify(PLANNER, case), verify(PLANNER, case, graph=True))
 
 
 @given(case=cases(max_topk=4, min_steps=2), padding=st.integers(0, 2))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_draft_branches_are_dense_attention_from_static_buffers_too(case: Case, padding: int) -> None:
     """Padded rows ride along; they must not change what live ones see."""
     eager_result = draft(PLANNER, case, padding=padding)

@@ -64,7 +64,7 @@ def test_a_cascade_with_an_empty_prefix_is_its_second_pass_alone() -> None:
 
 
 @given(splits=st.integers(1, 9), lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4), seed=st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_splitting_the_keys_changes_nothing_but_rounding(splits: int, lengths: list[int], seed: int) -> None:
     world = build(Case(tuple(lengths), 1, seed=seed))
     indices = torch.cat([world.slots(b, 0, n) for b, n in enumerate(lengths)])
@@ -80,7 +80,7 @@ def test_splitting_the_keys_changes_nothing_but_rounding(splits: int, lengths: l
 
 
 @given(parts=st.integers(1, 4), seed=st.integers(0, 999), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_partial_results_merge_to_the_softmax_over_all_keys(parts: int, seed: int, data: st.DataObject) -> None:
     generator = torch.Generator().manual_seed(seed)
     sizes = data.draw(st.lists(st.integers(0, 5), min_size=parts, max_size=parts))

@@ -107,7 +107,6 @@ SMALL = st.builds(
 # few examples and no search for smaller ones: interpreted programs are slow. The fixture replaces a name.
 FEW = settings(
     max_examples=3,
-    deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

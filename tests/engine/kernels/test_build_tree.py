@@ -11,7 +11,7 @@ from specdebug.engine.kernels.build_tree import build_tree
 from tests.engine.speculative.trees import ancestors, candidate_trees, shapes
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(st.data())
 def test_links_follow_from_parents(data: st.DataObject) -> None:
     shape = data.draw(shapes())

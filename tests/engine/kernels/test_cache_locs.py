@@ -29,7 +29,7 @@ def branch_cells(length: int, branch: int, topk: int, num_steps: int, page_size:
     return [length - tail + branch * whole + tail + step for step in range(num_steps)]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(
     topk=st.integers(1, 5),
     num_steps=st.integers(1, 7),
@@ -77,7 +77,7 @@ def test_branches_draft_where_the_layout_says(topk: int, num_steps: int, page_si
         assert bool((starts % page_size == 0).all()), "a branch starts on a page of its own"
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(
     topk=st.integers(1, 5),
     num_steps=st.integers(1, 7),

@@ -29,7 +29,7 @@ def _branches(page: int, tail: int, steps: int, rows: int) -> torch.Tensor:
     rows=st.integers(1, 6),
     data=st.data(),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_each_row_lists_its_pages_once_in_order(page: int, steps: int, rows: int, data: st.DataObject) -> None:
     tail = data.draw(st.integers(0, page - 1))
     cache_loc = _branches(page, tail, steps, rows)

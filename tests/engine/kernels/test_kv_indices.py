@@ -61,7 +61,7 @@ def batches(draw: st.DrawFn) -> Batch:
 
 
 @given(batch=batches(), dtype=st.sampled_from([torch.int32, torch.int64]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_sequences_are_copied_one_after_another(batch: Batch, dtype: torch.dtype) -> None:
     table, lengths = _table(batch.seed), torch.tensor(batch.lengths)
     kv_indptr = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(torch.int32)
@@ -102,7 +102,7 @@ def test_a_row_or_an_offset_outside_is_an_illegal_address(row: int, length: int,
 
 
 @given(batch=batches(), dtype=st.sampled_from([torch.int32, torch.int64]), spare=st.integers(0, 5))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_draft_lists_repeat_the_prefix_for_every_branch(batch: Batch, dtype: torch.dtype, spare: int) -> None:
     table = _table(batch.seed)
     needed = sum(batch.lengths) * batch.topk + len(batch.rows) * batch.topk * batch.steps
@@ -216,7 +216,7 @@ def test_a_row_of_nobody_is_an_illegal_address() -> None:
     page=st.sampled_from([1, 2, 4, 16]),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_page_table_takes_every_page_sizeth_cell(rows: list[int], page: int, data: st.DataObject) -> None:
     table = _table()
     pages = data.draw(st.integers(1, -(-WIDTH // page)))

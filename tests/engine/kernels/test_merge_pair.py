@@ -12,7 +12,7 @@ INF = float("inf")
 
 
 @given(batch=st.integers(1, 3), q_len=st.integers(1, 4), split=st.integers(0, 9), seed=st.integers(0, 999))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_parts_give_what_all_keys_at_once_give(batch: int, q_len: int, split: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(batch, 2, q_len, 9, generator=generator) * 3

@@ -14,7 +14,7 @@ from specdebug.engine.kernels.pack_mask import pack_mask, packed_size
 INT32 = torch.int32
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=6),
     q_len=st.integers(1, 9),

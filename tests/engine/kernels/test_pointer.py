@@ -55,7 +55,7 @@ def test_a_block_that_leaves_the_allocation_is_an_illegal_address(offset: int, l
 
 
 @given(st.lists(st.tuples(st.integers(-8, 15), st.integers(-99, 99)), max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_scatter_and_gather_agree_with_one_element_at_a_time(writes: list[tuple[int, int]]) -> None:
     whole, view = _window()
     expected = whole.clone()

@@ -15,7 +15,7 @@ from specdebug.engine.kernels.tree_mask import flat_tree_mask
     spare=st.integers(0, 7),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_every_row_is_the_prefix_and_then_the_tree(lengths: list[int], nodes: int, spare: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     mask = torch.randint(0, 2, (len(lengths), nodes, nodes), generator=generator).to(torch.bool)

@@ -111,7 +111,7 @@ def test_clear_frees_everything() -> None:
     assert allocator.alloc(8).tolist() == list(range(4, 12))  # type: ignore[union-attr]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     page_size=st.sampled_from(PAGE_SIZES),
     num_pages=st.integers(1, 12),

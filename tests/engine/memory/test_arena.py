@@ -35,7 +35,7 @@ def _bytes(tensor: Tensor) -> tuple[int, int]:
 
 
 @given(specs=SPECS, guards=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_buffers_lie_in_order_aligned_apart_and_in_one_allocation(
     specs: list[tuple[tuple[int, ...], torch.dtype]], guards: bool
 ) -> None:
@@ -51,7 +51,7 @@ def test_buffers_lie_in_order_aligned_apart_and_in_one_allocation(
 
 
 @given(specs=SPECS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_writes_inside_buffers_touch_no_neighbour_and_no_guard(
     specs: list[tuple[tuple[int, ...], torch.dtype]],
 ) -> None:
@@ -64,7 +64,7 @@ def test_writes_inside_buffers_touch_no_neighbour_and_no_guard(
 
 
 @given(count=st.integers(1, 4 * GUARD), dtype=st.sampled_from([torch.int64, torch.int32, torch.uint8]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_an_overrun_is_reported_with_its_extent_once(count: int, dtype: torch.dtype) -> None:
     """The guard caps what can be seen: a long overrun reads as "at least"."""
     arena = _arena([((3,), dtype), ((GUARD,), torch.int64)], guards=True)

@@ -82,7 +82,7 @@ def test_what_is_read_is_a_copy() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 15)), max_size=12, unique_by=lambda pair: pair[0]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_move_reads_everything_before_it_writes(pairs: list[tuple[int, int]]) -> None:
     """Sources may be targets of other entries, as when accepted nodes shift to the front."""
     pool = _filled()

@@ -342,7 +342,7 @@ class _Life:
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("mode", [None, "recompute", "zero_fill"])
 @given(ops=st.lists(OPS, max_size=40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_whatever_requests_do_the_books_balance_and_everybody_reads_its_own_kv(
     page_size: int, mode: str | None, ops: list[tuple[str, Any, Any]]
 ) -> None:

@@ -244,7 +244,7 @@ def _prompts(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
     return page_size, prompts
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(shape=_prompts(), bigram=st.booleans(), operations=_OPERATIONS)
 def test_against_a_flat_map_of_pages(
     shape: tuple[int, list[list[int]]], bigram: bool, operations: list[tuple[str, int, bool]]

@@ -17,7 +17,7 @@ def _table(rows: int = 3, width: int = 10, *, guards: bool = False, fill: FillMo
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_go_out_lowest_first_and_never_twice(actions: list[int | None]) -> None:
     """Against a set; None allocates, a number frees the so-manieth row in use."""
     table, used = _table(4), set[int]()
@@ -54,7 +54,7 @@ def test_the_padding_row_is_zero_whatever_memory_held(guards: bool) -> None:
 
 
 @given(start=st.integers(0, 9), data=st.data(), guards=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_write_inside_the_row_is_read_back_and_changes_nothing_else(
     start: int, data: st.DataObject, guards: bool
 ) -> None:
@@ -72,7 +72,7 @@ def test_a_write_inside_the_row_is_read_back_and_changes_nothing_else(
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9), st.integers(0, 6)), max_size=6), st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_rows_written_together_are_as_if_written_in_turn(places: list[tuple[int, int, int]], guards: bool) -> None:
     """Overruns too, up to the end of the table and beyond it."""
     together, in_turn = (_table(guards=guards) for _ in range(2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specdebug.engine.model.config import Eagle3Options, LlamaConfig, RopeScaling, require_target_architecture
@@ -145,7 +145,6 @@ def complaint(reader):
     return ""
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6))
 def test_any_json_is_read_or_refused_in_one_line(changes):
     data = LLAMA | changes

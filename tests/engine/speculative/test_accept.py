@@ -47,7 +47,7 @@ def unpack(acceptance: Acceptance, tree_size: int, row: int) -> tuple[list[int],
     return nodes, [predict[node] for node in nodes]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(st.data())
 def test_greedy_follows_the_targets_choice(data: st.DataObject) -> None:
     shape = data.draw(shapes(min_topk=2))
@@ -65,7 +65,7 @@ def test_greedy_follows_the_targets_choice(data: st.DataObject) -> None:
         assert emitted[:-1] == tree.tokens[b, path[1:]].tolist(), "an accepted draft is what was emitted"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.data())
 def test_sampling_from_one_hot_targets_is_greedy(data: st.DataObject) -> None:
     """How a greedy request is served in a batch with sampled ones: all mass on the argmax, every coin 0."""

@@ -45,7 +45,7 @@ def commits(draw: st.DrawFn) -> tuple[list[list[int]], int, int, Tensor]:
     return paths, tree_size, num_steps, torch.tensor(slots)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(commits())
 def test_plan_covers_the_accepted_and_nothing_else(commit: tuple[list[list[int]], int, int, Tensor]) -> None:
     """PR 26335: both buffers have S + 1 entries a request; all that is not accepted copies slot 0 to itself."""
@@ -61,7 +61,7 @@ def test_plan_covers_the_accepted_and_nothing_else(commit: tuple[list[list[int]]
         assert plan.tgt_loc[b * width : (b + 1) * width].tolist() == mine[: len(path)] + pad
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(commits())
 def test_moving_puts_accepted_kv_in_front_in_order(commit: tuple[list[list[int]], int, int, Tensor]) -> None:
     """Also when a device copies entry by entry, ascending: no entry reads what an earlier one has overwritten."""
@@ -93,7 +93,7 @@ def test_moving_puts_accepted_kv_in_front_in_order(commit: tuple[list[list[int]]
     assert one_by_one[0] == 0, "the padding slot keeps what it had"
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(commits())
 def test_compaction_keeps_tokens_and_features_together(commit: tuple[list[list[int]], int, int, Tensor]) -> None:
     paths, tree_size, num_steps, _ = commit

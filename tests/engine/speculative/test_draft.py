@@ -157,7 +157,7 @@ def chosen_paths(candidates: DraftCandidates, b: int, shape: Shape) -> list[Path
     return [paths[number] for number in numbers]
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(shape=shapes(min_topk=1, max_topk=4), vocab=st.integers(4, 9), batch=st.integers(1, 3))
 def test_chooses_the_best_paths_of_a_beam_search(shape: Shape, vocab: int, batch: int) -> None:
     model = scripted(vocab, batch)
@@ -169,7 +169,7 @@ def test_chooses_the_best_paths_of_a_beam_search(shape: Shape, vocab: int, batch
         assert sorted(chosen_paths(candidates, b, shape)) == sorted(best)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(shape=shapes(min_topk=1, max_topk=4), batch=st.integers(1, 3))
 def test_forward_i_runs_at_position_l_plus_i_and_writes_slot_column_i(shape: Shape, batch: int) -> None:
     model = scripted(6, batch)
@@ -203,7 +203,7 @@ def tied_script(data: st.DataObject, shape: Shape, vocab: int) -> dict[Path, Ten
     return Drawn()
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(data=st.data(), shape=shapes(max_topk=4), vocab=st.integers(4, 6))
 def test_ties_and_certainties_keep_the_tree_closed(data: st.DataObject, shape: Shape, vocab: int) -> None:
     model = scripted(vocab, 1, tied_script(data, shape, vocab))

@@ -19,7 +19,7 @@ from tests.engine.speculative.trees import (
 VOCAB = 50
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(st.data())
 def test_tree_is_what_recursion_over_parents_gives(data: st.DataObject) -> None:
     shape = data.draw(shapes())
@@ -36,7 +36,7 @@ def test_tree_is_what_recursion_over_parents_gives(data: st.DataObject) -> None:
             assert children_by_links(tree, b, node) == children, "best first: the lowest candidate number"
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(st.data())
 def test_links_reach_every_node_once_and_stay_inside(data: st.DataObject) -> None:
     shape = data.draw(shapes())
@@ -50,7 +50,7 @@ def test_links_reach_every_node_once_and_stay_inside(data: st.DataObject) -> Non
         assert sorted(paths_by_links(tree, b)) == list(range(shape.tree_size))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(st.data())
 def test_unclosed_candidates_still_give_a_tree_that_can_be_walked(data: st.DataObject) -> None:
     """NaN scores can choose a candidate without its parent. What acceptance reaches must be coherent even so:

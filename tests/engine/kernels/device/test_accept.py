@@ -52,7 +52,7 @@ def trees(draw: st.DrawFn, vocab: int = VOCAB, max_batch: int = 2) -> tuple[Veri
 
 
 @given(drawn=trees(vocab=3), seed=st.integers(0, 999))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_greedy_walks(device, drawn: tuple[VerifyTree, int], seed: int) -> None:
     tree, num_steps = drawn
     wanted = torch.randint(0, 3, tree.tokens.shape, generator=torch.Generator().manual_seed(seed))
@@ -84,7 +84,7 @@ def same_samples(
     thresholds=st.sampled_from(THRESHOLDS),
     tile=st.sampled_from([4, 4096]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_sampled_walks(
     device, drawn: tuple[VerifyTree, int], seed: int, thresholds: tuple[float, float], tile: int
 ) -> None:

@@ -43,7 +43,7 @@ def test_agrees_with_torch(device: torch.device, dtype: torch.dtype, rows: int, 
     places=st.integers(0, 2**32),
     rest=st.sampled_from([-INF, -1.0, 0.0]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_first_of_equals_and_nan_before_all(
     device: torch.device, values: list[float], width: int, places: int, rest: float
 ) -> None:

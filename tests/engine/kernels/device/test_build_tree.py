@@ -31,7 +31,7 @@ def same_links(device: torch.device, parent_list: Tensor, chosen: Tensor, topk: 
 
 
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_closed_trees(device, data: st.DataObject) -> None:
     shape = data.draw(st.sampled_from(SHAPES))
     candidates, _ = data.draw(candidate_trees(shape, batch=2, vocab=3))
@@ -39,7 +39,7 @@ def test_closed_trees(device, data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_candidates_whose_parents_were_not_chosen(device, data: st.DataObject) -> None:
     """Also parents after their children and beyond the last node, which links send in circles."""
     shape = data.draw(st.sampled_from(SHAPES))

@@ -34,7 +34,7 @@ lengths_of = st.lists(st.integers(0, WIDTH), min_size=1, max_size=3)
 
 
 @given(lengths=lengths_of, tokens=st.sampled_from([1, 4, 7]), seed=st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_verify_slots(device, lengths: list[int], tokens: int, seed: int) -> None:
     """Cells past the end of a row are the guard columns and the next row."""
     table = table_of(len(lengths), seed)
@@ -53,7 +53,7 @@ def test_verify_slots(device, lengths: list[int], tokens: int, seed: int) -> Non
     page=st.sampled_from([1, 2, 3, 8]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_draft_slots_and_duplicates(device, lengths: list[int], topk: int, steps: int, page: int, seed: int) -> None:
     """What there is to duplicate stands where the reference has it, once entries without use are left out."""
     table = table_of(len(lengths), seed)

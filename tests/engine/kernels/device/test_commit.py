@@ -34,7 +34,7 @@ def acceptances(draw: st.DrawFn) -> tuple[Tensor, int]:
 
 
 @given(accepted=acceptances(), seed=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_only_accepted_entries_of_a_plan_are_written(device, accepted: tuple[Tensor, int], seed: int) -> None:
     """What the others hold is up to whoever allocated them: zeros, or on the reverted side anything."""
     index, tree_size = accepted
@@ -53,7 +53,7 @@ def test_only_accepted_entries_of_a_plan_are_written(device, accepted: tuple[Ten
 @pytest.mark.parametrize("dtype", float_types(), ids=str)
 @pytest.mark.parametrize("tile", [8, 2048])
 @given(accepted=acceptances(), seed=st.integers(0, 99))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_accepted_rows_come_first(device, dtype, tile: int, accepted: tuple[Tensor, int], seed: int) -> None:
     index, tree_size = accepted
     generator = torch.Generator().manual_seed(seed)

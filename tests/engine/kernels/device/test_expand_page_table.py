@@ -23,7 +23,7 @@ from specdebug.engine.kernels.triton import expand_page_table as twin
     spread=st.sampled_from([3, 40]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_tables_agree_byte_for_byte(
     device, page: int, columns: int, rows: int, width: int, spread: int, seed: int
 ) -> None:

@@ -24,7 +24,7 @@ SHAPE = (2 * LAYERS, SLOTS, HEADS, DIM)
 @pytest.mark.parametrize("dtype", float_types(), ids=str)
 @pytest.mark.parametrize("tile", [16, 2048])
 @given(slots=st.lists(st.integers(0, SLOTS - 1), unique=True, max_size=5), seed=st.integers(0, 99))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_rows_of_a_fused_projection_are_written(device, dtype, tile: int, slots: list[int], seed: int) -> None:
     """k and v are slices of one wider tensor, v's dimensions in another order; slots are one column of several."""
     here, there = twin_arenas(device, pool=(SHAPE, dtype))
@@ -51,7 +51,7 @@ def test_rows_of_a_fused_projection_are_written(device, dtype, tile: int, slots:
     ),
     padding=st.integers(0, 2),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_a_move_reads_everything_before_it_writes(
     device, dtype, tile: int, pairs: list[tuple[int, int]], padding: int
 ) -> None:

@@ -65,7 +65,7 @@ def small_tiles():
     index_dtype=st.sampled_from([torch.int32, torch.int64]),
     missing=st.sampled_from([0, 0, 3, 20]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_sequences_are_copied(device, batch: Batch, dtype, index_dtype, missing: int) -> None:
     """With ``missing`` elements too few in the list, the rest lands behind it."""
     table, rows, lengths = batch.inputs
@@ -88,7 +88,7 @@ def test_sequences_are_copied(device, batch: Batch, dtype, index_dtype, missing:
     dtype=st.sampled_from([torch.int32, torch.int64]),
     spare=st.sampled_from([0, 3, -1, -10, -50, -1000]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_draft_lists(device, batch: Batch, topk: int, forwards: int, dtype, spare: int) -> None:
     """Rows with elements to spare, and rows too narrow by some: overruns end up as if forwards ran in order."""
     table, rows, lengths = batch.inputs
@@ -114,7 +114,7 @@ def test_draft_lists(device, batch: Batch, topk: int, forwards: int, dtype, spar
 
 
 @given(batch=batches(), page=st.sampled_from([1, 3, 16]), pages=st.integers(0, 40), tile=st.sampled_from([8, 1024]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_page_tables(device, batch: Batch, page: int, pages: int, tile: int) -> None:
     """Cells of nobody may hold anything: negative ones divide as torch divides them."""
     pages = min(pages, WIDTH // page)

@@ -158,7 +158,7 @@ def make(
 
 @pytest.mark.parametrize("flavour", FLAVOURS, ids=FLAVOUR_IDS)
 @given(lengths=LENGTHS, q_len=st.integers(1, 5), kind=st.sampled_from(["causal", "all", "mask"]), data=st.data())
-@settings(max_examples=12, deadline=None, phases=UNSHRUNK)
+@settings(max_examples=12, phases=UNSHRUNK)
 def test_packed_lists(
     device: torch.device,
     flavour: tuple[torch.dtype, int, int],
@@ -183,7 +183,7 @@ def test_packed_lists(
 
 @pytest.mark.parametrize("flavour", FLAVOURS, ids=FLAVOUR_IDS)
 @given(lengths=LENGTHS, q_len=st.integers(1, 5), page_size=st.sampled_from([1, 4, 6, 64]), data=st.data())
-@settings(max_examples=8, deadline=None, phases=UNSHRUNK)
+@settings(max_examples=8, phases=UNSHRUNK)
 def test_page_tables(
     device: torch.device,
     flavour: tuple[torch.dtype, int, int],
@@ -205,7 +205,7 @@ def test_page_tables(
     page_size=st.sampled_from([0, 4]),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=8, deadline=None, phases=UNSHRUNK)
+@settings(max_examples=8, phases=UNSHRUNK)
 def test_prefills(
     device: torch.device,
     flavour: tuple[torch.dtype, int, int],
@@ -229,7 +229,7 @@ def test_more_rows_than_a_tile_has(device: torch.device, q_len: int, group: int,
 @given(
     lengths=LENGTHS, splits=st.sampled_from([1, 2, 4]), counts=st.none() | st.integers(-1, 9), seed=st.integers(0, 99)
 )
-@settings(max_examples=6, deadline=None, phases=UNSHRUNK)
+@settings(max_examples=6, phases=UNSHRUNK)
 def test_parts_carry_the_log_of_their_weights(
     device: torch.device, lengths: list[int], splits: int, counts: int | None, seed: int
 ) -> None:
@@ -303,7 +303,7 @@ def test_a_query_that_sees_no_key_gets_zeros(device: torch.device) -> None:
     dim=st.sampled_from([8, 24, 32]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=15, deadline=None, phases=UNSHRUNK)
+@settings(max_examples=15, phases=UNSHRUNK)
 def test_a_merge_weighs_parts_and_reads_no_empty_one(
     device: torch.device, rows: int, splits: int, dim: int, seed: int
 ) -> None:

@@ -52,7 +52,7 @@ def test_queries_and_keys_turn_and_values_do_not(device, dtype, heads, kv_heads,
     assert torch.equal(turned.cpu()[:, (heads + kv_heads) * dim :], qkv[:, (heads + kv_heads) * dim :])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     group=st.integers(1, 5),
     kv_heads=st.integers(1, 4),

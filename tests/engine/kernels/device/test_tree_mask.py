@@ -23,7 +23,7 @@ from specdebug.engine.kernels.triton import tree_mask as twin
     spare=st.sampled_from([0, 7, -5, -100]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_masks_agree_bit_for_bit(device, lengths: list[int], nodes: int, spare: int, seed: int) -> None:
     """With bits to spare, and with too few: those that do not fit land behind."""
     generator = torch.Generator().manual_seed(seed)

@@ -178,7 +178,7 @@ def test_trials_that_were_lost_are_told_of_and_nothing_is_said_where_none_was(
     ]
 
 
-@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("committed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_killed_while_it_writes_it_resumes(committed: bool) -> None:
     expected = document("--journal", "whole.sqlite", "--", "./flaky.sh")
     kill = (

@@ -59,6 +59,7 @@ def test_a_sound_engine_serves_and_nothing_is_said() -> None:
     assert [event["event"] for event in sink.events] == ["begin", "workload", "coverage", "done"]
 
 
+@pytest.mark.slow
 def test_a_nan_in_the_cache_is_an_alarm_with_its_step_in_the_workload() -> None:
     injected: list[int] = []
     ended: list[int] = []
@@ -147,6 +148,7 @@ def test_slots_that_are_not_given_back_are_an_alarm() -> None:
     assert {alarm.first.kind for alarm in tally.alarms} == {"pools"}
 
 
+@pytest.mark.slow
 def test_a_worker_with_alarms_everywhere_stops() -> None:
     def harm(engine: Any) -> None:
         engine.check_pools = lambda: ["ownership: all wrong"]
@@ -161,6 +163,7 @@ def test_a_worker_with_alarms_everywhere_stops() -> None:
     assert tally.done
 
 
+@pytest.mark.slow
 def test_the_command_of_an_alarm_serves_the_same_again() -> None:
     def harm(engine: Any) -> None:
         """It fails in the tenth step of its second workload."""

@@ -108,6 +108,7 @@ BUGS: dict[str, tuple[str, list[tuple[Any, str, Any]]]] = {
 }
 
 
+@pytest.mark.slow
 def test_the_shipped_scenario_has_the_draws_that_are_needed() -> None:
     found, judge, _ = serve("sampled", reference=DenseReference("tiny", None), **{**ALONE, "sampling": True})
     assert (found, list(judge.notes())) == ([], [])

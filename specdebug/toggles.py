@@ -1,7 +1,8 @@
 """The registry of reverts: the fix that each number names, the edits that take it out, and what notices.
 
 A toggle file (``toggles/README.md`` lists its fields) describes one merged fix as edits that undo it. The
-engine's source is the fixed state; applying a toggle brings the bug back.
+engine's source is the fixed state; applying a toggle brings the bug back. Of a fix that releases of another engine lack
+the edits put it in there: it *mends* that engine.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Guard:
 class Toggle:
     """One fix that can be reverted. A fix that this engine lacks has no ``patches``, and is detected by ``NOTHING``.
     ``foreign``: per other engine, per version range, the edits that revert it there (see ``specdebug.drift``), in
-    ``detected_in`` what shows it there, and in ``latent_in`` what keeps it from showing."""
+    ``detected_in`` what shows it there, and in ``latent_in`` what keeps it from showing; ``mends``: the engines that
+    lack the fix, where the edits put it in."""
 
     pr: int
     aliases: tuple[int, ...]
@@ -79,6 +81,7 @@ class Toggle:
     path: Path
     detected_in: Mapping[str, Detection] = field(default_factory=dict)
     latent_in: Mapping[str, Guard] = field(default_factory=dict)
+    mends: frozenset[str] = frozenset()
 
     def of_release(self, engine: str, version: str) -> Toggle | None:
         """The fix as one of another engine's release: with its edits there, and what shows it there; None where none is
@@ -148,9 +151,11 @@ class Registry:
 
 def not_in(engine: str, toggle: Toggle) -> str:
     """Say in one line why a fix of other engines cannot be reverted in one."""
-    there = [*([OWN_ENGINE] if toggle.patches else []), *toggle.foreign]
+    there = [*([OWN_ENGINE] if toggle.patches else []), *(each for each in toggle.foreign if each not in toggle.mends)]
+    said = [f"is a fix in {' and '.join(there)}"] if there else []
+    said += [f"mends {' and '.join(sorted(toggle.mends))}"] if toggle.mends else []
     name = "this engine" if engine == OWN_ENGINE else engine
-    return f"{toggle.pr} is a fix in {' and '.join(there)}; {name} has no such code to revert"
+    return f"{toggle.pr} {' and '.join(said)}; {name} has no such code to revert"
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
@@ -210,7 +215,7 @@ def read_toggle(doc: Doc) -> Toggle:
     root = doc.root
     top = root.table(
         required=("pr", "title", "url", "family", "symptom", "patches"),
-        optional=("aliases", "description", "detected_by", "detected_in", "latent_in"),
+        optional=("aliases", "description", "detected_by", "detected_in", "latent_in", "mends"),
     )
     pr = top["pr"].integer(low=1, high=_MAX_PR)
     detection = _read_detection(top["detected_by"]) if "detected_by" in top else NOTHING
@@ -231,6 +236,7 @@ def read_toggle(doc: Doc) -> Toggle:
         path=Path(doc.path),
         detected_in=_read_elsewhere(top, "detected_in", foreign, _read_detection),
         latent_in=_read_elsewhere(top, "latent_in", foreign, lambda item: _read_guard(item, f"guard {pr}")),
+        mends=_read_mends(top, foreign),
     )
 
 
@@ -274,6 +280,19 @@ def _read_elsewhere(
             raise ContentError(f"'{one_line(engine, 60)}' has no patches here", item.where_key)
         found[engine] = read(item)
     return found
+
+
+def _read_mends(top: Mapping[str, Item], foreign: Iterable[str]) -> frozenset[str]:
+    """The engines in which the patches put the fix in; each must have some."""
+    found = set()
+    for item in top["mends"].items(at_least=1) if "mends" in top else ():
+        engine = item.text()
+        if engine not in foreign:
+            raise item.error(f"'{one_line(engine, 60)}' has no patches of its own here")
+        if any(key in top and engine in top[key].entries() for key in ("detected_in", "latent_in")):
+            raise item.error(f"'{engine}' lacks this fix: nothing shows it or keeps it from showing there")
+        found.add(engine)
+    return frozenset(found)
 
 
 def _read_guard(item: Item, owner: str) -> Guard:

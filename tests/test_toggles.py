@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 from specdebug import content, toggles
 from specdebug.errors import ContentError
 from specdebug.patching import PatchError, apply
+from specdebug.report.toggle import toggle_table
+from specdebug.scenario.library import Library
+from specdebug.scenario.servers import ReleasedEngine
 from specdebug.toggles import (
     NOTHING,
     REVERT_VARIABLE,
@@ -29,6 +32,7 @@ from specdebug.toggles import (
     parse_numbers,
     reverts_from_environment,
 )
+from tests.run.fakes import text_of
 
 TOGGLE = """\
 pr: 101
@@ -238,6 +242,29 @@ def test_a_fix_of_a_release_has_its_edits_and_what_shows_it_there(root):
     assert toggle.of_release("vllm", "0.5.13") is None
     (root / "toggles" / "77.yaml").write_text(text.replace("detected_in:\n  sglang", "detected_in:\n  vllm"))
     assert "'vllm' has no patches here" in refusal(load_registry)
+
+
+def test_a_fix_that_an_engine_lacks_is_put_in_there(root):
+    (root / "toggles" / "77.yaml").write_text(ELSEWHERE.replace("patches:", "mends: [sglang]\npatches:"))
+    registry = load_registry()
+    assert registry.find("77").mends == {"sglang"}
+    assert [toggle.pr for toggle in registry.select("77", "sglang")] == [77]
+    said = "77 mends sglang; this engine has no such code to revert"
+    assert refusal(registry.select, 77, error=SelectionError) == said
+    assert 77 not in [toggle.pr for toggle in Library().all_toggles(ReleasedEngine(release="sglang==0.5.13"))]
+    assert "mends sglang" in text_of(toggle_table([registry.find("77")]))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("mends: [vllm]", "'vllm' has no patches of its own here"),
+        ("mends: []", "mends"),
+        ("mends: [sglang]\ndetected_in:\n  sglang: {scenario: a, signature: b}", "'sglang' lacks this fix"),
+    ],
+)
+def test_what_mends_no_engine_is_refused(tmp_path, said, message):
+    assert message in refusal(load, tmp_path, ELSEWHERE.replace("patches:", f"{said}\npatches:"))
 
 
 @pytest.mark.parametrize(

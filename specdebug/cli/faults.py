@@ -9,7 +9,17 @@ import typer
 
 from specdebug import interrupts
 from specdebug.cli import complete
-from specdebug.cli.options import Debug, Jobs, Json, OnDevice, PageOptions, command_line, engine_overrides, open_library
+from specdebug.cli.options import (
+    Debug,
+    Jobs,
+    Json,
+    OnDevice,
+    OnTarget,
+    PageOptions,
+    command_line,
+    engine_overrides,
+    open_library,
+)
 from specdebug.cli.output import answer, on_stderr, show, write
 from specdebug.cli.params import grouped
 from specdebug.cli.results import tell_results
@@ -59,6 +69,7 @@ def verify(
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 1,
     device: OnDevice = None,
+    target: OnTarget = None,
     jobs: Jobs = 0,
     results: PageOptions,
     debug: Debug = False,
@@ -67,20 +78,24 @@ def verify(
 
     Exit code 1 when damage was done that nothing saw, when something was seen where nothing was done, or when a class
     was not injected; 125 when this machine lacks the device. After a Ctrl-C the matrix is of what had been measured. On
-    a GPU, classes act at sites outside the captured graphs; those that have none are left out, and named.
+    a GPU, classes act at sites outside the captured graphs; those that have none are left out, and named. So are those
+    that have no meaning in the engine of --target.
     """
     from specdebug.faults.catalogue import CLASSES
     from specdebug.faults.declare import find_class
+    from specdebug.loops.fault_ground import Ground
     from specdebug.loops.fault_runs import verify as run_matrix
     from specdebug.report.fault_matrix import faults_progress
+    from specdebug.scenario.servers import parse_target
 
     kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
     results.check()
     on = str(engine_overrides(device, None, None).get("device", "cpu"))
+    ground = Ground(on) if target is None else Ground(on, parse_target(target))
     began = time.monotonic()
     with interrupts.held():
         with on_stderr(faults_progress) as watcher:
-            matrix = run_matrix(kinds, seeds, jobs, open_library(None), watcher, on)
+            matrix = run_matrix(kinds, seeds, jobs, open_library(None), watcher, ground)
         if matrix.made or matrix.trouble is None:
             _tell(matrix, results, time.monotonic() - began)
     if matrix.trouble is not None:

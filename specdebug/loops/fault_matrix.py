@@ -21,6 +21,7 @@ from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.faults.acts import anywhere
 from specdebug.faults.model import FaultClass
+from specdebug.loops.fault_ground import Ground
 from specdebug.verdict.outcome import Outcome
 
 PROMPT = 1
@@ -73,20 +74,20 @@ class Case:
         return self.kind.name if self.site is None else f"{self.kind.name} at {self.site}"
 
 
-def cases(kinds: Sequence[FaultClass], captured: bool = False) -> list[Case]:
+def cases(kinds: Sequence[FaultClass], ground: Ground) -> list[Case]:
     """Return the rows for these classes: one each, and one for every site of those that act anywhere.
 
-    Where graphs are ``captured``, a class acts at its first site outside them, or has no row.
+    A class acts at its first site of those that there are, or has no row.
     """
-    return [Case(kind, site) for kind in kinds for site in _sites(kind, captured)]
+    return [Case(kind, site) for kind in kinds for site in _sites(kind, ground)]
 
 
-def _sites(kind: FaultClass, captured: bool) -> tuple[str | None, ...]:
+def _sites(kind: FaultClass, ground: Ground) -> tuple[str | None, ...]:
     """None leaves the site to the class."""
-    open_ones = tuple(site for site in kind.sites if not (captured and site in kind.captured_sites))
-    if kind.family == anywhere.FAMILY:
-        return open_ones
-    return (None,) if open_ones[:1] == kind.sites[:1] else open_ones[:1]
+    there = ground.sites(kind)
+    if there is None or kind.family == anywhere.FAMILY:
+        return there or ()
+    return (None,) if there[:1] == kind.sites[:1] else there[:1]
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class FaultMatrix:
     """All rows, and the clean runs beside them.
 
     ``missing`` is the number of planned runs not made because of a Ctrl-C (``interrupted``) or ``trouble``,
-    ``left_out`` has the classes that cannot act on this device.
+    ``left_out`` has the classes that cannot act there.
     """
 
     checks: tuple[CaseCheck, ...]
@@ -177,6 +178,7 @@ class FaultMatrix:
     interrupted: bool = False
     trouble: SpecDebugError | None = None
     left_out: tuple[str, ...] = ()
+    why_left_out: str = ""
 
     @property
     def made(self) -> int:

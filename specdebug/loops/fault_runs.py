@@ -16,6 +16,7 @@ from specdebug.errors import CannotRunHere, SpecDebugError
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from specdebug.faults.model import FaultClass
+from specdebug.loops.fault_ground import CPU, Ground
 from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun, cases
 from specdebug.loops.replay import ArmResult, ArmRun, RunContent
 from specdebug.loops.warm import WarmPool
@@ -24,7 +25,7 @@ from specdebug.workers.pool import GPU_JOBS
 
 CLEAN = "clean"
 """The arm without a fault."""
-CPU = "cpu"
+EMBEDDED = Ground()
 HANG_ELSEWHERE_S = 20.0
 """The limit of a run that is to hang, away from the CPU: it also loads, and starts the device."""
 
@@ -64,24 +65,24 @@ def verify(
     jobs: int,
     library: RunContent,
     watcher: MatrixWatcher | None = None,
-    device: str = CPU,
+    ground: Ground = EMBEDDED,
 ) -> FaultMatrix:
     """Run the matrix. After a Ctrl-C, or when no worker can be started any more, it has the runs that had ended.
 
     Raises ContentError when the shipped content is malformed. If this machine lacks the device, say, of the first run,
     that is the matrix's trouble.
     """
-    rows = cases(kinds, captured=device != CPU)
+    rows = cases(kinds, ground)
     left_out = tuple(kind.name for kind in kinds if not any(row.kind is kind for row in rows))
-    if device != CPU:
+    if ground.device != CPU:
         jobs = jobs or GPU_JOBS
-    runs = plan(rows, seeds, library, device)
+    runs = plan(rows, seeds, library, ground)
     named = {row.name: row for row in rows}
     results: dict[str, list[FaultRun]] = {name: [] for name in (CLEAN, *named)}
     standing = MatrixStanding(len(runs))
     interrupted, trouble = False, None
     try:
-        with WarmPool(matrix_scenario(rows, device), [CLEAN], jobs=jobs) as pool:
+        with WarmPool(matrix_scenario(rows, ground), [CLEAN], jobs=jobs) as pool:
             if watcher is not None:
                 watcher.moved(standing)
             for result in _finished(pool, runs):
@@ -99,15 +100,15 @@ def verify(
     ordered = {name: tuple(sorted(ended, key=lambda run: run.seed)) for name, ended in results.items()}
     checks = tuple(CaseCheck(row, ordered[row.name]) for row in rows)
     missing = len(runs) - sum(map(len, ordered.values()))
-    return FaultMatrix(checks, ordered[CLEAN], missing, interrupted, trouble, left_out)
+    return FaultMatrix(checks, ordered[CLEAN], missing, interrupted, trouble, left_out, ground.why_left_out)
 
 
-def plan(rows: Sequence[Case], seeds: int, library: RunContent, device: str = CPU) -> list[ArmRun]:
+def plan(rows: Sequence[Case], seeds: int, library: RunContent, ground: Ground = EMBEDDED) -> list[ArmRun]:
     """Return the runs of the matrix, seed by seed: a clean one, and each class under each seed.
 
     The sites of a class that has a row for each share its seeds; with fewer seeds than sites, some share a seed.
     """
-    scenario = matrix_scenario(rows, device)
+    scenario = matrix_scenario(rows, ground)
     packs = library.packs(scenario.probes)
     planned = {CLEAN: _of_arm(scenario, None), **{row.name: _of_arm(scenario, row) for row in rows}}
     return [
@@ -117,14 +118,14 @@ def plan(rows: Sequence[Case], seeds: int, library: RunContent, device: str = CP
     ]
 
 
-def matrix_scenario(rows: Sequence[Case], device: str = CPU) -> Scenario:
+def matrix_scenario(rows: Sequence[Case], ground: Ground = EMBEDDED) -> Scenario:
     """Return one scenario with every row's minimal one as an arm, so that they share their workers' models."""
     arms = {CLEAN: Arm(CLEAN)}
     for row in rows:
         own, fault = minimal(row.kind, row.site)
         arms[row.name] = Arm(row.name, engine=own["engine"], faults=(fault,))
     base = Scenario.from_dict({**minimal(CLASSES["nan_logits"])[0], "name": "fault-matrix"})
-    return dataclasses.replace(base, arms=arms, expect={}, overrides={"device": device})
+    return dataclasses.replace(base, arms=arms, expect={}, overrides=ground.options).on(ground.target)
 
 
 def _due(row: Case, seed: int, seeds: int) -> bool:

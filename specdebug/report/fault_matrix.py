@@ -97,7 +97,7 @@ def render_fault_matrix(matrix: FaultMatrix) -> RenderableType:
         Text("caught by nothing else:", "bold"),
         *(line(f"  {each}") for each in alone or ["nothing"]),
         line(f"reached, and caught nothing of this: {', '.join(matrix.idle_probes) or 'none'}", "dim"),
-        *(line(f"left out, for it acts inside captured graphs only: {name}") for name in matrix.left_out),
+        *([line(f"left out ({matrix.why_left_out}): {', '.join(matrix.left_out)}")] if matrix.left_out else []),
         *problems,
     )
 

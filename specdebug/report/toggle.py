@@ -39,6 +39,7 @@ def toggle_document(toggle: Toggle) -> dict[str, Any]:
             for patch in toggle.patches
         ],
         "foreign": {engine: list(versions) for engine, versions in toggle.foreign.items()},
+        "mends": sorted(toggle.mends),
     }
 
 
@@ -48,7 +49,7 @@ def toggle_table(toggles: Iterable[Toggle]) -> Listing:
     rows = [
         (
             ", ".join(map(str, each.numbers)),
-            each.detected_by.scenario or f"not in this engine, but in {', '.join(each.foreign)}",
+            each.detected_by.scenario or _without(each),
             each.detected_by.signatures,
             each.family,
             each.title,
@@ -56,6 +57,13 @@ def toggle_table(toggles: Iterable[Toggle]) -> Listing:
         for each in toggles
     ]
     return Listing(heads, rows, bar=True)
+
+
+def _without(toggle: Toggle) -> str:
+    """What to say in the place of a scenario of this engine."""
+    others = ", ".join(engine for engine in toggle.foreign if engine not in toggle.mends)
+    mended = [f"mends {', '.join(sorted(toggle.mends))}"] if toggle.mends else []
+    return "; ".join([*([f"not in this engine, but in {others}"] if others else []), *mended])
 
 
 def describe_toggle(toggle: Toggle) -> RenderableType:
@@ -68,13 +76,17 @@ def describe_toggle(toggle: Toggle) -> RenderableType:
     facts["file"] = str(toggle.path)
     if not toggle.patches:
         facts["engine"] = not_in(OWN_ENGINE, toggle)
-    facts |= {engine: f"patched in {' or '.join(versions)}" for engine, versions in toggle.foreign.items()}
+    facts |= {
+        engine: f"{'mended' if engine in toggle.mends else 'patched'} in {' or '.join(versions)}"
+        for engine, versions in toggle.foreign.items()
+    }
     lines: list[RenderableType] = [line(f"{toggle.pr}  {toggle.title}"), Text()]
     lines += [Prose(Text(shown(f"{name:<10} {value}")), hang=11) for name, value in facts.items()]
     if toggle.description:
         lines += [Text(), Prose(Text(shown(" ".join(toggle.description.split()))), hang=0)]
+    done = "mended" if toggle.mends and not toggle.patches else "reverted"
     for patch in toggle.patches or _elsewhere(toggle):
-        lines += [Text(), line(f"reverted in {patch.target}:", fold=False)]
+        lines += [Text(), line(f"{done} in {patch.target}:", fold=False)]
         for edit in patch.edits:
             lines += _diff("-", edit.match) + _diff("+", edit.replacement)
     return Group(*lines)

@@ -218,9 +218,14 @@ class _Arm:
         )
 
     def _hits_elsewhere(self) -> dict[str, dict[str, int]]:
+        from specdebug.scenario.servers import engine_of
+
         server = None if self._session is None else self._session.server()
         told = {} if server is None else server.hits()
-        return {number: dict(edits) for number, edits in told.items()}
+        engine = engine_of(pickle.loads(self._payload["scenario"]).target_of(self._payload["arm"]))
+        # A fix that the engine lacks, and is given, need not run.
+        mended = {str(toggle.pr) for toggle in self._reverts if engine in toggle.mends}
+        return {number: dict(edits) for number, edits in told.items() if number not in mended}
 
     def _serve(self, loop: RunLoop, judge: Judge) -> None:
         from specdebug.run.loop import Stopped

@@ -51,7 +51,8 @@ class Library:
 
     def all_toggles(self, target: TargetChoice = DEFAULT) -> tuple[Toggle, ...]:
         """Every fix that a target's engine has, by number."""
-        return tuple(toggle for toggle in self.registry.all if toggle.is_in(engine_of(target)))
+        engine = engine_of(target)
+        return tuple(each for each in self.registry.all if each.is_in(engine) and engine not in each.mends)
 
     def packs(self, names: Sequence[str]) -> tuple[ProbePack, ...]:
         """The packs of these names. Raises ContentError for one that is missing or malformed."""

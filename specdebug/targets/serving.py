@@ -127,8 +127,27 @@ def reverts_itself(target: object) -> bool:
 
 def refusal_of(target: object, fault: Fault) -> str | None:
     """Why a fault cannot act in a target's engine; None if it can, or nobody can say."""
-    refusal: str | None = getattr(target, "refusal", lambda _: None)(fault)
-    return refusal
+    there = faults_there(target)
+    return None if there is None else there.refusal(fault)
+
+
+class FaultsThere(Protocol):
+    """The faults that can act in a target's engine. ``options``: engine options without which some cannot."""
+
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+
+    def sites(self, name: str) -> tuple[str, ...] | None:
+        """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""
+
+    def refusal(self, fault: Fault) -> str | None:
+        """Why a fault cannot act; None if it can."""
+
+
+def faults_there(target: object) -> FaultsThere | None:
+    """The faults that can act in a target's engine; None if none can."""
+    found: FaultsThere | None = getattr(target, "faults", None)
+    return found
 
 
 def slowness_of(target: object) -> float:

@@ -11,11 +11,15 @@ from specdebug.errors import SpecDebugError
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.fit import check_fit
 from specdebug.loops import fault_runs
+from specdebug.loops.fault_ground import Ground
 from specdebug.loops.fault_matrix import cases
 from specdebug.loops.fault_runs import CLEAN, MatrixStanding, matrix_scenario, plan, verify
 from specdebug.loops.replay import ArmResult
 from specdebug.scenario.checks import engine_config
 from specdebug.scenario.library import Library
+from specdebug.scenario.servers import ReleasedEngine
+from specdebug.targets.registry import find_target
+from specdebug.targets.serving import faults_there
 
 LIBRARY = Library()
 SEEN = [CLASSES["nan_logits"]]
@@ -35,7 +39,7 @@ class Kept:
 
 
 def test_every_row_is_planned_however_few_the_seeds() -> None:
-    rows = cases(list(CLASSES.values()))
+    rows = cases(list(CLASSES.values()), Ground())
     assert len({row.name for row in rows}) == len(rows) > len(CLASSES)
     runs = plan(rows, 1, LIBRARY)
     assert [run.arm for run in runs] == [CLEAN, *(row.name for row in rows)]
@@ -47,7 +51,7 @@ def test_every_row_is_planned_however_few_the_seeds() -> None:
 
 @pytest.mark.parametrize("seeds", [2, 20, 200])
 def test_every_class_is_planned_under_every_seed_and_the_sites_of_one_share_them(seeds: int) -> None:
-    rows = cases(list(CLASSES.values()))
+    rows = cases(list(CLASSES.values()), Ground())
     runs = plan(rows, seeds, LIBRARY)
     assert len({run.key for run in runs}) == len(runs)
     assert [run.seed for run in runs] == sorted(run.seed for run in runs)
@@ -61,9 +65,10 @@ def test_every_class_is_planned_under_every_seed_and_the_sites_of_one_share_them
 
 
 def test_on_a_gpu_classes_act_where_nothing_is_captured() -> None:
-    rows = cases(list(CLASSES.values()), captured=True)
-    scenario = matrix_scenario(rows, "cuda")
-    for run in plan(rows, 1, LIBRARY, "cuda"):
+    ground = Ground("cuda")
+    rows = cases(list(CLASSES.values()), ground)
+    scenario = matrix_scenario(rows, ground)
+    for run in plan(rows, 1, LIBRARY, ground):
         assert (run.config.device, run.config.cuda_graph.enabled) == ("cuda", True)
         assert run.scenario.limits.timeout_s >= 20
     for row in rows:
@@ -74,10 +79,35 @@ def test_on_a_gpu_classes_act_where_nothing_is_captured() -> None:
     assert "nan_draft_logits at draft_extend.logits" in [row.name for row in rows]
 
 
+SGLANG = ReleasedEngine(release="sglang==0.5.13")
+
+
+def test_on_another_engine_classes_act_at_the_sites_that_it_passes() -> None:
+    ground = Ground(target=SGLANG)
+    rows = cases(list(CLASSES.values()), ground)
+    scenario = matrix_scenario(rows, ground)
+    named = [row.name for row in rows]
+    assert {"nan_kv_in_use", "positions_off_by_one", "topk_index_next_lane at draft_graph.replay.topk_index"} <= {
+        *named
+    }
+    assert "not_a_number at verify.logits" in named
+    assert not {name for name in named if name.startswith(("stale_padding_positions", "outputs_read_early"))}
+    assert all(scenario.target_of(name) == SGLANG for name in named)
+    assert {scenario.engine_of(name)["attention_backend"] for name in named} == {"fa3"}
+    there = faults_there(find_target(SGLANG))
+    assert there is not None
+    assert [there.refusal(fault) for name in named for fault in scenario.faults_of(name)] == [None] * len(rows)
+
+
+def test_where_no_fault_can_act_there_is_no_matrix() -> None:
+    with pytest.raises(SpecDebugError, match=r"no fault can act in vllm==0\.32\.0"):
+        Ground(target=ReleasedEngine(release="vllm==0.32.0"))
+
+
 @pytest.mark.gpu
 def test_damage_on_a_gpu_is_seen() -> None:
     kinds = [CLASSES[name] for name in ("nan_logits", "nan_kv_in_use", "positions_off_by_one")]
-    matrix = verify(kinds, 1, 0, LIBRARY, device="cuda")
+    matrix = verify(kinds, 1, 0, LIBRARY, ground=Ground("cuda"))
     assert (matrix.left_out, matrix.missing, matrix.problems) == (("positions_off_by_one",), 0, ())
     assert matrix.detected == matrix.promptly == 2
 

@@ -3,6 +3,7 @@ pools, rows and books are like ours in, and those at sites that it passes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from specdebug.errors import one_line
@@ -38,22 +39,25 @@ def plain_fault(fault: Fault) -> dict[str, Any]:
     return {name: value for name, value in vars(fault).items() if name != "where"}
 
 
-def sites_of_class(name: str) -> tuple[str, ...]:
-    """The sites at which a class can act there."""
-    return () if name in NOT_AT_SITES else tuple(site for site in CLASSES[name].sites if site in passed())
+class SglangFaults:
+    """The faults that can act in SGLang."""
 
+    options: Mapping[str, Any] = {"attention_backend": "fa3"}  # of a CPU's, it alone has trees on pages
 
-def acting() -> tuple[str, ...]:
-    """The classes that can act there, in the order of the catalogue."""
-    return tuple(name for name in CLASSES if name in BETWEEN_BATCHES or sites_of_class(name))
+    def sites(self, name: str) -> tuple[str, ...] | None:
+        """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""
+        if name in BETWEEN_BATCHES:
+            return ()
+        there = passed() if name not in NOT_AT_SITES else frozenset()
+        return tuple(site for site in CLASSES[name].sites if site in there) or None
 
-
-def refusal(fault: Fault) -> str | None:
-    """Why a fault cannot act in SGLang; None if it can."""
-    if fault.name not in acting():
-        return f"it has no meaning in SGLang; {one_line(', '.join(acting()), 2000)} have"
-    sites = sites_of_class(fault.name)
-    site = fault.site or next(iter(CLASSES[fault.name].sites), None)
-    if site is not None and site not in sites:
-        return f"SGLang passes no site {site}; with site={sites[0]} it can act" if sites else f"no site {site}"
-    return None
+    def refusal(self, fault: Fault) -> str | None:
+        """Why a fault cannot act; None if it can."""
+        sites = self.sites(fault.name)
+        if sites is None:
+            acting = ", ".join(name for name in CLASSES if self.sites(name) is not None)
+            return f"it has no meaning in SGLang; {one_line(acting, 2000)} have"
+        site = fault.site or next(iter(CLASSES[fault.name].sites), None)
+        if site is not None and site not in sites:
+            return f"SGLang passes no site {site}; with site={sites[0]} it can act" if sites else f"no site {site}"
+        return None

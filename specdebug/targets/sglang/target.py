@@ -8,7 +8,6 @@ from typing import Any
 
 from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig
-from specdebug.faults.model import Fault
 from specdebug.installs.recipe import nearest_recipe
 from specdebug.installs.store import Installed
 from specdebug.targets.added_sites import added_sites
@@ -18,7 +17,7 @@ from specdebug.targets.launch.command import StartCommand
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.patches import sites_of
 from specdebug.targets.sglang.checkpoints import draft_folder
-from specdebug.targets.sglang.faults import plain_fault, refusal
+from specdebug.targets.sglang.faults import SglangFaults, plain_fault
 from specdebug.targets.sglang.flags import ALWAYS_ENV, NATIVE_MOVES, ON_CPU_ENV, Mapped, mapped, reserved_tokens
 from specdebug.targets.sglang.site import site_files
 from specdebug.targets.site import make_site
@@ -29,6 +28,7 @@ class SglangTarget(InstalledTarget):
 
     name = "sglang"
     records = True
+    faults = SglangFaults()
     slowness = 5.0  # its metadata kernels are interpreted on a CPU
     shows = StartedTarget.shows | {"pools", "kv", "draft", "drafts", "decisions", "faults"}
 
@@ -36,10 +36,6 @@ class SglangTarget(InstalledTarget):
         asked = replace(super().asked(options), draft_model=EngineConfig.from_dict(options).draft_model)
         # Its sampler cuts by both at once; a verify, which samples all tokens but the first, by one after the other.
         return replace(asked, probed=True, joint="first" if asked.drafts else "all")
-
-    def refusal(self, fault: Fault) -> str | None:
-        """Why a fault cannot act in SGLang; None if it can."""
-        return refusal(fault)
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
         return (

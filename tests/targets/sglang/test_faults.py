@@ -6,8 +6,10 @@ import pytest
 
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.declare import parse_fault
-from specdebug.targets.sglang.faults import BETWEEN_BATCHES, NOT_AT_SITES, acting, plain_fault, refusal, sites_of_class
+from specdebug.targets.sglang.faults import BETWEEN_BATCHES, NOT_AT_SITES, SglangFaults, plain_fault
 from specdebug.targets.sglang.sites import ADDED, SITES, passed
+
+FAULTS = SglangFaults()
 
 
 def test_every_class_that_is_named_is_one() -> None:
@@ -17,10 +19,10 @@ def test_every_class_that_is_named_is_one() -> None:
 
 
 def test_a_class_acts_where_sglang_passes_its_site() -> None:
-    assert sites_of_class("positions_off_by_one") == ("draft.forward.positions",)
-    assert sites_of_class("nan_draft_logits") == ("draft.forward.logits", "draft_extend.logits")
-    assert "stale_padding_positions" not in acting()
-    assert {"nan_kv_in_use", "slots_leaked", "index_out_of_range", "worker_killed"} <= set(acting())
+    assert FAULTS.sites("positions_off_by_one") == ("draft.forward.positions",)
+    assert FAULTS.sites("nan_draft_logits") == ("draft.forward.logits", "draft_extend.logits")
+    assert {FAULTS.sites(name) for name in ("nan_kv_in_use", "slots_leaked", "worker_killed")} == {()}
+    assert {FAULTS.sites(name) for name in ("stale_padding_positions", "outputs_read_early")} == {None}
     assert set(ADDED) <= passed()
     assert "verify.logits" in {site for _, site in SITES}
 
@@ -36,7 +38,7 @@ def test_a_class_acts_where_sglang_passes_its_site() -> None:
     ],
 )
 def test_what_cannot_act_is_refused_in_words(text: str, told: str | None) -> None:
-    said = refusal(parse_fault(text))
+    said = FAULTS.refusal(parse_fault(text))
     assert said is None if told is None else (said or "").startswith(told)
 
 

@@ -1,0 +1,53 @@
+"""The engine that a detection matrix injects into, and the sites of it at which a class of faults can act."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specdebug.errors import SpecDebugError
+from specdebug.faults.model import FaultClass
+from specdebug.scenario.servers import TargetChoice
+from specdebug.targets.registry import DEFAULT, find_target
+from specdebug.targets.serving import FaultsThere, faults_there
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """An engine on ``device``. Raises SpecDebugError for a target in which no fault can act."""
+
+    device: str = CPU
+    target: TargetChoice = DEFAULT
+
+    def __post_init__(self) -> None:
+        if self.elsewhere and self._there is None:
+            raise SpecDebugError(f"no fault can act in {self.target}")
+
+    @property
+    def elsewhere(self) -> bool:
+        """Return True if it is not our own engine."""
+        return self.target != DEFAULT
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Engine options over those of the minimal scenarios."""
+        return {"device": self.device, **(self._there.options if self._there is not None else {})}
+
+    @property
+    def why_left_out(self) -> str:
+        """What it is about classes that have no row."""
+        return f"no meaning in {self.target}" if self.elsewhere else "acts inside captured graphs only"
+
+    def sites(self, kind: FaultClass) -> tuple[str, ...] | None:
+        """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""
+        found = kind.sites if self._there is None else self._there.sites(kind.name)
+        if found and self.device != CPU:
+            # what is captured calls nothing on the host
+            found = tuple(site for site in found if site not in kind.captured_sites)
+        return found if found or not kind.sites else None
+
+    @property
+    def _there(self) -> FaultsThere | None:
+        return faults_there(find_target(self.target)) if self.elsewhere else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specdebug.errors import SpecDebugError
-from specdebug.faults.model import FaultClass
+from specdebug.faults.minimal import BUSY, minimal
+from specdebug.faults.model import Fault, FaultClass
 from specdebug.scenario.servers import TargetChoice
 from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.targets.serving import FaultsThere, faults_there
@@ -30,10 +31,13 @@ class Ground:
         """Return True if it is not our own engine."""
         return self.target != DEFAULT
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Engine options over those of the minimal scenarios."""
-        return {"device": self.device, **(self._there.options if self._there is not None else {})}
+    def minimal(self, kind: FaultClass, site: str | None) -> tuple[dict[str, Any], Fault]:
+        """A scenario in the file's grammar that a class takes effect in there, and the fault to lay over it."""
+        scenario, fault = minimal(kind, site)
+        if self._there is not None:
+            scenario["engine"] |= self._there.options(kind.name, site)
+            fault = replace(fault, step=self._there.busy if fault.step == BUSY else fault.step)
+        return scenario, fault
 
     @property
     def why_left_out(self) -> str:

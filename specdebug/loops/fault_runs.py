@@ -122,10 +122,11 @@ def matrix_scenario(rows: Sequence[Case], ground: Ground = EMBEDDED) -> Scenario
     """Return one scenario with every row's minimal one as an arm, so that they share their workers' models."""
     arms = {CLEAN: Arm(CLEAN)}
     for row in rows:
-        own, fault = minimal(row.kind, row.site)
+        own, fault = ground.minimal(row.kind, row.site)
         arms[row.name] = Arm(row.name, engine=own["engine"], faults=(fault,))
-    base = Scenario.from_dict({**minimal(CLASSES["nan_logits"])[0], "name": "fault-matrix"})
-    return dataclasses.replace(base, arms=arms, expect={}, overrides=ground.options).on(ground.target)
+    base = Scenario.from_dict({**ground.minimal(CLASSES["nan_logits"], None)[0], "name": "fault-matrix"})
+    overrides = {"device": ground.device}
+    return dataclasses.replace(base, arms=arms, expect={}, overrides=overrides).on(ground.target)
 
 
 def _due(row: Case, seed: int, seeds: int) -> bool:

@@ -141,7 +141,7 @@ class _Arm:
             if self._injector is not None:
                 self._injector.finish()
             server = None if self._session is None else self._session.server()
-            for told in () if server is None else server.injections():
+            for told in () if server is None else server.new_injections():
                 self._sink.emit(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
             here = {**async_probe.reached(), **kernel_memory.launches()}
             reached = here if server is None else dict(server.reached())

@@ -110,8 +110,8 @@ class ServerView(Protocol):
     def findings(self) -> Sequence[tuple[str, str]]:
         """New failures that it or its log tells of: the signature, and the words."""
 
-    def injections(self) -> Sequence[Mapping[str, Any]]:
-        """What it tells of the faults that it was started with: ``ledger`` is the event, the rest its fields."""
+    def new_injections(self) -> Sequence[Mapping[str, Any]]:
+        """What it newly tells of the faults that it was started with: ``ledger`` is the event, the rest its fields."""
 
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         """By fix that it was started without, how often each of its edits has run; empty where that is not known."""
@@ -132,10 +132,14 @@ def refusal_of(target: object, fault: Fault) -> str | None:
 
 
 class FaultsThere(Protocol):
-    """The faults that can act in a target's engine. ``options``: engine options without which some cannot."""
+    """The faults that can act in a target's engine. ``busy``: the steps of a small scenario in which several requests
+    decode."""
 
     @property
-    def options(self) -> Mapping[str, Any]: ...
+    def busy(self) -> tuple[int, int]: ...
+
+    def options(self, name: str, site: str | None) -> Mapping[str, Any]:
+        """Engine options without which a class cannot act, at a site or at the first of its own."""
 
     def sites(self, name: str) -> tuple[str, ...] | None:
         """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""

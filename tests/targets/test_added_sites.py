@@ -90,6 +90,27 @@ def test_behind_a_chunk_comes_the_prompt_s_next_token(found: Any) -> None:
     assert found() == []
 
 
+@pytest.mark.parametrize(
+    ("where", "value", "signature"),
+    [
+        ("", 0, []),
+        ("predict", 90, ["oob@accept.predict"]),
+        ("accept_index", 6, ["oob@accept.accept_index"]),
+        ("num_correct_drafts", 3, ["oob@accept.num_correct_drafts"]),
+    ],
+)
+def test_a_verify_accepts_no_more_than_its_nodes(found: Any, where: str, value: int, signature: list[str]) -> None:
+    decided = {
+        "predict": torch.tensor([8, 0, 0, 7, 0, 9]),
+        "accept_index": torch.tensor([[0, -1], [3, 5]]),
+        "num_correct_drafts": torch.tensor([0, 1]),
+    }
+    if where:
+        decided[where].view(-1)[-1] = value
+    _Calls().accepted(**decided, nodes=3, batch=SimpleNamespace(model_config=SimpleNamespace(vocab_size=90)))
+    assert found() == signature
+
+
 def test_a_branch_lies_on_no_more_pages_than_its_row_has_columns(found: Any) -> None:
     table, slots = torch.zeros(2, 2), torch.tensor([[6, 7, 8, 9], [10, 11, 12, 13]])
     _Calls().expand_page_table(table, slots, 4)

@@ -34,8 +34,8 @@ class Host(Protocol):
     def reached(self) -> Mapping[str, int]:
         """By probe site, how often it was passed; empty where its log does not tell."""
 
-    def injections(self) -> Sequence[Mapping[str, Any]]:
-        """All that its log tells of faults."""
+    def new_injections(self) -> Sequence[Mapping[str, Any]]:
+        """What its log newly tells of faults: ``ledger`` is the event, the rest its fields."""
 
     def new_problems(self) -> Sequence[str]:
         """Laws of memory pools that its log newly says are broken, each ``law: what``."""

@@ -42,6 +42,8 @@ FLUSH_S = 10.0
 """Seconds in which a server that serves nothing must have flushed its cache."""
 ABORT_S = 30.0
 """Seconds in which an aborted request must have ended."""
+TICK_S = 0.5
+"""Seconds between two looks at what a server tells while no request ends."""
 _AGAIN_S = 0.1
 _FULL_TIMES = 60
 """Times that a request is sent again to a server whose queue is full."""
@@ -73,7 +75,7 @@ class Completed:
 
 class HttpSession(Plain):
     """Serves requests on a server. ``host``: who knows the server's process, if anybody does. ``inside``: what that
-    process shows of itself, if it does."""
+    process shows of itself, if it does. ``waiting``: called once a :data:`TICK_S` while no request ends."""
 
     def __init__(
         self,
@@ -90,6 +92,7 @@ class HttpSession(Plain):
         host: Host | None = None,
         inside: Inside | None = None,
         note: Callable[[str], None] = lambda text: None,
+        waiting: Callable[[], None] | None = None,
     ) -> None:
         self.shows = shows
         self.vocab_size = vocab_size
@@ -103,6 +106,7 @@ class HttpSession(Plain):
         self._host = host
         self._inside = inside
         self._note = note
+        self._waiting = waiting
         self._noted: set[str] = set()
         self._onlooker: RequestOnlooker | None = None
         self._run = uuid.uuid4().hex[:8]  # a server may remember the ids of other runs
@@ -260,7 +264,10 @@ class HttpSession(Plain):
         while not self._ended:
             if not self._tasks:
                 return
-            await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+            tick = None if self._waiting is None else TICK_S
+            done, _ = await asyncio.wait(self._tasks.values(), timeout=tick, return_when=asyncio.FIRST_COMPLETED)
+            if not done and self._waiting is not None:
+                self._waiting()
             await asyncio.sleep(0)
             self._ended += [rid for rid, task in self._tasks.items() if task.done() and rid not in self._ended]
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdebug.errors import ConfigError, SpecDebugError
@@ -117,6 +118,7 @@ def open_session(
         host=host,
         inside=inside,
         note=lambda text: opening.say("note", text=text),
+        waiting=partial(_tell_injections, host, opening) if host is not None and opening.over_there.faults else None,
     )
     session.server().switch, session.server().own = facts.switch, bool(facts.own)
     session.server().pass_over(facts.told)
@@ -125,6 +127,12 @@ def open_session(
     opening.say("stack", **_stack(facts, asked, url))
     opening.before()
     return session
+
+
+def _tell_injections(host: Host, opening: Opening) -> None:
+    """Report what was done so far: of a server that never answers again nothing is heard at the run's end."""
+    for told in host.new_injections():
+        opening.say(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
 
 
 def _client(url: str, settings: ServerSettings, kind: type[ServerClient]) -> ServerClient:

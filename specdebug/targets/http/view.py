@@ -71,9 +71,9 @@ class HttpServerView:
         self._told |= set(new)
         return list(new.items())
 
-    def injections(self) -> Sequence[Mapping[str, Any]]:
+    def new_injections(self) -> Sequence[Mapping[str, Any]]:
         self._server_info()  # asked, an engine also tells its log of those that were not due yet
-        return () if self._host is None else self._host.injections()
+        return () if self._host is None else self._host.new_injections()
 
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         hits = own_words(self._server_info()).get("reverts")  # asked, an engine also tells its log

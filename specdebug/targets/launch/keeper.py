@@ -7,7 +7,7 @@ the server back. One that was given back as sound, and is well, waits for the ne
 went away without a word is ended.
 
 Lines are JSON objects. From a worker: the :class:`ServerWish`, then ``{"status": true}`` any number of times, and
-``{"release": SOUND}``. To it: ``{"progress": TEXT}``, then ``{"url": ..., "log": ..., "pid": ...}`` or
+``{"release": SOUND}``. To it: ``{"progress": TEXT}``, then ``{"url": ..., "log": ..., "pid": ..., "ready": BYTES}`` or
 ``{"failed": TEXT, "signature": ..., "late": ...}``, then ``{"status": N}``, and ``{"released": true}`` once that is
 done.
 """
@@ -154,7 +154,7 @@ def _lend(connection: socket.socket, shelf: Shelf) -> None:
             server = _started(wish, talk, shelf)
             if server is None:
                 return
-            _say(talk, url=server.url, log=server.log_path, pid=server.pid)
+            _say(talk, url=server.url, log=server.log_path, pid=server.pid, ready=server.log.begun)
             for line in talk:
                 said = json.loads(line)
                 if "status" in said:

@@ -44,7 +44,7 @@ class LentServer:
             raise (NeverReady if answer["late"] else NoServer)(answer["failed"])
         self.url: str = answer["url"]
         self.pid: int = answer["pid"]
-        self._log = ServerLog(Path(answer["log"]))
+        self._log = ServerLog(Path(answer["log"]), ready=answer["ready"])
         self._log.findings()  # of runs before this one
         self._log.begin()
 
@@ -70,8 +70,8 @@ class LentServer:
     def reached(self) -> Mapping[str, int]:
         return self._log.reached()
 
-    def injections(self) -> Sequence[Mapping[str, Any]]:
-        return self._log.injections()
+    def new_injections(self) -> Sequence[Mapping[str, Any]]:
+        return self._log.new_injections()
 
     def new_problems(self) -> Sequence[str]:
         return self._log.new_problems()

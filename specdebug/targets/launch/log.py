@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,16 @@ class LogRoom:
 
 
 class ServerLog:
-    """A file to whose end a server writes."""
+    """A file to whose end a server writes. ``ready``: its size when the server was first ready; what was done until
+    then is every run's."""
 
-    def __init__(self, path: Path, room: LogRoom | None = None) -> None:
+    def __init__(self, path: Path, room: LogRoom | None = None, ready: int = 0) -> None:
         self.path = path
         self._room = room or LogRoom()
         self._read = self._begun = 0
-        self._hits = self._all_hits()  # of runs before this one
+        self._hits = _less(self._all_hits(), self._all_hits(ready))  # of runs before this one
         self._problems = self._all_problems()
+        self._injections = 0  # a damaged engine is lent to nobody else: all are of this run
 
     def last_line(self, without: str = "") -> str:
         """The last line that is not blank and does not hold ``without``, fit for one line of a terminal; empty where
@@ -92,6 +94,11 @@ class ServerLog:
         started, is none of the run's."""
         self._begun = self._size()
 
+    @property
+    def begun(self) -> int:
+        """Bytes before the run."""
+        return self._begun
+
     def scan_run(self) -> Scan:
         """All that it says of the run."""
         reader = LogReader(settings=False)
@@ -121,12 +128,9 @@ class ServerLog:
         return [(found.signature, found.text) for found in ranked if found.strength <= Strength.DEATH]
 
     def hits(self) -> dict[str, dict[str, int]]:
-        """By reverted fix, how often each edit has run in all processes of the engine since this was made; nothing of
-        an engine that does not tell."""
-        return {
-            fix: {edit: count - self._hits.get(fix, {}).get(edit, 0) for edit, count in edits.items()}
-            for fix, edits in self._all_hits().items()
-        }
+        """By reverted fix, how often each edit has run in all processes of the engine, when it was started and since
+        this was made; nothing of an engine that does not tell."""
+        return _less(self._all_hits(), self._hits)
 
     def reached(self) -> dict[str, int]:
         """By probe site, how often it was passed in all processes of the engine since that was started."""
@@ -140,9 +144,11 @@ class ServerLog:
         known, self._problems = set(self._problems), self._all_problems()
         return [each for each in self._problems if each not in known]
 
-    def injections(self) -> list[dict[str, Any]]:
-        """All that was told of faults, in order: ``ledger`` is the event, the rest are its fields."""
-        return [{name: each[name] for name in each if name != "pid"} for each in self._facts("ledger")]
+    def new_injections(self) -> list[dict[str, Any]]:
+        """What was told of faults since the last call, in order: ``ledger`` is the event, the rest are its fields."""
+        told = [{name: each[name] for name in each if name != "pid"} for each in self._facts("ledger")]
+        known, self._injections = self._injections, len(told)
+        return told[known:]
 
     def last_with(self, words: str) -> str:
         """The last line that holds some words; empty where none does."""
@@ -152,18 +158,18 @@ class ServerLog:
     def _all_problems(self) -> list[str]:
         return [facts["law"] for facts in self._facts("law")]
 
-    def _last_told(self, name: str) -> list[dict[str, Any]]:
-        """What each process last said of something."""
-        return list({facts["pid"]: facts[name] for facts in self._facts(name)}.values())
+    def _last_told(self, name: str, end: int | None = None) -> list[dict[str, Any]]:
+        """What each process last said of something, within so many bytes."""
+        return list({facts["pid"]: facts[name] for facts in self._facts(name, end)}.values())
 
-    def _facts(self, name: str) -> list[dict[str, Any]]:
-        """The lines of facts that hold a name, in order."""
-        lines = self._bytes(0).decode("utf-8", "replace").splitlines()
+    def _facts(self, name: str, end: int | None = None) -> list[dict[str, Any]]:
+        """The lines of facts that hold a name, in order, within so many bytes."""
+        lines = self._bytes(0)[:end].decode("utf-8", "replace").splitlines()
         return [facts for line in lines if name in (facts := facts_in(line))]
 
-    def _all_hits(self) -> dict[str, dict[str, int]]:
+    def _all_hits(self, end: int | None = None) -> dict[str, dict[str, int]]:
         every: dict[str, dict[str, int]] = {}
-        for told in self._last_told("hits"):
+        for told in self._last_told("hits", end):
             for fix, edits in told.items():
                 counts = every.setdefault(fix, {})
                 for edit, count in edits.items():
@@ -183,3 +189,10 @@ class ServerLog:
                 return file.read()
         except OSError:
             return b""
+
+
+def _less(hits: Mapping[str, Mapping[str, int]], others: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    return {
+        fix: {edit: count - others.get(fix, {}).get(edit, 0) for edit, count in edits.items()}
+        for fix, edits in hits.items()
+    }

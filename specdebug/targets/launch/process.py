@@ -160,8 +160,8 @@ class ServerProcess:
     def reached(self) -> Mapping[str, int]:
         return self.log.reached()
 
-    def injections(self) -> Sequence[Mapping[str, Any]]:
-        return self.log.injections()
+    def new_injections(self) -> Sequence[Mapping[str, Any]]:
+        return self.log.new_injections()
 
     def new_problems(self) -> Sequence[str]:
         return self.log.new_problems()

@@ -34,6 +34,10 @@ NOT_AT_SITES = ("stale_padding_positions", "draft_kv_not_written", "nan_kv_after
 """Classes that act at sites, but on buffers of our own engine."""
 
 
+AT_CHUNKS = "draft_prefill.input_ids"
+"""Passed behind a chunk that is not the prompt's last, and nowhere else."""
+
+
 def plain_fault(fault: Fault) -> dict[str, Any]:
     """A fault as plain data, without its place in a file."""
     return {name: value for name, value in vars(fault).items() if name != "where"}
@@ -42,7 +46,13 @@ def plain_fault(fault: Fault) -> dict[str, Any]:
 class SglangFaults:
     """The faults that can act in SGLang."""
 
-    options: Mapping[str, Any] = {"attention_backend": "fa3"}  # of a CPU's, it alone has trees on pages
+    busy = (8, 40)
+
+    def options(self, name: str, site: str | None) -> Mapping[str, Any]:
+        """Engine options without which a class cannot act, at a site or at the first of its own."""
+        at = site or next(iter(CLASSES[name].sites), None)
+        chunks = {"chunked_prefill_size": 16} if at == AT_CHUNKS else {}
+        return {"attention_backend": "fa3", **chunks}  # no other plan has trees on pages
 
     def sites(self, name: str) -> tuple[str, ...] | None:
         """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""

@@ -29,7 +29,10 @@ SITES: tuple[tuple[str, str], ...] = (
     (r"VocabParallelEmbedding input id", "embedding.input_ids"),
 )
 """Upstream's words for a place, as patterns, and our name of the site; the first that fits counts."""
-ADDED = ("draft.forward.positions", "draft_prefill.input_ids", "draft.expand_page_table", "draft.kv_indices")
+ADDED = (
+    *("draft.forward.positions", "draft_prefill.input_ids", "draft.expand_page_table", "draft.kv_indices"),
+    *("accept.predict", "accept.accept_index", "accept.num_correct_drafts"),
+)
 """Sites that ``probes/sites/sglang.yaml`` adds."""
 
 

@@ -96,7 +96,7 @@ def test_behind_a_chunk_comes_the_prompt_s_next_token(found: Any) -> None:
         ("", 0, []),
         ("predict", 90, ["oob@accept.predict"]),
         ("accept_index", 6, ["oob@accept.accept_index"]),
-        ("num_correct_drafts", 3, ["oob@accept.num_correct_drafts"]),
+        ("num_correct_drafts", 2, ["oob@accept.num_correct_drafts"]),
     ],
 )
 def test_a_verify_accepts_no_more_than_its_nodes(found: Any, where: str, value: int, signature: list[str]) -> None:
@@ -107,7 +107,7 @@ def test_a_verify_accepts_no_more_than_its_nodes(found: Any, where: str, value: 
     }
     if where:
         decided[where].view(-1)[-1] = value
-    _Calls().accepted(**decided, nodes=3, batch=SimpleNamespace(model_config=SimpleNamespace(vocab_size=90)))
+    _Calls().accepted(**decided, batch=SimpleNamespace(model_config=SimpleNamespace(vocab_size=90)))
     assert found() == signature
 
 

@@ -30,8 +30,11 @@ BETWEEN_BATCHES = (
     "worker_killed",
     "worker_hangs",
 )
-NOT_AT_SITES = ("stale_padding_positions", "draft_kv_not_written", "nan_kv_after_forward", "bit_flip_kv_after_forward")
-"""Classes that act at sites, but on buffers of our own engine."""
+NOT_AT_SITES = (
+    *("stale_padding_positions", "draft_kv_not_written", "nan_kv_after_forward", "bit_flip_kv_after_forward"),
+    *("poisoned_padding_rows", "stale_padding_rows"),
+)
+"""Classes that act at sites, but on buffers of our own engine, or on padding, which SGLang's probes are not given."""
 
 
 AT_CHUNKS = "draft_prefill.input_ids"

@@ -59,12 +59,12 @@ class _Calls:
         ends = kv_indptr[:-1, -1]
         async_probe.maybe_detect_oob(ends, 0, kv_indices.shape[1] + 1, "draft.kv_indices")
 
-    def accepted(self, predict: Any, accept_index: Any, num_correct_drafts: Any, nodes: int, batch: Any) -> None:
-        """What a verify of so many nodes a request has decided; a token that was not accepted is 0."""
+    def accepted(self, predict: Any, accept_index: Any, num_correct_drafts: Any, batch: Any) -> None:
+        """What a verify has decided: 0 where no token was accepted; a path has a place for the root and each step."""
         vocab_size = batch.model_config.vocab_size
         async_probe.maybe_detect_oob(predict, 0, vocab_size, "accept.predict")
         async_probe.maybe_detect_oob(accept_index, -1, predict.numel(), "accept.accept_index")
-        async_probe.maybe_detect_oob(num_correct_drafts, 0, nodes, "accept.num_correct_drafts")
+        async_probe.maybe_detect_oob(num_correct_drafts, 0, accept_index.shape[1], "accept.num_correct_drafts")
 
     def chunk_tail(self, tail_tokens: Any, batch: Any) -> None:
         """Behind a chunk that is not the prompt's last comes the prompt's next token."""

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
+import yaml
 
+from specdebug.hunt.draw import SPACES, drawn
 from tests.engines.replays import REPLAY, ROOT, alike, diverged, replayed
 
 pytestmark = pytest.mark.engines
@@ -75,6 +78,34 @@ def test_a_stop_string_that_is_complete_early_in_what_a_verify_accepted_is_misse
     """SGLang's own bug, mended by its pull request 23802 after this release."""
     code, arm = replayed("request_ends", "--arm", "fixed", "--target", RELEASE)
     assert (code, arm["signature"]) == (1, "ends@stop")
+
+
+def test_what_a_release_lacks_is_put_in_and_cures_it(tmp_path: Path) -> None:
+    """A request that was retracted is prefilled again in chunks, of which one ends in its outputs (28254)."""
+    path = tmp_path / "drawn.yaml"
+    path.write_text(yaml.safe_dump(drawn(1, 43, SPACES["sglang"]), sort_keys=False))
+    code, arm = replayed(str(path), "--arm", "drawn", "--target", RELEASE)
+    assert (code, arm["signature"]) == (1, "mismatch@draft_kv")
+    code, arm = replayed(str(path), "--arm", "drawn", "--target", RELEASE, "--revert", "28254")
+    assert (code, arm["verdict"]) == (0, "pass")
+
+
+@pytest.mark.parametrize(
+    ("fault", "signature"),
+    [
+        ("nan_kv_in_use:step=4", "nan@verify.logits"),
+        ("slots_leaked:step=4", "pools@"),
+        ("bit_flip_draft_kv_in_use:step=4", "mismatch@draft_kv"),
+        ("positions_off_by_one:step=4", "oob@draft.forward.positions"),
+        ("accept_length_out_of_range:step=4", "oob@accept.num_correct_drafts"),
+        ("worker_killed:step=4", "crash:SIGKILL"),
+    ],
+)
+def test_damage_done_inside_is_seen_and_in_the_ledger(fault: str, signature: str) -> None:
+    code, arm = replayed("topk_page_table", "--arm", "fixed", "--target", RELEASE, "--fault", fault)
+    assert (code, arm["verdict"]) == (1, "fail")
+    assert [found for found in arm["violations"] if found["signature"].startswith(signature)]
+    assert [(each["fault"], each["changed"]) for each in arm["injections"]] == [(fault.partition(":")[0], True)]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def stages(out: Path) -> list[Stage]:
     stand_ins = (PYTHON, str(HERE / "stand_ins.py"), str(out))
     speed = (PYTHON, str(HERE / "against_sglang.py"), str(out))
     costs = (PYTHON, str(HERE / "costs.py"), str(out))
+    faults = (*SPECDEBUG, "faults", "verify", *THERE, "--json-file", str(out / "faults.json"))
     hunt = (*SPECDEBUG, "hunt", "-o", str(out / "hunt"), "--seed", "1", "--count", "1000", "--max-time", "420")
     return [
         Stage("verify", verify, 240, 100, workers=12),
@@ -54,6 +55,7 @@ def stages(out: Path) -> list[Stage]:
         Stage("standins", stand_ins, 200, 60),
         Stage("speed", speed, 300, 150, AGAINST, timed=True),
         Stage("costs", costs, 420, 240, AGAINST, timed=True),
+        Stage("faults", (*faults, "--jobs", "12"), 420, 180, workers=12),
         Stage("hunt", (*hunt, "--small", "0", "--jobs", "8", *THERE), 540, 480, workers=8),
     ]
 

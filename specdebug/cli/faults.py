@@ -11,6 +11,7 @@ from specdebug import interrupts
 from specdebug.cli import complete
 from specdebug.cli.options import (
     Debug,
+    InDtype,
     Jobs,
     Json,
     OnDevice,
@@ -69,6 +70,7 @@ def verify(
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 1,
     device: OnDevice = None,
+    dtype: InDtype = None,
     target: OnTarget = None,
     jobs: Jobs = 0,
     results: PageOptions,
@@ -87,11 +89,13 @@ def verify(
     from specdebug.loops.fault_runs import verify as run_matrix
     from specdebug.report.fault_matrix import faults_progress
     from specdebug.scenario.servers import parse_target
+    from specdebug.targets.registry import DEFAULT
 
     kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
     results.check()
-    on = str(engine_overrides(device, None, None).get("device", "cpu"))
-    ground = Ground(on) if target is None else Ground(on, parse_target(target))
+    over = engine_overrides(device, dtype, None)
+    on = DEFAULT if target is None else parse_target(target)
+    ground = Ground(str(over.get("device", "cpu")), on, str(over["dtype"]) if "dtype" in over else None)
     began = time.monotonic()
     with interrupts.held():
         with on_stderr(faults_progress) as watcher:

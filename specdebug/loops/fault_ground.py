@@ -17,10 +17,12 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Ground:
-    """An engine on ``device``. Raises SpecDebugError for a target in which no fault can act."""
+    """An engine on ``device``, ``dtype`` in place of the minimal scenarios' own. Raises SpecDebugError for a target in
+    which no fault can act."""
 
     device: str = CPU
     target: TargetChoice = DEFAULT
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.elsewhere and self._there is None:
@@ -38,6 +40,11 @@ class Ground:
             scenario["engine"] |= self._there.options(kind.name, site)
             fault = replace(fault, step=self._there.busy if fault.step == BUSY else fault.step)
         return scenario, fault
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Engine options over those of every arm."""
+        return {"device": self.device, **({} if self.dtype is None else {"dtype": self.dtype})}
 
     @property
     def why_left_out(self) -> str:

@@ -125,8 +125,7 @@ def matrix_scenario(rows: Sequence[Case], ground: Ground = EMBEDDED) -> Scenario
         own, fault = ground.minimal(row.kind, row.site)
         arms[row.name] = Arm(row.name, engine=own["engine"], faults=(fault,))
     base = Scenario.from_dict({**ground.minimal(CLASSES["nan_logits"], None)[0], "name": "fault-matrix"})
-    overrides = {"device": ground.device}
-    return dataclasses.replace(base, arms=arms, expect={}, overrides=overrides).on(ground.target)
+    return dataclasses.replace(base, arms=arms, expect={}, overrides=ground.overrides).on(ground.target)
 
 
 def _due(row: Case, seed: int, seeds: int) -> bool:

@@ -26,9 +26,9 @@ PLAIN: dict[str, Any] = {
 """Decoded without drafts, and sampled."""
 
 
-def minimal(kind: FaultClass, site: str | None = None) -> tuple[dict[str, Any], Fault]:
+def minimal(kind: FaultClass, site: str | None = None, new_tokens: int = 10) -> tuple[dict[str, Any], Fault]:
     """A scenario (without the fault) in the file's grammar, and the fault to lay over it; ``site``: one of the class's
-    other than the first."""
+    other than the first; ``new_tokens``: of each request that may be hit."""
     # Prefills are few, and the first is as good as any.
     prefill = kind.name in ("draft_kv_not_written", "prompt_token_swapped", "target_only_restore")
     steps = None if prefill or "prefill" in (site or "") else BUSY
@@ -51,7 +51,7 @@ def minimal(kind: FaultClass, site: str | None = None) -> tuple[dict[str, Any], 
                 "id": "r",
                 "requests": 3,
                 "prompt": {"corpus": "stdlib", "tokens": [16, 24]},
-                "max_new_tokens": 10,
+                "max_new_tokens": new_tokens,
                 "arrive": {"after": "warm"},
             },
             {

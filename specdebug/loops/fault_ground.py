@@ -35,11 +35,11 @@ class Ground:
 
     def minimal(self, kind: FaultClass, site: str | None) -> tuple[dict[str, Any], Fault]:
         """A scenario in the file's grammar that a class takes effect in there, and the fault to lay over it."""
-        scenario, fault = minimal(kind, site)
-        if self._there is not None:
-            scenario["engine"] |= self._there.options(kind.name, site)
-            fault = replace(fault, step=self._there.busy if fault.step == BUSY else fault.step)
-        return scenario, fault
+        if (there := self._there) is None:
+            return minimal(kind, site)
+        scenario, fault = minimal(kind, site, there.new_tokens)
+        scenario["engine"] |= there.options(kind.name, site)
+        return scenario, replace(fault, step=there.busy if fault.step == BUSY else fault.step)
 
     @property
     def overrides(self) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from specdebug.errors import CannotRunHere, SpecDebugError
 from specdebug.faults.catalogue import CLASSES
-from specdebug.faults.minimal import minimal
 from specdebug.faults.model import FaultClass
 from specdebug.loops.fault_ground import CPU, Ground
 from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun, cases
@@ -110,7 +109,7 @@ def plan(rows: Sequence[Case], seeds: int, library: RunContent, ground: Ground =
     """
     scenario = matrix_scenario(rows, ground)
     packs = library.packs(scenario.probes)
-    planned = {CLEAN: _of_arm(scenario, None), **{row.name: _of_arm(scenario, row) for row in rows}}
+    planned = {CLEAN: _of_arm(scenario, None, ground), **{row.name: _of_arm(scenario, row, ground) for row in rows}}
     return [
         ArmRun(key=f"{name}/{seed}", scenario=planned[name], arm=name, seed=seed, packs=packs)
         for seed in range(seeds)
@@ -136,13 +135,13 @@ def _due(row: Case, seed: int, seeds: int) -> bool:
     return seed % turns == sites.index(row.site) % turns
 
 
-def _of_arm(scenario: Scenario, row: Case | None) -> Scenario:
+def _of_arm(scenario: Scenario, row: Case | None, ground: Ground) -> Scenario:
     """Return the matrix's scenario with one arm, and with that arm's workload and limits."""
     name = CLEAN if row is None else row.name
     alone = dataclasses.replace(scenario, arms={name: scenario.arms[name]})
     if row is None:
         return alone
-    own = Scenario.from_dict(minimal(row.kind, row.site)[0])
+    own = Scenario.from_dict(ground.minimal(row.kind, row.site)[0])
     limits = own.limits
     if scenario.overrides["device"] != CPU:
         limits = dataclasses.replace(limits, timeout_s=max(limits.timeout_s, HANG_ELSEWHERE_S))

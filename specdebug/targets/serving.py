@@ -133,10 +133,12 @@ def refusal_of(target: object, fault: Fault) -> str | None:
 
 class FaultsThere(Protocol):
     """The faults that can act in a target's engine. ``busy``: the steps of a small scenario in which several requests
-    decode."""
+    of ``new_tokens`` decode."""
 
     @property
     def busy(self) -> tuple[int, int]: ...
+    @property
+    def new_tokens(self) -> int: ...
 
     def options(self, name: str, site: str | None) -> Mapping[str, Any]:
         """Engine options without which a class cannot act, at a site or at the first of its own."""

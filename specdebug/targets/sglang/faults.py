@@ -50,6 +50,7 @@ class SglangFaults:
     """The faults that can act in SGLang."""
 
     busy = (8, 40)
+    new_tokens = 24  # a batch is begun before the last one's tokens are known: of a request that ends it is dropped
 
     def options(self, name: str, site: str | None) -> Mapping[str, Any]:
         """Engine options without which a class cannot act, at a site or at the first of its own."""

@@ -35,8 +35,8 @@ NOT_AT_SITES = (
     *("poisoned_padding_rows", "stale_padding_rows"),
 )
 """Classes that act at sites, but on buffers of our own engine, or on padding, which SGLang's probes are not given."""
-
-
+NOT_READ = dict.fromkeys(("tied_draft_logits", "one_hot_draft_logits"), frozenset({"draft_extend.logits"}))
+"""Sites at which a class does no damage: of a row for each node of the trees the worker reads one a request."""
 AT_CHUNKS = "draft_prefill.input_ids"
 """Passed behind a chunk that is not the prompt's last, and nowhere else."""
 
@@ -62,7 +62,9 @@ class SglangFaults:
         """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""
         if name in BETWEEN_BATCHES:
             return ()
-        there = passed() if name not in NOT_AT_SITES else frozenset()
+        if name in NOT_AT_SITES:
+            return None
+        there = passed() - NOT_READ.get(name, frozenset())
         return tuple(site for site in CLASSES[name].sites if site in there) or None
 
     def refusal(self, fault: Fault) -> str | None:

@@ -20,6 +20,7 @@ def test_every_class_that_is_named_is_one() -> None:
 
 def test_a_class_acts_where_sglang_passes_its_site() -> None:
     assert FAULTS.sites("positions_off_by_one") == ("draft.forward.positions",)
+    assert FAULTS.sites("tied_draft_logits") == ("draft.forward.logits",)
     assert FAULTS.sites("nan_draft_logits") == ("draft.forward.logits", "draft_extend.logits")
     assert {FAULTS.sites(name) for name in ("nan_kv_in_use", "slots_leaked", "worker_killed")} == {()}
     assert {FAULTS.sites(name) for name in ("stale_padding_positions", "outputs_read_early")} == {None}

@@ -90,7 +90,7 @@ class SeenMemory:
         self.draft = None if draft is None else SeenPool(draft)
 
     def free(self, slots: Tensor) -> None:
-        self._allocator.free(slots.to(free_pages(self._allocator).device))
+        self._allocator.free(slots.to(self._allocator.free_pages.device))
 
     def alloc(self, count: int) -> Tensor | None:
         taken: Tensor | None = self._allocator.alloc(count)

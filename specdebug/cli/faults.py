@@ -26,6 +26,8 @@ from specdebug.cli.params import grouped
 from specdebug.cli.results import tell_results
 
 if TYPE_CHECKING:
+    from specdebug.cli.options import Dtype
+    from specdebug.loops.fault_ground import Ground
     from specdebug.loops.fault_matrix import FaultMatrix
 
 app = typer.Typer(help="List and show the faults that can be injected, and verify what catches them.")
@@ -85,17 +87,12 @@ def verify(
     """
     from specdebug.faults.catalogue import CLASSES
     from specdebug.faults.declare import find_class
-    from specdebug.loops.fault_ground import Ground
     from specdebug.loops.fault_runs import verify as run_matrix
     from specdebug.report.fault_matrix import faults_progress
-    from specdebug.scenario.servers import parse_target
-    from specdebug.targets.registry import DEFAULT
 
     kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
     results.check()
-    over = engine_overrides(device, dtype, None)
-    on = DEFAULT if target is None else parse_target(target)
-    ground = Ground(str(over.get("device", "cpu")), on, str(over["dtype"]) if "dtype" in over else None)
+    ground = _ground(device, dtype, target)
     began = time.monotonic()
     with interrupts.held():
         with on_stderr(faults_progress) as watcher:
@@ -105,6 +102,17 @@ def verify(
     if matrix.trouble is not None:
         raise matrix.trouble
     return matrix.exit_code
+
+
+def _ground(device: str | None, dtype: Dtype | None, target: str | None) -> Ground:
+    """The engine to inject into."""
+    from specdebug.loops.fault_ground import Ground
+    from specdebug.scenario.servers import parse_target
+    from specdebug.targets.registry import DEFAULT
+
+    over = engine_overrides(device, dtype, None)
+    on = DEFAULT if target is None else parse_target(target)
+    return Ground(str(over.get("device", "cpu")), on, str(over["dtype"]) if "dtype" in over else None)
 
 
 def _tell(matrix: FaultMatrix, results: PageOptions, wall_s: float) -> None:

@@ -110,6 +110,7 @@ class _Arm:
         self._lost = False
         self._injector: Injector | None = None
         self._reverts: Sequence[Toggle] = ()
+        self._told_hits: Mapping[str, Mapping[str, int]] = {}
         self._session: Session | None = None
 
     def run(self) -> None:
@@ -221,7 +222,7 @@ class _Arm:
         from specdebug.scenario.servers import engine_of
 
         server = None if self._session is None else self._session.server()
-        told = {} if server is None else server.hits()
+        told = self._told_hits if server is None else server.hits()
         engine = engine_of(pickle.loads(self._payload["scenario"]).target_of(self._payload["arm"]))
         # A fix that the engine lacks, and is given, need not run.
         mended = {str(toggle.pr) for toggle in self._reverts if engine in toggle.mends}
@@ -308,9 +309,11 @@ class _Arm:
             self._note(f"target {target.name} has no use for engine options {', '.join(asked.unused)}")
 
     def _say(self, event: str, **fields: Any) -> None:
-        """Pass an event of the target on, and remember where a core dump would be written."""
+        """Pass an event of the target on, and remember where a core dump would be written, and how often edits ran."""
         if event == "stack":
             self._coredump = fields.get("coredump")
+        if event == "reverts":
+            self._told_hits = fields["hits"]
         self._sink.emit(event, **fields)
 
     def _judge(self, scenario: Scenario, asked: Asked, decode: Decode, session: Session) -> Judge:

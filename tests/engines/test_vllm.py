@@ -186,14 +186,6 @@ def test_the_stand_in_for_expand_drops_what_it_computes_so_sampling_is_wrong() -
     assert done.stdout.splitlines()[-2:] == ["[77, 77, 77]", "[3, 3, 7]"], done.stderr[-500:]
 
 
-def test_a_tree_is_refused_where_it_stands() -> None:
-    words = [*REPLAY, "scenarios/topk_page_table.yaml", "--arm", "fixed", "--target", RELEASE]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "vLLM drafts chains, not trees" in done.stderr
-    assert "scenarios/topk_page_table.yaml:" in done.stderr
-
-
 @pytest.mark.parametrize("scenario", ["multiturn_cache_hit", "bigram_key", "flaky_draft_positions"])
 def test_every_tensor_beside_our_engines_differs_by_rounding_alone(scenario: str) -> None:
     code, answer = diverged(scenario, "--arm", "fixed", "--arm", f"fixed@{RELEASE}")

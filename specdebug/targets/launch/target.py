@@ -58,6 +58,7 @@ class StartedTarget(ABC):
             inside = Inside(server, shows, options) if (shows := opening.over_there.shows) else None
             return open_session(server.url, self._settings, self.asked(options), opening, server, inside)
         except BaseException:
+            opening.say("reverts", hits=dict(server.hits()))  # nobody can ask a session that never was
             server.release(False)
             raise
 

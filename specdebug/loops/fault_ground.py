@@ -48,7 +48,7 @@ class Ground:
 
     @property
     def why_left_out(self) -> str:
-        """What it is about classes that have no row."""
+        """Say why classes have no row."""
         return f"no meaning in {self.target}" if self.elsewhere else "acts inside captured graphs only"
 
     def sites(self, kind: FaultClass) -> tuple[str, ...] | None:

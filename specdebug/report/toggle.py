@@ -60,7 +60,7 @@ def toggle_table(toggles: Iterable[Toggle]) -> Listing:
 
 
 def _without(toggle: Toggle) -> str:
-    """What to say in the place of a scenario of this engine."""
+    """Say where a fix is that has no scenario of this engine."""
     others = ", ".join(engine for engine in toggle.foreign if engine not in toggle.mends)
     mended = [f"mends {', '.join(sorted(toggle.mends))}"] if toggle.mends else []
     return "; ".join([*([f"not in this engine, but in {others}"] if others else []), *mended])

@@ -35,7 +35,7 @@ class Host(Protocol):
         """By probe site, how often it was passed; empty where its log does not tell."""
 
     def new_injections(self) -> Sequence[Mapping[str, Any]]:
-        """What its log newly tells of faults: ``ledger`` is the event, the rest its fields."""
+        """Return what its log newly tells of faults: ``ledger`` is the event, the rest its fields."""
 
     def new_problems(self) -> Sequence[str]:
         """Laws of memory pools that its log newly says are broken, each ``law: what``."""

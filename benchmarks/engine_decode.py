@@ -165,7 +165,7 @@ def step_overhead(rounds: int) -> list[tuple[str, Ratio, float]]:
         ({"algorithm": "EAGLE3", "num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 8}, 1.3),
     ):
         runner = engine(settings)
-        recorder = _Recorder(runner.model, runner.view.eagle.draft_model)
+        recorder = _Recorder(runner.model, runner.view.eagle.drafter.model)
         runner.add_request("a", prompts(1)[0], SamplingParams(max_new_tokens=NEW_TOKENS * 2))
         runner.step()
         ratios = []

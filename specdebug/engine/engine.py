@@ -271,7 +271,7 @@ class Engine:
 
     def draft_state(self, requests: Sequence[Request]) -> DraftState:
         """Copies of what requests that hold rows store for their next draft. Raises EngineError without EAGLE."""
-        return self.view.state.read(upload([request.row for request in requests], self._target_worker.device))
+        return self.view.head_state.read(upload([request.row for request in requests], self._target_worker.device))
 
     def _read_kv(self, pool: KVPool, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
         k, v = pool.read(self._req_to_token.slots(request.row, start, stop))

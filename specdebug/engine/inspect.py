@@ -20,7 +20,7 @@ from specdebug.engine.speculative.protocol import SpeculativeWorker
 
 if TYPE_CHECKING:
     from specdebug.engine.engine import Engine
-    from specdebug.engine.speculative.state import DraftStateTable
+    from specdebug.engine.speculative.state import DraftStateTable, StateTable
     from specdebug.engine.speculative.worker import EagleWorker
 
 RunnerName = Literal["draft", "verify", "extend"]
@@ -63,7 +63,8 @@ class EngineView:
 
     @property
     def eagle(self) -> EagleWorker:
-        """The EAGLE worker. Raises EngineError if the engine does not speculate, or has a worker of another kind."""
+        """The worker of our own stages. Raises EngineError if the engine does not speculate, or has a worker of another
+        kind."""
         from specdebug.engine.speculative.worker import EagleWorker
 
         if not isinstance(self.worker, EagleWorker):
@@ -71,9 +72,18 @@ class EngineView:
         return self.worker
 
     @property
-    def state(self) -> DraftStateTable:
+    def state(self) -> StateTable:
         """The state that one decode step leaves for the next, on the device."""
         return self.eagle.state
+
+    @property
+    def head_state(self) -> DraftStateTable:
+        """That of an EAGLE head. Raises EngineError where something else drafts."""
+        from specdebug.engine.speculative.state import DraftStateTable
+
+        if not isinstance(self.state, DraftStateTable):
+            raise EngineError("no EAGLE head drafts here; set speculative.algorithm to EAGLE or EAGLE3")
+        return self.state
 
     @property
     def table(self) -> Tensor:
@@ -88,7 +98,7 @@ class EngineView:
     @property
     def draft_vocab_size(self) -> int:
         """The number of tokens that the draft head knows."""
-        return self.eagle.draft_model.vocab_size
+        return self.eagle.drafter.model.vocab_size
 
     def pools(self) -> list[tuple[str, KVPool]]:
         """Every KV pool with its name."""

@@ -14,15 +14,18 @@ from specdebug.plugins import PluginRegistry, import_named
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Both are ``module:name``, imported when an engine is built.
+    """All are ``module:name``, imported when an engine is built.
 
     Args:
         worker: called with a ``protocol.WorkerParts``, it returns a ``protocol.SpeculativeWorker``.
         loader: loads the draft model; called as ``model.loader.load_draft`` is.
+        drafter: of a worker that leaves drafting to one; called with a ``drafter.DrafterParts``, it returns a
+            ``drafter.Drafter``.
     """
 
     worker: str
     loader: str
+    drafter: str = "specdebug.engine.speculative.eagle:EagleDrafter"
 
 
 _EAGLE = Algorithm("specdebug.engine.speculative.worker:EagleWorker", "specdebug.engine.model.loader:load_draft")
@@ -35,6 +38,11 @@ ALGORITHMS = PluginRegistry(
 def worker_of(name: str) -> Any:
     """The function that makes an algorithm's worker. Raises PluginError when its package does not have it."""
     return import_named(ALGORITHMS[name].worker, f"the worker of algorithm '{name}'")
+
+
+def drafter_of(name: str) -> Any:
+    """The function that makes an algorithm's drafter. Raises PluginError when its package does not have it."""
+    return import_named(ALGORITHMS[name].drafter, f"the drafter of algorithm '{name}'")
 
 
 def loader_of(name: str) -> Any:

@@ -1,29 +1,26 @@
-"""The graph runners of a speculative step: one for each of its three forwards, or none at all."""
+"""The graph runners of a speculative step: one for each of its forwards, or none at all."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from specdebug.engine.graph.draft_runner import DraftGraphRunner
-from specdebug.engine.graph.extend_runner import ExtendGraphRunner
 from specdebug.engine.graph.runner import GraphRunner, RunnerParts
 from specdebug.engine.graph.verify_runner import VerifyGraphRunner
-from specdebug.engine.speculative.draft import DraftLoop
-from specdebug.engine.speculative.extend import ExtendForward
 from specdebug.engine.speculative.protocol import WorkerParts
-from specdebug.engine.speculative.verify import VerifyForward
 
 
 @dataclass(frozen=True)
 class Runners:
-    """All None where the configuration has no graph runners: then every batch runs eagerly."""
+    """None for a stage that computes nothing; all None where the configuration has no graph runners, so that every
+    batch runs eagerly."""
 
-    draft: DraftGraphRunner | None = None
+    draft: GraphRunner[Any, Any] | None = None
     verify: VerifyGraphRunner | None = None
-    extend: ExtendGraphRunner | None = None
+    extend: GraphRunner[Any, Any] | None = None
 
     @property
     def all(self) -> list[GraphRunner[Any, Any]]:
@@ -32,20 +29,16 @@ class Runners:
         return [runner for runner in each if runner is not None]
 
 
-def make_runners(parts: WorkerParts, loop: DraftLoop, verify: VerifyForward, extend: ExtendForward) -> Runners:
-    """Runners of these forwards, captured where there is a GPU."""
+def runner_parts(parts: WorkerParts) -> RunnerParts | None:
+    """What runners are made with; None where the configuration has none."""
     if not parts.config.cuda_graph.enabled:
-        return Runners()
-    shared = RunnerParts(parts.config, parts.planner, parts.fill, parts.dtype, parts.device, parts.observers)
-    target, nodes = parts.attention.target, parts.spec.tree_size
-    on_draft = DraftGraphRunner(shared, loop, parts.attention.draft)
-    on_verify = VerifyGraphRunner(shared, verify, target, tree_size=nodes)
-    on_extend = ExtendGraphRunner(
-        shared, extend, parts.attention.draft, tree_size=nodes, target_vocab_size=parts.vocab_size
-    )
-    if parts.device.type == "cuda":
+        return None
+    return RunnerParts(parts.config, parts.planner, parts.fill, parts.dtype, parts.device, parts.observers)
+
+
+def capture(runners: Sequence[GraphRunner[Any, Any]], device: torch.device) -> None:
+    """Capture the runners' graphs, in this order, where there is a GPU."""
+    if device.type == "cuda" and runners:
         pool = torch.cuda.graph_pool_handle()  # they run one after another, so they share it
-        order: list[GraphRunner[Any, Any]] = [on_verify, on_draft, on_extend]
-        for runner in order:
+        for runner in runners:
             runner.capture(pool)
-    return Runners(on_draft, on_verify, on_extend)

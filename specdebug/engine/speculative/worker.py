@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.attention.planner import SequenceLayout
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.device import Readback, upload
+from specdebug.engine.graph.verify_runner import VerifyGraphRunner
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import Scratch
@@ -23,11 +24,11 @@ from specdebug.engine.observer import Decision
 from specdebug.engine.request import Request
 from specdebug.engine.speculative.accept import accept
 from specdebug.engine.speculative.commit import commit_kv, compact_accepted
-from specdebug.engine.speculative.draft import DraftLoop, DraftStage
-from specdebug.engine.speculative.extend import ExtendForward, ExtendStage
+from specdebug.engine.speculative.drafter import Drafter, DrafterParts
 from specdebug.engine.speculative.protocol import WorkerParts
-from specdebug.engine.speculative.runners import make_runners
-from specdebug.engine.speculative.state import DraftStateTable
+from specdebug.engine.speculative.registry import drafter_of
+from specdebug.engine.speculative.runners import Runners, capture, runner_parts
+from specdebug.engine.speculative.state import StateTable
 from specdebug.engine.speculative.tree import TreeBuilder, VerifyTree
 from specdebug.engine.speculative.verify import PreparedVerify, VerifyForward, VerifyStage
 
@@ -42,44 +43,35 @@ class _Begun:
 
 
 class EagleWorker:
-    """Speculation with an EAGLE or EAGLE-3 head: it owns the draft's state, the runners and the draft pool's content.
+    """Speculation step by step, whatever drafts: it owns the order of the stages and the verify's runner.
 
     ``drafts_ahead``: the next step may be begun before this one's tokens are read.
     """
 
     def __init__(self, parts: WorkerParts) -> None:
-        spec, draft, pools, device = parts.spec, parts.draft, parts.pools, parts.device
-        self.draft_model = draft
+        spec, draft, device = parts.spec, parts.draft, parts.device
         self.drafts_ahead = device.type == "cuda"  # a CPU has nothing to do meanwhile
         self._parts = parts
-        self._pools = pools
         self._scratch = Scratch(parts.fill, device)
-        self._workspace = workspace = EagerWorkspace(self._scratch)
-        self.state = DraftStateTable(
-            parts.config.max_running_requests,
-            topk=spec.eagle_topk,
-            hidden_size=draft.hidden_size,
-            dtype=parts.dtype,
-            device=device,
-        )
+        workspace = EagerWorkspace(self._scratch)
+        shared = runner_parts(parts)
+        self.drafter: Drafter[Any] = drafter_of(spec.algorithm)(DrafterParts(parts, workspace, shared))
         self._tree_builder = TreeBuilder(topk=spec.eagle_topk, tree_size=spec.tree_size, device=device)
-        self.draft_loop = DraftLoop(
-            draft,
-            pools.draft,
-            topk=spec.eagle_topk,
-            num_steps=spec.num_steps,
-            tree_size=spec.tree_size,
-            target_vocab_size=parts.vocab_size,
-            observers=parts.observers,
-        )
-        verify = VerifyForward(parts.target, pools.target, draft.aux_layers, draft.target_feature_size)
-        extend = ExtendForward(draft, pools.draft, topk=spec.eagle_topk)
-        self.runners = make_runners(parts, self.draft_loop, verify, extend)
-        self._draft = DraftStage(parts, self.draft_loop, self.runners.draft, workspace)
-        self._verify = VerifyStage(parts, verify, self.runners.verify, workspace)
-        self._extend = ExtendStage(parts, extend, self.runners.extend, self.state, workspace)
+        verify = VerifyForward(parts.target, parts.pools.target, draft.aux_layers, draft.target_feature_size)
+        on_verify = None
+        if shared is not None:
+            on_verify = VerifyGraphRunner(shared, verify, parts.attention.target, tree_size=spec.tree_size)
+        self.runners = runners = Runners(self.drafter.draft_runner, on_verify, self.drafter.extend_runner)
+        in_order = (runners.verify, runners.draft, runners.extend)
+        capture([runner for runner in in_order if runner is not None], device)
+        self._verify = VerifyStage(parts, verify, on_verify, workspace)
         self._ahead: _Begun | None = None
         self._last_rows: tuple[tuple[int, ...], Tensor] | None = None
+
+    @property
+    def state(self) -> StateTable:
+        """The state that one step leaves for the next, on the device."""
+        return self.drafter.state
 
     def decode(self, requests: Sequence[Request]) -> list[list[int]]:
         """One iteration; the tokens each request gained, at least one."""
@@ -98,7 +90,7 @@ class EagleWorker:
         observers.decided(Decision(requests, begun.tree, verified.logits, acceptance, spec))
 
         observers.stage("commit")
-        commit_kv(acceptance, inputs.out_cache_loc, spec, self._pools.target, self._scratch)
+        commit_kv(acceptance, inputs.out_cache_loc, spec, self._parts.pools.target, self._scratch)
         compacted = compact_accepted(acceptance, verified.features, spec)
         predict, lengths = compacted.predict.view(len(requests), -1), compacted.accept_lengths.unsqueeze(1)
         accepted = Readback(torch.cat([lengths, predict], dim=1))
@@ -109,7 +101,7 @@ class EagleWorker:
         # at the tokens; the host then only launches it. The device knows enough for this, a request holds slots for
         # two steps, and if the next batch is another one, only the work is lost.
         observers.stage("extend")
-        self._extend.run(batch, compacted, inputs.out_cache_loc)
+        self.drafter.extend(batch, compacted, inputs.out_cache_loc)
         with observers.ahead():
             self._ahead = self._begin_ahead(requests, lens_cpu)
         return [row[1 : row[0] + 1] for row in accepted.wait()]
@@ -119,13 +111,13 @@ class EagleWorker:
 
         Their lengths are at most ``lens_cpu``, and all together at most ``slack`` less.
         """
-        observers, table = self._parts.observers, self._pools.req_to_token.table
+        observers, table = self._parts.observers, self._parts.pools.req_to_token.table
         rows = self._rows_of(requests)
 
         observers.stage("draft")
         state = self.state.gather(rows)
         slots = verify_cache_locs(table, rows, state.seq_lens, self._parts.spec.tree_size)
-        candidates = self._draft.run(rows, state, slots, lens_cpu)
+        candidates = self.drafter.draft(rows, state, slots, lens_cpu)
 
         observers.stage("tree")
         tree = self._tree_builder.build(candidates, state.bonus, state.seq_lens)
@@ -170,40 +162,11 @@ class EagleWorker:
         return self._last_rows[1]
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
-        """Write the chunks' draft KV; after a final chunk keep the start of the first draft loop.
-
-        next_ids: int64 [B], the target's sample after each chunk. features: [Σext, F].
-        """
-        parts, draft = self._parts, self.draft_model
+        """The target has computed these prompt chunks. next_ids: int64 [B], its sample after each. features:
+        [Σext, F]."""
         self._drop_ahead()  # a request may come back to other rows
-        for request in batch.requests:
-            self._prepare_cached_prefix(request)
-        tail = self._tail_tokens(batch, next_ids)
-        input_ids = torch.roll(batch.input_ids, -1)
-        last = batch.last_rows()
-        input_ids[last] = tail
-        maybe_detect_oob(input_ids, 0, parts.vocab_size, "draft_prefill.input_ids")
-        metadata = parts.planner.extend(batch.layout(), self._workspace)
-        attention = parts.attention.draft.bind(metadata, self._pools.draft, batch.out_cache_loc)
-        hidden = draft.forward(input_ids, batch.positions, draft.project(features), attention)
-        with grouped():
-            self._pools.draft.probe_written(batch.out_cache_loc)
-            maybe_detect_nan(hidden, "draft_prefill.hidden_states")
-        start = self._extend.read_out(hidden[last])
-        rows = batch.req_pool_indices
-        self.state.store_lengths(rows, batch.prefix_lens + batch.extend_lens, next_ids)
-        self._extend.keep(rows, start)
-
-    def _prepare_cached_prefix(self, request: Request) -> None:
-        """Under ``zero_fill``: a matched prefix may lack draft KV, and unwritten memory may hold anything."""
-        slots = request.unwritten_draft_slots
-        if slots is not None and slots.numel():
-            self._pools.draft.zero(slots)
-        request.unwritten_draft_slots = None
-
-    def _tail_tokens(self, batch: PrefillBatch, next_ids: Tensor) -> Tensor:
-        """The token after each chunk: the sampled one; on a non-final chunk the prompt's own next token."""
-        return torch.where(batch.final, next_ids, batch.next_prompt_ids)
+        self.drafter.prefill(batch, next_ids, features)
+        self.state.store_lengths(batch.req_pool_indices, batch.prefix_lens + batch.extend_lens, next_ids)
 
     def check_guards(self) -> list[GuardViolation]:
         """Overruns of any runner's static buffers since the last call."""

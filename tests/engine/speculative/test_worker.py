@@ -171,7 +171,7 @@ def test_a_repeated_prompt_is_drafted_as_well_from_the_cache(lab: Lab) -> None:
 
 def spy_on_drafts(engine: Engine) -> list[tuple[DraftInputs, DraftCandidates]]:
     """What the draft loop is given and returns, from now on."""
-    loop = engine.view.eagle.draft_loop
+    loop = engine.view.eagle.drafter.loop
     seen: list[tuple[DraftInputs, DraftCandidates]] = []
     run_loop = loop.run
 

@@ -1,0 +1,68 @@
+"""What is particular to one way of drafting: its model, the state that a step leaves for the next, its forwards.
+
+A worker knows the order of the stages and shares verify, accept and commit among all ways of drafting; which tokens are
+proposed (stage 1), and what is computed of the accepted ones (stage 6), it leaves to a drafter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.attention.workspace import Workspace
+from specdebug.engine.batch import PrefillBatch
+from specdebug.engine.graph.runner import GraphRunner, RunnerParts
+from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.speculative.commit import Compacted
+from specdebug.engine.speculative.draft import DraftCandidates
+from specdebug.engine.speculative.protocol import WorkerParts
+from specdebug.engine.speculative.state import StateTable, StepState
+
+State = TypeVar("State", bound=StepState, contravariant=True)
+Runner = GraphRunner[Any, Any]
+
+
+@dataclass(frozen=True)
+class DrafterParts:
+    """A worker gives its drafter these. ``runners``: what graph runners are made with, None where there are none."""
+
+    worker: WorkerParts
+    workspace: Workspace
+    runners: RunnerParts | None
+
+
+class Drafter(Protocol[State]):
+    """One way of drafting; made with ``DrafterParts``. It owns the draft pool's content and its own graph runners."""
+
+    @property
+    def model(self) -> DraftModel:
+        """The draft model."""
+
+    @property
+    def state(self) -> StateTable:
+        """The state that a step leaves for the next, by row."""
+
+    @property
+    def draft_runner(self) -> Runner | None:
+        """The graph runner of stage 1, None where it computes nothing or there are no runners."""
+
+    @property
+    def extend_runner(self) -> Runner | None:
+        """That of stage 6."""
+
+    def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
+        """Write what the draft needs of these prompt chunks, and after a final chunk keep the start of the first draft.
+
+        next_ids: int64 [B], the target's sample after each chunk. features: [Σext, F]. The worker stores the lengths.
+        """
+
+    def draft(self, rows: Tensor, state: State, slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
+        """Stage 1. rows: int64 [B]. slots: int64 [B·T], those that the verify will write. Lengths are at most
+        ``lens_cpu``."""
+
+    def extend(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
+        """Stage 6: take in the accepted tokens and keep the start of the next draft. ``batch`` has the lengths before
+        the step. slots: int64 [B·T], those that the verify wrote."""

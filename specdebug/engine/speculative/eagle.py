@@ -1,0 +1,98 @@
+"""Drafting with an EAGLE or EAGLE-3 head: a loop of draft forwards, and one over the accepted tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
+from specdebug.engine.attention.planner import ExtendLayout, SequenceLayout
+from specdebug.engine.batch import PrefillBatch
+from specdebug.engine.graph.draft_runner import DraftGraphRunner
+from specdebug.engine.graph.extend_runner import ExtendGraphRunner
+from specdebug.engine.request import Request
+from specdebug.engine.speculative.commit import Compacted
+from specdebug.engine.speculative.draft import DraftCandidates, DraftLoop, DraftStage
+from specdebug.engine.speculative.drafter import DrafterParts
+from specdebug.engine.speculative.extend import ExtendForward, ExtendOutputs, ExtendStage
+from specdebug.engine.speculative.state import DraftState, DraftStateTable
+
+
+class EagleDrafter:
+    """The ``Drafter`` of one head: it owns the draft's state, its two runners and the draft pool's content."""
+
+    def __init__(self, parts: DrafterParts) -> None:
+        worker, runners = parts.worker, parts.runners
+        spec, pool, attention = worker.spec, worker.pools.draft, worker.attention.draft
+        self.model = draft = worker.draft
+        self._parts = worker
+        self._workspace = parts.workspace
+        self.state = DraftStateTable(
+            worker.config.max_running_requests,
+            topk=spec.eagle_topk,
+            hidden_size=draft.hidden_size,
+            dtype=worker.dtype,
+            device=worker.device,
+        )
+        self.loop = DraftLoop(
+            draft,
+            pool,
+            topk=spec.eagle_topk,
+            num_steps=spec.num_steps,
+            tree_size=spec.tree_size,
+            target_vocab_size=worker.vocab_size,
+            observers=worker.observers,
+        )
+        extend = ExtendForward(draft, pool, topk=spec.eagle_topk)
+        self.draft_runner: DraftGraphRunner | None = None
+        self.extend_runner: ExtendGraphRunner | None = None
+        if runners is not None:
+            self.draft_runner = DraftGraphRunner(runners, self.loop, attention)
+            self.extend_runner = ExtendGraphRunner(
+                runners, extend, attention, tree_size=spec.tree_size, target_vocab_size=worker.vocab_size
+            )
+        self._draft = DraftStage(worker, self.loop, self.draft_runner, parts.workspace)
+        self._extend = ExtendStage(worker, extend, self.extend_runner, self.state, parts.workspace)
+
+    def draft(self, rows: Tensor, state: DraftState, slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
+        return self._draft.run(rows, state, slots, lens_cpu)
+
+    def extend(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
+        self._extend.run(batch, compacted, slots)
+
+    def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
+        for request in batch.requests:
+            self._prepare_cached_prefix(request)
+        tail = self._tail_tokens(batch, next_ids)
+        input_ids = torch.roll(batch.input_ids, -1)
+        input_ids[batch.last_rows()] = tail
+        maybe_detect_oob(input_ids, 0, self._parts.vocab_size, "draft_prefill.input_ids")
+        hidden = self._forward(batch.layout(), input_ids, batch.positions, features, batch.out_cache_loc)
+        with grouped():
+            self._parts.pools.draft.probe_written(batch.out_cache_loc)
+            maybe_detect_nan(hidden, "draft_prefill.hidden_states")
+        self._extend.keep(batch.req_pool_indices, self._read_out(hidden, batch.last_rows()))
+
+    def _forward(
+        self, layout: ExtendLayout, input_ids: Tensor, positions: Tensor, features: Tensor, slots: Tensor
+    ) -> Tensor:
+        """One draft forward over chunks of any length, one after another: hidden [Σext, Hd]."""
+        parts = self._parts
+        metadata = parts.planner.extend(layout, self._workspace)
+        attention = parts.attention.draft.bind(metadata, parts.pools.draft, slots)
+        return self.model.forward(input_ids, positions, self.model.project(features), attention)
+
+    def _read_out(self, hidden: Tensor, last: Tensor) -> ExtendOutputs:
+        """The start of the next draft, read at rows ``last`` (int64 [B]), one of each request."""
+        return self._extend.read_out(hidden[last])
+
+    def _prepare_cached_prefix(self, request: Request) -> None:
+        """Under ``zero_fill``: a matched prefix may lack draft KV, and unwritten memory may hold anything."""
+        slots = request.unwritten_draft_slots
+        if slots is not None and slots.numel():
+            self._parts.pools.draft.zero(slots)
+        request.unwritten_draft_slots = None
+
+    def _tail_tokens(self, batch: PrefillBatch, next_ids: Tensor) -> Tensor:
+        """The token after each chunk: the sampled one; on a non-final chunk the prompt's own next token."""
+        return torch.where(batch.final, next_ids, batch.next_prompt_ids)

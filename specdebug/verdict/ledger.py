@@ -72,7 +72,7 @@ def _told(violations: Sequence[Violation], first: Violation) -> str:
 
 
 class Ledger:
-    """The state of one arm's run, built from its worker's events. ``target``: the name of the one that was asked for."""
+    """The state of one arm's run, built from its worker's events. ``target``: the name of what it was asked for on."""
 
     def __init__(self, target: str = DEFAULT) -> None:
         self.step = 0

@@ -143,7 +143,7 @@ class _Listener:
         self._run = run
         self._progress = progress
         self._recording = recording
-        self._ledger = Ledger()
+        self._ledger = Ledger(run.target_name)
 
     def started(self, job: Job) -> None:
         if self._progress is not None:

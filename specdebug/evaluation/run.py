@@ -194,7 +194,7 @@ def _check(run: ArmRun) -> None:
 def _never_begun(listening: _Listening, run: ArmRun) -> Outcome:
     from specdebug.verdict.ledger import Ledger
 
-    return listening.ledgers.get(run.key, Ledger()).outcome(WorkerEnd("interrupted", 0, 0.0, 0.0, ""))
+    return listening.ledgers.get(run.key, Ledger(run.target_name)).outcome(WorkerEnd("interrupted", 0, 0.0, 0.0, ""))
 
 
 def _answers(

@@ -46,10 +46,11 @@ class Ground:
         """Engine options over those of every arm."""
         return {"device": self.device, **({} if self.dtype is None else {"dtype": self.dtype})}
 
-    @property
-    def why_left_out(self) -> str:
-        """Say why classes have no row."""
-        return f"no meaning in {self.target}" if self.elsewhere else "acts inside captured graphs only"
+    def why_left_out(self, kind: FaultClass) -> str:
+        """Say why a class has no row."""
+        if (there := self._there) is None:
+            return "acts inside captured graphs only"
+        return there.lacks(kind.name) or f"no meaning in {self.target}"
 
     def sites(self, kind: FaultClass) -> tuple[str, ...] | None:
         """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""

@@ -11,8 +11,8 @@ The **sole detector** of an injection caught it alone: without it the fault woul
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -169,7 +169,7 @@ class FaultMatrix:
     """All rows, and the clean runs beside them.
 
     ``missing`` is the number of planned runs not made because of a Ctrl-C (``interrupted``) or ``trouble``,
-    ``left_out`` has the classes that cannot act there.
+    ``left_out`` has the classes that cannot act there, each with why.
     """
 
     checks: tuple[CaseCheck, ...]
@@ -177,8 +177,7 @@ class FaultMatrix:
     missing: int = 0
     interrupted: bool = False
     trouble: SpecDebugError | None = None
-    left_out: tuple[str, ...] = ()
-    why_left_out: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def made(self) -> int:
@@ -241,7 +240,7 @@ class FaultMatrix:
             "exit_code": self.exit_code,
             "interrupted": self.interrupted,
             "missing_runs": self.missing,
-            "left_out": list(self.left_out),
+            "left_out": dict(self.left_out),
             "effective": self.effective,
             "detected": self.detected,
             "within_a_step": self.promptly,

@@ -72,7 +72,8 @@ def verify(
     that is the matrix's trouble.
     """
     rows = cases(kinds, ground)
-    left_out = tuple(kind.name for kind in kinds if not any(row.kind is kind for row in rows))
+    absent = [kind for kind in kinds if not any(row.kind is kind for row in rows)]
+    left_out = {kind.name: ground.why_left_out(kind) for kind in absent}
     if ground.device != CPU:
         jobs = jobs or GPU_JOBS
     runs = plan(rows, seeds, library, ground)
@@ -99,7 +100,7 @@ def verify(
     ordered = {name: tuple(sorted(ended, key=lambda run: run.seed)) for name, ended in results.items()}
     checks = tuple(CaseCheck(row, ordered[row.name]) for row in rows)
     missing = len(runs) - sum(map(len, ordered.values()))
-    return FaultMatrix(checks, ordered[CLEAN], missing, interrupted, trouble, left_out, ground.why_left_out)
+    return FaultMatrix(checks, ordered[CLEAN], missing, interrupted, trouble, left_out)
 
 
 def plan(rows: Sequence[Case], seeds: int, library: RunContent, ground: Ground = EMBEDDED) -> list[ArmRun]:

@@ -96,6 +96,11 @@ class ArmRun:
         return self.scenario.target_of(self.arm)
 
     @property
+    def target_name(self) -> str:
+        """Return the target's name, as a run's outcome has it. Raises ConfigError for an unknown target."""
+        return find_target(self.target).name
+
+    @property
     def config(self) -> EngineConfig | None:
         """Return the configuration of the embedded engine, None on any other target. Raises ContentError."""
         return engine_config(self.scenario, self.arm) if self.target == DEFAULT else None
@@ -295,7 +300,7 @@ class ArmListener:
         self._used: set[str] = set()
 
     def started(self, job: Job) -> None:
-        self.ledgers[job.name] = Ledger()
+        self.ledgers[job.name] = Ledger(self.runs[job.name].target_name)
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
         self.ledgers[job.name].fold(event)
@@ -364,7 +369,7 @@ class _Running(ArmListener):
         if self.progress is not None and failure.reason not in self._told:
             self.progress.notice(f"{failure.reason}; arms that need it are not run")
         self._told.add(failure.reason)
-        self.results[run.key] = ArmResult(run, not_run(failure))
+        self.results[run.key] = ArmResult(run, not_run(failure, run.target_name))
 
     def started(self, job: Job) -> None:
         super().started(job)
@@ -384,7 +389,8 @@ class _Running(ArmListener):
         """Return the results in the order of the runs, with those ``interrupted`` before they began."""
         if interrupted:
             for key in self.runs.keys() - self.results.keys():
-                self.results[key] = ArmResult(self.runs[key], Ledger().outcome(_NEVER_BEGUN))
+                run = self.runs[key]
+                self.results[key] = ArmResult(run, Ledger(run.target_name).outcome(_NEVER_BEGUN))
         return [self.results[key] for key in self.runs if key in self.results]
 
     def ended(self, job: Job, end: WorkerEnd) -> None:

@@ -6,9 +6,9 @@ or sees one where there is none. So the registry is a set of mutation tests of t
 cannot run is **untested**.
 
 The matrix runs the scenario's arm that reverts exactly this fix, else its first one. Where an edit never ran in that,
-the scenario's other arms are run with the fix reverted, too: for their counts, not for their verdicts. All of them can
-be run on another device, in another dtype, or with another attention plan than the scenario's. A fix that only exists
-in one plan (see ``plans.py``) is then still run with that plan, and its check says so.
+the scenario's other arms are run with the fix reverted, too, each once: for their counts, not for their verdicts. All
+of them can be run on another device, in another dtype, or with another attention plan than the scenario's. A fix that
+only exists in one plan (see ``plans.py``) is then still run with that plan, and its check says so.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def verify(
             backend = engine_config(runs[0].scenario, runs[0].arm).attention_backend
             kept = backend != overrides.get("attention_backend", backend)
             checks.append(ToggleCheck(toggle, ended[::2], ended[1::2], backend, kept))
-    more = {check.toggle.pr: _elsewhere(library, check.toggle, seeds, over) for check in checks if check.idle}
+    more = {check.toggle.pr: _elsewhere(library, check.toggle, over) for check in checks if check.idle}
     if not more or interrupted:
         return Matrix(tuple(check for check in checks if check.toggle.pr not in more), interrupted)
     with closing(KeptServers(pool.limit)) as servers:
@@ -250,16 +250,22 @@ def _run(
     return {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}, interrupted
 
 
-def _elsewhere(library: ScenarioContent, toggle: Toggle, seeds: int, over: LaidOver) -> list[ArmRun]:
-    """Return a toggle's runs in the arms of its scenario that the matrix passes over."""
+def _elsewhere(library: ScenarioContent, toggle: Toggle, over: LaidOver) -> list[ArmRun]:
+    """Return a toggle's runs in the arms of its scenario that the matrix passes over, under the scenario's own seed."""
     scenario, base = _base(library, toggle, over)
     others = [dataclasses.replace(arm, revert=()) for arm in scenario.arms.values() if arm.name != base.name]
     scenario = dataclasses.replace(scenario, arms={arm.name: arm for arm in (base, *others)})
+    key = _key(scenario, base, scenario.seed, (toggle,))
     return [
-        ArmRun(f"{_key(scenario, arm, seed, (toggle,))}, {arm.name}", scenario, arm.name, seed, packs, (toggle,))
+        ArmRun(
+            f"{key}, {arm.name}",
+            scenario,
+            arm.name,
+            scenario.seed,
+            library.packs(scenario.probes_of(arm.name)),
+            (toggle,),
+        )
         for arm in others
-        for packs in (library.packs(scenario.probes_of(arm.name)),)
-        for seed in range(scenario.seed, scenario.seed + seeds)
     ]
 
 

@@ -97,9 +97,17 @@ def render_fault_matrix(matrix: FaultMatrix) -> RenderableType:
         Text("caught by nothing else:", "bold"),
         *(line(f"  {each}") for each in alone or ["nothing"]),
         line(f"reached, and caught nothing of this: {', '.join(matrix.idle_probes) or 'none'}", "dim"),
-        *([line(f"left out ({matrix.why_left_out}): {', '.join(matrix.left_out)}")] if matrix.left_out else []),
+        *(line(f"left out ({why}): {', '.join(names)}") for why, names in _left_out(matrix).items()),
         *problems,
     )
+
+
+def _left_out(matrix: FaultMatrix) -> dict[str, list[str]]:
+    """The classes without a row, by why they have none."""
+    whys: dict[str, list[str]] = {}
+    for name, why in matrix.left_out.items():
+        whys.setdefault(why, []).append(name)
+    return whys
 
 
 def closing_line(matrix: FaultMatrix) -> str:

@@ -29,10 +29,11 @@ def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[dict[str, Any
     that has none for it, or whose patches do not fit the files that are there."""
     if not toggles:
         return []
-    dist = _dist(here)
+    dist = _dist(here.engine, here.python, here.version)
     plain = []
     for toggle in toggles:
-        found = next(filter(None, (patches_for(_dist(here, version), toggle) for version in here.versions)), None)
+        taken_for = (_dist(here.engine, here.python, version) for version in here.versions)
+        found = next(filter(None, (patches_for(each, toggle) for each in taken_for)), None)
         if found is None:
             raise ConfigError(f"{toggle.pr} cannot be reverted in {here.release}: {why_none(dist, toggle)}")
         _, patches = found
@@ -45,16 +46,16 @@ def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[dict[str, Any
 
 def sites_of(here: Installed, sites: Sequence[Patch]) -> tuple[list[dict[str, Any]], list[str]]:
     """Those patches of added probe sites that fit a release, as plain data, and why others do not, a line each."""
-    fitting, lacking = _fitting(here.engine, here.version, here.python, tuple(sites))
+    fitting, lacking = _fitting(here.engine, here.python, here.version, tuple(sites))
     return [asdict(patch) for patch in fitting], list(lacking)
 
 
 @cache
 def _fitting(
-    engine: str, version: str, python: str, sites: tuple[Patch, ...]
+    engine: str, python: str, version: str, sites: tuple[Patch, ...]
 ) -> tuple[tuple[Patch, ...], tuple[str, ...]]:
     """Looked up once in a process, and for those forked from it: every arm asks, and it takes half a second."""
-    dist = Dist(engine, Version(version), open_package(_package(python, engine)))
+    dist = _dist(engine, python, version)
     fitting, lacking = [], []
     for patch in sites:
         problems = fit(dist, [patch]).problems
@@ -66,7 +67,7 @@ def _fitting(
 def place_of(here: Installed, patch: Patch) -> tuple[str | None, str]:
     """Where in a release the first edit of a patch lands, ``file:line`` within its packages; else None, and why it does
     not."""
-    found = fit(_dist(here), [patch])
+    found = fit(_dist(here.engine, here.python, here.version), [patch])
     if found.problems:
         return None, found.problems[0].what
     path = Path(found.places[0].path)
@@ -74,9 +75,9 @@ def place_of(here: Installed, patch: Patch) -> tuple[str | None, str]:
     return f"{'/'.join(inside)}:{found.places[0].line}", ""
 
 
-def _dist(here: Installed, version: str = "") -> Dist:
-    """What is installed; as of a ``version``, where it is to be taken for another."""
-    return Dist(here.engine, Version(version or here.version), open_package(_package(here.python, here.engine)))
+def _dist(engine: str, python: str, version: str) -> Dist:
+    """What an environment has of an engine, taken for a version."""
+    return Dist(engine, Version(version), open_package(_package(python, engine)))
 
 
 @cache

@@ -143,6 +143,9 @@ class FaultsThere(Protocol):
     def options(self, name: str, site: str | None) -> Mapping[str, Any]:
         """Engine options without which a class cannot act, at a site or at the first of its own."""
 
+    def lacks(self, name: str) -> str | None:
+        """Why a class that can act in other releases of the engine cannot in this one; None if it can."""
+
     def sites(self, name: str) -> tuple[str, ...] | None:
         """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""
 

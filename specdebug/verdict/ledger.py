@@ -72,9 +72,9 @@ def _told(violations: Sequence[Violation], first: Violation) -> str:
 
 
 class Ledger:
-    """The state of one arm's run, built from its worker's events."""
+    """The state of one arm's run, built from its worker's events. ``target``: the name of what it was asked for on."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: str = DEFAULT) -> None:
         self.step = 0
         self.stage = START
         self.activity = ""
@@ -97,7 +97,7 @@ class Ledger:
         self._reverts: dict[str, dict[str, int]] = {}
         self._counted = False
         self._faults: list[str] = []
-        self._target = DEFAULT
+        self._target = target
         self._lacks: tuple[str, ...] = ()
         self._cannot_show: tuple[str, ...] = ()
         self._blind = False

@@ -248,10 +248,12 @@ class Outcome:
         return cls(**_tuples({"cannot_show": (), **fields}, "reasons", "notes", "cannot_show"))
 
 
-def not_run(failure: MachineFailure) -> Outcome:
-    """The outcome of an arm that was not started, because of what had failed of the machine."""
+def not_run(failure: MachineFailure, target: str) -> Outcome:
+    """The outcome of an arm that was not started on its target, because of what had failed of the machine."""
     reason = f"not run: {TOLD[failure.cause]}"
-    return Outcome("unknown", None, None, reason, None, reasons=(reason,), unavailable=True, machine=failure)
+    return Outcome(
+        "unknown", None, None, reason, None, reasons=(reason,), unavailable=True, machine=failure, target=target
+    )
 
 
 def _without(data: Mapping[str, Any], *names: str) -> dict[str, Any]:

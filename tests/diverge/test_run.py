@@ -35,7 +35,7 @@ def test_values_that_the_machine_could_not_keep_end_the_comparison(
     lost = MachineFailure("device", "No CUDA GPUs are available")
 
     def fail(pool: Any, library: Any, runs: list[ArmRun], progress: Any) -> tuple[list[ArmResult], bool]:
-        return [ArmResult(run, not_run(lost)) for run in runs], False
+        return [ArmResult(run, not_run(lost, run.target_name)) for run in runs], False
 
     monkeypatch.setattr(module, "run_arms", fail)
     pool, library = SimpleNamespace(), SimpleNamespace()

@@ -99,6 +99,16 @@ def test_on_another_engine_classes_act_at_the_sites_that_it_passes() -> None:
     assert [there.refusal(fault) for name in named for fault in scenario.faults_of(name)] == [None] * len(rows)
 
 
+def test_a_class_that_a_release_has_nothing_for_is_left_out_and_that_says_why() -> None:
+    kinds = [CLASSES[name] for name in ("cache_lock_lost", "nan_kv_in_use", "outputs_read_early")]
+    rust = Ground(target=ReleasedEngine(release="sglang==0.5.23"))
+    assert [row.name for row in cases(kinds, rust)] == ["nan_kv_in_use"]
+    assert [row.name for row in cases(kinds, Ground(target=SGLANG))] == ["cache_lock_lost", "nan_kv_in_use"]
+    assert "radix tree is in Rust" in rust.why_left_out(kinds[0])
+    assert rust.why_left_out(kinds[2]) == "no meaning in sglang==0.5.23"
+    assert "captured graphs" in Ground("cuda").why_left_out(CLASSES["positions_off_by_one"])
+
+
 def test_where_no_fault_can_act_there_is_no_matrix() -> None:
     with pytest.raises(SpecDebugError, match=r"no fault can act in vllm==0\.32\.0"):
         Ground(target=ReleasedEngine(release="vllm==0.32.0"))
@@ -108,7 +118,7 @@ def test_where_no_fault_can_act_there_is_no_matrix() -> None:
 def test_damage_on_a_gpu_is_seen() -> None:
     kinds = [CLASSES[name] for name in ("nan_logits", "nan_kv_in_use", "positions_off_by_one")]
     matrix = verify(kinds, 1, 0, LIBRARY, ground=Ground("cuda"))
-    assert (matrix.left_out, matrix.missing, matrix.problems) == (("positions_off_by_one",), 0, ())
+    assert (list(matrix.left_out), matrix.missing, matrix.problems) == (["positions_off_by_one"], 0, ())
     assert matrix.detected == matrix.promptly == 2
 
 

@@ -21,6 +21,8 @@ from specdebug.loops.replay import (
 )
 from specdebug.scenario.grammar import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.load import scenario_of
+from specdebug.scenario.servers import LaunchedServer, TargetChoice
+from specdebug.targets.registry import find_target
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
 from specdebug.workers.job import WorkerEnd
 from specdebug.yamlio import parse_yaml
@@ -192,6 +194,24 @@ def test_a_dead_arm_is_an_outcome_and_the_others_still_report() -> None:
     ]
     assert answer.exit_code == 1
     assert answer.results[0].outcome.requests[0].output_ids == (4,)
+
+
+def never_up(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    """A run whose worker dies before it has a session."""
+    return [{"event": "stage", "name": "build"}], WorkerEnd("exit", 3, 0.5, 10.0, "")
+
+
+@pytest.mark.parametrize("interrupt_at", [None, "fixed"])
+@pytest.mark.parametrize("target", ["embedded", "reference", LaunchedServer(command="serve")])
+def test_an_arm_without_a_session_is_of_the_target_that_was_asked_for(
+    target: TargetChoice, interrupt_at: str | None
+) -> None:
+    choices = Choices(arms=("fixed",), target=target)
+    pool: Any = FakePool(never_up, interrupt_at=interrupt_at)
+    (result,) = replay(pool, FakeLibrary(), SCENARIO, choices).results
+    assert result.outcome.verdict == ("fail" if interrupt_at is None else "unknown")
+    assert result.outcome.target == find_target(target).name
+    assert Outcome.from_dict(result.outcome.to_dict()).target == find_target(target).name
 
 
 def lacking_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:

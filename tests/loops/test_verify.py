@@ -256,6 +256,16 @@ def test_every_edit_has_to_run_in_some_arm(script: Script, live: bool, ran: list
     assert ("19897 here/19897.yaml:20: edit t#2 never ran in any arm of second" in text) != live
 
 
+def test_arms_that_are_run_for_their_counts_alone_are_run_once_however_many_seeds() -> None:
+    pool: Any = FakePool(counting(mine={"t#1": 3}, other={"t#2": 1}))
+    matrix = verify(pool, Shelf(), [two_edits()], 3)
+    assert [(job.payload["arm"], job.payload["seed"]) for job in pool.jobs] == [
+        *(("mine", seed) for seed in (5, 5, 6, 6, 7, 7)),
+        ("other", 5),
+    ]
+    assert [check.live for check in matrix.checks] == [True]
+
+
 def test_an_edit_is_not_dead_because_a_worker_died_with_its_counts() -> None:
     def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
         if "reverted" not in job.name:

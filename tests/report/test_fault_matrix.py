@@ -39,6 +39,21 @@ def test_a_terminal_shows_the_standing_and_the_latest_problems() -> None:
     assert lines[2:] == [f"problem {made}" for made in range(4, 9)]
 
 
+def test_classes_without_a_row_are_listed_by_why() -> None:
+    console = Console(file=io.StringIO(), width=100, record=True)
+    whys = {
+        "outputs_read_early": "no meaning there",
+        "cache_lock_lost": "no nodes",
+        "next_token_swapped": "no meaning there",
+    }
+    matrix = FaultMatrix((), (), left_out=whys)
+    console.print(render_fault_matrix(matrix))
+    lines = console.export_text().splitlines()
+    assert "left out (no meaning there): outputs_read_early, next_token_swapped" in lines
+    assert "left out (no nodes): cache_lock_lost" in lines
+    assert matrix.to_dict()["left_out"] == whys
+
+
 def test_what_is_left_is_told_once_there_is_a_pace() -> None:
     assert left_text(MatrixStanding(12_000, 100), 30.0) == ""
     assert left_text(MatrixStanding(12_000, 1200), 240.0) == ", some 36 min left"

@@ -9,6 +9,7 @@ from typing import Any
 from specdebug.errors import one_line
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Fault
+from specdebug.targets.sglang.inside.releases import of_release
 from specdebug.targets.sglang.sites import passed
 
 BETWEEN_BATCHES = (
@@ -37,6 +38,11 @@ NOT_AT_SITES = (
 """Classes that act at sites, but on buffers of our own engine, or on padding, which SGLang's probes are not given."""
 NOT_READ = dict.fromkeys(("tied_draft_logits", "one_hot_draft_logits"), frozenset({"draft_extend.logits"}))
 """Sites at which a class does no damage: of a row for each node of the trees the worker reads one a request."""
+LACKED: dict[str, dict[str, str]] = {
+    "0.5.13": {},
+    "0.5.23": {"cache_lock_lost": "its radix tree is in Rust: no node there counts its locks in Python"},
+}
+"""Classes that act on what a release has not, and why, by the first release that it is so in."""
 AT_CHUNKS = "draft_prefill.input_ids"
 """Passed behind a chunk that is not the prompt's last, and nowhere else."""
 
@@ -47,7 +53,10 @@ def plain_fault(fault: Fault) -> dict[str, Any]:
 
 
 class SglangFaults:
-    """The faults that can act in SGLang."""
+    """The faults that can act in a release of SGLang; in any that is known, where it is None."""
+
+    def __init__(self, release: str | None = None) -> None:
+        self._release = release
 
     busy = (8, 40)
     new_tokens = 24  # a batch is begun before the last one's tokens are known: of a request that ends it is dropped
@@ -58,17 +67,23 @@ class SglangFaults:
         chunks = {"chunked_prefill_size": 16} if at == AT_CHUNKS else {}
         return {"attention_backend": "fa3", **chunks}  # no other plan has trees on pages
 
+    def lacks(self, name: str) -> str | None:
+        """Why a class that has a meaning in SGLang cannot act in this release; None if it can."""
+        return None if self._release is None else of_release(LACKED, self._release).get(name)
+
     def sites(self, name: str) -> tuple[str, ...] | None:
         """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""
+        if name in NOT_AT_SITES or self.lacks(name) is not None:
+            return None
         if name in BETWEEN_BATCHES:
             return ()
-        if name in NOT_AT_SITES:
-            return None
         there = passed() - NOT_READ.get(name, frozenset())
         return tuple(site for site in CLASSES[name].sites if site in there) or None
 
     def refusal(self, fault: Fault) -> str | None:
         """Why a fault cannot act; None if it can."""
+        if lacked := self.lacks(fault.name):
+            return f"it cannot act in SGLang {self._release}: {lacked}"
         sites = self.sites(fault.name)
         if sites is None:
             acting = ", ".join(name for name in CLASSES if self.sites(name) is not None)

@@ -9,7 +9,7 @@ from typing import Any
 from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig
 from specdebug.installs.recipe import nearest_recipe
-from specdebug.installs.store import Installed
+from specdebug.installs.store import Installed, StoreError
 from specdebug.targets.added_sites import added_sites
 from specdebug.targets.base import Asked, OverThere
 from specdebug.targets.installed import InstalledTarget
@@ -28,9 +28,13 @@ class SglangTarget(InstalledTarget):
 
     name = "sglang"
     records = True
-    faults = SglangFaults()
     slowness = 5.0  # its metadata kernels are interpreted on a CPU
     shows = StartedTarget.shows | {"pools", "kv", "draft", "drafts", "decisions", "faults"}
+
+    @property
+    def faults(self) -> SglangFaults:
+        """The faults that can act in the release that is named, else in the newest that is installed."""
+        return SglangFaults(self._settings.named.version or self._newest())
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         asked = replace(super().asked(options), draft_model=EngineConfig.from_dict(options).draft_model)
@@ -67,6 +71,13 @@ class SglangTarget(InstalledTarget):
         if there.faults:
             wanted |= {"faults": [plain_fault(each) for each in there.faults], "seed": there.seed}
         return StartCommand(words, self.environment(site, here, there, own, **wanted))
+
+    def _newest(self) -> str | None:
+        """The version that a name without one means; None where nothing is installed, which the run will say."""
+        try:
+            return self.installed().version
+        except StoreError:
+            return None
 
     def _mapped(self, options: Mapping[str, Any], seed: int, here: Installed) -> Mapped:
         """The command line, checkpoints by their folders."""

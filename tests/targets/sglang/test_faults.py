@@ -6,7 +6,7 @@ import pytest
 
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.declare import parse_fault
-from specdebug.targets.sglang.faults import BETWEEN_BATCHES, NOT_AT_SITES, SglangFaults, plain_fault
+from specdebug.targets.sglang.faults import BETWEEN_BATCHES, LACKED, NOT_AT_SITES, SglangFaults, plain_fault
 from specdebug.targets.sglang.sites import ADDED, SITES, passed
 
 FAULTS = SglangFaults()
@@ -41,6 +41,21 @@ def test_a_class_acts_where_sglang_passes_its_site() -> None:
 def test_what_cannot_act_is_refused_in_words(text: str, told: str | None) -> None:
     said = FAULTS.refusal(parse_fault(text))
     assert said is None if told is None else (said or "").startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("release", "acts"), [("0.5.13", True), ("0.5.18", True), ("0.5.23", False), ("0.5.24.post1", False), (None, True)]
+)
+def test_locks_are_lost_where_the_radix_tree_is_one_of_nodes(release: str | None, acts: bool) -> None:
+    there, fault = SglangFaults(release), parse_fault("cache_lock_lost:step=3")
+    assert there.sites(fault.name) == (() if acts else None)
+    assert there.sites("nan_kv_in_use") == ()
+    said = there.refusal(fault)
+    assert said is None if acts else (said or "").startswith(f"it cannot act in SGLang {release}: its radix tree")
+
+
+def test_what_a_release_lacks_has_a_meaning_in_another() -> None:
+    assert {name for lacked in LACKED.values() for name in lacked} <= {*BETWEEN_BATCHES}
 
 
 def test_a_fault_travels_as_plain_data() -> None:

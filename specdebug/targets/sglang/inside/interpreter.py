@@ -1,12 +1,12 @@
-"""Triton's interpreter prepares ``triton.language`` once, and not for each launch and each call inside a kernel.
+"""Triton's interpreter without what it does anew at every step of a kernel, and throws away.
 
-It puts its own functions there before a kernel runs, and takes them out after; with a kernel that calls another, once
-more for each program. That takes a third of what is interpreted here. In these processes every kernel is interpreted,
-so they may stay.
+Of a draft with branches most of a batch's time is SGLang's ``generate_draft_decode_kv_indices``, which has a program
+for each step, request and branch. What such a kernel computes, loads and stores is Triton's interpreter's, as ever.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 
@@ -17,9 +17,16 @@ class Nothing:
         """Do nothing."""
 
 
+def interpret_fast() -> list[str]:
+    """Have each of these left out or remembered; returns the names of what was replaced."""
+    return [prepare_once(), leave_overflow(), remember_dtypes(), type_tuples_when_asked()]
+
+
 def prepare_once() -> str:
-    """Have the modules of ``triton.language`` that a kernel sees prepared once; returns the name of what was
-    replaced."""
+    """Have the modules of ``triton.language`` that a kernel sees prepared once.
+
+    The interpreter puts its own functions there before a kernel runs, and takes them out after; with a kernel that
+    calls another, once more for each program. In these processes every kernel is interpreted, so they may stay."""
     from triton import language
     from triton.runtime import interpreter
 
@@ -35,3 +42,56 @@ def prepare_once() -> str:
 
     interpreter._patch_lang = patch_lang
     return "triton.runtime.interpreter._patch_lang"
+
+
+def leave_overflow() -> str:
+    """Have integer sums, differences and products computed once. Each is computed again in 64 bits and compared, for
+    an assertion that only ``debug`` makes; with that it is left as it is."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=builder.options.debug)
+    return "triton.runtime.interpreter.interpreter_builder.options"
+
+
+def remember_dtypes() -> str:
+    """Have NumPy's dtype of a type looked up by the name of its elements' type, and not in a table that each look-up
+    makes."""
+    from triton.runtime import interpreter
+
+    look_up = interpreter._get_np_dtype
+    known: dict[str, Any] = {}
+
+    def get_np_dtype(tt_dtype: Any) -> Any:
+        name = tt_dtype.scalar.name
+        if name not in known:
+            known[name] = look_up(tt_dtype)
+        return known[name]
+
+    interpreter._get_np_dtype = get_np_dtype
+    return "triton.runtime.interpreter._get_np_dtype"
+
+
+def type_tuples_when_asked() -> str:
+    """Have the type of a tuple worked out when it is asked for. Every tensor has two tuples, its shape and its type's,
+    and nobody asks."""
+    from triton.language import core
+
+    begin = core.tuple.__init__
+
+    def init(self: Any, args: Any, type: Any = None) -> None:
+        if type is None:
+            self.values = [*args]
+        else:
+            begin(self, args, type)
+
+    def get(self: Any) -> Any:
+        if "type" not in vars(self):
+            vars(self)["type"] = core._type_for_tuple_values(self.values)
+        return vars(self)["type"]
+
+    def put(self: Any, given: Any) -> None:
+        vars(self)["type"] = given
+
+    core.tuple.__init__, core.tuple.type = init, property(get, put)
+    return "triton.language.core.tuple.type"

@@ -91,7 +91,7 @@ def replace_for_cpu() -> list[str]:
 
     from specdebug.targets.sglang.inside.flashinfer import use_flashinfer
     from specdebug.targets.sglang.inside.graph_runners import use_captured_calls
-    from specdebug.targets.sglang.inside.interpreter import prepare_once
+    from specdebug.targets.sglang.inside.interpreter import interpret_fast
     from specdebug.targets.sglang.inside.processes import fork_for_spawn
     from specdebug.targets.sglang.inside.releases import installed, of_release
     from specdebug.targets.sglang.inside.stand_ins import STAND_INS
@@ -101,6 +101,6 @@ def replace_for_cpu() -> list[str]:
     torch.cuda.empty_cache = nothing
     torch.Tensor.record_stream = nothing  # type: ignore[method-assign]
     replaced = ["torch.cuda.synchronize", "torch.cuda.empty_cache", "torch.Tensor.record_stream"]
-    replaced += [fork_for_spawn(), prepare_once()]
+    replaced += [fork_for_spawn(), *interpret_fast()]
     replaced += [each.put() for each in of_release(STAND_INS, installed())]
     return [*replaced, *use_flashinfer(), *use_captured_calls()]

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdebug.kernel_memory.finding import Access
 from specdebug.kernel_memory.interpreter import line_of, outside
-from specdebug.kernel_memory.static import StaticBuffer, StaticBuffers
+from specdebug.kernel_memory.stamps import StampedBuffer, StampedBuffers
 
 _HERE = str(Path(__file__).parent)
 _PACKAGE = str(Path(__file__).parents[1])
@@ -44,7 +44,7 @@ class _Given(NamedTuple):
     without reading."""
 
     tensor: Tensor
-    buffer: StaticBuffer
+    buffer: StampedBuffer
     first: bool
     writes: bool
     out: bool
@@ -54,7 +54,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     """Looks at every operation while it is entered. ``busy``: an interpreted kernel runs, whose accesses are looked at
     one by one."""
 
-    def __init__(self, static: StaticBuffers, report: Report, busy: Callable[[], bool]) -> None:
+    def __init__(self, static: StampedBuffers, report: Report, busy: Callable[[], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._static = static
         self._report = report
@@ -82,7 +82,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
                 if each.tensor.untyped_storage().data_ptr() not in views:  # else a view was made
                     self._read(name, each, func, args, kwargs)
             return answer
-        if name == "aten::copy_" and args[0].data_ptr() == args[1].data_ptr():
+        if name == "aten::copy_" and args[0].data_ptr() == args[1].data_ptr() and args[0].shape == args[1].shape:
             return func(*args, **kwargs)  # a buffer copied to itself is neither read nor written
         for each in given:
             if not each.writes or not (each.out or name in OVERWRITES or name in PUTS):

@@ -17,7 +17,7 @@ from specdebug.kernel_memory.operations import Operations
 from specdebug.kernel_memory.regions import Region
 from specdebug.kernel_memory.rules import ASSERT, OFF, KernelRule, mode_of
 from specdebug.kernel_memory.shadows import Misread, Shadow
-from specdebug.kernel_memory.static import StaticBuffers
+from specdebug.kernel_memory.stamps import StampedBuffers
 from specdebug.kernel_memory.written import WrittenSlots
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -44,7 +44,7 @@ class Watch:
         self._found: dict[tuple[str, ...], MemoryFinding] = {}
         self._launches: dict[str, int] = {}
         self._hooks = Hooks(self._reporter, self._shadow_of)
-        self.static = StaticBuffers()
+        self.static = StampedBuffers()
         self.operations = Operations(self.static, self.report, self._hooks.busy)
 
     def begin(self) -> None:

@@ -48,7 +48,7 @@ def shadow_graph_buffers(watch: Watch) -> None:
     on_capture(captured)
     on_kernel(kernel)
     Scheduler.run_batch = run_batch
-    replays = Replays(watch)
+    replays = ReplayPhases(watch)
     for followed in of_release({"0.5.13": _of_0_5_13, "0.5.18": _of_0_5_18}, installed())():
         replays.follow(*followed)
 
@@ -114,7 +114,7 @@ class Leftovers:
         return elements // int(self._runner.max_bs) * self._size
 
 
-class Replays:
+class ReplayPhases:
     """Tells when a runner's replay begins and ends."""
 
     def __init__(self, watch: Watch) -> None:

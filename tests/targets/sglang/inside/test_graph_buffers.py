@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,10 @@ pytest.importorskip("triton")
 
 from specdebug.kernel_memory.rules import KernelRule
 from specdebug.kernel_memory.watch import Watch
-from specdebug.targets.sglang.inside.graph_buffers import Leftovers, Replays, static_buffers
+from specdebug.targets.inside import VARIABLE
+from specdebug.targets.sglang.inside import graphs, kernel_reads
+from specdebug.targets.sglang.inside.attention import decode_attention_fwd
+from specdebug.targets.sglang.inside.graph_buffers import Leftovers, ReplayPhases, shadow_graph_buffers, static_buffers
 
 POOL = torch.zeros(4, 8, dtype=torch.int32)
 
@@ -61,7 +66,7 @@ def followed() -> tuple[Watch, Any]:
     """A runner of a class of its own, whose methods are wrapped, in the first batch."""
     watch = Watch([KernelRule("*")])
     kind: Any = type("Mine", (Runner,), dict(vars(Runner)))
-    Replays(watch).follow("draft", kind, "prepare", "replay")
+    ReplayPhases(watch).follow("draft", kind, "prepare", "replay")
     runner = kind()
     for name, tensor, ahead in static_buffers(runner):
         watch.static.add(name, tensor, ahead=ahead)
@@ -121,3 +126,57 @@ def test_what_may_be_left_over_begins_with_the_rows_of_padding() -> None:
     target, draft = Leftovers("target", runner, 1), Leftovers("draft", runner, 1)
     assert (target("input_ids"), target("cuda_graph_kv_indices"), draft("input_ids")) == (2, None, None)
     assert Leftovers("target", runner, 2)("input_ids") == 4
+
+
+HOMES = {
+    "0.5.13": ("model_executor.cuda_graph_runner", "CudaGraphRunner", "replay_prepare", "replay"),
+    "0.5.23": ("model_executor.runner.decode_cuda_graph_runner", "DecodeCudaGraphRunner", "load_batch", "execute"),
+}
+"""By release, where the target's runner is and what it is called."""
+
+
+class Scheduler:
+    def run_batch(self, act: Any) -> Any:
+        return act()
+
+
+@pytest.mark.parametrize("release", HOMES)
+def test_batches_of_a_scheduler_are_followed_from_the_first_capture_on(
+    release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, name, prepare, replay = HOMES[release]
+    kind: Any = type("Mine", (Runner,), {prepare: Runner.prepare, replay: Runner.replay})
+    drafts: Any = type("Draft", (), {replay: Runner.replay})
+    modules = {
+        "managers.scheduler": {"Scheduler": type("Mine", (Scheduler,), {"run_batch": Scheduler.run_batch})},
+        home: {name: kind},
+        "speculative.eagle_draft_cuda_graph_runner": {"EAGLEDraftCudaGraphRunner": drafts},
+        "speculative.eagle_draft_extend_cuda_graph_runner": {"EAGLEDraftExtendCudaGraphRunner": drafts},
+    }
+    for path, names in modules.items():
+        module = ModuleType(path)
+        module.__dict__.update(names)
+        monkeypatch.setitem(sys.modules, f"sglang.srt.{path}", module)
+    monkeypatch.setenv(VARIABLE, json.dumps({"release": release}))
+    monkeypatch.setattr(graphs, "_captured", [])
+    monkeypatch.setattr(kernel_reads, "_listeners", [])
+    watch = Watch([KernelRule("*")])
+    shadow_graph_buffers(watch)
+    scheduler, runner = modules["managers.scheduler"]["Scheduler"](), kind()
+    for told in graphs._captured:
+        told(runner)
+    indices = runner.model_runner.attn_backend.cuda_graph_kv_indices[0]
+    q, o, kv = torch.zeros(2, 1, 2), torch.zeros(2, 1, 2), torch.zeros(8, 1, 2)
+
+    def attend(batch: Any) -> None:
+        indices[: batch.batch_size] = 3
+        ends = torch.tensor([0, 1, 2], dtype=torch.int32)
+        decode_attention_fwd(q, kv, kv, o, ends, indices, q, q, ends, 1, 1.0, None, None)
+
+    monkeypatch.setattr(Runner, "prepare", lambda self, batch: attend(batch))
+    for size in (2, 1):
+        scheduler.run_batch(lambda size=size: getattr(runner, replay)(batch(size)))
+    [found] = watch.poll()
+    assert (found.signature, found.count) == ("stale@decode_attention_fwd.kv_indices", 1)
+    assert found.access.program == (1, 0, 0)
+    assert found.words.endswith("in target's replay in batch 2, last written by target's replay in batch 1")

@@ -1,4 +1,4 @@
-"""What the stand-ins say that their kernels read: of kv_indices the parts of rows, of a mask its columns of the tree."""
+"""What the stand-ins say that their kernels read: of kv_indices the parts of rows, of a mask the tree's columns."""
 
 from __future__ import annotations
 

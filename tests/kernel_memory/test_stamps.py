@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from specdebug.kernel_memory.static import StaticBuffers
+from specdebug.kernel_memory.stamps import StampedBuffers
 from specdebug.kernel_memory.watch import Watch
 from tests.kernel_memory import kernels
 
@@ -108,7 +108,7 @@ def test_interpreted_kernels_stamp_and_read(watch: Watch, buffer: torch.Tensor) 
 
 
 def test_of_tensors_in_one_allocation_the_first_gives_the_name() -> None:
-    static, whole = StaticBuffers(), torch.zeros(4, 2)
+    static, whole = StampedBuffers(), torch.zeros(4, 2)
     static.add("kv_indptr", whole)
     static.add("kv_indptr[1]", whole[1])
     shadow = static.of(whole[1])
@@ -119,7 +119,7 @@ def test_of_tensors_in_one_allocation_the_first_gives_the_name() -> None:
 
 
 def test_a_buffer_that_has_gone_has_no_shadow() -> None:
-    static, buffer = StaticBuffers(), torch.zeros(4)
+    static, buffer = StampedBuffers(), torch.zeros(4)
     static.add("positions", buffer)
     start = buffer.untyped_storage().data_ptr()
     assert static.at(start) is not None
@@ -139,7 +139,7 @@ def test_a_buffer_that_has_gone_has_no_shadow() -> None:
 def test_a_read_is_stale_where_the_last_write_was_an_earlier_replays(
     replays: list[tuple[list[tuple[int, int]], tuple[int, int]]],
 ) -> None:
-    static, buffer = StaticBuffers(), torch.zeros(ROWS)
+    static, buffer = StampedBuffers(), torch.zeros(ROWS)
     static.add("positions", buffer)
     static.batch(1)
     shadow = static.of(buffer)

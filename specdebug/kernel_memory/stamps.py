@@ -35,10 +35,10 @@ class Phase(NamedTuple):
         return f"{self.runner}'s replay in batch {self.batch}" if self.runner else f"batch {self.batch} beside replays"
 
 
-class StaticBuffer:
+class StampedBuffer:
     """The shadow of one buffer. ``ahead``: what the phase before a replay writes into it is for that replay."""
 
-    def __init__(self, name: str, tensor: Tensor, ahead: bool, phases: StaticBuffers) -> None:
+    def __init__(self, name: str, tensor: Tensor, ahead: bool, phases: StampedBuffers) -> None:
         storage = tensor.untyped_storage()
         self.name = name
         self.tensor = weakref.ref(tensor)
@@ -109,7 +109,7 @@ class StaticBuffer:
         return f"{many} of {self.name}{about} in {self._phases.now}, last written by {writer}"
 
 
-class StaticBuffers:
+class StampedBuffers:
     """All static buffers of the process, and the phase that it is in.
 
     Attributes:
@@ -123,7 +123,7 @@ class StaticBuffers:
         self.replaying = False
         self.spared: Spared = _none
         self._phases = [Phase("", 0)]
-        self._buffers: dict[int, StaticBuffer] = {}
+        self._buffers: dict[int, StampedBuffer] = {}
 
     @property
     def now(self) -> Phase:
@@ -138,9 +138,9 @@ class StaticBuffers:
         """Shadow a tensor's memory, nothing of which a replay has written yet. Of several tensors in one allocation the
         first gives the name."""
         if tensor.numel() and self.at(tensor.untyped_storage().data_ptr()) is None:
-            self._buffers[tensor.untyped_storage().data_ptr()] = StaticBuffer(name, tensor, ahead, self)
+            self._buffers[tensor.untyped_storage().data_ptr()] = StampedBuffer(name, tensor, ahead, self)
 
-    def at(self, start: int) -> StaticBuffer | None:
+    def at(self, start: int) -> StampedBuffer | None:
         """The buffer whose allocation begins at an address."""
         buffer = self._buffers.get(start)
         if buffer is not None and buffer.tensor() is None:  # another allocation may be there by now
@@ -148,7 +148,7 @@ class StaticBuffers:
             return None
         return buffer
 
-    def of(self, tensor: Tensor) -> StaticBuffer | None:
+    def of(self, tensor: Tensor) -> StampedBuffer | None:
         """The buffer that a tensor is a view of, element by element."""
         if not self._buffers or tensor.device.type != "cpu":
             return None

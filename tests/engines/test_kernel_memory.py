@@ -66,4 +66,5 @@ def test_what_is_spared_in_padding_comes_to_nothing(release: str, monkeypatch: p
     words = ("padding_positions", "--arm", "fixed", "--target", release, "--attention-backend", "triton")
     (code, plain), (other_code, overwritten) = (replayed(*words, revert=fix) for fix in (None, 910001))
     assert (code, other_code) == (0, 0), (plain["detail"], overwritten["detail"])
+    assert all(overwritten["reverted_hits"]["910001"].values())
     assert alike(plain, overwritten)

@@ -1,4 +1,5 @@
-"""What the memory checker adds to interpreted kernels: processor seconds of our engine's steps, with it and without.
+"""What the memory checker adds to interpreted kernels: processor seconds of our engine's steps, with it and
+without; and to torch operations while static buffers are looked at: microseconds of one.
 
 python benchmarks/kernel_memory_cost.py [--steps 16] [--repeats 3]
 """
@@ -7,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import time
+
+import torch
 
 from specdebug import kernel_memory
 from specdebug.engine import Engine, EngineConfig, SamplingParams
@@ -38,6 +41,28 @@ def seconds(steps: int, checked: bool) -> float:
     return time.process_time() - began
 
 
+def microseconds(operand: torch.Tensor, times: int = 20000) -> float:
+    """Processor time of an addition to a small tensor."""
+    began = time.process_time()
+    for _ in range(times):
+        operand + 1
+    return (time.process_time() - began) / times * 1e6
+
+
+def operations() -> tuple[float, float, float]:
+    """An addition that is not looked at, one to another tensor that is, and one to a static buffer."""
+    watch, other, static = kernel_memory.begin([KernelRule("*")]), torch.zeros(64), torch.zeros(64)
+    watch.static.add("static", static)
+    watch.static.batch(1)
+    watch.static.begin("draft", lambda _: None)
+    plain = microseconds(other)
+    with watch.operations:
+        microseconds(other, 1000)  # the first few are slower
+        answer = plain, microseconds(other), microseconds(static)
+    kernel_memory.end()
+    return answer
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=16)
@@ -48,6 +73,9 @@ def main() -> None:
     for _ in range(given.repeats):
         without, checked = seconds(given.steps, False), seconds(given.steps, True)
         print(f"{given.steps} steps: {without:.2f} s, with the checker {checked:.2f} s ({checked / without:.2f})")
+    for _ in range(given.repeats):
+        plain, looked, read = operations()
+        print(f"an operation: {plain:.1f} us, looked at {looked:.1f} us, that reads a static buffer {read:.1f} us")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The memory of Triton kernels that run interpreted (``TRITON_INTERPRET=1``), held without a GPU.
 
-Every address that a kernel loads from or stores to is held against the tensors that it was given, and reads of KV slots
-against their writes. A finding names kernel, argument, line and program id, how far outside an access was, and whose
-memory it hit; the run goes on as a GPU's would::
+Every address that a kernel loads from or stores to is held against the tensors that it was given, reads of KV slots
+against their writes, and reads of a graph's static buffers against the replays that wrote them. A finding names kernel,
+argument, line and program id, how far outside an access was, whose memory it hit. The run goes on as a GPU's would::
 
     kernel_memory.begin([KernelRule("*")])
     ...

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KINDS = ("oob", "unwritten")
-"""oob: an address outside what the kernel was given. unwritten: a read of what nothing has written."""
+KINDS = ("oob", "unwritten", "stale")
+"""oob: an address outside what the kernel was given. unwritten: a read of what nothing has written. stale: a replay
+of a graph reads of a static buffer what an earlier one left there."""
 
 
 @dataclass(frozen=True)
 class Access:
     """A place in a kernel that reads or writes. ``what``: load, store or atomic. ``program``: its id on the axes of the
-    grid. ``line``: file and number."""
+    grid; None: a torch operation's. ``line``: file and number."""
 
     what: str
-    program: tuple[int, int, int]
+    program: tuple[int, int, int] | None
     line: str
 
 
@@ -46,8 +47,10 @@ class MemoryFinding:
 
     def message(self, step: int | None = None) -> str:
         """The line, in which the signature stands by itself."""
-        program = ", ".join(map(str, self.access.program))
-        text = f"{self.signature} : {self.access.what} of program ({program}) at {self.access.line}, {self.words}"
+        text = f"{self.signature} : {self.access.what} at {self.access.line}, {self.words}"
+        if self.access.program is not None:
+            program = ", ".join(map(str, self.access.program))
+            text = f"{self.signature} : {self.access.what} of program ({program}) at {self.access.line}, {self.words}"
         if self.accesses > 1:
             text += f"; {self.count} elements in {self.accesses} accesses"
         return text if step is None else f"{text} [step {step}]"

@@ -18,10 +18,9 @@ import numpy as np
 
 from specdebug.kernel_memory.access import Mask, look
 from specdebug.kernel_memory.finding import Access
-from specdebug.kernel_memory.launch import Habits, KernelLaunch, Report
+from specdebug.kernel_memory.launch import Habits, KernelLaunch, Report, ShadowOf
 from specdebug.kernel_memory.owners import Owners
 from specdebug.kernel_memory.pointers import base_of, plain
-from specdebug.kernel_memory.written import WrittenSlots
 
 _HERE = str(Path(__file__).parent)
 HOOKED = (
@@ -38,13 +37,13 @@ Reporter = Callable[[str], Report | None]
 class Hooks:
     """The hooks, from :meth:`put` until :meth:`take_out`. Raises ImportError where Triton is not installed."""
 
-    def __init__(self, reporter: Reporter, written: WrittenSlots) -> None:
+    def __init__(self, reporter: Reporter, shadow_of: ShadowOf) -> None:
         from triton.runtime import interpreter
 
         self._module: Any = interpreter
         self._triton = str(Path(interpreter.__file__).parents[1])
         self._reporter = reporter
-        self._written = written
+        self._shadow_of = shadow_of
         self._owners = Owners()
         self._habits = Habits()
         self._launch: KernelLaunch | None = None
@@ -52,6 +51,10 @@ class Hooks:
         self._name = ""
         self._depth = 0
         self._undo: list[Callable[[], None]] = []
+
+    def busy(self) -> bool:
+        """Return True while a launch is looked at."""
+        return self._launch is not None
 
     def put(self) -> None:
         """Hook in."""
@@ -80,7 +83,7 @@ class Hooks:
             arguments = inspect.getcallargs(executor.fn, *args, **given)
         except TypeError:  # which the launch itself says next
             return original(executor, *args, **kwargs)
-        launch = KernelLaunch(kernel, arguments, self._owners, self._written, self._position, report)
+        launch = KernelLaunch(kernel, arguments, self._owners, self._shadow_of, self._position, report)
         with self._launched(launch, executor, arguments):
             return original(executor, *args, **kwargs)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from specdebug.kernel_memory.finding import Access
 from specdebug.kernel_memory.owners import Owners, name_of
 from specdebug.kernel_memory.pointers import MAX_TAG, Addresses, Plain, base_of, plain_of, tag_of
 from specdebug.kernel_memory.regions import Extent, Region, region_of
-from specdebug.kernel_memory.written import SlotBuffer, WrittenSlots, words_of
+from specdebug.kernel_memory.shadows import Shadow
 
 UNNAMED = "pointer"
 """Argument of a finding at an address that comes from none of the kernel's."""
@@ -24,6 +23,8 @@ Report = Callable[[str, str, Access, str, Callable[[], str], int], None]
 memory was hit takes long to find out, so words are made of the first finding of its kind alone."""
 Position = Callable[[str], Access]
 """Where the kernel is, for a load, store or atomic."""
+ShadowOf = Callable[[Region], Shadow | None]
+"""The shadow of what a region holds, if it has one."""
 
 
 class Habits:
@@ -48,7 +49,7 @@ class KernelLaunch:
     Attributes:
         regions: what tags stand for.
         limits: by tag, the first and the end of the tagged addresses that need no second look, what makes a plain
-            address of one, and the shadow of the slots that lie there, if they have one.
+            address of one, and the shadow of what lies there, if it has one.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class KernelLaunch:
         kernel: str,
         arguments: Mapping[str, Any],
         owners: Owners,
-        written: WrittenSlots,
+        shadow_of: ShadowOf,
         position: Position,
         report: Report,
     ) -> None:
@@ -65,8 +66,8 @@ class KernelLaunch:
         self.position = position
         self.report = report
         self.regions: dict[int, Region] = {}
-        self.limits: dict[int, tuple[int, int, int, SlotBuffer | None]] = {}
-        self._written = written
+        self.limits: dict[int, tuple[int, int, int, Shadow | None]] = {}
+        self._shadow_of = shadow_of
         self._arguments = arguments
         self._numbers = {value for value in arguments.values() if type(value) is int}
         self._origins: dict[int, int] = {}
@@ -110,16 +111,13 @@ class KernelLaunch:
         bases: Addresses = np.array([base_of(tag) for tag in tags], dtype=np.uint64).reshape(np.shape(values))
         return values + bases
 
-    def touched(self, tag: int, shadow: SlotBuffer, addresses: Plain, what: str) -> None:
-        """Slots that have a shadow were read or written."""
-        slots = shadow.touch(addresses)
-        if what == "load" and len(missing := shadow.unwritten(slots)):
+    def touched(self, tag: int, shadow: Shadow, addresses: Plain, what: str) -> None:
+        """Memory that has a shadow is read or written."""
+        if what != "store" and (misread := shadow.loaded(addresses)) is not None:
             argument = self.regions[tag].argument
-            self.report(
-                argument, "unwritten", self.position(what), "", partial(words_of, shadow, missing), len(missing)
-            )
-        elif what != "load":
-            shadow.written[slots] = True
+            self.report(argument, misread.kind, self.position(what), "", misread.words, misread.count)
+        if what != "load":
+            shadow.stored(addresses)
 
     def source_of(self, address: int) -> str:
         """The argument that held an address as an integer, else the one whose memory is nearest."""
@@ -155,7 +153,7 @@ class KernelLaunch:
 
     def _add(self, region: Region) -> int:
         self.regions[region.tag] = region
-        self.limits[region.tag] = (*region.limits(), self._written.of(region.view.start))
+        self.limits[region.tag] = (*region.limits(), self._shadow_of(region))
         return region.tag
 
 

@@ -7,15 +7,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from specdebug.kernel_memory.finding import Access, MemoryFinding
 from specdebug.kernel_memory.interpreter import Hooks, line_of, outside
 from specdebug.kernel_memory.launch import Report
+from specdebug.kernel_memory.operations import Operations
+from specdebug.kernel_memory.regions import Region
 from specdebug.kernel_memory.rules import ASSERT, OFF, KernelRule, mode_of
-from specdebug.kernel_memory.written import WrittenSlots, words_of
+from specdebug.kernel_memory.shadows import Misread, Shadow
+from specdebug.kernel_memory.stamps import StampedBuffers
+from specdebug.kernel_memory.written import WrittenSlots
 
 _PACKAGE = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
 MOST = 1024
 """Findings that are kept until they are asked for; of each kernel, argument and line there is one."""
 
@@ -28,6 +34,8 @@ class Watch:
     """Holds kernels to their memory by some rules, from :meth:`begin` until :meth:`end`.
 
     ``written``: the slots whose reads are held against their writes; whoever owns a pool enters and tells them.
+    ``static``: the static buffers of graphs, and their replays, which whoever owns them enters and tells.
+    ``operations``: looks at torch operations on static buffers while it is entered.
     """
 
     def __init__(self, rules: Sequence[KernelRule]) -> None:
@@ -35,7 +43,9 @@ class Watch:
         self._rules = tuple(rules)
         self._found: dict[tuple[str, ...], MemoryFinding] = {}
         self._launches: dict[str, int] = {}
-        self._hooks = Hooks(self._reporter, self.written)
+        self._hooks = Hooks(self._reporter, self._shadow_of)
+        self.static = StampedBuffers()
+        self.operations = Operations(self.static, self.report, self._hooks.busy)
 
     def begin(self) -> None:
         """Look at every launch from now on."""
@@ -60,10 +70,12 @@ class Watch:
         if (shadow := self.written.of(buffer.data_ptr())) is None:
             return
         self._count(kernel)
-        missing = shadow.unwritten(slots.reshape(-1).numpy())
-        if len(missing):
-            access = Access("load", (row, 0, 0), line_of(outside((_PACKAGE,))))
-            self.report(kernel, argument, "unwritten", access, "", partial(words_of, shadow, missing), len(missing))
+        self._told(kernel, argument, shadow.misread(slots.reshape(-1).numpy()), row)
+
+    def read_static(self, kernel: str, argument: str, tensor: Tensor, row: int) -> None:
+        """A kernel that is not interpreted reads all of a tensor, for a row of its batch."""
+        if (shadow := self.static.of(tensor)) is not None:
+            self._told(kernel, argument, shadow.read(tensor), row)
 
     def report(
         self, kernel: str, argument: str, kind: str, access: Access, left: str, words: Callable[[], str], count: int
@@ -79,6 +91,14 @@ class Watch:
             raise KernelMemoryError(MemoryFinding(kernel, argument, kind, access, words(), count).message())
         elif len(self._found) < MOST:
             self._found[key] = MemoryFinding(kernel, argument, kind, access, words(), count)
+
+    def _told(self, kernel: str, argument: str, misread: Misread | None, row: int) -> None:
+        if misread is not None:
+            access = Access("load", (row, 0, 0), line_of(outside((_PACKAGE, _TORCH))))
+            self.report(kernel, argument, misread.kind, access, "", misread.words, misread.count)
+
+    def _shadow_of(self, region: Region) -> Shadow | None:
+        return self.written.of(region.view.start) or self.static.at(region.storage.start)
 
     def _reporter(self, kernel: str) -> Report:
         self._count(kernel)

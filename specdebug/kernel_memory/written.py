@@ -9,12 +9,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from specdebug.kernel_memory.pointers import Plain
+from specdebug.kernel_memory.shadows import Misread
 
 Slots = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -31,9 +33,16 @@ class SlotBuffer:
     written: Slots
     dummy: int
 
-    def touch(self, addresses: Plain) -> Any:
-        """The slots that some plain addresses lie in; those outside the buffer are left out."""
-        return self.own(np.unique((addresses - self.start) // self.pitch))
+    def stored(self, addresses: Plain) -> None:
+        self.written[self._touched(addresses)] = True
+
+    def loaded(self, addresses: Plain) -> Misread | None:
+        return self.misread(self._touched(addresses))
+
+    def misread(self, slots: Any) -> Misread | None:
+        """Some slots are read; returns what is wrong with that."""
+        missing = self.unwritten(slots)
+        return Misread("unwritten", len(missing), partial(words_of, self, missing)) if len(missing) else None
 
     def unwritten(self, slots: Any) -> Any:
         """Of some slots, those that nothing has written; those that the buffer has not are left out."""
@@ -43,6 +52,10 @@ class SlotBuffer:
     def own(self, slots: Any) -> Any:
         """Those of some slots that the buffer has."""
         return slots[(slots >= 0) & (slots < len(self.written))]
+
+    def _touched(self, addresses: Plain) -> Any:
+        """The slots that some plain addresses lie in; those outside the buffer are left out."""
+        return self.own(np.unique((addresses - self.start) // self.pitch))
 
 
 class WrittenSlots:

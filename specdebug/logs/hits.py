@@ -9,7 +9,7 @@ from specdebug import async_probe
 
 KINDS = (
     *async_probe.KINDS, "accept-drop", "assert", "ends", "error", "graphs", "guard", "illegal-address",
-    "launch-failure", "mismatch", "oom", "pools", "sampling", "unwritten",
+    "launch-failure", "mismatch", "oom", "pools", "sampling", "stale", "unwritten",
 )  # fmt: skip
 """The kinds of our violations that have a site."""
 

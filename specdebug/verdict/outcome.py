@@ -27,7 +27,7 @@ EXIT_CODES: dict[str, int] = {"pass": 0, "fail": 1, "unknown": 125}
 
 _ORDER = (
     ("guard",),  # read after the step, but whatever ran over a guard did so before the step used what it hit
-    (*async_probe.KINDS, "unwritten"),
+    (*async_probe.KINDS, "unwritten", "stale"),
     ("assert", "illegal-address", "launch-failure", "error"),
     ("pools",),
     ("graphs",),  # which forward ran comes before what it computed

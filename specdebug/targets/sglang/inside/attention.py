@@ -7,7 +7,7 @@ pointers: where SGLang passes a slice as long as it was at a capture, it reads b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from specdebug.targets.sglang.inside.attend import attend, attend_slots, padded
+from specdebug.targets.sglang.inside.kernel_reads import Read as KernelRead
+from specdebug.targets.sglang.inside.kernel_reads import reads_like_a_kernel, rows_of
 
 Read = Callable[[str, str, Tensor, Tensor, int], None]
 _read: list[Read] = []
@@ -45,6 +47,14 @@ def from_pointer(tensor: Tensor) -> Tensor:
     return tensor.as_strided((storage - int(tensor.storage_offset()),), (1,))
 
 
+def _decode_reads(given: Mapping[str, Any]) -> Iterator[KernelRead]:
+    kv_indptr = given["kv_indptr"][: given["q"].shape[0] + 1]
+    yield "kv_indptr", kv_indptr, 0
+    yield "num_kv_splits", given["num_kv_splits"][: given["q"].shape[0]], 0
+    yield from rows_of("kv_indices", from_pointer(given["kv_indices"]), kv_indptr.tolist())
+
+
+@reads_like_a_kernel(_decode_reads)
 def decode_attention_fwd(
     q: Tensor,
     k_buffer: Tensor,
@@ -70,6 +80,22 @@ def decode_attention_fwd(
     o[some] = attend_slots(q.unsqueeze(1), k_buffer, v_buffer, at, lengths, sm_scale)[0][some, 0]
 
 
+def _extend_reads(given: Mapping[str, Any]) -> Iterator[KernelRead]:
+    rows, ends = given["qo_indptr"].tolist(), given["kv_indptr"].tolist()
+    yield "qo_indptr", given["qo_indptr"], 0
+    yield "kv_indptr", given["kv_indptr"], 0
+    yield from rows_of("kv_indices", from_pointer(given["kv_indices"]), ends)
+    mask, mask_indptr = given.get("custom_mask"), given.get("mask_indptr")
+    if mask is None or mask_indptr is None:
+        return
+    yield "mask_indptr", mask_indptr[: len(rows) - 1], 0
+    for row, start in enumerate(mask_indptr[: len(rows) - 1].tolist()):
+        count, length = rows[row + 1] - rows[row], ends[row + 1] - ends[row]
+        whole = from_pointer(mask)[start : start + count * (length + count)].view(count, length + count)
+        yield "custom_mask", whole[:, length:], row  # what is cached is seen without being asked for
+
+
+@reads_like_a_kernel(_extend_reads)
 def extend_attention_fwd(
     q_extend: Tensor,
     k_extend: Tensor,
@@ -118,6 +144,17 @@ def extend_attention_fwd(
         o_extend[new] = attend(q_extend[new], keys, values, scale, False, visible)[0].to(o_extend.dtype)
 
 
+def _flash_reads(given: Mapping[str, Any]) -> Iterator[KernelRead]:
+    page = given["k_cache"].shape[1]
+    if (cuts := given.get("cu_seqlens_q")) is not None:
+        yield "cu_seqlens_q", cuts, 0
+    count = given["q"].shape[0] if cuts is None else cuts.numel() - 1
+    yield "cache_seqlens", given["cache_seqlens"][:count], 0
+    for row, length in enumerate(given["cache_seqlens"][:count].tolist()):
+        yield "page_table", given["page_table"][row, : -(-length // page)], row
+
+
+@reads_like_a_kernel(_flash_reads)
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,

@@ -7,6 +7,7 @@ right or wrong. Pages are of one slot, as SGLang has them. What no plan of its a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,30 @@ from torch import Tensor
 
 from specdebug.targets.sglang.inside.attend import attend, attend_slots, padded
 from specdebug.targets.sglang.inside.attention import from_pointer, merge_state_v2, refuse, tell_read, tell_reads
+from specdebug.targets.sglang.inside.kernel_reads import Read, reads_like_a_kernel, rows_of
 
 _KV = tuple[Tensor, Tensor]
+
+
+def _decode_reads(given: Mapping[str, Any]) -> Iterator[Read]:
+    wrapper = given["self"]
+    kv_indptr = wrapper._paged_kv_indptr_buf[: given["q"].shape[0] + 1]
+    yield "kv_indptr", kv_indptr, 0
+    yield from rows_of("kv_indices", from_pointer(wrapper._paged_kv_indices_buf), kv_indptr.tolist())
+
+
+def _prefill_reads(given: Mapping[str, Any]) -> Iterator[Read]:
+    wrapper = given["self"]
+    rows, ends = wrapper._qo_indptr_buf.tolist(), wrapper._paged_kv_indptr_buf.tolist()
+    yield "qo_indptr", wrapper._qo_indptr_buf, 0
+    yield "kv_indptr", wrapper._paged_kv_indptr_buf, 0
+    yield from rows_of("kv_indices", from_pointer(wrapper._paged_kv_indices_buf), ends)
+    if wrapper._masked:
+        at = 0
+        for row in range(len(rows) - 1):
+            reach = (rows[row + 1] - rows[row]) * (ends[row + 1] - ends[row])
+            yield "custom_mask", wrapper._custom_mask_buf[at : at + reach], row
+            at += reach
 
 
 class _Wrapper:
@@ -72,6 +95,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         refuse("BatchDecodeWithPagedKVCacheWrapper.plan", {"page_size": page_size}, page_size=(1,))
         self._keep(indptr, indices)
 
+    @reads_like_a_kernel(_decode_reads, "BatchDecodeWithPagedKVCacheWrapper")
     def forward(self, q: Tensor, kv: _KV, **more: Any) -> Tensor:
         """q: [requests, heads, D]."""
         _refuse_options("BatchDecodeWithPagedKVCacheWrapper.forward", more)
@@ -137,6 +161,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
         self._max_total_num_rows: int | None = None
         self._cached_module = SimpleNamespace(plan=lambda *_: None)
 
+    @reads_like_a_kernel(_prefill_reads, "BatchPrefillWithPagedKVCacheWrapper")
     def forward_return_lse(self, q: Tensor, kv: _KV, **more: Any) -> tuple[Tensor, Tensor]:
         """q: [queries, heads, D]; also the logs of the sums of weights, [queries, heads]."""
         _refuse_options("BatchPrefillWithPagedKVCacheWrapper.forward", more)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specdebug.targets.sglang.inside.graphs import ReplayedCall, backends_of
+from specdebug.targets.sglang.inside.graphs import ReplayedCall
 from specdebug.targets.sglang.inside.releases import installed, of_release
 
 
@@ -43,7 +43,7 @@ def _capturing_runners() -> list[str]:
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
     def capture(self: Any, graph: ReplayedCall, pool: Any, stream: Any, run_once_fn: Callable[[], Any]) -> Any:
-        return graph.capture(run_once_fn, backends_of(self))
+        return graph.capture(run_once_fn, self)
 
     def init_device_graphs(self: Any) -> None:
         self.graph_runner, self.graph_mem_usage = None, 0
@@ -81,7 +81,7 @@ def _capturing_backend() -> list[str]:
 
     def capture_one(self: Any, shape_key: Any, forward_fn: Callable[[], Any], *_: Any, **__: Any) -> None:
         self._graphs[shape_key] = graph = ReplayedCall()
-        self._outputs[shape_key] = graph.capture(forward_fn, backends_of(self._cuda_graph_runner))
+        self._outputs[shape_key] = graph.capture(forward_fn, self._cuda_graph_runner)
 
     def disabled(_: Any = None) -> bool:
         return bool(check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED))

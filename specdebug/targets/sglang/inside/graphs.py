@@ -16,6 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_captured: list[Callable[[Any], None]] = []
+
+
+def on_capture(told: Callable[[Any], None]) -> None:
+    """Have a function called with each graph runner whenever it has captured a graph."""
+    _captured.append(told)
+
+
 _METADATA = ("forward_metadata", "forward_metadata_spec_decode_expand")
 """The attributes of SGLang's attention backends that hold what a forward was planned with."""
 
@@ -35,13 +43,15 @@ class ReplayedCall:
     def reset(self) -> None:
         """Do nothing: there is no memory to give back."""
 
-    def capture(self, call: Callable[[], Any], backends: Sequence[Any]) -> Any:
-        """Call it once, and keep what it was called with; returns the answer that replays write."""
+    def capture(self, call: Callable[[], Any], runner: Any) -> Any:
+        """Call it once for a graph runner, and keep what it was called with; returns the answer that replays write."""
         from sglang.srt.model_executor.forward_context import get_forward_context
 
         self._call, self._context = call, get_forward_context()
-        self._planned = [_Planned.of(each) for each in backends]
+        self._planned = [_Planned.of(each) for each in backends_of(runner)]
         self._answer = call()
+        for told in _captured:
+            told(runner)
         return self._answer
 
     def replay(self) -> None:

@@ -9,6 +9,7 @@ from specdebug import kernel_memory
 from specdebug.kernel_memory.rules import KernelRule
 from specdebug.targets.inside.words import say
 from specdebug.targets.sglang.inside.batches import follow_batches
+from specdebug.targets.sglang.inside.graph_buffers import shadow_graph_buffers
 from specdebug.targets.sglang.inside.kv_slots import shadow_pools
 
 
@@ -16,8 +17,11 @@ def watch_kernels(rules: Sequence[Mapping[str, Any]]) -> Callable[[], Mapping[st
     """Hold every launch to the memory that it was given, by some rules (``KernelRule`` as plain data); returns what
     counts the launches of each kernel."""
     watch = kernel_memory.begin([KernelRule(each["glob"], each["mode"], tuple(each["kinds"])) for each in rules])
-    if any("unwritten" in each["kinds"] and each["mode"] != "off" for each in rules):
+    asked = {kind for each in rules if each["mode"] != "off" for kind in each["kinds"]}
+    if "unwritten" in asked:
         shadow_pools(watch)
+    if "stale" in asked:
+        shadow_graph_buffers(watch)
     now = 0
 
     def begin(step: int) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from specdebug.targets.sglang.inside.graphs import ReplayedCall, backends_of
+from specdebug.targets.sglang.inside import graphs
+from specdebug.targets.sglang.inside.graphs import ReplayedCall, backends_of, on_capture
 
 
 @pytest.fixture
@@ -32,7 +33,9 @@ def context(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return current
 
 
-def test_a_replay_has_what_the_capture_had_and_writes_its_answer(context: list[str]) -> None:
+def test_a_replay_has_what_the_capture_had_and_writes_its_answer(
+    context: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = SimpleNamespace(forward_metadata=1, forward_metadata_spec_decode_expand=10)
     seen: list[Any] = []
 
@@ -40,8 +43,13 @@ def test_a_replay_has_what_the_capture_had_and_writes_its_answer(context: list[s
         seen.append((context[-1], backend.forward_metadata, backend.forward_metadata_spec_decode_expand))
         return torch.full((2,), float(len(seen))), None
 
+    runner = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=backend), attn_backend=SimpleNamespace())
+    told: list[Any] = []
+    monkeypatch.setattr(graphs, "_captured", [])
+    on_capture(told.append)
     graph = ReplayedCall()
-    answer, _ = graph.capture(call, [backend, SimpleNamespace()])
+    answer, _ = graph.capture(call, runner)
+    assert told == [runner]
     context.append("of now")
     backend.forward_metadata, backend.forward_metadata_spec_decode_expand = 2, 20
     graph.replay()

@@ -32,7 +32,7 @@ from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.memory.reuse import Reuse
-from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.model.interface import DraftSizes
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
 from specdebug.engine.model.rope import separate_pairs
@@ -65,10 +65,10 @@ class StepReport:
 
 
 class Models(NamedTuple):
-    """The models of an engine: a target, and the draft head it speculates with."""
+    """The models of an engine: a target, and the draft model it speculates with."""
 
     target: TargetModel
-    draft: DraftModel | None
+    draft: DraftSizes | None
 
 
 class Engine:
@@ -106,9 +106,10 @@ class Engine:
             return make(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)
 
         self._memory = KVMemory(SlotAllocator(slots, page), pool(target.config), None if draft is None else pool(draft))
-        self._cache = PrefixCache(config, self._memory, self._req_to_token)
+        lookahead = 0 if draft is None else draft.lookahead
+        self._cache = PrefixCache(config, self._memory, self._req_to_token, lookahead)
         self._recency = Recency(self._cache.radix)
-        self._reuse = Reuse(config, self._cache.radix)
+        self._reuse = Reuse(config, self._cache.radix, lookahead)
         self._scheduler = Scheduler(config, self._cache)
         planner = make_planner(config, self._req_to_token)
         parts = RunnerParts(config, planner, fill, dtype, device, self.observers)
@@ -367,7 +368,7 @@ def load_models(config: EngineConfig) -> Models:
     return Models(target, load_draft(path, algorithm=spec.algorithm, target=target, max_positions=config.reach))
 
 
-def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftModel | None) -> None:
+def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftSizes | None) -> None:
     if config.reach > target.config.max_position_embeddings:
         raise InvalidOption(
             f"{config.context_length} plus a step's tokens exceeds the model's "

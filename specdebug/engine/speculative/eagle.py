@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from specdebug.engine.attention.planner import ExtendLayout, SequenceLayout
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.graph.extend_runner import ExtendGraphRunner
+from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.request import Request
 from specdebug.engine.speculative.commit import Compacted
 from specdebug.engine.speculative.draft import DraftCandidates, DraftLoop, DraftStage
@@ -24,7 +27,7 @@ class EagleDrafter:
     def __init__(self, parts: DrafterParts) -> None:
         worker, runners = parts.worker, parts.runners
         spec, pool, attention = worker.spec, worker.pools.draft, worker.attention.draft
-        self.model = draft = worker.draft
+        self.model = draft = cast(DraftModel, worker.draft)  # an EAGLE loader made it
         self._parts = worker
         self._workspace = parts.workspace
         self.state = DraftStateTable(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,6 @@ from specdebug.engine.request import Request, SamplingParams, Status
 from specdebug.engine.scheduler import Scheduler
 from specdebug.engine.speculative.protocol import DraftAndTargetAttention, Pools, SpeculativeWorker, WorkerParts
 from specdebug.engine.speculative.registry import loader_of, worker_of
-from specdebug.engine.speculative.state import DraftState
 from specdebug.engine.stop_strings import StopStrings
 from specdebug.engine.streams import check_streams
 from specdebug.engine.target_worker import TargetWorker
@@ -270,9 +269,10 @@ class Engine:
         """As :meth:`draft_kv`, of the target."""
         return self._read_kv(self._memory.target, request, start, stop)
 
-    def draft_state(self, requests: Sequence[Request]) -> DraftState:
-        """Copies of what requests that hold rows store for their next draft. Raises EngineError without EAGLE."""
-        return self.view.head_state.read(upload([request.row for request in requests], self._target_worker.device))
+    def draft_state(self, requests: Sequence[Request]) -> Any:
+        """Copies of what requests that hold rows store for their next draft: a ``DraftState`` of an EAGLE head, or the
+        like of what else drafts. Raises EngineError without our worker."""
+        return self.view.state.read(upload([request.row for request in requests], self._target_worker.device))
 
     def _read_kv(self, pool: KVPool, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
         k, v = pool.read(self._req_to_token.slots(request.row, start, stop))

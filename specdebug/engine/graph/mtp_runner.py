@@ -42,8 +42,7 @@ class MTPExtendGraphRunner(GraphRunner[MTPExtendInputs, MTPExtendOutputs]):
                 StaticBuffer("seq_lens", 1, (), torch.int64),
             ],
             outputs=[
-                StaticBuffer("topk_p", 1, (model.num_layers,), torch.float32),
-                StaticBuffer("topk_index", 1, (model.num_layers,), torch.int64),
+                StaticBuffer("draft_tokens", 1, (model.num_layers,), torch.int64),
                 StaticBuffer("next_ids", 1, (earlier,), torch.int64),
                 StaticBuffer("hidden_states", 1, (earlier, model.hidden_size), parts.dtype),
             ],

@@ -94,8 +94,8 @@ class MTPDrafter:
         batch, vocab_size = rows.numel(), self._parts.vocab_size
         with grouped():
             maybe_detect_oob(state.bonus, 0, vocab_size, "draft.bonus")
-            maybe_detect_oob(state.topk_index, 0, vocab_size, "mtp_draft.topk_index")
-        return DraftCandidates(self._parents.expand(batch, -1), self._order.expand(batch, -1), state.topk_index)
+            maybe_detect_oob(state.draft_tokens, 0, vocab_size, "mtp_draft.draft_tokens")
+        return DraftCandidates(self._parents.expand(batch, -1), self._order.expand(batch, -1), state.draft_tokens)
 
     def extend(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
         parts, forward = self._parts, self._forward
@@ -113,9 +113,8 @@ class MTPDrafter:
             parts.observers.launched("draft_extend", len(batch.seq_lens_cpu), None)
             metadata = parts.planner.extend_uniform(layout, forward.width, self._workspace)
             outputs = forward.run(inputs, parts.attention.draft.bind(metadata, parts.pools.draft, locs))
-        with grouped():
-            parts.pools.draft.probe_written(slots)
-            self._keep(rows, outputs)
+        parts.pools.draft.probe_written(slots)
+        self.state.store_drafts(rows, outputs.draft_tokens, outputs.history)
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
         """As of any drafter. Some layers read drafts at the last positions of a chunk that ends less than N tokens
@@ -126,9 +125,8 @@ class MTPDrafter:
         lens = tuple(span.rows for span in spans)
         with self._parts.observers.computing("prefill", batch.requests, lens):
             outputs = self._prefill(batch, spans, next_ids, features)
-        with grouped():
-            self._parts.pools.draft.probe_written(batch.out_cache_loc)
-            self._keep(batch.req_pool_indices, outputs)
+        self._parts.pools.draft.probe_written(batch.out_cache_loc)
+        self.state.store_drafts(batch.req_pool_indices, outputs.draft_tokens, outputs.history)
 
     def _prefill(
         self, batch: PrefillBatch, spans: Sequence[_Span], next_ids: Tensor, features: Tensor
@@ -154,9 +152,9 @@ class MTPDrafter:
         metadata = parts.planner.extend(_layout(batch, spans), self._workspace)
         attention = parts.attention.draft.bind(metadata, parts.pools.draft, slots)
         rows = Rows(ids[at], positions, hidden[at], following, last)
-        topk_p, topk_index = self._chain.run(rows, attention, Looks(self._look_at_ids, _look_at_hidden), tail)
+        drafts = self._chain.run(rows, attention, Looks(self._look_at_ids, _look_at_hidden), tail)
         kept = ends.unsqueeze(1) + torch.arange(-earlier, 0, device=device)
-        return MTPExtendOutputs(topk_p, topk_index, ids[kept], hidden[kept])
+        return MTPExtendOutputs(drafts, ids[kept], hidden[kept])
 
     def _unsettled(self, request: Request, length: int) -> int:
         """Positions before ``length``, of those computed in earlier chunks, at which some layer had to read a draft. A
@@ -179,12 +177,6 @@ class MTPDrafter:
         width = self.model.num_layers
         known = [span.request.all_ids[span.stop : span.stop + width] for span in spans]
         return upload([ids + [-1] * (width - len(ids)) for ids in known], self._parts.device)
-
-    def _keep(self, rows: Tensor, outputs: MTPExtendOutputs) -> None:
-        """Store the next chain of these rows, and what the extend after it goes over again."""
-        maybe_detect_nan(outputs.topk_p, "draft_extend.topk_p")
-        maybe_detect_oob(outputs.topk_index, 0, self._parts.vocab_size, "draft_extend.topk_index")
-        self.state.store_drafts(rows, outputs.topk_p, outputs.topk_index, outputs.history)
 
     def _look_at_ids(self, ids: Tensor) -> None:
         maybe_detect_oob(ids, 0, self._parts.vocab_size, "draft_prefill.input_ids")

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
 from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.kernels.argmax import argmax
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.mtp import MTPDraft
-from specdebug.engine.speculative.draft import top_k_probs
 from specdebug.engine.speculative.mtp_state import History, MTPStateTable
 
 
@@ -41,11 +41,10 @@ class MTPExtendInputs:
 
 @dataclass(frozen=True)
 class MTPExtendOutputs:
-    """The next drafts, topk_p and topk_index [B, N], and the last N - 1 positions, next_ids [B, N-1] and hidden_states
+    """The next drafts, draft_tokens [B, N], and the last N - 1 positions, next_ids [B, N-1] and hidden_states
     [B, N-1, H], as ``MTPState`` and ``History`` have them."""
 
-    topk_p: Tensor
-    topk_index: Tensor
+    draft_tokens: Tensor
     next_ids: Tensor
     hidden_states: Tensor
 
@@ -82,28 +81,26 @@ class LayerChain:
         self.model = model
         self.pool = pool
 
-    def run(
-        self, rows: Rows, attention: LayerAttention, looks: Looks, tail: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The best draft of each layer behind the last rows: topk_p [B, N] float32, topk_index [B, N] int64.
+    def run(self, rows: Rows, attention: LayerAttention, looks: Looks, tail: Tensor | None = None) -> Tensor:
+        """The best draft of each layer behind the last rows: int64 [B, N].
 
         tail: int64 [B, N], the token that layer i reads at the last row, where one is known, else -1.
         """
         model, ids, hidden = self.model, rows.next_ids, rows.hidden_states
-        best: list[tuple[Tensor, Tensor]] = []
+        drafts: list[Tensor] = []
         for index in range(model.num_layers):
-            if best:
-                drafted = best[-1][1].view(-1)
-                known = drafted if tail is None else torch.where(tail[:, index] < 0, drafted, tail[:, index])
+            if drafts:
+                known = drafts[-1] if tail is None else torch.where(tail[:, index] < 0, drafts[-1], tail[:, index])
                 ids = ids.index_select(0, rows.following).index_copy_(0, rows.last, known)
             looks.input_ids(ids)
             output = model.forward(index, ids, rows.positions, hidden, attention)
             looks.hidden_states(output)
             logits = model.logits(index, output.index_select(0, rows.last))
             maybe_detect_nonfinite(logits, "draft_extend.logits")
-            best.append(top_k_probs(logits, 1))
+            drafts.append(argmax(logits))
+            maybe_detect_oob(drafts[-1], 0, model.vocab_size, "draft_extend.topk_index")
             hidden = output if model.chain_hidden_states else hidden
-        return torch.cat([p for p, _ in best], dim=1), torch.cat([ids for _, ids in best], dim=1)
+        return torch.stack(drafts, dim=1)
 
 
 class MTPExtendForward:
@@ -140,9 +137,9 @@ class MTPExtendForward:
             (first.unsqueeze(1) + (column + 1).clamp_(max=width - 1)).view(-1),
             first + self.earlier - lacking + inputs.accept_lengths - 1,
         )
-        topk_p, topk_index = self.chain.run(rows, attention, self._looks)
+        drafts = self.chain.run(rows, attention, self._looks)
         kept = (first + inputs.accept_lengths).unsqueeze(1) + column[: self.earlier]
-        return MTPExtendOutputs(topk_p, topk_index, next_ids.view(-1)[kept], hidden.flatten(0, 1)[kept])
+        return MTPExtendOutputs(drafts, next_ids.view(-1)[kept], hidden.flatten(0, 1)[kept])
 
     def _look_at_ids(self, ids: Tensor) -> None:
         maybe_detect_oob(ids, 0, self.chain.model.vocab_size, "mtp_extend.input_ids")

@@ -13,11 +13,13 @@ from specdebug.engine.speculative.state import LengthTable, StepState
 
 @dataclass(frozen=True)
 class MTPState(StepState):
-    """The drafts of the next step. topk_p float32, topk_index int64: [B, N], the best of each layer, whose tokens
-    follow one another."""
+    """draft_tokens: int64 [B, N], the drafts of the next step, one of each layer. hidden_states: [B, N-1, H], as of
+    ``History``. topk_p, topk_index: None, for there is nothing left to choose from."""
 
-    topk_p: Tensor
-    topk_index: Tensor
+    draft_tokens: Tensor
+    hidden_states: Tensor
+    topk_p: None = None
+    topk_index: None = None
 
 
 @dataclass(frozen=True)
@@ -34,34 +36,33 @@ class History:
 
 
 class MTPStateTable(LengthTable):
-    """MTPState and History for every row of ``req_to_token``."""
+    """MTPState and History for every row of ``req_to_token``. Row 0, of padding, is never written."""
 
     def __init__(
         self, rows: int, *, num_layers: int, hidden_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__(rows, device)
         zeros, earlier = partial(torch.zeros, device=device), num_layers - 1
-        self._topk_p = zeros((rows + 1, num_layers), dtype=torch.float32)
-        self._topk_index = zeros((rows + 1, num_layers), dtype=torch.int64)
+        self._draft_tokens = zeros((rows + 1, num_layers), dtype=torch.int64)
         self._next_ids = zeros((rows + 1, earlier), dtype=torch.int64)
         self._hidden = zeros((rows + 1, earlier, hidden_size), dtype=dtype)
 
     def gather(self, rows: Tensor) -> MTPState:
-        """Return the drafts of the given rows (int64 [B])."""
+        """Return the start of the next step of the given rows (int64 [B])."""
         return self.read(rows)
 
     def read(self, rows: Tensor) -> MTPState:
         """Copies of the given rows (int64 [B])."""
-        columns = (self.seq_lens, self.bonus, self._topk_p, self._topk_index)
-        return MTPState(*(column.index_select(0, rows) for column in columns))
+        columns = (self.seq_lens, self.bonus, self._draft_tokens, self._hidden)
+        seq_lens, bonus, draft_tokens, hidden_states = (column.index_select(0, rows) for column in columns)
+        return MTPState(seq_lens, bonus, draft_tokens, hidden_states)
 
     def history(self, rows: Tensor) -> History:
         """Copies of what is kept of the last positions of the given rows (int64 [B])."""
         return History(self._next_ids.index_select(0, rows), self._hidden.index_select(0, rows))
 
-    def store_drafts(self, rows: Tensor, topk_p: Tensor, topk_index: Tensor, history: History) -> None:
+    def store_drafts(self, rows: Tensor, draft_tokens: Tensor, history: History) -> None:
         """Keep what the layers predict for the positions after the bonus token, and the last positions."""
-        self._topk_p.index_copy_(0, rows, topk_p)
-        self._topk_index.index_copy_(0, rows, topk_index)
+        self._draft_tokens.index_copy_(0, rows, draft_tokens)
         self._next_ids.index_copy_(0, rows, history.next_ids)
         self._hidden.index_copy_(0, rows, history.hidden_states)

@@ -1,4 +1,4 @@
-"""Next-n layers over a whole text, by the book: one position after another, one layer after another, no cache at all."""
+"""Next-n layers over a whole text, by the book: one position, one head, one layer after another, no cache."""
 
 from __future__ import annotations
 

@@ -106,9 +106,9 @@ class Engine:
 
         self._memory = KVMemory(SlotAllocator(slots, page), pool(target.config), None if draft is None else pool(draft))
         lookahead = 0 if draft is None else draft.lookahead
-        self._cache = PrefixCache(config, self._memory, self._req_to_token, lookahead)
+        self._cache = PrefixCache(config, self._memory, self._req_to_token, lookahead=lookahead)
         self._recency = Recency(self._cache.radix)
-        self._reuse = Reuse(config, self._cache.radix, lookahead)
+        self._reuse = Reuse(config, self._cache.radix, lookahead=lookahead)
         self._scheduler = Scheduler(config, self._cache)
         planner = make_planner(config, self._req_to_token)
         parts = RunnerParts(config, planner, fill, dtype, device, self.observers)

@@ -17,7 +17,7 @@ from specdebug.engine.request import Request
 class PrefixCache:
     """Moves slots between requests' rows and the radix tree; with the cache off only allocates and frees."""
 
-    def __init__(self, config: EngineConfig, memory: KVMemory, req_to_token: ReqToToken, lookahead: int) -> None:
+    def __init__(self, config: EngineConfig, memory: KVMemory, req_to_token: ReqToToken, *, lookahead: int) -> None:
         """``lookahead``: the draft model's, 0 without one."""
         self.memory = memory
         self.req_to_token = req_to_token

@@ -41,7 +41,7 @@ class Reuse:
     that is still there was there all the time, with the same tokens and no less draft KV; that is all that is assumed.
     """
 
-    def __init__(self, config: EngineConfig, radix: RadixCache, lookahead: int) -> None:
+    def __init__(self, config: EngineConfig, radix: RadixCache, *, lookahead: int) -> None:
         """``lookahead``: tokens beyond a slot that what it holds depends on; an EAGLE head sees the next one."""
         spec = config.speculative
         self._radix = radix

@@ -1,4 +1,4 @@
-"""Multi-layer MTP: the text is the target's own, and draft KV and drafts are those of the layers over the whole text."""
+"""Multi-layer MTP: the text is the target's, and draft KV and drafts are those of the layers over the whole text."""
 
 from __future__ import annotations
 

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from specdebug import async_probe
 from specdebug.attention_plans import SHIPPED
-from specdebug.engine import Engine
+from specdebug.engine import Engine, EngineObserver
+from specdebug.engine.config import InvalidOption
+from specdebug.engine.errors import EngineError
+from specdebug.engine.observer import LaunchedForward
 from specdebug.engine.request import Request, Status
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, merged, run
@@ -105,3 +109,83 @@ def test_a_hit_takes_only_what_no_later_token_changes(lab: Lab, recording: None,
     # a slot is shared by prompts that agree on the three tokens after it
     shared = [0, 17 - 3, 18 - 3, 19 - 3]
     assert hits == [count // page_size * page_size for count in shared]
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_requests_that_do_not_draft_are_sampled_or_set_back_leave_the_others_alone(
+    lab: Lab, recording: None, layers: int
+) -> None:
+    """Memory for little more than two requests, so that some come back; their text goes on as if they had not."""
+    served = engine(lab, layers, page_size=4, memory={"num_slots": 44}, chunked_prefill_size=6)
+    greedily, sampled = [], []
+    for n in range(5):
+        prompt = [n + 1, 3, 2 * n, 7, 7, n][: 2 + n]
+        greedily.append(served.add_request(f"g{n}", prompt, greedy(16), speculative=n != 2))
+        sampled.append(served.add_request(f"s{n}", prompt, greedy(12, temperature=0.8, top_k=6, seed=n)))
+    reports = run(served)
+    assert any(report.retracted for report in reports)
+    assert async_probe.drain() == []
+    for request in greedily:
+        lab.oracle.check(request.prompt_ids, request.output_ids, 16, ())
+    assert [len(request.output_ids) for request in sampled] == [12] * 5
+    served.flush_cache()
+    assert served.view.memory.allocator.num_free == served.config.usable_slots
+
+
+def test_a_graph_gives_what_an_eager_step_gives(lab: Lab) -> None:
+    texts = []
+    for graphs in (False, True):
+        served = engine(lab, 3, cuda_graph={"enabled": graphs})
+        requests = [served.add_request(f"r{n}", prompt, greedy(14)) for n, prompt in enumerate(PROMPTS)]
+        run(served)
+        texts.append([(request.output_ids, request.accept_lengths) for request in requests])
+    assert texts[0] == texts[1]
+
+
+def test_a_step_may_be_begun_before_its_tokens_are_read(lab: Lab, recording: None) -> None:
+    texts = []
+    for ahead in (False, True):
+        served = engine(lab, 3)
+        served.view.eagle.drafts_ahead = ahead
+        requests = [served.add_request(f"r{n}", prompt, greedy(8 + 3 * n)) for n, prompt in enumerate(PROMPTS)]
+        run(served)
+        texts.append([(request.output_ids, request.accept_lengths) for request in requests])
+    assert texts[0] == texts[1]
+    assert async_probe.drain() == []
+
+
+def test_only_the_verify_and_the_extend_run(lab: Lab) -> None:
+    launched = []
+
+    class Watch(EngineObserver):
+        def on_launched(self, launch: LaunchedForward) -> None:
+            launched.append(launch.forward)
+
+    served = engine(lab, 3)
+    served.observers.add(Watch())
+    served.add_request("r", [3, 7, 1], greedy(6))
+    run(served)
+    assert set(launched) == {"verify", "draft_extend"}
+    assert served.view.eagle.runners.draft is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_steps": 2}, r"speculative\.num_steps: must be 3, one for each layer of .*, got 2"),
+        ({"eagle_topk": 2, "num_draft_tokens": 4}, r"speculative\.eagle_topk: must be 1 with algorithm MTP"),
+        ({"num_draft_tokens": 3}, r"speculative\.num_draft_tokens: must be num_steps \+ 1 = 4"),
+    ],
+)
+def test_a_step_that_the_layers_cannot_make_is_refused(lab: Lab, options: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        engine(lab, 3, speculative=options)
+
+
+def test_tools_that_ask_for_a_heads_state_are_told_that_there_is_none(lab: Lab) -> None:
+    served = engine(lab, 3)
+    assert served.view.draft_vocab_size == lab.vocab
+    with pytest.raises(EngineError, match="no EAGLE head drafts here"):
+        _ = served.view.head_state
+    with pytest.raises(EngineError, match="no graph runner"):
+        served.view.buffers("draft")

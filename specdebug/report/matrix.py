@@ -21,7 +21,7 @@ MAX_PROBLEMS = 5
 
 
 def render_matrix(checks: Sequence[ToggleCheck], latent: Sequence[LatentCheck] = ()) -> RenderableType:
-    """One row a toggle and scenario that shows it, problems of the rotten ones, the latent ones with their guards, one line.
+    """One row a toggle and scenario that shows it, problems of rotten ones, latent ones with their guards, one line.
 
     A plan in parentheses is the scenario's own where another was asked for: the fix lies in that plan.
     """

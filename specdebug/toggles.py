@@ -82,6 +82,18 @@ class Toggle:
     detected_in: Mapping[str, Detection] = field(default_factory=dict)
     latent_in: Mapping[str, Guard] = field(default_factory=dict)
     mends: frozenset[str] = frozenset()
+    also_detected_by: tuple[Detection, ...] = ()
+    """Further scenarios that show it, such as those of another way of drafting."""
+
+    @property
+    def detections(self) -> tuple[Detection, ...]:
+        """Every scenario that shows it, the first first."""
+        return (self.detected_by, *self.also_detected_by)
+
+    def shown_by(self, detection: Detection) -> Toggle:
+        """The fix with this one of its scenarios as the first."""
+        others = tuple(each for each in self.detections if each != detection)
+        return replace(self, detected_by=detection, also_detected_by=others)
 
     def of_release(self, engine: str, version: str) -> Toggle | None:
         """The fix as one of another engine's release: with its edits there, and what shows it there; None where none is
@@ -91,7 +103,7 @@ class Toggle:
         patches = next(held, None)
         if patches is None or engine not in self.detected_in:
             return None
-        return replace(self, patches=patches, detected_by=self.detected_in[engine])
+        return replace(self, patches=patches, detected_by=self.detected_in[engine], also_detected_by=())
 
     def is_in(self, engine: str) -> bool:
         """Return True if some edits revert it in an engine, of some version."""
@@ -218,7 +230,7 @@ def read_toggle(doc: Doc) -> Toggle:
         optional=("aliases", "description", "detected_by", "detected_in", "latent_in", "mends"),
     )
     pr = top["pr"].integer(low=1, high=_MAX_PR)
-    detection = _read_detection(top["detected_by"]) if "detected_by" in top else NOTHING
+    detection, *more = _read_detections(top["detected_by"]) if "detected_by" in top else (NOTHING,)
     own, foreign = _read_engines(top["patches"], pr, here="detected_by" in top)
     if own and detection is NOTHING:
         raise root.error("lacks the key 'detected_by'")
@@ -237,6 +249,7 @@ def read_toggle(doc: Doc) -> Toggle:
         detected_in=_read_elsewhere(top, "detected_in", foreign, _read_detection),
         latent_in=_read_elsewhere(top, "latent_in", foreign, lambda item: _read_guard(item, f"guard {pr}")),
         mends=_read_mends(top, foreign),
+        also_detected_by=tuple(more),
     )
 
 
@@ -262,6 +275,17 @@ def _read_aliases(top: Mapping[str, Item], pr: int) -> tuple[int, ...]:
             raise item.error(f"repeats {number}")
         aliases.append(number)
     return tuple(aliases)
+
+
+def _read_detections(item: Item) -> list[Detection]:
+    """One, or a list of them: each of another scenario."""
+    found: list[Detection] = []
+    for one in item.one_or_many(at_least=1):
+        detection = _read_detection(one)
+        if any(each.scenario == detection.scenario for each in found):
+            raise one.error(f"repeats the scenario '{one_line(detection.scenario, 60)}'")
+        found.append(detection)
+    return found
 
 
 def _read_detection(item: Item) -> Detection:

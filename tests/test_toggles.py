@@ -141,6 +141,31 @@ def test_every_field(root):
     assert (second.match_at.line, second.match_at.column) == (20, 18)
 
 
+def test_a_fix_may_be_shown_by_several_scenarios(tmp_path):
+    text = OTHER.replace(
+        '{scenario: rows, signature: "mismatch@request"}',
+        '[{scenario: rows, signature: "mismatch@request"}, {scenario: layers, signature: ["oob@a", "oob@b"]}]',
+    )
+    toggle = load(tmp_path, text)
+    first, second = Detection("rows", ("mismatch@request",)), Detection("layers", ("oob@a", "oob@b"))
+    assert (toggle.detected_by, toggle.also_detected_by, toggle.detections) == (first, (second,), (first, second))
+    other = toggle.shown_by(second)
+    assert (other.pr, other.detected_by, other.also_detected_by) == (55, second, (first,))
+
+
+@pytest.mark.parametrize(
+    ("detections", "message"),
+    [
+        ("[]", "detected_by needs at least 1 item"),
+        ("[{scenario: a, signature: b}, {scenario: a, signature: c}]", "detected_by[1] repeats the scenario 'a'"),
+        ("[{scenario: a}]", "detected_by[0] lacks the key 'signature'"),
+    ],
+)
+def test_a_list_of_scenarios_that_makes_no_sense_is_refused(tmp_path, detections, message):
+    text = OTHER.replace('{scenario: rows, signature: "mismatch@request"}', detections)
+    assert message in refusal(load, tmp_path, text)
+
+
 def test_signatures_are_patterns():
     found = Detection("x", ("oob@draft.*", "hang"))
     assert found.recognises("oob@draft.topk_index")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -61,6 +61,10 @@ class PrefillBatch:
             extend_lens_cpu=extend_lens,
             ends_prompt=ends_prompt,
         )
+
+    def chunks(self) -> Iterator[tuple[Request, int, int]]:
+        """Each request, the position at which its chunk starts, and the chunk's length, as the host knows them."""
+        return zip(self.requests, self.prefix_lens_cpu, self.extend_lens_cpu, strict=True)
 
     def layout(self) -> ExtendLayout:
         """The lengths and rows for an attention plan."""

@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from specdebug.attention_plans import PLANS
-from specdebug.engine.speculative.registry import ALGORITHMS
+from specdebug.engine.speculative.registry import ALGORITHMS, SHIPPED
 from specdebug.errors import ConfigError, did_you_mean
 from specdebug.plugins import PluginError
 
@@ -79,6 +79,9 @@ class SpeculativeConfig:
         _require(topk >= 1, f"must be at least 1, got {topk}", path, "eagle_topk")
         _require(steps <= 64, f"at most 64, got {steps}", path, "num_steps")
         _require(topk <= 64, f"at most 64, got {topk}", path, "eagle_topk")
+        shipped = SHIPPED.get(self.algorithm)
+        no_branches = f"must be 1 with algorithm {self.algorithm}, which drafts chains; got {topk}"
+        _require(topk == 1 or shipped is None or not shipped.only_chains, no_branches, path, "eagle_topk")
         no_chain = f"must be num_steps + 1 = {steps + 1} when eagle_topk is 1, got {nodes}"
         _require(topk > 1 or nodes == steps + 1, no_chain, path, "num_draft_tokens")
         no_tree = f"must be in 2..{self.max_tree_nodes} (1 + topk + topk²·(steps-1)), got {nodes}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.memory.reuse import Reuse
-from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.model.interface import DraftSizes
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
 from specdebug.engine.model.rope import separate_pairs
@@ -42,7 +42,6 @@ from specdebug.engine.request import Request, SamplingParams, Status
 from specdebug.engine.scheduler import Scheduler
 from specdebug.engine.speculative.protocol import DraftAndTargetAttention, Pools, SpeculativeWorker, WorkerParts
 from specdebug.engine.speculative.registry import loader_of, worker_of
-from specdebug.engine.speculative.state import DraftState
 from specdebug.engine.stop_strings import StopStrings
 from specdebug.engine.streams import check_streams
 from specdebug.engine.target_worker import TargetWorker
@@ -65,10 +64,10 @@ class StepReport:
 
 
 class Models(NamedTuple):
-    """The models of an engine: a target, and the draft head it speculates with."""
+    """The models of an engine: a target, and the draft model it speculates with."""
 
     target: TargetModel
-    draft: DraftModel | None
+    draft: DraftSizes | None
 
 
 class Engine:
@@ -106,9 +105,10 @@ class Engine:
             return make(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)
 
         self._memory = KVMemory(SlotAllocator(slots, page), pool(target.config), None if draft is None else pool(draft))
-        self._cache = PrefixCache(config, self._memory, self._req_to_token)
+        lookahead = 0 if draft is None else draft.lookahead
+        self._cache = PrefixCache(config, self._memory, self._req_to_token, lookahead=lookahead)
         self._recency = Recency(self._cache.radix)
-        self._reuse = Reuse(config, self._cache.radix)
+        self._reuse = Reuse(config, self._cache.radix, lookahead=lookahead)
         self._scheduler = Scheduler(config, self._cache)
         planner = make_planner(config, self._req_to_token)
         parts = RunnerParts(config, planner, fill, dtype, device, self.observers)
@@ -269,9 +269,10 @@ class Engine:
         """As :meth:`draft_kv`, of the target."""
         return self._read_kv(self._memory.target, request, start, stop)
 
-    def draft_state(self, requests: Sequence[Request]) -> DraftState:
-        """Copies of what requests that hold rows store for their next draft. Raises EngineError without EAGLE."""
-        return self.view.head_state.read(upload([request.row for request in requests], self._target_worker.device))
+    def draft_state(self, requests: Sequence[Request]) -> Any:
+        """Copies of what requests that hold rows store for their next draft: a ``DraftState`` of an EAGLE head, or the
+        like of what else drafts. Raises EngineError without our worker."""
+        return self.view.state.read(upload([request.row for request in requests], self._target_worker.device))
 
     def _read_kv(self, pool: KVPool, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
         k, v = pool.read(self._req_to_token.slots(request.row, start, stop))
@@ -367,7 +368,7 @@ def load_models(config: EngineConfig) -> Models:
     return Models(target, load_draft(path, algorithm=spec.algorithm, target=target, max_positions=config.reach))
 
 
-def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftModel | None) -> None:
+def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftSizes | None) -> None:
     if config.reach > target.config.max_position_embeddings:
         raise InvalidOption(
             f"{config.context_length} plus a step's tokens exceeds the model's "

@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Rows = Literal["request", "branches", "nodes", "tokens", "written", "even", "sampled", "nobody", "positions"]
+Rows = Literal[
+    "request", "branches", "nodes", "extended", "tokens", "written", "even", "sampled", "nobody", "positions"
+]
 """The owners of rows, which come in the order of the batch:
 
-request: one row each. branches: K each, as the draft loop has them. nodes: T each, as the tree has them. tokens: one
-for each token of a prompt chunk. written: one for each token that the forward writes, whichever it is. even: as many
-for each, how many differs from call to call. sampled: all of the call are one request's, the next that samples.
-nobody: there is no telling. positions: one element for each position that is attended to.
+request: one row each. branches: K each, as the draft loop has them. nodes: T each, as the tree has them.
+extended: T + N - 1 each, as N next-n layers extend them. tokens: one for each token of a prompt chunk. written: one for
+each token that the forward writes, whichever it is. even: as many for each, how many differs from call to call.
+sampled: all of the call are one request's, the next that samples. nobody: there is no telling. positions: one element
+for each position that is attended to.
 """
 
 
@@ -56,7 +59,7 @@ SITES: Mapping[str, SiteRows] = {
     "draft_extend.features": SiteRows("nodes"),
     "draft_extend.input_ids": SiteRows("nodes"),
     "draft_extend.logits": SiteRows("request", padded=True),
-    "draft_extend.topk_index": SiteRows("request"),
+    "draft_extend.topk_index": SiteRows("request", padded=True),
     "draft_extend.topk_p": SiteRows("request"),
     "draft_extend_graph.replay.accept_lengths": SiteRows("request", padded=True, captured=True),
     "draft_extend_graph.replay.input_ids": SiteRows("nodes", padded=True, captured=True),
@@ -69,6 +72,13 @@ SITES: Mapping[str, SiteRows] = {
     "kv_pool.write.k": SiteRows("written", padded=True),
     "kv_pool.write.loc": SiteRows("written", padded=True, places=True),
     "kv_pool.write.v": SiteRows("written", padded=True),
+    "mtp_draft.draft_tokens": SiteRows("request"),
+    "mtp_extend.hidden_states": SiteRows("extended", padded=True, captured=True),
+    "mtp_extend.input_ids": SiteRows("extended", padded=True, captured=True),
+    "mtp_graph.replay.accept_lengths": SiteRows("request", padded=True),
+    "mtp_graph.replay.hidden_states": SiteRows("nodes", padded=True),
+    "mtp_graph.replay.input_ids": SiteRows("nodes", padded=True),
+    "mtp_graph.replay.req_pool_indices": SiteRows("request", padded=True, places=True),
     "move_kv_cache.src_loc": SiteRows("even", places=True),
     "move_kv_cache.tgt_loc": SiteRows("even", places=True),
     "prefix_cache.release.first_free": SiteRows("nobody", places=True),
@@ -101,4 +111,5 @@ def held_at(name: str) -> SiteRows:
 def rows_per_request(name: str, *, branches: int, nodes: int) -> int | None:
     """The number of rows that each request of a decoding batch has, None where that is not fixed. branches: K, of the
     draft loop. nodes: T, of the tree; both 1 without speculation."""
-    return {"request": 1, "branches": branches, "nodes": nodes}.get(held_at(name).rows)
+    extended = 2 * (nodes - 1)  # a chain of next-n layers has T = N + 1 nodes
+    return {"request": 1, "branches": branches, "nodes": nodes, "extended": extended}.get(held_at(name).rows)

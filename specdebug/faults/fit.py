@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from specdebug.attention_plans import PLANS
@@ -12,8 +13,21 @@ from specdebug.faults.model import NEEDS, Fault, Need
 if TYPE_CHECKING:
     from specdebug.engine.config import EngineConfig
 
+OF_LAYERS = "mtp_*"
+OF_THE_LOOP = (
+    "draft.forward.*", "draft.organize.*", "draft.select.*", "draft.plan.*", "draft.out_cache_loc", "draft.prefix_tail",
+    "draft_graph.*", "draft_extend_graph.*", "draft_extend.topk_p",
+)  # fmt: skip
+"""Sites that only one way of drafting passes: next-n layers, or a head's draft loop and its graphs."""
+
+
+def _loops(config: EngineConfig) -> bool:
+    return config.speculative is not None and config.speculative.algorithm != "MTP"
+
+
 HAS: dict[Need, Callable[[EngineConfig], bool]] = {
     "speculative": lambda config: config.speculative is not None,
+    "loop": _loops,
     "tree": lambda config: config.speculative is not None and config.speculative.eagle_topk > 1,
     "pages": lambda config: config.page_size > 1,
     "graphs": lambda config: config.cuda_graph.enabled,
@@ -31,6 +45,9 @@ def check_fit(fault: Fault, config: EngineConfig, who: str) -> None:
         if not HAS[need](config):
             raise fault.error(f"it needs {NEEDS[need]}, which {who} does not have")
     site = fault.site or next(iter(kind.sites), "")
+    others = OF_THE_LOOP if config.speculative is not None and not _loops(config) else (OF_LAYERS,)
+    if any(fnmatchcase(site, pattern) for pattern in others):
+        raise fault.error(f"it acts at {site}, which {who} never passes: something else drafts there")
     if site in kind.captured_sites and config.device != "cpu" and config.cuda_graph.enabled:
         raise fault.error(
             f"it acts at {site}, inside a captured CUDA graph that calls nothing on the host; run it with "

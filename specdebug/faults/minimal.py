@@ -12,6 +12,8 @@ from specdebug.faults.model import Fault, FaultClass, Steps
 BUSY: Steps = (4, 40)
 """Steps in which several requests decode."""
 TREE = {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
+LAYERS = {"algorithm": "MTP", "num_steps": 3}
+"""Their sites begin with ``mtp_``."""
 
 PLAIN: dict[str, Any] = {
     "id": "plain",
@@ -39,7 +41,7 @@ def minimal(kind: FaultClass, site: str | None = None, new_tokens: int = 10) -> 
             "page_size": 4,
             "context_length": 96,
             "max_running_requests": 4,
-            "speculative": dict(TREE),
+            "speculative": dict(LAYERS if (site or "").startswith("mtp_") else TREE),
             "cuda_graph": {"max_bs": 4, "capture_bs": [4]},
             # Where released memory is NaN already, more NaN there changes nothing.
             "memory": {"num_slots": 512, "fill": "zeros" if kind.name == "nan_kv_unused" else "nan", "guards": True},

@@ -20,6 +20,8 @@ T = TypeVar("T")
 ARM = "drawn"
 TOGETHER = 4
 """Scenarios in a row that have one engine."""
+MTP_LAYERS = 3
+"""Of ``tiny-mtp``, each of which drafts one token."""
 LARGE = 64
 """Pages of as many tokens: a request takes several only if its prompt is longer than the others'."""
 
@@ -44,7 +46,7 @@ class HuntSpace:
 
 _PLANS = tuple(plan.name for plan in SHIPPED)
 SPACES = {
-    "embedded": HuntSpace(_PLANS, (1, 4, 16, LARGE), (1, 2, 4), ("EAGLE", "EAGLE3"), _PLANS),
+    "embedded": HuntSpace(_PLANS, (1, 4, 16, LARGE), (1, 2, 4), ("EAGLE", "EAGLE3", "MTP"), _PLANS),
     "sglang": HuntSpace(_PLANS, (1, 4, 16, LARGE), (1, 2, 4), ("EAGLE",), ("fa3",)),
     "vllm": HuntSpace(
         ("triton",), (32,), (1,), ("EAGLE", "EAGLE3"), (), chunks=(None, 64), graphs=({"enabled": False},)
@@ -79,6 +81,9 @@ def _engine(seed: int, number: int, space: HuntSpace) -> Plain:
         return stream(seed, "hunt", option, block).sample(list(values), len(values))[place]
 
     page_size, topk, steps = deal("page", space.pages), deal("topk", space.topks), deal("steps", space.steps)
+    algorithm = deal("algorithm", space.algorithms)
+    if algorithm == "MTP":
+        topk, steps = 1, MTP_LAYERS
     chunk = deal("chunk", space.chunks)
     plans = space.pages_with_trees if page_size > 1 and topk > 1 else space.plans
     most = min(1 + topk + topk**2 * (steps - 1), 12)
@@ -94,7 +99,7 @@ def _engine(seed: int, number: int, space: HuntSpace) -> Plain:
         "chunked_prefill_size": None if chunk is None else -(-chunk // page_size) * page_size,
         "radix_cache": deal("radix", space.radix),
         "speculative": {
-            "algorithm": deal("algorithm", space.algorithms),
+            "algorithm": algorithm,
             "num_steps": steps,
             "eagle_topk": topk,
             "num_draft_tokens": min(nodes, most) if topk > 1 else nodes,

@@ -5,10 +5,11 @@ reverted, and each of its edits has run. Otherwise it is **rotten**: its detecto
 or sees one where there is none. So the registry is a set of mutation tests of this package. A toggle that the machine
 cannot run is **untested**.
 
-The matrix runs the scenario's arm that reverts exactly this fix, else its first one. Where an edit never ran in that,
-the scenario's other arms are run with the fix reverted, too, each once: for their counts, not for their verdicts. All
-of them can be run on another device, in another dtype, or with another attention plan than the scenario's. A fix that
-only exists in one plan (see ``plans.py``) is then still run with that plan, and its check says so.
+The matrix runs the scenario's arm that reverts exactly this fix, else its first one. A fix that several scenarios show
+has a row for each of them; an edit has run if it ran in one of them. Where one never ran in those arms, the scenarios'
+other arms are run with the fix reverted, too, each once: for their counts, not for their verdicts. All of them can be
+run on another device, in another dtype, or with another attention plan than the scenario's. A fix that only exists in
+one plan (see ``plans.py``) is then still run with that plan, and its check says so.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ class ScenarioContent(replay.RunContent, Protocol):
 
 @dataclass(frozen=True)
 class ToggleCheck:
-    """The matrix's verdict on one toggle, run with attention plan ``backend``.
+    """The matrix's verdict on one toggle in one of its scenarios, run with attention plan ``backend``.
 
-    ``keeps_backend`` is True if another plan was asked for. ``elsewhere``: runs of other arms, reverted.
+    ``keeps_backend`` is True if another plan was asked for. ``elsewhere``: runs of other arms, and of its other
+    scenarios, reverted.
     """
 
     toggle: Toggle
@@ -58,6 +60,11 @@ class ToggleCheck:
     backend: str = ""
     keeps_backend: bool = False
     elsewhere: tuple[ArmResult, ...] = ()
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Its row: the toggle's number and the scenario."""
+        return self.toggle.pr, self.toggle.detected_by.scenario
 
     @property
     def silent(self) -> int:
@@ -76,7 +83,7 @@ class ToggleCheck:
         wanted = " or ".join(self.toggle.detected_by.signatures)
         said = [f"applied, {_found(result, '')}" for result in noisy]
         said += [f"reverted, {_found(result, 'nothing was found')}; stated is {wanted}" for result in missed]
-        where = f"in any arm of {self.toggle.detected_by.scenario}"
+        where = f"in any arm of {' or '.join(each.scenario for each in self.toggle.detections)}"
         said += [f"reverted, {_found(result, '')}" for result in self.elsewhere if result.outcome.unavailable]
         return (*said, *(f"{place(edit)}: edit {edit.id} never ran {where}" for edit in self.idle))
 
@@ -152,7 +159,7 @@ def plan_matrix(
 ) -> list[ArmRun]:
     """Return every run of the matrix. Applied runs that several toggles share are planned once."""
     over = LaidOver(overrides or {}, target)
-    runs = (run for toggle in toggles for run in _runs(library, toggle, seeds, over))
+    runs = (run for toggle in _by_scenario(toggles) for run in _runs(library, toggle, seeds, over))
     return list({run.key: run for run in runs}.values())
 
 
@@ -212,25 +219,42 @@ def verify(
         runs = plan_matrix(library, toggles, seeds, overrides, target)
         results, interrupted = _run(pool, library, servers, runs, progress, locate)
     checks = []
-    for toggle in toggles:
+    for toggle in _by_scenario(toggles):
         runs = _runs(library, toggle, seeds, over)
         if all(run.key in results for run in runs):
             ended = tuple(results[run.key] for run in runs)
             backend = engine_config(runs[0].scenario, runs[0].arm).attention_backend
             kept = backend != overrides.get("attention_backend", backend)
             checks.append(ToggleCheck(toggle, ended[::2], ended[1::2], backend, kept))
-    more = {check.toggle.pr: _elsewhere(library, check.toggle, over) for check in checks if check.idle}
+    checks = _with_siblings(checks)
+    more = {check.key: _elsewhere(library, check.toggle, over) for check in checks if check.idle}
     if not more or interrupted:
-        return Matrix(tuple(check for check in checks if check.toggle.pr not in more), interrupted)
+        return Matrix(tuple(check for check in checks if check.key not in more), interrupted)
     with closing(KeptServers(pool.limit)) as servers:
         again = [run for runs in more.values() for run in runs]
         results, interrupted = _run(pool, library, servers, again, progress)
-    found = {pr: [results[run.key] for run in runs if run.key in results] for pr, runs in more.items()}
-    whole = [check for check in checks if len(found.get(check.toggle.pr, ())) == len(more.get(check.toggle.pr, ()))]
-    return Matrix(
-        tuple(dataclasses.replace(check, elsewhere=tuple(found.get(check.toggle.pr, ()))) for check in whole),
-        interrupted,
-    )
+    found = {key: [results[run.key] for run in runs if run.key in results] for key, runs in more.items()}
+    whole = [check for check in checks if len(found.get(check.key, ())) == len(more.get(check.key, ()))]
+    looked = [dataclasses.replace(check, elsewhere=(*check.elsewhere, *found.get(check.key, ()))) for check in whole]
+    return Matrix(tuple(_with_siblings(looked)), interrupted)
+
+
+def _by_scenario(toggles: Sequence[Toggle]) -> list[Toggle]:
+    """Each toggle once for every scenario that shows it."""
+    return [toggle.shown_by(detection) for toggle in toggles for detection in toggle.detections]
+
+
+def _with_siblings(checks: Sequence[ToggleCheck]) -> list[ToggleCheck]:
+    """Show each check what the same toggle's other scenarios ran."""
+    joined = []
+    for check in checks:
+        siblings = [each for each in checks if each.toggle.pr == check.toggle.pr and each is not check]
+        seen = list(check.elsewhere)
+        for result in (one for each in siblings for one in (*each.reverted, *each.elsewhere)):
+            if not any(result is known for known in (*seen, *check.reverted)):
+                seen.append(result)
+        joined.append(dataclasses.replace(check, elsewhere=tuple(seen)))
+    return joined
 
 
 def _run(

@@ -21,7 +21,7 @@ MAX_PROBLEMS = 5
 
 
 def render_matrix(checks: Sequence[ToggleCheck], latent: Sequence[LatentCheck] = ()) -> RenderableType:
-    """One row a toggle, the problems of the rotten ones, the latent ones with their guards, one closing line.
+    """One row a toggle and scenario that shows it, problems of rotten ones, latent ones with their guards, one line.
 
     A plan in parentheses is the scenario's own where another was asked for: the fix lies in that plan.
     """
@@ -45,9 +45,11 @@ def render_matrix(checks: Sequence[ToggleCheck], latent: Sequence[LatentCheck] =
     for one in latent:
         told = f"latent: {one.guard} guards it; {one.why}" if one.guard else one.problem
         lines.append(line(f"{one.toggle.pr} {told}", "" if one.guard else "red"))
-    live = sum(check.live for check in checks)
-    untested = sum(check.untested for check in checks)
-    said = f"{live} of {len(checks)} toggles live" + (f", {untested} untested" if untested else "")
+    numbers = {check.toggle.pr for check in checks}
+    lacking = {check.toggle.pr for check in checks if not check.live}
+    untested = lacking - {check.toggle.pr for check in checks if not check.live and not check.untested}
+    said = f"{len(numbers - lacking)} of {len(numbers)} toggles live"
+    said += f", {len(untested)} untested" if untested else ""
     said += f", {len(latent)} latent" if latent else ""
     where = sorted({place for check in checks if (place := _place(check))})
     return Group(Listing(COLUMNS, rows, bar=True), *lines, line(" ".join([said, *where])))

@@ -11,12 +11,11 @@ from rich.text import Text
 from specdebug.patching import Patch
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, Prose, columns, line
-from specdebug.toggles import OWN_ENGINE, Toggle, not_in
+from specdebug.toggles import OWN_ENGINE, Detection, Toggle, not_in
 
 
 def toggle_document(toggle: Toggle) -> dict[str, Any]:
     """A toggle as plain data."""
-    detected_by = toggle.detected_by
     return {
         "pr": toggle.pr,
         "aliases": list(toggle.aliases),
@@ -25,9 +24,8 @@ def toggle_document(toggle: Toggle) -> dict[str, Any]:
         "family": toggle.family,
         "symptom": toggle.symptom,
         "description": " ".join(toggle.description.split()),
-        "detected_by": {"scenario": detected_by.scenario, "signatures": list(detected_by.signatures)}
-        if toggle.patches
-        else None,
+        "detected_by": _detection(toggle.detected_by) if toggle.patches else None,
+        "also_detected_by": [_detection(each) for each in toggle.also_detected_by],
         "path": str(toggle.path),
         "patches": [
             {
@@ -43,14 +41,18 @@ def toggle_document(toggle: Toggle) -> dict[str, Any]:
     }
 
 
+def _detection(detection: Detection) -> dict[str, Any]:
+    return {"scenario": detection.scenario, "signatures": list(detection.signatures)}
+
+
 def toggle_table(toggles: Iterable[Toggle]) -> Listing:
     """One row a fix: its numbers, its scenario and signature, its family and title."""
     heads = (*columns("PR", "scenario", "signature", key=True), Column("family"), Column("title", prose=True))
     rows = [
         (
             ", ".join(map(str, each.numbers)),
-            each.detected_by.scenario or _without(each),
-            each.detected_by.signatures,
+            ", ".join(one.scenario for one in each.detections) if each.patches else _without(each),
+            tuple(dict.fromkeys(signature for one in each.detections for signature in one.signatures)),
             each.family,
             each.title,
         )
@@ -68,20 +70,19 @@ def _without(toggle: Toggle) -> str:
 
 def describe_toggle(toggle: Toggle) -> RenderableType:
     """A toggle for a person: the facts, then the edits that revert it, as a diff."""
-    facts = {"also": ", ".join(map(str, toggle.aliases))} if toggle.aliases else {}
-    facts |= {"url": toggle.url, "family": toggle.family, "symptom": toggle.symptom}
-    if toggle.patches:
-        facts["scenario"] = toggle.detected_by.scenario
-        facts["signature"] = " or ".join(toggle.detected_by.signatures)
-    facts["file"] = str(toggle.path)
+    facts = [("also", ", ".join(map(str, toggle.aliases)))] if toggle.aliases else []
+    facts += [("url", toggle.url), ("family", toggle.family), ("symptom", toggle.symptom)]
+    for one in toggle.detections if toggle.patches else ():
+        facts += [("scenario", one.scenario), ("signature", " or ".join(one.signatures))]
+    facts.append(("file", str(toggle.path)))
     if not toggle.patches:
-        facts["engine"] = not_in(OWN_ENGINE, toggle)
-    facts |= {
-        engine: f"{'mended' if engine in toggle.mends else 'patched'} in {' or '.join(versions)}"
+        facts.append(("engine", not_in(OWN_ENGINE, toggle)))
+    facts += [
+        (engine, f"{'mended' if engine in toggle.mends else 'patched'} in {' or '.join(versions)}")
         for engine, versions in toggle.foreign.items()
-    }
+    ]
     lines: list[RenderableType] = [line(f"{toggle.pr}  {toggle.title}"), Text()]
-    lines += [Prose(Text(shown(f"{name:<10} {value}")), hang=11) for name, value in facts.items()]
+    lines += [Prose(Text(shown(f"{name:<10} {value}")), hang=11) for name, value in facts]
     if toggle.description:
         lines += [Text(), Prose(Text(shown(" ".join(toggle.description.split()))), hang=0)]
     done = "mended" if toggle.mends and not toggle.patches else "reverted"

@@ -213,7 +213,8 @@ class EmbeddedSession:
         return self.inside.target_kv(request, start, stop)
 
     def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
-        return self.inside.draft_state(requests)
+        stored: StoredDrafts = self.inside.draft_state(requests)
+        return stored
 
     def settle(self) -> bool:
         if self._on_gpu:

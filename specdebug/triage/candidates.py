@@ -78,7 +78,7 @@ def candidates(found: Scan, library: Library) -> tuple[CandidateFix, ...]:
     if found.main is None:
         return ()
     ranked = []
-    for toggle in library.all_toggles():
+    for toggle in (_as_seen(each, found) for each in library.all_toggles()):
         evidence = (*_seen(toggle, found), *_damage(toggle, found.main))
         if not evidence:
             continue
@@ -115,6 +115,14 @@ def commands(found: Scan, best: tuple[CandidateFix, ...], library: Library) -> t
 
 
 Weighed = tuple[int, str]
+
+
+def _as_seen(toggle: Toggle, found: Scan) -> Toggle:
+    """The fix with the scenario that fails as the log does as its first, if one of its scenarios does."""
+    signatures = [finding.signature for finding in found.ranked()]
+    known = (each for signature in signatures for each in toggle.detections if each.recognises(signature))
+    detection = next(known, None)
+    return toggle if detection is None else toggle.shown_by(detection)
 
 
 def _seen(toggle: Toggle, found: Scan) -> Iterator[Weighed]:

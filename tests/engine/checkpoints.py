@@ -118,3 +118,24 @@ def make_eagle3(
         draft_vocab_size=drafted,
         eagle_config={"eagle_aux_hidden_state_layer_ids": [0, layers // 2, layers - 1]},
     )
+
+
+def make_mtp(
+    path: Path, target: Path, *, layers: int = 3, chained: bool = False, seed: int = 1, layer_scale: float = 0.3
+) -> None:
+    """Next-n layers for the target at ``target``: normed embedding and hidden added up, under random layers.
+
+    The norms' gains differ from one, so that a gain left out shows.
+    """
+    torch.manual_seed(seed)
+    config = json.loads((target / "config.json").read_text())
+    first, tensors = config["num_hidden_layers"], {}
+    for index in range(layers):
+        prefix = f"model.layers.{first + index}"
+        tensors |= _layer(prefix, HIDDEN, layer_scale)
+        tensors[f"{prefix}.eh_proj.weight"] = torch.cat([torch.eye(HIDDEN), torch.eye(HIDDEN)], dim=1)
+        for norm in ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "shared_head.norm"):
+            tensors[f"{prefix}.{norm}.weight"] = 1 + 0.1 * torch.randn(HIDDEN)
+    extra = {"num_nextn_predict_layers": layers, "mtp_chain_hidden_states": chained}
+    architectures = ["LlamaForCausalLMNextN"]
+    _save(path, target, tensors, num_hidden_layers=first, architectures=architectures, **extra)

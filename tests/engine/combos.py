@@ -63,7 +63,16 @@ def families(oracle: GreedyOracle, text: Sequence[int], trunks: Sequence[int]) -
 
 @st.composite
 def speculations(draw: st.DrawFn, algorithm: str, draft_model: str, max_steps: int) -> dict[str, Any]:
-    """A valid ``speculative`` block."""
+    """A valid ``speculative`` block. ``draft_model`` of MTP: a folder of next-n layers, as ``Lab.mtp`` is."""
+    on_hit = st.sampled_from(["recompute", "recompute", "zero_fill"])
+    if algorithm == "MTP":
+        layers, chained = draw(st.sampled_from([2, 3, 4])), draw(st.booleans())
+        return {
+            "algorithm": algorithm,
+            "draft_model": f"{draft_model}/{layers}{'-chained' if chained else ''}",
+            "num_steps": layers,
+            "draft_kv_on_hit": draw(on_hit),
+        }
     steps = draw(st.integers(1, max_steps))
     topk = draw(st.sampled_from([1, 2, 3, 4, 6]))
     block = {
@@ -71,7 +80,7 @@ def speculations(draw: st.DrawFn, algorithm: str, draft_model: str, max_steps: i
         "draft_model": draft_model,
         "num_steps": steps,
         "eagle_topk": topk,
-        "draft_kv_on_hit": draw(st.sampled_from(["recompute", "recompute", "zero_fill"])),
+        "draft_kv_on_hit": draw(on_hit),
     }
     if topk > 1:
         most = 1 + topk + topk**2 * (steps - 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,16 +27,22 @@ ORACLE_LENGTH = 24
 
 @dataclass(frozen=True)
 class Lab:
-    """A target with its two heads, and what Hugging Face says the target's text is."""
+    """A target with its draft models, and what Hugging Face says the target's text is."""
 
     target: Path
     eagle: Path
     eagle3: Path
     model: LlamaForCausalLM
     oracle: GreedyOracle
+    mtp: Path | None = None
+    """A folder of next-n layers, a checkpoint for each number of them, chained or not."""
 
     def draft(self, algorithm: str) -> Path:
         return self.eagle3 if algorithm == "EAGLE3" else self.eagle
+
+    def next_n(self, layers: int, *, chained: bool = False) -> Path:
+        assert self.mtp is not None
+        return self.mtp / f"{layers}{'-chained' if chained else ''}"
 
     @property
     def vocab(self) -> int:
@@ -45,14 +52,17 @@ class Lab:
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """Random weights: fast, and its text mixes runs that its heads guess with surprises."""
-    from tests.engine.checkpoints import make_eagle, make_eagle3, make_target
+    from tests.engine.checkpoints import make_eagle, make_eagle3, make_mtp, make_target
 
     folder = tmp_path_factory.mktemp("checkpoints")
     target, eagle, eagle3 = (folder / name for name in ("target", "eagle", "eagle3"))
     model = make_target(target, vocab=VOCAB, seed=2)
     make_eagle(eagle, target)
     make_eagle3(eagle3, target)
-    return Lab(target, eagle, eagle3, model, GreedyOracle(model, ORACLE_LENGTH))
+    found = Lab(target, eagle, eagle3, model, GreedyOracle(model, ORACLE_LENGTH), folder / "mtp")
+    for layers, chained in product((2, 3, 4), (False, True)):
+        make_mtp(found.next_n(layers, chained=chained), target, layers=layers, chained=chained)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -155,6 +155,17 @@ def test_output_is_plain_greedy_decoding(lab: Lab, pool, backend: str, algorithm
     assert min(tally.hits, tally.retractions, tally.aborts, tally.padded) > 0, tally
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_output_of_next_n_layers_is_plain_greedy_decoding(lab: Lab, pool, backend: str) -> None:
+    generated = combos(
+        pool, target=str(lab.target), draft=str(lab.mtp), algorithm="MTP", backend=backend, vocab=lab.vocab
+    )
+    tally = explore(generated, 20 + BACKENDS.index(backend), 30, lab.oracle)
+    assert tally.longest_accept >= 3
+    assert min(tally.hits, tally.retractions, tally.aborts, tally.padded) > 0, tally
+
+
 @pytest.fixture(scope="session")
 def code_pool(shipped: Lab) -> list[list[tuple[int, ...]]]:
     text = TargetTokenizer(tokenizer_path("tiny")).encode(heldout_text()[:12_000])

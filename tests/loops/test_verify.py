@@ -266,6 +266,36 @@ def test_arms_that_are_run_for_their_counts_alone_are_run_once_however_many_seed
     assert [check.live for check in matrix.checks] == [True]
 
 
+def shown_twice() -> Toggle:
+    """A fix whose edits lie in two places, each reached in a scenario of its own."""
+    return replace(two_edits(), also_detected_by=(Detection("first", ("nan@*",)),))
+
+
+@pytest.mark.parametrize(
+    ("script", "idle"),
+    [
+        (counting(mine={"t#1": 3}, fixed={"t#2": 1}), False),
+        (counting(mine={"t#1": 3}, fixed={"t#1": 1}), True),
+    ],
+)
+def test_a_fix_that_two_scenarios_show_has_a_row_for_each_and_its_edits_run_in_one(script: Script, idle: bool) -> None:
+    matrix = verify(FakePool(script), Shelf(), [shown_twice()], 1)  # type: ignore[arg-type]
+    rows = [(check.toggle.detected_by.scenario, check.live, bool(check.idle)) for check in matrix.checks]
+    assert rows == [("second", not idle, idle), ("first", not idle, idle)]
+    text = text_of(render_matrix(matrix.checks))
+    assert text.rstrip().endswith(f"{0 if idle else 1} of 1 toggles live")
+    assert ("edit t#2 never ran in any arm of second or first" in text) == idle
+
+
+def test_a_fix_that_one_of_its_scenarios_does_not_show_is_rotten_there() -> None:
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        return good_run(job) if job.name.startswith("first") else counting(mine={"t#1": 3, "t#2": 1})(job)
+
+    matrix = verify(FakePool(script), Shelf(), [shown_twice()], 1)  # type: ignore[arg-type]
+    assert [check.live for check in matrix.checks] == [True, False]
+    assert matrix.exit_code == 1
+
+
 def test_an_edit_is_not_dead_because_a_worker_died_with_its_counts() -> None:
     def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
         if "reverted" not in job.name:

@@ -68,12 +68,14 @@ def test_every_demanded_scenario_and_every_toggle_has_one():
 
 @pytest.mark.parametrize("toggle", TOGGLES, ids=lambda toggle: toggle["pr"])
 def test_a_toggle_and_its_scenario_promise_the_same(toggle):
-    scenario = SHIPPED[toggle["detected_by"]["scenario"].replace("-", "_")]
-    assert toggle["pr"] in scenario.arms["reverted"].revert
-    stated = toggle["detected_by"]["signature"]
-    expected = scenario.expect["reverted"].signatures
-    for promised in [stated] if isinstance(stated, str) else stated:
-        assert any(fnmatch.fnmatchcase(promised, one) or fnmatch.fnmatchcase(one, promised) for one in expected)
+    detections = toggle["detected_by"]
+    for detection in detections if isinstance(detections, list) else [detections]:
+        scenario = SHIPPED[detection["scenario"].replace("-", "_")]
+        assert toggle["pr"] in scenario.arms["reverted"].revert
+        stated = detection["signature"]
+        expected = scenario.expect["reverted"].signatures
+        for promised in [stated] if isinstance(stated, str) else stated:
+            assert any(fnmatch.fnmatchcase(promised, one) or fnmatch.fnmatchcase(one, promised) for one in expected)
 
 
 def is_not_on(name, engine):
@@ -85,15 +87,18 @@ def is_not_on(name, engine):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_an_engine_cannot_run_says_so_in_its_own_file(name):
     config = base_config(name)
-    assert is_not_on(name, "vllm") == (config.speculative.eagle_topk > 1), "vLLM drafts chains"
-    assert is_not_on(name, "sglang") == (config.page_size.bit_count() > 1), "SGLang's pages are powers of two"
+    layers = config.speculative.algorithm == "MTP"  # which both have of other models than Llama
+    assert is_not_on(name, "vllm") == (layers or config.speculative.eagle_topk > 1), "vLLM drafts chains"
+    assert is_not_on(name, "sglang") == (layers or config.page_size.bit_count() > 1), "SGLang's pages are powers of two"
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name not in WITHOUT_FIX])
 def test_a_revert_that_another_engine_has_is_expected_there_as_its_toggle_says(name):
     scenario = SHIPPED[name].on(parse_target("sglang==0.5.13"))
     (toggle,) = (each for each in TOGGLES if each["pr"] in scenario.arms["reverted"].revert)
-    if name == "flaky_chunk_tail":
+    if is_not_on(name, "sglang"):
+        assert not scenario.expect_on
+    elif name == "flaky_chunk_tail":
         assert "sglang" in scenario.arms["reverted"].not_on, "its arrivals fall otherwise from run to run there"
     elif "sglang" in toggle["patches"]:
         assert scenario.expectation_of("reverted").signatures == (toggle["detected_in"]["sglang"]["signature"],)
@@ -159,7 +164,23 @@ def test_tgt_cache_loc_has_the_numbers_of_the_flaky_test():
     assert config.memory.fill == "garbage", "fresh buffers must not be kind"
 
 
-@pytest.mark.parametrize("name", ["graph_padding", "padding_positions"])
+def test_a_hit_of_three_layers_has_661_cached_and_9_new_tokens(prompts):
+    """A slot is cached with the three tokens after it, so 664 equal tokens make 661 equal keys."""
+    layers = base_config("mtp_cache_hit").speculative.num_steps
+    sent = prompts("mtp_cache_hit")
+    assert [len(ids) for ids in sent.values()] == [670] * 4
+    assert not SHIPPED["mtp_cache_hit"].workload[1].speculative
+    for rid in ("hit.0", "hit-again.0"):
+        assert common(sent["warm.0"], sent[rid]) - layers == 661
+
+
+def test_a_prompt_of_mtp_chunk_tail_ends_where_layers_lack_tokens(prompts):
+    config = base_config("mtp_chunk_tail")
+    last = [len(ids) % config.chunked_prefill_size for ids in prompts("mtp_chunk_tail").values()]
+    assert any(0 < tokens < config.speculative.num_steps for tokens in last)
+
+
+@pytest.mark.parametrize("name", ["graph_padding", "padding_positions", "mtp_padding", "mtp_stale_rows"])
 def test_padding_scenarios_pad(name):
     config = base_config(name)
     requests = sum(group.num_requests for group in SHIPPED[name].workload)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_page_aligned
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.memory.kv_memory import KVMemory
-from specdebug.engine.memory.radix_cache import RadixCache, RadixKey
+from specdebug.engine.memory.radix_cache import RadixCache, RadixKey, beyond
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.request import Request
 
@@ -15,14 +17,15 @@ from specdebug.engine.request import Request
 class PrefixCache:
     """Moves slots between requests' rows and the radix tree; with the cache off only allocates and frees."""
 
-    def __init__(self, config: EngineConfig, memory: KVMemory, req_to_token: ReqToToken) -> None:
+    def __init__(self, config: EngineConfig, memory: KVMemory, req_to_token: ReqToToken, *, lookahead: int) -> None:
+        """``lookahead``: the draft model's, 0 without one."""
         self.memory = memory
         self.req_to_token = req_to_token
         self.page_size = config.page_size
         self.enabled = config.radix_cache
         self.radix = RadixCache(config.page_size, req_to_token.table.device)
         spec = config.speculative
-        self._bigram = spec is not None
+        self._lookahead = lookahead
         self._recompute = spec is not None and spec.draft_kv_on_hit == "recompute"
 
     @property
@@ -48,7 +51,7 @@ class PrefixCache:
         if not self.enabled:
             return
         limit = request.cache_limit
-        key = RadixKey(request.all_ids if limit is None else request.all_ids[: limit + 1], self._bigram)
+        key = self._key(request.all_ids if limit is None else request.all_ids[: limit + beyond(self._lookahead)])
         match = self.radix.match_prefix(key, require_draft_kv=request.speculative and self._recompute)
         self.radix.lock(match.node)
         request.node = match.node
@@ -61,7 +64,7 @@ class PrefixCache:
         """Put what a request that goes on has committed into the tree; duplicates give way to the tree's."""
         if not self.enabled:
             return
-        key = RadixKey(request.all_ids[: request.kv_len], self._bigram)
+        key = self._key(request.all_ids[: request.kv_len])
         length = len(key) // self.page_size * self.page_size
         if length <= request.protected_len:
             return
@@ -81,7 +84,7 @@ class PrefixCache:
         """
         kept = request.protected_len
         if keep and self.enabled:
-            key = RadixKey(request.all_ids[: request.kv_len + 1], self._bigram)
+            key = self._key(request.all_ids[: request.kv_len + 1])
             kept = max(kept, self._insert(request, key))
         first_free = self.req_to_token.slots(request.row, kept, min(kept + 1, request.kv_allocated))
         maybe_detect_page_aligned(first_free, self.page_size, "prefix_cache.release.first_free")
@@ -95,6 +98,10 @@ class PrefixCache:
     def flush(self) -> None:
         """Drop every cached prefix that no request reads."""
         self.memory.free(self.radix.evict(self.radix.evictable_size))
+
+    def _key(self, tokens: Sequence[int]) -> RadixKey:
+        """The key of a sequence, which only those share whose KV, the draft's included, is the same."""
+        return RadixKey(tokens, self._lookahead)
 
     def _insert(self, request: Request, key: RadixKey) -> int:
         """Offer the row's slots under ``key``, free duplicates; returns how many positions it covers."""

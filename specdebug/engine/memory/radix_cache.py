@@ -19,37 +19,39 @@ import torch
 from specdebug.engine.errors import EngineError
 
 
+def beyond(lookahead: int) -> int:
+    """Tokens that must follow a slot before it can be cached: those that it depends on, and never none, because the
+    last slot of a sequence is computed anew for its logits."""
+    return max(lookahead, 1)
+
+
 @dataclass(frozen=True, eq=False)
 class RadixKey:
-    """The key under which the first ``len(tokens) - 1`` slots of a sequence are cached.
+    """The key under which the first ``len(tokens) - beyond(lookahead)`` slots of a sequence are cached.
 
-    The draft embeds token p+1 beside target hidden p, so an engine that drafts caches slot p under the pair
-    (t_p, t_{p+1}): ``bigram``. Under t_p alone, two prompts that diverge right after a shared page would share draft KV
-    that is wrong for one of them. The last slot has no next token yet and is never cached, with either kind of key.
+    Slot p is cached under token p and the ``lookahead`` tokens after it, those on which what it holds depends. An EAGLE
+    head embeds token p+1 beside target hidden p, so its keys are of pairs; layer i of multi-layer MTP embeds token
+    p+1+i, so with N layers they are of N+1 tokens. Under t_p alone, two prompts that diverge right after a shared page
+    would share draft KV that is wrong for one of them.
     """
 
     tokens: Sequence[int] | npt.NDArray[np.int64]
-    bigram: bool
-
-    @property
-    def lookahead(self) -> int:
-        """Tokens beyond slot p that slot p depends on: all that tells the two kinds of key apart."""
-        return 1 if self.bigram else 0
+    lookahead: int
 
     @cached_property
     def array(self) -> npt.NDArray[np.int64]:
-        """``tokens`` as int64 [len + 1]."""
+        """``tokens`` as int64 [len + beyond(lookahead)]."""
         return np.asarray(self.tokens, dtype=np.int64)
 
     def __len__(self) -> int:
-        return max(len(self.tokens) - 1, 0)
+        return max(len(self.tokens) - beyond(self.lookahead), 0)
 
     def part(self, start: int, stop: int) -> RadixKey:
         """The key of slots ``start:stop``."""
-        return RadixKey(self.array[start : stop + 1], self.bigram)
+        return RadixKey(self.array[start : stop + beyond(self.lookahead)], self.lookahead)
 
     def match_length(self, other: RadixKey) -> int:
-        """The number of leading slots that are the same in both keys."""
+        """The number of leading slots that are the same in both keys, which have one lookahead."""
         n = min(len(self), len(other))
         if n == 0:
             return 0
@@ -133,7 +135,7 @@ class RadixCache:
         self.protected_size = 0
         """Cached slots on a locked path."""
         self._leaves: dict[int, TreeNode] = {}  # by serial; only those that may be evicted
-        self.root = TreeNode(RadixKey((), False), self._none, None, draft_written=True, serial=0, last_access=0)
+        self.root = TreeNode(RadixKey((), 0), self._none, None, draft_written=True, serial=0, last_access=0)
 
     @property
     def total_size(self) -> int:
@@ -273,7 +275,7 @@ class RadixCache:
 
     def _add_leaf(self, parent: TreeNode, key: RadixKey, slots: torch.Tensor, *, draft_written: bool) -> TreeNode:
         # The key is copied: a view would keep the whole prompt alive for as long as the node lives.
-        leaf = self._add_child(parent, RadixKey(key.array.copy(), key.bigram), slots, draft_written)
+        leaf = self._add_child(parent, RadixKey(key.array.copy(), key.lookahead), slots, draft_written)
         self._leaves.pop(parent.serial, None)
         self._leaves[leaf.serial] = leaf
         self.evictable_size += len(key)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.memory.radix_cache import RadixCache, TreeNode
+from specdebug.engine.memory.radix_cache import RadixCache, TreeNode, beyond
 from specdebug.engine.request import Request, Status
 
 _Tokens = npt.NDArray[np.int64]
@@ -23,7 +23,7 @@ _Tokens = npt.NDArray[np.int64]
 class _Path:
     """The slots from the root to the end of a node: ``length`` of them, of the first ``written`` with draft KV.
 
-    tokens: int64 [length + 1], those that the slots hold and the one after them.
+    tokens: int64 [length + beyond(lookahead)], those that the slots hold and those after them.
     """
 
     tokens: _Tokens
@@ -41,13 +41,14 @@ class Reuse:
     that is still there was there all the time, with the same tokens and no less draft KV; that is all that is assumed.
     """
 
-    def __init__(self, config: EngineConfig, radix: RadixCache) -> None:
+    def __init__(self, config: EngineConfig, radix: RadixCache, *, lookahead: int) -> None:
+        """``lookahead``: tokens beyond a slot that what it holds depends on; an EAGLE head sees the next one."""
         spec = config.speculative
         self._radix = radix
         self._enabled = config.radix_cache
         self._page = config.page_size
-        self._lookahead = 0 if spec is None else 1
-        """Tokens beyond a slot that what it holds depends on: a draft model sees the next one."""
+        self._lookahead = lookahead
+        self._beyond = beyond(lookahead)
         self._recompute = spec is not None and spec.draft_kv_on_hit == "recompute"
         self._paths: dict[int, _Path] = {}
         """By serial of a node of the last look."""
@@ -105,7 +106,7 @@ class Reuse:
         return paths
 
     def _used(self, request: Request, stayed: Iterable[_Path]) -> Iterator[str]:
-        most = len(request.prompt_ids) if request.cache_limit is None else request.cache_limit + 1
+        most = len(request.prompt_ids) if request.cache_limit is None else request.cache_limit + self._beyond
         tokens = np.asarray(request.prompt_ids[:most], dtype=np.int64)
         needs_draft = self._recompute and request.speculative
         shared = [(self._shared(path, tokens), path.written) for path in stayed]
@@ -114,9 +115,10 @@ class Reuse:
             yield f"reuse: {request.rid} had {request.cached_tokens} of the {there} positions cached of its prompt"
 
     def _left(self, request: Request) -> Iterator[str]:
-        """The newest token of a request has no KV; all before it were computed."""
+        """The newest token of a request has no KV; all before it were computed, and those are cached whose draft KV
+        depends on no later token."""
         tokens = np.asarray(request.all_ids, dtype=np.int64)
-        due = self._whole_pages(len(tokens) - 1)
+        due = self._whole_pages(len(tokens) - self._beyond)
         shared = [(self._shared(path, tokens), path.written) for path in self._paths.values()]
         there = max((each[0] for each in shared), default=0)
         drafted = max(map(min, shared), default=0)
@@ -127,7 +129,7 @@ class Reuse:
             yield f"kept: {request.rid} has ended, and the tree {said}"
 
     def _published(self, request: Request) -> Iterator[str]:
-        due = self._whole_pages(min(request.kv_len, len(request.prompt_ids)) - 1)
+        due = self._whole_pages(min(request.kv_len, len(request.prompt_ids)) - self._beyond)
         if request.protected_len < due:
             shared = f"shares {request.protected_len} of the {due} positions it computed of its prompt"
             yield f"kept: {request.rid} {shared}"
@@ -137,7 +139,7 @@ class Reuse:
 
     def _shared(self, path: _Path, tokens: _Tokens) -> int:
         """The leading slots of ``path``, in whole pages, that are a request's of these tokens, too."""
-        most = min(path.length, len(tokens) - 1)
+        most = min(path.length, len(tokens) - self._beyond)
         if most <= 0:
             return 0
         compared = most + self._lookahead
@@ -146,4 +148,4 @@ class Reuse:
         return self._whole_pages(same)
 
     def _whole_pages(self, positions: int) -> int:
-        return positions // self._page * self._page
+        return max(positions, 0) // self._page * self._page

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,6 +59,11 @@ class Checkpoint:
 
     def __contains__(self, name: str) -> bool:
         return name in self._sources
+
+    @property
+    def names(self) -> Collection[str]:
+        """The name of every tensor."""
+        return self._sources.keys()
 
     def error(self, name: str, message: str) -> CheckpointError:
         """An error about one tensor, which names its file, or the folder without it."""

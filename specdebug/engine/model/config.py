@@ -160,6 +160,20 @@ class Eagle3Options:
         return layers
 
 
+@dataclass(frozen=True)
+class MTPOptions:
+    """The options of next-n layers in the ``config.json`` beside them. num_layers: N."""
+
+    num_layers: int
+    chain_hidden_states: bool
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str) -> MTPOptions:
+        """Read them. Raises CheckpointError if one is of the wrong kind, or the number of layers is missing."""
+        keys = _Keys(data, where)
+        return cls(keys.positive_int("num_nextn_predict_layers"), keys.flag("mtp_chain_hidden_states"))
+
+
 def require_target_architecture(data: Mapping[str, Any], where: str) -> None:
     """Refuse a ``config.json`` whose model is not one the target loader reads.
     Raises CheckpointError if the architecture is absent or another one."""

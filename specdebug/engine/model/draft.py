@@ -1,4 +1,4 @@
-"""The geometry that EAGLE and EAGLE-3 heads share, and a token's share of their first layer."""
+"""The geometry that draft models share, and a token's share of their first layer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ MAX_TABLE_BYTES = 32 << 20
 
 @dataclass(eq=False, kw_only=True)
 class HeadSizes:
-    """Sizes of a head; ``interface.DraftModel`` says what each one means."""
+    """Sizes of a draft model; ``interface.DraftSizes`` says what each one means."""
 
     config: LlamaConfig
     num_layers: int
     vocab_size: int
     target_feature_size: int
     aux_layers: tuple[int, ...] = ()
+    lookahead: int = 1
 
     def __post_init__(self) -> None:
         self.num_heads = self.config.num_heads

@@ -43,18 +43,23 @@ class TargetOutput(NamedTuple):
     aux: Tensor | None
 
 
-class DraftModel(Protocol):
-    """A draft head: one recurrent pass over (token at p+1, feature at p)."""
+class DraftSizes(Protocol):
+    """All that an engine has to know of a draft model, whatever way of drafting it is for."""
 
     num_layers: int  # that write draft KV; ``LayerAttention`` is called with 0 .. num_layers-1
     num_heads: int
     num_kv_heads: int
     head_dim: int
     kv_layout: str  # see ``memory.kv_pool``
-    hidden_size: int  # Hd, of the hidden that forward() takes and returns
-    vocab_size: int  # Vd, of logits()
-    target_feature_size: int  # F, of the target features that project() takes
+    hidden_size: int  # Hd, of the hidden that it takes and returns
+    vocab_size: int  # Vd, of its logits
+    target_feature_size: int  # F, of the target features that it reads
     aux_layers: tuple[int, ...]  # to ask of ``TargetModel.forward``; () for its final hidden
+    lookahead: int  # draft KV of position p depends on tokens up to p + lookahead
+
+
+class DraftModel(DraftSizes, Protocol):
+    """A draft head: one recurrent pass over (token at p+1, feature at p)."""
 
     def project(self, target_features: Tensor) -> Tensor:
         """[n, F] features of the target -> [n, Hd], the hidden that forward() takes."""

@@ -15,7 +15,7 @@ from specdebug.engine.attention.planner import SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.graph.runner import GraphRunner, RunnerParts
-from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.model.interface import DraftSizes
 from specdebug.engine.speculative.commit import Compacted
 from specdebug.engine.speculative.draft import DraftCandidates
 from specdebug.engine.speculative.protocol import WorkerParts
@@ -38,7 +38,7 @@ class Drafter(Protocol[State]):
     """One way of drafting; made with ``DrafterParts``. It owns the draft pool's content and its own graph runners."""
 
     @property
-    def model(self) -> DraftModel:
+    def model(self) -> DraftSizes:
         """The draft model."""
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,8 @@ from specdebug.engine.attention.planner import ExtendLayout, SequenceLayout
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.graph.extend_runner import ExtendGraphRunner
-from specdebug.engine.request import Request
+from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.speculative.cached_prefix import prepare_cached_prefix
 from specdebug.engine.speculative.commit import Compacted
 from specdebug.engine.speculative.draft import DraftCandidates, DraftLoop, DraftStage
 from specdebug.engine.speculative.drafter import DrafterParts
@@ -24,7 +27,7 @@ class EagleDrafter:
     def __init__(self, parts: DrafterParts) -> None:
         worker, runners = parts.worker, parts.runners
         spec, pool, attention = worker.spec, worker.pools.draft, worker.attention.draft
-        self.model = draft = worker.draft
+        self.model = draft = cast(DraftModel, worker.draft)  # an EAGLE loader made it
         self._parts = worker
         self._workspace = parts.workspace
         self.state = DraftStateTable(
@@ -62,7 +65,7 @@ class EagleDrafter:
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
         for request in batch.requests:
-            self._prepare_cached_prefix(request)
+            prepare_cached_prefix(request, self._parts.pools.draft)
         tail = self._tail_tokens(batch, next_ids)
         input_ids = torch.roll(batch.input_ids, -1)
         input_ids[batch.last_rows()] = tail
@@ -85,13 +88,6 @@ class EagleDrafter:
     def _read_out(self, hidden: Tensor, last: Tensor) -> ExtendOutputs:
         """The start of the next draft, read at rows ``last`` (int64 [B]), one of each request."""
         return self._extend.read_out(hidden[last])
-
-    def _prepare_cached_prefix(self, request: Request) -> None:
-        """Under ``zero_fill``: a matched prefix may lack draft KV, and unwritten memory may hold anything."""
-        slots = request.unwritten_draft_slots
-        if slots is not None and slots.numel():
-            self._parts.pools.draft.zero(slots)
-        request.unwritten_draft_slots = None
 
     def _tail_tokens(self, batch: PrefillBatch, next_ids: Tensor) -> Tensor:
         """The token after each chunk: the sampled one; on a non-final chunk the prompt's own next token."""

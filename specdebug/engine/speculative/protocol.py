@@ -17,7 +17,7 @@ from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.memory.req_to_token import ReqToToken
-from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.model.interface import DraftSizes
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.observer import Observers
 from specdebug.engine.request import Request
@@ -65,7 +65,7 @@ class WorkerParts:
     config: EngineConfig
     spec: SpeculativeConfig
     target: TargetModel
-    draft: DraftModel
+    draft: DraftSizes
     pools: Pools
     planner: AttentionPlanner
     attention: DraftAndTargetAttention

@@ -21,18 +21,25 @@ class Algorithm:
         loader: loads the draft model; called as ``model.loader.load_draft`` is.
         drafter: of a worker that leaves drafting to one; called with a ``drafter.DrafterParts``, it returns a
             ``drafter.Drafter``.
+        only_chains: its drafts have one branch.
     """
 
     worker: str
     loader: str
     drafter: str = "specdebug.engine.speculative.eagle:EagleDrafter"
+    only_chains: bool = False
 
 
 _EAGLE = Algorithm("specdebug.engine.speculative.worker:EagleWorker", "specdebug.engine.model.loader:load_draft")
-
-ALGORITHMS = PluginRegistry(
-    "algorithms", "an Algorithm", lambda part: isinstance(part, Algorithm), {"EAGLE": _EAGLE, "EAGLE3": _EAGLE}
+_MTP = Algorithm(
+    "specdebug.engine.speculative.worker:EagleWorker",
+    "specdebug.engine.model.mtp_loader:load_mtp",
+    "specdebug.engine.speculative.mtp:MTPDrafter",
+    only_chains=True,
 )
+SHIPPED = {"EAGLE": _EAGLE, "EAGLE3": _EAGLE, "MTP": _MTP}
+
+ALGORITHMS = PluginRegistry("algorithms", "an Algorithm", lambda part: isinstance(part, Algorithm), SHIPPED)
 
 
 def worker_of(name: str) -> Any:

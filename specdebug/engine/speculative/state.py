@@ -30,6 +30,9 @@ class StateTable(Protocol):
     def gather(self, rows: Tensor) -> StepState:
         """Return the start of the next draft of the given rows (int64 [B])."""
 
+    def read(self, rows: Tensor) -> StepState:
+        """Return copies of the drafting state of the given rows (int64 [B]), for who looks from outside."""
+
     def store_lengths(self, rows: Tensor, seq_lens: Tensor, bonus: Tensor) -> None:
         """Publish new committed lengths and bonus tokens, before the draft extend runs."""
 

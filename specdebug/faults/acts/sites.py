@@ -12,7 +12,8 @@ TARGET_LOGITS = ("verify.logits", "target_prefill.logits", "target_decode.logits
 DRAFT_LOGITS = ("draft.forward.logits", "draft_extend.logits")
 CANDIDATES = ("draft_extend.topk_index", "draft_graph.replay.topk_index")
 REPLAYED = ("draft_graph.replay.topk_index", "draft_graph.replay.topk_p", "draft_graph.replay.hidden_states")
-POISONED = (REPLAYED[0], "draft_graph.replay.req_pool_indices", *REPLAYED[1:])
+OF_LAYERS = ("mtp_graph.replay.input_ids", "mtp_graph.replay.req_pool_indices", "mtp_graph.replay.hidden_states")
+POISONED = (REPLAYED[0], "draft_graph.replay.req_pool_indices", *REPLAYED[1:], *OF_LAYERS)
 
 FAR = -4886055425978319163
 """An uninitialised topk_index was seen to hold this (SGLang PR 23037)."""
@@ -177,7 +178,7 @@ def _swap_token(shot: Shot, row: int) -> None:
 
 def _padding(shot: Shot) -> slice:
     """Rows of a replay's inputs behind the batch's. Raises NotHere when there are none."""
-    live, rows = len(shot.batch), shot.site.tensor.shape[0]
+    live, rows = shot.site_rows(shot.batch[-1]).stop, shot.site.tensor.shape[0]
     if live >= rows:
         raise NotHere("the batch fills its graph: there is no padding row")
     return slice(live, rows)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdebug.engine.config import EngineConfig
+from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.engine_flags import ENGINE_FLAGS, values_of
 from specdebug.targets.sglang.inside.releases import of_release
 
@@ -75,9 +75,13 @@ def reserved_tokens(config: EngineConfig) -> int:
 
 def mapped(options: Mapping[str, Any], *, cpu: bool, release: str) -> Mapped:
     """A release's command line for an engine of these options, every default of ours written out. Raises ConfigError
-    for options that no engine can have."""
-    renamed = of_release(RENAMED, release)
-    values = values_of(EngineConfig.from_dict(options).to_dict())
+    for options that no engine can have, or SGLang cannot."""
+    renamed, config = of_release(RENAMED, release), EngineConfig.from_dict(options)
+    if config.speculative is not None and config.speculative.algorithm == "MTP":
+        raise InvalidOption(
+            "SGLang has next-n layers of its own models only, and no Llama's", ("speculative", "algorithm")
+        )
+    values = values_of(config.to_dict())
     words = list(ALWAYS)
     for flag in ENGINE_FLAGS:
         if flag.ours or flag.into in NO_FLAG:

@@ -208,7 +208,7 @@ def test_a_lock_that_nobody_holds_is_named() -> None:
     from specdebug.engine.memory.radix_cache import RadixKey
 
     page = radix.page_size
-    added = radix.insert(RadixKey(list(range(page + 1)), True), torch.arange(page, 2 * page), draft_written=True)
+    added = radix.insert(RadixKey(list(range(page + 1)), 1), torch.arange(page, 2 * page), draft_written=True)
     radix.lock(added.node)
     assert f"{page} cached slots are locked, and nobody reads them" in life.left_behind(engine, flushed=False)
 

@@ -9,7 +9,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,15 +17,15 @@ from torch import Tensor
 from specdebug.engine.attention.planner import SequenceLayout
 from specdebug.engine.attention.select import make_planner
 from specdebug.engine.attention.workspace import EagerWorkspace
-from specdebug.engine.config import EngineConfig
+from specdebug.engine.config import STEPS_IN_FLIGHT, EngineConfig
 from specdebug.engine.graph.runner import GraphRunner, RunnerParts
 from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.memory.req_to_token import ReqToToken
-from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.model.loader import load_draft, load_target
+from specdebug.engine.model.loader import load_target
 from specdebug.engine.observer import Observers
+from specdebug.engine.speculative.registry import loader_of
 from tests.engine.conftest import Lab
 
 CPU = torch.device("cpu")
@@ -35,10 +35,10 @@ Outputs = dict[str, Tensor]
 
 
 @lru_cache(maxsize=4)
-def _models(target: Path, draft: Path, algorithm: Literal["EAGLE", "EAGLE3"]) -> tuple[TargetModel, DraftModel]:
+def _models(target: Path, draft: Path, algorithm: str) -> tuple[TargetModel, Any]:
     """Stateless, so one load serves every bench."""
     model = load_target(target, max_positions=80)
-    return model, load_draft(draft, algorithm=algorithm, target=model, max_positions=80)
+    return model, loader_of(algorithm)(draft, algorithm=algorithm, target=model, max_positions=80)
 
 
 class Bench(ABC):
@@ -65,7 +65,8 @@ class Bench(ABC):
         self.spec = self.config.speculative
         self.fill = FillPolicy(self.config.memory.fill, 3)
         self.generator = torch.Generator().manual_seed(11)
-        self.target, self.draft = _models(lab.target, lab.draft(self.spec.algorithm), self.spec.algorithm)
+        draft = Path(self.spec.draft_model) if self.spec.draft_model else lab.draft(self.spec.algorithm)
+        self.target, self.draft = _models(lab.target, draft, self.spec.algorithm)
         self.vocab = self.target.config.vocab_size
         self.req_to_token = ReqToToken(MAX_BS, 48 + self.config.row_headroom, fill=FillPolicy("garbage"), guards=True)
         self.planner = make_planner(self.config, self.req_to_token)
@@ -91,7 +92,7 @@ class Bench(ABC):
         page = self.config.page_size
         pages = torch.randperm(self.config.usable_slots // page, generator=self.generator) + 1
         for row, length in zip(self.rows.tolist(), LENGTHS, strict=True):
-            need = -(-(length + self.config.alloc_len_per_decode) // page)
+            need = -(-(length + STEPS_IN_FLIGHT * self.config.alloc_len_per_decode) // page)
             mine, pages = pages[:need], pages[need:]
             slots = (mine.unsqueeze(1) * page + torch.arange(page)).flatten()
             self.req_to_token.write(row, 0, slots)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,18 +19,18 @@ def _slots(*ids: int) -> torch.Tensor:
     return torch.tensor(ids, dtype=torch.int64)
 
 
-def _key(*tokens: int, bigram: bool = True) -> RadixKey:
-    return RadixKey(tokens, bigram)
+def _key(*tokens: int, lookahead: int = 1) -> RadixKey:
+    return RadixKey(tokens, lookahead)
 
 
 # --- keys ---
 
 
-@pytest.mark.parametrize("bigram", [True, False])
-def test_the_last_slot_is_never_part_of_a_key(bigram: bool) -> None:
-    assert len(RadixKey([5, 6, 7], bigram)) == 2
-    assert len(RadixKey([5], bigram)) == 0
-    assert len(RadixKey([], bigram)) == 0
+@pytest.mark.parametrize(("lookahead", "length"), [(0, 2), (1, 2), (2, 1), (3, 0), (4, 0)])
+def test_a_slot_is_part_of_a_key_once_all_it_depends_on_follows(lookahead: int, length: int) -> None:
+    assert len(RadixKey([5, 6, 7], lookahead)) == length
+    assert len(RadixKey([5], lookahead)) == 0
+    assert len(RadixKey([], lookahead)) == 0
 
 
 @pytest.mark.parametrize(
@@ -48,8 +47,14 @@ def test_the_last_slot_is_never_part_of_a_key(bigram: bool) -> None:
 )
 def test_a_pair_differs_when_its_second_token_does(a: Any, b: Any, bigram: int, unigram: int) -> None:
     for first, second in ((a, b), (b, a)):
-        assert RadixKey(first, True).match_length(RadixKey(second, True)) == bigram
-        assert RadixKey(first, False).match_length(RadixKey(second, False)) == unigram
+        assert RadixKey(first, 1).match_length(RadixKey(second, 1)) == bigram
+        assert RadixKey(first, 0).match_length(RadixKey(second, 0)) == unigram
+
+
+def test_a_slot_of_three_layers_differs_when_the_third_token_after_it_does() -> None:
+    first, second = _key(1, 2, 3, 4, 5, 6, lookahead=3), _key(1, 2, 3, 4, 5, 9, lookahead=3)
+    assert (len(first), first.match_length(second)) == (3, 2)
+    assert first.part(1, 3).match_length(second.part(1, 3)) == 1
 
 
 def test_part_spells_the_same_slots() -> None:
@@ -64,10 +69,10 @@ def test_part_spells_the_same_slots() -> None:
 
 
 def test_token_after_a_page_decides_a_bigram_hit_but_not_a_unigram_hit() -> None:
-    for bigram, hit in ((True, 0), (False, 4)):
+    for lookahead, hit in ((1, 0), (0, 4)):
         cache = RadixCache(page_size=4)
-        cache.insert(_key(1, 2, 3, 4, 5, bigram=bigram), _slots(4, 5, 6, 7), draft_written=True)
-        match = cache.match_prefix(_key(1, 2, 3, 4, 9, bigram=bigram), require_draft_kv=True)
+        cache.insert(_key(1, 2, 3, 4, 5, lookahead=lookahead), _slots(4, 5, 6, 7), draft_written=True)
+        match = cache.match_prefix(_key(1, 2, 3, 4, 9, lookahead=lookahead), require_draft_kv=True)
         assert match.slots.numel() == hit
 
 
@@ -179,10 +184,10 @@ def test_reset_forgets_everything() -> None:
 def test_long_prompts_cost_no_python_loop_per_token() -> None:
     cache = RadixCache(page_size=1)
     prompt = list(range(8000))
-    cache.insert(RadixKey(prompt, True), torch.arange(8000), draft_written=True)
+    cache.insert(RadixKey(prompt, 1), torch.arange(8000), draft_written=True)
     begin = time.perf_counter()
     for _ in range(20):
-        assert cache.match_prefix(RadixKey(prompt, True), require_draft_kv=True).slots.numel() == 7999
+        assert cache.match_prefix(RadixKey(prompt, 1), require_draft_kv=True).slots.numel() == 7999
     assert (time.perf_counter() - begin) / 20 < 0.01
 
 
@@ -194,16 +199,14 @@ class _Model:
     """Every cached page, by the elements that lead up to and include it."""
 
     page_size: int
-    bigram: bool
+    lookahead: int
     pages: dict[tuple[Any, ...], tuple[list[int], bool]] = field(default_factory=dict)
     used: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def prefixes(self, tokens: list[int]) -> list[tuple[Any, ...]]:
         """The page-long prefixes of the sequence, shortest first, spelled element by element."""
-        if self.bigram:
-            elements: list[Any] = list(itertools.pairwise(tokens))
-        else:
-            elements = tokens[:-1]
+        grams = [tuple(tokens[at : at + self.lookahead + 1]) for at in range(len(tokens))]
+        elements = [gram for gram in grams[:-1] if len(gram) == self.lookahead + 1]
         whole = len(elements) // self.page_size * self.page_size
         return [tuple(elements[:n]) for n in range(self.page_size, whole + 1, self.page_size)]
 
@@ -245,20 +248,20 @@ def _prompts(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
 
 
 @settings(max_examples=300)
-@given(shape=_prompts(), bigram=st.booleans(), operations=_OPERATIONS)
+@given(shape=_prompts(), lookahead=st.integers(0, 3), operations=_OPERATIONS)
 def test_against_a_flat_map_of_pages(
-    shape: tuple[int, list[list[int]]], bigram: bool, operations: list[tuple[str, int, bool]]
+    shape: tuple[int, list[list[int]]], lookahead: int, operations: list[tuple[str, int, bool]]
 ) -> None:
     page_size, prompts = shape
     cache = RadixCache(page_size)
-    model = _Model(page_size, bigram)
+    model = _Model(page_size, lookahead)
     held: list[tuple[TreeNode, list[tuple[Any, ...]]]] = []
     next_slot = page_size
     clock = 0
 
     for operation, pick, flag in operations:
         tokens = prompts[pick % len(prompts)]
-        key = RadixKey(tokens, bigram)
+        key = RadixKey(tokens, lookahead)
         prefixes = model.prefixes(tokens)
         if operation == "insert":
             own, _ = model.match(tokens, require_draft_kv=False)

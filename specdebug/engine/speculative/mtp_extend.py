@@ -1,0 +1,148 @@
+"""Stage 6 of drafting by next-n layers: every layer over the accepted tokens, one after another.
+
+Layer i at position p reads token p+1+i. So at the last N - 1 positions of a step some layers had to read drafts, and
+the next step goes over them again, when the tokens are known: all layers run over the same T + N - 1 rows a request,
+L-N+1 .. L+T-1, of which layer i needs the last T + i. From layer to layer the ids move up by one row, and at the last
+accepted row what the layer before drafted moves in behind them.
+
+Source: SGLang ``MultiLayerEagleWorkerV2``, whose layers grow by a row each instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdebug.async_probe import maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
+from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.kernels.argmax import argmax
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import LayerAttention
+from specdebug.engine.model.mtp import MTPDraft
+from specdebug.engine.speculative.mtp_state import History, MTPStateTable
+
+
+@dataclass(frozen=True)
+class MTPExtendInputs:
+    """input_ids: int64 [B·T], accepted tokens first. features: [B·T, H]. out_cache_loc: int64 [B·(T+N-1)], slots of all
+    rows. accept_lengths, req_pool_indices, seq_lens (L before the step): int64 [B]."""
+
+    input_ids: Tensor
+    features: Tensor
+    out_cache_loc: Tensor
+    accept_lengths: Tensor
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+
+
+@dataclass(frozen=True)
+class MTPExtendOutputs:
+    """The next drafts, draft_tokens [B, N], and the last N - 1 positions, next_ids [B, N-1] and hidden_states
+    [B, N-1, H], as ``MTPState`` and ``History`` have them."""
+
+    draft_tokens: Tensor
+    next_ids: Tensor
+    hidden_states: Tensor
+
+    @property
+    def history(self) -> History:
+        return History(self.next_ids, self.hidden_states)
+
+
+class Rows(NamedTuple):
+    """Rows that all layers run over, one request's after another's.
+
+    next_ids, positions: int64 [n], of each row the token after its position. hidden_states: [n, H], the target's.
+    following: int64 [n], the row of the next position. last: int64 [B], each request's last position with target KV.
+    """
+
+    next_ids: Tensor
+    positions: Tensor
+    hidden_states: Tensor
+    following: Tensor
+    last: Tensor
+
+
+class Looks(NamedTuple):
+    """The probes of a layer's ids before it runs, and of its hidden states after."""
+
+    input_ids: Callable[[Tensor], None]
+    hidden_states: Callable[[Tensor], None]
+
+
+class LayerChain:
+    """All layers over the same rows: each writes its own draft KV, and drafts one token."""
+
+    def __init__(self, model: MTPDraft, pool: KVPool) -> None:
+        self.model = model
+        self.pool = pool
+
+    def run(self, rows: Rows, attention: LayerAttention, looks: Looks, tail: Tensor | None = None) -> Tensor:
+        """The best draft of each layer behind the last rows: int64 [B, N].
+
+        tail: int64 [B, N], the token that layer i reads at the last row, where one is known, else -1.
+        """
+        model, ids, hidden = self.model, rows.next_ids, rows.hidden_states
+        drafts: list[Tensor] = []
+        for index in range(model.num_layers):
+            if drafts:
+                known = drafts[-1] if tail is None else torch.where(tail[:, index] < 0, drafts[-1], tail[:, index])
+                ids = ids.index_select(0, rows.following).index_copy_(0, rows.last, known)
+            looks.input_ids(ids)
+            output = model.forward(index, ids, rows.positions, hidden, attention)
+            looks.hidden_states(output)
+            logits = model.logits(index, output.index_select(0, rows.last))
+            maybe_detect_nonfinite(logits, "draft_extend.logits")
+            drafts.append(argmax(logits))
+            maybe_detect_oob(drafts[-1], 0, model.vocab_size, "draft_extend.topk_index")
+            hidden = output if model.chain_hidden_states else hidden
+        return torch.stack(drafts, dim=1)
+
+
+class MTPExtendForward:
+    """The callable: all layers over the accepted tokens and the N - 1 positions before them."""
+
+    def __init__(self, chain: LayerChain, state: MTPStateTable, *, tree_size: int) -> None:
+        self.chain = chain
+        self.tree_size = tree_size
+        self.earlier = chain.model.num_layers - 1
+        self.width = tree_size + self.earlier
+        self._state = state
+        self._looks = Looks(self._look_at_ids, self._look_at_hidden)
+
+    def layout(self, batch: SequenceLayout) -> SequenceLayout:
+        """The batch as it was N - 1 positions ago, or at its beginning: where the rows start."""
+        lens_cpu = tuple(max(length - self.earlier, 0) for length in batch.seq_lens_cpu)
+        return replace(batch, seq_lens=(batch.seq_lens - self.earlier).clamp_(min=0), seq_lens_cpu=lens_cpu)
+
+    def run(self, inputs: MTPExtendInputs, attention: LayerAttention) -> MTPExtendOutputs:
+        """Compute T + N - 1 rows each. A request that is shorter than N - 1 has that many more behind its tokens."""
+        batch, width, device = inputs.seq_lens.numel(), self.width, inputs.seq_lens.device
+        history = self._state.history(inputs.req_pool_indices)
+        next_ids = torch.cat([history.next_ids, inputs.input_ids.view(batch, -1)], dim=1)
+        features = inputs.features.view(batch, self.tree_size, -1)
+        hidden = torch.cat([history.hidden_states, features], dim=1)
+        column = torch.arange(width, device=device)
+        first = torch.arange(0, batch * width, width, device=device)
+        lacking = (self.earlier - inputs.seq_lens).clamp_(min=0)
+        at = (first.unsqueeze(1) + (lacking.unsqueeze(1) + column).clamp_(max=width - 1)).view(-1)
+        rows = Rows(
+            next_ids.view(-1).index_select(0, at),
+            (inputs.seq_lens - self.earlier + lacking).unsqueeze(1).add(column).view(-1),
+            hidden.flatten(0, 1).index_select(0, at),
+            (first.unsqueeze(1) + (column + 1).clamp_(max=width - 1)).view(-1),
+            first + self.earlier - lacking + inputs.accept_lengths - 1,
+        )
+        drafts = self.chain.run(rows, attention, self._looks)
+        kept = (first + inputs.accept_lengths).unsqueeze(1) + column[: self.earlier]
+        return MTPExtendOutputs(drafts, next_ids.view(-1)[kept], hidden.flatten(0, 1)[kept])
+
+    def _look_at_ids(self, ids: Tensor) -> None:
+        maybe_detect_oob(ids, 0, self.chain.model.vocab_size, "mtp_extend.input_ids")
+
+    def _look_at_hidden(self, hidden: Tensor) -> None:
+        maybe_detect_nan(hidden, "mtp_extend.hidden_states")

@@ -13,7 +13,8 @@ from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.planner import DraftLayout
 from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer, padded_size
 from specdebug.engine.model.interface import LayerAttention
-from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
+from specdebug.engine.speculative.draft import DraftInputs, DraftLoop
+from specdebug.engine.speculative.selection import DraftCandidates
 
 
 class DraftGraphRunner(GraphRunner[DraftInputs, DraftCandidates]):

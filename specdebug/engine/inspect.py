@@ -53,7 +53,7 @@ class EngineView:
     def draft_pool(self) -> KVPool:
         """Draft KV. Raises EngineError if there is none."""
         if self.memory.draft is None:
-            raise EngineError("this engine has no draft model")
+            raise EngineError("this engine has no draft KV")
         return self.memory.draft
 
     @property
@@ -109,7 +109,7 @@ class EngineView:
         """Static buffers of a graph runner of the worker's. Raises EngineError without graph runners."""
         found = getattr(self.eagle.runners, runner)
         if found is None:
-            raise EngineError("this engine has no graph runners; set cuda_graph.enabled")
+            raise EngineError(f"this engine has no graph runner of its {runner}; is cuda_graph.enabled set?")
         buffers: StaticBuffers = found.buffers
         return buffers
 

@@ -24,6 +24,7 @@ class HeadSizes:
     vocab_size: int
     target_feature_size: int
     aux_layers: tuple[int, ...] = ()
+    lookahead: int = 1
 
     def __post_init__(self) -> None:
         self.num_heads = self.config.num_heads

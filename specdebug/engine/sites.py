@@ -26,7 +26,8 @@ class SiteRows:
 
     padded: in a graph's batch, rows of padding follow. captured: reached in a graph, so that a replay on a GPU passes
     it without the host. places: says where something is, which depends on what else is served. flat: values number
-    rows of the flat batch, as many for each request as the tree has nodes.
+    rows of the flat batch, as many for each request as the tree has nodes. draft_kv: True, passed
+    only where the draft keeps KV of its own; False, only where it keeps none.
     """
 
     rows: Rows
@@ -34,6 +35,7 @@ class SiteRows:
     captured: bool = False
     places: bool = False
     flat: bool = False
+    draft_kv: bool | None = None
 
 
 SITES: Mapping[str, SiteRows] = {
@@ -46,26 +48,28 @@ SITES: Mapping[str, SiteRows] = {
     "draft.forward.input_ids": SiteRows("branches", padded=True, captured=True),
     "draft.forward.logits": SiteRows("branches", padded=True, captured=True),
     "draft.forward.positions": SiteRows("branches", padded=True, captured=True),
+    "draft.hidden_states": SiteRows("request", draft_kv=False),
     "draft.organize.draft_tokens": SiteRows("request", padded=True, captured=True),
     "draft.organize.scores": SiteRows("request", padded=True, captured=True),
     "draft.organize.top_scores_index": SiteRows("request", padded=True, captured=True),
-    "draft.out_cache_loc": SiteRows("branches", places=True),
-    "draft.plan.kv_indptr": SiteRows("nobody", places=True),
-    "draft.prefix_tail": SiteRows("request", places=True),
+    "draft.out_cache_loc": SiteRows("branches", places=True, draft_kv=True),
+    "draft.plan.kv_indptr": SiteRows("nobody", places=True, draft_kv=True),
+    "draft.prefix_tail": SiteRows("request", places=True, draft_kv=True),
     "draft.select.choice": SiteRows("request", padded=True, captured=True),
     "draft_extend.features": SiteRows("nodes"),
-    "draft_extend.input_ids": SiteRows("nodes"),
-    "draft_extend.logits": SiteRows("request", padded=True),
-    "draft_extend.topk_index": SiteRows("request"),
-    "draft_extend.topk_p": SiteRows("request"),
-    "draft_extend_graph.replay.accept_lengths": SiteRows("request", padded=True, captured=True),
-    "draft_extend_graph.replay.input_ids": SiteRows("nodes", padded=True, captured=True),
+    "draft_extend.input_ids": SiteRows("nodes", draft_kv=True),
+    "draft_extend.logits": SiteRows("request", padded=True, draft_kv=True),
+    "draft_extend.topk_index": SiteRows("request", draft_kv=True),
+    "draft_extend.topk_p": SiteRows("request", draft_kv=True),
+    "draft_extend_graph.replay.accept_lengths": SiteRows("request", padded=True, captured=True, draft_kv=True),
+    "draft_extend_graph.replay.input_ids": SiteRows("nodes", padded=True, captured=True, draft_kv=True),
     "draft_graph.replay.hidden_states": SiteRows("request", padded=True),
+    "draft_graph.replay.input_ids": SiteRows("request", padded=True, draft_kv=False),
     "draft_graph.replay.req_pool_indices": SiteRows("request", padded=True, places=True),
-    "draft_graph.replay.topk_index": SiteRows("request", padded=True),
-    "draft_graph.replay.topk_p": SiteRows("request", padded=True),
-    "draft_prefill.hidden_states": SiteRows("tokens"),
-    "draft_prefill.input_ids": SiteRows("tokens"),
+    "draft_graph.replay.topk_index": SiteRows("request", padded=True, draft_kv=True),
+    "draft_graph.replay.topk_p": SiteRows("request", padded=True, draft_kv=True),
+    "draft_prefill.hidden_states": SiteRows("tokens", draft_kv=True),
+    "draft_prefill.input_ids": SiteRows("tokens", draft_kv=True),
     "kv_pool.write.k": SiteRows("written", padded=True),
     "kv_pool.write.loc": SiteRows("written", padded=True, places=True),
     "kv_pool.write.v": SiteRows("written", padded=True),

@@ -21,17 +21,33 @@ class Algorithm:
         loader: loads the draft model; called as ``model.loader.load_draft`` is.
         drafter: of a worker that leaves drafting to one; called with a ``drafter.DrafterParts``, it returns a
             ``drafter.Drafter``.
+        draft_suffix: the default draft's checkpoint is the target's name with this behind a hyphen; by default the
+            algorithm's name in small letters.
+        draft_kv: the draft keeps keys and values of its own, which prefill and draft extend write.
     """
 
     worker: str
     loader: str
     drafter: str = "specdebug.engine.speculative.eagle:EagleDrafter"
+    draft_suffix: str | None = None
+    draft_kv: bool = True
 
 
-_EAGLE = Algorithm("specdebug.engine.speculative.worker:EagleWorker", "specdebug.engine.model.loader:load_draft")
+_WORKER = "specdebug.engine.speculative.worker:EagleWorker"
+_EAGLE = Algorithm(_WORKER, "specdebug.engine.model.loader:load_draft")
+_FROZEN_KV = Algorithm(
+    _WORKER,
+    "specdebug.engine.model.assistant_loader:load_assistant",
+    "specdebug.engine.speculative.frozen_kv:FrozenKVDrafter",
+    draft_suffix="assistant",
+    draft_kv=False,
+)
 
 ALGORITHMS = PluginRegistry(
-    "algorithms", "an Algorithm", lambda part: isinstance(part, Algorithm), {"EAGLE": _EAGLE, "EAGLE3": _EAGLE}
+    "algorithms",
+    "an Algorithm",
+    lambda part: isinstance(part, Algorithm),
+    {"EAGLE": _EAGLE, "EAGLE3": _EAGLE, "FROZEN_KV_MTP": _FROZEN_KV},
 )
 
 

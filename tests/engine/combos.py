@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from specdebug.engine import EngineConfig
+from specdebug.engine.speculative.registry import ALGORITHMS
 from tests.engine.oracle import GreedyOracle
 
 MAX_PREFILL_STEPS = 120
@@ -64,6 +65,7 @@ def families(oracle: GreedyOracle, text: Sequence[int], trunks: Sequence[int]) -
 @st.composite
 def speculations(draw: st.DrawFn, algorithm: str, draft_model: str, max_steps: int) -> dict[str, Any]:
     """A valid ``speculative`` block."""
+    draft_kv = ALGORITHMS[algorithm].draft_kv
     steps = draw(st.integers(1, max_steps))
     topk = draw(st.sampled_from([1, 2, 3, 4, 6]))
     block = {
@@ -71,7 +73,7 @@ def speculations(draw: st.DrawFn, algorithm: str, draft_model: str, max_steps: i
         "draft_model": draft_model,
         "num_steps": steps,
         "eagle_topk": topk,
-        "draft_kv_on_hit": draw(st.sampled_from(["recompute", "recompute", "zero_fill"])),
+        "draft_kv_on_hit": draw(st.sampled_from(["recompute", "recompute", "zero_fill"])) if draft_kv else "recompute",
     }
     if topk > 1:
         most = 1 + topk + topk**2 * (steps - 1)

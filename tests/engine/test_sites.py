@@ -85,8 +85,9 @@ def test_whoever_names_a_site_names_one_of_the_table() -> None:
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_rows_that_pass_are_as_the_table_says(lab: Lab, shape: str, graphs: bool) -> None:
-    speculative = {"draft_model": str(lab.eagle), **SHAPES[shape]}
+@pytest.mark.parametrize("algorithm", ["EAGLE", "FROZEN_KV_MTP"])
+def test_the_rows_that_pass_are_as_the_table_says(lab: Lab, algorithm: str, shape: str, graphs: bool) -> None:
+    speculative = {"algorithm": algorithm, "draft_model": str(lab.draft(algorithm)), **SHAPES[shape]}
     engine = build(
         {
             "model": str(lab.target),
@@ -110,7 +111,8 @@ def test_the_rows_that_pass_are_as_the_table_says(lab: Lab, shape: str, graphs: 
     only_trees = {name for name in SITES if name.startswith(("tree.", "draft.select.", "draft.organize."))}
     only_trees |= {"commit.compact.rows", "draft.prefix_tail", "move_kv_cache.src_loc", "move_kv_cache.tgt_loc"}
     only_graphs = {name for name in SITES if "_graph." in name}
-    there = set(SITES) - (set() if shape == "tree" else only_trees) - (set() if graphs else only_graphs)
+    others = {name for name, held in SITES.items() if held.draft_kv is (algorithm != "EAGLE")}
+    there = set(SITES) - others - (set() if shape == "tree" else only_trees) - (set() if graphs else only_graphs)
     assert watch.reached == there
 
 

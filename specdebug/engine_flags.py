@@ -64,7 +64,12 @@ ENGINE_FLAGS: tuple[EngineFlag, ...] = (
     EngineFlag("--disable-cuda-graph", ("cuda_graph", "enabled"), "switch", "Use no graph runners.", switched=False),
     EngineFlag("--cuda-graph-max-bs", ("cuda_graph", "max_bs"), "whole", "The largest batch that is captured."),
     EngineFlag("--cuda-graph-bs", ("cuda_graph", "capture_bs"), "sizes", "The batch sizes captured, as in 1,2,4."),
-    EngineFlag("--speculative-algorithm", ("speculative", "algorithm"), "text", "EAGLE or EAGLE3; none: no drafts."),
+    EngineFlag(
+        "--speculative-algorithm",
+        ("speculative", "algorithm"),
+        "text",
+        "EAGLE, EAGLE3 or FROZEN_KV_MTP; none: no drafts.",
+    ),
     EngineFlag(
         "--speculative-draft-model-path", ("speculative", "draft_model"), "text", "The draft head's checkpoint."
     ),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from specdebug.attention_plans import PLANS
+from specdebug.engine.sites import held_at
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import NEEDS, Fault, Need
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 HAS: dict[Need, Callable[[EngineConfig], bool]] = {
     "speculative": lambda config: config.speculative is not None,
     "tree": lambda config: config.speculative is not None and config.speculative.eagle_topk > 1,
+    "draft_kv": lambda config: config.speculative is not None and config.speculative.draft_kv,
     "pages": lambda config: config.page_size > 1,
     "graphs": lambda config: config.cuda_graph.enabled,
     "guards": lambda config: config.memory.guards,
@@ -31,6 +33,9 @@ def check_fit(fault: Fault, config: EngineConfig, who: str) -> None:
         if not HAS[need](config):
             raise fault.error(f"it needs {NEEDS[need]}, which {who} does not have")
     site = fault.site or next(iter(kind.sites), "")
+    if config.speculative is not None and held_at(site).draft_kv is (not config.speculative.draft_kv):
+        has = "keeps KV of its own" if config.speculative.draft_kv else "keeps no KV"
+        raise fault.error(f"it acts at {site}, which is not reached: the draft of {config.speculative.algorithm} {has}")
     if site in kind.captured_sites and config.device != "cpu" and config.cuda_graph.enabled:
         raise fault.error(
             f"it acts at {site}, inside a captured CUDA graph that calls nothing on the host; run it with "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specdebug.engine.sites import held_at
 from specdebug.faults.model import Fault, FaultClass, Steps
 
 BUSY: Steps = (4, 40)
@@ -32,6 +33,7 @@ def minimal(kind: FaultClass, site: str | None = None, new_tokens: int = 10) -> 
     # Prefills are few, and the first is as good as any.
     prefill = kind.name in ("draft_kv_not_written", "prompt_token_swapped", "target_only_restore")
     steps = None if prefill or "prefill" in (site or "") else BUSY
+    tree = TREE if site is None or held_at(site).draft_kv is not False else {**TREE, "algorithm": "FROZEN_KV_MTP"}
     scenario: dict[str, Any] = {
         "name": f"minimal-{kind.name.replace('_', '-')}",
         "engine": {
@@ -39,7 +41,7 @@ def minimal(kind: FaultClass, site: str | None = None, new_tokens: int = 10) -> 
             "page_size": 4,
             "context_length": 96,
             "max_running_requests": 4,
-            "speculative": dict(TREE),
+            "speculative": dict(tree),
             "cuda_graph": {"max_bs": 4, "capture_bs": [4]},
             # Where released memory is NaN already, more NaN there changes nothing.
             "memory": {"num_slots": 512, "fill": "zeros" if kind.name == "nan_kv_unused" else "nan", "guards": True},

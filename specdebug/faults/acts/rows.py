@@ -83,7 +83,9 @@ def row_overrun(shot: Shot) -> None:
     shot.edit(shot.view.req_to_token.cells, (request.row, shot.view.table.shape[1]), 1, TABLE)
 
 
-@fault_class(FAMILY, "before", "corrupts", needs=("speculative", "graphs", "guards", "ragged"), addressed_by=())
+@fault_class(
+    FAMILY, "before", "corrupts", needs=("speculative", "draft_kv", "graphs", "guards", "ragged"), addressed_by=()
+)
 def buffer_overrun(shot: Shot) -> None:
     """The word behind a graph runner's static kv_indices is written, as by a list that is too long."""
     buffer = shot.view.buffers("draft")["draft.kv_indices"]

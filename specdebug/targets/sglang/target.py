@@ -30,7 +30,7 @@ class SglangTarget(InstalledTarget):
     records = True
     faults = SglangFaults()
     slowness = 5.0  # its metadata kernels are interpreted on a CPU
-    shows = StartedTarget.shows | {"pools", "kv", "draft", "drafts", "decisions", "faults"}
+    shows = StartedTarget.shows | {"pools", "kv", "draft", "draft_kv", "drafts", "decisions", "faults"}
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         asked = replace(super().asked(options), draft_model=EngineConfig.from_dict(options).draft_model)

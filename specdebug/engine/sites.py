@@ -65,6 +65,7 @@ SITES: Mapping[str, SiteRows] = {
     "draft_extend_graph.replay.input_ids": SiteRows("nodes", padded=True, captured=True, draft_kv=True),
     "draft_graph.replay.hidden_states": SiteRows("request", padded=True),
     "draft_graph.replay.input_ids": SiteRows("request", padded=True, draft_kv=False),
+    "draft_graph.replay.positions": SiteRows("branches", padded=True, draft_kv=False),
     "draft_graph.replay.req_pool_indices": SiteRows("request", padded=True, places=True),
     "draft_graph.replay.topk_index": SiteRows("request", padded=True, draft_kv=True),
     "draft_graph.replay.topk_p": SiteRows("request", padded=True, draft_kv=True),

@@ -13,7 +13,7 @@ from specdebug.engine.graph.draft_runner import candidate_buffers
 from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.model.interface import LayerAttention
-from specdebug.engine.speculative.frozen_kv_loop import FrozenKVInputs, FrozenKVLoop
+from specdebug.engine.speculative.frozen_kv_loop import FrozenKVInputs, FrozenKVLoop, last_positions
 from specdebug.engine.speculative.selection import DraftCandidates
 
 
@@ -55,6 +55,8 @@ class FrozenKVGraphRunner(GraphRunner[FrozenKVInputs, DraftCandidates]):
             maybe_detect_oob(padded.input_ids, 0, self._loop.target_vocab_size, "draft_graph.replay.input_ids")
             maybe_detect_oob(padded.req_pool_indices, 0, self._num_rows, "draft_graph.replay.req_pool_indices")
             maybe_detect_nan(padded.hidden_states, "draft_graph.replay.hidden_states")
+            last = last_positions(padded.seq_lens, self._loop.topk)
+            maybe_detect_oob(padded.positions, 0, 1, "draft_graph.replay.positions", relative_to=last)
         return self._replay(bs, padded, seq_lens_cpu)
 
     def _blank(self) -> None:

@@ -25,9 +25,9 @@ from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.graph.frozen_kv_runner import FrozenKVGraphRunner
 from specdebug.engine.speculative.commit import Compacted, last_accepted_rows
 from specdebug.engine.speculative.drafter import DrafterParts
-from specdebug.engine.speculative.frozen_kv_loop import FrozenKVInputs, FrozenKVLoop
+from specdebug.engine.speculative.frozen_kv_loop import FrozenKVInputs, FrozenKVLoop, last_positions
 from specdebug.engine.speculative.protocol import WorkerParts
-from specdebug.engine.speculative.selection import DraftCandidates, per_branch
+from specdebug.engine.speculative.selection import DraftCandidates
 from specdebug.engine.speculative.state import LengthTable, StepState
 
 
@@ -69,7 +69,7 @@ class FrozenKVStage:
         with grouped():
             maybe_detect_oob(state.bonus, 0, parts.vocab_size, "draft.bonus")
             maybe_detect_nan(state.hidden_states, "draft.hidden_states")
-        positions = per_branch((state.seq_lens - 1).clamp_(min=0), self.loop.topk)
+        positions = last_positions(state.seq_lens, self.loop.topk)
         inputs = FrozenKVInputs(state.bonus, state.hidden_states, rows, state.seq_lens, positions)
         if self.runner is not None and self.runner.can_run(rows.numel()):
             return self.runner.replay(inputs, lens_cpu)

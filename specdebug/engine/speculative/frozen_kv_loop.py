@@ -32,6 +32,11 @@ class FrozenKVInputs:
         """No slot is written."""
 
 
+def last_positions(seq_lens: Tensor, topk: int) -> Tensor:
+    """max(L - 1, 0) of every branch: int64 [B·K]."""
+    return per_branch((seq_lens - 1).clamp_(min=0), topk)
+
+
 class FrozenKVLoop:
     """The passes of one assistant over the target's pool."""
 
@@ -78,7 +83,7 @@ class FrozenKVLoop:
     def run(self, inputs: FrozenKVInputs, attention: LayerAttention) -> DraftCandidates:
         """S passes, all under one ``attention``."""
         topk = self.topk
-        last = per_branch((inputs.seq_lens - 1).clamp_(min=0), topk)
+        last = last_positions(inputs.seq_lens, topk)
 
         def one_pass(number: int, tokens: Tensor, hidden: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
             with grouped():

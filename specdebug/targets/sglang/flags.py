@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdebug.engine.config import EngineConfig
+from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.engine_flags import ENGINE_FLAGS, values_of
 from specdebug.targets.sglang.inside.releases import of_release
 
@@ -21,6 +21,9 @@ NO_FLAG: dict[tuple[str, ...], str] = {
     ("device",): "it is the environment's",
 }
 """Options that SGLang has not, and what is so there."""
+
+KNOWN = ("EAGLE", "EAGLE3")
+"""Algorithms whose drafts its checkpoints can be made from. Its own FROZEN_KV_MTP takes assistants of other layouts."""
 
 RENAMED: dict[str, dict[str, str]] = {
     "0.5.13": {},
@@ -73,11 +76,21 @@ def reserved_tokens(config: EngineConfig) -> int:
     return 0 if spec is None else max(spec.eagle_topk * spec.num_steps, spec.tree_size)
 
 
+def require_known(config: EngineConfig) -> None:
+    """Raise InvalidOption for an algorithm of ours that no draft of SGLang's stands for."""
+    spec = config.speculative
+    if spec is not None and spec.algorithm not in KNOWN:
+        known = ", ".join(KNOWN)
+        raise InvalidOption(f"of SGLang's are mapped {known}; not {spec.algorithm}", ("speculative", "algorithm"))
+
+
 def mapped(options: Mapping[str, Any], *, cpu: bool, release: str) -> Mapped:
     """A release's command line for an engine of these options, every default of ours written out. Raises ConfigError
-    for options that no engine can have."""
+    for options that no engine can have, or not SGLang's."""
     renamed = of_release(RENAMED, release)
-    values = values_of(EngineConfig.from_dict(options).to_dict())
+    config = EngineConfig.from_dict(options)
+    require_known(config)
+    values = values_of(config.to_dict())
     words = list(ALWAYS)
     for flag in ENGINE_FLAGS:
         if flag.ours or flag.into in NO_FLAG:

@@ -9,7 +9,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +24,9 @@ from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.model.loader import load_draft, load_target
+from specdebug.engine.model.loader import load_target
 from specdebug.engine.observer import Observers
+from specdebug.engine.speculative.registry import loader_of
 from tests.engine.conftest import Lab
 
 CPU = torch.device("cpu")
@@ -35,10 +36,10 @@ Outputs = dict[str, Tensor]
 
 
 @lru_cache(maxsize=4)
-def _models(target: Path, draft: Path, algorithm: Literal["EAGLE", "EAGLE3"]) -> tuple[TargetModel, DraftModel]:
+def _models(target: Path, draft: Path, algorithm: str) -> tuple[TargetModel, DraftModel]:
     """Stateless, so one load serves every bench."""
     model = load_target(target, max_positions=80)
-    return model, load_draft(draft, algorithm=algorithm, target=model, max_positions=80)
+    return model, loader_of(algorithm)(draft, algorithm=algorithm, target=model, max_positions=80)
 
 
 class Bench(ABC):

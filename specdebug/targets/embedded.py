@@ -73,11 +73,12 @@ class EmbeddedTarget:
     def warm(self, options: Mapping[str, Any]) -> None:
         from specdebug.engine import EngineConfig
         from specdebug.engine.engine import load_models
-        from specdebug.engine.speculative.registry import worker_of
+        from specdebug.engine.speculative.registry import drafter_of, worker_of
 
         config = EngineConfig.from_dict(options)
         if config.speculative is not None:
-            worker_of(config.speculative.algorithm)  # imports it, or every fork would
+            for part_of in (worker_of, drafter_of):
+                part_of(config.speculative.algorithm)  # imports it, or every fork would
         if config.device == "cpu" and _models_of(config) not in _models:  # a GPU's memory does not survive a fork
             _models[_models_of(config)] = load_models(config)
 

@@ -65,7 +65,10 @@ ENGINE_FLAGS: tuple[EngineFlag, ...] = (
     EngineFlag("--cuda-graph-max-bs", ("cuda_graph", "max_bs"), "whole", "The largest batch that is captured."),
     EngineFlag("--cuda-graph-bs", ("cuda_graph", "capture_bs"), "sizes", "The batch sizes captured, as in 1,2,4."),
     EngineFlag(
-        "--speculative-algorithm", ("speculative", "algorithm"), "text", "EAGLE, EAGLE3 or MTP; none: no drafts."
+        "--speculative-algorithm",
+        ("speculative", "algorithm"),
+        "text",
+        "EAGLE, EAGLE3, MTP or FROZEN_KV_MTP; none: no drafts.",
     ),
     EngineFlag(
         "--speculative-draft-model-path", ("speculative", "draft_model"), "text", "The draft head's checkpoint."

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from specdebug.assets import tokenizer_path
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 
-ALGORITHMS = {"tiny-eagle": "EAGLE", "tiny-eagle3": "EAGLE3"}
+ALGORITHMS = {"tiny-eagle": "EAGLE", "tiny-eagle3": "EAGLE3", "tiny-assistant": "FROZEN_KV_MTP"}
 
 
 def engine_accept_length(algorithm: str, topk: int, prompts: list[list[int]], new_tokens: int, num_steps: int) -> float:

@@ -15,6 +15,7 @@ from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from specdebug.attention_plans import PLANS
+from specdebug.engine.sites import Drafting
 from specdebug.engine.speculative.registry import ALGORITHMS, SHIPPED
 from specdebug.errors import ConfigError, did_you_mean
 from specdebug.plugins import PluginError
@@ -63,6 +64,16 @@ class SpeculativeConfig:
     threshold_acc: float = 1.0
 
     @property
+    def drafting(self) -> Drafting:
+        """What drafts."""
+        return ALGORITHMS[self.algorithm].drafting
+
+    @property
+    def draft_kv(self) -> bool:
+        """True where the draft keeps keys and values of its own."""
+        return ALGORITHMS[self.algorithm].draft_kv
+
+    @property
     def tree_size(self) -> int:
         """T: nodes of the verify tree, root included."""
         return self.num_draft_tokens if self.num_draft_tokens is not None else self.num_steps + 1
@@ -86,6 +97,8 @@ class SpeculativeConfig:
         _require(topk > 1 or nodes == steps + 1, no_chain, path, "num_draft_tokens")
         no_tree = f"must be in 2..{self.max_tree_nodes} (1 + topk + topk²·(steps-1)), got {nodes}"
         _require(2 <= nodes <= self.max_tree_nodes, no_tree, path, "num_draft_tokens")
+        nothing = f"{self.algorithm} has no draft KV to fill"
+        _require(self.draft_kv_on_hit == "recompute" or self.draft_kv, nothing, path, "draft_kv_on_hit")
         for name in ("threshold_single", "threshold_acc"):
             value = getattr(self, name)
             _require(0.0 < value <= 1.0, f"must be in (0, 1], got {value}", path, name)
@@ -166,18 +179,22 @@ class EngineConfig:
     def draft_model(self) -> str | None:
         """The draft head's checkpoint, by default the target's own for the algorithm; None without speculation."""
         spec = self.speculative
-        return None if spec is None else spec.draft_model or f"{self.model}-{spec.algorithm.lower()}"
+        if spec is None or spec.draft_model:
+            return None if spec is None else spec.draft_model
+        return f"{self.model}-{ALGORITHMS[spec.algorithm].draft_suffix or spec.algorithm.lower()}"
 
     @property
     def alloc_len_per_decode(self) -> int:
         """Slots one decode step may touch beyond the committed length (SGLang ``get_alloc_len_per_decode``).
 
         A chain or page_size 1 packs K branches of S draft slots; with both topk and page_size above one every branch
-        owns whole pages, the first sharing the prefix's tail page.
+        owns whole pages, the first sharing the prefix's tail page. A draft without KV needs none: only the tree does.
         """
         spec = self.speculative
         if spec is None:
             return 1
+        if not spec.draft_kv:
+            return spec.tree_size
         steps, topk, page = spec.num_steps, spec.eagle_topk, self.page_size
         if topk == 1 or page == 1:
             return max(steps * topk, spec.tree_size)

@@ -104,11 +104,12 @@ class Engine:
             make = kv_pool_of(model.kv_layout)
             return make(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)
 
-        self._memory = KVMemory(SlotAllocator(slots, page), pool(target.config), None if draft is None else pool(draft))
+        draft_kv = None if draft is None or not draft.num_layers else pool(draft)
+        self._memory = KVMemory(SlotAllocator(slots, page), pool(target.config), draft_kv)
         lookahead = 0 if draft is None else draft.lookahead
         self._cache = PrefixCache(config, self._memory, self._req_to_token, lookahead=lookahead)
         self._recency = Recency(self._cache.radix)
-        self._reuse = Reuse(config, self._cache.radix, lookahead=lookahead)
+        self._reuse = Reuse(config, self._cache.radix, lookahead=lookahead, draft_kv=draft_kv is not None)
         self._scheduler = Scheduler(config, self._cache)
         planner = make_planner(config, self._req_to_token)
         parts = RunnerParts(config, planner, fill, dtype, device, self.observers)
@@ -119,7 +120,7 @@ class Engine:
             parts, target, self._memory.target, backends[0], self._req_to_token, aux_layers, self.observers
         )
         self._speculative_worker: SpeculativeWorker | None = None
-        if spec is not None and draft is not None and self._memory.draft is not None:
+        if spec is not None and draft is not None:
             self._speculative_worker = worker_of(spec.algorithm)(
                 WorkerParts(
                     config=config,
@@ -262,7 +263,7 @@ class Engine:
         Each [layers, n, num_kv_heads, head_dim], keys rotated, in Hugging Face's order of dimensions.
         """
         if self._memory.draft is None:
-            raise ValueError("this engine has no draft model")
+            raise ValueError("this engine has no draft KV")
         return self._read_kv(self._memory.draft, request, start, stop)
 
     def target_kv(self, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,7 @@ class EngineView:
     def draft_pool(self) -> KVPool:
         """Draft KV. Raises EngineError if there is none."""
         if self.memory.draft is None:
-            raise EngineError("this engine has no draft model")
+            raise EngineError("this engine has no draft KV")
         return self.memory.draft
 
     @property

@@ -23,13 +23,17 @@ for each position that is attended to.
 """
 
 
+Drafting = Literal["head", "layers", "assistant"]
+"""What drafts: an EAGLE head in a loop, next-n layers in their extend, or an assistant that keeps no KV, in a loop."""
+
+
 @dataclass(frozen=True)
 class SiteRows:
     """The tensor that passes a site; ``rows`` says whose its rows are while a batch decodes or prefills.
 
     padded: in a graph's batch, rows of padding follow. captured: reached in a graph, so that a replay on a GPU passes
     it without the host. places: says where something is, which depends on what else is served. flat: values number
-    rows of the flat batch, as many for each request as the tree has nodes.
+    rows of the flat batch, as many for each request as the tree has nodes. drafted_by: what drafts where it is passed.
     """
 
     rows: Rows
@@ -37,7 +41,15 @@ class SiteRows:
     captured: bool = False
     places: bool = False
     flat: bool = False
+    drafted_by: tuple[Drafting, ...] = ("head", "layers", "assistant")
 
+
+HEAD: tuple[Drafting, ...] = ("head",)
+LAYERS: tuple[Drafting, ...] = ("layers",)
+ASSISTANT: tuple[Drafting, ...] = ("assistant",)
+LOOPED = HEAD + ASSISTANT
+KEPT = HEAD + LAYERS
+"""The draft keeps KV of its own."""
 
 SITES: Mapping[str, SiteRows] = {
     "accept.accept_index": SiteRows("request", flat=True),
@@ -46,39 +58,42 @@ SITES: Mapping[str, SiteRows] = {
     "attention.plan.kv_indices": SiteRows("positions", places=True),
     "commit.compact.rows": SiteRows("request", flat=True),
     "draft.bonus": SiteRows("request"),
-    "draft.forward.input_ids": SiteRows("branches", padded=True, captured=True),
-    "draft.forward.logits": SiteRows("branches", padded=True, captured=True),
-    "draft.forward.positions": SiteRows("branches", padded=True, captured=True),
-    "draft.organize.draft_tokens": SiteRows("request", padded=True, captured=True),
-    "draft.organize.scores": SiteRows("request", padded=True, captured=True),
-    "draft.organize.top_scores_index": SiteRows("request", padded=True, captured=True),
-    "draft.out_cache_loc": SiteRows("branches", places=True),
-    "draft.plan.kv_indptr": SiteRows("nobody", places=True),
-    "draft.prefix_tail": SiteRows("request", places=True),
-    "draft.select.choice": SiteRows("request", padded=True, captured=True),
+    "draft.forward.input_ids": SiteRows("branches", padded=True, captured=True, drafted_by=LOOPED),
+    "draft.forward.logits": SiteRows("branches", padded=True, captured=True, drafted_by=LOOPED),
+    "draft.forward.positions": SiteRows("branches", padded=True, captured=True, drafted_by=LOOPED),
+    "draft.hidden_states": SiteRows("request", drafted_by=ASSISTANT),
+    "draft.organize.draft_tokens": SiteRows("request", padded=True, captured=True, drafted_by=LOOPED),
+    "draft.organize.scores": SiteRows("request", padded=True, captured=True, drafted_by=LOOPED),
+    "draft.organize.top_scores_index": SiteRows("request", padded=True, captured=True, drafted_by=LOOPED),
+    "draft.out_cache_loc": SiteRows("branches", places=True, drafted_by=HEAD),
+    "draft.plan.kv_indptr": SiteRows("nobody", places=True, drafted_by=HEAD),
+    "draft.prefix_tail": SiteRows("request", places=True, drafted_by=HEAD),
+    "draft.select.choice": SiteRows("request", padded=True, captured=True, drafted_by=LOOPED),
     "draft_extend.features": SiteRows("nodes"),
-    "draft_extend.input_ids": SiteRows("nodes"),
-    "draft_extend.logits": SiteRows("request", padded=True),
-    "draft_extend.topk_index": SiteRows("request", padded=True),
-    "draft_extend.topk_p": SiteRows("request"),
-    "draft_extend_graph.replay.accept_lengths": SiteRows("request", padded=True, captured=True),
-    "draft_extend_graph.replay.input_ids": SiteRows("nodes", padded=True, captured=True),
-    "draft_graph.replay.hidden_states": SiteRows("request", padded=True),
-    "draft_graph.replay.req_pool_indices": SiteRows("request", padded=True, places=True),
-    "draft_graph.replay.topk_index": SiteRows("request", padded=True),
-    "draft_graph.replay.topk_p": SiteRows("request", padded=True),
-    "draft_prefill.hidden_states": SiteRows("tokens"),
-    "draft_prefill.input_ids": SiteRows("tokens"),
+    "draft_extend.input_ids": SiteRows("nodes", drafted_by=KEPT),
+    "draft_extend.logits": SiteRows("request", padded=True, drafted_by=KEPT),
+    "draft_extend.topk_index": SiteRows("request", padded=True, drafted_by=KEPT),
+    "draft_extend.topk_p": SiteRows("request", drafted_by=HEAD),
+    "draft_extend_graph.replay.accept_lengths": SiteRows("request", padded=True, captured=True, drafted_by=HEAD),
+    "draft_extend_graph.replay.input_ids": SiteRows("nodes", padded=True, captured=True, drafted_by=HEAD),
+    "draft_graph.replay.hidden_states": SiteRows("request", padded=True, drafted_by=LOOPED),
+    "draft_graph.replay.input_ids": SiteRows("request", padded=True, drafted_by=ASSISTANT),
+    "draft_graph.replay.positions": SiteRows("branches", padded=True, drafted_by=ASSISTANT),
+    "draft_graph.replay.req_pool_indices": SiteRows("request", padded=True, places=True, drafted_by=LOOPED),
+    "draft_graph.replay.topk_index": SiteRows("request", padded=True, drafted_by=HEAD),
+    "draft_graph.replay.topk_p": SiteRows("request", padded=True, drafted_by=HEAD),
+    "draft_prefill.hidden_states": SiteRows("tokens", drafted_by=KEPT),
+    "draft_prefill.input_ids": SiteRows("tokens", drafted_by=KEPT),
     "kv_pool.write.k": SiteRows("written", padded=True),
     "kv_pool.write.loc": SiteRows("written", padded=True, places=True),
     "kv_pool.write.v": SiteRows("written", padded=True),
-    "mtp_draft.draft_tokens": SiteRows("request"),
-    "mtp_extend.hidden_states": SiteRows("extended", padded=True, captured=True),
-    "mtp_extend.input_ids": SiteRows("extended", padded=True, captured=True),
-    "mtp_graph.replay.accept_lengths": SiteRows("request", padded=True),
-    "mtp_graph.replay.hidden_states": SiteRows("nodes", padded=True),
-    "mtp_graph.replay.input_ids": SiteRows("nodes", padded=True),
-    "mtp_graph.replay.req_pool_indices": SiteRows("request", padded=True, places=True),
+    "mtp_draft.draft_tokens": SiteRows("request", drafted_by=LAYERS),
+    "mtp_extend.hidden_states": SiteRows("extended", padded=True, captured=True, drafted_by=LAYERS),
+    "mtp_extend.input_ids": SiteRows("extended", padded=True, captured=True, drafted_by=LAYERS),
+    "mtp_graph.replay.accept_lengths": SiteRows("request", padded=True, drafted_by=LAYERS),
+    "mtp_graph.replay.hidden_states": SiteRows("nodes", padded=True, drafted_by=LAYERS),
+    "mtp_graph.replay.input_ids": SiteRows("nodes", padded=True, drafted_by=LAYERS),
+    "mtp_graph.replay.req_pool_indices": SiteRows("request", padded=True, places=True, drafted_by=LAYERS),
     "move_kv_cache.src_loc": SiteRows("even", places=True),
     "move_kv_cache.tgt_loc": SiteRows("even", places=True),
     "prefix_cache.release.first_free": SiteRows("nobody", places=True),

@@ -5,15 +5,21 @@ Small: a second on one core. The detection matrix runs these from seed to seed, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from specdebug.engine.sites import Drafting, held_at
 from specdebug.faults.model import Fault, FaultClass, Steps
 
 BUSY: Steps = (4, 40)
 """Steps in which several requests decode."""
 TREE = {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
-LAYERS = {"algorithm": "MTP", "num_steps": 3}
-"""Their sites begin with ``mtp_``."""
+DRAFTS: Mapping[Drafting, dict[str, Any]] = {
+    "head": TREE,
+    "layers": {"algorithm": "MTP", "num_steps": 3},
+    "assistant": {**TREE, "algorithm": "FROZEN_KV_MTP"},
+}
+"""The first that passes a site serves it."""
 
 PLAIN: dict[str, Any] = {
     "id": "plain",
@@ -41,7 +47,7 @@ def minimal(kind: FaultClass, site: str | None = None, new_tokens: int = 10) -> 
             "page_size": 4,
             "context_length": 96,
             "max_running_requests": 4,
-            "speculative": dict(LAYERS if (site or "").startswith("mtp_") else TREE),
+            "speculative": dict(DRAFTS[held_at(site or "").drafted_by[0]]),
             "cuda_graph": {"max_bs": 4, "capture_bs": [4]},
             # Where released memory is NaN already, more NaN there changes nothing.
             "memory": {"num_slots": 512, "fill": "zeros" if kind.name == "nan_kv_unused" else "nan", "guards": True},

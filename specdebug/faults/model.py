@@ -19,13 +19,14 @@ Point = Literal["before", "after", "site", "lengths", "readback", "move", "free"
 Effect = Literal["corrupts", "benign", "kills"]
 """The consequence in a sound engine: damage that must be seen, nothing, or the worker's end."""
 
-Need = Literal["speculative", "loop", "tree", "pages", "graphs", "guards", "ragged", "radix"]
+Need = Literal["speculative", "loop", "tree", "draft_kv", "pages", "graphs", "guards", "ragged", "radix"]
 """A property that an engine must have for a class to act; see :data:`NEEDS`."""
 
 NEEDS: Mapping[Need, str] = {
     "speculative": "speculation",
     "loop": "a draft loop (algorithm EAGLE or EAGLE3)",
     "tree": "speculation with eagle_topk above 1",
+    "draft_kv": "a draft with KV of its own",
     "pages": "page_size above 1",
     "graphs": "graph runners (cuda_graph.enabled)",
     "guards": "memory.guards",

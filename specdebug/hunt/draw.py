@@ -46,7 +46,7 @@ class HuntSpace:
 
 _PLANS = tuple(plan.name for plan in SHIPPED)
 SPACES = {
-    "embedded": HuntSpace(_PLANS, (1, 4, 16, LARGE), (1, 2, 4), ("EAGLE", "EAGLE3", "MTP"), _PLANS),
+    "embedded": HuntSpace(_PLANS, (1, 4, 16, LARGE), (1, 2, 4), ("EAGLE", "EAGLE3", "MTP", "FROZEN_KV_MTP"), _PLANS),
     "sglang": HuntSpace(_PLANS, (1, 4, 16, LARGE), (1, 2, 4), ("EAGLE",), ("fa3",)),
     "vllm": HuntSpace(
         ("triton",), (32,), (1,), ("EAGLE", "EAGLE3"), (), chunks=(None, 64), graphs=({"enabled": False},)

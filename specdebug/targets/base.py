@@ -29,6 +29,7 @@ Ability = Literal[
     "steps",
     "kv",
     "draft",
+    "draft_kv",
     "drafts",
     "decisions",
     "graphs",
@@ -52,6 +53,7 @@ SHOWN: dict[Ability, str] = {
     "steps": "what a step decides",
     "kv": "keys and values of a request",
     "draft": "what a draft model does",
+    "draft_kv": "keys and values of a draft",
     "drafts": "what a request stores for its next draft, and its trees",
     "decisions": "what a verify decides by",
     "graphs": "which forwards ran as graphs",
@@ -76,7 +78,7 @@ OF_SERVERS: frozenset[Ability] = frozenset({"alive", "counts", "failures"})
 """Abilities that an engine in the worker's own process has no need of: it is alive if the worker is."""
 
 
-INSIDE: frozenset[Ability] = frozenset({"pools", "kv", "draft", "drafts", "decisions"})
+INSIDE: frozenset[Ability] = frozenset({"pools", "kv", "draft", "draft_kv", "drafts", "decisions"})
 """Abilities for which an engine that runs elsewhere has to be prepared when it is started."""
 
 
@@ -187,7 +189,8 @@ class RequestOnlooker(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one.
+    """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one
+    that the dense reference can compute.
     ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy. ``guards``: guard regions are on.
     ``graphs``: batch sizes for which graphs are captured, ascending. ``exact``: sampled tokens have the target's odds;
     thresholds of acceptance below 1 give drafts more. ``dense``: the checkpoint is here, so that the dense reference

@@ -63,7 +63,7 @@ class EmbeddedTarget:
             dtype=config.dtype,
             attention_backend=config.attention_backend,
             drafts=spec is not None,
-            draft_model=config.draft_model,
+            draft_model=config.draft_model if spec is not None and spec.draft_kv else None,
             zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
             guards=config.memory.guards,
             graphs=config.cuda_graph.batch_sizes if config.cuda_graph.enabled else (),
@@ -73,11 +73,12 @@ class EmbeddedTarget:
     def warm(self, options: Mapping[str, Any]) -> None:
         from specdebug.engine import EngineConfig
         from specdebug.engine.engine import load_models
-        from specdebug.engine.speculative.registry import worker_of
+        from specdebug.engine.speculative.registry import drafter_of, worker_of
 
         config = EngineConfig.from_dict(options)
         if config.speculative is not None:
-            worker_of(config.speculative.algorithm)  # imports it, or every fork would
+            for part_of in (worker_of, drafter_of):
+                part_of(config.speculative.algorithm)  # imports it, or every fork would
         if config.device == "cpu" and _models_of(config) not in _models:  # a GPU's memory does not survive a fork
             _models[_models_of(config)] = load_models(config)
 
@@ -165,8 +166,11 @@ class EmbeddedSession:
         self.vocab_size = read_config(checkpoint_path(asked.model)).vocab_size
         self.clock: Callable[[], float] = clock_of(asked.device)
         self._on_gpu = asked.device != "cpu"
-        if engine.view.worker is not None and not isinstance(engine.view.worker, EagleWorker):
+        worker = engine.view.worker
+        if worker is not None and not isinstance(worker, EagleWorker):
             self.shows = EVERYTHING - {"drafts", "decisions", "graphs"}
+        elif worker is not None and engine.view.memory.draft is None:
+            self.shows = EVERYTHING - {"draft_kv", "drafts"}
 
     @property
     def has_work(self) -> bool:

@@ -85,6 +85,26 @@ def make_eagle(path: Path, target: Path, *, seed: int = 1, layer_scale: float = 
     )
 
 
+def make_assistant(
+    path: Path, target: Path, *, kv_layers: tuple[int, ...] = (1, 3), seed: int = 1, layer_scale: float = 0.3
+) -> None:
+    """An assistant for the target at ``target``: as :func:`make_eagle`'s head, on layers that read the target's KV."""
+    torch.manual_seed(seed)
+    tensors = {"fc.weight": torch.cat([torch.eye(HIDDEN), torch.eye(HIDDEN)], dim=1), "norm.weight": torch.ones(HIDDEN)}
+    for index in range(len(kv_layers)):
+        layer = _layer(f"layers.{index}", HIDDEN, layer_scale)
+        tensors |= {name: weight for name, weight in layer.items() if "k_proj" not in name and "v_proj" not in name}
+        tensors[f"layers.{index}.input_layernorm.weight"] = torch.ones(HIDDEN)
+    _save(
+        path,
+        target,
+        tensors,
+        architectures=["LlamaForCausalLMAssistant"],
+        num_hidden_layers=len(kv_layers),
+        target_kv_layers=list(kv_layers),
+    )
+
+
 def make_eagle3(
     path: Path, target: Path, *, draft_vocab: int | None = None, seed: int = 1, layer_scale: float = 0.3
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from specdebug.engine import EngineConfig
+from specdebug.engine.speculative.registry import ALGORITHMS
 from tests.engine.oracle import GreedyOracle
 
 MAX_PREFILL_STEPS = 120
@@ -80,7 +81,7 @@ def speculations(draw: st.DrawFn, algorithm: str, draft_model: str, max_steps: i
         "draft_model": draft_model,
         "num_steps": steps,
         "eagle_topk": topk,
-        "draft_kv_on_hit": draw(on_hit),
+        "draft_kv_on_hit": draw(on_hit) if ALGORITHMS[algorithm].draft_kv else "recompute",
     }
     if topk > 1:
         most = 1 + topk + topk**2 * (steps - 1)

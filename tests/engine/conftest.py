@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.assets import checkpoint_path
+from specdebug.assets import CHECKPOINTS, checkpoint_path
 from tests.engine.oracle import GreedyOracle
 
 if TYPE_CHECKING:
@@ -32,13 +32,14 @@ class Lab:
     target: Path
     eagle: Path
     eagle3: Path
+    assistant: Path
     model: LlamaForCausalLM
     oracle: GreedyOracle
     mtp: Path | None = None
     """A folder of next-n layers, a checkpoint for each number of them, chained or not."""
 
     def draft(self, algorithm: str) -> Path:
-        return self.eagle3 if algorithm == "EAGLE3" else self.eagle
+        return {"EAGLE": self.eagle, "EAGLE3": self.eagle3, "FROZEN_KV_MTP": self.assistant}[algorithm]
 
     def next_n(self, layers: int, *, chained: bool = False) -> Path:
         assert self.mtp is not None
@@ -52,14 +53,15 @@ class Lab:
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """Random weights: fast, and its text mixes runs that its heads guess with surprises."""
-    from tests.engine.checkpoints import make_eagle, make_eagle3, make_mtp, make_target
+    from tests.engine.checkpoints import make_assistant, make_eagle, make_eagle3, make_mtp, make_target
 
     folder = tmp_path_factory.mktemp("checkpoints")
-    target, eagle, eagle3 = (folder / name for name in ("target", "eagle", "eagle3"))
+    target, eagle, eagle3, assistant = (folder / name for name in ("target", "eagle", "eagle3", "assistant"))
     model = make_target(target, vocab=VOCAB, seed=2)
     make_eagle(eagle, target)
     make_eagle3(eagle3, target)
-    found = Lab(target, eagle, eagle3, model, GreedyOracle(model, ORACLE_LENGTH), folder / "mtp")
+    make_assistant(assistant, target)
+    found = Lab(target, eagle, eagle3, assistant, model, GreedyOracle(model, ORACLE_LENGTH), folder / "mtp")
     for layers, chained in product((2, 3, 4), (False, True)):
         make_mtp(found.next_n(layers, chained=chained), target, layers=layers, chained=chained)
     return found
@@ -70,8 +72,9 @@ def shipped() -> Lab:
     """The checkpoints in the wheel, whose drafts are right most of the time."""
     transformers = pytest.importorskip("transformers")
     target, eagle, eagle3 = (checkpoint_path(name) for name in ("tiny", "tiny-eagle", "tiny-eagle3"))
+    assistant = CHECKPOINTS / "tiny-assistant"
     model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    return Lab(target, eagle, eagle3, model, GreedyOracle(model, ORACLE_LENGTH))
+    return Lab(target, eagle, eagle3, assistant, model, GreedyOracle(model, ORACLE_LENGTH))
 
 
 @pytest.fixture

@@ -48,7 +48,8 @@ class Parts:
             self._pool(fill),
             None if config.speculative is None else self._pool(fill),
         )
-        self.cache = PrefixCache(config, self.memory, self.req_to_token, lookahead=int(config.speculative is not None))
+        lookahead = 0 if config.speculative is None else 1
+        self.cache = PrefixCache(config, self.memory, self.req_to_token, lookahead=lookahead)
         self._serial = 0
 
     def _pool(self, fill: FillPolicy) -> MHAPool:

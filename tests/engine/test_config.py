@@ -46,7 +46,19 @@ def test_a_draft_that_is_not_named_is_called_after_the_target_and_the_algorithm(
     assert EngineConfig.from_dict({"model": "small"}).draft_model is None
     assert draft() == "small-eagle"
     assert draft(algorithm="EAGLE3") == "small-eagle3"
+    assert draft(algorithm="FROZEN_KV_MTP") == "small-assistant"
     assert draft(draft_model="other") == "other"
+
+
+def test_a_draft_without_kv_reserves_a_tree_and_has_nothing_to_fill() -> None:
+    tree = {"num_steps": 5, "eagle_topk": 4, "num_draft_tokens": 8}
+    eagle, frozen = (
+        EngineConfig.from_dict({"page_size": 4, "speculative": {"algorithm": algorithm, **tree}})
+        for algorithm in ("EAGLE", "FROZEN_KV_MTP")
+    )
+    assert (eagle.alloc_len_per_decode, frozen.alloc_len_per_decode) == (32, 8)
+    with pytest.raises(InvalidOption, match=r"engine\.speculative\.draft_kv_on_hit: FROZEN_KV_MTP has no draft KV"):
+        EngineConfig.from_dict({"speculative": {"algorithm": "FROZEN_KV_MTP", "draft_kv_on_hit": "zero_fill"}})
 
 
 def test_a_config_cannot_be_changed() -> None:

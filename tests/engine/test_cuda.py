@@ -17,6 +17,7 @@ pytestmark = pytest.mark.gpu
 SHAPES: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "chain": {"algorithm": "EAGLE", "num_steps": 3},
+    "frozen-kv": {"algorithm": "FROZEN_KV_MTP", "num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 8},
     "tree": {"algorithm": "EAGLE3", "num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 8},
 }
 LENGTHS = (40, 150, 97, 300, 12)

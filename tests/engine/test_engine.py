@@ -84,7 +84,7 @@ def test_draft_kv_of_an_engine_without_a_draft_is_an_error(lab: Lab) -> None:
     request = engine.add_request("r", [1, 2, 3], greedy(4))
     engine.step()
     assert not request.speculative
-    with pytest.raises(ValueError, match="no draft model"):
+    with pytest.raises(ValueError, match="no draft KV"):
         engine.draft_kv(request, 0, 2)
 
 

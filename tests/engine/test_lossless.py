@@ -20,7 +20,9 @@ from tests.engine.oracle import GreedyOracle
 
 MAX_STEPS = 2000
 BACKENDS = tuple(plan.name for plan in SHIPPED)
-ALGORITHMS = ("EAGLE", "EAGLE3")
+ALGORITHMS = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP")
+
+SHIPPED_DRAFTS = {"EAGLE": "tiny-eagle", "EAGLE3": "tiny-eagle3"}
 
 
 @dataclass
@@ -173,13 +175,13 @@ def code_pool(shipped: Lab) -> list[list[tuple[int, ...]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", SHIPPED_DRAFTS)
 def test_output_is_plain_greedy_decoding_where_drafts_are_accepted(shipped: Lab, code_pool, algorithm: str) -> None:
     generated = st.sampled_from(BACKENDS).flatmap(
         lambda backend: combos(
             code_pool,
             target="tiny",
-            draft=f"tiny-{algorithm.lower()}",
+            draft=SHIPPED_DRAFTS[algorithm],
             algorithm=algorithm,
             backend=backend,
             vocab=shipped.vocab,

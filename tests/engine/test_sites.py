@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ from specdebug.diverge.choices import GROUNDS
 from specdebug.engine import EngineObserver, SamplingParams
 from specdebug.engine.observer import ObservedBatch
 from specdebug.engine.sites import SITES, SiteRows, held_at, rows_per_request
-from specdebug.faults.fit import OF_THE_LOOP
+from specdebug.engine.speculative.registry import ALGORITHMS
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run
 
 SHAPES: dict[str, dict[str, Any]] = {
     "chain": {"num_steps": 3, "eagle_topk": 1},
     "tree": {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6},
-    "layers": {"algorithm": "MTP", "num_steps": 3, "eagle_topk": 1},
+    "layers": {"num_steps": 3, "eagle_topk": 1},
 }
 
 
@@ -93,10 +93,12 @@ def test_whoever_names_a_site_names_one_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_rows_that_pass_are_as_the_table_says(lab: Lab, shape: str, graphs: bool) -> None:
-    draft = lab.next_n(3) if shape == "layers" else lab.eagle
-    speculative = {"draft_model": str(draft), **SHAPES[shape]}
+@pytest.mark.parametrize(
+    ("algorithm", "shape"), [*product(("EAGLE", "FROZEN_KV_MTP"), ("chain", "tree")), ("MTP", "layers")]
+)
+def test_the_rows_that_pass_are_as_the_table_says(lab: Lab, algorithm: str, shape: str, graphs: bool) -> None:
+    draft = lab.next_n(3) if shape == "layers" else lab.draft(algorithm)
+    speculative = {**SHAPES[shape], "algorithm": algorithm, "draft_model": str(draft)}
     engine = build(
         {
             "model": str(lab.target),
@@ -120,10 +122,8 @@ def test_the_rows_that_pass_are_as_the_table_says(lab: Lab, shape: str, graphs: 
     only_trees = {name for name in SITES if name.startswith(("tree.", "draft.select.", "draft.organize."))}
     only_trees |= {"commit.compact.rows", "draft.prefix_tail", "move_kv_cache.src_loc", "move_kv_cache.tgt_loc"}
     only_graphs = {name for name in SITES if "_graph." in name}
-    there = set(SITES) - (set() if shape == "tree" else only_trees) - (set() if graphs else only_graphs)
-    of_layers = {name for name in SITES if name.startswith("mtp_")}
-    of_the_loop = {name for name in SITES if any(fnmatchcase(name, pattern) for pattern in OF_THE_LOOP)}
-    assert watch.reached == there - (of_the_loop if shape == "layers" else of_layers)
+    passed = {name for name, held in SITES.items() if ALGORITHMS[algorithm].drafting in held.drafted_by}
+    assert watch.reached == passed - (set() if shape == "tree" else only_trees) - (set() if graphs else only_graphs)
 
 
 def test_a_site_that_a_toggle_brings_is_cut_evenly() -> None:

@@ -176,6 +176,7 @@ def test_expectations_compare_signatures_by_shell_pattern():
 
 ARMS = "arms: {fixed: {}, reverted: {revert: [27338]}}\n"
 PROMPT = with_group("prompt: {text: x}")
+FROZEN_KV = PROMPT + "engine: {speculative: {algorithm: FROZEN_KV_MTP}}\n"
 
 BAD = {
     # keys
@@ -261,6 +262,17 @@ BAD = {
     ),
     PROMPT + "faults: [{fault: draft_kv_not_written}]\n": (
         "s.yaml:4:10: fault draft_kv_not_written: it needs speculation, which arm 'base' does not have"
+    ),
+    FROZEN_KV + "faults: [{fault: nan_draft_kv_in_use}]\n": (
+        "s.yaml:5:10: fault nan_draft_kv_in_use: it needs a draft with KV of its own, which arm 'base' does not have"
+    ),
+    FROZEN_KV + "faults: [{fault: topk_index_next_lane}]\n": (
+        "s.yaml:5:10: fault topk_index_next_lane: it acts at draft_extend.topk_index, which is not reached: "
+        "the draft of FROZEN_KV_MTP keeps no KV"
+    ),
+    PROMPT
+    + "engine: {speculative: {}}\nfaults: [{fault: positions_off_by_one, site: draft_graph.replay.positions}]\n": (
+        "it acts at draft_graph.replay.positions, which is not reached: the draft of EAGLE keeps KV of its own"
     ),
     PROMPT + "probes: [defualt]\n": "s.yaml:4:10: no probe pack 'defualt'; did you mean 'default'?",
     PROMPT + "arms: {a: {probes: [default, atention]}}\n": (

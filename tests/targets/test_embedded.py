@@ -6,6 +6,13 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+from specdebug.run.oracles.base import Bench, OracleSettings
+from specdebug.run.oracles.registry import oracles_of
+from specdebug.scenario.grammar import OracleSpec
+from specdebug.targets.embedded import TARGET, EmbeddedSession, build_engine
+
 PROGRAM = """
 import json, sys
 from specdebug.attention_plans import SHIPPED
@@ -13,7 +20,8 @@ from specdebug.engine.attention.select import planner_class
 from specdebug.targets.embedded import TARGET, build_engine
 for plan in SHIPPED:  # as a fork server does
     planner_class(plan.name)
-options = {"context_length": 64, "speculative": {"num_steps": 2}, "memory": {"num_slots": 256}}
+speculative = {"algorithm": sys.argv[1], "num_steps": 2}
+options = {"context_length": 64, "speculative": speculative, "memory": {"num_slots": 256}}
 TARGET.warm(options)
 before = set(sys.modules)
 build_engine(options, 0)
@@ -21,6 +29,21 @@ print(json.dumps(sorted(name for name in set(sys.modules) - before if name.start
 """
 
 
-def test_an_engine_that_was_warmed_is_built_without_imports_of_ours() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+@pytest.mark.parametrize("algorithm", ["EAGLE", "FROZEN_KV_MTP"])
+def test_an_engine_that_was_warmed_is_built_without_imports_of_ours(algorithm: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, algorithm]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert json.loads(done.stdout) == []
+
+
+def test_a_draft_without_kv_is_asked_for_and_its_oracles_say_that_they_cannot_look() -> None:
+    options = {"context_length": 64, "memory": {"num_slots": 256}, "speculative": {"algorithm": "FROZEN_KV_MTP"}}
+    asked = TARGET.asked(options)
+    assert (asked.drafts, asked.draft_model) == (True, None)
+    session = EmbeddedSession(build_engine(options, 0), asked)
+    settings = OracleSettings(OracleSpec(), asked)
+    bench = Bench(settings, None, lambda violation: None, lambda rid, tie: None, str)
+    looking, blind = oracles_of(bench, session.shows)
+    assert [each.oracle for each in blind if each.oracle.startswith("draft")] == ["draft_kv", "draft_state"]
+    assert {"graphs", "acceptance", "lossless", "pools"} <= {each.name for each in looking}
+    assert settings.reference == ("tiny", None)

@@ -30,9 +30,11 @@ class BoundAttention(LayerAttention, Protocol):
 class AttentionBackend(Protocol):
     """Makes attention for batches of one plan on one device."""
 
-    def bind(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor, *, graph: bool = False) -> BoundAttention:
-        """Bind a batch whose own KV goes to ``out_cache_loc`` (int64 [n]). ``graph``: it is about to be captured, so
-        metadata and locations are static buffers."""
+    def bind(
+        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, *, graph: bool = False
+    ) -> BoundAttention:
+        """Bind a batch whose own KV goes to ``out_cache_loc`` (int64 [n]); None: it has none, and only ``attend`` is
+        called. ``graph``: it is about to be captured, so metadata and locations are static buffers."""
 
 
 class Heads(Protocol):
@@ -58,19 +60,21 @@ class MakeExecutor(Protocol):
 class DeviceAttention(ABC):
     """Attention by device kernels over one prepared batch of one pool, as ``StoredAttention`` and ``BoundAttention``.
 
-    out_cache_loc: int64 [n], where the batch's own keys and values go.
+    out_cache_loc: int64 [n], where the batch's own keys and values go; None: it has none.
     """
 
-    def __init__(self, pool: KVPool, out_cache_loc: Tensor) -> None:
+    def __init__(self, pool: KVPool, out_cache_loc: Tensor | None) -> None:
         self._pool = pool
         self._loc = out_cache_loc
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
+        assert self._loc is not None
         self._pool.write(layer_id, self._loc, k, v)
         return self.attend(layer_id, q)
 
     def destination(self, layer_id: int) -> KVDestination:
+        assert self._loc is not None
         return self._pool.destination(layer_id, self._loc)
 
     @abstractmethod
@@ -84,14 +88,18 @@ class DeviceAttention(ABC):
 class TorchBackend:
     """The reference: any plan, CPU tensors."""
 
-    def bind(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor, *, graph: bool = False) -> BoundAttention:
+    def bind(
+        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, *, graph: bool = False
+    ) -> BoundAttention:
         return TorchAttention(metadata, pool, out_cache_loc)
 
 
 class TritonBackend:
     """Our own kernels: any plan, CUDA tensors."""
 
-    def bind(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor, *, graph: bool = False) -> BoundAttention:
+    def bind(
+        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, *, graph: bool = False
+    ) -> BoundAttention:
         from specdebug.engine.attention.triton_executor import TritonAttention  # triton comes with CUDA builds only
 
         return TritonAttention(metadata, pool, out_cache_loc)

@@ -15,10 +15,11 @@ from specdebug.engine.memory.kv_pool import KVPool
 class TorchAttention:
     """Attention over one prepared batch of one pool, a ``BoundAttention``.
 
-    Metadata is read when it is bound and never again. out_cache_loc: int64 [n], where the batch's own KV goes.
+    Metadata is read when it is bound and never again. out_cache_loc: int64 [n], where the batch's own KV goes; None: it
+    has none.
     """
 
-    def __init__(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor) -> None:
+    def __init__(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None) -> None:
         self._pool = pool
         self._loc = out_cache_loc
         self.replan(metadata)
@@ -36,8 +37,13 @@ class TorchAttention:
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
+        assert self._loc is not None
+        self._pool.write(layer_id, self._loc, k, v)
+        return self.attend(layer_id, q)
+
+    def attend(self, layer_id: int, q: Tensor) -> Tensor:
+        """q [n, Hq, D] -> [n, Hq * D], over keys and values that are written."""
         pool = self._pool
-        pool.write(layer_id, self._loc, k, v)
         if len(self._passes) == 1:
             out, _ = self._passes[0].run(q, pool, layer_id, lse=False)
             return out.transpose(1, 2).reshape(q.shape[0], -1)

@@ -27,7 +27,7 @@ class FlashAttnExecutor:
         self._kernels = kernels
 
     def bind(
-        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor, *, graph: bool = False
+        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, *, graph: bool = False
     ) -> FlashAttnAttention:
         return FlashAttnAttention(self._kernels, metadata, pool, out_cache_loc)
 
@@ -47,7 +47,9 @@ def make_flash_attn(
 class FlashAttnAttention(DeviceAttention):
     """Attention by page tables, in one pass or a cascade."""
 
-    def __init__(self, kernels: FlashAttnKernels, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor) -> None:
+    def __init__(
+        self, kernels: FlashAttnKernels, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None
+    ) -> None:
         super().__init__(pool, out_cache_loc)
         self._kernels = kernels
         self.replan(metadata)

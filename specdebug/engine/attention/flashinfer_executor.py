@@ -116,7 +116,7 @@ class FlashInferExecutor:
         self._spare: dict[int, list[_ScheduleSpace]] = {}
 
     def bind(
-        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor, *, graph: bool = False
+        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, *, graph: bool = False
     ) -> FlashInferAttention:
         """Plan attention of one batch; not to be called in a capture."""
         assert isinstance(metadata, RaggedMetadata)
@@ -173,7 +173,7 @@ class FlashInferAttention(DeviceAttention):
         executor: FlashInferExecutor,
         metadata: RaggedMetadata,
         pool: KVPool,
-        out_cache_loc: Tensor,
+        out_cache_loc: Tensor | None,
         *,
         graph: bool,
     ) -> None:

@@ -25,7 +25,7 @@ from specdebug.engine.memory.kv_pool import KVPool
 class TritonAttention(DeviceAttention):
     """Attention by metadata of any plan, whose tensors the kernels read at every call."""
 
-    def __init__(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor) -> None:
+    def __init__(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None) -> None:
         super().__init__(pool, out_cache_loc)
         self._splits: list[int] = []
         self._partial: tuple[Tensor, Tensor] | None = None

@@ -13,7 +13,8 @@ from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.planner import DraftLayout
 from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer, padded_size
 from specdebug.engine.model.interface import LayerAttention
-from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
+from specdebug.engine.speculative.draft import DraftInputs, DraftLoop
+from specdebug.engine.speculative.selection import DraftCandidates
 
 
 class DraftGraphRunner(GraphRunner[DraftInputs, DraftCandidates]):
@@ -42,11 +43,7 @@ class DraftGraphRunner(GraphRunner[DraftInputs, DraftCandidates]):
                 StaticBuffer("positions", topk, (), torch.int64),
                 StaticBuffer("out_cache_loc", topk, (steps,), torch.int64),
             ],
-            outputs=[
-                StaticBuffer("parent_list", 1, (topk * (steps - 1) + 1 if steps > 1 else 0,), torch.int64),
-                StaticBuffer("top_scores_index", 1, (nodes - 1,), torch.int64),
-                StaticBuffer("draft_tokens", 1, (nodes - 1,), torch.int64),
-            ],
+            outputs=candidate_buffers(topk, steps, nodes),
             declare=parts.planner.declare_draft,
         )
 
@@ -87,3 +84,12 @@ class DraftGraphRunner(GraphRunner[DraftInputs, DraftCandidates]):
 
     def _run(self, padded: DraftInputs, attentions: Sequence[LayerAttention]) -> DraftCandidates:
         return self._loop.run(padded, attentions)
+
+
+def candidate_buffers(topk: int, steps: int, nodes: int) -> list[StaticBuffer]:
+    """The static buffers of ``DraftCandidates``, whatever drafts them."""
+    return [
+        StaticBuffer("parent_list", 1, (topk * (steps - 1) + 1 if steps > 1 else 0,), torch.int64),
+        StaticBuffer("top_scores_index", 1, (nodes - 1,), torch.int64),
+        StaticBuffer("draft_tokens", 1, (nodes - 1,), torch.int64),
+    ]

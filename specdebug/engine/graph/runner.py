@@ -107,14 +107,14 @@ class StaticBuffers(Arena):
 
 
 class RunnerInputs(Protocol):
-    """The fields that the inputs of every runner have: int64 [B], [B], and slots by token."""
+    """The fields that the inputs of every runner have: int64 [B], [B], and slots by token, None if none is written."""
 
     @property
     def req_pool_indices(self) -> Tensor: ...
     @property
     def seq_lens(self) -> Tensor: ...
     @property
-    def out_cache_loc(self) -> Tensor: ...
+    def out_cache_loc(self) -> Tensor | None: ...
 
 
 Inputs = TypeVar("Inputs", bound=RunnerInputs)
@@ -236,8 +236,8 @@ class GraphRunner(ABC, Generic[Inputs, Outputs]):
     def _run(self, padded: Inputs, attentions: Sequence[LayerAttention]) -> Outputs:
         """Compute the forward."""
 
-    def _locs(self, padded: Inputs) -> list[Tensor]:
-        """Slots that each attention in the forward writes, int64."""
+    def _locs(self, padded: Inputs) -> Sequence[Tensor | None]:
+        """Slots that each attention in the forward writes, int64; None for one that writes none."""
         return [padded.out_cache_loc]
 
     def _forward(self, bs: int, padded: Inputs, attentions: Sequence[LayerAttention]) -> None:

@@ -15,10 +15,13 @@ from specdebug.engine.request import Request
 
 
 class PrefixCache:
-    """Moves slots between requests' rows and the radix tree; with the cache off only allocates and frees."""
+    """Moves slots between requests' rows and the radix tree; with the cache off only allocates and frees.
+
+
+    ``lookahead``: tokens beyond a slot's own that draft KV depends on, as the draft model says; 0 without one.
+    """
 
     def __init__(self, config: EngineConfig, memory: KVMemory, req_to_token: ReqToToken, *, lookahead: int) -> None:
-        """``lookahead``: the draft model's, 0 without one."""
         self.memory = memory
         self.req_to_token = req_to_token
         self.page_size = config.page_size
@@ -26,7 +29,8 @@ class PrefixCache:
         self.radix = RadixCache(config.page_size, req_to_token.table.device)
         spec = config.speculative
         self._lookahead = lookahead
-        self._recompute = spec is not None and spec.draft_kv_on_hit == "recompute"
+        self._draft_kv = memory.draft is not None
+        self._recompute = self._draft_kv and spec is not None and spec.draft_kv_on_hit == "recompute"
 
     @property
     def available(self) -> int:
@@ -57,7 +61,7 @@ class PrefixCache:
         request.node = match.node
         request.protected_len = request.kv_len = request.kv_allocated = match.slots.numel()
         self.req_to_token.write(request.row, 0, match.slots)
-        if request.speculative:
+        if request.speculative and self._draft_kv:
             request.unwritten_draft_slots = match.slots[~match.draft_written]
 
     def publish(self, request: Request) -> None:
@@ -108,7 +112,7 @@ class PrefixCache:
         slots = self.req_to_token.slots(request.row, 0, len(key))
         # A request that ends before its first pass has not zeroed yet what the prefix that it hit lacks.
         lacking = request.unwritten_draft_slots
-        draft_written = request.speculative and (lacking is None or lacking.numel() == 0)
+        draft_written = self._draft_kv and request.speculative and (lacking is None or lacking.numel() == 0)
         result = self.radix.insert(key, slots, draft_written=draft_written)
         if self.memory.draft is not None and result.heal_src.numel():
             self.memory.draft.move_kv_cache(result.heal_dst, result.heal_src)

@@ -39,9 +39,10 @@ class Reuse:
 
     Between looks an engine may make any number of steps, be flushed, and set requests back. A node of the last look
     that is still there was there all the time, with the same tokens and no less draft KV; that is all that is assumed.
+    ``draft_kv``: there is any.
     """
 
-    def __init__(self, config: EngineConfig, radix: RadixCache, *, lookahead: int) -> None:
+    def __init__(self, config: EngineConfig, radix: RadixCache, *, lookahead: int, draft_kv: bool) -> None:
         """``lookahead``: tokens beyond a slot that what it holds depends on; an EAGLE head sees the next one."""
         spec = config.speculative
         self._radix = radix
@@ -49,7 +50,8 @@ class Reuse:
         self._page = config.page_size
         self._lookahead = lookahead
         self._beyond = beyond(lookahead)
-        self._recompute = spec is not None and spec.draft_kv_on_hit == "recompute"
+        self._draft_kv = draft_kv
+        self._recompute = draft_kv and spec is not None and spec.draft_kv_on_hit == "recompute"
         self._paths: dict[int, _Path] = {}
         """By serial of a node of the last look."""
         self._made = self._evicted = 0
@@ -124,7 +126,7 @@ class Reuse:
         drafted = max(map(min, shared), default=0)
         if there < due:
             yield f"kept: {request.rid} has ended, and the tree has {there} of the {due} positions it computed"
-        elif request.speculative and drafted < due:
+        elif self._draft_kv and request.speculative and drafted < due:
             said = f"has draft KV of {drafted} of the {due} positions it computed"
             yield f"kept: {request.rid} has ended, and the tree {said}"
 

@@ -1,8 +1,10 @@
-"""The models the engine runs: a Llama-family target and its EAGLE and EAGLE-3 draft heads, inference only.
+"""The models the engine runs: a Llama-family target, its EAGLE and EAGLE-3 heads and assistants, inference only.
 
 The engine owns attention and the KV cache; a model calls back into it once per layer (``LayerAttention``).
 """
 
+from specdebug.engine.model.assistant import AssistantDraft
+from specdebug.engine.model.assistant_loader import load_assistant
 from specdebug.engine.model.eagle import EagleDraft
 from specdebug.engine.model.eagle3 import Eagle3Draft
 from specdebug.engine.model.interface import DraftModel
@@ -11,11 +13,13 @@ from specdebug.engine.model.loader import load_draft, load_target
 from specdebug.engine.model.tokenizer import TargetTokenizer
 
 __all__ = [
+    "AssistantDraft",
     "DraftModel",
     "Eagle3Draft",
     "EagleDraft",
     "TargetModel",
     "TargetTokenizer",
+    "load_assistant",
     "load_draft",
     "load_target",
 ]

@@ -174,6 +174,21 @@ class MTPOptions:
         return cls(keys.positive_int("num_nextn_predict_layers"), keys.flag("mtp_chain_hidden_states"))
 
 
+def target_kv_layers(data: Mapping[str, Any], where: str, num_layers: int, target_layers: int) -> tuple[int, ...]:
+    """The target layer, below ``target_layers``, whose KV each of an assistant's ``num_layers`` layers reads.
+    Raises CheckpointError if ``config.json`` does not name one for each."""
+    keys = _Keys(data, where)
+    layers = data.get("target_kv_layers")
+    if not isinstance(layers, list) or not all(type(each) is int for each in layers):
+        raise keys.error(f"target_kv_layers must be a list of layer numbers, not {_shown(layers)}")
+    if len(layers) != num_layers:
+        raise keys.error(f"target_kv_layers names {len(layers)} layers for num_hidden_layers {num_layers}; one each")
+    outside = [each for each in layers if not 0 <= each < target_layers]
+    if outside:
+        raise keys.error(f"target_kv_layers holds {outside[0]}, and the target's layers are 0..{target_layers - 1}")
+    return tuple(layers)
+
+
 def require_target_architecture(data: Mapping[str, Any], where: str) -> None:
     """Refuse a ``config.json`` whose model is not one the target loader reads.
     Raises CheckpointError if the architecture is absent or another one."""

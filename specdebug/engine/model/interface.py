@@ -14,7 +14,7 @@ from specdebug.engine.kernels.kv_cache import KVDestination
 
 
 class LayerAttention(Protocol):
-    """The engine's side of one layer: writes this batch's keys and values to the pool, then attends."""
+    """The engine's side of one layer: writes a batch's keys and values to the pool, then attends, or only attends."""
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [n, Hq, D]; k, v [n, Hkv, D], q and k already rotated -> [n, Hq*D].
@@ -24,16 +24,16 @@ class LayerAttention(Protocol):
         a pool's keys are not in Hugging Face order.
         """
 
+    def attend(self, layer_id: int, q: Tensor) -> Tensor:
+        """q [n, Hq, D], rotated -> [n, Hq*D], over keys and values that have been written; writes none."""
+
 
 @runtime_checkable
-class StoredAttention(Protocol):
-    """A ``LayerAttention`` that lets the model write keys and values itself, in the kernel that rotates them."""
+class StoredAttention(LayerAttention, Protocol):
+    """One that lets the model write keys and values itself, in the kernel that rotates them."""
 
     def destination(self, layer_id: int) -> KVDestination:
         """The place to write to before ``attend``."""
-
-    def attend(self, layer_id: int, q: Tensor) -> Tensor:
-        """q [n, Hq, D] -> [n, Hq*D], over keys and values that have been written."""
 
 
 class TargetOutput(NamedTuple):
@@ -46,7 +46,8 @@ class TargetOutput(NamedTuple):
 class DraftSizes(Protocol):
     """All that an engine has to know of a draft model, whatever way of drafting it is for."""
 
-    num_layers: int  # that write draft KV; ``LayerAttention`` is called with 0 .. num_layers-1
+    num_layers: int  # that write draft KV, ``LayerAttention`` is called with 0 .. num_layers-1; 0: there is no draft KV
+    lookahead: int  # n, where draft KV of slot p depends on tokens up to p+n
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -55,7 +56,6 @@ class DraftSizes(Protocol):
     vocab_size: int  # Vd, of its logits
     target_feature_size: int  # F, of the target features that it reads
     aux_layers: tuple[int, ...]  # to ask of ``TargetModel.forward``; () for its final hidden
-    lookahead: int  # draft KV of position p depends on tokens up to p + lookahead
 
 
 class DraftModel(DraftSizes, Protocol):

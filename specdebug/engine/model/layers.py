@@ -56,22 +56,35 @@ class Norm:
         return weight.mul_(self.gain[:, None]) if self.folds_gain else weight
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """Attention and MLP with their residuals; the norm before attention belongs to the model around it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AfterAttention:
+    """The part of a layer behind its attention: the output projection and the MLP, with their residuals.
 
     Weights are [in, out], laid out by ``linear.py``, so that no transposed view is made per call.
     """
 
-    layer_id: int
-    rotary: Rotary
-    qkv: Tensor
-    qkv_bias: Tensor | None
     output: Tensor
     output_bias: Tensor | None
     mlp_norm: Norm
     gate_up: Tensor
     down: Tensor
+
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """Attended values [n, Hq*D] and residual [n, H] -> [n, H], which takes the residual's place in memory."""
+        if self.output_bias is not None:
+            residual.add_(self.output_bias)
+        x = linear_into(residual, attended, self.output)
+        return linear_into(x, silu_mul(linear(self.mlp_norm(x), self.gate_up)), self.down)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderLayer(AfterAttention):
+    """Attention and MLP with their residuals; the norm before attention belongs to the model around it."""
+
+    layer_id: int
+    rotary: Rotary
+    qkv: Tensor
+    qkv_bias: Tensor | None
 
     def forward(
         self,
@@ -92,10 +105,25 @@ class DecoderLayer:
             attended = attn.attend(self.layer_id, q)
         else:
             attended = attn(self.layer_id, *self.rotary.split(qkv, phases))
-        if self.output_bias is not None:
-            residual.add_(self.output_bias)
-        x = linear_into(residual, attended, self.output)
-        return linear_into(x, silu_mul(linear(self.mlp_norm(x), self.gate_up)), self.down)
+        return self.finish(attended, residual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryLayer(AfterAttention):
+    """A layer without keys and values of its own: its queries attend those that a layer of the target has written.
+
+    ``rotary`` turns the query heads and knows of no others. q: [H, Hq*D].
+    """
+
+    target_layer: int
+    rotary: Rotary
+    norm: Norm
+    q: Tensor
+
+    def forward(self, x: Tensor, phases: Tensor, attn: LayerAttention) -> Tensor:
+        """x [n, H] -> [n, H], in its place in memory; ``phases`` from ``Rotary.at``."""
+        q, _, _ = self.rotary.split(linear(self.norm(x), self.q), phases)
+        return self.finish(attn.attend(self.target_layer, q), x)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

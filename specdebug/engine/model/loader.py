@@ -99,6 +99,8 @@ def load_draft(
 def _require_kind(weights: Weights, algorithm: Literal["EAGLE", "EAGLE3"]) -> None:
     """Name a mix-up as such; only an EAGLE-3 layer norms the hidden it is given."""
     folder = weights.checkpoint.folder
+    if weights.has("layers.0.self_attn.q_proj.weight") and not weights.has("layers.0.self_attn.k_proj.weight"):
+        raise CheckpointError(f"{folder} is an assistant; set speculative.algorithm to FROZEN_KV_MTP")
     if weights.has("midlayer.hidden_norm.weight") or weights.has("layers.0.hidden_norm.weight"):
         if algorithm == "EAGLE":
             raise CheckpointError(f"{folder} is an EAGLE-3 head; set speculative.algorithm to EAGLE3")
@@ -126,7 +128,7 @@ def build_eagle(weights: Weights, target: TargetModel, max_positions: int | None
         vocab_size=target.lm_head.shape[1],
         target_feature_size=size,
         rotary=rotary,
-        token=TokenShare(_embedding(weights, target), None, fc[:size], _fc_bias(weights)),
+        token=TokenShare(head_embedding(weights, target), None, fc[:size], fc_bias(weights)),
         fc=fc[size:],
         layers=tuple(layers),
         lm_head=target.lm_head,
@@ -145,7 +147,7 @@ def _build_eagle3(
     input_norm = weights.norm(f"{prefix}.input_layernorm.weight")
     hidden_norm = weights.norm(f"{prefix}.hidden_norm.weight")
     layer = weights.layer(prefix, 0, _draft_rotary(weights, target, max_positions), None, 2 * size)
-    embedding = _embedding(weights, target)
+    embedding = head_embedding(weights, target)
     final_norm = weights.norm("norm.weight")
     lm_head = _eagle3_lm_head(weights, target, embedding, options.draft_vocab_size or config.vocab_size)
     feature_size = len(aux_layers) * target.config.hidden_size
@@ -157,7 +159,7 @@ def _build_eagle3(
         aux_layers=aux_layers,
         rotary=layer.rotary,
         fc=weights.linear(feature_size, ("fc.weight", size)),
-        fc_bias=_fc_bias(weights),
+        fc_bias=fc_bias(weights),
         token=TokenShare(embedding, input_norm, input_norm.fold_into(layer.qkv[:size]), layer.qkv_bias),
         hidden_norm=hidden_norm,
         residual_is_normed=options.norm_before_residual,
@@ -173,11 +175,12 @@ def _draft_rotary(weights: Weights, target: TargetModel, max_positions: int | No
     return Rotary(weights.config, max_positions or target.config.max_position_embeddings, weights.device)
 
 
-def _fc_bias(weights: Weights) -> Tensor | None:
+def fc_bias(weights: Weights) -> Tensor | None:
+    """The bias [Hd] of a head's fc, if the checkpoint has one."""
     return weights.plain("fc.bias", weights.config.hidden_size) if weights.has("fc.bias") else None
 
 
-def _embedding(weights: Weights, target: TargetModel) -> Tensor:
+def head_embedding(weights: Weights, target: TargetModel) -> Tensor:
     """The head's own token embedding [V, Hd], else the target's."""
     size = weights.config.hidden_size
     if weights.has("embed_tokens.weight"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from specdebug.engine.model.checkpoint import TensorSource
 from specdebug.engine.model.config import LlamaConfig
-from specdebug.engine.model.layers import DecoderLayer, Norm
+from specdebug.engine.model.layers import DecoderLayer, Norm, QueryLayer
 from specdebug.engine.model.linear import empty_weight
 from specdebug.engine.model.rope import Rotary, interleave_pairs, paired
 
@@ -55,7 +57,7 @@ class Weights:
     def layer(self, prefix: str, index: int, rotary: Rotary, norm: Norm | None, size_in: int) -> DecoderLayer:
         """Layer ``index``, its tensors under ``prefix``; its q, k and v read ``norm``, ``size_in`` wide."""
         config = self.config
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        attention = f"{prefix}.self_attn"
         qkv = self.linear(
             size_in,
             (f"{attention}.q_proj.weight", config.q_size),
@@ -63,20 +65,35 @@ class Weights:
             (f"{attention}.v_proj.weight", config.kv_size),
             rotated=2,
         )
-        mlp_norm = self.norm(f"{prefix}.post_attention_layernorm.weight")
-        gates = [(f"{mlp}.{part}_proj.weight", config.intermediate_size) for part in ("gate", "up")]
-        gate_up = self.linear(config.hidden_size, *gates)
         return DecoderLayer(
             layer_id=index,
             rotary=rotary,
             qkv=norm.fold_into(qkv) if norm else qkv,
             qkv_bias=self._qkv_bias(attention) if config.qkv_bias else None,
-            output=self.linear(config.q_size, (f"{attention}.o_proj.weight", config.hidden_size)),
-            output_bias=self.plain(f"{attention}.o_proj.bias", config.hidden_size) if config.output_bias else None,
-            mlp_norm=mlp_norm,
-            gate_up=mlp_norm.fold_into(gate_up),
-            down=self.linear(config.intermediate_size, (f"{mlp}.down_proj.weight", config.hidden_size)),
+            **self._after_attention(prefix),
         )
+
+    def query_layer(self, prefix: str, target_layer: int, rotary: Rotary) -> QueryLayer:
+        """A layer of queries alone, its tensors under ``prefix``; it reads the KV of the target's ``target_layer``."""
+        config = self.config
+        norm = self.norm(f"{prefix}.input_layernorm.weight")
+        queries = (f"{prefix}.self_attn.q_proj.weight", config.q_size)
+        q = norm.fold_into(self.linear(config.hidden_size, queries, rotated=1))
+        return QueryLayer(target_layer=target_layer, rotary=rotary, norm=norm, q=q, **self._after_attention(prefix))
+
+    def _after_attention(self, prefix: str) -> dict[str, Any]:
+        """The fields of ``AfterAttention``."""
+        config = self.config
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        mlp_norm = self.norm(f"{prefix}.post_attention_layernorm.weight")
+        gates = [(f"{mlp}.{part}_proj.weight", config.intermediate_size) for part in ("gate", "up")]
+        return {
+            "output": self.linear(config.q_size, (f"{attention}.o_proj.weight", config.hidden_size)),
+            "output_bias": self.plain(f"{attention}.o_proj.bias", config.hidden_size) if config.output_bias else None,
+            "mlp_norm": mlp_norm,
+            "gate_up": mlp_norm.fold_into(self.linear(config.hidden_size, *gates)),
+            "down": self.linear(config.intermediate_size, (f"{mlp}.down_proj.weight", config.hidden_size)),
+        }
 
     def _qkv_bias(self, attention: str) -> Tensor:
         config = self.config

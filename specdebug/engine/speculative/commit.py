@@ -68,6 +68,12 @@ class Compacted:
     accept_lengths: Tensor
 
 
+def last_accepted_rows(compacted: Compacted, tree_size: int) -> Tensor:
+    """Row of each request's last accepted token among its T: int64 [B]."""
+    before = torch.arange(-1, compacted.predict.numel() - 1, tree_size, device=compacted.accept_lengths.device)
+    return before + compacted.accept_lengths
+
+
 def compact_accept_to_front(acceptance: Acceptance, features: Tensor, tree_size: int) -> Compacted:
     """Gather accepted rows of predict and hidden features to the front of each request's T rows.
 

@@ -17,8 +17,8 @@ from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.graph.runner import GraphRunner, RunnerParts
 from specdebug.engine.model.interface import DraftSizes
 from specdebug.engine.speculative.commit import Compacted
-from specdebug.engine.speculative.draft import DraftCandidates
 from specdebug.engine.speculative.protocol import WorkerParts
+from specdebug.engine.speculative.selection import DraftCandidates
 from specdebug.engine.speculative.state import StateTable, StepState
 
 State = TypeVar("State", bound=StepState, contravariant=True)

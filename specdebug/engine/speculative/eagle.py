@@ -15,9 +15,10 @@ from specdebug.engine.graph.extend_runner import ExtendGraphRunner
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.speculative.cached_prefix import prepare_cached_prefix
 from specdebug.engine.speculative.commit import Compacted
-from specdebug.engine.speculative.draft import DraftCandidates, DraftLoop, DraftStage
+from specdebug.engine.speculative.draft import DraftLoop, DraftStage
 from specdebug.engine.speculative.drafter import DrafterParts
 from specdebug.engine.speculative.extend import ExtendForward, ExtendOutputs, ExtendStage
+from specdebug.engine.speculative.selection import DraftCandidates
 from specdebug.engine.speculative.state import DraftState, DraftStateTable
 
 

@@ -18,8 +18,8 @@ from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel, LayerAttention
 from specdebug.engine.speculative.commit import Compacted
-from specdebug.engine.speculative.draft import top_k_probs
 from specdebug.engine.speculative.protocol import WorkerParts
+from specdebug.engine.speculative.selection import top_k_probs
 from specdebug.engine.speculative.state import DraftStateTable
 
 if TYPE_CHECKING:

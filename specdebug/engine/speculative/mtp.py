@@ -24,7 +24,6 @@ from specdebug.engine.model.mtp import MTPDraft
 from specdebug.engine.request import Request
 from specdebug.engine.speculative.cached_prefix import prepare_cached_prefix
 from specdebug.engine.speculative.commit import Compacted
-from specdebug.engine.speculative.draft import DraftCandidates
 from specdebug.engine.speculative.drafter import DrafterParts
 from specdebug.engine.speculative.mtp_extend import (
     LayerChain,
@@ -35,6 +34,7 @@ from specdebug.engine.speculative.mtp_extend import (
     Rows,
 )
 from specdebug.engine.speculative.mtp_state import MTPState, MTPStateTable
+from specdebug.engine.speculative.selection import DraftCandidates
 
 
 class _Span(NamedTuple):

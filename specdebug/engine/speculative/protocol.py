@@ -13,6 +13,7 @@ from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.config import EngineConfig, SpeculativeConfig
+from specdebug.engine.errors import EngineError
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
@@ -43,11 +44,19 @@ class SpeculativeWorker(Protocol):
 
 @dataclass(frozen=True)
 class Pools:
-    """The two pools that share slot ids, and the table that maps positions to slots."""
+    """The two pools that share slot ids, and the table that maps positions to slots. ``draft_kv``: None where the draft
+    keeps no KV."""
 
     target: KVPool
-    draft: KVPool
+    draft_kv: KVPool | None
     req_to_token: ReqToToken
+
+    @property
+    def draft(self) -> KVPool:
+        """Draft KV, for those whose draft keeps some. Raises EngineError if there is none."""
+        if self.draft_kv is None:
+            raise EngineError("this engine's draft model keeps no KV")
+        return self.draft_kv
 
 
 @dataclass(frozen=True)

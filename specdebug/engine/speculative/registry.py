@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from specdebug.engine.sites import Drafting
 from specdebug.plugins import PluginRegistry, import_named
 
 
@@ -21,23 +22,44 @@ class Algorithm:
         loader: loads the draft model; called as ``model.loader.load_draft`` is.
         drafter: of a worker that leaves drafting to one; called with a ``drafter.DrafterParts``, it returns a
             ``drafter.Drafter``.
-        only_chains: its drafts have one branch.
+        drafting: what drafts; it decides which sites are passed (``engine/sites.py``).
+        draft_suffix: the default draft's checkpoint is the target's name with this behind a hyphen; by default the
+            algorithm's name in small letters.
     """
 
     worker: str
     loader: str
     drafter: str = "specdebug.engine.speculative.eagle:EagleDrafter"
-    only_chains: bool = False
+    drafting: Drafting = "head"
+    draft_suffix: str | None = None
+
+    @property
+    def only_chains(self) -> bool:
+        """Its drafts have one branch."""
+        return self.drafting == "layers"
+
+    @property
+    def draft_kv(self) -> bool:
+        """The draft keeps keys and values of its own, which prefill and draft extend write."""
+        return self.drafting != "assistant"
 
 
-_EAGLE = Algorithm("specdebug.engine.speculative.worker:EagleWorker", "specdebug.engine.model.loader:load_draft")
+_WORKER = "specdebug.engine.speculative.worker:EagleWorker"
+_EAGLE = Algorithm(_WORKER, "specdebug.engine.model.loader:load_draft")
 _MTP = Algorithm(
-    "specdebug.engine.speculative.worker:EagleWorker",
+    _WORKER,
     "specdebug.engine.model.mtp_loader:load_mtp",
     "specdebug.engine.speculative.mtp:MTPDrafter",
-    only_chains=True,
+    drafting="layers",
 )
-SHIPPED = {"EAGLE": _EAGLE, "EAGLE3": _EAGLE, "MTP": _MTP}
+_FROZEN_KV = Algorithm(
+    _WORKER,
+    "specdebug.engine.model.assistant_loader:load_assistant",
+    "specdebug.engine.speculative.frozen_kv:FrozenKVDrafter",
+    drafting="assistant",
+    draft_suffix="assistant",
+)
+SHIPPED = {"EAGLE": _EAGLE, "EAGLE3": _EAGLE, "MTP": _MTP, "FROZEN_KV_MTP": _FROZEN_KV}
 
 ALGORITHMS = PluginRegistry("algorithms", "an Algorithm", lambda part: isinstance(part, Algorithm), SHIPPED)
 

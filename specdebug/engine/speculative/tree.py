@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_oob
 from specdebug.engine.kernels.build_tree import build_tree
-from specdebug.engine.speculative.draft import DraftCandidates
+from specdebug.engine.speculative.selection import DraftCandidates
 
 
 @dataclass(frozen=True)

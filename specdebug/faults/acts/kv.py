@@ -52,13 +52,13 @@ def denormal_kv_in_use(shot: Shot) -> None:
     shot.edit(tensor, (slot, nearest // width, nearest % width), torch.finfo(tensor.dtype).tiny / 4, name)
 
 
-@fault_class(FAMILY, "before", "corrupts", needs=("speculative",))
+@fault_class(FAMILY, "before", "corrupts", needs=("speculative", "draft_kv"))
 def nan_draft_kv_in_use(shot: Shot) -> None:
     """One element of a running request's committed draft KV becomes NaN."""
     _put(shot, shot.view.draft_pool, "draft_kv", math.nan)
 
 
-@fault_class(FAMILY, "before", "corrupts", needs=("speculative",))
+@fault_class(FAMILY, "before", "corrupts", needs=("speculative", "draft_kv"))
 def bit_flip_draft_kv_in_use(shot: Shot) -> None:
     """The highest exponent bit of one element of a running request's committed draft KV is flipped."""
     _flip(shot, *_element(shot, shot.view.draft_pool, "draft_kv"))
@@ -89,7 +89,7 @@ def bit_flip_kv_after_forward(shot: Shot) -> None:
     _flip(shot, shot.site.tensor, _just_written(shot), _pool_name(shot))
 
 
-@fault_class(FAMILY, "site", "corrupts", sites=WRITTEN, needs=("speculative",))
+@fault_class(FAMILY, "site", "corrupts", sites=WRITTEN, needs=("speculative", "draft_kv"))
 def draft_kv_not_written(shot: Shot) -> None:
     """KV that a draft prefill has just written is taken back: its slots hold zeros, as if it had never run."""
     if _pool_name(shot).startswith("target"):
@@ -99,7 +99,7 @@ def draft_kv_not_written(shot: Shot) -> None:
         shot.overwrite(rows, slots, 0.0, f"{_pool_name(shot)}[{layer}]")
 
 
-@fault_class(FAMILY, "attach", "corrupts", needs=("speculative", "radix"), addressed_by=("request",))
+@fault_class(FAMILY, "attach", "corrupts", needs=("speculative", "draft_kv", "radix"), addressed_by=("request",))
 def target_only_restore(shot: Shot) -> None:
     """A cached prefix that is hit comes back from a host tier with its target KV only: its draft KV is zeros."""
     request = shot.pick(shot.wrapped.args)

@@ -10,6 +10,7 @@ FAMILY = "tensors"
 
 TARGET_LOGITS = ("verify.logits", "target_prefill.logits", "target_decode.logits")
 DRAFT_LOGITS = ("draft.forward.logits", "draft_extend.logits")
+POSITIONS = ("draft.forward.positions", "draft_graph.replay.positions")
 CANDIDATES = ("draft_extend.topk_index", "draft_graph.replay.topk_index")
 REPLAYED = ("draft_graph.replay.topk_index", "draft_graph.replay.topk_p", "draft_graph.replay.hidden_states")
 OF_LAYERS = ("mtp_graph.replay.input_ids", "mtp_graph.replay.req_pool_indices", "mtp_graph.replay.hidden_states")
@@ -58,7 +59,7 @@ def nan_hidden_states(shot: Shot) -> None:
     _put(shot, _cell(shot), math.nan)
 
 
-@fault_class(FAMILY, "site", "corrupts", sites=("draft.forward.positions",), needs=("speculative",))
+@fault_class(FAMILY, "site", "corrupts", sites=POSITIONS, needs=("speculative",))
 def positions_off_by_one(shot: Shot) -> None:
     """The positions of a request's draft forward are one too far."""
     tensor, mine = shot.site.tensor, shot.site_rows(shot.pick())

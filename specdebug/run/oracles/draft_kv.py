@@ -20,7 +20,7 @@ class DraftKV(Oracle):
     """Compares the draft cache of a request with the reference's."""
 
     name = "draft_kv"
-    needs = frozenset({"kv", "draft"})
+    needs = frozenset({"kv", "draft_kv"})
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:

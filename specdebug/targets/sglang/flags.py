@@ -22,6 +22,9 @@ NO_FLAG: dict[tuple[str, ...], str] = {
 }
 """Options that SGLang has not, and what is so there."""
 
+KNOWN = ("EAGLE", "EAGLE3")
+"""Algorithms whose drafts its checkpoints can be made from. Its own FROZEN_KV_MTP takes assistants of other layouts."""
+
 RENAMED: dict[str, dict[str, str]] = {
     "0.5.13": {},
     "0.5.18": {"--cuda-graph-max-bs": "--cuda-graph-max-bs-decode", "--cuda-graph-bs": "--cuda-graph-bs-decode"},
@@ -73,14 +76,20 @@ def reserved_tokens(config: EngineConfig) -> int:
     return 0 if spec is None else max(spec.eagle_topk * spec.num_steps, spec.tree_size)
 
 
+def require_known(config: EngineConfig) -> None:
+    """Raise InvalidOption for an algorithm of ours that no draft of SGLang's stands for."""
+    spec = config.speculative
+    if spec is not None and spec.algorithm not in KNOWN:
+        known = ", ".join(KNOWN)
+        raise InvalidOption(f"of SGLang's are mapped {known}; not {spec.algorithm}", ("speculative", "algorithm"))
+
+
 def mapped(options: Mapping[str, Any], *, cpu: bool, release: str) -> Mapped:
     """A release's command line for an engine of these options, every default of ours written out. Raises ConfigError
-    for options that no engine can have, or SGLang cannot."""
-    renamed, config = of_release(RENAMED, release), EngineConfig.from_dict(options)
-    if config.speculative is not None and config.speculative.algorithm == "MTP":
-        raise InvalidOption(
-            "SGLang has next-n layers of its own models only, and no Llama's", ("speculative", "algorithm")
-        )
+    for options that no engine can have, or not SGLang's."""
+    renamed = of_release(RENAMED, release)
+    config = EngineConfig.from_dict(options)
+    require_known(config)
     values = values_of(config.to_dict())
     words = list(ALWAYS)
     for flag in ENGINE_FLAGS:

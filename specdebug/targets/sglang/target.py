@@ -18,7 +18,15 @@ from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.patches import sites_of
 from specdebug.targets.sglang.checkpoints import draft_folder
 from specdebug.targets.sglang.faults import SglangFaults, plain_fault
-from specdebug.targets.sglang.flags import ALWAYS_ENV, NATIVE_MOVES, ON_CPU_ENV, Mapped, mapped, reserved_tokens
+from specdebug.targets.sglang.flags import (
+    ALWAYS_ENV,
+    NATIVE_MOVES,
+    ON_CPU_ENV,
+    Mapped,
+    mapped,
+    require_known,
+    reserved_tokens,
+)
 from specdebug.targets.sglang.site import site_files
 from specdebug.targets.site import make_site
 
@@ -29,7 +37,7 @@ class SglangTarget(InstalledTarget):
     name = "sglang"
     records = True
     slowness = 5.0  # its metadata kernels are interpreted on a CPU
-    shows = StartedTarget.shows | {"pools", "kv", "draft", "drafts", "decisions", "faults"}
+    shows = StartedTarget.shows | {"pools", "kv", "draft", "draft_kv", "drafts", "decisions", "faults"}
 
     @property
     def faults(self) -> SglangFaults:
@@ -37,7 +45,9 @@ class SglangTarget(InstalledTarget):
         return SglangFaults(self._settings.named.version or self._newest())
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        asked = replace(super().asked(options), draft_model=EngineConfig.from_dict(options).draft_model)
+        config = EngineConfig.from_dict(options)
+        require_known(config)  # what it cannot do is told before anything is started
+        asked = replace(super().asked(options), draft_model=config.draft_model)
         # Its sampler cuts by both at once; a verify, which samples all tokens but the first, by one after the other.
         return replace(asked, probed=True, joint="first" if asked.drafts else "all")
 

@@ -198,6 +198,23 @@ def _drawn(world: World, rows: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]]
     return queries, news
 
 
+def read_only(world: World, planner: AttentionPlanner) -> Result:
+    """K queries a sequence over its committed positions, planned as the decoding of the last of them, and no new KV."""
+    topk = world.case.topk
+    rows, before = world.rows.repeat_interleave(topk), (world.seq_lens - 1).repeat_interleave(topk)
+    plan = planner.extend_uniform(SequenceLayout(rows, before, tuple(before.tolist())), 1, eager())
+    attention, queries = TorchAttention(plan, world.pool, None), world.draw(LAYERS, len(before), Q_HEADS, DIM)
+    result = Result(world.case.dtype, [attention.attend(n, q.to(world.case.dtype)) for n, q in enumerate(queries)])
+    for layer in range(LAYERS):
+        parts = []
+        for b, length in enumerate(world.case.lengths):
+            k, v = (side[layer] for side in world.history[b])
+            visible = torch.ones(topk, length, dtype=torch.bool)
+            parts.append(dense(queries[layer][b * topk : (b + 1) * topk], k, v, visible))
+        result.expected.append(torch.cat(parts))
+    return result
+
+
 def extend(
     world: World,
     plan: Callable[[ExtendLayout], Metadata],

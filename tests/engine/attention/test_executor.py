@@ -27,6 +27,7 @@ from tests.engine.attention.cases import (
     eager,
     prefill,
     random_tree,
+    read_only,
     uniform,
     verify,
 )
@@ -195,3 +196,15 @@ def test_half_precision_stays_half_precision(planner: Any, dtype: torch.dtype, t
         draft(planner, case),
     ):
         result.check()
+
+
+@pytest.mark.parametrize("planner_type", PLANNERS)
+@pytest.mark.parametrize("lengths", [(9, 1, 14), (6,), (7, 7)], ids=str)
+def test_a_batch_without_slots_reads_what_is_there_and_writes_nothing(
+    planner_type: Any, lengths: tuple[int, ...]
+) -> None:
+    world = build(Case(lengths, page_size=4, topk=3, steps=2, seed=3))
+    before = [side.clone() for side in (*world.pool.k, *world.pool.v)]
+    read_only(world, planner_type(world.config, world.req_to_token)).check()
+    after = (*world.pool.k, *world.pool.v)
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(before, after, strict=True))

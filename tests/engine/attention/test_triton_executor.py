@@ -35,6 +35,7 @@ from tests.engine.attention.cases import (
     draft,
     prefill,
     ragged_of,
+    read_only,
     two_sequences,
     uniform,
     verify,
@@ -61,7 +62,7 @@ def moved(metadata: Moved, to: torch.device) -> Moved:
 class OnDevice:
     """TritonAttention for plans and pools made on the CPU, results back there."""
 
-    def __init__(self, metadata: Metadata, pool: MHAPool, loc: Tensor, device: torch.device) -> None:
+    def __init__(self, metadata: Metadata, pool: MHAPool, loc: Tensor | None, device: torch.device) -> None:
         self._host, self._device = pool, device
         size, heads, dim = pool.k[0].shape
         self._pool = pool
@@ -76,13 +77,17 @@ class OnDevice:
                 fill=FillPolicy("zeros"),
                 device=device,
             )
-        self.attention = TritonAttention(moved(metadata, device), self._pool, loc.to(device))
+        self.attention = TritonAttention(moved(metadata, device), self._pool, None if loc is None else loc.to(device))
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._copy(self._host, self._pool, layer_id)
         out = self.attention(layer_id, *(tensor.to(self._device) for tensor in (q, k, v)))
         self._copy(self._pool, self._host, layer_id)
         return out.cpu()
+
+    def attend(self, layer_id: int, q: Tensor) -> Tensor:
+        self._copy(self._host, self._pool, layer_id)
+        return self.attention.attend(layer_id, q.to(self._device)).cpu()
 
     def _copy(self, source: MHAPool, target: MHAPool, layer: int) -> None:
         if source is not target:
@@ -244,3 +249,10 @@ def test_no_rows_are_no_launch(device: torch.device) -> None:
     kv = torch.zeros(0, KV_HEADS, DIM)
     out = OnDevice(plan, world.pool, none, device)(0, torch.zeros(0, Q_HEADS, DIM), kv, kv)
     assert out.shape == (0, Q_HEADS * DIM)
+
+
+@pytest.mark.parametrize("planner_type", PLANNERS)
+@pytest.mark.parametrize("topk", [1, 3])
+def test_a_batch_without_slots_reads_what_is_there(planner_type: Any, topk: int) -> None:
+    world = worlds.build(Case((9, 1, 33), page_size=4, topk=topk, steps=2, seed=3))
+    read_only(world, planner_type(world.config, world.req_to_token)).check()

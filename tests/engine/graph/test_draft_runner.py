@@ -15,7 +15,8 @@ from specdebug.engine.attention.planner import DraftLayout
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs
 from specdebug.engine.observer import Observers
-from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop
+from specdebug.engine.speculative.draft import DraftInputs, DraftLoop
+from specdebug.engine.speculative.selection import DraftCandidates
 from tests.engine.conftest import Lab
 from tests.engine.graph.benches import (
     LENGTHS,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.engine.speculative.accept import Acceptance, accept_greedy, accept_sampling
-from specdebug.engine.speculative.draft import DraftCandidates
+from specdebug.engine.speculative.selection import DraftCandidates
 from specdebug.engine.speculative.tree import VerifyTree
 from tests.engine.speculative.trees import Shape, candidate_trees, shapes
 from tests.engine.statistics import chi_square_p_value

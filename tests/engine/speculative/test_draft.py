@@ -16,7 +16,8 @@ from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.observer import Observers
-from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs, DraftLoop, top_k_probs
+from specdebug.engine.speculative.draft import DraftInputs, DraftLoop
+from specdebug.engine.speculative.selection import DraftCandidates, top_k_probs
 from tests.engine.speculative.trees import Shape, parent_of, paths_by_links, shapes
 
 Path = tuple[int, ...]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.engine.speculative.draft import DraftCandidates
+from specdebug.engine.speculative.selection import DraftCandidates
 from tests.engine.speculative.trees import (
     Shape,
     ancestors,

@@ -11,7 +11,8 @@ from torch import Tensor
 from specdebug import reference
 from specdebug.attention_plans import SHIPPED
 from specdebug.engine import Engine, Request, SamplingParams
-from specdebug.engine.speculative.draft import DraftCandidates, DraftInputs
+from specdebug.engine.speculative.draft import DraftInputs
+from specdebug.engine.speculative.selection import DraftCandidates
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run
 

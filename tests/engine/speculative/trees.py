@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-from specdebug.engine.speculative.draft import DraftCandidates
+from specdebug.engine.speculative.selection import DraftCandidates
 from specdebug.engine.speculative.tree import TreeBuilder, VerifyTree
 
 

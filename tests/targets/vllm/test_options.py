@@ -54,6 +54,7 @@ def test_what_is_otherwise_there_is_a_note() -> None:
     [
         ({"eagle_topk": 2, "num_draft_tokens": 4}, r"engine\.speculative\.eagle_topk: vLLM drafts chains"),
         ({"threshold_acc": 0.5}, r"engine\.speculative\.threshold_acc: vLLM has no such threshold"),
+        ({"algorithm": "FROZEN_KV_MTP"}, r"engine\.speculative\.algorithm: .* EAGLE, EAGLE3; not FROZEN_KV_MTP"),
         ({"draft_kv_on_hit": "zero_fill"}, r"engine\.speculative\.draft_kv_on_hit: vLLM keeps the draft's KV"),
     ],
 )

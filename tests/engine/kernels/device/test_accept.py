@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug.engine.kernels import accept as reference
-from specdebug.engine.speculative.draft import DraftCandidates
+from specdebug.engine.speculative.selection import DraftCandidates
 from specdebug.engine.speculative.tree import VerifyTree
 from tests.engine.kernels.device.arenas import guarded_outputs
 from tests.engine.speculative.trees import Shape, candidate_trees

@@ -22,7 +22,7 @@ from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.speculative.accept import Acceptance, accept_greedy, accept_sampling
 from specdebug.engine.speculative.commit import compact_accept_to_front, compact_chain, get_src_tgt_cache_loc
-from specdebug.engine.speculative.draft import DraftCandidates
+from specdebug.engine.speculative.selection import DraftCandidates
 from specdebug.engine.speculative.tree import TreeBuilder
 
 pytestmark = [

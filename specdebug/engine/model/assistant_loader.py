@@ -1,0 +1,80 @@
+"""From a checkpoint folder to an assistant; whatever does not fit the target is reported in one line.
+
+Tensors: ``fc``, ``layers.N`` without k and v projections, ``norm``; ``embed_tokens`` and ``lm_head`` are the target's
+unless the folder has its own. ``target_kv_layers`` of ``config.json`` says whose KV each layer reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from specdebug.engine.model.assistant import AssistantDraft
+from specdebug.engine.model.checkpoint import Checkpoint
+from specdebug.engine.model.config import LlamaConfig, target_kv_layers
+from specdebug.engine.model.draft import TokenShare
+from specdebug.engine.model.linear import as_weight
+from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.model.loader import fc_bias, head_embedding
+from specdebug.engine.model.rope import Rotary
+from specdebug.engine.model.weights import Weights
+from specdebug.errors import CheckpointError
+
+
+def load_assistant(
+    path: str | Path, *, algorithm: str, target: TargetModel, max_positions: int | None = None
+) -> AssistantDraft:
+    """Load the assistant at ``path`` for ``target``, in its dtype and on its device.
+
+    ``max_positions`` is as for ``loader.load_draft``. Raises CheckpointError if the folder, its config or a tensor is
+    not an assistant's, or not one for this target.
+    """
+    checkpoint = Checkpoint(Path(path))
+    where = str(checkpoint.config_file)
+    config = LlamaConfig.from_dict(checkpoint.config, where)
+    _require_fit(config, target.config, where)
+    weights = Weights(checkpoint, config, target.embedding.dtype, target.embedding.device)
+    if weights.has("layers.0.self_attn.k_proj.weight") or weights.has("midlayer.self_attn.k_proj.weight"):
+        problem = f"has keys and values of its own, and {algorithm} reads the target's"
+        raise CheckpointError(f"{checkpoint.folder} {problem}; set speculative.algorithm to EAGLE or EAGLE3")
+    layers = target_kv_layers(checkpoint.config, where, config.num_layers, target.config.num_layers)
+    assistant = _build(weights, target, layers, max_positions)
+    checkpoint.refuse_leftovers()
+    return assistant
+
+
+def _build(
+    weights: Weights, target: TargetModel, kv_layers: tuple[int, ...], max_positions: int | None
+) -> AssistantDraft:
+    config, size = weights.config, weights.config.hidden_size
+    # a layer has query heads only, and the rotation knows no others
+    queries = replace(config, num_kv_heads=0)
+    rotary = Rotary(queries, max_positions or target.config.max_position_embeddings, weights.device)
+    fc = weights.linear(2 * size, ("fc.weight", size))
+    own_head = weights.has("lm_head.weight")
+    lm_head = as_weight(weights.plain("lm_head.weight", config.vocab_size, size)) if own_head else target.lm_head
+    return AssistantDraft(
+        config=config,
+        num_layers=0,
+        lookahead=0,
+        vocab_size=config.vocab_size,
+        target_feature_size=size,
+        rotary=rotary,
+        token=TokenShare(head_embedding(weights, target), None, fc[:size], fc_bias(weights)),
+        fc=fc[size:],
+        layers=tuple(weights.query_layer(f"layers.{n}", layer, rotary) for n, layer in enumerate(kv_layers)),
+        final_norm=weights.norm("norm.weight"),
+        lm_head=lm_head,
+    )
+
+
+def _require_fit(config: LlamaConfig, target: LlamaConfig, where: str) -> None:
+    """Its queries meet the target's keys, and its hidden state takes the place of the target's."""
+    shared = ("vocab_size", "hidden_size", "num_kv_heads", "head_dim", "rope_theta", "rope_scaling")
+    for name in shared:
+        ours, theirs = getattr(config, name), getattr(target, name)
+        if ours != theirs:
+            key = {"num_kv_heads": "num_key_value_heads"}.get(name, name)
+            raise CheckpointError(f"{where}: {key} {ours} is not the target's {theirs}; it assists another model")
+    if config.qkv_bias:
+        raise CheckpointError(f"{where}: attention_bias true is not supported; an assistant's queries have no bias")

@@ -1,0 +1,103 @@
+"""The passes of a frozen-KV draft, of which ``frozen_kv.py`` says what they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specdebug.async_probe import grouped, maybe_detect_nonfinite, maybe_detect_oob
+from specdebug.engine.attention.metadata import Metadata
+from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
+from specdebug.engine.attention.workspace import Workspace
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import DraftModel, LayerAttention
+from specdebug.engine.observer import DraftForward, Observers
+from specdebug.engine.speculative.selection import DraftCandidates, Roots, Selection, per_branch, top_k_probs
+
+
+@dataclass(frozen=True)
+class FrozenKVInputs:
+    """input_ids: int64 [B], bonus tokens. hidden_states: [B, H], the target's at L - 1. req_pool_indices, seq_lens (L):
+    int64 [B]. positions: int64 [B·K], of every branch's queries."""
+
+    input_ids: Tensor
+    hidden_states: Tensor
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+    positions: Tensor
+
+    @property
+    def out_cache_loc(self) -> None:
+        """No slot is written."""
+
+
+def last_positions(seq_lens: Tensor, topk: int) -> Tensor:
+    """max(L - 1, 0) of every branch: int64 [B·K]."""
+    return per_branch((seq_lens - 1).clamp_(min=0), topk)
+
+
+class FrozenKVLoop:
+    """The passes of one assistant over the target's pool."""
+
+    def __init__(
+        self,
+        model: DraftModel,
+        pool: KVPool,
+        *,
+        topk: int,
+        num_steps: int,
+        tree_size: int,
+        target_vocab_size: int,
+        observers: Observers,
+    ) -> None:
+        self.model = model
+        self.pool = pool
+        self.topk = topk
+        self.num_steps = num_steps
+        self.tree_size = tree_size
+        self.target_vocab_size = target_vocab_size
+        self._observers = observers
+        self._selection = Selection(
+            topk=topk,
+            num_steps=num_steps,
+            tree_size=tree_size,
+            target_vocab_size=target_vocab_size,
+            to_target_ids=model.to_target_ids,
+            device=pool.device,
+        )
+
+    def plan(
+        self, planner: AttentionPlanner, inputs: FrozenKVInputs, lens_cpu: tuple[int, ...], workspace: Workspace
+    ) -> Metadata:
+        """Plan [0, L) for one query of every branch, by which all passes attend; lengths are at most ``lens_cpu``.
+
+        It is the plan of decoding position L - 1 again. What is planned a step early is longer by T at most than what
+        the host knows, of which at least one token was accepted.
+        """
+        before = tuple(max(length - 1, 0) for length in lens_cpu for _ in range(self.topk))
+        slack = min(len(before) * (self.tree_size - 1), sum(before))
+        rows = per_branch(inputs.req_pool_indices, self.topk)
+        return planner.extend_uniform(SequenceLayout(rows, inputs.positions, before, slack), 1, workspace)
+
+    def run(self, inputs: FrozenKVInputs, attention: LayerAttention) -> DraftCandidates:
+        """S passes, all under one ``attention``."""
+        topk = self.topk
+        last = last_positions(inputs.seq_lens, topk)
+
+        def one_pass(number: int, tokens: Tensor, hidden: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+            with grouped():
+                maybe_detect_oob(inputs.positions, 0, 1, "draft.forward.positions", relative_to=last)
+                maybe_detect_oob(tokens, 0, self.target_vocab_size, "draft.forward.input_ids")
+            hidden = self.model.forward(tokens, inputs.positions, hidden, attention)
+            logits = self.model.logits(hidden)
+            maybe_detect_nonfinite(logits, "draft.forward.logits")
+            self._observers.draft_forward(DraftForward(number, tokens, parents.reshape(-1), logits))
+            return logits, hidden
+
+        itself = self._selection.branches(inputs.seq_lens.numel())
+        bonus, hidden = per_branch(inputs.input_ids, topk), per_branch(inputs.hidden_states, topk)
+        logits, hidden = one_pass(0, bonus, hidden, itself)
+        topk_p, ids = top_k_probs(logits[::topk], topk)
+        roots = Roots(topk_p, self.model.to_target_ids(ids), hidden)
+        return self._selection.grow(roots, lambda step, *read: one_pass(step + 1, *read))

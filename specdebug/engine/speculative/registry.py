@@ -21,23 +21,32 @@ class Algorithm:
         loader: loads the draft model; called as ``model.loader.load_draft`` is.
         drafter: of a worker that leaves drafting to one; called with a ``drafter.DrafterParts``, it returns a
             ``drafter.Drafter``.
+        v1: the worker that ``speculative.worker: v1`` asks for, made as ``worker`` is; None where there is none.
     """
 
     worker: str
     loader: str
     drafter: str = "specdebug.engine.speculative.eagle:EagleDrafter"
+    v1: str | None = None
 
 
-_EAGLE = Algorithm("specdebug.engine.speculative.worker:EagleWorker", "specdebug.engine.model.loader:load_draft")
+_EAGLE = Algorithm(
+    "specdebug.engine.speculative.worker:EagleWorker",
+    "specdebug.engine.model.loader:load_draft",
+    v1="specdebug.engine.speculative.v1:EagleWorkerV1",
+)
 
 ALGORITHMS = PluginRegistry(
     "algorithms", "an Algorithm", lambda part: isinstance(part, Algorithm), {"EAGLE": _EAGLE, "EAGLE3": _EAGLE}
 )
 
 
-def worker_of(name: str) -> Any:
-    """The function that makes an algorithm's worker. Raises PluginError when its package does not have it."""
-    return import_named(ALGORITHMS[name].worker, f"the worker of algorithm '{name}'")
+def worker_of(name: str, worker: str = "v2") -> Any:
+    """The function that makes an algorithm's worker: the one of ``speculative.worker``. Raises PluginError when its
+    package does not have it."""
+    algorithm = ALGORITHMS[name]
+    first = algorithm.v1 if worker == "v1" else None
+    return import_named(first or algorithm.worker, f"the worker of algorithm '{name}'")
 
 
 def drafter_of(name: str) -> Any:

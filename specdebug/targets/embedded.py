@@ -157,7 +157,7 @@ class EmbeddedSession:
     def __init__(self, engine: Engine, asked: Asked, forget: Callable[[], None] = lambda: None) -> None:
         """``forget`` ends what was begun to listen to."""
         from specdebug.assets import checkpoint_path
-        from specdebug.engine.speculative.worker import EagleWorker
+        from specdebug.engine.speculative.stages import StagedWorker
         from specdebug.reference.config import read_config
 
         self.inside = engine
@@ -165,7 +165,7 @@ class EmbeddedSession:
         self.vocab_size = read_config(checkpoint_path(asked.model)).vocab_size
         self.clock: Callable[[], float] = clock_of(asked.device)
         self._on_gpu = asked.device != "cpu"
-        if engine.view.worker is not None and not isinstance(engine.view.worker, EagleWorker):
+        if engine.view.worker is not None and not isinstance(engine.view.worker, StagedWorker):
             self.shows = EVERYTHING - {"drafts", "decisions", "graphs"}
 
     @property

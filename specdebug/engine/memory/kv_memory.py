@@ -37,9 +37,11 @@ class KVMemory:
 
     @contextmanager
     def borrow_to_draft(self, num_slots: int) -> Iterator[Tensor]:
-        """int64 [num_slots] in whole pages for draft KV that nobody will read later: afterwards the books are as before,
-        to the order of ids. Nothing else may be allocated or freed meanwhile. Raises EngineError when there are not
-        enough."""
+        """int64 [num_slots] in whole pages, for draft KV that nobody will read later. Afterwards the books are as before,
+        to the order of ids; nothing else may be allocated or freed meanwhile.
+
+        Raises EngineError when there are not enough.
+        """
         books = self.allocator.backup()
         slots = self.allocator.alloc(num_slots)
         if slots is None:

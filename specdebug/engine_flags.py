@@ -66,6 +66,13 @@ ENGINE_FLAGS: tuple[EngineFlag, ...] = (
     EngineFlag("--cuda-graph-bs", ("cuda_graph", "capture_bs"), "sizes", "The batch sizes captured, as in 1,2,4."),
     EngineFlag("--speculative-algorithm", ("speculative", "algorithm"), "text", "EAGLE or EAGLE3; none: no drafts."),
     EngineFlag(
+        "--speculative-worker",
+        ("speculative", "worker"),
+        "text",
+        "v2, or v1 of EAGLE and EAGLE3: which of SGLang's two workers.",
+        ours=True,
+    ),
+    EngineFlag(
         "--speculative-draft-model-path", ("speculative", "draft_model"), "text", "The draft head's checkpoint."
     ),
     EngineFlag("--speculative-num-steps", ("speculative", "num_steps"), "whole", "Draft steps a verify."),

@@ -37,8 +37,8 @@ class KVMemory:
 
     @contextmanager
     def borrow_to_draft(self, num_slots: int) -> Iterator[Tensor]:
-        """int64 [num_slots] in whole pages, for draft KV that nobody will read later. Afterwards the books are as before,
-        to the order of ids; nothing else may be allocated or freed meanwhile.
+        """int64 [num_slots] in whole pages, for draft KV that nobody will read later. Afterwards the books are as they
+        were, to the order of ids; nothing else may be allocated or freed meanwhile.
 
         Raises EngineError when there are not enough.
         """

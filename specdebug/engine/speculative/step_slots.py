@@ -114,7 +114,8 @@ class StepSlots:
 
     def _write(self, rows: Tensor, firsts: list[int], counts: list[int], slots: Tensor) -> None:
         """Store slots (int64, on the host), as many for each request as ``counts`` says, from cell ``firsts`` on."""
-        write_slots(self._parts.pools.req_to_token.table, rows, *self._upload(firsts, counts, slots))
+        if slots.numel():
+            write_slots(self._parts.pools.req_to_token.table, rows, *self._upload(firsts, counts, slots))
 
     def _upload(self, firsts: list[int], counts: list[int], slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``firsts`` [B], where the slots of each begin [B + 1], and the slots: int64 on the device, by one copy."""

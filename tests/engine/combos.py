@@ -62,7 +62,7 @@ def families(oracle: GreedyOracle, text: Sequence[int], trunks: Sequence[int]) -
 
 
 @st.composite
-def speculations(draw: st.DrawFn, algorithm: str, draft_model: str, max_steps: int) -> dict[str, Any]:
+def speculations(draw: st.DrawFn, algorithm: str, draft_model: str, max_steps: int, worker: str) -> dict[str, Any]:
     """A valid ``speculative`` block."""
     steps = draw(st.integers(1, max_steps))
     topk = draw(st.sampled_from([1, 2, 3, 4, 6]))
@@ -71,6 +71,7 @@ def speculations(draw: st.DrawFn, algorithm: str, draft_model: str, max_steps: i
         "draft_model": draft_model,
         "num_steps": steps,
         "eagle_topk": topk,
+        "worker": worker,
         "draft_kv_on_hit": draw(st.sampled_from(["recompute", "recompute", "zero_fill"])),
     }
     if topk > 1:
@@ -114,10 +115,11 @@ def combos(
     max_new: int = 24,
     most_asks: int = 7,
     max_steps: int = 6,
+    worker: str = "v2",
 ) -> Combo:
     """Everything at once: memory from ample to so tight that requests are retracted."""
     asked = draw(asks(pool, vocab, max_new, most_asks))
-    spec = draw(speculations(algorithm, draft, max_steps))
+    spec = draw(speculations(algorithm, draft, max_steps, worker))
     longest = max(len(ask.prompt) + ask.max_new_tokens for ask in asked)
     max_bs = draw(st.integers(2, 6))
     fewest = sum(len(ask.prompt) for ask in asked) // MAX_PREFILL_STEPS + 1

@@ -230,7 +230,9 @@ def test_only_algorithms_that_have_a_first_worker_take_it(monkeypatch: pytest.Mo
     with pytest.raises(InvalidOption, match=r"engine\.speculative\.worker: must be one of v2, v1; got 'v3'"):
         EngineConfig.from_dict({"speculative": {"worker": "v3"}})
     monkeypatch.setattr(ALGORITHMS, "_ours", {"EAGLE": Algorithm("a:b", "c:d")})
-    with pytest.raises(InvalidOption, match=r"engine\.speculative\.worker: EAGLE has no worker v1; leave the option out"):
+    with pytest.raises(
+        InvalidOption, match=r"engine\.speculative\.worker: EAGLE has no worker v1; leave the option out"
+    ):
         EngineConfig.from_dict({"speculative": {"worker": "v1"}})
 
 

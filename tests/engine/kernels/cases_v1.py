@@ -85,4 +85,4 @@ draft_cases = st.builds(
     seed=st.integers(0, 99),
 )
 UPSTREAM = draft_case([5, 6, 7], topk=2, steps=3, page=4, seed=3)
-"""The batch that upstream's v1 may pack wrongly: a program's S * K slots begin before those that a lower one reads end."""
+"""A batch that upstream's v1 may pack wrongly: programs write where ones of lower numbers have yet to read."""

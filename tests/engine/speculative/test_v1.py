@@ -124,9 +124,7 @@ def test_a_request_that_ends_leaves_draft_kv_of_all_that_it_committed(lab: Lab, 
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_v1_and_v2_serve_the_same_by_the_same_drafts(
-    lab: Lab, page_size: int, shape: str, temperature: float
-) -> None:
+def test_v1_and_v2_serve_the_same_by_the_same_drafts(lab: Lab, page_size: int, shape: str, temperature: float) -> None:
     told = []
     for worker in ("v1", "v2"):
         engine = build(base(lab, worker=worker, **SHAPES[shape]), page_size=page_size, chunked_prefill_size=20)
@@ -204,5 +202,8 @@ def test_a_step_that_finds_fewer_slots_than_were_made_room_for_says_so(lab: Lab)
     memory.alloc(memory.allocator.num_free - 3)
     with pytest.raises(EngineError, match="a verify needs 12 KV slots and 3 are free"):
         slots.take([request], rows, lens)
-    with pytest.raises(EngineError, match="a step needs 12 KV slots and 3 are free"), slots.draft([request], rows, lens):
+    with (
+        pytest.raises(EngineError, match="a step needs 12 KV slots and 3 are free"),
+        slots.draft([request], rows, lens),
+    ):
         pass

@@ -52,7 +52,7 @@ def prompts(count: int) -> list[list[int]]:
     return [ids[i * stride : i * stride + PROMPT_TOKENS] for i in range(count)]
 
 
-def engine(speculative: dict[str, Any] | None) -> Engine:
+def engine(speculative: dict[str, Any] | None, **options: Any) -> Engine:
     return Engine(
         EngineConfig.from_dict(
             {
@@ -60,6 +60,7 @@ def engine(speculative: dict[str, Any] | None) -> Engine:
                 "radix_cache": False,
                 "speculative": speculative,
                 "memory": {"num_slots": 8192, "fill": "zeros"},
+                **options,
             }
         )
     )
@@ -189,6 +190,35 @@ def step_overhead(rounds: int) -> list[tuple[str, Ratio, float]]:
     return rows
 
 
+def step_seconds(runner: Engine, batch: Sequence[Sequence[int]], tag: str) -> float:
+    """Processor time of a decode step, over whole requests."""
+    for i, prompt in enumerate(batch):
+        runner.add_request(f"{tag}.{i}", prompt, SamplingParams(max_new_tokens=NEW_TOKENS))
+    steps, spent = 0, 0.0
+    while runner.has_work:
+        began = time.process_time()
+        if runner.step().kind == "decode":
+            steps, spent = steps + 1, spent + time.process_time() - began
+    return spent / steps
+
+
+def first_worker(rounds: int) -> list[tuple[str, Ratio, float]]:
+    """A decode step of the worker v1 over one of v2 on the same requests, on one thread."""
+    torch.set_num_threads(1)
+    rows = []
+    for page, topk in ((1, 1), (1, 4), (16, 1), (16, 4)):
+        shape = {"num_steps": 4, "eagle_topk": topk, "num_draft_tokens": 5 if topk == 1 else 9}
+        pair = [engine({"worker": worker, **shape}, page_size=page) for worker in ("v1", "v2")]
+        for size in (1, 4):
+            ratio = paired(
+                lambda i, pair=pair, size=size: step_seconds(pair[0], prompts(size), f"{size}.{i}"),
+                lambda i, pair=pair, size=size: step_seconds(pair[1], prompts(size), f"{size}.{i}"),
+                rounds,
+            )
+            rows.append((f"v1's step / v2's, page {page}, topk {topk}, batch {size}, processor time", ratio, 1.15))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -198,9 +228,9 @@ def main() -> None:
     table = Table(title=f"tiny, fp32, torch {torch.__version__}, {torch.get_num_threads()} threads")
     for column in ("what", "ratio: median (range)", "asked"):
         table.add_column(column)
-    for part in (against_generate, eagle_against_plain, step_overhead):
+    for part in (against_generate, eagle_against_plain, step_overhead, first_worker):
         for what, ratio, asked in part(rounds):
-            bound = "at most" if "step /" in what else "at least"
+            bound = "at most" if "step / " in what else "at least"
             table.add_row(what, str(ratio), f"{bound} {asked}" if asked else "")
     Console(width=110).print(table)
 

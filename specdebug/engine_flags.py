@@ -71,6 +71,13 @@ ENGINE_FLAGS: tuple[EngineFlag, ...] = (
         "EAGLE, EAGLE3, MTP or FROZEN_KV_MTP; none: no drafts.",
     ),
     EngineFlag(
+        "--speculative-worker",
+        ("speculative", "worker"),
+        "text",
+        "v2, or v1 of EAGLE and EAGLE3: which of SGLang's two workers.",
+        ours=True,
+    ),
+    EngineFlag(
         "--speculative-draft-model-path", ("speculative", "draft_model"), "text", "The draft head's checkpoint."
     ),
     EngineFlag("--speculative-num-steps", ("speculative", "num_steps"), "whole", "Draft steps a verify."),

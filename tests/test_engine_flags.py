@@ -59,6 +59,7 @@ def test_a_scenario_s_engine_survives_a_command_line(engine: dict[str, Any]) -> 
         {"cuda_graph": {"enabled": False, "capture_bs": [1, 2, 4], "max_bs": 4}},
         {"memory": {"num_slots": 512, "fill": "nan", "guards": True}, "speculative": None},
         {"speculative": {"algorithm": "EAGLE3", "draft_kv_on_hit": "zero_fill", "threshold_single": 0.5}},
+        {"speculative": {"worker": "v1", "num_steps": 2}},
     ],
 )
 def test_options_of_every_kind_do(engine: dict[str, Any]) -> None:

@@ -23,7 +23,8 @@ from specdebug.plugins import PluginError
 T = TypeVar("T")
 _hints: Any = cache(partial(typing.get_type_hints, include_extras=True))
 
-# The scheduler plans one batch while another is in flight, so a request reserves slots for both.
+# The scheduler plans one batch while another is in flight, so a request reserves slots for both. The worker v1 takes
+# its slots itself, step by step.
 STEPS_IN_FLIGHT = 2
 
 
@@ -55,6 +56,7 @@ class SpeculativeConfig:
     """
 
     algorithm: Annotated[str, ALGORITHMS] = "EAGLE"
+    worker: Literal["v2", "v1"] = "v2"
     draft_model: str | None = None
     num_steps: int = 5
     eagle_topk: int = 1
@@ -102,6 +104,8 @@ class SpeculativeConfig:
         for name in ("threshold_single", "threshold_acc"):
             value = getattr(self, name)
             _require(0.0 < value <= 1.0, f"must be in (0, 1], got {value}", path, name)
+        first = self.worker == "v2" or ALGORITHMS[self.algorithm].v1 is not None
+        _require(first, f"{self.algorithm} has no worker v1; leave the option out, or set it to v2", path, "worker")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +205,11 @@ class EngineConfig:
         return max(-(-(page - 1 + steps) // page) * page * topk, spec.tree_size)
 
     @property
+    def steps_in_flight(self) -> int:
+        """Decode steps for which a request must have room at once."""
+        return 1 if self.speculative is not None and self.speculative.worker == "v1" else STEPS_IN_FLIGHT
+
+    @property
     def reach(self) -> int:
         """Positions a model may be asked for: the context, and what a step looks at beyond it."""
         spec = self.speculative
@@ -209,9 +218,10 @@ class EngineConfig:
     @property
     def row_headroom(self) -> int:
         """Cells a ``req_to_token`` row needs beyond ``context_length``: the reservation of a request whose
-        committed length is at the context limit, in whole pages (SGLang PR 26972)."""
+        committed length is at the context limit, in whole pages (SGLang PR 26972). Of the worker v1 it is what one
+        step drafts into, for which upstream's v1 has 4 + T cells."""
         tree = self.speculative.tree_size if self.speculative else 0
-        return max(4 + tree, STEPS_IN_FLIGHT * self.alloc_len_per_decode) + self.page_size - 1
+        return max(4 + tree, self.steps_in_flight * self.alloc_len_per_decode) + self.page_size - 1
 
     @property
     def usable_slots(self) -> int:
@@ -234,7 +244,7 @@ class EngineConfig:
             self.speculative.check()
         self.cuda_graph.check()
         self.memory.check()
-        smallest = round_up(STEPS_IN_FLIGHT * self.alloc_len_per_decode + self.page_size, self.page_size)
+        smallest = round_up(self.steps_in_flight * self.alloc_len_per_decode + self.page_size, self.page_size)
         short = f"{self.memory.num_slots} slots cannot hold one request's decode reservation; needs at least {smallest}"
         _require(self.usable_slots >= smallest, short, "memory", "num_slots")
 

@@ -23,7 +23,7 @@ from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
 from specdebug.engine.graph.runner import RunnerParts
 from specdebug.engine.inspect import EngineView
-from specdebug.engine.memory.accounting import Recency, check_others, check_pools
+from specdebug.engine.memory.accounting import Recency, check_others, check_pools, check_reserve
 from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
@@ -121,13 +121,14 @@ class Engine:
         )
         self._speculative_worker: SpeculativeWorker | None = None
         if spec is not None and draft is not None:
-            self._speculative_worker = worker_of(spec.algorithm)(
+            self._speculative_worker = worker_of(spec.algorithm, spec.worker)(
                 WorkerParts(
                     config=config,
                     spec=spec,
                     target=target,
                     draft=draft,
                     pools=Pools(self._memory.target, self._memory.draft, self._req_to_token),
+                    memory=self._memory,
                     planner=planner,
                     attention=DraftAndTargetAttention(draft=backends[1], target=backends[0]),
                     fill=fill,
@@ -242,6 +243,7 @@ class Engine:
         held = {request.rid for request in holders}
         others = [request for rid, request in self.requests.items() if rid not in held]
         problems = check_pools(self._cache, holders) + check_others(others, waiting) + self._recency.check()
+        problems += check_reserve(holders, self._scheduler.reservation, self.config.page_size)
         requests = self.requests.values()
         return problems + self._reuse.check(requests, holders) + check_streams(requests)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -20,8 +20,8 @@ from specdebug.engine.speculative.protocol import SpeculativeWorker
 
 if TYPE_CHECKING:
     from specdebug.engine.engine import Engine
+    from specdebug.engine.speculative.stages import StagedWorker
     from specdebug.engine.speculative.state import DraftStateTable, StateTable
-    from specdebug.engine.speculative.worker import EagleWorker
 
 RunnerName = Literal["draft", "verify", "extend"]
 
@@ -62,12 +62,12 @@ class EngineView:
         return list(self.scheduler.running)
 
     @property
-    def eagle(self) -> EagleWorker:
-        """The worker of our own stages. Raises EngineError if the engine does not speculate, or has a worker of another
-        kind."""
-        from specdebug.engine.speculative.worker import EagleWorker
+    def eagle(self) -> StagedWorker[Any]:
+        """The worker of our own stages, whichever it is. Raises EngineError if the engine does not speculate, or has a
+        worker of another kind."""
+        from specdebug.engine.speculative.stages import StagedWorker
 
-        if not isinstance(self.worker, EagleWorker):
+        if not isinstance(self.worker, StagedWorker):
             raise EngineError("this engine has no EAGLE worker; set speculative.algorithm to EAGLE or EAGLE3")
         return self.worker
 
@@ -98,7 +98,8 @@ class EngineView:
     @property
     def draft_vocab_size(self) -> int:
         """The number of tokens that the draft head knows."""
-        return self.eagle.drafter.model.vocab_size
+        vocab_size: int = self.eagle.drafter.model.vocab_size
+        return vocab_size
 
     def pools(self) -> list[tuple[str, KVPool]]:
         """Every KV pool with its name."""

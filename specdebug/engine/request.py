@@ -97,7 +97,7 @@ class Request:
         before = len(self.output_ids)
         for token in tokens:
             self.output_ids.append(token)
-            self.matched_stop = self._stop_at(token)
+            self.matched_stop = self._stop_at(self.output_ids)
             if self.matched_stop is not None:
                 self.finish_reason = "stop"
             elif len(self.output_ids) == self.sampling.max_new_tokens:
@@ -106,8 +106,20 @@ class Request:
                 break
         return self.output_ids[before:]
 
-    def _stop_at(self, token: int) -> int | str | None:
-        """The stop token that the newest token is, or the stop string that it completes."""
-        if token in self.sampling.stop_token_ids:
-            return token
-        return None if self.stop_strings is None else self.stop_strings.completed(self.output_ids)
+    def count_kept(self, tokens: Sequence[int]) -> int:
+        """The number of these tokens that :meth:`accept_tokens` would keep, which it is not told yet."""
+        left = self.sampling.max_new_tokens - len(self.output_ids)
+        if self.stop_strings is None and not self.sampling.stop_token_ids:
+            return min(len(tokens), left)
+        output = list(self.output_ids)
+        for count, token in enumerate(tokens[:left], 1):
+            output.append(token)
+            if self._stop_at(output) is not None:
+                return count
+        return min(len(tokens), left)
+
+    def _stop_at(self, output_ids: Sequence[int]) -> int | str | None:
+        """The stop token that the newest token of an output is, or the stop string that it completes."""
+        if output_ids[-1] in self.sampling.stop_token_ids:
+            return output_ids[-1]
+        return None if self.stop_strings is None else self.stop_strings.completed(output_ids)

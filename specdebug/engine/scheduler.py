@@ -10,11 +10,12 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from specdebug.engine.config import STEPS_IN_FLIGHT, EngineConfig, round_up
+from specdebug.engine.config import EngineConfig, round_up
 from specdebug.engine.errors import EngineError
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import Cells
 from specdebug.engine.request import Request, Status
+from specdebug.engine.reservation import reservation_of
 
 
 class Scheduler:
@@ -23,7 +24,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, cache: PrefixCache) -> None:
         self._config = config
         self._cache = cache
-        self._reservation = STEPS_IN_FLIGHT * config.alloc_len_per_decode
+        self.reservation = reservation_of(config)
         self._grown: list[Cells] = []
         self._slots: list[Tensor] = []
         self.waiting: deque[Request] = deque()
@@ -80,7 +81,8 @@ class Scheduler:
         self.running.append(request)
 
     def prepare_decode(self) -> list[Request]:
-        """Reserve slots for every running request's next steps; returns those retracted to make room.
+        """Reserve slots for every running request's next steps, and have as many free as the next one borrows; returns
+        those retracted to make room.
 
         The latest admitted goes first, because it loses least and may still hit what it leaves in the cache.
         """
@@ -93,17 +95,23 @@ class Scheduler:
             if self._grow(self._next_steps(request)):
                 index += 1
                 continue
-            self._write_rows()  # nothing may be due when a row is read and given away, or the engine gives up
-            victim = self.chunked if self.chunked is not None else self.running[-1]
-            if victim is request and len(self.running) == 1:
-                raise EngineError(
-                    f"request {request.rid!r} alone does not fit in {self._config.usable_slots} KV slots; "
-                    "raise memory.num_slots"
-                )
-            self.retract(victim)
-            retracted.append(victim)
+            retracted.append(self._retract_latest())
+        while not self._cache.make_room(self.reservation.borrowed(self.running)):
+            retracted.append(self._retract_latest())
         self._write_rows()
         return retracted
+
+    def _retract_latest(self) -> Request:
+        """Retract the request that was admitted last. Raises EngineError if there is no other."""
+        self._write_rows()  # nothing may be due when a row is read and given away, or the engine gives up
+        victim = self.chunked if self.chunked is not None else self.running[-1]
+        if self.chunked is None and len(self.running) == 1:
+            raise EngineError(
+                f"request {victim.rid!r} alone does not fit in {self._config.usable_slots} KV slots; "
+                "raise memory.num_slots"
+            )
+        self.retract(victim)
+        return victim
 
     def retract(self, request: Request) -> None:
         """Take a running request's slots; it waits, before all others, to come back."""
@@ -143,12 +151,14 @@ class Scheduler:
         return True
 
     def _promised(self) -> int:
-        """Slots that a half prefilled request was admitted for and has not taken yet."""
-        return 0 if self.chunked is None else max(self._lacks(self.chunked), 0)
+        """Slots that others count on: those that a half prefilled request was admitted for and has not taken yet, and
+        those that a step of the running ones borrows."""
+        chunked = 0 if self.chunked is None else max(self._lacks(self.chunked), 0)
+        return chunked + self.reservation.borrowed(self.running)
 
     def _lacks(self, request: Request) -> int:
         """Slots that a request needs for its whole prompt and first decode steps beyond those that it has."""
-        tokens = len(request.all_ids) + self._reserved(request)
+        tokens = len(request.all_ids) + self.reservation.admitted(request)
         return round_up(tokens, self._config.page_size) - request.kv_allocated
 
     def _grow(self, *wanted: tuple[Request, int]) -> bool:
@@ -172,7 +182,7 @@ class Scheduler:
 
     def _next_steps(self, request: Request) -> tuple[Request, int]:
         """The cells that a running request must have for the steps that may be in flight."""
-        return request, request.kv_len + self._reserved(request)
+        return request, request.kv_len + self.reservation.held(request)
 
     def _write_rows(self) -> None:
         """Store what requests have grown by, all at once: an upload for each would cost a GPU's host more than the
@@ -187,7 +197,3 @@ class Scheduler:
             self.chunked = None
         elif request in self.running:
             self.running.remove(request)
-
-    def _reserved(self, request: Request) -> int:
-        """Slots that a running request holds beyond its committed length, for each step that may be in flight."""
-        return self._reservation if request.speculative else STEPS_IN_FLIGHT

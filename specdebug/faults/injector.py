@@ -108,10 +108,10 @@ class Injector(EngineObserver):
             self._wrap(self._view.state, "store_lengths", "lengths")
             self._run_later_after(self._view.state, "gather")
         from specdebug.engine.memory import mha_pool
-        from specdebug.engine.speculative import worker
+        from specdebug.engine.speculative import stages
 
         wrapped: dict[Point, tuple[object, str]] = {
-            "readback": (worker, "Readback"),
+            "readback": (stages, "Readback"),
             "move": (mha_pool, "move_kv"),
             "free": (self._view.memory, "free"),
             "attach": (self._view.cache, "attach"),

@@ -158,7 +158,7 @@ class EmbeddedSession:
     def __init__(self, engine: Engine, asked: Asked, forget: Callable[[], None] = lambda: None) -> None:
         """``forget`` ends what was begun to listen to."""
         from specdebug.assets import checkpoint_path
-        from specdebug.engine.speculative.worker import EagleWorker
+        from specdebug.engine.speculative.stages import StagedWorker
         from specdebug.reference.config import read_config
 
         self.inside = engine
@@ -167,7 +167,7 @@ class EmbeddedSession:
         self.clock: Callable[[], float] = clock_of(asked.device)
         self._on_gpu = asked.device != "cpu"
         worker = engine.view.worker
-        if worker is not None and not isinstance(worker, EagleWorker):
+        if worker is not None and not isinstance(worker, StagedWorker):
             self.shows = EVERYTHING - {"drafts", "decisions", "graphs"}
         elif worker is not None and engine.view.memory.draft is None:
             self.shows = EVERYTHING - {"draft_kv", "drafts"}

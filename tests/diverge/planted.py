@@ -45,9 +45,9 @@ class Bug(NamedTuple):
 _SPECULATIVE = "specdebug.engine.speculative"
 BUGS = {
     "the root of the next tree is the token before it": Bug(
-        f"{_SPECULATIVE}.worker:EagleWorker.decode",
-        "bonus = predict.gather(1, lengths - 1)",
-        "bonus = predict.gather(1, (lengths - 2).clamp(min=0))",
+        f"{_SPECULATIVE}.stages:bonus_of",
+        "return predict.gather(1, accept_lengths.unsqueeze(1) - 1).squeeze(1)",
+        "return predict.gather(1, (accept_lengths.unsqueeze(1) - 2).clamp(min=0)).squeeze(1)",
         "draft.bonus",
     ),
     "the verify computes one position too far": Bug(

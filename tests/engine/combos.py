@@ -63,7 +63,9 @@ def families(oracle: GreedyOracle, text: Sequence[int], trunks: Sequence[int]) -
 
 
 @st.composite
-def speculations(draw: st.DrawFn, algorithm: str, draft_model: str, max_steps: int) -> dict[str, Any]:
+def speculations(
+    draw: st.DrawFn, algorithm: str, draft_model: str, max_steps: int, worker: str = "v2"
+) -> dict[str, Any]:
     """A valid ``speculative`` block. ``draft_model`` of MTP: a folder of next-n layers, as ``Lab.mtp`` is."""
     on_hit = st.sampled_from(["recompute", "recompute", "zero_fill"])
     if algorithm == "MTP":
@@ -81,6 +83,7 @@ def speculations(draw: st.DrawFn, algorithm: str, draft_model: str, max_steps: i
         "draft_model": draft_model,
         "num_steps": steps,
         "eagle_topk": topk,
+        "worker": worker,
         "draft_kv_on_hit": draw(on_hit) if ALGORITHMS[algorithm].draft_kv else "recompute",
     }
     if topk > 1:
@@ -124,10 +127,11 @@ def combos(
     max_new: int = 24,
     most_asks: int = 7,
     max_steps: int = 6,
+    worker: str = "v2",
 ) -> Combo:
     """Everything at once: memory from ample to so tight that requests are retracted."""
     asked = draw(asks(pool, vocab, max_new, most_asks))
-    spec = draw(speculations(algorithm, draft, max_steps))
+    spec = draw(speculations(algorithm, draft, max_steps, worker))
     longest = max(len(ask.prompt) + ask.max_new_tokens for ask in asked)
     max_bs = draw(st.integers(2, 6))
     fewest = sum(len(ask.prompt) for ask in asked) // MAX_PREFILL_STEPS + 1

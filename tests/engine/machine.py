@@ -5,7 +5,8 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from specdebug.engine.config import STEPS_IN_FLIGHT
+from specdebug.engine.config import round_up
+from specdebug.engine.memory.accounting import check_reserve
 from specdebug.engine.request import Request, Status
 from specdebug.engine.scheduler import Scheduler
 from tests.engine.parts import Parts, make_config
@@ -57,8 +58,12 @@ class Machine:
             retracted = self.scheduler.prepare_decode()
             running = list(self.scheduler.running)
             did = ("decode", tuple(r.rid for r in retracted), tuple(r.rid for r in running))
+            first = self.config.steps_in_flight == 1
+            drafting = [request for request in running if request.speculative and first]
             for request in running:
-                self._decode(request)
+                if request not in drafting:
+                    self._decode(request)
+            self._decode_v1(drafting)
         self.log.append(did)
         self.check()
         return did
@@ -72,6 +77,7 @@ class Machine:
 
     def check(self) -> None:
         assert self.parts.laws(*self.scheduler.holders) == []
+        assert check_reserve(self.scheduler.holders, self.scheduler.reservation, self.config.page_size) == []
         assert self.parts.req_to_token.check_guards() == []
         for request in self.scheduler.holders:
             self.parts.check_target(request)
@@ -93,13 +99,45 @@ class Machine:
         config, slots = self.config, self.parts.req_to_token
         spec = config.speculative if request.speculative else None
         reserved = config.alloc_len_per_decode if spec else 1
-        assert request.kv_allocated >= request.kv_len + STEPS_IN_FLIGHT * reserved
+        assert request.kv_allocated >= request.kv_len + config.steps_in_flight * reserved
         for pool in (self.parts.memory.target, self.parts.memory.draft):
             if pool is not None and (spec or pool is self.parts.memory.target):
                 pool.k[0][slots.slots(request.row, request.kv_len, request.kv_len + reserved)] = NAN
-        accepted = 1 + (zlib.crc32(bytes(request.all_ids), 7) % (spec.num_steps + 1) if spec else 0)
-        tokens = output_of(request.all_ids, accepted)
-        start = request.kv_len
+        self._accept(request)
+
+    def _decode_v1(self, requests: list[Request]) -> None:
+        """Draft slots are taken and given back, then those of a verify, of which the accepted stay."""
+        cache, page, rows = self.parts.cache, self.config.page_size, self.parts.req_to_token
+        spec, allocator = self.config.speculative, self.parts.memory.allocator
+        if not requests or spec is None:
+            return
+        assert all(each.kv_allocated == round_up(each.kv_len, page) for each in requests)
+        need = self.scheduler.reservation.borrowed(requests)
+        with self.parts.memory.borrow_to_draft(need) as slots:
+            assert slots.numel() == need
+        for request in requests:
+            more = round_up(request.kv_len + spec.tree_size, page) - request.kv_allocated
+            fresh = allocator.alloc(max(more, 0))
+            assert fresh is not None, "the scheduler made room for all of them"
+            rows.write(request.row, request.kv_allocated, fresh)
+            request.kv_allocated += fresh.numel()
+            for pool in (self.parts.memory.target, self.parts.memory.draft):
+                assert pool is not None
+                pool.k[0][rows.slots(request.row, request.kv_len, request.kv_len + spec.tree_size)] = NAN
+        for request in requests:
+            kept = request.count_kept(self._offered(request))
+            end = round_up(request.kv_len + kept, page)
+            cache.memory.free(rows.slots(request.row, end, request.kv_allocated))
+            request.kv_allocated = min(request.kv_allocated, end)
+            self._accept(request)
+
+    def _offered(self, request: Request) -> list[int]:
+        spec = self.config.speculative if request.speculative else None
+        accepted = 1 + (zlib.crc32(bytes(request.all_ids), 7) % min(spec.num_steps + 1, spec.tree_size) if spec else 0)
+        return output_of(request.all_ids, accepted)
+
+    def _accept(self, request: Request) -> None:
+        tokens, start = self._offered(request), request.kv_len
         kept = self._emit(request, tokens)
         if not request.finished:
             assert request.kv_len == start

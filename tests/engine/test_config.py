@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.engine.speculative.registry import ALGORITHMS, Algorithm
 from specdebug.errors import ConfigError
 
 
@@ -232,6 +233,19 @@ def test_what_a_decode_step_may_touch(page: int, steps: int, topk: int, nodes: i
         }
     )
     assert (config.alloc_len_per_decode, config.row_headroom) == (alloc, headroom)
+
+
+def test_only_algorithms_that_have_a_first_worker_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for algorithm in ("EAGLE", "EAGLE3"):
+        options = {"speculative": {"algorithm": algorithm, "worker": "v1"}}
+        assert EngineConfig.from_dict(options).to_dict()["speculative"]["worker"] == "v1"
+    with pytest.raises(InvalidOption, match=r"engine\.speculative\.worker: must be one of v2, v1; got 'v3'"):
+        EngineConfig.from_dict({"speculative": {"worker": "v3"}})
+    monkeypatch.setattr(ALGORITHMS, "_ours", {"EAGLE": Algorithm("a:b", "c:d")})
+    with pytest.raises(
+        InvalidOption, match=r"engine\.speculative\.worker: EAGLE has no worker v1; leave the option out"
+    ):
+        EngineConfig.from_dict({"speculative": {"worker": "v1"}})
 
 
 def test_plain_decoding_touches_one_slot() -> None:

@@ -168,6 +168,26 @@ def test_output_of_next_n_layers_is_plain_greedy_decoding(lab: Lab, pool, backen
     assert min(tally.hits, tally.retractions, tally.aborts, tally.padded) > 0, tally
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_output_of_the_first_worker_is_plain_greedy_decoding(lab: Lab, pool, backend: str) -> None:
+    """It reserves nothing, so memory is tight with fewer slots; what it takes has to be there when a step begins."""
+    generated = st.sampled_from(("EAGLE", "EAGLE3")).flatmap(
+        lambda algorithm: combos(
+            pool,
+            target=str(lab.target),
+            draft=str(lab.draft(algorithm)),
+            algorithm=algorithm,
+            backend=backend,
+            vocab=lab.vocab,
+            worker="v1",
+        )
+    )
+    tally = explore(generated, BACKENDS.index(backend), 60, lab.oracle)
+    assert tally.longest_accept >= 3
+    assert min(tally.hits, tally.retractions, tally.aborts, tally.padded) > 0, tally
+
+
 @pytest.fixture(scope="session")
 def code_pool(shipped: Lab) -> list[list[tuple[int, ...]]]:
     text = TargetTokenizer(tokenizer_path("tiny")).encode(heldout_text()[:12_000])

@@ -321,7 +321,16 @@ def _play(arrivals: list[tuple[int, list[int], int, bool, int | None]], options:
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("spec", [None, {"num_steps": 2}, {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 4}])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        None,
+        {"num_steps": 2},
+        {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 4},
+        {"num_steps": 2, "worker": "v1"},
+        {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 4, "worker": "v1"},
+    ],
+)
 @given(
     arrivals=ARRIVALS,
     chunk=st.sampled_from([None, 3, 8]),

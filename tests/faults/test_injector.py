@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdebug import async_probe
-from specdebug.engine.speculative import worker
+from specdebug.engine.speculative import stages, worker
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from specdebug.faults.model import Fault
@@ -119,9 +119,9 @@ def test_an_outcome_with_injections_survives_json() -> None:
 
 
 def test_nothing_is_left_behind() -> None:
-    readback = worker.Readback
+    readback = stages.Readback
     run_here(SCENARIO, Fault("outputs_read_early", (5, 40)), Fault("nan_logits", (5, 40)))
-    assert worker.Readback is readback
+    assert stages.Readback is readback
     async_probe.maybe_detect_nan(None, "test.hook")
     assert async_probe.reached() == {}
 

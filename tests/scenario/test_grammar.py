@@ -50,6 +50,7 @@ FULL = {
             "eagle_topk": 2,
             "num_draft_tokens": 4,
             "draft_kv_on_hit": "zero_fill",
+            "worker": "v1",
             "threshold_single": 0.5,
             "threshold_acc": 1,
         },

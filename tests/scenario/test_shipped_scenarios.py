@@ -29,6 +29,8 @@ DEMANDED = {
 
 WITHOUT_FIX = {"frozen_kv_cache_hit", "frozen_kv_topk", "request_ends", "sampled"}
 """They show what an oracle looks at, or an algorithm at work; no registered fix is about that."""
+BESIDE = {"v1_against_v2"}
+"""Their arms are ways of doing the same, and all must pass."""
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,9 @@ def test_every_scenario_is_presented_alike(name):
     if name in WITHOUT_FIX:
         assert first == "fixed"
         assert not any(arm.revert for arm in scenario.arms.values())
+    elif name in BESIDE:
+        assert len(scenario.arms) > 1
+        assert all(not arm.revert and scenario.expect[one].verdict == "pass" for one, arm in scenario.arms.items())
     else:
         assert last == "reverted"
         assert scenario.expect[last].verdict == "fail"
@@ -96,14 +101,14 @@ def test_what_an_engine_cannot_run_says_so_in_its_own_file(name):
     assert is_not_on(name, "sglang") != on_sglang, "SGLang's pages are powers of two, its assistants others"
 
 
-@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in WITHOUT_FIX])
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in WITHOUT_FIX | BESIDE])
 def test_a_revert_that_another_engine_has_is_expected_there_as_its_toggle_says(name):
     scenario = SHIPPED[name].on(parse_target("sglang==0.5.13"))
     (toggle,) = (each for each in TOGGLES if each["pr"] in scenario.arms["reverted"].revert)
     if is_not_on(name, "sglang"):
         assert not scenario.expect_on
-    elif name == "flaky_chunk_tail":
-        assert "sglang" in scenario.arms["reverted"].not_on, "its arrivals fall otherwise from run to run there"
+    elif name in ("flaky_chunk_tail", "v1_row_headroom"):
+        assert "sglang" in scenario.arms["reverted"].not_on, "arrivals fall otherwise there; v1 is not there"
     elif "sglang" in toggle["patches"]:
         assert scenario.expectation_of("reverted").signatures == (toggle["detected_in"]["sglang"]["signature"],)
     else:
@@ -161,9 +166,11 @@ def test_topk_page_table_needs_more_pages_than_columns(prompts):
     assert config.attention_backend == "fa3"
 
 
-def test_tgt_cache_loc_has_the_numbers_of_the_flaky_test():
-    config = base_config("tgt_cache_loc")
+@pytest.mark.parametrize("name", ["tgt_cache_loc", "v1_tgt_cache_loc"])
+def test_tgt_cache_loc_has_the_numbers_of_the_flaky_test(name):
+    config = base_config(name)
     spec = config.speculative
+    assert spec.worker == ("v1" if name.startswith("v1") else "v2")
     assert (config.page_size, spec.eagle_topk, spec.num_steps, spec.tree_size) == (256, 5, 8, 64)
     assert config.memory.fill == "garbage", "fresh buffers must not be kind"
 
@@ -184,7 +191,7 @@ def test_a_prompt_of_mtp_chunk_tail_ends_where_layers_lack_tokens(prompts):
     assert any(0 < tokens < config.speculative.num_steps for tokens in last)
 
 
-@pytest.mark.parametrize("name", ["graph_padding", "padding_positions", "mtp_padding", "mtp_stale_rows"])
+@pytest.mark.parametrize("name", ["graph_padding", "padding_positions", "v1_padding", "mtp_padding", "mtp_stale_rows"])
 def test_padding_scenarios_pad(name):
     config = base_config(name)
     requests = sum(group.num_requests for group in SHIPPED[name].workload)
@@ -232,6 +239,21 @@ def test_a_flaky_scenario_meets_its_bug_on_some_of_the_seeds_and_on_its_own(name
         met.append(FLAKY[name](sent, config))
     assert 0.15 < sum(met) / len(met) < 0.5
     assert met[-1]
+
+
+def test_v1_drafts_behind_the_old_headroom(prompts):
+    """One step alone, with whole pages for every branch, counted from the page in which the prefix ends."""
+    config = base_config("v1_row_headroom")
+    spec, page = config.speculative, config.page_size
+    longest = max(len(ids) for ids in prompts("v1_row_headroom").values())
+    drafted = longest - longest % page + spec.eagle_topk * page
+    assert drafted > config.context_length + 4 + spec.tree_size
+    assert drafted <= config.context_length + config.row_headroom
+
+
+def test_the_workers_are_beside_each_other_on_the_same_requests():
+    scenario = SHIPPED["v1_against_v2"]
+    assert [engine_config(scenario, arm).speculative.worker for arm in scenario.arms] == ["v1", "v2"]
 
 
 def test_row_headroom_reserves_more_than_the_old_headroom(prompts):

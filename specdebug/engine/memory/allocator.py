@@ -11,6 +11,8 @@ when the head runs short. The same calls give the same ids.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -26,6 +28,16 @@ class InvalidFree(EngineError):
 
 class DoubleFree(InvalidFree):
     """A slot was freed that no request and no cache owns."""
+
+
+@dataclass(frozen=True)
+class Books:
+    """A copy of an allocator's books. free, released: pages listed as free; owned: bool by page."""
+
+    free: _Ids
+    released: tuple[_Ids, ...]
+    num_free_pages: int
+    owned: npt.NDArray[np.bool_]
 
 
 class SlotAllocator:
@@ -95,6 +107,17 @@ class SlotAllocator:
         self._owned[pages] = False
         self._released.append(pages)
         self._num_free_pages += pages.size
+
+    def backup(self) -> Books:
+        """What :meth:`restore` needs."""
+        return Books(self._free[self._head :], tuple(self._released), self._num_free_pages, self._owned.copy())
+
+    def restore(self, books: Books) -> None:
+        """Forget all that was allocated and freed since these were copied: the next calls give the ids that they would
+        have given then."""
+        self._free, self._head, self._released = books.free, 0, list(books.released)
+        self._num_free_pages = books.num_free_pages
+        self._owned = books.owned.copy()
 
     def free_slots(self) -> torch.Tensor:
         """All free slots, ascending, int64 [num_free]; for accounting, O(N)."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
+from specdebug.engine.errors import EngineError
 from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.kv_pool import KVPool
 
@@ -30,3 +34,21 @@ class KVMemory:
         self.target.poison(slots)
         if self.draft is not None:
             self.draft.poison(slots)
+
+    @contextmanager
+    def borrow_to_draft(self, num_slots: int) -> Iterator[Tensor]:
+        """int64 [num_slots] in whole pages, for draft KV that nobody will read later. Afterwards the books are as they
+        were, to the order of ids; nothing else may be allocated or freed meanwhile.
+
+        Raises EngineError when there are not enough.
+        """
+        books = self.allocator.backup()
+        slots = self.allocator.alloc(num_slots)
+        if slots is None:
+            raise EngineError(f"a step needs {num_slots} KV slots and {self.allocator.num_free} are free")
+        try:
+            yield slots
+        finally:
+            self.allocator.restore(books)
+            if self.draft is not None:
+                self.draft.poison(slots)

@@ -39,12 +39,17 @@ class PrefixCache:
 
     def alloc(self, num_slots: int) -> Tensor | None:
         """Allocate, evicting least recently used prefixes if that is what it takes; None when it does not."""
+        return self.memory.alloc(num_slots) if self.make_room(num_slots) else None
+
+    def make_room(self, num_slots: int) -> bool:
+        """Have as many slots free, by evicting least recently used prefixes if that is what it takes. False, and
+        nothing done, when it does not."""
         missing = num_slots - self.memory.allocator.num_free
         if missing > 0:
             if missing > self.radix.evictable_size:
-                return None
+                return False
             self.memory.free(self.radix.evict(missing))
-        return self.memory.alloc(num_slots)
+        return True
 
     def attach(self, request: Request) -> None:
         """Give a waiting request the longest prefix it can use; its row must be assigned.

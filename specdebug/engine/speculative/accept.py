@@ -45,6 +45,13 @@ class Acceptance:
             maybe_detect_oob(self.num_correct_drafts, 0, longest, "accept.num_correct_drafts")
 
 
+def truncate(acceptance: Acceptance, lengths: Tensor) -> Acceptance:
+    """Accept no more than the first ``lengths`` (int64 [B], at least 1) nodes of each request."""
+    rank = torch.arange(acceptance.accept_index.shape[1], device=lengths.device)
+    first = torch.where(rank < lengths.unsqueeze(1), acceptance.accept_index, -1)
+    return replace(acceptance, accept_index=first, num_correct_drafts=(lengths - 1).to(torch.int32))
+
+
 def accept(
     requests: Sequence[Request], tree: VerifyTree, logits: Tensor, spec: SpeculativeConfig, seed: int
 ) -> Acceptance:

@@ -125,8 +125,13 @@ class DraftStage:
 
     def run(self, rows: Tensor, state: DraftState, verify_slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
         """rows: int64 [B]. verify_slots: int64 [B·T]. Lengths are at most ``lens_cpu``."""
+        return self.run_on(rows, state, self._slots(rows, state.seq_lens, verify_slots), lens_cpu)
+
+    def run_on(
+        self, rows: Tensor, state: DraftState, locs: DraftCacheLocs, lens_cpu: tuple[int, ...]
+    ) -> DraftCandidates:
+        """:meth:`run` on slots that are known."""
         parts, topk = self.parts, self.parts.spec.eagle_topk
-        locs = self._slots(rows, state.seq_lens, verify_slots)
         with grouped():
             maybe_detect_oob(state.bonus, 0, parts.vocab_size, "draft.bonus")
             maybe_detect_oob(locs.out_cache_loc, 0, parts.pools.draft.size, "draft.out_cache_loc")

@@ -11,10 +11,11 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.attention.planner import ExtendLayout, SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.graph.runner import GraphRunner, RunnerParts
+from specdebug.engine.kernels.cache_locs import DraftCacheLocs
 from specdebug.engine.model.interface import DraftSizes
 from specdebug.engine.speculative.commit import Compacted
 from specdebug.engine.speculative.protocol import WorkerParts
@@ -27,11 +28,13 @@ Runner = GraphRunner[Any, Any]
 
 @dataclass(frozen=True)
 class DrafterParts:
-    """A worker gives its drafter these. ``runners``: what graph runners are made with, None where there are none."""
+    """A worker gives its drafter these. ``runners``: what graph runners are made with, None where there are none.
+    ``ragged_extend``: stage 6 will be over accepted tokens only, for which there is no runner."""
 
     worker: WorkerParts
     workspace: Workspace
     runners: RunnerParts | None
+    ragged_extend: bool = False
 
 
 class Drafter(Protocol[State]):
@@ -66,3 +69,29 @@ class Drafter(Protocol[State]):
     def extend(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
         """Stage 6: take in the accepted tokens and keep the start of the next draft. ``batch`` has the lengths before
         the step. slots: int64 [B·T], those that the verify wrote."""
+
+
+@dataclass(frozen=True)
+class AcceptedRows:
+    """The rows of an extend over accepted tokens only, request by request: ΣA of them. ``layout``: the lengths before
+    the step, and how many each request has. rows: int64 [ΣA], their places among the B·T of a ``Compacted``.
+    positions, slots: int64 [ΣA]. last: int64 [B], each request's last row."""
+
+    layout: ExtendLayout
+    rows: Tensor
+    positions: Tensor
+    slots: Tensor
+    last: Tensor
+
+
+class SlotDrafter(Drafter[State], Protocol[State]):
+    """A way of drafting that serves the worker v1, too: into slots that the worker names, and over accepted tokens
+    only."""
+
+    def draft_into(
+        self, rows: Tensor, state: State, locs: DraftCacheLocs, lens_cpu: tuple[int, ...]
+    ) -> DraftCandidates:
+        """Stage 1, into these slots. rows: int64 [B]. Lengths are ``lens_cpu``."""
+
+    def extend_accepted(self, compacted: Compacted, accepted: AcceptedRows) -> None:
+        """Stage 6 over these rows, as :meth:`extend`."""

@@ -12,11 +12,12 @@ from specdebug.engine.attention.planner import ExtendLayout, SequenceLayout
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.graph.extend_runner import ExtendGraphRunner
+from specdebug.engine.kernels.cache_locs import DraftCacheLocs
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.speculative.cached_prefix import prepare_cached_prefix
 from specdebug.engine.speculative.commit import Compacted
 from specdebug.engine.speculative.draft import DraftLoop, DraftStage
-from specdebug.engine.speculative.drafter import DrafterParts
+from specdebug.engine.speculative.drafter import AcceptedRows, DrafterParts
 from specdebug.engine.speculative.extend import ExtendForward, ExtendOutputs, ExtendStage
 from specdebug.engine.speculative.selection import DraftCandidates
 from specdebug.engine.speculative.state import DraftState, DraftStateTable
@@ -52,17 +53,30 @@ class EagleDrafter:
         self.extend_runner: ExtendGraphRunner | None = None
         if runners is not None:
             self.draft_runner = DraftGraphRunner(runners, self.loop, attention)
-            self.extend_runner = ExtendGraphRunner(
-                runners, extend, attention, tree_size=spec.tree_size, target_vocab_size=worker.vocab_size
-            )
+            if not parts.ragged_extend:
+                self.extend_runner = ExtendGraphRunner(
+                    runners, extend, attention, tree_size=spec.tree_size, target_vocab_size=worker.vocab_size
+                )
         self._draft = DraftStage(worker, self.loop, self.draft_runner, parts.workspace)
         self._extend = ExtendStage(worker, extend, self.extend_runner, self.state, parts.workspace)
 
     def draft(self, rows: Tensor, state: DraftState, slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
         return self._draft.run(rows, state, slots, lens_cpu)
 
+    def draft_into(
+        self, rows: Tensor, state: DraftState, locs: DraftCacheLocs, lens_cpu: tuple[int, ...]
+    ) -> DraftCandidates:
+        return self._draft.run_on(rows, state, locs, lens_cpu)
+
     def extend(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
         self._extend.run(batch, compacted, slots)
+
+    def extend_accepted(self, compacted: Compacted, accepted: AcceptedRows) -> None:
+        self._extend.probe_inputs(compacted)
+        input_ids, features = (each.index_select(0, accepted.rows) for each in (compacted.predict, compacted.features))
+        hidden = self._forward(accepted.layout, input_ids, accepted.positions, features, accepted.slots)
+        self._parts.pools.draft.probe_written(accepted.slots)
+        self._extend.keep(accepted.layout.req_pool_indices, self._read_out(hidden, accepted.last))
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
         for request in batch.requests:

@@ -84,9 +84,7 @@ class ExtendStage:
     def run(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
         """``batch`` has the lengths before the step. slots: int64 [B·T], those that the verify wrote."""
         parts, nodes = self.parts, self.parts.spec.tree_size
-        with grouped():
-            maybe_detect_oob(compacted.predict, 0, parts.vocab_size, "draft_extend.input_ids")
-            maybe_detect_nan(compacted.features, "draft_extend.features")
+        self.probe_inputs(compacted)
         inputs = ExtendInputs(
             input_ids=compacted.predict,
             positions=(batch.seq_lens.unsqueeze(1) + torch.arange(nodes, device=parts.device)).view(-1),
@@ -107,8 +105,14 @@ class ExtendStage:
             parts.pools.draft.probe_written(slots)
             self.keep(batch.req_pool_indices, start)
 
+    def probe_inputs(self, compacted: Compacted) -> None:
+        """Probe what is about to be embedded and projected."""
+        with grouped():
+            maybe_detect_oob(compacted.predict, 0, self.parts.vocab_size, "draft_extend.input_ids")
+            maybe_detect_nan(compacted.features, "draft_extend.features")
+
     def read_out(self, hidden: Tensor) -> ExtendOutputs:
-        """Read out a prefill: hidden [B, Hd] at each chunk's last position."""
+        """Read out chunks of any length: hidden [B, Hd] at each one's last position."""
         return self.forward.read_out(hidden)
 
     def keep(self, rows: Tensor, start: ExtendOutputs) -> None:

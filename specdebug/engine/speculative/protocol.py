@@ -16,6 +16,7 @@ from specdebug.engine.config import EngineConfig, SpeculativeConfig
 from specdebug.engine.errors import EngineError
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.kv_memory import KVMemory
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import DraftSizes
@@ -69,13 +70,15 @@ class DraftAndTargetAttention:
 
 @dataclass(frozen=True)
 class WorkerParts:
-    """An engine gives its worker these to work with. Models and pools are shared with the engine."""
+    """An engine gives its worker these to work with. Models and pools are shared with the engine; so is ``memory``, for
+    a worker that takes slots itself."""
 
     config: EngineConfig
     spec: SpeculativeConfig
     target: TargetModel
     draft: DraftSizes
     pools: Pools
+    memory: KVMemory
     planner: AttentionPlanner
     attention: DraftAndTargetAttention
     fill: FillPolicy

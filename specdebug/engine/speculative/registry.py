@@ -25,6 +25,7 @@ class Algorithm:
         drafting: what drafts; it decides which sites are passed (``engine/sites.py``).
         draft_suffix: the default draft's checkpoint is the target's name with this behind a hyphen; by default the
             algorithm's name in small letters.
+        v1: the worker that ``speculative.worker: v1`` asks for, made as ``worker`` is; None where there is none.
     """
 
     worker: str
@@ -32,6 +33,7 @@ class Algorithm:
     drafter: str = "specdebug.engine.speculative.eagle:EagleDrafter"
     drafting: Drafting = "head"
     draft_suffix: str | None = None
+    v1: str | None = None
 
     @property
     def only_chains(self) -> bool:
@@ -45,7 +47,9 @@ class Algorithm:
 
 
 _WORKER = "specdebug.engine.speculative.worker:EagleWorker"
-_EAGLE = Algorithm(_WORKER, "specdebug.engine.model.loader:load_draft")
+_EAGLE = Algorithm(
+    _WORKER, "specdebug.engine.model.loader:load_draft", v1="specdebug.engine.speculative.v1:EagleWorkerV1"
+)
 _MTP = Algorithm(
     _WORKER,
     "specdebug.engine.model.mtp_loader:load_mtp",
@@ -64,9 +68,12 @@ SHIPPED = {"EAGLE": _EAGLE, "EAGLE3": _EAGLE, "MTP": _MTP, "FROZEN_KV_MTP": _FRO
 ALGORITHMS = PluginRegistry("algorithms", "an Algorithm", lambda part: isinstance(part, Algorithm), SHIPPED)
 
 
-def worker_of(name: str) -> Any:
-    """The function that makes an algorithm's worker. Raises PluginError when its package does not have it."""
-    return import_named(ALGORITHMS[name].worker, f"the worker of algorithm '{name}'")
+def worker_of(name: str, worker: str = "v2") -> Any:
+    """The function that makes an algorithm's worker: the one of ``speculative.worker``. Raises PluginError when its
+    package does not have it."""
+    algorithm = ALGORITHMS[name]
+    first = algorithm.v1 if worker == "v1" else None
+    return import_named(first or algorithm.worker, f"the worker of algorithm '{name}'")
 
 
 def drafter_of(name: str) -> Any:

@@ -9,28 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specdebug.engine.attention.planner import SequenceLayout
-from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.device import Readback, upload
-from specdebug.engine.graph.verify_runner import VerifyGraphRunner
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
-from specdebug.engine.memory.arena import GuardViolation
-from specdebug.engine.memory.fill import Scratch
 from specdebug.engine.observer import Decision
 from specdebug.engine.request import Request
 from specdebug.engine.speculative.accept import accept
 from specdebug.engine.speculative.commit import commit_kv, compact_accepted
-from specdebug.engine.speculative.drafter import Drafter, DrafterParts
+from specdebug.engine.speculative.drafter import Drafter
 from specdebug.engine.speculative.protocol import WorkerParts
-from specdebug.engine.speculative.registry import drafter_of
-from specdebug.engine.speculative.runners import Runners, capture, runner_parts
-from specdebug.engine.speculative.state import StateTable
-from specdebug.engine.speculative.tree import TreeBuilder, VerifyTree
-from specdebug.engine.speculative.verify import PreparedVerify, VerifyForward, VerifyStage
+from specdebug.engine.speculative.stages import StagedWorker, bonus_of, read_back
+from specdebug.engine.speculative.tree import VerifyTree
+from specdebug.engine.speculative.verify import PreparedVerify
 
 
 @dataclass(frozen=True)
@@ -42,36 +34,13 @@ class _Begun:
     verify: PreparedVerify
 
 
-class EagleWorker:
-    """Speculation step by step, whatever drafts: it owns the order of the stages and the verify's runner.
-
-    ``drafts_ahead``: the next step may be begun before this one's tokens are read.
-    """
+class EagleWorker(StagedWorker[Drafter[Any]]):
+    """SGLang's second worker: requests hold slots for two steps, and the host may lag behind the device."""
 
     def __init__(self, parts: WorkerParts) -> None:
-        spec, draft, device = parts.spec, parts.draft, parts.device
-        self.drafts_ahead = device.type == "cuda"  # a CPU has nothing to do meanwhile
-        self._parts = parts
-        self._scratch = Scratch(parts.fill, device)
-        workspace = EagerWorkspace(self._scratch)
-        shared = runner_parts(parts)
-        self.drafter: Drafter[Any] = drafter_of(spec.algorithm)(DrafterParts(parts, workspace, shared))
-        self._tree_builder = TreeBuilder(topk=spec.eagle_topk, tree_size=spec.tree_size, device=device)
-        verify = VerifyForward(parts.target, parts.pools.target, draft.aux_layers, draft.target_feature_size)
-        on_verify = None
-        if shared is not None:
-            on_verify = VerifyGraphRunner(shared, verify, parts.attention.target, tree_size=spec.tree_size)
-        self.runners = runners = Runners(self.drafter.draft_runner, on_verify, self.drafter.extend_runner)
-        in_order = (runners.verify, runners.draft, runners.extend)
-        capture([runner for runner in in_order if runner is not None], device)
-        self._verify = VerifyStage(parts, verify, on_verify, workspace)
+        super().__init__(parts)
+        self.drafts_ahead = parts.device.type == "cuda"  # a CPU has nothing to do meanwhile
         self._ahead: _Begun | None = None
-        self._last_rows: tuple[tuple[int, ...], Tensor] | None = None
-
-    @property
-    def state(self) -> StateTable:
-        """The state that one step leaves for the next, on the device."""
-        return self.drafter.state
 
     def decode(self, requests: Sequence[Request]) -> list[list[int]]:
         """One iteration; the tokens each request gained, at least one."""
@@ -92,10 +61,8 @@ class EagleWorker:
         observers.stage("commit")
         commit_kv(acceptance, inputs.out_cache_loc, spec, self._parts.pools.target, self._scratch)
         compacted = compact_accepted(acceptance, verified.features, spec)
-        predict, lengths = compacted.predict.view(len(requests), -1), compacted.accept_lengths.unsqueeze(1)
-        accepted = Readback(torch.cat([lengths, predict], dim=1))
-        bonus = predict.gather(1, lengths - 1)
-        self.state.store_lengths(batch.req_pool_indices, batch.seq_lens + compacted.accept_lengths, bonus.squeeze(1))
+        accepted, bonus = read_back(compacted), bonus_of(compacted, compacted.accept_lengths)
+        self.state.store_lengths(batch.req_pool_indices, batch.seq_lens + compacted.accept_lengths, bonus)
 
         # Queued behind the read-back: a GPU extends, drafts for the next step and plans its verify while the host looks
         # at the tokens; the host then only launches it. The device knows enough for this, a request holds slots for
@@ -154,24 +121,6 @@ class EagleWorker:
         self._verify.abandon(self._ahead.verify)
         self._ahead = None
 
-    def _rows_of(self, requests: Sequence[Request]) -> Tensor:
-        """int64 [B]; the last batch's tensor when it had the same rows, as decode batches mostly do."""
-        rows = tuple(request.row for request in requests)
-        if self._last_rows is None or self._last_rows[0] != rows:
-            self._last_rows = rows, upload(rows, self._parts.device)
-        return self._last_rows[1]
-
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
-        """The target has computed these prompt chunks. next_ids: int64 [B], its sample after each. features:
-        [Σext, F]."""
         self._drop_ahead()  # a request may come back to other rows
-        self.drafter.prefill(batch, next_ids, features)
-        self.state.store_lengths(batch.req_pool_indices, batch.prefix_lens + batch.extend_lens, next_ids)
-
-    def check_guards(self) -> list[GuardViolation]:
-        """Overruns of any runner's static buffers since the last call."""
-        return [violation for runner in self.runners.all for violation in runner.check_guards()]
-
-    def damage_seen(self) -> list[GuardViolation]:
-        """Overruns that reached the host before the device was lost."""
-        return [violation for runner in self.runners.all for violation in runner.damage_seen()]
+        super().prefill(batch, next_ids, features)

@@ -18,6 +18,7 @@ NO_FLAG: dict[tuple[str, ...], str] = {
     ("memory", "fill"): "its memory is torch's: what it holds is not decided",
     ("memory", "guards"): "its buffers have no guard regions",
     ("speculative", "draft_kv_on_hit"): "it always recomputes",
+    ("speculative", "worker"): "a release has its own",
     ("device",): "it is the environment's",
 }
 """Options that SGLang has not, and what is so there."""

@@ -47,6 +47,8 @@ def mapped(config: EngineConfig, model: str, draft: str | None, *, cpu: bool) ->
     }
     if config.memory.fill != "zeros" or config.memory.guards:
         notes.append("memory: fill and guards are not there; its memory is torch's")
+    if config.speculative is not None and config.speculative.worker != "v2":
+        notes.append("speculative.worker: it has its own")
     if config.speculative is not None:
         arguments["speculative_config"] = _drafting(config, draft)
     return VllmOptions(arguments, tuple(notes))

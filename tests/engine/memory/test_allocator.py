@@ -148,3 +148,39 @@ def test_against_a_set_of_owned_pages(page_size: int, num_pages: int, steps: lis
         free = everything - {slot for slots in held for slot in slots}
         assert allocator.num_free == len(free)
         assert allocator.free_slots().tolist() == sorted(free)
+
+
+calls = st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 2**16)), max_size=12)
+
+
+def act(allocator: SlotAllocator, held: list[torch.Tensor], steps: list[tuple[bool, int, int]]) -> list[list[int]]:
+    """Allocate and free as told; the ids that came."""
+    came = []
+    for is_alloc, count, pick in steps:
+        if is_alloc:
+            slots = allocator.alloc(count * allocator.page_size)
+            came.append([] if slots is None else slots.tolist())
+            if slots is not None and count:
+                held.append(slots)
+        elif held:
+            allocator.free(held.pop(pick % len(held)))
+    return came
+
+
+@settings(max_examples=150)
+@given(page_size=st.sampled_from(PAGE_SIZES), num_pages=st.integers(1, 10), before=calls, between=calls, after=calls)
+def test_restored_books_go_on_as_if_nothing_had_been_between(
+    page_size: int, num_pages: int, before: list, between: list, after: list
+) -> None:
+    one, other = (SlotAllocator(num_pages * page_size, page_size) for _ in range(2))
+    held: list[list[torch.Tensor]] = [[], []]
+    assert act(one, held[0], before) == act(other, held[1], before)
+    books, free = one.backup(), one.free_slots()
+    for _ in range(2):  # books serve more than once
+        act(one, list(held[0]), between)
+        one.restore(books)
+        assert torch.equal(one.free_slots(), free)
+        assert one.num_free == free.numel()
+        assert sorted(one.listed()) == sorted(other.listed())
+    assert act(one, held[0], after) == act(other, held[1], after)
+    assert torch.equal(one.free_slots(), other.free_slots())

@@ -61,3 +61,28 @@ def test_what_nobody_owns_is_not_poisoned_either() -> None:
     with pytest.raises(EngineError):
         memory.free(torch.tensor([4]))
     assert _poisoned(memory.target) == []
+
+
+def test_borrowed_slots_are_free_again_and_their_draft_kv_is_poisoned() -> None:
+    memory = KVMemory(SlotAllocator(SLOTS, PAGE), _pool(), _pool())
+    held = memory.alloc(PAGE)
+    assert held is not None
+    assert memory.draft is not None
+    for pool in (memory.target, memory.draft):
+        pool.zero(torch.arange(SLOTS + PAGE))
+    with memory.borrow_to_draft(PAGE) as slots:
+        assert memory.allocator.num_free == PAGE
+        assert not set(slots.tolist()) & set(held.tolist())
+    assert memory.allocator.num_free == 2 * PAGE
+    assert _poisoned(memory.draft) == slots.tolist()
+    assert _poisoned(memory.target) == [], "nobody wrote target KV there"
+    again = memory.alloc(PAGE)
+    assert again is not None
+    assert again.tolist() == slots.tolist(), "the next ones are the same"
+
+
+def test_borrowing_more_than_is_free_is_an_engine_error() -> None:
+    memory = KVMemory(SlotAllocator(SLOTS, PAGE), _pool(), _pool())
+    with pytest.raises(EngineError, match="needs 16 KV slots and 12 are free"), memory.borrow_to_draft(16):
+        pass
+    assert memory.allocator.num_free == SLOTS

@@ -269,6 +269,20 @@ def test_allocation_evicts_the_least_recently_used_prefix_that_nobody_reads() ->
     assert parts.cache.available == 0
 
 
+def test_room_is_made_by_eviction_and_only_if_that_is_enough() -> None:
+    parts = Parts(make_config(num_slots=24))
+    done, reader = parts.run([1] * 9), parts.run([2] * 9)
+    parts.cache.release(done, keep=True)
+    assert parts.num_free < 15
+    cached = parts.cache.radix.total_size
+    assert not parts.cache.make_room(16)
+    assert parts.cache.radix.total_size == cached, "nothing is done where it would not help"
+    assert parts.cache.make_room(15)
+    assert parts.num_free >= 15
+    parts.check_target(reader)
+    assert parts.laws(reader) == []
+
+
 def test_flush_drops_what_nobody_reads() -> None:
     parts = _parts(1)
     parts.cache.release(parts.run([1, 2, 3]), keep=False)

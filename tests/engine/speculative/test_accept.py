@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug import async_probe
-from specdebug.engine.speculative.accept import Acceptance, accept_greedy, accept_sampling
+from specdebug.engine.speculative.accept import Acceptance, accept_greedy, accept_sampling, truncate
 from specdebug.engine.speculative.selection import DraftCandidates
 from specdebug.engine.speculative.tree import VerifyTree
 from tests.engine.speculative.trees import Shape, candidate_trees, shapes
@@ -258,6 +258,16 @@ def test_threshold_acc_scales_what_a_coin_accepts() -> None:
     residual = probs[0].clone()
     residual[[4, 7]] = 0.0
     assert chi_square_p_value(rest, as_mapping(residual / residual.sum())) > CREDIBLE
+
+
+def test_a_request_that_ends_accepts_no_node_beyond_its_last_token() -> None:
+    index = torch.tensor([[0, 2, 3, -1], [4, 5, 7, 6], [8, -1, -1, -1]], dtype=torch.int32)
+    whole = Acceptance(torch.arange(12, dtype=torch.int32), index, torch.tensor([2, 3, 0], dtype=torch.int32))
+    part = truncate(whole, torch.tensor([3, 1, 1]))
+    assert part.accept_index.tolist() == [[0, 2, 3, -1], [4, -1, -1, -1], [8, -1, -1, -1]]
+    assert part.num_correct_drafts.tolist() == [2, 0, 0]
+    assert (part.accept_index.dtype, part.num_correct_drafts.dtype) == (torch.int32, torch.int32)
+    assert torch.equal(part.predict, whole.predict)
 
 
 def test_nan_targets_end_the_walk_at_once() -> None:

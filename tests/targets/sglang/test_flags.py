@@ -64,12 +64,13 @@ def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
     options = {
         "attention_backend": "triton",
         "memory": {"guards": True, "fill": "nan"},
-        "speculative": {"draft_kv_on_hit": "zero_fill"},
+        "speculative": {"draft_kv_on_hit": "zero_fill", "worker": "v1"},
     }
     assert mapped(options, cpu=True, release="0.5.13").notes == (
         "memory.fill: its memory is torch's: what it holds is not decided",
         "memory.guards: its buffers have no guard regions",
         "speculative.draft_kv_on_hit: it always recomputes",
+        "speculative.worker: a release has its own",
     )
 
 

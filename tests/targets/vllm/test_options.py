@@ -42,6 +42,8 @@ def test_every_option_that_it_has() -> None:
 
 
 def test_what_is_otherwise_there_is_a_note() -> None:
+    made = mapped(options(speculative={"worker": "v1"}), "/target", "/draft", cpu=True)
+    assert made.notes[-1] == "speculative.worker: it has its own"
     made = mapped(options(page_size=16, radix_cache=False), "/target", None, cpu=True)
     assert (made.arguments["block_size"], made.arguments["enable_prefix_caching"]) == (32, False)
     assert "speculative_config" not in made.arguments

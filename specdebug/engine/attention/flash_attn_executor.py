@@ -12,12 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.backend import DeviceAttention, Heads
+from specdebug.engine.attention.backend import DeviceAttention
 from specdebug.engine.attention.flash_attn_library import FlashAttnKernels, find
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.merge_pair import PartialAttention, merge_pair
 from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import Heads
 
 
 class FlashAttnExecutor:

@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.backend import DeviceAttention, Heads
+from specdebug.engine.attention.backend import DeviceAttention
 from specdebug.engine.attention.flashinfer_library import load, paged_kernels, supports
 from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.pack_mask import pack_mask, packed_size
 from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import Heads
 
 _SCRATCH_BYTES = 128 << 20  # what FlashInfer recommends for partial results
 _BLOCKS_PER_SM = 2  # that its scheduler counts on

@@ -1,4 +1,4 @@
-"""The models the engine runs: a Llama-family target and its EAGLE and EAGLE-3 draft heads, inference only.
+"""The models the engine runs, inference only: targets of Llama's family and DeepSeek's, and draft heads for them.
 
 The engine owns attention and the KV cache; a model calls back into it once per layer (``LayerAttention``).
 """
@@ -8,12 +8,14 @@ from specdebug.engine.model.eagle3 import Eagle3Draft
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_draft, load_target
+from specdebug.engine.model.nextn import NextnDraft
 from specdebug.engine.model.tokenizer import TargetTokenizer
 
 __all__ = [
     "DraftModel",
     "Eagle3Draft",
     "EagleDraft",
+    "NextnDraft",
     "TargetModel",
     "TargetTokenizer",
     "load_draft",

@@ -26,6 +26,10 @@ class Geometry:
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 64
+    value_dim: int = 64
+    rotary_dim: int = 64
+    softmax_scale: float = 0.125
+    kv_layout: str = "mha"
 
 
 def config(plan: str) -> EngineConfig:

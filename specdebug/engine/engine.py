@@ -109,9 +109,9 @@ class Engine:
         self._recency = Recency(self._cache.radix)
         self._reuse = Reuse(config, self._cache.radix)
         self._scheduler = Scheduler(config, self._cache)
-        planner = make_planner(config, self._req_to_token)
-        parts = RunnerParts(config, planner, fill, dtype, device, self.observers)
         self._heads: list[Heads] = [target.config] if draft is None else [target.config, draft]
+        planner = make_planner(config, self._req_to_token, self._heads[-1].kv_layout)
+        parts = RunnerParts(config, planner, fill, dtype, device, self.observers)
         backends = make_backends(config, self._heads, dtype, device)
         aux_layers = () if draft is None else draft.aux_layers
         self._target_worker = TargetWorker(

@@ -12,7 +12,8 @@ from specdebug.attention_plans import SHIPPED
 from specdebug.engine.attention.select import planner_class
 from specdebug.targets.embedded import TARGET, build_engine
 for plan in SHIPPED:  # as a fork server does
-    planner_class(plan.name)
+    for layout in ("mha", "mla"):
+        planner_class(plan.name, layout)
 options = {"context_length": 64, "speculative": {"num_steps": 2}, "memory": {"num_slots": 256}}
 TARGET.warm(options)
 before = set(sys.modules)

@@ -21,15 +21,18 @@ _CUDA_TREE_SIZE = 1024
 """The most nodes of a tree; they and their ancestors are tiles of the kernels that build it."""
 
 
-def planner_class(plan: str) -> type[AttentionPlanner]:
-    """The planner of a plan. Raises PluginError when its package does not have it."""
-    planner: type[AttentionPlanner] = import_named(PLANS[plan].planner, f"the planner of attention plan '{plan}'")
+def planner_class(plan: str, kv_layout: str = "mha") -> type[AttentionPlanner]:
+    """The planner of a plan for models of that layout. Raises PluginError when its package does not have it."""
+    record = PLANS[plan]
+    named = record.mla_planner if kv_layout == "mla" and record.mla_planner is not None else record.planner
+    planner: type[AttentionPlanner] = import_named(named, f"the planner of attention plan '{plan}'")
     return planner
 
 
-def make_planner(config: EngineConfig, req_to_token: ReqToToken) -> AttentionPlanner:
-    """The planner that an engine of this configuration uses. Raises as :func:`planner_class` does."""
-    return planner_class(config.attention_backend)(config, req_to_token)
+def make_planner(config: EngineConfig, req_to_token: ReqToToken, kv_layout: str = "mha") -> AttentionPlanner:
+    """The planner that an engine of this configuration uses; ``kv_layout``: of the model that drafts, or, without one,
+    of the target. Raises as :func:`planner_class` does."""
+    return planner_class(config.attention_backend, kv_layout)(config, req_to_token)
 
 
 def make_backends(

@@ -66,7 +66,9 @@ def make_target(folder: Path, *, seed: int = 0, scale: float = 1.0, **overrides:
     return model
 
 
-def nextn_tensors(config: dict[str, Any], *, seed: int = 1, scale: float = 0.3, sparse: bool = False) -> dict[str, Tensor]:
+def nextn_tensors(
+    config: dict[str, Any], *, seed: int = 1, scale: float = 0.3, sparse: bool = False
+) -> dict[str, Tensor]:
     """The tensors of a random next-n layer of a model of that ``config.json``, by their published names."""
     generator = torch.Generator().manual_seed(seed)
     size, heads, rank = config["hidden_size"], config["num_attention_heads"], config["q_lora_rank"]

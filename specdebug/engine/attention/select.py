@@ -83,11 +83,12 @@ def _make(
 
 def _no_kernels_for(model: Heads) -> str | None:
     """The size that none of our kernels has, and those that there are; None when there is one for this model."""
+    sizes: list[tuple[str, int, tuple[int, ...]]] = [("head_dim", model.head_dim, _CUDA_HEAD_DIMS)]
     if model.kv_layout == "mla":
-        sizes = [("kv_lora_rank", model.value_dim, _CUDA_LATENT_DIMS)]
-        sizes.append(("qk_rope_head_dim", model.rotary_dim, _CUDA_KEY_PARTS))
-    else:
-        sizes = [("head_dim", model.head_dim, _CUDA_HEAD_DIMS)]
+        sizes = [
+            ("kv_lora_rank", model.value_dim, _CUDA_LATENT_DIMS),
+            ("qk_rope_head_dim", model.rotary_dim, _CUDA_KEY_PARTS),
+        ]
     for name, size, there in sizes:
         if size not in there:
             return f"{name} {size} ({', '.join(map(str, there))})"

@@ -68,13 +68,13 @@ class LatentLayer:
         if self.q_norm is not None and self.q_up is not None:
             queries = linear(self.q_norm(queries), self.q_up)
         heads, nope = self.k_up.shape[:2]
-        queries = queries.reshape(-1, heads, nope + rotated)
+        queries = queries.reshape(normed.shape[0], heads, nope + rotated)
         absorbed = queries.new_empty(queries.shape[0], heads, width)
         torch.bmm(
             queries[..., :nope].transpose(0, 1), self.k_up, out=absorbed[..., : self.k_up.shape[2]].transpose(0, 1)
         )
         attended = self._attend(queries[..., nope:], absorbed, projected[:, -width:], phases, attn)
-        values = torch.bmm(attended.view(-1, heads, self.v_up.shape[1]).transpose(0, 1), self.v_up)
+        values = torch.bmm(attended.view(normed.shape[0], heads, self.v_up.shape[1]).transpose(0, 1), self.v_up)
         x = linear_into(residual, values.transpose(0, 1).flatten(1), self.output)
         return self.mlp(x)
 

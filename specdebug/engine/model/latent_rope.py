@@ -35,6 +35,7 @@ class LatentRotary:
         """Turn x [n, ..., dim], which may be a slice, by the phases of its rows; the result is new, in x's dtype."""
         if self.table.is_cuda:
             phases = self.table.index_select(0, phases)
-        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-        turned = pairs * phases.view(phases.shape[0], *(1,) * (x.ndim - 2), -1)
-        return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+        turned = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        pairs = torch.view_as_complex(turned.view(*x.shape[:-1], x.shape[-1] // 2, 2))
+        pairs.mul_(phases.view(phases.shape[0], *(1,) * (x.ndim - 2), phases.shape[1]))
+        return turned.to(x.dtype)

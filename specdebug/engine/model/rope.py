@@ -31,7 +31,7 @@ def separate_pairs(keys: Tensor, rotary_dim: int | None = None) -> Tensor:
     """Undo ``interleave_pairs`` on the last ``rotary_dim`` columns of keys [..., D], on all unless given."""
     start = 0 if rotary_dim is None else keys.shape[-1] - rotary_dim
     turned = keys[..., start:]
-    separated = turned.reshape(*turned.shape[:-1], -1, 2).transpose(-1, -2).reshape(turned.shape)
+    separated = turned.reshape(*turned.shape[:-1], turned.shape[-1] // 2, 2).transpose(-1, -2).reshape(turned.shape)
     return separated if start == 0 else torch.cat((keys[..., :start], separated), -1)
 
 

@@ -18,7 +18,7 @@ from specdebug.assets import checkpoint_path
 from tests.engine.oracle import GreedyOracle
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import DeepseekV3ForCausalLM, LlamaForCausalLM
 
 VOCAB = 24
 ORACLE_LENGTH = 24
@@ -30,12 +30,14 @@ class Lab:
 
     target: Path
     eagle: Path
-    eagle3: Path
-    model: LlamaForCausalLM
+    eagle3: Path | None
+    model: LlamaForCausalLM | DeepseekV3ForCausalLM
     oracle: GreedyOracle
 
     def draft(self, algorithm: str) -> Path:
-        return self.eagle3 if algorithm == "EAGLE3" else self.eagle
+        head = self.eagle3 if algorithm == "EAGLE3" else self.eagle
+        assert head is not None, "this target has no EAGLE-3 head"
+        return head
 
     @property
     def vocab(self) -> int:
@@ -53,6 +55,18 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     make_eagle(eagle, target)
     make_eagle3(eagle3, target)
     return Lab(target, eagle, eagle3, model, GreedyOracle(model, ORACLE_LENGTH))
+
+
+@pytest.fixture(scope="session")
+def latent_lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A random target with latent attention and a layer of experts, and its next-n layer as a draft."""
+    from tests.engine.mla_checkpoints import make_nextn, make_target
+
+    folder = tmp_path_factory.mktemp("latent")
+    target, draft = folder / "target", folder / "draft"
+    model = make_target(target, vocab_size=VOCAB, eos_token_id=VOCAB - 1, first_k_dense_replace=3, seed=2)
+    make_nextn(draft, target)
+    return Lab(target, draft, None, model, GreedyOracle(model, ORACLE_LENGTH))
 
 
 @pytest.fixture(scope="session")

@@ -119,14 +119,15 @@ class DeepseekWeights(ModelWeights):
 
     def _experts(self, prefix: str, norm: Norm, config: ExpertsConfig) -> RoutedExperts:
         size, inner = self.config.hidden_size, config.intermediate_size
+        # before anything of that many experts is made
+        router = self.checkpoint.floats(self.name(f"{prefix}.gate.weight"), config.count, size)
+        bias = self.checkpoint.floats(self.name(f"{prefix}.gate.e_score_correction_bias"), config.count)
         shape = {"dtype": self.dtype, "device": self.device}
         gate_up = torch.empty(config.count, size, 2 * inner, **shape)  # type: ignore[call-overload]
         down = torch.empty(config.count, inner, size, **shape)  # type: ignore[call-overload]
         for expert in range(config.count):  # one at a time, so that they are never held twice
             gates, back = self._gated(f"{prefix}.experts.{expert}", inner)
             gate_up[expert], down[expert] = gates, back
-        router = self.checkpoint.floats(self.name(f"{prefix}.gate.weight"), config.count, size)
-        bias = self.checkpoint.floats(self.name(f"{prefix}.gate.e_score_correction_bias"), config.count)
         shared_gate_up, shared_down = self._gated(f"{prefix}.shared_experts", config.shared * inner)
         return RoutedExperts(
             config=config,

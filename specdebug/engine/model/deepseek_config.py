@@ -155,7 +155,10 @@ def _rope_size(keys: Keys) -> int:
 
 
 def _count(keys: Keys, key: str, default: int) -> int:
-    return 0 if keys.data.get(key, default) == 0 else keys.positive_int(key, default)
+    """A whole number that may be 0."""
+    value = keys.data.get(key)
+    value = default if value is None else value
+    return 0 if type(value) is int and value == 0 else keys.positive_int(key, default)
 
 
 def _first_sparse(keys: Keys, num_layers: int) -> int:

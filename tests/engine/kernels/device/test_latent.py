@@ -62,8 +62,8 @@ def test_rows_that_do_not_lie_as_it_reads_them_are_refused(device):
     table = LatentRotary(2, 100.0, 4, CPU).flat_table.to(device)
     row, queries = torch.ones(1, 6, device=device), torch.ones(1, 1, 2, device=device)
     at, gain, pool = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(4, device=device), row.view(1, 1, 6)
+    wide = torch.ones(1, 12, device=device)[:, ::2]
     with pytest.raises(ValueError, match="must be adjacent"):
-        wide = torch.ones(1, 12, device=device)[:, ::2]
         turn_and_store(queries, wide, at, table, gain, EPS, pool.clone(), pool.clone(), at)
     with pytest.raises(ValueError, match="must be adjacent"):
         turn_and_store(queries, row, at, table.t().contiguous().t(), gain, EPS, pool.clone(), pool.clone(), at)

@@ -42,6 +42,8 @@ def make_flash_attn(
     """
     topk = 1 if config.speculative is None else config.speculative.eagle_topk
     kernels, reason = find(dtype, model.head_dim, page_size=config.page_size, topk=topk, device=device)
+    if kernels is not None and model.kv_layout == "mla":
+        return None, f"{kernels.name} is called for keys and values by head, and this model stores latents"
     return (None, reason) if kernels is None else (FlashAttnExecutor(kernels), None)
 
 

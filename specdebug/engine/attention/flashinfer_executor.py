@@ -157,6 +157,9 @@ def make_flashinfer(
     """Make the executor for a model, or say why FlashInfer cannot execute its plan here.
     Raises FlashInferError if FlashInfer is installed, and cannot be used."""
     reason = supports(dtype, model.head_dim)
+    if model.kv_layout == "mla":
+        # plans of drafts that are begun ahead hold bounds on the lengths: keys beyond them would be attended
+        reason = "FlashInfer's kernels for latent attention take lengths from the host's schedule alone"
     if reason is None and importlib.util.find_spec("flashinfer") is None:
         reason = "FlashInfer is not installed"
     if reason is not None:

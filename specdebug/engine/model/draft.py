@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdebug.engine.model.interface import ModelConfig
+from specdebug.engine.model.interface import DecoderConfig
 from specdebug.engine.model.layers import Norm
 from specdebug.engine.model.linear import linear
 
@@ -19,7 +19,7 @@ MAX_TABLE_BYTES = 32 << 20
 class HeadSizes:
     """Sizes of a head; ``interface.DraftModel`` says what each one means."""
 
-    config: ModelConfig
+    config: DecoderConfig
     num_layers: int
     vocab_size: int
     target_feature_size: int

@@ -14,8 +14,11 @@ from specdebug.engine.model.deepseek_config import ExpertsConfig
 from specdebug.engine.model.layers import Norm, gated_mlp_into, silu_mul
 from specdebug.engine.model.linear import linear
 
-_EVERY_EXPERT_ROWS = 64
-"""Up to so many tokens on a GPU, every expert computes all of them: launches then follow from shapes alone."""
+_COPIES = 3
+"""How often a chosen expert's weights pass through a GPU's memory where they are copied: read, written, read again."""
+
+_ROWS_AT_ONCE = 64
+"""Tokens that every expert computes at a time, which bounds the memory it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,11 @@ class RoutedExperts:
         normed = self.norm.with_gain(x)
         chosen, weights = self.route(normed)
         x = gated_mlp_into(x, normed, self.shared_gate_up, self.shared_down)
-        if x.is_cuda:
-            return self._compute_all(x, normed, chosen, weights)
-        return self._compute_chosen(x, normed, chosen, weights)
+        if not x.is_cuda:
+            return self._compute_chosen(x, normed, chosen, weights)
+        if chosen.numel() * _COPIES <= self.config.count:
+            return self._compute_copies(x, normed, chosen, weights)
+        return self._compute_all(x, normed, chosen, weights)
 
     def route(self, normed: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each token, i64 [n, k], and the weights of their results, f32 [n, k]; computed in f32."""
@@ -65,12 +70,22 @@ class RoutedExperts:
             x.index_add_(0, token, (result * weights[token, place, None]).to(x.dtype))
         return x
 
+    def _compute_copies(self, x: Tensor, normed: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """On a GPU, of few tokens: the weights of the chosen experts alone, side by side."""
+        count, each = chosen.shape
+        experts = chosen.flatten()
+        rows = normed.repeat_interleave(each, 0).unsqueeze(1)
+        inner = silu_mul(torch.bmm(rows, self.gate_up.index_select(0, experts)).squeeze(1))
+        inner = (inner * weights.reshape(-1, 1).to(inner.dtype)).unsqueeze(1)
+        results = torch.bmm(inner, self.down.index_select(0, experts))
+        return x.add_(results.view(count, each, x.shape[1]).sum(1))
+
     def _compute_all(self, x: Tensor, normed: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Every expert on all tokens, weighted by zero where it was not chosen: launches follow from shapes alone, as a
-        graph needs."""
+        """On a GPU: every expert on all tokens, weighted by zero where it was not chosen. Launches follow from shapes
+        alone, as a graph needs."""
         per_expert = weights.new_zeros(x.shape[0], self.config.count).scatter_(1, chosen, weights)
-        for start in range(0, x.shape[0], _EVERY_EXPERT_ROWS):
-            part = slice(start, start + _EVERY_EXPERT_ROWS)
+        for start in range(0, x.shape[0], _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
             inner = torch.bmm(normed[part].expand(self.config.count, -1, -1), self.gate_up)
             inner = silu_mul(inner.flatten(0, 1)).view(*inner.shape[:2], -1)
             inner = inner * per_expert[part].t().unsqueeze(-1).to(inner.dtype)

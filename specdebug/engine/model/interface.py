@@ -69,7 +69,7 @@ class Heads(Protocol):
         """The factor of attention's scores."""
 
 
-class ModelConfig(Heads, Protocol):
+class DecoderConfig(Heads, Protocol):
     """What the engine asks of a model's config, of whatever family."""
 
     @property
@@ -86,7 +86,7 @@ class ModelConfig(Heads, Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
 
-class Positions(Protocol):
+class PositionTable(Protocol):
     """A model's table of RoPE."""
 
     @property
@@ -102,7 +102,7 @@ class Layer(Protocol):
     """A decoder layer; the norm before attention belongs to the model around it."""
 
     def forward(self, normed: Tensor, residual: Tensor, phases: Tensor, attn: LayerAttention) -> Tensor:
-        """Normed input [n, in] and residual [n, H] -> [n, H], in the residual's place; phases from ``Positions.at``."""
+        """Normed input [n, in], residual [n, H], and what ``PositionTable.at`` gave -> [n, H], in the residual's place."""
 
 
 class TargetOutput(NamedTuple):

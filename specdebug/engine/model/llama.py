@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdebug.engine.model.interface import Layer, LayerAttention, ModelConfig, Positions, TargetOutput
+from specdebug.engine.model.interface import DecoderConfig, Layer, LayerAttention, PositionTable, TargetOutput
 from specdebug.engine.model.layers import Norm
 from specdebug.engine.model.linear import linear
 
@@ -17,8 +17,8 @@ from specdebug.engine.model.linear import linear
 class TargetModel:
     """Made by ``loader.load_target``; stateless, so one may serve any number of engines."""
 
-    config: ModelConfig
-    rotary: Positions
+    config: DecoderConfig
+    rotary: PositionTable
     embedding: Tensor  # [V, H]
     layers: Sequence[tuple[Norm, Layer]]
     final_norm: Norm

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from specdebug.engine.model.draft import HeadSizes, TokenShare
-from specdebug.engine.model.interface import Layer, LayerAttention, Positions
+from specdebug.engine.model.interface import Layer, LayerAttention, PositionTable
 from specdebug.engine.model.layers import Norm
 from specdebug.engine.model.linear import linear, linear_into
 
@@ -24,7 +24,7 @@ class NextnDraft(HeadSizes):
     and its norm before attention. final_norm: before ``lm_head`` [H, V].
     """
 
-    rotary: Positions
+    rotary: PositionTable
     token: TokenShare
     hidden_norm: Norm
     fc: Tensor

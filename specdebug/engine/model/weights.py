@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdebug.engine.model.checkpoint import TensorSource
 from specdebug.engine.model.config import LlamaConfig
-from specdebug.engine.model.interface import ModelConfig
+from specdebug.engine.model.interface import DecoderConfig
 from specdebug.engine.model.layers import DecoderLayer, Norm
 from specdebug.engine.model.linear import empty_weight
 from specdebug.engine.model.rope import Rotary, interleave_pairs, paired
@@ -18,7 +18,9 @@ from specdebug.engine.model.rope import Rotary, interleave_pairs, paired
 class ModelWeights:
     """Reads one checkpoint for one model of any family; every method raises CheckpointError for an unfit tensor."""
 
-    def __init__(self, checkpoint: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, checkpoint: TensorSource, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.checkpoint = checkpoint
         self.model = config
         self.dtype = dtype

@@ -88,8 +88,9 @@ def choose_tile(rows: int, dim: int, dtype: torch.dtype, *, masked: bool) -> Att
         small = dim <= 64
         return AttentionTile(min(fitting, 32 if small else 16), 32, num_warps=4 if small else 8, num_stages=2)
     block = min(fitting, 64 if masked or dim > 128 else 128)
-    if dim > 256:  # a latent: all query heads share its keys, and the tile of results alone is half of the registers
-        return AttentionTile(min(block, 32), 32, num_warps=8, num_stages=2)
+    if dim > 256:  # a latent: few rows are held by each warp in whole, more are cut among warps
+        few, many = AttentionTile(16, 64, num_warps=4, num_stages=2), AttentionTile(64, 32, num_warps=8, num_stages=3)
+        return few if fitting == 16 else many
     if dim > 128:
         return AttentionTile(block, 64, num_warps=8 if block == 64 else 4, num_stages=2)
     return AttentionTile(block, 64, num_warps=8 if block == 128 else 4, num_stages=5 if block <= 32 else 3)

@@ -102,7 +102,7 @@ class Layer(Protocol):
     """A decoder layer; the norm before attention belongs to the model around it."""
 
     def forward(self, normed: Tensor, residual: Tensor, phases: Tensor, attn: LayerAttention) -> Tensor:
-        """Normed input [n, in], residual [n, H], and what ``PositionTable.at`` gave -> [n, H], in the residual's place."""
+        """Normed input [n, in], residual [n, H], ``PositionTable.at``'s phases -> [n, H], in the residual's place."""
 
 
 class TargetOutput(NamedTuple):

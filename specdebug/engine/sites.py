@@ -67,7 +67,6 @@ SITES: Mapping[str, SiteRows] = {
     "draft_prefill.hidden_states": SiteRows("tokens"),
     "draft_prefill.input_ids": SiteRows("tokens"),
     "kv_pool.write.k": SiteRows("written", padded=True),
-    "kv_pool.write.latent": SiteRows("written", padded=True),
     "kv_pool.write.loc": SiteRows("written", padded=True, places=True),
     "kv_pool.write.v": SiteRows("written", padded=True),
     "move_kv_cache.src_loc": SiteRows("even", places=True),

@@ -70,8 +70,8 @@ def test_output_is_plain_greedy_decoding(latent_lab: Lab, plan: str, page_size: 
     assert max(length for request in engine.requests.values() for length in request.accept_lengths) > 1
     assert async_probe.drain() == []
     reached = set(async_probe.reached())
-    assert {"kv_pool.write.latent", "verify.logits"} <= reached
-    assert "kv_pool.write.k" not in reached
+    assert {"kv_pool.write.k", "verify.logits"} <= reached
+    assert "kv_pool.write.v" not in reached
 
 
 def test_both_models_store_latents_and_flashinfer_has_a_planner_for_them(latent_lab: Lab) -> None:

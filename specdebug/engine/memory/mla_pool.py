@@ -53,7 +53,7 @@ class MLAPool(SlotBuffers):
         return KVDestination(*self.kv_buffer(layer), slots)
 
     def probe_written(self, slots: Tensor) -> None:
-        maybe_detect_nan(self._buffers, "kv_pool.write.latent", slots)
+        maybe_detect_nan(self._buffers, "kv_pool.write.k", slots)  # whose columns are the values, too
 
     def kv_buffer(self, layer: int) -> tuple[Tensor, Tensor]:
         """The rows, and the view of their first columns."""

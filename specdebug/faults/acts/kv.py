@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FAMILY = "kv"
 
-WRITTEN = ("kv_pool.write.k", "kv_pool.write.v", "kv_pool.write.latent")
+WRITTEN = ("kv_pool.write.k", "kv_pool.write.v")
 
 
 @fault_class(FAMILY, "before", "corrupts")
@@ -148,7 +148,7 @@ def _flip(shot: Shot, tensor: Tensor, index: tuple[int, ...], name: str) -> None
 
 def _pool_name(shot: Shot) -> str:
     """The name of the pool, and the side, that the site's tensor is of."""
-    side = shot.site.site.rpartition(".")[2]
+    side = shot.site.site[-1]
     for name, pool in shot.view.pools():
         if pool.kv_buffer(0)[0].untyped_storage().data_ptr() == shot.site.tensor.untyped_storage().data_ptr():
             return f"{name}.{side}"

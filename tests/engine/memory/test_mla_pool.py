@@ -152,7 +152,7 @@ def test_probes_see_bad_slots_and_bad_values_of_either_part() -> None:
         pool.probe_written(torch.tensor([5, 3]))
         assert async_probe.drain() == []
         pool.probe_written(torch.tensor([[5, 4]]))
-        assert [violation.signature for violation in async_probe.drain()] == ["nan@kv_pool.write.latent"]
+        assert [violation.signature for violation in async_probe.drain()] == ["nan@kv_pool.write.k"]
     with pytest.raises((RuntimeError, IndexError)):
         pool.write(0, torch.tensor([16]), rows, rows[..., :LATENT])
     with pytest.raises((RuntimeError, IndexError)):

@@ -60,11 +60,21 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 @pytest.fixture(scope="session")
 def latent_lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """A random target with latent attention and a layer of experts, and its next-n layer as a draft."""
+    return _latent_lab(tmp_path_factory.mktemp("latent"))
+
+
+@pytest.fixture(scope="session")
+def wide_latent_lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """The same with rows of the widths that kernels on a GPU have."""
+    return _latent_lab(tmp_path_factory.mktemp("wide"), qk_rope_head_dim=16)
+
+
+def _latent_lab(folder: Path, **overrides: int) -> Lab:
     from tests.engine.mla_checkpoints import make_nextn, make_target
 
-    folder = tmp_path_factory.mktemp("latent")
     target, draft = folder / "target", folder / "draft"
-    model = make_target(target, vocab_size=VOCAB, eos_token_id=VOCAB - 1, first_k_dense_replace=3, seed=2)
+    shape = {"vocab_size": VOCAB, "eos_token_id": VOCAB - 1, "first_k_dense_replace": 3, **overrides}
+    model = make_target(target, seed=2, **shape)
     make_nextn(draft, target)
     return Lab(target, draft, None, model, GreedyOracle(model, ORACLE_LENGTH))
 

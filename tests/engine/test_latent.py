@@ -108,3 +108,30 @@ def test_stored_rows_are_what_transformers_caches(latent_lab: Lab) -> None:
     assert tuple(drafted.shape) == (1, 59, 1, 40)
     assert torch.equal(latents, drafted[..., :32])
     assert bool(drafted.isfinite().all())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("topk", [1, 4])
+def test_a_gpu_serves_the_same_text_from_its_graphs(wide_latent_lab: Lab, plan: str, topk: int) -> None:
+    """Layers with experts, too; prefills of many tokens, decodes of few."""
+    engine = build(options(wide_latent_lab, topk, attention_backend=plan, page_size=4, device="cuda"))
+    asked = prompts(wide_latent_lab)
+    for prompt, output in zip(asked, serve(engine, asked, NEW), strict=True):
+        wide_latent_lab.oracle.check(prompt, output, NEW)
+    assert async_probe.drain() == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_half_precision_on_a_gpu_is_near(wide_latent_lab: Lab) -> None:
+    """Hidden states and KV of a prompt, through its own kernels."""
+    found = {}
+    for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
+        engine = build(options(wide_latent_lab, device=device, dtype=dtype))
+        request = engine.add_request("r", prompts(wide_latent_lab)[0], greedy(8))
+        while not request.output_ids:
+            engine.step()
+        found[device] = engine.target_kv(request, 0, 36)[0].float().cpu()
+    assert (found["cuda"] - found["cpu"]).norm() / found["cpu"].norm() < 0.05

@@ -52,7 +52,8 @@ class AttentionPlan:
 
     name: str
     planner: str  # ``module:class`` of its ``AttentionPlanner``
-    modules: tuple[str, ...]  # those that hold the planner's own lines: a fix in them exists under this plan only
+    mla_planner: str | None = None  # of models whose KV layout is ``mla``; None: ``planner`` serves them, too
+    modules: tuple[str, ...]  # those that hold the planners' own lines: a fix in them exists under this plan only
     metadata: frozenset[MetadataKind]  # the kinds that the planner builds
     library: KernelLibrary | None = None  # that executes it on a GPU; None for our own kernels
     log_names: tuple[str, ...] = ()  # its other names in SGLang's logs
@@ -103,7 +104,8 @@ FLASH_ATTN_LIBRARY = KernelLibrary(
 FLASHINFER = AttentionPlan(
     name="flashinfer",
     planner=f"{_ATTENTION}.flashinfer:FlashInferPlanner",
-    modules=(f"{_ATTENTION}.flashinfer",),
+    mla_planner=f"{_ATTENTION}.flashinfer_mla:FlashInferMLAPlanner",
+    modules=(f"{_ATTENTION}.flashinfer", f"{_ATTENTION}.flashinfer_mla"),
     metadata=frozenset({"ragged"}),
     library=FLASHINFER_LIBRARY,
 )
@@ -120,7 +122,7 @@ FA3 = AttentionPlan(
 TRITON = AttentionPlan(
     name="triton",
     planner=f"{_ATTENTION}.triton:TritonPlanner",
-    modules=(f"{_ATTENTION}.triton", *FLASHINFER.modules),  # its planner builds on FlashInfer's
+    modules=(f"{_ATTENTION}.triton", f"{_ATTENTION}.flashinfer"),  # its planner builds on FlashInfer's
     metadata=frozenset({"ragged"}),
 )
 

@@ -12,9 +12,11 @@ from specdebug.scenario.library import engine_sites
 
 
 @pytest.mark.parametrize("plan", SHIPPED, ids=lambda plan: plan.name)
-def test_a_plan_names_every_module_that_holds_lines_of_its_planner(plan: AttentionPlan) -> None:
+def test_a_plan_names_every_module_that_holds_lines_of_its_planners(plan: AttentionPlan) -> None:
     """Which fixes exist under a plan follows from these modules."""
-    written_in = {each.__module__ for each in planner_class(plan.name).__mro__ if issubclass(each, AttentionPlanner)}
+    planners = [planner_class(plan.name, layout) for layout in ("mha", "mla")]
+    lines = {each for planner in planners for each in planner.__mro__ if issubclass(each, AttentionPlanner)}
+    written_in = {each.__module__ for each in lines}
     assert set(plan.modules) == written_in - {AttentionPlanner.__module__}
 
 

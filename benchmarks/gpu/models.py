@@ -59,7 +59,7 @@ def make_eagle(target: TargetModel, *, seed: int = 1) -> EagleDraft:
     """An EAGLE head of one layer of the target's shape, under the target's embedding and lm_head."""
     dtype, device = target.embedding.dtype, target.embedding.device
     weights = Weights(RandomTensors(dtype, device, seed), replace(target.config, num_layers=1), dtype, device)
-    return build_eagle(weights, target, target.rotary.table.shape[0])
+    return build_eagle(weights, target, target.rotary.max_positions)
 
 
 class RandomTensors:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.assets import checkpoint_path, tokenizer_path
-from specdebug.engine.attention.backend import Heads
 from specdebug.engine.attention.select import make_backends, make_planner
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.config import EngineConfig, InvalidOption
@@ -32,7 +31,7 @@ from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.memory.reuse import Reuse
-from specdebug.engine.model.interface import DraftSizes
+from specdebug.engine.model.interface import DraftSizes, Heads
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
 from specdebug.engine.model.rope import separate_pairs
@@ -111,10 +110,10 @@ class Engine:
         self._recency = Recency(self._cache.radix)
         self._reuse = Reuse(config, self._cache.radix, lookahead=lookahead, draft_kv=draft_kv is not None)
         self._scheduler = Scheduler(config, self._cache)
-        planner = make_planner(config, self._req_to_token)
+        self._heads: list[Heads] = [target.config] if draft is None else [target.config, draft]
+        planner = make_planner(config, self._req_to_token, self._heads[-1].kv_layout)
         parts = RunnerParts(config, planner, fill, dtype, device, self.observers)
-        geometries: list[Heads] = [target.config] if draft is None else [target.config, draft]
-        backends = make_backends(config, geometries, dtype, device)
+        backends = make_backends(config, self._heads, dtype, device)
         aux_layers = () if draft is None else draft.aux_layers
         self._target_worker = TargetWorker(
             parts, target, self._memory.target, backends[0], self._req_to_token, aux_layers, self.observers
@@ -262,24 +261,25 @@ class Engine:
     def draft_kv(self, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Draft keys and values of positions [start, stop) of a request that holds a row.
 
-        Each [layers, n, num_kv_heads, head_dim], keys rotated, in Hugging Face's order of dimensions.
+        Keys [layers, n, num_kv_heads, head_dim], rotated, in Hugging Face's order of dimensions, values [layers, n,
+        num_kv_heads, value_dim]. Of latent attention, a key is a position's normed latent and its rotated key part.
         """
         if self._memory.draft is None:
             raise ValueError("this engine has no draft KV")
-        return self._read_kv(self._memory.draft, request, start, stop)
+        return self._read_kv(self._memory.draft, self._heads[-1], request, start, stop)
 
     def target_kv(self, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """As :meth:`draft_kv`, of the target."""
-        return self._read_kv(self._memory.target, request, start, stop)
+        return self._read_kv(self._memory.target, self._heads[0], request, start, stop)
 
     def draft_state(self, requests: Sequence[Request]) -> Any:
         """Copies of what requests that hold rows store for their next draft: a ``DraftState`` of an EAGLE head, or the
         like of what else drafts. Raises EngineError without our worker."""
         return self.view.state.read(upload([request.row for request in requests], self._target_worker.device))
 
-    def _read_kv(self, pool: KVPool, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def _read_kv(self, pool: KVPool, heads: Heads, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
         k, v = pool.read(self._req_to_token.slots(request.row, start, stop))
-        return separate_pairs(k), v
+        return separate_pairs(k, heads.rotary_dim), v
 
     def _prefill(self, chunks: list[tuple[Request, int]]) -> StepReport:
         batch = PrefillBatch.build(chunks, self._req_to_token, self._target_worker.device)
@@ -378,8 +378,8 @@ def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftSizes | No
             f"{target.config.max_position_embeddings} positions",
             ("context_length",),
         )
-    if config.reach > target.rotary.table.shape[0]:  # a GPU would read on behind a table that is too short
-        raise InvalidOption(f"the model's RoPE table ends at {target.rotary.table.shape[0]}", ("context_length",))
+    if config.reach > target.rotary.max_positions:  # a GPU would read on behind a table that is too short
+        raise InvalidOption(f"the model's RoPE table ends at {target.rotary.max_positions}", ("context_length",))
     if config.speculative is not None and draft is not None and config.speculative.eagle_topk > draft.vocab_size:
         raise InvalidOption(
             f"{config.speculative.eagle_topk} exceeds the draft vocabulary of {draft.vocab_size}",

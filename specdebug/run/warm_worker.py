@@ -56,7 +56,8 @@ def prepare(commons: Sequence[Common]) -> None:
     from specdebug.workers.stack import versions
 
     for plan in SHIPPED:
-        planner_class(plan.name)  # imports it: a worker can patch in process only what it finds imported
+        for layout in ("mha", "mla"):  # imports it: a worker can patch in process only what it finds imported
+            planner_class(plan.name, layout)
     versions()  # reads packages' metadata, which is then known
     for common in commons:
         for arm in common.arms:

@@ -19,7 +19,7 @@ from specdebug.assets import CHECKPOINTS, checkpoint_path
 from tests.engine.oracle import GreedyOracle
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import DeepseekV3ForCausalLM, LlamaForCausalLM
 
 VOCAB = 24
 ORACLE_LENGTH = 24
@@ -31,15 +31,17 @@ class Lab:
 
     target: Path
     eagle: Path
-    eagle3: Path
-    assistant: Path
-    model: LlamaForCausalLM
+    eagle3: Path | None
+    assistant: Path | None
+    model: LlamaForCausalLM | DeepseekV3ForCausalLM
     oracle: GreedyOracle
     mtp: Path | None = None
     """A folder of next-n layers, a checkpoint for each number of them, chained or not."""
 
     def draft(self, algorithm: str) -> Path:
-        return {"EAGLE": self.eagle, "EAGLE3": self.eagle3, "FROZEN_KV_MTP": self.assistant}[algorithm]
+        found = {"EAGLE": self.eagle, "EAGLE3": self.eagle3, "FROZEN_KV_MTP": self.assistant}[algorithm]
+        assert found is not None, f"this target has no draft for {algorithm}"
+        return found
 
     def next_n(self, layers: int, *, chained: bool = False) -> Path:
         assert self.mtp is not None
@@ -65,6 +67,28 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     for layers, chained in product((2, 3, 4), (False, True)):
         make_mtp(found.next_n(layers, chained=chained), target, layers=layers, chained=chained)
     return found
+
+
+@pytest.fixture(scope="session")
+def latent_lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A random target with latent attention and a layer of experts, and its next-n layer as a draft."""
+    return _latent_lab(tmp_path_factory.mktemp("latent"))
+
+
+@pytest.fixture(scope="session")
+def wide_latent_lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """The same with rows of the widths that kernels on a GPU have."""
+    return _latent_lab(tmp_path_factory.mktemp("wide"), qk_rope_head_dim=16)
+
+
+def _latent_lab(folder: Path, **overrides: int) -> Lab:
+    from tests.engine.mla_checkpoints import make_nextn, make_target
+
+    target, draft = folder / "target", folder / "draft"
+    shape = {"vocab_size": VOCAB, "eos_token_id": VOCAB - 1, "first_k_dense_replace": 3, **overrides}
+    model = make_target(target, seed=2, **shape)
+    make_nextn(draft, target)
+    return Lab(target, draft, None, None, model, GreedyOracle(model, ORACLE_LENGTH))
 
 
 @pytest.fixture(scope="session")

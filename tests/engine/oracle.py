@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import DeepseekV3ForCausalLM, LlamaForCausalLM
 
 NEAR_TIE = 1e-4
 """Two sums in another order differ by less; a smaller margin between two logits decides nothing."""
@@ -31,7 +31,7 @@ class Greedy:
 class GreedyOracle:
     """Continuations of up to ``length`` tokens, each generated once."""
 
-    def __init__(self, model: LlamaForCausalLM, length: int) -> None:
+    def __init__(self, model: LlamaForCausalLM | DeepseekV3ForCausalLM, length: int) -> None:
         self.length = length
         model.generation_config.eos_token_id = None  # the checkpoint's own end of text must not end it
         self._model = model

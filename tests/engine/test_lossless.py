@@ -189,6 +189,29 @@ def test_output_of_the_first_worker_is_plain_greedy_decoding(lab: Lab, pool, bac
 
 
 @pytest.fixture(scope="session")
+def latent_pool(latent_lab: Lab) -> list[list[tuple[int, ...]]]:
+    text = [(17 * n * n + 5 * n + n // 7) % latent_lab.vocab for n in range(1500)]
+    return families(latent_lab.oracle, text, trunks=(1, 3, 18, 70, 290))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_output_is_plain_greedy_decoding_with_latent_attention(latent_lab: Lab, latent_pool, backend: str) -> None:
+    """A DeepSeek target, and its next-n layer as the draft."""
+    generated = combos(
+        latent_pool,
+        target=str(latent_lab.target),
+        draft=str(latent_lab.eagle),
+        algorithm="EAGLE",
+        backend=backend,
+        vocab=latent_lab.vocab,
+    )
+    tally = explore(generated, 20 + BACKENDS.index(backend), 25, latent_lab.oracle)
+    assert tally.longest_accept >= 3
+    assert min(tally.hits, tally.aborts, tally.padded) > 0, tally
+
+
+@pytest.fixture(scope="session")
 def code_pool(shipped: Lab) -> list[list[tuple[int, ...]]]:
     text = TargetTokenizer(tokenizer_path("tiny")).encode(heldout_text()[:12_000])
     return families(shipped.oracle, text, trunks=(30, 280))

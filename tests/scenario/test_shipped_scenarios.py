@@ -95,9 +95,10 @@ def is_not_on(name, engine):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_an_engine_cannot_run_says_so_in_its_own_file(name):
     config = base_config(name)
-    on_vllm = config.speculative.eagle_topk == 1 and config.speculative.algorithm in METHODS
+    latent = config.model == "tiny-mla"  # whose attention has no stand-in there
+    on_vllm = not latent and config.speculative.eagle_topk == 1 and config.speculative.algorithm in METHODS
     assert is_not_on(name, "vllm") != on_vllm, "vLLM drafts chains, by some algorithms"
-    on_sglang = config.page_size.bit_count() == 1 and config.speculative.algorithm in KNOWN
+    on_sglang = not latent and config.page_size.bit_count() == 1 and config.speculative.algorithm in KNOWN
     assert is_not_on(name, "sglang") != on_sglang, "SGLang's pages are powers of two, its assistants others"
 
 
@@ -124,6 +125,19 @@ def test_cache_hit_has_661_cached_and_9_new_tokens(prompts):
         assert common(sent["warm.0"], sent[rid]) == 662
     assert common(sent["hit.0"], sent["hit-again.0"]) == 662
     assert common(sent["cold.0"], sent["warm.0"]) < 10
+
+
+def test_the_hits_of_the_latent_model_are_those_of_the_other(prompts):
+    assert prompts("mla_cache_hit") == prompts("cache_hit")
+
+
+def test_mla_topk_kv_indices_overruns_the_whole_buffer(prompts):
+    """Rows 0 .. S-2 are all there are; without topk the last of them must run out of it."""
+    config = base_config("mla_topk_kv_indices")
+    spec = config.speculative
+    lengths = sorted(len(ids) for ids in prompts("mla_topk_kv_indices").values())[: config.max_running_requests]
+    needed = spec.eagle_topk * (sum(lengths) + len(lengths) * spec.num_steps)
+    assert needed > config.cuda_graph.max_bs * (config.context_length + spec.tree_size)
 
 
 def test_bigram_key_shares_whole_pages_and_no_token_more(prompts):

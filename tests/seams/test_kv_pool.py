@@ -150,7 +150,7 @@ class Asked:
     """A model, as a pool sees it."""
 
     kv_layout = "mha"
-    num_layers, num_kv_heads, head_dim = 2, 2, 8
+    num_layers, num_kv_heads, head_dim, value_dim = 2, 2, 8, 8
 
 
 def make(model: CachedModel) -> KVPool:
@@ -170,5 +170,5 @@ def test_the_plain_layout_is_built_in() -> None:
 
 @pytest.mark.usefixtures("registered")
 def test_a_layout_that_nobody_has_is_answered_with_those_there_are() -> None:
-    with pytest.raises(LookupError, match="no KV pool for layout 'mla'; there are mha, packed"):
-        kv_pool_of("mla")
+    with pytest.raises(LookupError, match="no KV pool for layout 'tree'; there are mha, mla, packed"):
+        kv_pool_of("tree")

@@ -19,7 +19,8 @@ from specdebug.attention_plans import SHIPPED
 from specdebug.engine.attention.select import planner_class
 from specdebug.targets.embedded import TARGET, build_engine
 for plan in SHIPPED:  # as a fork server does
-    planner_class(plan.name)
+    for layout in ("mha", "mla"):
+        planner_class(plan.name, layout)
 speculative = {"algorithm": sys.argv[1], "num_steps": 2}
 options = {"context_length": 64, "speculative": speculative, "memory": {"num_slots": 256}}
 TARGET.warm(options)

@@ -17,7 +17,7 @@ from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.kv_pool import KVPool
-from specdebug.engine.model.interface import LayerAttention
+from specdebug.engine.model.interface import Heads, LayerAttention
 
 
 class BoundAttention(LayerAttention, Protocol):
@@ -37,17 +37,6 @@ class AttentionBackend(Protocol):
         called. ``graph``: it is about to be captured, so metadata and locations are static buffers."""
 
 
-class Heads(Protocol):
-    """The attention geometry of a model."""
-
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-
-
 class MakeExecutor(Protocol):
     """The function of a plan's library that makes a backend of its kernels for one model."""
 
@@ -60,7 +49,8 @@ class MakeExecutor(Protocol):
 class DeviceAttention(ABC):
     """Attention by device kernels over one prepared batch of one pool, as ``StoredAttention`` and ``BoundAttention``.
 
-    out_cache_loc: int64 [n], where the batch's own keys and values go; None: it has none.
+    out_cache_loc: int64 [n], where the batch's own keys and values go; None: it has none. Shapes as
+    ``interface.LayerAttention`` has them.
     """
 
     def __init__(self, pool: KVPool, out_cache_loc: Tensor | None) -> None:
@@ -68,7 +58,7 @@ class DeviceAttention(ABC):
         self._loc = out_cache_loc
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [n, Hq, D], k and v [n, Hkv, D] -> [n, Hq * D]."""
+        """q [n, Hq, D], k [n, Hkv, D], v [n, Hkv, Dv] -> [n, Hq * Dv]."""
         assert self._loc is not None
         self._pool.write(layer_id, self._loc, k, v)
         return self.attend(layer_id, q)
@@ -79,27 +69,33 @@ class DeviceAttention(ABC):
 
     @abstractmethod
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
-        """q [n, Hq, D] -> [n, Hq * D], over keys and values that are written."""
+        """q [n, Hq, D] -> [n, Hq * Dv], over keys and values that are written."""
 
     @abstractmethod
     def replan(self, metadata: Metadata) -> None: ...
 
 
 class TorchBackend:
-    """The reference: any plan, CPU tensors."""
+    """The reference: any plan, CPU tensors. ``scale``: of attention's scores, by default D ** -0.5."""
+
+    def __init__(self, scale: float | None = None) -> None:
+        self._scale = scale
 
     def bind(
         self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, *, graph: bool = False
     ) -> BoundAttention:
-        return TorchAttention(metadata, pool, out_cache_loc)
+        return TorchAttention(metadata, pool, out_cache_loc, self._scale)
 
 
 class TritonBackend:
-    """Our own kernels: any plan, CUDA tensors."""
+    """Our own kernels: any plan, CUDA tensors. ``scale``: of attention's scores, by default D ** -0.5."""
+
+    def __init__(self, scale: float | None = None) -> None:
+        self._scale = scale
 
     def bind(
         self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, *, graph: bool = False
     ) -> BoundAttention:
         from specdebug.engine.attention.triton_executor import TritonAttention  # triton comes with CUDA builds only
 
-        return TritonAttention(metadata, pool, out_cache_loc)
+        return TritonAttention(metadata, pool, out_cache_loc, self._scale)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.backend import DeviceAttention, Heads
+from specdebug.engine.attention.backend import DeviceAttention
 from specdebug.engine.attention.flash_attn_library import FlashAttnKernels, find
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.merge_pair import PartialAttention, merge_pair
 from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import Heads
 
 
 class FlashAttnExecutor:
@@ -41,6 +42,8 @@ def make_flash_attn(
     """
     topk = 1 if config.speculative is None else config.speculative.eagle_topk
     kernels, reason = find(dtype, model.head_dim, page_size=config.page_size, topk=topk, device=device)
+    if kernels is not None and model.kv_layout == "mla":
+        return None, f"{kernels.name} is called for keys and values by head, and this model stores latents"
     return (None, reason) if kernels is None else (FlashAttnExecutor(kernels), None)
 
 

@@ -69,9 +69,7 @@ class FlashInferPlanner(AttentionPlanner):
         forwards = self.num_steps - 1
         prefixes = sum(batch.seq_lens_cpu) * self.topk
         needed = prefixes + rows * self.num_steps
-        kv_indices = workspace.take("draft.kv_indices", (self.num_steps, needed), self.index_dtype)
-        kv_indptr = workspace.take("draft.kv_indptr", (self.num_steps, rows + 1), torch.int32)
-        assert_fits(needed, kv_indices.shape[1], "attention.draft.plan", "a kv_indices row")
+        kv_indices, kv_indptr = self._draft_buffers(needed, rows, workspace)
         generate_draft_decode_kv_indices(
             self.req_to_token.table,
             batch.req_pool_indices,
@@ -119,6 +117,13 @@ class FlashInferPlanner(AttentionPlanner):
         width = max_bs * self.topk * self.max_kv_len
         layout.add("draft.kv_indices", (self.num_steps, width), self.index_dtype)
         layout.add("draft.kv_indptr", (self.num_steps, max_bs * self.topk + 1), torch.int32)
+
+    def _draft_buffers(self, needed: int, rows: int, workspace: Workspace) -> tuple[Tensor, Tensor]:
+        """Rows of kv_indices for ``needed`` slots and of kv_indptr for ``rows`` branches, one for each forward."""
+        kv_indices = workspace.take("draft.kv_indices", (self.num_steps, needed), self.index_dtype)
+        kv_indptr = workspace.take("draft.kv_indptr", (self.num_steps, rows + 1), torch.int32)
+        assert_fits(needed, kv_indices.shape[1], "attention.draft.plan", "a kv_indices row")
+        return kv_indices, kv_indptr
 
     def _lists(self, batch: SequenceLayout, scope: str, workspace: Workspace) -> tuple[Tensor, Tensor]:
         """kv_indptr and kv_indices of the first ``seq_lens`` positions of each row."""

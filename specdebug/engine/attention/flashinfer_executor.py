@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.backend import DeviceAttention, Heads
+from specdebug.engine.attention.backend import DeviceAttention
 from specdebug.engine.attention.flashinfer_library import load, paged_kernels, supports
 from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.pack_mask import pack_mask, packed_size
 from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import Heads
 
 _SCRATCH_BYTES = 128 << 20  # what FlashInfer recommends for partial results
 _BLOCKS_PER_SM = 2  # that its scheduler counts on
@@ -156,6 +157,9 @@ def make_flashinfer(
     """Make the executor for a model, or say why FlashInfer cannot execute its plan here.
     Raises FlashInferError if FlashInfer is installed, and cannot be used."""
     reason = supports(dtype, model.head_dim)
+    if model.kv_layout == "mla":
+        # plans of drafts that are begun ahead hold bounds on the lengths: keys beyond them would be attended
+        reason = "FlashInfer's kernels for latent attention take lengths from the host's schedule alone"
     if reason is None and importlib.util.find_spec("flashinfer") is None:
         reason = "FlashInfer is not installed"
     if reason is not None:

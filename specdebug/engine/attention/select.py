@@ -6,26 +6,33 @@ import torch
 
 from specdebug.attention_plans import PLANS
 from specdebug.engine import progress
-from specdebug.engine.attention.backend import AttentionBackend, Heads, MakeExecutor, TorchBackend, TritonBackend
+from specdebug.engine.attention.backend import AttentionBackend, MakeExecutor, TorchBackend, TritonBackend
 from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.engine.memory.req_to_token import ReqToToken
+from specdebug.engine.model.interface import Heads
 from specdebug.plugins import import_named
 
 _CUDA_HEAD_DIMS = (32, 64, 128, 256)
+_CUDA_LATENT_DIMS = (32, 64, 128, 256, 512)
+_CUDA_KEY_PARTS = (16, 32, 64, 128)
+"""What our kernels hold as tiles: heads, and of latent attention the latent and the rotated part of a row."""
 _CUDA_TREE_SIZE = 1024
 """The most nodes of a tree; they and their ancestors are tiles of the kernels that build it."""
 
 
-def planner_class(plan: str) -> type[AttentionPlanner]:
-    """The planner of a plan. Raises PluginError when its package does not have it."""
-    planner: type[AttentionPlanner] = import_named(PLANS[plan].planner, f"the planner of attention plan '{plan}'")
+def planner_class(plan: str, kv_layout: str = "mha") -> type[AttentionPlanner]:
+    """The planner of a plan for models of that layout. Raises PluginError when its package does not have it."""
+    record = PLANS[plan]
+    named = record.mla_planner if kv_layout == "mla" and record.mla_planner is not None else record.planner
+    planner: type[AttentionPlanner] = import_named(named, f"the planner of attention plan '{plan}'")
     return planner
 
 
-def make_planner(config: EngineConfig, req_to_token: ReqToToken) -> AttentionPlanner:
-    """The planner that an engine of this configuration uses. Raises as :func:`planner_class` does."""
-    return planner_class(config.attention_backend)(config, req_to_token)
+def make_planner(config: EngineConfig, req_to_token: ReqToToken, kv_layout: str = "mha") -> AttentionPlanner:
+    """The planner that an engine of this configuration uses; ``kv_layout``: of the model that drafts, or, without one,
+    of the target. Raises as :func:`planner_class` does."""
+    return planner_class(config.attention_backend, kv_layout)(config, req_to_token)
 
 
 def make_backends(
@@ -40,16 +47,17 @@ def make_backends(
         FlashInferError: the library is installed, and cannot be used.
     """
     if device.type == "cpu":
-        return [TorchBackend()] * len(models)
+        return [TorchBackend(model.softmax_scale) for model in models]
     spec = config.speculative
     if spec is not None and spec.tree_size > _CUDA_TREE_SIZE:
         problem = f"kernels on a GPU have trees of up to {_CUDA_TREE_SIZE} nodes, not {spec.tree_size}"
         raise InvalidOption(problem, ("speculative", "num_draft_tokens"))
-    made: dict[tuple[int, int, int], AttentionBackend] = {}
+    made: dict[tuple[object, ...], AttentionBackend] = {}
     reasons: list[str] = []
     backends = []
     for model in models:
-        geometry = (model.num_heads, model.num_kv_heads, model.head_dim)
+        heads = (model.num_heads, model.num_kv_heads, model.head_dim, model.value_dim)
+        geometry = (model.kv_layout, *heads, model.softmax_scale)
         if geometry not in made:
             made[geometry], reason = _make(config, model, dtype, device)
             if reason is not None and reason not in reasons:
@@ -63,12 +71,25 @@ def _make(
     config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
 ) -> tuple[AttentionBackend, str | None]:
     """The backend for a model, and the reason why it is not the plan's library; None where there is nothing to say."""
-    if model.head_dim not in _CUDA_HEAD_DIMS:
-        sizes = ", ".join(map(str, _CUDA_HEAD_DIMS))
-        raise InvalidOption(f"no kernels for this model's head_dim {model.head_dim} ({sizes}); use cpu", ("device",))
+    if problem := _no_kernels_for(model):
+        raise InvalidOption(f"no kernels for this model's {problem}; use cpu", ("device",))
     library = PLANS[config.attention_backend].library
     if library is None:
-        return TritonBackend(), None
+        return TritonBackend(model.softmax_scale), None
     make: MakeExecutor = import_named(library.executor, f"the executor of attention plan '{config.attention_backend}'")
     executor, reason = make(config, model, dtype, device)
-    return (TritonBackend(), reason) if executor is None else (executor, None)
+    return (TritonBackend(model.softmax_scale), reason) if executor is None else (executor, None)
+
+
+def _no_kernels_for(model: Heads) -> str | None:
+    """The size that none of our kernels has, and those that there are; None when there is one for this model."""
+    sizes: list[tuple[str, int, tuple[int, ...]]] = [("head_dim", model.head_dim, _CUDA_HEAD_DIMS)]
+    if model.kv_layout == "mla":
+        sizes = [
+            ("kv_lora_rank", model.value_dim, _CUDA_LATENT_DIMS),
+            ("qk_rope_head_dim", model.rotary_dim, _CUDA_KEY_PARTS),
+        ]
+    for name, size, there in sizes:
+        if size not in there:
+            return f"{name} {size} ({', '.join(map(str, there))})"
+    return None

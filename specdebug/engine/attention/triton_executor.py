@@ -23,10 +23,14 @@ from specdebug.engine.memory.kv_pool import KVPool
 
 
 class TritonAttention(DeviceAttention):
-    """Attention by metadata of any plan, whose tensors the kernels read at every call."""
+    """Attention by metadata of any plan, whose tensors the kernels read at every call. ``scale``: of the scores, by
+    default D ** -0.5."""
 
-    def __init__(self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None) -> None:
+    def __init__(
+        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, scale: float | None = None
+    ) -> None:
         super().__init__(pool, out_cache_loc)
+        self._scale = scale
         self._splits: list[int] = []
         self._partial: tuple[Tensor, Tensor] | None = None
         self._tickets: Tensor | None = None
@@ -39,11 +43,11 @@ class TritonAttention(DeviceAttention):
 
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
         keys, values = self._pool.kv_buffer(layer_id)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty((*q.shape[:2], values.shape[2]), dtype=q.dtype, device=q.device)
         if not self._splits:
-            self._size(q, keys)
+            self._size(q, keys, values.shape[2])
         if self._partial is None:
-            attend(q, keys, values, self._passes[0], out)
+            attend(q, keys, values, self._passes[0], out, scale=self._scale)
         else:
             partial, lse = self._partial
             assert partial.shape[0] == q.shape[0]
@@ -51,19 +55,20 @@ class TritonAttention(DeviceAttention):
             in_place = None if self._tickets is None else Merge(out, self._tickets)
             for batch, splits in zip(self._passes, self._splits, strict=True):
                 merge = in_place if batch is self._passes[-1] else None
-                attend(q, keys, values, batch, partial, lse, splits=splits, first_split=first, merge=merge)
+                place = {"first_split": first, "splits": splits}
+                attend(q, keys, values, batch, partial, lse, **place, merge=merge, scale=self._scale)
                 first += splits
             if in_place is None:
                 merge_splits(partial, lse, out)
         return out.flatten(1)
 
-    def _size(self, q: Tensor, keys: Tensor) -> None:
+    def _size(self, q: Tensor, keys: Tensor, value_dim: int) -> None:
         """Choose parts per pass, and make room for them that all layers share; the last pass merges them in place where
         one program can."""
         self._splits = [choose_splits(batch, q, keys) for batch in self._passes]
         parts = sum(self._splits)
         if parts > 1:
-            partial = torch.empty((*q.shape[:2], parts, q.shape[2]), dtype=torch.float32, device=q.device)
+            partial = torch.empty((*q.shape[:2], parts, value_dim), dtype=torch.float32, device=q.device)
             lse = torch.empty((*q.shape[:2], parts), dtype=torch.float32, device=q.device)
             self._partial = partial, lse
             last = self._passes[-1]

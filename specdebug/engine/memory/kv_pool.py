@@ -4,9 +4,9 @@ Target and draft pools are separate and share slot ids: a slot always names both
 only one of the two was ever written. The engine handles slots through the protocol below and never looks inside them.
 Only executors and kernels of a layout know what a slot's elements are.
 
-A model names its layout. ``mha`` is built in. A package of its own brings another one, such as MLA's, where all heads
-share one packed latent, through an entry point of the group ``specdebug.kv_pools``. The entry point has the layout's
-name and leads to a :class:`MakeKVPool`.
+A model names its layout. ``mha`` (keys and values by head) and ``mla`` (one packed latent for all heads) are built in.
+A package of its own brings another one through an entry point of the group ``specdebug.kv_pools``, which has the
+layout's name and leads to a :class:`MakeKVPool`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.mha_pool import MHAPool
+from specdebug.engine.memory.mla_pool import MLAPool
 from specdebug.plugins import PluginRegistry
 
 
@@ -41,7 +42,7 @@ class KVPool(Protocol):
         """The device whose memory holds the slots."""
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store a batch's k, v [n, heads, width] at int64 ``slots`` [n]."""
+        """Store a batch's k, v [n, heads, width] at int64 ``slots`` [n]; their widths may differ."""
 
     def probe_written(self, slots: Tensor) -> None:
         """Probe what a forward has written to ``slots`` (int64, any shape), all layers at once."""
@@ -56,10 +57,12 @@ class KVPool(Protocol):
         """Make released slots hold what unwritten memory holds under the fill policy."""
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of k and v at ``slots`` [n] for an oracle: each [num_layers, n, heads, width]."""
+        """Copies of k and v at ``slots`` [n] for an oracle: each [num_layers, n, heads, width]; widths as of
+        :meth:`kv_buffer`."""
 
     def kv_buffer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Views of one layer's k and v for an executor of this layout: each [size, heads, width]."""
+        """Views of one layer's k and v for an executor of this layout: each [size, heads, width]. Where a layout's
+        values are the first columns of its keys, v is that view of k."""
 
     def destination(self, layer: int, slots: Tensor) -> KVDestination:
         """Where :meth:`write` would write, for a kernel that makes k and v and writes them itself."""
@@ -75,7 +78,12 @@ class CachedModel(Protocol):
     @property
     def num_kv_heads(self) -> int: ...
     @property
-    def head_dim(self) -> int: ...
+    def head_dim(self) -> int:
+        """The width of a key."""
+
+    @property
+    def value_dim(self) -> int:
+        """The width of a value, which ``mha`` does not ask for: there it is that of a key."""
 
 
 class MakeKVPool(Protocol):
@@ -97,8 +105,12 @@ def _make_mha_pool(model: CachedModel, **sizes: Any) -> MHAPool:
     return MHAPool(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, **sizes)
 
 
+def _make_mla_pool(model: CachedModel, **sizes: Any) -> MLAPool:
+    return MLAPool(num_layers=model.num_layers, row_dim=model.head_dim, value_dim=model.value_dim, **sizes)
+
+
 KV_POOLS: PluginRegistry[MakeKVPool] = PluginRegistry(
-    "kv_pools", "a function that makes a pool", callable, {"mha": _make_mha_pool}
+    "kv_pools", "a function that makes a pool", callable, {"mha": _make_mha_pool, "mla": _make_mla_pool}
 )
 
 

@@ -1,4 +1,4 @@
-"""The models the engine runs: a Llama-family target, its EAGLE and EAGLE-3 heads and assistants, inference only.
+"""The models the engine runs, inference only: targets of Llama's family and DeepSeek's, and drafts for them.
 
 The engine owns attention and the KV cache; a model calls back into it once per layer (``LayerAttention``).
 """
@@ -10,6 +10,7 @@ from specdebug.engine.model.eagle3 import Eagle3Draft
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_draft, load_target
+from specdebug.engine.model.nextn import NextnDraft
 from specdebug.engine.model.tokenizer import TargetTokenizer
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "DraftModel",
     "Eagle3Draft",
     "EagleDraft",
+    "NextnDraft",
     "TargetModel",
     "TargetTokenizer",
     "load_assistant",

@@ -32,6 +32,8 @@ def load_assistant(
     checkpoint = Checkpoint(Path(path))
     where = str(checkpoint.config_file)
     config = LlamaConfig.from_dict(checkpoint.config, where)
+    if not isinstance(target.config, LlamaConfig):
+        raise CheckpointError(f"{where}: an assistant reads keys and values by head, and this target stores latents")
     _require_fit(config, target.config, where)
     weights = Weights(checkpoint, config, target.embedding.dtype, target.embedding.device)
     if weights.has("layers.0.self_attn.k_proj.weight") or weights.has("midlayer.self_attn.k_proj.weight"):

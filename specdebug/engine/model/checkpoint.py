@@ -90,6 +90,10 @@ class Checkpoint:
             raise self.error(name, f"has shape {list(found)}, but {self.config_file.name} calls for {list(shape)}")
         return source.tensor(name)
 
+    def names_under(self, *prefixes: str) -> list[str]:
+        """The names of tensors that begin with one of ``prefixes``."""
+        return [name for name in self._sources if name.startswith(prefixes)]
+
     def refuse_leftovers(self, ignored: Iterable[str] = ()) -> None:
         """Raise CheckpointError for a tensor that no layer asked for, since the model would compute something else."""
         skip = self._asked.union(ignored)

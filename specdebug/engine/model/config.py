@@ -6,27 +6,25 @@ Both spellings of RoPE are read: ``rope_theta`` beside ``rope_scaling`` (transfo
 
 from __future__ import annotations
 
-import reprlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specdebug.engine.model.keys import (
+    MAX_SIZE,
+    Keys,
+    architecture_of,
+    eos_token_ids_of,
+    refuse_the_unsupported,
+    shown,
+)
 from specdebug.errors import CheckpointError
-
-MAX_SIZE = 2**31 - 1
-"""The largest whole number in a config: no model is near it, and products of three fit the integers torch counts in."""
 
 MAX_HEAD_DIM = 4096
 """The largest head, as RoPE's table is made before any tensor is looked at; published ones have up to 512."""
 
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 80
-_shown = _REPR.repr
-"""A value of a config in a message, cut short: a file may hold one of any length and depth."""
-
-# architecture -> do q, k and v carry a bias when config.json does not say
-TARGET_ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen2ForCausalLM": True}
+# Llama's family: architecture -> do q, k and v carry a bias when config.json does not say
+LLAMA_ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen2ForCausalLM": True}
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,21 @@ class LlamaConfig:
     kv_layout: str = "mha"
 
     @property
+    def value_dim(self) -> int:
+        """The width of a value head."""
+        return self.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """The last columns of a key that RoPE turns: all."""
+        return self.head_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        """The factor of attention's scores."""
+        return float(self.head_dim**-0.5)
+
+    @property
     def q_size(self) -> int:
         """The width of all query heads, Hq*D."""
         return self.num_heads * self.head_dim
@@ -74,8 +87,8 @@ class LlamaConfig:
     def from_dict(cls, data: Mapping[str, Any], where: str) -> LlamaConfig:
         """Read the parsed ``config.json``; ``where`` (its path) opens every message.
         Raises CheckpointError if a key is missing or of the wrong kind, or asks for what the engine does not do."""
-        keys = _Keys(data, where)
-        _refuse_the_unsupported(keys)
+        keys = Keys(data, where)
+        refuse_the_unsupported(keys)
         hidden_size = keys.positive_int("hidden_size")
         num_heads = keys.positive_int("num_attention_heads")
         num_kv_heads = keys.positive_int("num_key_value_heads", num_heads)
@@ -90,7 +103,7 @@ class LlamaConfig:
             raise keys.error(f"{problem}; is hidden_size or num_attention_heads wrong?")
         if head_dim % 2:
             raise keys.error(f"head_dim {head_dim} is odd; RoPE turns pairs")
-        theta, scaling = _rope(keys)
+        theta, scaling = rope_of(keys)
         bias = keys.flag("attention_bias")
         return cls(
             hidden_size=hidden_size,
@@ -105,8 +118,8 @@ class LlamaConfig:
             rope_scaling=scaling,
             tie_word_embeddings=keys.flag("tie_word_embeddings"),
             max_position_embeddings=keys.positive_int("max_position_embeddings", 2048),
-            eos_token_ids=_eos(keys),
-            qkv_bias=bias or TARGET_ARCHITECTURES.get(_architecture(data), False),
+            eos_token_ids=eos_token_ids_of(keys),
+            qkv_bias=bias or LLAMA_ARCHITECTURES.get(architecture_of(data), False),
             output_bias=bias,
         )
 
@@ -124,18 +137,18 @@ class Eagle3Options:
     def from_dict(cls, data: Mapping[str, Any], where: str) -> Eagle3Options:
         """Read either layout: flat, as EAGLE and SpecForge write it, or nested (``transformer_layer_config``).
         Raises CheckpointError if an option is of the wrong kind or not supported."""
-        keys = _Keys(data, where)
+        keys = Keys(data, where)
         nested = keys.section("transformer_layer_config")
         for option in ("norm_before_fc", "fc_norm", "norm_output"):
             if keys.flag(option):
                 raise keys.error(f"{option} true is not supported")
-        eagle = _Keys(keys.section("eagle_config"), where)
+        eagle = Keys(keys.section("eagle_config"), where)
         if eagle.data.get("use_aux_hidden_state") is False:
             raise keys.error("eagle_config.use_aux_hidden_state false is not supported")
         ids = eagle.data.get("eagle_aux_hidden_state_layer_ids", data.get("eagle_aux_hidden_state_layer_ids"))
         sound = isinstance(ids, list) and ids and all(type(i) is int and abs(i) <= MAX_SIZE for i in ids)
         if ids is not None and not sound:
-            raise keys.error(f"eagle_aux_hidden_state_layer_ids must be a list of layer numbers, not {_shown(ids)}")
+            raise keys.error(f"eagle_aux_hidden_state_layer_ids must be a list of layer numbers, not {shown(ids)}")
         return cls(
             decoder=nested or data,
             draft_vocab_size=keys.positive_int("draft_vocab_size") if data.get("draft_vocab_size") else None,
@@ -170,17 +183,17 @@ class MTPOptions:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> MTPOptions:
         """Read them. Raises CheckpointError if one is of the wrong kind, or the number of layers is missing."""
-        keys = _Keys(data, where)
+        keys = Keys(data, where)
         return cls(keys.positive_int("num_nextn_predict_layers"), keys.flag("mtp_chain_hidden_states"))
 
 
 def target_kv_layers(data: Mapping[str, Any], where: str, num_layers: int, target_layers: int) -> tuple[int, ...]:
     """The target layer, below ``target_layers``, whose KV each of an assistant's ``num_layers`` layers reads.
     Raises CheckpointError if ``config.json`` does not name one for each."""
-    keys = _Keys(data, where)
+    keys = Keys(data, where)
     layers = data.get("target_kv_layers")
     if not isinstance(layers, list) or not all(type(each) is int for each in layers):
-        raise keys.error(f"target_kv_layers must be a list of layer numbers, not {_shown(layers)}")
+        raise keys.error(f"target_kv_layers must be a list of layer numbers, not {shown(layers)}")
     if len(layers) != num_layers:
         raise keys.error(f"target_kv_layers names {len(layers)} layers for num_hidden_layers {num_layers}; one each")
     outside = [each for each in layers if not 0 <= each < target_layers]
@@ -189,102 +202,20 @@ def target_kv_layers(data: Mapping[str, Any], where: str, num_layers: int, targe
     return tuple(layers)
 
 
-def require_target_architecture(data: Mapping[str, Any], where: str) -> None:
-    """Refuse a ``config.json`` whose model is not one the target loader reads.
-    Raises CheckpointError if the architecture is absent or another one."""
-    if _architecture(data) not in TARGET_ARCHITECTURES:
-        known = ", ".join(TARGET_ARCHITECTURES)
-        found = _shown(data.get("architectures"))
-        raise CheckpointError(f"{where}: architecture {found} is none of {known}; give one of those")
-
-
-def _architecture(data: Mapping[str, Any]) -> str:
-    """The one name in ``architectures``, or nothing when that key holds anything else."""
-    names = data.get("architectures")
-    return names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else ""
-
-
-def _refuse_the_unsupported(keys: _Keys) -> None:
-    """Raise for a config that would load without complaint and then compute something else."""
-    data = keys.data
-    if data.get("hidden_act", "silu") != "silu":
-        raise keys.error(f"hidden_act {_shown(data['hidden_act'])} is not supported, only 'silu'")
-    if data.get("mlp_bias"):
-        raise keys.error("mlp_bias true is not supported; no published Llama uses it")
-    if data.get("quantization_config"):
-        raise keys.error("the weights are quantised; dequantise them to bf16, fp16 or fp32 first")
-    # Qwen2 writes a window width and switches it off beside it
-    if data.get("sliding_window") and data.get("use_sliding_window", True):
-        raise keys.error(f"sliding_window {_shown(data['sliding_window'])} is not supported, only full attention")
-
-
-def _rope(keys: _Keys) -> tuple[float, RopeScaling | None]:
-    """The base of the frequencies, and the llama3 rescaling if one is set."""
+def rope_of(keys: Keys, kinds: tuple[str, ...] = ("llama3", "default")) -> tuple[float, RopeScaling | None]:
+    """The base of the frequencies, and the llama3 rescaling if one is set.
+    Raises CheckpointError for a kind of scaling that is none of ``kinds``."""
     merged = keys.section("rope_scaling") | keys.section("rope_parameters")
-    rope = _Keys({"rope_theta": keys.data.get("rope_theta")} | merged, keys.where)
+    rope = Keys({"rope_theta": keys.data.get("rope_theta")} | merged, keys.where)
     theta = rope.positive_float("rope_theta", 10000.0)
     kind = merged.get("rope_type", merged.get("type", "default"))
+    if kind not in kinds:
+        raise keys.error(f"RoPE scaling {shown(kind)} is not supported, only {' and '.join(map(repr, kinds))}")
     if kind == "default":
         return theta, None
-    if kind != "llama3":
-        raise keys.error(f"RoPE scaling {_shown(kind)} is not supported, only 'llama3' and 'default'")
     return theta, RopeScaling(
         factor=rope.positive_float("factor"),
         low_freq_factor=rope.positive_float("low_freq_factor"),
         high_freq_factor=rope.positive_float("high_freq_factor"),
         original_max_position_embeddings=rope.positive_int("original_max_position_embeddings"),
     )
-
-
-def _eos(keys: _Keys) -> tuple[int, ...]:
-    value = keys.data.get("eos_token_id")
-    if value is None:
-        return ()
-    ids = value if isinstance(value, list) else [value]
-    if not all(type(i) is int and 0 <= i <= MAX_SIZE for i in ids):
-        raise keys.error(f"eos_token_id must be a token id or a list of them, not {_shown(value)}")
-    return tuple(ids)
-
-
-class _Keys:
-    """Typed look-ups in one JSON object; a null counts as absent, as transformers reads it."""
-
-    def __init__(self, data: Mapping[str, Any], where: str) -> None:
-        self.data = data
-        self.where = where
-
-    def error(self, message: str) -> CheckpointError:
-        return CheckpointError(f"{self.where}: {message}")
-
-    def _get(self, key: str, default: Any) -> Any:
-        value = self.data.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise self.error(f"{key} is missing")
-        return value
-
-    def positive_int(self, key: str, default: int | None = None) -> int:
-        value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise self.error(f"{key} must be a positive integer, not {_shown(value)}")
-        if value > MAX_SIZE:
-            raise self.error(f"{key} must be at most {MAX_SIZE}, not {_shown(value)}")
-        return value
-
-    def positive_float(self, key: str, default: float | None = None) -> float:
-        value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
-            raise self.error(f"{key} must be a positive number, not {_shown(value)}")
-        return float(value)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise self.error(f"{key} must be true or false, not {_shown(value)}")
-        return value
-
-    def section(self, key: str) -> dict[str, Any]:
-        value = self._get(key, {})
-        if not isinstance(value, dict):
-            raise self.error(f"{key} must be a JSON object, not {_shown(value)}")
-        return value

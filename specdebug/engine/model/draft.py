@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdebug.engine.model.config import LlamaConfig
+from specdebug.engine.model.interface import DecoderConfig
 from specdebug.engine.model.layers import Norm
 from specdebug.engine.model.linear import linear
 
@@ -19,7 +19,7 @@ MAX_TABLE_BYTES = 32 << 20
 class HeadSizes:
     """Sizes of a draft model; ``interface.DraftSizes`` says what each one means."""
 
-    config: LlamaConfig
+    config: DecoderConfig
     num_layers: int
     vocab_size: int
     target_feature_size: int
@@ -30,6 +30,9 @@ class HeadSizes:
         self.num_heads = self.config.num_heads
         self.num_kv_heads = self.config.num_kv_heads
         self.head_dim = self.config.head_dim
+        self.value_dim = self.config.value_dim
+        self.rotary_dim = self.config.rotary_dim
+        self.softmax_scale = self.config.softmax_scale
         self.kv_layout = self.config.kv_layout
         self.hidden_size = self.config.hidden_size
 
@@ -37,7 +40,7 @@ class HeadSizes:
 class TokenShare:
     """The token's share of a linear layer that reads (token embedding, hidden) side by side.
 
-    Both heads begin with such a layer. The share depends on the id alone, so for a small vocabulary it is a table: half
+    All heads begin with such a layer. The share depends on the id alone, so for a small vocabulary it is a table: half
     of the layer's weights, and a concatenation, less to read per step.
     """
 

@@ -34,18 +34,18 @@ class Norm:
         self.gain = weight * math.sqrt(size) if self.folds_gain else weight
         self._floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
         self._shape = (size,)
-        self._eps = eps
+        self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """[n, H] -> [n, H]; times the gain unless it is folded."""
         if self._on_gpu:
             from specdebug.engine.kernels.triton.norm import rms_norm
 
-            return rms_norm(x, self.gain, self._eps)
+            return rms_norm(x, self.gain, self.eps)
         if self.folds_gain:
             length: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
             return x / length.hypot_(self._floor)
-        return F.rms_norm(x, self._shape, None, self._eps) * self.gain
+        return F.rms_norm(x, self._shape, None, self.eps) * self.gain
 
     def with_gain(self, x: Tensor) -> Tensor:
         """The norm in full, for more readers than one linear layer."""
@@ -74,7 +74,7 @@ class AfterAttention:
         if self.output_bias is not None:
             residual.add_(self.output_bias)
         x = linear_into(residual, attended, self.output)
-        return linear_into(x, silu_mul(linear(self.mlp_norm(x), self.gate_up)), self.down)
+        return gated_mlp_into(x, self.mlp_norm(x), self.gate_up, self.down)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +124,11 @@ class QueryLayer(AfterAttention):
         """x [n, H] -> [n, H], in its place in memory; ``phases`` from ``Rotary.at``."""
         q, _, _ = self.rotary.split(linear(self.norm(x), self.q), phases)
         return self.finish(attn.attend(self.target_layer, q), x)
+
+
+def gated_mlp_into(base: Tensor, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Add an MLP of x [n, H] to base [n, H] in place; gate_up [H, 2*I], down [I, H]."""
+    return linear_into(base, silu_mul(linear(x, gate_up)), down)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

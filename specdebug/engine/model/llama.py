@@ -1,4 +1,4 @@
-"""The target model: a Llama-family decoder over a flat batch of tokens."""
+"""The target model: a decoder over a flat batch of tokens. Its layers are Llama's, or another family's."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdebug.engine.model.config import LlamaConfig
-from specdebug.engine.model.interface import LayerAttention, TargetOutput
-from specdebug.engine.model.layers import DecoderLayer, Norm
+from specdebug.engine.model.interface import DecoderConfig, Layer, LayerAttention, PositionTable, TargetOutput
+from specdebug.engine.model.layers import Norm
 from specdebug.engine.model.linear import linear
-from specdebug.engine.model.rope import Rotary
 
 
 @dataclass(frozen=True)
 class TargetModel:
     """Made by ``loader.load_target``; stateless, so one may serve any number of engines."""
 
-    config: LlamaConfig
-    rotary: Rotary
+    config: DecoderConfig
+    rotary: PositionTable
     embedding: Tensor  # [V, H]
-    layers: Sequence[tuple[Norm, DecoderLayer]]
+    layers: Sequence[tuple[Norm, Layer]]
     final_norm: Norm
     lm_head: Tensor  # [H, V]
 

@@ -2,22 +2,28 @@
 
 Tensors have their published names: Llama's for the target; ``fc``, ``layers.N`` for EAGLE heads; ``fc``, ``midlayer``
 (or ``layers.0``, as speculators for vLLM write it), ``norm``, ``lm_head``, ``d2t`` and ``t2d`` for EAGLE-3 heads.
+``deepseek.py`` loads models with latent attention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from specdebug.engine.model.checkpoint import Checkpoint
-from specdebug.engine.model.config import Eagle3Options, LlamaConfig, require_target_architecture
+from specdebug.engine.model.config import LLAMA_ARCHITECTURES, Eagle3Options, LlamaConfig
+from specdebug.engine.model.deepseek import is_nextn, load_deepseek, load_nextn
+from specdebug.engine.model.deepseek_config import DEEPSEEK_ARCHITECTURE
 from specdebug.engine.model.draft import TokenShare
 from specdebug.engine.model.eagle import EagleDraft
 from specdebug.engine.model.eagle3 import Eagle3Draft
+from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.model.keys import architecture_of, shown
 from specdebug.engine.model.layers import DecoderLayer, Norm
 from specdebug.engine.model.linear import as_weight
 from specdebug.engine.model.llama import TargetModel
@@ -33,18 +39,31 @@ def load_target(
     device: torch.device | str = "cpu",
     max_positions: int | None = None,
 ) -> TargetModel:
-    """Load a Llama-family target from a checkpoint folder.
+    """Load the target in a checkpoint folder, of the architecture that its config names.
 
     ``max_positions`` is the length of the RoPE table, by default the model's ``max_position_embeddings``. Raises
-    CheckpointError if the folder, its config or a tensor is not what a Llama-family model needs.
+    CheckpointError if the folder, its config or a tensor is not what such a model needs.
     """
     checkpoint = Checkpoint(Path(path))
     where = str(checkpoint.config_file)
-    require_target_architecture(checkpoint.config, where)
+    if require_target_architecture(checkpoint.config, where) == DEEPSEEK_ARCHITECTURE:
+        return load_deepseek(checkpoint, dtype, torch.device(device), max_positions)
     config = LlamaConfig.from_dict(checkpoint.config, where)
     target = build_target(Weights(checkpoint, config, dtype, torch.device(device)), max_positions)
     checkpoint.refuse_leftovers(ignored=("lm_head.weight",) if config.tie_word_embeddings else ())
     return target
+
+
+def require_target_architecture(data: Mapping[str, Any], where: str) -> str:
+    """The architecture of a ``config.json``, one that the target loader reads.
+    Raises CheckpointError if it is absent or another one."""
+    known = (*LLAMA_ARCHITECTURES, DEEPSEEK_ARCHITECTURE)
+    found = architecture_of(data)
+    if found not in known:
+        listed = ", ".join(known)
+        named = shown(data.get("architectures"))
+        raise CheckpointError(f"{where}: architecture {named} is none of {listed}; give one of those")
+    return found
 
 
 def build_target(weights: Weights, max_positions: int | None = None) -> TargetModel:
@@ -69,8 +88,9 @@ def load_draft(
     algorithm: Literal["EAGLE", "EAGLE3"],
     target: TargetModel,
     max_positions: int | None = None,
-) -> EagleDraft | Eagle3Draft:
-    """Load the draft head at ``path`` for ``target``, in its dtype and on its device.
+) -> DraftModel:
+    """Load the draft head at ``path`` for ``target``, in its dtype and on its device: an EAGLE or EAGLE-3 head, or the
+    next-n layer of a DeepSeek model, which drafts as an EAGLE head does.
 
     ``max_positions`` is the length of the RoPE table, by default the target's ``max_position_embeddings``: published
     heads were trained on short texts and state a limit of their own, which no server minds. Raises CheckpointError if
@@ -78,6 +98,10 @@ def load_draft(
     """
     checkpoint = Checkpoint(Path(path))
     where = str(checkpoint.config_file)
+    if is_nextn(checkpoint):
+        if algorithm != "EAGLE":
+            raise CheckpointError(f"{path} is a next-n layer; set speculative.algorithm to EAGLE")
+        return load_nextn(checkpoint, target, max_positions)
     options = Eagle3Options.from_dict(checkpoint.config, where)
     config = LlamaConfig.from_dict(options.decoder, where)
     if config.vocab_size != target.config.vocab_size:

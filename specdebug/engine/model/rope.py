@@ -27,9 +27,12 @@ def paired(rows: Tensor, head_dim: int) -> Tensor:
     return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2)
 
 
-def separate_pairs(keys: Tensor) -> Tensor:
-    """Undo ``interleave_pairs`` on the last dimension [..., D]."""
-    return keys.view(*keys.shape[:-1], -1, 2).transpose(-1, -2).reshape(keys.shape)
+def separate_pairs(keys: Tensor, rotary_dim: int | None = None) -> Tensor:
+    """Undo ``interleave_pairs`` on the last ``rotary_dim`` columns of keys [..., D], on all unless given."""
+    start = 0 if rotary_dim is None else keys.shape[-1] - rotary_dim
+    turned = keys[..., start:]
+    separated = turned.reshape(*turned.shape[:-1], turned.shape[-1] // 2, 2).transpose(-1, -2).reshape(turned.shape)
+    return separated if start == 0 else torch.cat((keys[..., :start], separated), -1)
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
@@ -63,6 +66,11 @@ class Rotary:
         self._shape = (sum(self._head_counts), config.head_dim)
         # cosine and sine of every pair, then the ones that value heads would get: [P, 2*D] f32
         self._flat_table = torch.view_as_real(self.table).flatten(1) if self.table.is_cuda else None
+
+    @property
+    def max_positions(self) -> int:
+        """Positions in the table."""
+        return self.table.shape[0]
 
     def at(self, positions: Tensor) -> Tensor:
         """Prepare positions [n] i64 for ``split``, once per forward: their phases [n, heads*D/2] c64; on a GPU as they

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,17 +10,20 @@ from torch import Tensor
 
 from specdebug.engine.model.checkpoint import TensorSource
 from specdebug.engine.model.config import LlamaConfig
+from specdebug.engine.model.interface import DecoderConfig
 from specdebug.engine.model.layers import DecoderLayer, Norm, QueryLayer
 from specdebug.engine.model.linear import empty_weight
 from specdebug.engine.model.rope import Rotary, interleave_pairs, paired
 
 
-class Weights:
-    """Reads one checkpoint for one model; every method raises CheckpointError for an unfit tensor."""
+class ModelWeights:
+    """Reads one checkpoint for one model of any family; every method raises CheckpointError for an unfit tensor."""
 
-    def __init__(self, checkpoint: TensorSource, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, checkpoint: TensorSource, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.checkpoint = checkpoint
-        self.config = config
+        self.model = config
         self.dtype = dtype
         self.device = device
 
@@ -38,7 +42,28 @@ class Weights:
 
     def norm(self, name: str) -> Norm:
         """The norm of weight ``name`` [hidden_size]."""
-        return Norm(self.plain(name, self.config.hidden_size), self.config.rms_norm_eps)
+        return Norm(self.plain(name, self.model.hidden_size), self.model.rms_norm_eps)
+
+    def fused(self, size_in: int, *parts: tuple[str, int]) -> Tensor:
+        """Fuse projections of one input to [size_in, sum of outputs]."""
+        return self.fuse(size_in, [self.checkpoint.floats(self.name(name), size, size_in) for name, size in parts])
+
+    def fuse(self, size_in: int, stored: Sequence[Tensor]) -> Tensor:
+        """Fuse rows [out, size_in] as a checkpoint holds them to [size_in, sum of outputs]."""
+        fused = empty_weight(size_in, sum(rows.shape[0] for rows in stored), self.dtype, self.device)
+        start = 0
+        for rows in stored:
+            fused[:, start : start + rows.shape[0]].t().copy_(rows)
+            start += rows.shape[0]
+        return fused
+
+
+class Weights(ModelWeights):
+    """The same for a model of Llama's family."""
+
+    def __init__(self, checkpoint: TensorSource, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(checkpoint, config, dtype, device)
+        self.config = config
 
     def linear(self, size_in: int, *parts: tuple[str, int], rotated: int = 0) -> Tensor:
         """Fuse projections of one input to [size_in, sum of outputs]; RoPE turns the first ``rotated`` of them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -22,10 +23,13 @@ from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs
 from specdebug.engine.memory.arena import Arena, ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.mha_pool import MHAPool
+from specdebug.engine.memory.mla_pool import MLAPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 
 CPU = torch.device("cpu")
 LAYERS, Q_HEADS, KV_HEADS, DIM = 2, 4, 2, 8
+LATENT_DIM, KEY_PART, LATENT_SCALE = 32, 16, 0.2
+"""Of latent attention, whose scale has nothing to do with the width of its rows."""
 PlannerType = type[AttentionPlanner]
 Declare = Callable[[AttentionPlanner, ArenaLayout], None]
 
@@ -41,6 +45,16 @@ class Case:
     seed: int = 0
     contiguous: bool = False
     dtype: torch.dtype = torch.float32
+    latent: bool = False
+
+    @property
+    def scale(self) -> float | None:
+        return LATENT_SCALE if self.latent else None
+
+    @property
+    def dim(self) -> int:
+        """The width of queries and keys."""
+        return LATENT_DIM + KEY_PART if self.latent else DIM
 
     @property
     def nodes(self) -> int:
@@ -67,12 +81,13 @@ def cases(draw: st.DrawFn, *, min_topk: int = 1, max_topk: int = 3, min_steps: i
 
 @dataclass
 class World:
-    """Rows, a pool, and what its sequences committed: ``history[b]`` is k, v float64 [LAYERS, L, KV_HEADS, DIM]."""
+    """Rows, a pool, and what its sequences committed: ``history[b]`` is k, v float64 [LAYERS, L, KV_HEADS, DIM], or of
+    latent attention [LAYERS, L, 1, ..]."""
 
     case: Case
     config: EngineConfig
     req_to_token: ReqToToken
-    pool: MHAPool
+    pool: MHAPool | MLAPool
     rows: Tensor
     generator: torch.Generator
     history: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -94,6 +109,13 @@ class World:
         """Normal float64 numbers that the case's dtype holds exactly."""
         return torch.randn(shape, generator=self.generator).to(self.case.dtype).double()
 
+    def draw_kv(self, *counts: int) -> tuple[Tensor, Tensor]:
+        """k and v of so many positions."""
+        if not self.case.latent:
+            return self.draw(*counts, KV_HEADS, DIM), self.draw(*counts, KV_HEADS, DIM)
+        rows = self.draw(*counts, 1, self.case.dim)
+        return rows, rows[..., :LATENT_DIM]
+
     def slots(self, b: int, start: int, stop: int) -> Tensor:
         return self.req_to_token.slots(int(self.rows[b]), start, stop)
 
@@ -114,15 +136,7 @@ def build(case: Case, *, room: int = 16) -> World:
     page, generator = case.page_size, torch.Generator().manual_seed(case.seed)
     counts = [-(-(n + config.alloc_len_per_decode + room) // page) for n in case.lengths]
     total = sum(counts) + 3
-    pool = MHAPool(
-        num_layers=LAYERS,
-        num_slots=total * page,
-        page_size=page,
-        num_kv_heads=KV_HEADS,
-        head_dim=DIM,
-        dtype=case.dtype,
-        fill=FillPolicy("nan"),
-    )
+    pool = make_pool(case, total * page)
     batch = len(case.lengths)
     req_to_token = ReqToToken(
         batch + 2, config.context_length + config.row_headroom, fill=FillPolicy("garbage"), guards=True
@@ -137,28 +151,37 @@ def build(case: Case, *, room: int = 16) -> World:
     return world
 
 
+def make_pool(case: Case, num_slots: int, device: torch.device = CPU) -> MHAPool | MLAPool:
+    """A pool of NaN for the case's layout."""
+    sizes: dict[str, Any] = {"num_layers": LAYERS, "num_slots": num_slots, "page_size": case.page_size}
+    sizes |= {"dtype": case.dtype, "fill": FillPolicy("nan"), "device": device}
+    if case.latent:
+        return MLAPool(row_dim=case.dim, value_dim=LATENT_DIM, **sizes)
+    return MHAPool(num_kv_heads=KV_HEADS, head_dim=DIM, **sizes)
+
+
 def commit(world: World, b: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """Write random KV of positions [start, stop) to every layer of the pool; returns it in float64."""
-    shape = (LAYERS, stop - start, KV_HEADS, DIM)
-    k, v = world.draw(*shape), world.draw(*shape)
+    k, v = world.draw_kv(LAYERS, stop - start)
     slots, dtype = world.slots(b, start, stop), world.case.dtype
     for layer in range(LAYERS):
         world.pool.write(layer, slots, k[layer].to(dtype), v[layer].to(dtype))
     return k, v
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-    """q [n, Q_HEADS, DIM], k and v [m, KV_HEADS, DIM], visible bool [n, m], all float64 -> [n, Q_HEADS * DIM]."""
-    group = Q_HEADS // KV_HEADS
+def dense(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | None = None) -> Tensor:
+    """q [n, Q_HEADS, D], k [m, Hkv, D], v [m, Hkv, Dv], visible bool [n, m], all float64 -> [n, Q_HEADS * Dv];
+    ``scale`` is D ** -0.5 by default."""
+    group = Q_HEADS // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("nhd,mhd->hnm", q, k) / DIM**0.5
+    scores = torch.einsum("nhd,mhd->hnm", q, k) * (q.shape[2] ** -0.5 if scale is None else scale)
     weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
     return torch.einsum("hnm,mhd->nhd", weights, v).flatten(1)
 
 
 @dataclass
 class Result:
-    """Outputs [n, Q_HEADS * DIM] of each forward and layer, and what they must be."""
+    """Outputs [n, Q_HEADS * Dv] of each forward and layer, and what they must be."""
 
     dtype: torch.dtype
     found: list[Tensor] = field(default_factory=list)
@@ -187,14 +210,14 @@ def static(planner: AttentionPlanner, declare: Declare) -> tuple[Workspace, Aren
 def attend(
     world: World, metadata: Metadata, loc: Tensor, news: list[tuple[Tensor, Tensor]], queries: Tensor
 ) -> list[Tensor]:
-    """Run every layer: ``news`` are the batch's k, v float64 [n, KV_HEADS, DIM] per layer, queries [LAYERS, n, ..]."""
-    attention, dtype = TorchAttention(metadata, world.pool, loc), world.case.dtype
+    """Run every layer: ``news`` are the batch's k, v float64 [n, ..] per layer, queries [LAYERS, n, ..]."""
+    attention, dtype = TorchAttention(metadata, world.pool, loc, world.case.scale), world.case.dtype
     return [attention(layer, queries[layer].to(dtype), k.to(dtype), v.to(dtype)) for layer, (k, v) in enumerate(news)]
 
 
 def _drawn(world: World, rows: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    queries = world.draw(LAYERS, rows, Q_HEADS, DIM)
-    news = [(world.draw(rows, KV_HEADS, DIM), world.draw(rows, KV_HEADS, DIM)) for _ in range(LAYERS)]
+    queries = world.draw(LAYERS, rows, Q_HEADS, world.case.dim)
+    news = [world.draw_kv(rows) for _ in range(LAYERS)]
     return queries, news
 
 
@@ -236,7 +259,7 @@ def extend(
             own = torch.ones(extra, extra, dtype=torch.bool).tril() if masks is None else masks[b]
             visible = torch.cat([torch.ones(extra, length, dtype=torch.bool), own], dim=1)
             keys, values = torch.cat([past_k, k[rows]]), torch.cat([past_v, v[rows]])
-            parts.append(dense(queries[layer, rows], keys, values, visible))
+            parts.append(dense(queries[layer, rows], keys, values, visible, world.case.scale))
         result.expected.append(torch.cat(parts))
     return result
 
@@ -335,7 +358,7 @@ def draft(planner_type: PlannerType, case: Case, *, graph: bool = False, padding
                 keys = torch.cat([past_k, *(k[branch : branch + 1] for k, _ in own[layer])])
                 values = torch.cat([past_v, *(v[branch : branch + 1] for _, v in own[layer])])
                 everything = torch.ones(1, keys.shape[0], dtype=torch.bool)
-                parts.append(dense(queries[layer, branch : branch + 1], keys, values, everything))
+                parts.append(dense(queries[layer, branch : branch + 1], keys, values, everything, case.scale))
             result.expected.append(torch.cat(parts))
     assert arena is None or arena.check_guards() == []
     return result

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import Tensor
 
 from specdebug.attention_plans import SHIPPED
@@ -14,13 +15,12 @@ from specdebug.engine.attention.flashinfer import FlashInferPlanner
 from specdebug.engine.attention.metadata import Metadata, PagedMetadata, RaggedMetadata
 from specdebug.engine.attention.select import planner_class
 from tests.engine.attention.cases import (
-    DIM,
-    KV_HEADS,
     LAYERS,
     Q_HEADS,
     Case,
     attend,
     build,
+    cases,
     cold_prefill,
     draft,
     draft_layout,
@@ -33,6 +33,8 @@ from tests.engine.attention.cases import (
 )
 
 PLANNERS = [planner_class(plan.name) for plan in SHIPPED]
+LATENT_PLANNERS = [planner_class(plan.name, "mla") for plan in SHIPPED]
+ATTENDING = [(planner, False) for planner in PLANNERS] + [(planner, True) for planner in LATENT_PLANNERS]
 LENGTHS = (9, 5, 14)
 INT32 = torch.int32
 
@@ -40,8 +42,16 @@ INT32 = torch.int32
 class Fixed:
     """One batch of one kind whose plan can be tampered with: same queries, same new KV, same pool every time."""
 
-    def __init__(self, kind: str, planner_type: Any, *, page_size: int = 4, lengths: tuple[int, ...] = LENGTHS) -> None:
-        self.case = Case(lengths, page_size, topk=2, steps=3, seed=5)
+    def __init__(
+        self,
+        kind: str,
+        planner_type: Any,
+        *,
+        page_size: int = 4,
+        lengths: tuple[int, ...] = LENGTHS,
+        latent: bool = False,
+    ) -> None:
+        self.case = Case(lengths, page_size, topk=2, steps=3, seed=5, latent=latent)
         self.world = build(self.case)
         self.kind, batch = kind, len(lengths)
         planner, world = planner_type(self.world.config, self.world.req_to_token), self.world
@@ -62,8 +72,9 @@ class Fixed:
             else:
                 self.plan = planner.extend_uniform(world.layout, self.rows_each, eager())
         total = batch * self.rows_each
-        self.queries = world.draw(LAYERS, total, Q_HEADS, DIM)
-        self.news = [(world.draw(total, KV_HEADS, DIM), world.draw(total, KV_HEADS, DIM)) for _ in range(LAYERS)]
+        self.queries = world.draw(LAYERS, total, Q_HEADS, self.case.dim)
+        self.news = [world.draw_kv(total) for _ in range(LAYERS)]
+        self.buffers = [side for layer in range(LAYERS) for side in world.pool.kv_buffer(layer)]
 
     def run(self, plan: Metadata | None = None) -> list[Tensor]:
         """One output [rows, ...] per sequence, the layers side by side."""
@@ -79,11 +90,13 @@ def _changed(clean: list[Tensor], other: list[Tensor]) -> list[int]:
 KINDS = ["decode", "extend", "prefill", "verify", "draft"]
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize(("planner", "latent"), ATTENDING)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_a_nan_inside_a_sequence_is_seen_by_it_and_by_nobody_else(planner: Any, kind: str, page_size: int) -> None:
-    fixed = Fixed(kind, planner, page_size=page_size)
+def test_a_nan_inside_a_sequence_is_seen_by_it_and_by_nobody_else(
+    planner: Any, latent: bool, kind: str, page_size: int
+) -> None:
+    fixed = Fixed(kind, planner, page_size=page_size, latent=latent)
     clean = fixed.run()
     assert not any(bool(out.isnan().any()) for out in clean)
     for b, position in ((0, 0), (1, 4), (2, 7)):
@@ -91,7 +104,7 @@ def test_a_nan_inside_a_sequence_is_seen_by_it_and_by_nobody_else(planner: Any, 
         if kind == "draft" and page_size > 1 and position >= LENGTHS[b] - LENGTHS[b] % page_size:
             continue  # each branch has its own copy of the prefix's tail page
         saved = fixed.world.pool.read(slot)
-        for buffer in (*fixed.world.pool.k, *fixed.world.pool.v):
+        for buffer in fixed.buffers:
             buffer[slot] = float("nan")
         found = fixed.run()
         assert bool(found[b].isnan().all())
@@ -101,11 +114,11 @@ def test_a_nan_inside_a_sequence_is_seen_by_it_and_by_nobody_else(planner: Any, 
         assert _changed(clean, fixed.run()) == []
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize(("planner", "latent"), ATTENDING)
 @pytest.mark.parametrize("kind", KINDS)
-def test_garbage_outside_every_sequence_changes_no_bit(planner: Any, kind: str) -> None:
+def test_garbage_outside_every_sequence_changes_no_bit(planner: Any, latent: bool, kind: str) -> None:
     """Slots past a sequence's end, padding, and those of nobody: NaN, infinity or a number, it is all the same."""
-    fixed = Fixed(kind, planner)
+    fixed = Fixed(kind, planner, latent=latent)
     clean = fixed.run()
     live = [fixed.world.slots(b, 0, n) for b, n in enumerate(LENGTHS)]
     if kind == "draft":
@@ -114,7 +127,7 @@ def test_garbage_outside_every_sequence_changes_no_bit(planner: Any, kind: str) 
     outside = torch.ones(fixed.world.pool.size, dtype=torch.bool)
     outside[torch.cat(live)] = False
     for value in (float("nan"), float("inf"), -1e30):
-        for buffer in (*fixed.world.pool.k, *fixed.world.pool.v):
+        for buffer in fixed.buffers:
             buffer[outside] = value
         assert all(torch.equal(x, y) for x, y in zip(clean, fixed.run(), strict=True))
 
@@ -181,12 +194,25 @@ def test_the_new_keys_are_written_before_they_are_attended() -> None:
         assert torch.equal(fixed.world.pool.v[layer][fixed.loc], v.float())
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("planner", LATENT_PLANNERS)
+@given(case=cases(min_steps=2))
+@settings(max_examples=10)
+def test_latents_are_attended_densely_in_every_forward(planner: Any, case: Case) -> None:
+    """With the scale of the heads as projected, not of the packed rows."""
+    case = replace(case, latent=True)
+    for result in (prefill(planner, case), cold_prefill(planner, case), uniform(planner, case, 1, graph=True)):
+        result.check()
+    uniform(planner, case, case.nodes, graph=True).check()
+    verify(planner, case, graph=True).check()
+    draft(planner, case, graph=True, padding=1).check()
+
+
+@pytest.mark.parametrize(("planner", "latent"), ATTENDING)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("topk", [1, 2])
-def test_half_precision_stays_half_precision(planner: Any, dtype: torch.dtype, topk: int) -> None:
+def test_half_precision_stays_half_precision(planner: Any, latent: bool, dtype: torch.dtype, topk: int) -> None:
     """The result feeds a linear layer of the model's dtype, merged or not."""
-    case = Case(LENGTHS, 4, topk=topk, steps=3, dtype=dtype)
+    case = Case(LENGTHS, 4, topk=topk, steps=3, dtype=dtype, latent=latent)
     for result in (
         prefill(planner, case),
         cold_prefill(planner, case),

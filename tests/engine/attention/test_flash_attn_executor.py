@@ -42,7 +42,7 @@ FEW = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scop
 def attended_by(kernels: FlashAttnKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worlds of the torch executor's tests, attended by this one."""
 
-    def bind(metadata: Metadata, pool: MHAPool, loc: Tensor) -> FlashAttnAttention:
+    def bind(metadata: Metadata, pool: MHAPool, loc: Tensor, scale: None) -> FlashAttnAttention:
         return FlashAttnExecutor(kernels).bind(metadata, pool, loc)
 
     monkeypatch.setattr(worlds, "TorchAttention", bind)

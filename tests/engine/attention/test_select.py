@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ from specdebug.engine import progress
 from specdebug.engine.attention import flash_attn_library, select
 from specdebug.engine.attention.backend import TorchBackend, TritonBackend
 from specdebug.engine.attention.flash_attn_executor import FlashAttnExecutor
+from specdebug.engine.attention.flashinfer import FlashInferPlanner
+from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
 from specdebug.engine.config import EngineConfig, InvalidOption
 from tests.engine.attention.fake_flash_attn import Interface3, Package2
 
@@ -26,6 +29,10 @@ class Geometry:
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 64
+    value_dim: int = 64
+    rotary_dim: int = 64
+    softmax_scale: float = 0.125
+    kv_layout: str = "mha"
 
 
 def config(plan: str) -> EngineConfig:
@@ -54,6 +61,28 @@ def test_models_of_one_geometry_share_a_backend() -> None:
 def test_heads_that_no_kernel_has_are_refused_with_the_key_to_change(plan: str, head_dim: int) -> None:
     with pytest.raises(InvalidOption, match=rf"engine\.device: no kernels for this model's head_dim {head_dim} "):
         select.make_backends(config(plan), [Geometry(head_dim=head_dim)], torch.bfloat16, CUDA)
+
+
+def latent(rank: int, part: int) -> Geometry:
+    dims = {"head_dim": rank + part, "value_dim": rank, "rotary_dim": part}
+    return Geometry(num_heads=16, num_kv_heads=1, **dims, kv_layout="mla")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    ("rank", "part", "problem"), [(48, 32, "kv_lora_rank 48 (32, 64,"), (512, 8, "qk_rope_head_dim 8 (16,")]
+)
+def test_rows_that_no_kernel_has_are_refused_by_the_names_of_their_config(
+    plan: str, rank: int, part: int, problem: str
+) -> None:
+    with pytest.raises(InvalidOption, match=re.escape(f"engine.device: no kernels for this model's {problem}")):
+        select.make_backends(config(plan), [latent(rank, part)], torch.bfloat16, CUDA)
+
+
+def test_a_planner_of_latents_is_asked_for_by_layout() -> None:
+    classes = {plan: (select.planner_class(plan), select.planner_class(plan, "mla")) for plan in PLANS}
+    assert classes["flashinfer"] == (FlashInferPlanner, FlashInferMLAPlanner)
+    assert all(plain is packed for plan, (plain, packed) in classes.items() if plan != "flashinfer")
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -135,6 +164,21 @@ def test_triton_stands_in_for_flash_attn_and_says_why_once(flash_attn: Callable[
     flash_attn("flash_attn_interface", major=12)
     assert chosen() == "triton"
     assert "capability 9.x, not 12.x" in heard[4]
+
+
+@pytest.mark.parametrize(("rank", "part"), [(512, 64), (64, 32)])
+def test_triton_executes_every_plan_of_latents_and_says_why(
+    rank: int, part: int, heard: list[str], flash_attn: Callable[..., None]
+) -> None:
+    flash_attn("flash_attn_interface")
+    for plan in PLANS:
+        (backend,) = select.make_backends(config(plan), [latent(rank, part)], torch.bfloat16, CUDA)
+        assert isinstance(backend, TritonBackend)
+    assert [said.rpartition(": ")[2] for said in heard] == [
+        "Triton kernels execute the flashinfer plan",
+        "Triton kernels execute the fa3 plan",
+    ]
+    assert "take lengths from the host's schedule alone" in heard[0]
 
 
 @pytest.mark.parametrize(

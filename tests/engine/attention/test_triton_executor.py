@@ -22,7 +22,9 @@ from specdebug.engine.attention.select import planner_class
 from specdebug.engine.attention.triton import TritonPlanner
 from specdebug.engine.attention.triton_executor import TritonAttention
 from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.memory.mha_pool import MHAPool
+from specdebug.engine.memory.mla_pool import MLAPool
 from specdebug.engine.model.interface import StoredAttention
 from tests.engine.attention import cases as worlds
 from tests.engine.attention.cases import (
@@ -44,6 +46,7 @@ from tests.interpreter import device, float_types
 
 __all__ = ["device"]
 PLANNERS = [planner_class(plan.name) for plan in SHIPPED]
+LATENT_PLANNERS = [planner_class(plan.name, "mla") for plan in SHIPPED]
 INT32 = torch.int32
 Moved = TypeVar("Moved", bound=Any)
 
@@ -62,22 +65,13 @@ def moved(metadata: Moved, to: torch.device) -> Moved:
 class OnDevice:
     """TritonAttention for plans and pools made on the CPU, results back there."""
 
-    def __init__(self, metadata: Metadata, pool: MHAPool, loc: Tensor | None, device: torch.device) -> None:
+    def __init__(
+        self, metadata: Metadata, pool: KVPool, loc: Tensor | None, device: torch.device, scale: float | None = None
+    ) -> None:
         self._host, self._device = pool, device
-        size, heads, dim = pool.k[0].shape
-        self._pool = pool
-        if device.type != "cpu":
-            self._pool = MHAPool(
-                num_layers=len(pool.k),
-                num_slots=size - pool.page_size,
-                page_size=pool.page_size,
-                num_kv_heads=heads,
-                head_dim=dim,
-                dtype=pool.k[0].dtype,
-                fill=FillPolicy("zeros"),
-                device=device,
-            )
-        self.attention = TritonAttention(moved(metadata, device), self._pool, None if loc is None else loc.to(device))
+        self._pool = pool if device.type == "cpu" else pool_like(pool, device)
+        there = None if loc is None else loc.to(device)
+        self.attention = TritonAttention(moved(metadata, device), self._pool, there, scale)
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._copy(self._host, self._pool, layer_id)
@@ -89,16 +83,29 @@ class OnDevice:
         self._copy(self._host, self._pool, layer_id)
         return self.attention.attend(layer_id, q.to(self._device)).cpu()
 
-    def _copy(self, source: MHAPool, target: MHAPool, layer: int) -> None:
+    def _copy(self, source: KVPool, target: KVPool, layer: int) -> None:
         if source is not target:
-            target.k[layer].copy_(source.k[layer])
-            target.v[layer].copy_(source.v[layer])
+            for theirs, ours in zip(source.kv_buffer(layer), target.kv_buffer(layer), strict=True):
+                ours.copy_(theirs)
+
+
+def pool_like(pool: KVPool, device: torch.device) -> KVPool:
+    k, v = pool.kv_buffer(0)
+    sizes: dict[str, Any] = {"num_layers": pool.num_layers, "num_slots": pool.size - 1, "page_size": 1}
+    sizes |= {"dtype": k.dtype, "fill": FillPolicy("zeros"), "device": device}
+    if isinstance(pool, MLAPool):
+        return MLAPool(row_dim=k.shape[2], value_dim=v.shape[2], **sizes)
+    return MHAPool(num_kv_heads=k.shape[1], head_dim=k.shape[2], **sizes)
 
 
 @pytest.fixture(autouse=True)
 def on_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worlds of the other executor's tests, attended by this one."""
-    monkeypatch.setattr(worlds, "TorchAttention", lambda *args: OnDevice(*args, device))
+
+    def bind(metadata: Metadata, pool: KVPool, loc: Tensor, scale: float | None) -> OnDevice:
+        return OnDevice(metadata, pool, loc, device, scale)
+
+    monkeypatch.setattr(worlds, "TorchAttention", bind)
 
 
 SMALL = st.builds(
@@ -155,6 +162,26 @@ def test_half_precision_stays_half_precision(planner: Any, dtype: torch.dtype) -
         result.check()
 
 
+@pytest.mark.parametrize("planner", LATENT_PLANNERS)
+@given(case=SMALL)
+@FEW
+def test_latents_are_attended_densely_in_every_forward(planner: Any, case: Case) -> None:
+    case = replace(case, latent=True)
+    for result in (prefill(planner, case), cold_prefill(planner, case), uniform(planner, case, 1, graph=True)):
+        result.check()
+    uniform(planner, case, case.nodes).check()
+    verify(planner, case, graph=True).check()
+    draft(planner, case, graph=True, padding=1).check()
+
+
+@pytest.mark.parametrize("planner", LATENT_PLANNERS)
+@pytest.mark.parametrize("dtype", float_types()[1:])
+def test_latents_of_half_precision_stay_half_precision(planner: Any, dtype: torch.dtype) -> None:
+    case = Case((9,), 4, topk=2, steps=2, dtype=dtype, latent=True)
+    for result in (prefill(planner, case), uniform(planner, case, 1), verify(planner, case), draft(planner, case)):
+        result.check()
+
+
 @pytest.mark.parametrize("planner", PLANNERS)
 @pytest.mark.parametrize("page_size", [3, 24])
 def test_pages_may_have_any_size(planner: Any, page_size: int) -> None:
@@ -169,6 +196,7 @@ def test_long_sequences_in_as_many_parts_as_planned(most: int, monkeypatch: pyte
     monkeypatch.setattr(triton_executor, "MAX_MERGED_IN_PLACE", most)
     uniform(TritonPlanner, Case((3, 600), 16), 1).check()
     uniform(FlashAttention3Planner, Case((600,), 16), 1).check()
+    uniform(TritonPlanner, Case((3, 600), 16, latent=True), 1).check()
 
 
 def test_new_keys_are_written_before_they_are_attended(device: torch.device) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.engine.model.config import Eagle3Options, LlamaConfig, RopeScaling, require_target_architecture
+from specdebug.engine.model.config import Eagle3Options, LlamaConfig, RopeScaling
+from specdebug.engine.model.loader import require_target_architecture
 from specdebug.errors import CheckpointError
 
 LLAMA = {

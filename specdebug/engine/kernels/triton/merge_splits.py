@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_COLUMNS = 128  # of one program: with 64 parts what its registers hold
+
 
 def merge_splits(partial: Tensor, lse: Tensor, out: Tensor) -> None:
     """Merge parts float32 [n, Hq, S, D], their log weights [n, Hq, S], to ``out`` [n, Hq, D]; all contiguous.
@@ -20,23 +22,24 @@ def merge_splits(partial: Tensor, lse: Tensor, out: Tensor) -> None:
     assert all(tensor.is_contiguous() for tensor in (partial, lse, out))
     if num_rows == 0:
         return
-    _merge_splits[(num_rows * num_heads,)](
+    block = min(triton.next_power_of_2(dim), _COLUMNS)
+    _merge_splits[(num_rows * num_heads, triton.cdiv(dim, block))](
         partial,
         lse,
         out,
         splits,
         DIM=dim,
-        BLOCK_DIM=triton.next_power_of_2(dim),
+        BLOCK_DIM=block,
         BLOCK_SPLITS=triton.next_power_of_2(splits),
     )
 
 
 @triton.jit(do_not_specialize=["splits"])
 def _merge_splits(partial, lse, out, splits, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr):
-    """Grid: (n × Hq,)."""
+    """Grid: (n × Hq, blocks of columns)."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, BLOCK_SPLITS)
-    dim = tl.arange(0, BLOCK_DIM)
+    dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     cell = row * splits + split
     logs = tl.load(lse + cell, mask=split < splits, other=float("-inf"))
     some = logs != float("-inf")

@@ -1,5 +1,8 @@
 """Paged attention: one kernel for decode, verify and prefill over any list of slots.
 
+Keys and values are rows of two caches, or, for latent attention, of one: then values are the first columns of keys, and
+each tile of keys is read once for both.
+
 It takes the online softmax over blocks of keys from FlashAttention-2 (Dao, 2023, arXiv 2307.08691), and shares out a
 sequence's keys among programs as Flash-Decoding does (Dao et al., 2023); the last to finish merges their results. The
 query heads of one kv head are rows of one tile, so keys are read once for all of them.
@@ -85,6 +88,9 @@ def choose_tile(rows: int, dim: int, dtype: torch.dtype, *, masked: bool) -> Att
         small = dim <= 64
         return AttentionTile(min(fitting, 32 if small else 16), 32, num_warps=4 if small else 8, num_stages=2)
     block = min(fitting, 64 if masked or dim > 128 else 128)
+    if dim > 256:  # a latent: few rows are held by each warp in whole, more are cut among warps
+        few, many = AttentionTile(16, 64, num_warps=4, num_stages=2), AttentionTile(64, 32, num_warps=8, num_stages=3)
+        return few if fitting == 16 else many
     if dim > 128:
         return AttentionTile(block, 64, num_warps=8 if block == 64 else 4, num_stages=2)
     return AttentionTile(block, 64, num_warps=8 if block == 128 else 4, num_stages=5 if block <= 32 else 3)
@@ -94,7 +100,7 @@ def choose_splits(batch: Sequences, q: Tensor, k: Tensor) -> int:
     """Programs among which :func:`attend` should share out each sequence's keys: 1, 2, 4, ... 64; 1 for prefills.
 
     They occupy the device twice, since at batch 1 short shares have less latency; but no more of them than blocks of
-    keys in the longest sequence that the pool or a page table's width allows. q [n, Hq, D], k [N, Hkv, D].
+    keys in the longest sequence that the pool or a page table's width allows. q [n, Hq, D], k [N, Hkv, D] as for it.
     """
     if batch.q_len is None:
         return 1
@@ -133,20 +139,24 @@ def attend(
     splits: int = 1,
     first_split: int = 0,
     merge: Merge | None = None,
+    scale: float | None = None,
 ) -> None:
-    """Attention of q [n, Hq, D] over one layer of a pool, k and v [N, Hkv, D]; scores are scaled by D ** -0.5.
+    """Attention of q [n, Hq, D] over one layer of a pool, k [N, Hkv, D] and v [N, Hkv, Dv]; ``scale``: of the scores,
+    by default D ** -0.5. Dv is D, or v is the view of k's first Dv columns, a power of two as those after them are.
 
-    Without ``lse``: one program attends all of a sequence's keys, ``out`` [n, Hq, D] receives the result.
+    Without ``lse``: one program attends all of a sequence's keys, ``out`` [n, Hq, Dv] receives the result.
     With it: ``splits`` programs share them out; number i leaves its result in ``out[:, :, first_split + i]`` and the
-    natural log of its summed weights in ``lse[:, :, first_split + i]``: float32 [n, Hq, S, D] and [n, Hq, S]. One
+    natural log of its summed weights in ``lse[:, :, first_split + i]``: float32 [n, Hq, S, Dv] and [n, Hq, S]. One
     that had no keys leaves -inf and writes nothing to ``out``.
     With ``merge`` besides: these parts and the ``first_split`` ones of earlier launches are merged to ``merge.out``;
     a single part is not written elsewhere.
 
     A query without keys gets zeros. NaN among the keys a query sees is NaN in its result. out and lse are contiguous.
     """
-    num_rows, num_heads, dim = q.shape
-    num_kv_heads = k.shape[1]
+    num_rows, num_heads, key_dim = q.shape
+    num_kv_heads, dim = v.shape[1:]
+    part = key_dim - dim
+    assert part == 0 or (k.data_ptr() == v.data_ptr() and part & (part - 1) == dim & (dim - 1) == 0)
     group = num_heads // num_kv_heads
     assert q.stride(2) == k.stride(2) == 1
     assert k.stride() == v.stride()
@@ -155,7 +165,7 @@ def attend(
     if num_rows == 0:
         return
     rows = (num_rows if batch.q_len is None else batch.q_len) * group
-    tile = choose_tile(rows, dim, k.dtype, masked=batch.q_len is not None and batch.mask is not None)
+    tile = choose_tile(rows, key_dim, k.dtype, masked=batch.q_len is not None and batch.mask is not None)
     row_blocks = triton.cdiv(rows, tile.rows)
     if batch.q_len is None:
         grid = (row_blocks, num_kv_heads, batch.count)
@@ -176,7 +186,7 @@ def attend(
         batch.num_splits,
         None if merge is None else merge.out,
         None if merge is None else merge.tickets,
-        _LOG2_E / sqrt(dim),
+        _LOG2_E * (1 / sqrt(key_dim) if scale is None else scale),
         *q.stride()[:2],
         *k.stride()[:2],
         batch.slots.stride(0),
@@ -188,6 +198,7 @@ def attend(
         first_split,
         GROUP=group,
         DIM=dim,
+        PART=part,
         BLOCK_DIM=block_dim,
         BLOCK_ROWS=tile.rows,
         BLOCK_KEYS=tile.keys,
@@ -232,6 +243,7 @@ def _paged_attention(
     first_split,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
+    PART: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -239,7 +251,10 @@ def _paged_attention(
     AT_ONCE: tl.constexpr,
     PAGED: tl.constexpr,
 ):
-    """Grid: (B × row blocks, kv heads, splits); for a prefill (``queries`` given) (row blocks, kv heads, B)."""
+    """Grid: (B × row blocks, kv heads, splits); for a prefill (``queries`` given) (row blocks, kv heads, B).
+
+    PART: how many columns of keys come after those that are values, too; 0 where values are in a cache of their own.
+    """
     kv_head = tl.program_id(1)
     num_heads = tl.num_programs(1) * GROUP
     if queries is not None:
@@ -283,6 +298,10 @@ def _paged_attention(
     q_mask = real[:, None] & (dim < DIM)[None, :]
     q_tile = tl.load(q + q_at[:, None] + dim[None, :], mask=q_mask, other=0.0).to(k.dtype.element_ty)
 
+    if PART > 0:
+        part = DIM + tl.arange(0, PART)
+        q_part = tl.load(q + q_at[:, None] + part[None, :], mask=real[:, None], other=0.0).to(k.dtype.element_ty)
+
     visible = length - (q_len - 1 - query) * causal  # how many of the first keys each row sees
     low = split * share
     high = tl.minimum(low + share, length)
@@ -313,7 +332,11 @@ def _paged_attention(
         else:
             seen = inside[None, :] & real[:, None]
             seen = tl.load(mask + mask_at[:, None] + position[None, :], mask=seen, other=0) != 0
-        scores = tl.dot(q_tile, keys, input_precision="ieee") * scale
+        scores = tl.dot(q_tile, keys, input_precision="ieee")
+        if PART > 0:
+            key_part = tl.load(k_head + at[None, :] + part[:, None], mask=inside[None, :], other=0.0)
+            scores = tl.dot(q_part, key_part, scores, input_precision="ieee")
+        scores = scores * scale
         scores = tl.where(seen, scores, float("-inf"))
         # a row that has seen nothing yet subtracts 0: -inf - -inf would be NaN. NaN scores stay NaN.
         new_largest = tl.maximum(largest, tl.max(scores, 1))
@@ -322,8 +345,11 @@ def _paged_attention(
         shrink = tl.exp2(largest - offset)
         total = total * shrink + tl.sum(weights, 1)
         result = result * shrink[:, None]
-        v_mask = inside[:, None] & (dim < DIM)[None, :]
-        values = tl.load(v_head + at[:, None] + dim[None, :], mask=v_mask, other=0.0)
+        if PART > 0:
+            values = tl.trans(keys)
+        else:
+            v_mask = inside[:, None] & (dim < DIM)[None, :]
+            values = tl.load(v_head + at[:, None] + dim[None, :], mask=v_mask, other=0.0)
         result = tl.dot(weights.to(values.dtype), values, result, input_precision="ieee")
         largest = new_largest
 

@@ -12,7 +12,7 @@ from specdebug.faults.model import Fault, FaultClass, Steps
 BUSY: Steps = (4, 40)
 """Steps in which several requests decode."""
 TREE = {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
-LAYERS = {"algorithm": "MTP", "num_steps": 3}
+LAYERS = {"algorithm": "MTP", "num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}
 """Their sites begin with ``mtp_``."""
 
 PLAIN: dict[str, Any] = {

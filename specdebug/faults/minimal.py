@@ -16,7 +16,7 @@ BUSY: Steps = (4, 40)
 TREE = {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
 DRAFTS: Mapping[Drafting, dict[str, Any]] = {
     "head": TREE,
-    "layers": {"algorithm": "MTP", "num_steps": 3},
+    "layers": {"algorithm": "MTP", "num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4},
     "assistant": {**TREE, "algorithm": "FROZEN_KV_MTP"},
 }
 """The first that passes a site serves it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -15,6 +16,7 @@ from specdebug.cli.main import run
 from specdebug.engine.config import EngineConfig
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.fit import check_fit
+from specdebug.faults.minimal import LAYERS
 from specdebug.faults.model import BadFault, Fault
 
 MINI = str(Path(__file__).with_name("mini.yaml"))
@@ -46,11 +48,12 @@ def test_the_list_marks_what_is_refused_in_captured_graphs(
     heads, *lines = capsys.readouterr().out.splitlines()
     column = slice(heads.index("with CUDA graphs"), heads.index("what it does"))
     marked = {line.split()[0]: line[column].strip() for line in lines if line[0] != " "}
-    graphs = EngineConfig.from_dict({"device": "cuda", "speculative": {"eagle_topk": 2}, "memory": {"guards": True}})
+    more = {"device": "cuda", "memory": {"guards": True}}
+    loop, layers = (EngineConfig.from_dict({"speculative": spec, **more}) for spec in ({"eagle_topk": 2}, LAYERS))
     for kind in CLASSES.values():
         for site in kind.sites:
             try:
-                check_fit(Fault(kind.name, site=site), graphs, "base")
+                check_fit(Fault(kind.name, site=site), layers if site.startswith("mtp_") else loop, "base")
                 refused = False
             except BadFault as error:
                 refused = "inside a captured CUDA graph" in str(error)
@@ -60,6 +63,24 @@ def test_the_list_marks_what_is_refused_in_captured_graphs(
     assert re.fullmatch(r"not at \d+ of \d+ sites", marked["index_out_of_range"])
     assert marked["nan_kv_in_use"] == ""
     assert {name for name, said in marked.items() if said} == {k.name for k in CLASSES.values() if k.captured_sites}
+
+
+@pytest.mark.parametrize(
+    ("fault", "speculative", "message"),
+    [
+        (Fault("nan_draft_logits"), LAYERS, "it acts at draft.forward.logits, which base never passes"),
+        (Fault("nan_draft_logits", site="draft_extend.logits"), LAYERS, None),
+        (Fault("buffer_overrun"), LAYERS, "it needs a draft loop"),
+        (Fault("poisoned_padding_rows", site="mtp_graph.replay.input_ids"), LAYERS, None),
+        (Fault("poisoned_padding_rows", site="mtp_graph.replay.input_ids"), {}, "which base never passes"),
+    ],
+)
+def test_a_fault_is_refused_where_something_else_drafts(
+    fault: Fault, speculative: dict[str, object], message: str | None
+) -> None:
+    config = EngineConfig.from_dict({"speculative": speculative, "memory": {"guards": True}})
+    with contextlib.nullcontext() if message is None else pytest.raises(BadFault, match=message):
+        check_fit(fault, config, "base")
 
 
 def test_one_class_is_described(capsys: pytest.CaptureFixture[str]) -> None:

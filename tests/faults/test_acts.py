@@ -53,7 +53,8 @@ def test_the_number_made_denormal_is_the_nearest_to_zero_of_all_layers() -> None
     keys, values = [torch.full((3, 2, 4), 0.5) for _ in range(2)], [torch.full((3, 2, 4), 0.25) for _ in range(2)]
     values[1][2, 1, 3] = -1e-6
     pool = SimpleNamespace(num_layers=2, kv_buffer=lambda layer: (keys[layer], values[layer]))
-    view = SimpleNamespace(memory=SimpleNamespace(target=pool), slot=lambda request, position: 2)
+    cache = SimpleNamespace(beyond=1)
+    view = SimpleNamespace(memory=SimpleNamespace(target=pool), cache=cache, slot=lambda request, position: 2)
     shot, ledger = shot_of(view, [SimpleNamespace(rid="r", kv_len=5)])
     denormal_kv_in_use(shot)
     (done,) = ledger

@@ -28,9 +28,14 @@ class PrefixCache:
         self.enabled = config.radix_cache
         self.radix = RadixCache(config.page_size, req_to_token.table.device)
         spec = config.speculative
-        self._lookahead = lookahead
+        self.lookahead = lookahead
         self._draft_kv = memory.draft is not None
         self._recompute = self._draft_kv and spec is not None and spec.draft_kv_on_hit == "recompute"
+
+    @property
+    def beyond(self) -> int:
+        """Tokens that must follow a position before it is cached, with draft KV that no later token changes."""
+        return beyond(self.lookahead)
 
     @property
     def available(self) -> int:
@@ -60,7 +65,7 @@ class PrefixCache:
         if not self.enabled:
             return
         limit = request.cache_limit
-        key = self._key(request.all_ids if limit is None else request.all_ids[: limit + beyond(self._lookahead)])
+        key = self._key(request.all_ids if limit is None else request.all_ids[: limit + self.beyond])
         match = self.radix.match_prefix(key, require_draft_kv=request.speculative and self._recompute)
         self.radix.lock(match.node)
         request.node = match.node
@@ -110,7 +115,7 @@ class PrefixCache:
 
     def _key(self, tokens: Sequence[int]) -> RadixKey:
         """The key of a sequence, which only those share whose KV, the draft's included, is the same."""
-        return RadixKey(tokens, self._lookahead)
+        return RadixKey(tokens, self.lookahead)
 
     def _insert(self, request: Request, key: RadixKey) -> int:
         """Offer the row's slots under ``key``, free duplicates; returns how many positions it covers."""

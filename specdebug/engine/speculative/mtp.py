@@ -26,12 +26,12 @@ from specdebug.engine.speculative.cached_prefix import prepare_cached_prefix
 from specdebug.engine.speculative.commit import Compacted
 from specdebug.engine.speculative.drafter import DrafterParts
 from specdebug.engine.speculative.mtp_extend import (
+    ChainProbes,
+    ChainRows,
     LayerChain,
-    Looks,
     MTPExtendForward,
     MTPExtendInputs,
     MTPExtendOutputs,
-    Rows,
 )
 from specdebug.engine.speculative.mtp_state import MTPState, MTPStateTable
 from specdebug.engine.speculative.selection import DraftCandidates
@@ -114,7 +114,7 @@ class MTPDrafter:
             metadata = parts.planner.extend_uniform(layout, forward.width, self._workspace)
             outputs = forward.run(inputs, parts.attention.draft.bind(metadata, parts.pools.draft, locs))
         parts.pools.draft.probe_written(slots)
-        self.state.store_drafts(rows, outputs.draft_tokens, outputs.history)
+        self.state.store_drafts(rows, outputs.draft_tokens, outputs.recent)
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
         """As of any drafter. Some layers read drafts at the last positions of a chunk that ends less than N tokens
@@ -126,7 +126,7 @@ class MTPDrafter:
         with self._parts.observers.computing("prefill", batch.requests, lens):
             outputs = self._prefill(batch, spans, next_ids, features)
         self._parts.pools.draft.probe_written(batch.out_cache_loc)
-        self.state.store_drafts(batch.req_pool_indices, outputs.draft_tokens, outputs.history)
+        self.state.store_drafts(batch.req_pool_indices, outputs.draft_tokens, outputs.recent)
 
     def _prefill(
         self, batch: PrefillBatch, spans: Sequence[_Span], next_ids: Tensor, features: Tensor
@@ -139,7 +139,7 @@ class MTPDrafter:
         ends_cpu = list(accumulate(earlier + span.chunk for span in spans))
         ends = upload(ends_cpu, device)
         ids = self._known_ids(spans).index_copy_(0, ends - 1, tail[:, 0])
-        stored = self.state.history(batch.req_pool_indices).hidden_states
+        stored = self.state.recent(batch.req_pool_indices).hidden_states
         chunks = torch.split(features, list(batch.extend_lens_cpu))
         hidden = torch.cat([part for pair in zip(stored, chunks, strict=True) for part in pair])
 
@@ -151,8 +151,8 @@ class MTPDrafter:
         slots = torch.cat([table.slots(span.request.row, span.first, span.stop) for span in spans])
         metadata = parts.planner.extend(_layout(batch, spans), self._workspace)
         attention = parts.attention.draft.bind(metadata, parts.pools.draft, slots)
-        rows = Rows(ids[at], positions, hidden[at], following, last)
-        drafts = self._chain.run(rows, attention, Looks(self._look_at_ids, _look_at_hidden), tail)
+        rows = ChainRows(ids[at], positions, hidden[at], following, last)
+        drafts = self._chain.run(rows, attention, ChainProbes(self._look_at_ids, _look_at_hidden), tail)
         kept = ends.unsqueeze(1) + torch.arange(-earlier, 0, device=device)
         return MTPExtendOutputs(drafts, ids[kept], hidden[kept])
 

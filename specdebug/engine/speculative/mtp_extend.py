@@ -23,7 +23,7 @@ from specdebug.engine.kernels.argmax import argmax
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.mtp import MTPDraft
-from specdebug.engine.speculative.mtp_state import History, MTPStateTable
+from specdebug.engine.speculative.mtp_state import MTPStateTable, RecentPositions
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class MTPExtendInputs:
 @dataclass(frozen=True)
 class MTPExtendOutputs:
     """The next drafts, draft_tokens [B, N], and the last N - 1 positions, next_ids [B, N-1] and hidden_states
-    [B, N-1, H], as ``MTPState`` and ``History`` have them."""
+    [B, N-1, H], as ``MTPState`` and ``RecentPositions`` have them."""
 
     draft_tokens: Tensor
     next_ids: Tensor
     hidden_states: Tensor
 
     @property
-    def history(self) -> History:
-        return History(self.next_ids, self.hidden_states)
+    def recent(self) -> RecentPositions:
+        return RecentPositions(self.next_ids, self.hidden_states)
 
 
-class Rows(NamedTuple):
+class ChainRows(NamedTuple):
     """Rows that all layers run over, one request's after another's.
 
     next_ids, positions: int64 [n], of each row the token after its position. hidden_states: [n, H], the target's.
@@ -67,7 +67,7 @@ class Rows(NamedTuple):
     last: Tensor
 
 
-class Looks(NamedTuple):
+class ChainProbes(NamedTuple):
     """The probes of a layer's ids before it runs, and of its hidden states after."""
 
     input_ids: Callable[[Tensor], None]
@@ -81,7 +81,9 @@ class LayerChain:
         self.model = model
         self.pool = pool
 
-    def run(self, rows: Rows, attention: LayerAttention, looks: Looks, tail: Tensor | None = None) -> Tensor:
+    def run(
+        self, rows: ChainRows, attention: LayerAttention, probes: ChainProbes, tail: Tensor | None = None
+    ) -> Tensor:
         """The best draft of each layer behind the last rows: int64 [B, N].
 
         tail: int64 [B, N], the token that layer i reads at the last row, where one is known, else -1.
@@ -92,13 +94,13 @@ class LayerChain:
             if drafts:
                 known = drafts[-1] if tail is None else torch.where(tail[:, index] < 0, drafts[-1], tail[:, index])
                 ids = ids.index_select(0, rows.following).index_copy_(0, rows.last, known)
-            looks.input_ids(ids)
+            probes.input_ids(ids)
             output = model.forward(index, ids, rows.positions, hidden, attention)
-            looks.hidden_states(output)
+            probes.hidden_states(output)
             logits = model.logits(index, output.index_select(0, rows.last))
             maybe_detect_nonfinite(logits, "draft_extend.logits")
             drafts.append(argmax(logits))
-            maybe_detect_oob(drafts[-1], 0, model.vocab_size, "draft_extend.topk_index")
+            maybe_detect_oob(drafts[-1].unsqueeze(1), 0, model.vocab_size, "draft_extend.topk_index")
             hidden = output if model.chain_hidden_states else hidden
         return torch.stack(drafts, dim=1)
 
@@ -112,7 +114,7 @@ class MTPExtendForward:
         self.earlier = chain.model.num_layers - 1
         self.width = tree_size + self.earlier
         self._state = state
-        self._looks = Looks(self._look_at_ids, self._look_at_hidden)
+        self._looks = ChainProbes(self._look_at_ids, self._look_at_hidden)
 
     def layout(self, batch: SequenceLayout) -> SequenceLayout:
         """The batch as it was N - 1 positions ago, or at its beginning: where the rows start."""
@@ -122,15 +124,15 @@ class MTPExtendForward:
     def run(self, inputs: MTPExtendInputs, attention: LayerAttention) -> MTPExtendOutputs:
         """Compute T + N - 1 rows each. A request that is shorter than N - 1 has that many more behind its tokens."""
         batch, width, device = inputs.seq_lens.numel(), self.width, inputs.seq_lens.device
-        history = self._state.history(inputs.req_pool_indices)
-        next_ids = torch.cat([history.next_ids, inputs.input_ids.view(batch, -1)], dim=1)
+        recent = self._state.recent(inputs.req_pool_indices)
+        next_ids = torch.cat([recent.next_ids, inputs.input_ids.view(batch, -1)], dim=1)
         features = inputs.features.view(batch, self.tree_size, -1)
-        hidden = torch.cat([history.hidden_states, features], dim=1)
+        hidden = torch.cat([recent.hidden_states, features], dim=1)
         column = torch.arange(width, device=device)
         first = torch.arange(0, batch * width, width, device=device)
         lacking = (self.earlier - inputs.seq_lens).clamp_(min=0)
         at = (first.unsqueeze(1) + (lacking.unsqueeze(1) + column).clamp_(max=width - 1)).view(-1)
-        rows = Rows(
+        rows = ChainRows(
             next_ids.view(-1).index_select(0, at),
             (inputs.seq_lens - self.earlier + lacking).unsqueeze(1).add(column).view(-1),
             hidden.flatten(0, 1).index_select(0, at),

@@ -14,7 +14,7 @@ from specdebug.engine.speculative.state import LengthTable, StepState
 @dataclass(frozen=True)
 class MTPState(StepState):
     """draft_tokens: int64 [B, N], the drafts of the next step, one of each layer. hidden_states: [B, N-1, H], as of
-    ``History``. topk_p, topk_index: None, for there is nothing left to choose from."""
+    ``RecentPositions``. topk_p, topk_index: None, for there is nothing left to choose from."""
 
     draft_tokens: Tensor
     hidden_states: Tensor
@@ -23,7 +23,7 @@ class MTPState(StepState):
 
 
 @dataclass(frozen=True)
-class History:
+class RecentPositions:
     """The last N - 1 positions with target KV, L-N+1 .. L-1, which the next extend goes over once more: some
     layers have read drafts there.
 
@@ -36,7 +36,7 @@ class History:
 
 
 class MTPStateTable(LengthTable):
-    """MTPState and History for every row of ``req_to_token``. Row 0, of padding, is never written."""
+    """MTPState and RecentPositions for every row of ``req_to_token``. Row 0, of padding, is never written."""
 
     def __init__(
         self, rows: int, *, num_layers: int, hidden_size: int, dtype: torch.dtype, device: torch.device
@@ -57,12 +57,12 @@ class MTPStateTable(LengthTable):
         seq_lens, bonus, draft_tokens, hidden_states = (column.index_select(0, rows) for column in columns)
         return MTPState(seq_lens, bonus, draft_tokens, hidden_states)
 
-    def history(self, rows: Tensor) -> History:
+    def recent(self, rows: Tensor) -> RecentPositions:
         """Copies of what is kept of the last positions of the given rows (int64 [B])."""
-        return History(self._next_ids.index_select(0, rows), self._hidden.index_select(0, rows))
+        return RecentPositions(self._next_ids.index_select(0, rows), self._hidden.index_select(0, rows))
 
-    def store_drafts(self, rows: Tensor, draft_tokens: Tensor, history: History) -> None:
+    def store_drafts(self, rows: Tensor, draft_tokens: Tensor, recent: RecentPositions) -> None:
         """Keep what the layers predict for the positions after the bonus token, and the last positions."""
         self._draft_tokens.index_copy_(0, rows, draft_tokens)
-        self._next_ids.index_copy_(0, rows, history.next_ids)
-        self._hidden.index_copy_(0, rows, history.hidden_states)
+        self._next_ids.index_copy_(0, rows, recent.next_ids)
+        self._hidden.index_copy_(0, rows, recent.hidden_states)

@@ -124,11 +124,13 @@ def _fill(shot: Shot, pool: KVPool, pool_name: str, slots: Tensor | int, value: 
 def _element(shot: Shot, pool: KVPool, pool_name: str) -> tuple[Tensor, tuple[int, int, int], str]:
     """One element of a committed position: the tensor of its layer, the index in that, and the tensor's name.
 
-    Draft KV of the last committed position is not counted: the next draft extend may write it.
+    The last positions, whose draft KV depends on tokens that may follow, are not counted: the next draft extend may
+    write it.
     """
-    among = [each for each in shot.batch if each.kv_len > 1]
+    open_end = shot.view.cache.beyond
+    among = [each for each in shot.batch if each.kv_len > open_end]
     request = shot.pick(among, "no request with committed KV runs")
-    position = shot.rng.randrange(request.kv_len - 1)
+    position = shot.rng.randrange(request.kv_len - open_end)
     layer, side = shot.rng.randrange(pool.num_layers), shot.rng.choice("kv")
     tensor = pool.kv_buffer(layer)["kv".index(side)]
     _, heads, width = tensor.shape

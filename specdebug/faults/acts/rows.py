@@ -69,7 +69,8 @@ def misaligned_release(shot: Shot) -> None:
     """The slots that a request gives back begin with a slot that begins no page."""
     page = shot.view.config.page_size
     request = shot.pick(shot.wrapped.args)
-    cached = request.kv_len - request.kv_len % page if shot.wrapped.options["keep"] else 0
+    settled = request.kv_len + 1 - shot.view.cache.beyond
+    cached = settled - settled % page if shot.wrapped.options["keep"] else 0
     first = max(request.protected_len, cached)
     if first >= request.kv_allocated:
         raise NotHere(f"{request.rid} has nothing to give back")

@@ -16,7 +16,7 @@ from specdebug.engine.errors import IllegalAddress
 from specdebug.engine.graph.mtp_runner import MTPExtendGraphRunner
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
 from specdebug.engine.speculative.mtp_extend import LayerChain, MTPExtendForward, MTPExtendInputs, MTPExtendOutputs
-from specdebug.engine.speculative.mtp_state import History, MTPStateTable
+from specdebug.engine.speculative.mtp_state import MTPStateTable, RecentPositions
 from tests.engine.conftest import Lab
 from tests.engine.graph.benches import (
     LENGTHS,
@@ -51,9 +51,9 @@ class MTPBench(Bench):
         state = MTPStateTable(
             MAX_BS, num_layers=self.draft.num_layers, hidden_size=size, dtype=torch.float32, device=torch.device("cpu")
         )
-        self.history = History(self.ids(MAX_BS * earlier).view(MAX_BS, -1), self.draw(MAX_BS, earlier, size))
+        self.recent = RecentPositions(self.ids(MAX_BS * earlier).view(MAX_BS, -1), self.draw(MAX_BS, earlier, size))
         drafts = torch.zeros(MAX_BS, self.draft.num_layers, dtype=torch.int64)
-        state.store_drafts(self.rows, drafts, self.history)
+        state.store_drafts(self.rows, drafts, self.recent)
         self.forward = MTPExtendForward(LayerChain(self.draft, self.pool), state, tree_size=nodes)
         self.runner: MTPExtendGraphRunner = MTPExtendGraphRunner(self.parts, self.forward, TorchBackend())
         self.tokens = self.ids(MAX_BS * nodes)
@@ -139,8 +139,8 @@ def test_the_last_positions_are_kept_for_the_next_extend(lab: Lab) -> None:
     found, nodes = bench.replay(bench.given(5)), bench.spec.tree_size
     tokens, features = bench.tokens.view(5, nodes), bench.features.view(5, nodes, -1)
     for b, accepted in enumerate(bench.accepted.tolist()):
-        ids = torch.cat([bench.history.next_ids[b], tokens[b, :accepted]])
-        hidden = torch.cat([bench.history.hidden_states[b], features[b, :accepted]])
+        ids = torch.cat([bench.recent.next_ids[b], tokens[b, :accepted]])
+        hidden = torch.cat([bench.recent.hidden_states[b], features[b, :accepted]])
         assert torch.equal(found.next_ids[b], ids[-2:])
         assert torch.equal(found.hidden_states[b], hidden[-2:])
 

@@ -95,7 +95,7 @@ NEGATED = "self.runner is None or not self.runner.can_run"
 PLANNED = "self.runner is not None and prepared.planned is not None"
 LEFT_UNUSED: dict[str, tuple[Any, str, str, str, set[str]]] = {
     "can_run": (GraphRunner, "can_run", "is not None", "is None", set(SPECULATIVE)),
-    "draft": (DraftStage, "run", f"if {RUNS}(rows.numel())", f"if not ({RUNS}(rows.numel()))", {"draft"}),
+    "draft": (DraftStage, "run_on", f"if {RUNS}(rows.numel())", f"if not ({RUNS}(rows.numel()))", {"draft"}),
     "verify, prepared": (
         VerifyStage, "prepare", f"if {RUNS}(len(lens_cpu))", f"if not ({RUNS}(len(lens_cpu)))", {"verify"},
     ),

@@ -82,8 +82,7 @@ class Engine:
         self.observers = Observers()
         self._step = 0
         self._tokenizer: TargetTokenizer | None = None
-        device, dtype = usable_device(config.device), getattr(torch, config.dtype)
-        spec = config.speculative
+        device, dtype, spec = usable_device(config.device), getattr(torch, config.dtype), config.speculative
         if device.type == "cuda":
             async_probe.prepare(device, (dtype, torch.float32))
         target, draft = models if models is not None else load_models(config)

@@ -21,7 +21,7 @@ from specdebug.engine.speculative.protocol import SpeculativeWorker
 if TYPE_CHECKING:
     from specdebug.engine.engine import Engine
     from specdebug.engine.speculative.stages import StagedWorker
-    from specdebug.engine.speculative.state import DraftStateTable, StateTable
+    from specdebug.engine.speculative.state import StateTable
 
 RunnerName = Literal["draft", "verify", "extend"]
 
@@ -75,15 +75,6 @@ class EngineView:
     def state(self) -> StateTable:
         """The state that one decode step leaves for the next, on the device."""
         return self.eagle.state
-
-    @property
-    def head_state(self) -> DraftStateTable:
-        """That of an EAGLE head. Raises EngineError where something else drafts."""
-        from specdebug.engine.speculative.state import DraftStateTable
-
-        if not isinstance(self.state, DraftStateTable):
-            raise EngineError("no EAGLE head drafts here; set speculative.algorithm to EAGLE or EAGLE3")
-        return self.state
 
     @property
     def table(self) -> Tensor:

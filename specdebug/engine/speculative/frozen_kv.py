@@ -49,6 +49,10 @@ class FrozenKVStateTable(LengthTable):
 
     def gather(self, rows: Tensor) -> FrozenKVState:
         """Return the start of the next draft of the given rows (int64 [B])."""
+        return self.read(rows)
+
+    def read(self, rows: Tensor) -> FrozenKVState:
+        """Copies of the given rows (int64 [B])."""
         return FrozenKVState(*(column.index_select(0, rows) for column in (self.seq_lens, self.bonus, self._hidden)))
 
     def store_hidden(self, rows: Tensor, hidden_states: Tensor) -> None:

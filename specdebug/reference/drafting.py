@@ -19,10 +19,10 @@ from specdebug.reference.draft import (
     draft_inputs,
     draft_logits,
     finish_layer,
+    project_heads,
     reduce_aux,
     to_target_ids,
 )
-from specdebug.reference.layers import merge_heads, project_qkv, repeat_kv, rope_tables
 from specdebug.reference.tree import TreeShape
 
 
@@ -81,10 +81,8 @@ class DraftedText:
         self._head = head
         self._ids = ids
         self._hidden = reduce_aux(head, features)
-        rope = rope_tables(head.config, torch.arange(len(ids) - 1))
         x, _ = draft_inputs(head, ids[1:], self._hidden)
-        _, k, v = project_qkv(head.weights, f"{head.layer}self_attn.", head.config, x, rope)
-        k, v = repeat_kv(k, head.config), repeat_kv(v, head.config)
+        _, k, v = project_heads(head, x, torch.arange(len(ids) - 1))
         if zeroed is not None:
             k[:, zeroed] = v[:, zeroed] = 0.0
         self._kv = k, v
@@ -170,8 +168,8 @@ class DraftedText:
 
     def _no_path(self, rows: int) -> tuple[Tensor, Tensor]:
         """Keys and values of branches in which nothing is written."""
-        none = self._kv[0].new_empty(len(self._kv[0]), rows, 0, self._kv[0].shape[-1])
-        return none, none
+        k, v = (side.new_empty(len(side), rows, 0, side.shape[-1]) for side in self._kv)
+        return k, v
 
     def _children(self, beam: _Beam, outputs: Tensor, guide: Guide, topk: int) -> _Beam:
         """The ``topk`` best continuations of every path, the paths' children one after another."""
@@ -204,17 +202,16 @@ class DraftedText:
         text, to its branch: outputs [R, H], and the branch's keys and values with those of this position."""
         head = self._head
         x, residual = draft_inputs(head, tokens, hidden)
-        rope = rope_tables(head.config, positions)
-        q, k, v = project_qkv(head.weights, f"{head.layer}self_attn.", head.config, x, rope)
+        q, k, v = project_heads(head, x, positions)
         text_keys, text_values = self._kv
-        own_keys = torch.cat([keys, repeat_kv(k, head.config)[:, :, None]], dim=2)
-        own_values = torch.cat([values, repeat_kv(v, head.config)[:, :, None]], dim=2)
+        own_keys = torch.cat([keys, k[:, :, None]], dim=2)
+        own_values = torch.cat([values, v[:, :, None]], dim=2)
         scores = (q @ text_keys.transpose(-1, -2)).masked_fill(~visible, float("-inf"))
         own = (q[:, :, None] * own_keys).sum(-1)
         m = scores.shape[-1]
         probs = (torch.cat([scores, own], dim=-1) * q.shape[-1] ** -0.5).softmax(-1)
         attended = probs[..., :m] @ text_values + (probs[..., m:, None] * own_values).sum(2)
-        return finish_layer(head, merge_heads(attended), residual), own_keys, own_values
+        return finish_layer(head, attended, residual), own_keys, own_values
 
 
 def _in_branches(level: _Beam, best: Tensor, guide: Guide, forward: int) -> Tensor:

@@ -10,9 +10,14 @@ from torch import Tensor
 
 from specdebug.errors import CheckpointError, one_line
 from specdebug.files import kind_of
+from specdebug.reference.assistant import AssistantHead
 from specdebug.reference.config import ModelConfig, read_config
 from specdebug.reference.draft import DraftHead
 from specdebug.reference.layers import Weights
+from specdebug.reference.mtp import MTPHead
+
+Draft = DraftHead | MTPHead | AssistantHead
+"""A head that drafts from its own outputs, one with a layer for each draft, or one that reads the target's KV."""
 
 
 def load_weights(
@@ -47,9 +52,28 @@ def load_draft(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-) -> DraftHead:
-    """Load the head in ``path``, which borrows embedding and lm_head from a loaded target."""
+) -> Draft:
+    """Load the head in ``path``, which borrows embedding and lm_head from a loaded target. Which kind it is follows from
+    its config: an assistant names the target's layers that it reads, and more than one next-n layer drafts one after
+    another."""
     weights, config = load_weights(path, dtype=dtype, device=device)
     embed = target_weights["model.embed_tokens.weight"]
     lm_head = embed if target_config.tie_word_embeddings else target_weights["lm_head.weight"]
-    return DraftHead(weights=weights, config=config, embed=embed, lm_head=lm_head)
+    return join_draft(weights, config, embed, lm_head)
+
+
+def join_draft(weights: Weights, config: ModelConfig, embed: Tensor, lm_head: Tensor) -> Draft:
+    """Join a head's tensors to the target's embedding and lm_head, where it brings none of its own."""
+    if config.target_kv_layers:
+        own = weights.get("embed_tokens.weight", embed), weights.get("lm_head.weight", lm_head)
+        return AssistantHead(weights, config, *own)
+    if not config.nextn_layers:
+        return DraftHead(weights, config, embed, lm_head)
+    layers = tuple(_nextn_layer(weights, config, embed, lm_head, index) for index in range(config.nextn_layers))
+    return layers[0] if len(layers) == 1 else MTPHead(layers, config.chain_hidden_states)
+
+
+def _nextn_layer(weights: Weights, config: ModelConfig, embed: Tensor, lm_head: Tensor, index: int) -> DraftHead:
+    prefix = f"model.layers.{config.num_layers + index}."
+    own_embed = weights.get(f"{prefix}embed_tokens.weight", embed)
+    return DraftHead(weights, config, own_embed, weights.get(f"{prefix}shared_head.head.weight", lm_head), index)

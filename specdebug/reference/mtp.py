@@ -51,7 +51,7 @@ def mtp_kv(head: MTPHead, ids: Tensor, hidden: Tensor) -> list[tuple[Tensor, Ten
     written, states = [], hidden
     for index, (layer, output) in enumerate(zip(head.layers, mtp_unroll(head, ids, hidden), strict=True)):
         rows = len(ids) - 1 - index
-        written.append(draft_kv(layer, ids[1 + index :], states[:rows], torch.arange(rows)))
+        written.append(draft_kv(layer, ids[1 + index :], states[:rows], torch.arange(rows, device=ids.device)))
         states = output if head.chained else hidden
     return written
 
@@ -65,7 +65,8 @@ def mtp_draft(head: MTPHead, ids: Tensor, hidden: Tensor) -> MTPDrafts:
         logits.append(draft_logits(layer, output[-1]))
         tokens = torch.cat([tokens[1:], logits[-1].argmax(-1)[None]])
         states = output if head.chained else hidden
-    return MTPDrafts(tokens[-len(logits) :], torch.stack(logits))
+    drafted = torch.stack(logits)
+    return MTPDrafts(drafted.argmax(-1), drafted)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from tests.reference.test_draft import make_head
 
 LENGTH = 7
 SHAPES = (TreeShape(1, 3, 4), TreeShape(2, 3, 5), TreeShape(3, 2, 6), TreeShape(3, 3, 4))
-KINDS = ("eagle", "eagle3")
+KINDS = ("eagle", "eagle3", "nextn")
 
 
 def text(kind: str, seed: int) -> tuple[Tensor, Tensor]:

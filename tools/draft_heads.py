@@ -17,8 +17,8 @@ DRAFT_VOCAB_SIZE = 1280
 INTERMEDIATE_SIZE = 448
 MTP_LAYERS = 3
 ASSISTANT_TARGET_LAYERS = (6, 12)
-"""Whose keys and values the assistant's layers read: in the middle, where a position knows the token before it, and near
-the end, where it knows what should follow."""
+"""Whose keys and values the assistant's layers read: in the middle, where a position knows the token before it, and
+near the end, where it knows what should follow."""
 
 
 def head_config(kind: str, target: ModelConfig) -> ModelConfig:
@@ -101,9 +101,7 @@ def _nextn_weights(config: ModelConfig, target: dict[str, Tensor], generator: to
     return weights
 
 
-def _assistant_weights(
-    config: ModelConfig, target: dict[str, Tensor], generator: torch.Generator
-) -> dict[str, Tensor]:
+def _assistant_weights(config: ModelConfig, target: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
     device, hidden = target["model.embed_tokens.weight"].device, config.hidden_size
     weights = {
         "fc.weight": scaled_normal(hidden, 2 * hidden, generator, device, 1.0),

@@ -84,9 +84,7 @@ def make_target(name: str, out: Path, device: torch.device, scale: Scale, steps:
     )
 
 
-def make_heads(
-    target: str, heads: dict[str, Head], out: Path, device: torch.device, scale: Scale, steps: int
-) -> None:
+def make_heads(target: str, heads: dict[str, Head], out: Path, device: torch.device, scale: Scale, steps: int) -> None:
     """Train a target's heads in ``out``, and measure them."""
     material = prepare(
         find(out, target),

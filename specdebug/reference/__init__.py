@@ -19,7 +19,7 @@ from specdebug.reference.config import LatentAttention, ModelConfig, read_config
 from specdebug.reference.draft import DraftHead, accept_lengths, chain_matches, draft_kv, draft_logits, draft_unroll
 from specdebug.reference.mtp import MTPHead, mtp_draft, mtp_kv, mtp_matches, mtp_unroll
 from specdebug.reference.target import DenseCache, greedy_generate, target_forward
-from specdebug.reference.weights import Draft, join_draft, load_draft, load_weights
+from specdebug.reference.weights import Draft, Way, join_draft, load_draft, load_weights
 
 __all__ = [
     "AssistantHead",
@@ -29,6 +29,7 @@ __all__ = [
     "LatentAttention",
     "MTPHead",
     "ModelConfig",
+    "Way",
     "accept_lengths",
     "assistant_logits",
     "assistant_matches",

@@ -48,10 +48,18 @@ def frozen_kv(head: AssistantHead, cache: DenseCache) -> TargetKV:
     return [(cache.keys[i][..., :stop, :], cache.values[i][..., :stop, :]) for i in head.config.target_kv_layers]
 
 
-def assistant_pass(head: AssistantHead, tokens: Tensor, hidden: Tensor, positions: Tensor, kv: TargetKV) -> Tensor:
-    """One pass for the last n of m positions, int64 [n], each attending to the target's KV up to itself.
+def assistant_pass(
+    head: AssistantHead,
+    tokens: Tensor,
+    hidden: Tensor,
+    positions: Tensor,
+    kv: TargetKV,
+    visible: Tensor | None = None,
+) -> Tensor:
+    """One pass of n rows that ask from int64 ``positions`` [n] and attend to the target's KV of m.
 
-    ``tokens`` int64 [..., n] and ``hidden`` [..., n, H] are what each row reads; the output is [..., n, H].
+    ``tokens`` int64 [..., n] and ``hidden`` [..., n, H] are what each row reads; the output is [..., n, H]. What a row
+    sees is ``visible``, bool [n, m]; without it, rows are the last n positions and see each up to its own.
     """
     config, weights = head.config, head.weights
     embedded = F.embedding(tokens, head.embed)
@@ -62,7 +70,11 @@ def assistant_pass(head: AssistantHead, tokens: Tensor, hidden: Tensor, position
         prefix = f"layers.{index}."
         normed = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], config)
         q = split_heads(F.linear(normed, weights[f"{prefix}self_attn.q_proj.weight"]), config.num_heads)
-        attended = causal_attention(apply_rope(q, rope), repeat_kv(k, config), repeat_kv(v, config))
+        q, k, v = apply_rope(q, rope), repeat_kv(k, config), repeat_kv(v, config)
+        if visible is None:
+            attended = causal_attention(q, k, v)
+        else:
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
         x = finish(weights, prefix, config, attended, x)
     return rms_norm(x, weights["norm.weight"], config)
 

@@ -26,8 +26,8 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, section 2.1): a position keeps ``kv_lora_rank`` columns from which every
-    head's key and value are made, and one rotated key of ``qk_rope_head_dim`` that all heads share."""
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): a position keeps ``kv_lora_rank`` columns from which
+    every head's key and value are made, and one rotated key of ``qk_rope_head_dim`` that all heads share."""
 
     q_lora_rank: int | None
     kv_lora_rank: int

@@ -25,10 +25,11 @@ def project_latent(
     else:
         low = F.linear(x, weights[f"{prefix}q_a_proj.weight"], weights.get(f"{prefix}q_a_proj.bias"))
         q = F.linear(_norm(low, weights[f"{prefix}q_a_layernorm.weight"]), weights[f"{prefix}q_b_proj.weight"])
-    q_nope, q_rope = split_heads(q, config.num_heads).split([shape.qk_nope_head_dim, shape.qk_rope_head_dim], dim=-1)
+    q = split_heads(q, config.num_heads)
+    q_nope, q_rope = torch.split(q, [shape.qk_nope_head_dim, shape.qk_rope_head_dim], dim=-1)
     name = f"{prefix}kv_a_proj_with_mqa"
     kept = F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))[..., None, :, :]
-    latent, key = kept.split([shape.kv_lora_rank, shape.qk_rope_head_dim], dim=-1)
+    latent, key = torch.split(kept, [shape.kv_lora_rank, shape.qk_rope_head_dim], dim=-1)
     q = torch.cat([q_nope, _rotate(q_rope, rope, shape)], dim=-1)
     return q, _rotate(key, rope, shape), _norm(latent, weights[f"{prefix}kv_a_layernorm.weight"])
 
@@ -39,7 +40,7 @@ def expand_latent(
     """Every head's keys [..., Hq, n, nope + rope] and values [..., Hq, n, v] of what positions keep."""
     shape = _latent_of(config)
     both = split_heads(F.linear(latent[..., 0, :, :], weights[f"{prefix}kv_b_proj.weight"]), config.num_heads)
-    k_nope, v = both.split([shape.qk_nope_head_dim, shape.v_head_dim], dim=-1)
+    k_nope, v = torch.split(both, [shape.qk_nope_head_dim, shape.v_head_dim], dim=-1)
     return torch.cat([k_nope, key.expand(*k_nope.shape[:-1], -1)], dim=-1), v
 
 
@@ -61,7 +62,7 @@ def _route(weights: Weights, prefix: str, experts: Experts, x: Tensor) -> tuple[
     ``topk_group`` groups whose two best add up to most."""
     scores = F.linear(x.float(), weights[f"{prefix}gate.weight"].float()).sigmoid()
     biased = scores + weights[f"{prefix}gate.e_score_correction_bias"].float()
-    groups = biased.unflatten(-1, (experts.n_group, -1))
+    groups = biased.view(*biased.shape[:-1], experts.n_group, -1)
     best = groups.topk(2, dim=-1).values.sum(-1).topk(experts.topk_group, dim=-1).indices
     open_groups = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, True)
     biased = groups.masked_fill(~open_groups[..., None], float("-inf")).flatten(-2)

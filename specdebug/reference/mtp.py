@@ -2,8 +2,8 @@
 
 Layer i at position p reads token p+1+i and the target's hidden state at p (or, chained, the layer before it at p) and
 guesses token p+2+i; its keys and values at p depend on no later token. Behind L positions with target states and the
-token at L, layer 0 drafts token L+1 from row L-1; layer i reads at rows L-i .. L-1 what layers 0 .. i-1 have drafted, and
-drafts token L+1+i from row L-1.
+token at L, layer 0 drafts token L+1 from row L-1; layer i reads at rows L-i .. L-1 what layers 0 .. i-1 have drafted,
+and drafts token L+1+i from row L-1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def mtp_unroll(head: MTPHead, ids: Tensor, hidden: Tensor) -> list[Tensor]:
     [..., n-1-i, H]; its row p guesses token p+2+i."""
     n, outputs = ids.shape[-1], list[Tensor]()
     for index, layer in enumerate(head.layers):
-        rows = n - 1 - index
+        rows = max(0, n - 1 - index)
         states = outputs[-1] if head.chained and outputs else hidden
         outputs.append(draft_unroll(layer, ids[..., 1 + index :], states[..., :rows, :], 1)[0])
     return outputs
@@ -50,7 +50,7 @@ def mtp_kv(head: MTPHead, ids: Tensor, hidden: Tensor) -> list[tuple[Tensor, Ten
     0 .. n-2-i of int64 ids [n], each [Hkv, n-1-i, D]."""
     written, states = [], hidden
     for index, (layer, output) in enumerate(zip(head.layers, mtp_unroll(head, ids, hidden), strict=True)):
-        rows = len(ids) - 1 - index
+        rows = max(0, len(ids) - 1 - index)
         written.append(draft_kv(layer, ids[1 + index :], states[:rows], torch.arange(rows, device=ids.device)))
         states = output if head.chained else hidden
     return written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +19,9 @@ from specdebug.reference.mtp import MTPHead
 
 Draft = DraftHead | MTPHead | AssistantHead
 """A head that drafts from its own outputs, one with a layer for each draft, or one that reads the target's KV."""
+
+Way = Literal["recurrent", "layers", "frozen"]
+"""How a checkpoint is used, in the same order."""
 
 
 def load_weights(
@@ -50,27 +54,46 @@ def load_draft(
     target_weights: Weights,
     target_config: ModelConfig,
     *,
+    way: Way | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Draft:
-    """Load the head in ``path``, which borrows embedding and lm_head from a loaded target. Which kind it is follows from
-    its config: an assistant names the target's layers that it reads, and more than one next-n layer drafts one after
-    another."""
+    """Load the head in ``path``, which borrows embedding and lm_head from a loaded target. Without ``way`` the config
+    decides: an assistant names the target's layers that it reads, and more than one next-n layer drafts one after
+    another. Raises CheckpointError for a checkpoint that cannot be used in this way."""
     weights, config = load_weights(path, dtype=dtype, device=device)
     embed = target_weights["model.embed_tokens.weight"]
     lm_head = embed if target_config.tie_word_embeddings else target_weights["lm_head.weight"]
-    return join_draft(weights, config, embed, lm_head)
+    draft = join_draft(weights, config, embed, lm_head, way)
+    if way not in (None, _way_of(draft)):
+        raise CheckpointError(f"{path} holds no draft of the kind that this algorithm needs ({_NEEDED[way]})")
+    return draft
 
 
-def join_draft(weights: Weights, config: ModelConfig, embed: Tensor, lm_head: Tensor) -> Draft:
-    """Join a head's tensors to the target's embedding and lm_head, where it brings none of its own."""
+_NEEDED: dict[Way, str] = {
+    "recurrent": "an EAGLE head or a next-n layer",
+    "layers": "next-n layers",
+    "frozen": "an assistant, whose config names target_kv_layers",
+}
+
+
+def _way_of(draft: Draft) -> Way:
+    if isinstance(draft, DraftHead):
+        return "recurrent"
+    return "layers" if isinstance(draft, MTPHead) else "frozen"
+
+
+def join_draft(weights: Weights, config: ModelConfig, embed: Tensor, lm_head: Tensor, way: Way | None = None) -> Draft:
+    """Join a head's tensors to the target's embedding and lm_head, where it brings none of its own; ``way`` as of
+    :func:`load_draft`."""
     if config.target_kv_layers:
         own = weights.get("embed_tokens.weight", embed), weights.get("lm_head.weight", lm_head)
         return AssistantHead(weights, config, *own)
     if not config.nextn_layers:
         return DraftHead(weights, config, embed, lm_head)
     layers = tuple(_nextn_layer(weights, config, embed, lm_head, index) for index in range(config.nextn_layers))
-    return layers[0] if len(layers) == 1 else MTPHead(layers, config.chain_hidden_states)
+    alone = way == "recurrent" or (way is None and len(layers) == 1)
+    return layers[0] if alone else MTPHead(layers, config.chain_hidden_states)
 
 
 def _nextn_layer(weights: Weights, config: ModelConfig, embed: Tensor, lm_head: Tensor, index: int) -> DraftHead:

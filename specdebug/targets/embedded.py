@@ -64,6 +64,7 @@ class EmbeddedTarget:
             attention_backend=config.attention_backend,
             drafts=spec is not None,
             draft_model=config.draft_model,
+            algorithm=None if spec is None else spec.algorithm,
             zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
             guards=config.memory.guards,
             graphs=config.cuda_graph.batch_sizes if config.cuda_graph.enabled else (),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdebug.reference import MTPHead, ModelConfig, accept_lengths, join_draft, mtp_draft, mtp_kv, mtp_matches
+from specdebug.reference import ModelConfig, MTPHead, accept_lengths, join_draft, mtp_draft, mtp_kv, mtp_matches
 from tests.reference.test_draft import NEAR, norm, rotate
 
 DEPTH = 3

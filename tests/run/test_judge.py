@@ -274,8 +274,8 @@ def test_reused_prefixes_change_no_judgement(dense: DenseReference) -> None:
         given = fresh[4:-1].gather(-1, torch.tensor(ids[5:])[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(margins), fresh[4:-1].amax(-1) - given, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(torch.tensor(sizes), fresh[4:-1].abs().amax(-1), atol=1e-4, rtol=1e-4)
-        k, v = dense.draft_kv(ids, len(ids) - 1)
-        want = DenseReference("tiny", "tiny-eagle3").draft_kv(ids, len(ids) - 1)
+        ((k, v),) = dense.draft_kv(ids, len(ids) - 1)
+        (want,) = DenseReference("tiny", "tiny-eagle3").draft_kv(ids, len(ids) - 1)
         torch.testing.assert_close((k, v), want, atol=1e-4, rtol=1e-4)
         assert k.shape[0] == len(ids) - 1
 
@@ -287,7 +287,7 @@ def test_a_foreseen_text_needs_no_forward_and_another_is_judged_as_ever(
     right = [*prompt, *greedy(dense, prompt, 6)]
     wrong = [*right[:7], right[7] ^ 1, *right[8:]]
     monkeypatch.setattr(dense_module, "_foreseen", {})
-    dense_module.foresee("tiny", "tiny-eagle3", [(prompt, 6)])
+    dense_module.foresee(dense_module.Names("tiny", "tiny-eagle3"), [(prompt, 6)])
     knowing = DenseReference("tiny", "tiny-eagle3")
     for ids in (wrong, right):
         if ids is right:

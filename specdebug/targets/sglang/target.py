@@ -33,7 +33,9 @@ class SglangTarget(InstalledTarget):
     shows = StartedTarget.shows | {"pools", "kv", "draft", "drafts", "decisions", "faults"}
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        asked = replace(super().asked(options), draft_model=EngineConfig.from_dict(options).draft_model)
+        config = EngineConfig.from_dict(options)
+        algorithm = None if config.speculative is None else config.speculative.algorithm
+        asked = replace(super().asked(options), draft_model=config.draft_model, algorithm=algorithm)
         # Its sampler cuts by both at once; a verify, which samples all tokens but the first, by one after the other.
         return replace(asked, probed=True, joint="first" if asked.drafts else "all")
 

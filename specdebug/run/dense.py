@@ -129,11 +129,6 @@ class DenseReference:
         (best, second), (token, _) = (each.tolist() for each in logits.topk(2))
         return token, best - second, float(logits.abs().max())
 
-    @property
-    def draft_keeps_kv(self) -> bool:
-        """True for a draft that writes keys and values of its own."""
-        return isinstance(self.head, DraftHead | MTPHead)
-
     @torch.no_grad()
     def features(self, ids: Sequence[int]) -> Tensor:
         """The target's states that the draft reads at each of ``ids``: [n, H], or [n, 3H] for EAGLE-3."""

@@ -64,7 +64,6 @@ class FakeReference:
     """Says that every token is its predecessor plus one; draft KV of position p is p everywhere."""
 
     margin = 5.0
-    draft_keeps_kv = True
 
     def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]:
         choices = [ids[position - 1] + 1 for position in range(start, len(ids))]

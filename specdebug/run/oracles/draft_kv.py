@@ -34,8 +34,6 @@ class DraftKV(Oracle):
         """By request: positions whose draft KV was zero-filled by policy, and so not compared."""
 
     def notes(self) -> Iterator[str]:
-        if self.bench.reference is not None and not self.bench.reference.draft_keeps_kv:
-            yield "draft_kv: does not apply, the draft reads the target's keys and values and keeps none"
         for rid, count in self.zero_filled.items():
             yield f"{rid}: draft KV of {count} cached positions zero-filled by policy, not compared"
 
@@ -43,7 +41,7 @@ class DraftKV(Oracle):
     def _compare(self, session: Any, request: Any) -> None:
         stop = min(request.kv_len, len(request.all_ids)) - 1
         reference = self.bench.reference
-        if not request.speculative or stop < 1 or reference is None or not reference.draft_keeps_kv:
+        if not request.speculative or stop < 1 or reference is None:
             return
         self.bench.looked(self.name)
         expected = reference.draft_kv(request.all_ids, stop)

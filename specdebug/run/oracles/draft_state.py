@@ -178,8 +178,7 @@ class DraftStateOracle(Oracle):
 
     def _zeroed(self, session: Any, request: Any) -> Tensor | None:
         """The positions whose draft KV was zeroed by policy; None where that is not the policy."""
-        reference = self.bench.reference
-        if not self.bench.settings.target.zero_fill or reference is None or not reference.draft_keeps_kv:
+        if not self.bench.settings.target.zero_fill:
             return None
         ours = tuple(side.cpu() for side in session.draft_kv(request, 0, request.kv_len))
         return all_zero(ours).nonzero().flatten()
@@ -277,20 +276,17 @@ class DraftStateOracle(Oracle):
         """What the branches read that each tree was drafted in; None where nobody could listen."""
         assert self._shape is not None  # for the type checker: there is a tree, so it was told
         forwards = self._shape.num_steps - 1
-        if not forwards or any(len(each.forwards) != forwards for each in kept):
+        if not forwards or any(len(each.forwards) - forwards not in (0, 1) for each in kept):
             return None
         return Branches(self._of_forwards(kept, "tokens"), self._of_forwards(kept, "parents"))
 
     def _of_forwards(self, kept: list[_Kept], name: str) -> Tensor:
-        """What each forward of each tree had, [n, S - 1, K, ...]."""
+        """What each forward of each tree had, [n, S - 1, K, ...]. A draft that stores no first drafts makes one forward
+        more, from what it stores; what comes of that is in the tree."""
         assert self._shape is not None
-        topk = self._shape.topk
-        return torch.stack(
-            [
-                torch.stack([getattr(each, name).unflatten(0, (-1, topk))[one.row] for each in one.forwards])
-                for one in kept
-            ]
-        )
+        topk, forwards = self._shape.topk, self._shape.num_steps - 1
+        rows = [[getattr(each, name).unflatten(0, (-1, topk))[one.row] for each in one.forwards] for one in kept]
+        return torch.stack([torch.stack(each[-forwards:]) for each in rows])
 
     def _logits(
         self, text: DraftedText[Any], kept: list[_Kept], outputs: Tensor, drafted: Branches | None

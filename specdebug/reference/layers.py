@@ -41,7 +41,7 @@ def apply_rope(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """[..., n, heads * head_dim] -> [..., heads, n, head_dim]."""
-    return x.reshape(*x.shape[:-1], num_heads, -1).transpose(-2, -3)
+    return x.reshape(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).transpose(-2, -3)
 
 
 def merge_heads(x: Tensor) -> Tensor:

@@ -176,6 +176,28 @@ def test_wrong_draft_kv_is_named_with_its_position(value: float, side: int) -> N
     assert ("draft value" if side else "draft key") in violation.detail
 
 
+class TwoLayers(FakeReference):
+    """The second layer's last position is not known yet."""
+
+    def draft_kv(self, ids: Sequence[int], stop: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [self.target_kv(ids, stop), self.target_kv(ids, stop - 1)]
+
+
+@pytest.mark.parametrize(("layer", "known"), [(0, 11), (1, 10)])
+def test_every_layer_of_a_draft_is_compared_as_far_as_its_tokens_are_known(layer: int, known: int) -> None:
+    class Layers(FakeEngine):
+        def draft_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+            k, v = (side.repeat(2, 1, 1, 1) for side in super().draft_kv(request, start, stop))
+            k[layer, broken] = 0.0
+            return k, v
+
+    for broken in (known - 1, known):
+        judge, found, _ = judge_of(TwoLayers())
+        judge.on_finishing(Layers(), request(output=(90, 91, 92), kv_len=12))
+        seen = [(v.data["position"], v.data["layer"], v.detail.split(" of ")[0]) for v in found if "layer" in v.data]
+        assert seen == ([(broken, layer, f"layer {layer}'s draft key")] if broken < known else [])
+
+
 def test_rounding_is_not_an_error() -> None:
     judge, found, _ = judge_of()
     judge.on_prefilled(BrokenDraft(6, 1.0005), request())

@@ -4,9 +4,9 @@
     python tools/train_all.py --out DIR --device cuda --only tiny-mtp,tiny-assistant
     python tools/train_all.py --out /tmp/toy --device cpu --scale 0.001
 
-Without ``--only`` everything is made from nothing, in about ten minutes on one H200. A draft alone is made for the
-target in ``--out``, or for the shipped one where there is none. ``--scale`` multiplies steps and batches; at 0.001 it
-is a smoke test. Every stage writes its folder as it goes, so an interrupted run leaves what it had.
+Without ``--only`` everything is made from nothing. A draft alone is made for the target in ``--out``, or for the
+shipped one where there is none. ``--scale`` multiplies steps and batches; at 0.001 it is a smoke test. Every stage
+writes its folder as it goes, so an interrupted run leaves what it had.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 from specdebug.errors import CheckpointError, did_you_mean, one_line
 
 CHECKPOINTS = Path(__file__).parent / "_assets" / "checkpoints"
-NAMES = ("tiny", "tiny-eagle", "tiny-eagle3", "tiny-mtp", "tiny-assistant")
+NAMES = ("tiny", "tiny-eagle", "tiny-eagle3", "tiny-mtp", "tiny-assistant", "tiny-mla", "tiny-mla-eagle")
 
 
 def checkpoint_path(name_or_path: str | Path) -> Path:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from specdebug import assets, corpus
 from specdebug.errors import CheckpointError
-from specdebug.reference import load_draft, load_weights, target_forward
+from specdebug.reference import load_weights, target_forward
 
 SIZE_LIMIT = 40_000_000
 TOOLS = Path(__file__).parent.parent / "tools"
@@ -122,6 +122,77 @@ def test_eagle3_layout_is_the_published_one() -> None:
     assert layout("tiny-eagle3") == types | {"d2t": ([vocab], "I64"), "t2d": ([2048], "BOOL")}
 
 
+def nextn_layer(prefix: str, inner: object, attention: dict[str, list[int]]) -> dict[str, list[int]]:
+    """The tensors of a next-n layer as DeepSeek-V3 names them."""
+    norms = ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "shared_head.norm")
+    return {
+        f"{prefix}.eh_proj.weight": [256, 512],
+        **{f"{prefix}.{name}.weight": [256] for name in norms},
+        **{f"{prefix}.self_attn.{name}.weight": shape for name, shape in attention.items()},
+        f"{prefix}.mlp.gate_proj.weight": [inner, 256],
+        f"{prefix}.mlp.up_proj.weight": [inner, 256],
+        f"{prefix}.mlp.down_proj.weight": [256, inner],
+    }
+
+
+GROUPED = {"q_proj": [256, 256], "k_proj": [128, 256], "v_proj": [128, 256], "o_proj": [256, 256]}
+LATENT = {
+    "q_a_proj": [128, 256], "q_a_layernorm": [128], "q_b_proj": [256, 128], "kv_a_proj_with_mqa": [96, 256],
+    "kv_a_layernorm": [64], "kv_b_proj": [384, 64], "o_proj": [256, 256],
+}  # fmt: skip
+
+
+def test_mtp_layout_is_that_of_next_n_layers_behind_the_targets() -> None:
+    config = config_of("tiny-mtp")
+    assert config["architectures"] == ["LlamaForCausalLMNextN"]
+    assert config["num_hidden_layers"] == config_of("tiny")["num_hidden_layers"]
+    assert (config["num_nextn_predict_layers"], config["mtp_chain_hidden_states"]) == (3, False)
+    expected = {}
+    for layer in (14, 15, 16):
+        expected |= nextn_layer(f"model.layers.{layer}", config["intermediate_size"], GROUPED)
+    assert layout("tiny-mtp") == {name: (shape, "BF16") for name, shape in expected.items()}
+
+
+def test_assistant_layout_has_no_keys_and_values() -> None:
+    config = config_of("tiny-assistant")
+    inner = config["intermediate_size"]
+    assert config["architectures"] == ["LlamaForCausalLMAssistant"]
+    assert config["target_kv_layers"] == [6, 12]
+    for shared in ("num_key_value_heads", "head_dim", "hidden_size", "vocab_size"):
+        assert config[shared] == config_of("tiny")[shared]
+    expected = {"fc.weight": [256, 512], "norm.weight": [256]}
+    for layer in ("layers.0", "layers.1"):
+        expected |= {
+            f"{layer}.input_layernorm.weight": [256],
+            f"{layer}.self_attn.q_proj.weight": [256, 256],
+            f"{layer}.self_attn.o_proj.weight": [256, 256],
+            f"{layer}.post_attention_layernorm.weight": [256],
+            f"{layer}.mlp.gate_proj.weight": [inner, 256],
+            f"{layer}.mlp.up_proj.weight": [inner, 256],
+            f"{layer}.mlp.down_proj.weight": [256, inner],
+        }
+    assert layout("tiny-assistant") == {name: (shape, "BF16") for name, shape in expected.items()}
+
+
+def test_mla_layouts_are_deepseeks_without_experts() -> None:
+    config, draft = config_of("tiny-mla"), config_of("tiny-mla-eagle")
+    assert config["architectures"] == ["DeepseekV3ForCausalLM"]
+    assert config["first_k_dense_replace"] == config["num_hidden_layers"] == draft["num_hidden_layers"] == 12
+    expected = {"model.embed_tokens.weight": [2048, 256], "model.norm.weight": [256]}
+    for layer in range(12):
+        prefix = f"model.layers.{layer}."
+        expected |= {f"{prefix}self_attn.{name}.weight": shape for name, shape in LATENT.items()}
+        expected |= {f"{prefix}{name}.weight": [256] for name in ("input_layernorm", "post_attention_layernorm")}
+        expected |= {f"{prefix}mlp.{name}_proj.weight": [256, 256] for name in ("gate", "up", "down")}
+    assert layout("tiny-mla") == {name: (shape, "BF16") for name, shape in expected.items()}
+    assert draft["architectures"] == ["DeepseekV3ForCausalLMNextN"]
+    expected = nextn_layer("model.layers.12", draft["intermediate_size"], LATENT)
+    assert layout("tiny-mla-eagle") == {name: (shape, "BF16") for name, shape in expected.items()}
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        ours, first = ((assets.checkpoint_path(name) / file).read_bytes() for name in ("tiny-mla", "tiny"))
+        assert ours == first
+
+
 def test_the_draft_vocabulary_is_named_twice_and_agrees() -> None:
     weights = load_file(str(assets.checkpoint_path("tiny-eagle3") / "model.safetensors"))
     targets = torch.arange(len(weights["d2t"])) + weights["d2t"]
@@ -136,10 +207,11 @@ def test_tokenizer_covers_the_vocabulary_and_returns_any_text() -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_target_equals_transformers_in_fp32() -> None:
+@pytest.mark.parametrize("name", ["tiny", "tiny-mla"])
+def test_target_equals_transformers_in_fp32(name: str) -> None:
     transformers = pytest.importorskip("transformers")
-    path = assets.checkpoint_path("tiny")
-    tokenizer = Tokenizer.from_file(str(assets.tokenizer_path("tiny")))
+    path = assets.checkpoint_path(name)
+    tokenizer = Tokenizer.from_file(str(assets.tokenizer_path(name)))
     ids = torch.tensor(tokenizer.encode(corpus.heldout_text()[10_000:12_000]).ids[:400])
     weights, config = load_weights(path)
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
@@ -151,10 +223,11 @@ def test_target_equals_transformers_in_fp32() -> None:
     assert auto.eos_token_id == 0
 
 
-def test_target_foresees_heldout_text() -> None:
+@pytest.mark.parametrize("name", ["tiny", "tiny-mla"])
+def test_target_foresees_heldout_text(name: str) -> None:
     """2.3 nats a token on 3.12's held-out files; a uniform guess is 7.6, token frequencies alone about 6."""
-    weights, config = load_weights(assets.checkpoint_path("tiny"))
-    tokenizer = Tokenizer.from_file(str(assets.tokenizer_path("tiny")))
+    weights, config = load_weights(assets.checkpoint_path(name))
+    tokenizer = Tokenizer.from_file(str(assets.tokenizer_path(name)))
     ids = torch.tensor(tokenizer.encode(corpus.heldout_text()[100_000:130_000]).ids[:1500]).view(3, 500)
     logits, _, _ = target_forward(weights, config, ids)
     loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
@@ -176,12 +249,24 @@ def eval_draft_tool():
         sys.path.remove(str(TOOLS))
 
 
-def test_both_heads_really_draft() -> None:
+@pytest.mark.parametrize(
+    ("target", "floors", "num_steps"),
+    [
+        ("tiny", {"tiny-eagle": 2.5, "tiny-eagle3": 2.8}, 5),
+        ("tiny", {"tiny-mtp": 2.2, "tiny-assistant": 2.2}, 3),
+        ("tiny-mla", {"tiny-mla-eagle": 2.8}, 5),
+    ],
+)
+def test_drafts_really_draft(target: str, floors: dict[str, float], num_steps: int) -> None:
     """Floors of the product's promise, on few prompts; tools/eval_draft.py measures properly."""
-    tool = eval_draft_tool()
-    weights, config = load_weights(assets.checkpoint_path("tiny"))
-    tokenizer = Tokenizer.from_file(str(assets.tokenizer_path("tiny")))
-    texts = tool.greedy_texts(weights, config, tool.heldout_prompts(tokenizer, 8, 160), 64)
-    for name, floor in (("tiny-eagle", 2.5), ("tiny-eagle3", 2.8)):
-        head = load_draft(assets.checkpoint_path(name), weights, config)
-        assert tool.mean_length(tool.measure(head, texts, 5)) >= floor, name
+    means = eval_draft_tool().evaluate(
+        target,
+        list(floors),
+        device=torch.device("cpu"),
+        prompt_lengths=[160],
+        rows=8,
+        new_tokens=64,
+        num_steps=num_steps,
+    )
+    for name, floor in floors.items():
+        assert means[name, 160] >= floor, name

@@ -1,6 +1,7 @@
 """Measure accept lengths of a head on held-out text: greedy target, chains of ``--num-steps``, topk 1.
 
     python tools/eval_draft.py --target tiny --draft tiny-eagle3
+    python tools/eval_draft.py --target tiny --draft tiny-mtp tiny-assistant --num-steps 3
 
 Every prompt is continued greedily by the dense reference; the head then drafts along that text. The mean is
 over all verifies of all prompts and counts the bonus token.
@@ -20,38 +21,40 @@ from training import corpus_tokens
 from specdebug import corpus
 from specdebug.assets import checkpoint_path, tokenizer_path
 from specdebug.reference import (
-    DraftHead,
+    AssistantHead,
+    DenseCache,
+    Draft,
     ModelConfig,
+    MTPHead,
     accept_lengths,
+    assistant_matches,
     chain_matches,
+    frozen_kv,
     greedy_generate,
     load_draft,
     load_weights,
+    mtp_matches,
     target_forward,
 )
 
 
 @dataclass(frozen=True)
-class Continuations:
-    """Greedy texts int64 [rows, n] after prompts of one length, and what either head reads of the target."""
+class Text:
+    """A greedy text int64 [n], and all that a head can read of the target: states [n, H] and [n, 3H], keys and values
+    of a batch of one."""
 
-    prompt_length: int
     ids: Tensor
     hidden: Tensor
     aux: Tensor
+    cache: DenseCache
 
 
 @torch.no_grad()
-def greedy_texts(weights: dict[str, Tensor], config: ModelConfig, prompts: Tensor, new_tokens: int) -> Continuations:
-    """Continue prompts int64 [rows, n] greedily and keep the target's states at every position."""
-    ids = greedy_generate(weights, config, prompts, new_tokens)
-    states = [target_forward(weights, config, row)[1:] for row in torch.split(ids, 8)]
-    return Continuations(
-        prompts.shape[1],
-        ids,
-        torch.cat([hidden for hidden, _ in states]),
-        torch.cat([aux for _, aux in states]),
-    )
+def read_text(weights: dict[str, Tensor], config: ModelConfig, ids: Tensor) -> Text:
+    """Run the target over a text."""
+    cache = DenseCache(config, len(ids), batch=(1,), device=ids.device)
+    _, hidden, aux = target_forward(weights, config, ids[None], cache=cache)
+    return Text(ids, hidden[0], aux[0], cache)
 
 
 def heldout_prompts(tokenizer: Tokenizer, rows: int, length: int) -> Tensor:
@@ -61,14 +64,14 @@ def heldout_prompts(tokenizer: Tokenizer, rows: int, length: int) -> Tensor:
     return tokens[starts[:, None] + torch.arange(length)]
 
 
-def measure(head: DraftHead, texts: Continuations, num_steps: int) -> Counter[int]:
-    """How many verifies yielded how many tokens."""
-    lengths: Counter[int] = Counter()
-    states = texts.aux if head.is_eagle3 else texts.hidden
-    for ids, state in zip(texts.ids, states, strict=True):
-        matches = chain_matches(head, ids, state, num_steps)
-        lengths.update(accept_lengths(matches.cpu(), texts.prompt_length))
-    return lengths
+def matches(head: Draft, text: Text, num_steps: int) -> Tensor:
+    """Which step of a chain guesses which token, as ``chain_matches`` has it."""
+    if isinstance(head, MTPHead):
+        return mtp_matches(head, text.ids, text.hidden)[:num_steps]
+    if isinstance(head, AssistantHead):
+        kv = [(k[0], v[0]) for k, v in frozen_kv(head, text.cache)]
+        return assistant_matches(head, text.ids, text.hidden, kv, num_steps)
+    return chain_matches(head, text.ids, text.aux if head.is_eagle3 else text.hidden, num_steps)
 
 
 def mean_length(lengths: Counter[int]) -> float:
@@ -92,10 +95,12 @@ def evaluate(
     means = {}
     for length in prompt_lengths:
         prompts = heldout_prompts(tokenizer, rows, length).to(device)
-        texts = greedy_texts(weights, config, prompts, new_tokens)
+        texts = [read_text(weights, config, ids) for ids in greedy_generate(weights, config, prompts, new_tokens)]
         for draft in drafts:
             head = load_draft(checkpoint_path(draft), weights, config, device=device)
-            lengths = measure(head, texts, num_steps)
+            lengths: Counter[int] = Counter()
+            for text in texts:
+                lengths.update(accept_lengths(matches(head, text, num_steps).cpu(), length))
             means[draft, length] = mean_length(lengths)
             shares = "  ".join(f"{n}:{lengths[n] / lengths.total():.2f}" for n in range(1, num_steps + 2))
             print(
@@ -108,7 +113,7 @@ def evaluate(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="tiny")
-    parser.add_argument("--draft", action="append", help="may be repeated; both shipped heads when not given")
+    parser.add_argument("--draft", nargs="+", default=["tiny-eagle", "tiny-eagle3"])
     parser.add_argument("--device", default="cpu", choices=["cuda", "cpu"])
     parser.add_argument("--prompt-length", type=int, nargs="+", default=[128, 661, 1000])
     parser.add_argument("--rows", type=int, default=32)
@@ -117,7 +122,7 @@ if __name__ == "__main__":
     args = parser.parse_args()
     evaluate(
         args.target,
-        args.draft or ["tiny-eagle", "tiny-eagle3"],
+        args.draft,
         device=torch.device(args.device),
         prompt_lengths=args.prompt_length,
         rows=args.rows,

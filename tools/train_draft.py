@@ -1,35 +1,49 @@
-"""Distil an EAGLE or EAGLE-3 head from a trained target, unrolled over its own steps.
+"""Distil a draft head from a trained target, unrolled over its own steps.
 
     python tools/train_draft.py --kind eagle3 --target DIR --out DIR --device cuda
 
 The text is corpus prompts followed by the target's own continuations, greedy and sampled: at run time a head
 sees little else. Each step unrolls the head as deep as it will draft, reading its own outputs, so that the
-fifth guess of a chain is trained as such.
+fifth guess of a chain is trained as such. The layers of multi-token prediction are trained side by side, each for the
+token that it drafts; what they read is right there, as it is in a chain whose drafts are accepted so far.
+
+Kinds: ``eagle`` and ``eagle3``; ``nextn``, DeepSeek's next-n layer used as an EAGLE head; ``mtp``, three next-n layers;
+``assistant``, which reads the target's keys and values.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from draft_heads import DRAFT_VOCAB_SIZE, KINDS, file_config, head_config, head_weights
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from train_target import MAX_POSITIONS
-from training import autocast, base_config, corpus_tokens, crops, save_checkpoint, scaled_normal, train
+from training import autocast, corpus_tokens, crops, save_checkpoint, train
 
 from specdebug import corpus
+from specdebug.assets import checkpoint_path, tokenizer_path
 from specdebug.reference import (
+    AssistantHead,
+    DenseCache,
+    Draft,
     DraftHead,
     ModelConfig,
+    MTPHead,
+    assistant_logits,
+    assistant_unroll,
     draft_logits,
     draft_unroll,
+    frozen_kv,
     greedy_generate,
+    join_draft,
     load_weights,
+    mtp_unroll,
     target_forward,
 )
 
@@ -39,9 +53,7 @@ STEP_DECAY = 0.85
 PROMPT_WEIGHT = 0.1
 """Corpus text matters to a head as the prefix it attends to, less as something to guess."""
 HIDDEN_WEIGHT = 0.2
-"""EAGLE feeds its output back in place of the target's state, so it is also drawn towards that state."""
-DRAFT_VOCAB_SIZE = 1280
-INTERMEDIATE_SIZE = 448
+"""What is fed back in place of the target's state is also drawn towards that state."""
 # (prompt tokens, new tokens, share of steps): short prompts, and prompts as long as scenarios share.
 ROUNDS = ((64, 128, 0.3), (320, 128, 0.3), (704, 128, 0.3), (1280, 128, 0.1))
 
@@ -90,93 +102,50 @@ def frequent_tokens(rounds: list[Round], vocab_size: int, count: int) -> Tensor:
     return torch.bincount(emitted, minlength=vocab_size).argsort(descending=True, stable=True)[:count].sort().values
 
 
-def eagle_weights(
-    config: ModelConfig, target: dict[str, Tensor], keep: Tensor | None, generator: torch.Generator
-) -> dict[str, Tensor]:
-    """A fresh head under published names; ``keep``, its vocabulary in target ids, makes it an EAGLE-3 one."""
-    device = target["model.embed_tokens.weight"].device
-    hidden, inner = config.hidden_size, config.intermediate_size
-    heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-
-    def normal(rows: int, columns: int, gain: float = 1.0) -> Tensor:
-        return scaled_normal(rows, columns, generator, device, gain)
-
-    def ones() -> Tensor:
-        return torch.ones(hidden, device=device)
-
-    layer = "layers.0." if keep is None else "midlayer."
-    width = hidden if keep is None else 2 * hidden
-    weights = {
-        f"{layer}self_attn.q_proj.weight": normal(heads, width),
-        f"{layer}self_attn.k_proj.weight": normal(kv, width),
-        f"{layer}self_attn.v_proj.weight": normal(kv, width),
-        f"{layer}self_attn.o_proj.weight": normal(hidden, heads, 0.3),
-        f"{layer}post_attention_layernorm.weight": ones(),
-        f"{layer}mlp.gate_proj.weight": normal(inner, hidden),
-        f"{layer}mlp.up_proj.weight": normal(inner, hidden),
-        f"{layer}mlp.down_proj.weight": normal(hidden, inner, 0.3),
-    }
-    if keep is None:
-        return weights | {
-            "fc.weight": normal(hidden, 2 * hidden),
-            "fc.bias": torch.zeros(hidden, device=device),
-        }
-    in_draft = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)
-    in_draft[keep] = True
-    return weights | {
-        "fc.weight": normal(hidden, 3 * hidden),
-        "midlayer.input_layernorm.weight": ones(),
-        "midlayer.hidden_norm.weight": ones(),
-        "norm.weight": target["model.norm.weight"].clone(),
-        "lm_head.weight": target["model.embed_tokens.weight"][keep].clone(),
-        "d2t": keep - torch.arange(len(keep), device=device),
-        "t2d": in_draft,
-    }
+def unrolled(head: Draft, ids: Tensor, hidden: Tensor, aux: Tensor, cache: DenseCache) -> list[tuple[Tensor, Tensor]]:
+    """Outputs and logits of each step over a text; row r of step k, [..., n-1-k, H], guesses token r+2+k."""
+    if isinstance(head, MTPHead):
+        outputs = mtp_unroll(head, ids, hidden)
+        return [(out, draft_logits(layer, out)) for layer, out in zip(head.layers, outputs, strict=True)]
+    if isinstance(head, AssistantHead):
+        outputs = assistant_unroll(head, ids, hidden, frozen_kv(head, cache), NUM_STEPS)
+        return [(out, assistant_logits(head, out)) for out in outputs]
+    outputs = draft_unroll(head, ids[:, 1:], (aux if head.is_eagle3 else hidden)[:, :-1], NUM_STEPS)
+    return [(out[:, step:], draft_logits(head, out[:, step:])) for step, out in enumerate(outputs)]
 
 
-def draft_loss(
-    head: DraftHead, target: dict[str, Tensor], config: ModelConfig, ids: Tensor, prompt_length: int
-) -> Tensor:
+def draft_loss(head: Draft, target: dict[str, Tensor], config: ModelConfig, ids: Tensor, prompt_length: int) -> Tensor:
     """Cross entropy of every unrolled step with the target's distribution, weighted by position and depth."""
+    dtype = torch.bfloat16 if ids.is_cuda else torch.float32
     with torch.no_grad(), autocast(ids.device):
-        logits, hidden, aux = target_forward(target, config, ids)
+        cache = DenseCache(config, ids.shape[1], batch=(len(ids),), dtype=dtype, device=ids.device)
+        logits, hidden, aux = target_forward(target, config, ids, cache=cache)
     with autocast(ids.device):
-        outputs = draft_unroll(head, ids[:, 1:], (aux if head.is_eagle3 else hidden)[:, :-1], NUM_STEPS)
-        guesses = [draft_logits(head, out) for out in outputs]
+        steps = unrolled(head, ids, hidden, aux, cache)
     goal = logits[:, 1:].float()
     positions = torch.arange(goal.shape[1], device=ids.device)
     weight = torch.where(positions >= prompt_length - 2, 1.0, PROMPT_WEIGHT).expand(len(ids), -1)
-    if head.is_eagle3:
+    fed_back = not isinstance(head, MTPHead)
+    if isinstance(head, DraftHead) and head.is_eagle3:
+        fed_back = False
         reachable = head.weights["t2d"]
         weight = weight * reachable[goal.argmax(-1)]
         goal = goal[..., reachable]
     goal = goal.softmax(-1)
     total = torch.zeros((), device=ids.device)
-    for step, guess in enumerate(guesses):
-        real = weight * (positions >= step)
-        error = -(goal * guess.float().log_softmax(-1)).sum(-1)
-        if not head.is_eagle3:
-            distance = F.smooth_l1_loss(outputs[step].float(), hidden[:, 1:].float(), reduction="none").mean(-1)
+    for step, (output, guess) in enumerate(steps):
+        error = -(goal[:, step:] * guess.float().log_softmax(-1)).sum(-1)
+        if fed_back:
+            distance = F.smooth_l1_loss(output.float(), hidden[:, 1 + step :].float(), reduction="none").mean(-1)
             error = error + HIDDEN_WEIGHT * distance
+        real = weight[:, step:]
         total = total + STEP_DECAY**step * (error * real).sum() / real.sum()
     return total
 
 
-def draft_config(config: ModelConfig) -> dict[str, object]:
-    """The published ``config.json`` of a head of this shape."""
-    shared = base_config(config, MAX_POSITIONS)
-    if config.draft_vocab_size is None:
-        return {"architectures": ["LlamaForCausalLMEagle"], **shared, "bias": True}
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        **shared,
-        "draft_vocab_size": config.draft_vocab_size,
-    }
-
-
 @dataclass(frozen=True)
 class Material:
-    """A trained target and the text it continued: what either head learns from."""
+    """A trained target and the text it continued: what every head learns from."""
 
     target: dict[str, Tensor]
     config: ModelConfig
@@ -184,16 +153,16 @@ class Material:
 
 
 def prepare(
-    target_path: Path,
+    target_name: str,
     *,
     device: torch.device,
     rows: int,
     seed: int = 0,
     shapes: tuple[tuple[int, int, float], ...] = ROUNDS,
 ) -> Material:
-    """Load the target and let it continue ``rows`` prompts of each shape."""
-    target, config = load_weights(target_path, device=device)
-    tokenizer = Tokenizer.from_file(str(target_path / "tokenizer.json"))
+    """Load the target, a shipped name or a folder, and let it continue ``rows`` prompts of each shape."""
+    target, config = load_weights(checkpoint_path(target_name), device=device)
+    tokenizer = Tokenizer.from_file(str(tokenizer_path(target_name)))
     tokens = corpus_tokens(tokenizer, corpus.train_files()).to(device)
     began = time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
@@ -212,21 +181,14 @@ def train_draft(
     batch_tokens: int,
     seed: int = 0,
 ) -> None:
-    """Train one head (``kind`` eagle or eagle3) for ``steps`` of about ``batch_tokens`` tokens; write it."""
+    """Train one head for ``steps`` of about ``batch_tokens`` tokens; write it."""
     target, config, rounds = material.target, material.config, material.rounds
     generator = torch.Generator().manual_seed(seed)
     keep = frequent_tokens(rounds, config.vocab_size, DRAFT_VOCAB_SIZE) if kind == "eagle3" else None
-    shape = replace(
-        config,
-        num_layers=1,
-        intermediate_size=INTERMEDIATE_SIZE,
-        draft_vocab_size=DRAFT_VOCAB_SIZE if kind == "eagle3" else None,
-        # An EAGLE head borrows the target's lm_head and so inherits whether it is tied; EAGLE-3 has its own.
-        tie_word_embeddings=config.tie_word_embeddings and kind == "eagle",
-    )
-    weights = eagle_weights(shape, target, keep, generator)
+    shape = head_config(kind, config)
+    weights = head_weights(kind, shape, target, keep, generator)
     embed = target["model.embed_tokens.weight"]
-    head = DraftHead(weights=weights, config=shape, embed=embed, lm_head=target.get("lm_head.weight", embed))
+    head = join_draft(weights, shape, embed, target.get("lm_head.weight", embed))
     parameters = sum(w.numel() for w in weights.values() if w.is_floating_point())
     print(f"{kind}: {parameters:,} parameters", flush=True)
     began = time.perf_counter()
@@ -245,13 +207,13 @@ def train_draft(
         weights, loss_of_step, steps=steps, weight_decay=0.02, report_every=max(1, steps // 8), report=report
     ):
         if step % max(1, steps // 4) == 0 or step == steps:
-            save_checkpoint(out, weights, draft_config(shape))
+            save_checkpoint(out, weights, file_config(kind, shape))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=["eagle", "eagle3"], required=True)
-    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--kind", choices=KINDS, required=True)
+    parser.add_argument("--target", required=True, help="a folder, or a shipped name")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--steps", type=int, default=2800)

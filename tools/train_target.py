@@ -1,6 +1,7 @@
-"""Train the target, a deep and narrow Llama, on the training part of the corpus.
+"""Train a target, deep and narrow, on the training part of the corpus: a Llama, or one with DeepSeek's attention.
 
     python tools/train_target.py --out DIR --device cuda
+    python tools/train_target.py --kind mla --out DIR --device cuda
 
 DIR must hold the tokenizer (tools/train_tokenizer.py). Deep and narrow because a step's cost then lies in the
 number of layers, which a one-layer draft saves; on a CPU that decides whether drafting pays.
@@ -16,10 +17,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
-from training import autocast, base_config, corpus_tokens, crops, save_checkpoint, scaled_normal, train
+from training import autocast, base_config, corpus_tokens, crops, layer_weights, save_checkpoint, scaled_normal, train
 
 from specdebug import corpus
-from specdebug.reference import ModelConfig, target_forward
+from specdebug.reference import LatentAttention, ModelConfig, target_forward
 
 MAX_POSITIONS = 8192
 WEIGHT_DECAY = 0.5
@@ -39,34 +40,33 @@ TARGET = ModelConfig(
     tie_word_embeddings=True,
 )
 
+MLA_TARGET = ModelConfig(
+    hidden_size=256,
+    intermediate_size=256,
+    num_layers=12,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=32,
+    vocab_size=2048,
+    tie_word_embeddings=True,
+    latent=LatentAttention(q_lora_rank=128, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64),
+)
+TARGETS = {"llama": TARGET, "mla": MLA_TARGET}
+
 
 def initial_weights(config: ModelConfig, generator: torch.Generator, device: torch.device) -> dict[str, Tensor]:
-    """Random float32 tensors under a Llama checkpoint's names, projections [out, in]."""
-    heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
+    """Random float32 tensors under the names of a published checkpoint, projections [out, in]."""
+    hidden = config.hidden_size
     # Each layer adds twice to the residual stream; this keeps its scale independent of depth.
     into_residual = (2 * config.num_layers) ** -0.5
-
-    def normal(rows: int, columns: int, gain: float = 1.0) -> Tensor:
-        return scaled_normal(rows, columns, generator, device, gain)
-
-    def ones() -> Tensor:
-        return torch.ones(hidden, device=device)
-
-    weights = {"model.embed_tokens.weight": normal(config.vocab_size, hidden), "model.norm.weight": ones()}
+    weights = {
+        "model.embed_tokens.weight": scaled_normal(config.vocab_size, hidden, generator, device, 1.0),
+        "model.norm.weight": torch.ones(hidden, device=device),
+    }
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
-        weights |= {
-            f"{prefix}input_layernorm.weight": ones(),
-            f"{prefix}self_attn.q_proj.weight": normal(heads, hidden),
-            f"{prefix}self_attn.k_proj.weight": normal(kv, hidden),
-            f"{prefix}self_attn.v_proj.weight": normal(kv, hidden),
-            f"{prefix}self_attn.o_proj.weight": normal(hidden, heads, into_residual),
-            f"{prefix}post_attention_layernorm.weight": ones(),
-            f"{prefix}mlp.gate_proj.weight": normal(inner, hidden),
-            f"{prefix}mlp.up_proj.weight": normal(inner, hidden),
-            f"{prefix}mlp.down_proj.weight": normal(hidden, inner, into_residual),
-        }
+        weights[f"{prefix}input_layernorm.weight"] = torch.ones(hidden, device=device)
+        weights |= layer_weights(config, prefix, generator, device, into_residual=into_residual)
     return weights
 
 
@@ -127,7 +127,8 @@ def train_target(
         seconds = time.perf_counter() - began
         print(f"target {step:6d}  loss {loss:.3f}  held-out {val:.3f}  {seconds:.0f} s", flush=True)
 
-    file_config = {"architectures": ["LlamaForCausalLM"], **base_config(config, MAX_POSITIONS)}
+    architecture = "LlamaForCausalLM" if config.latent is None else "DeepseekV3ForCausalLM"
+    file_config = {"architectures": [architecture], **base_config(config, MAX_POSITIONS)}
     for step in train(
         weights,
         loss_of_step,
@@ -143,6 +144,7 @@ def train_target(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=list(TARGETS), default="llama")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--steps", type=int, default=1500)
@@ -157,4 +159,5 @@ if __name__ == "__main__":
         batch=args.batch,
         length=args.length,
         seed=args.seed,
+        config=TARGETS[args.kind],
     )

@@ -30,7 +30,7 @@ def train_tokenizer(out: Path, *, max_positions: int = 8192) -> Tokenizer:
     )
     tokenizer.train_from_iterator((corpus.read_source(path) for path in corpus.train_files()), trainer)
     out.mkdir(parents=True, exist_ok=True)
-    # Without indentation the file is a fifth smaller, and the checkpoints must stay within 16 MB together.
+    # Without indentation the file is a fifth smaller, and the checkpoints must stay within 40 MB together.
     (out / "tokenizer.json").write_text(tokenizer.to_str(pretty=False))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

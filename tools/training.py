@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,69 @@ def save_checkpoint(path: Path, weights: dict[str, Tensor], config: dict[str, An
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def layer_weights(
+    config: ModelConfig,
+    prefix: str,
+    generator: torch.Generator,
+    device: torch.device,
+    *,
+    into_residual: float,
+    width: int | None = None,
+) -> dict[str, Tensor]:
+    """Random float32 projections of a decoder layer, and its norm before the MLP. ``into_residual``: the gain of what
+    is added to the residual stream; ``width``: of attention's input, if that is not the hidden size."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    width = width or hidden
+
+    def normal(rows: int, columns: int, gain: float = 1.0) -> Tensor:
+        return scaled_normal(rows, columns, generator, device, gain)
+
+    def ones(columns: int) -> Tensor:
+        return torch.ones(columns, device=device)
+
+    latent, attention = config.latent, f"{prefix}self_attn."
+    if latent is None:
+        heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        weights = {
+            f"{attention}q_proj.weight": normal(heads, width),
+            f"{attention}k_proj.weight": normal(kv, width),
+            f"{attention}v_proj.weight": normal(kv, width),
+            f"{attention}o_proj.weight": normal(hidden, heads, into_residual),
+        }
+    else:
+        query, low, rank = latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.q_lora_rank, latent.kv_lora_rank
+        assert low is not None  # of those that are trained here
+        weights = {
+            f"{attention}q_a_proj.weight": normal(low, width),
+            f"{attention}q_a_layernorm.weight": ones(low),
+            f"{attention}q_b_proj.weight": normal(config.num_heads * query, low),
+            f"{attention}kv_a_proj_with_mqa.weight": normal(rank + latent.qk_rope_head_dim, width),
+            f"{attention}kv_a_layernorm.weight": ones(rank),
+            f"{attention}kv_b_proj.weight": normal(
+                config.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim), rank
+            ),
+            f"{attention}o_proj.weight": normal(hidden, config.num_heads * latent.v_head_dim, into_residual),
+        }
+    return weights | {
+        f"{prefix}post_attention_layernorm.weight": ones(hidden),
+        f"{prefix}mlp.gate_proj.weight": normal(inner, hidden),
+        f"{prefix}mlp.up_proj.weight": normal(inner, hidden),
+        f"{prefix}mlp.down_proj.weight": normal(hidden, inner, into_residual),
+    }
+
+
 def base_config(config: ModelConfig, max_positions: int) -> dict[str, Any]:
     """The ``config.json`` keys that a target and its drafts share."""
+    shared = _shared_config(config, max_positions)
+    if config.latent is None:
+        return shared
+    shared |= {"model_type": "deepseek_v3", "num_key_value_heads": config.num_heads, **asdict(config.latent)}
+    del shared["head_dim"]
+    # No layer has experts: all those before this one have a plain MLP.
+    return shared | {"first_k_dense_replace": config.num_layers + config.nextn_layers}
+
+
+def _shared_config(config: ModelConfig, max_positions: int) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "hidden_size": config.hidden_size,

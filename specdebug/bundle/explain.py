@@ -88,8 +88,8 @@ def scale_of(config: EngineConfig) -> ChoiceScale:
     """The scale on which choices of an engine of that configuration are weighed."""
     spec = config.speculative
     shape = None if spec is None else (spec.eagle_topk, spec.num_steps, spec.tree_size)
-    draft = config.draft_model if spec is not None and spec.draft_kv else None
-    return ChoiceScale(config.model, draft, config.dtype, shape)
+    algorithm = None if spec is None else spec.algorithm
+    return ChoiceScale(config.model, config.draft_model, config.dtype, shape, algorithm)
 
 
 class _Scales:

@@ -28,6 +28,7 @@ class ChoiceScale:
     draft_model: str | None
     dtype: str
     shape: tuple[int, int, int] | None
+    algorithm: str | None = None
 
 
 def weigh(payload: Mapping[str, Any], sink: Sink) -> None:
@@ -36,7 +37,7 @@ def weigh(payload: Mapping[str, Any], sink: Sink) -> None:
     from specdebug.run.oracles.lossless import TIE_MARGIN
 
     scale: ChoiceScale = payload["scale"]
-    reference = DenseReference(scale.model, scale.draft_model)
+    reference = DenseReference(scale.model, scale.draft_model, scale.algorithm)
     for number, parting in enumerate(payload["partings"]):
         gap, size, preferred = _draft(reference, scale, parting) if parting.depth else _token(reference, parting)
         sink.emit("weighed", number=number, gap=gap, allowed=TIE_MARGIN[scale.dtype] * size, preferred=preferred)
@@ -57,11 +58,8 @@ def _draft(reference: DenseReference, scale: ChoiceScale, parting: Parting) -> t
     What was accepted beyond the end of an output was given to nobody, so its tokens are the reference's. Then it may as
     well be one of these that was narrow: by how far it is better than the second best.
     """
-    import torch
-
     from specdebug.reference.tree import TreeShape, standing
 
-    assert reference.head is not None
     assert scale.shape is not None
     path = list(parting.path)
     if parting.depth > scale.shape[1]:  # no tree is so deep: the trace is not of this engine
@@ -71,7 +69,6 @@ def _draft(reference: DenseReference, scale: ChoiceScale, parting: Parting) -> t
         token, lead, size = reference.next_token([*parting.ids, *path])
         path.append(token)
         unseen.append((lead, size))
-    features = reference.features(parting.ids[:-1])
-    found = standing(reference.head, torch.tensor(parting.ids), features, path, TreeShape(*scale.shape))
+    found = standing(reference.drafted(parting.ids), len(parting.ids) - 1, path, TreeShape(*scale.shape))
     gap, size = min([(abs(found.slack), found.size), *unseen], key=lambda each: each[0] / each[1])
     return gap, size, path[-1]

@@ -1,28 +1,24 @@
-"""A head's drafts after many prefixes of one text, all of them at once.
+"""A draft's drafts after many prefixes of one text, all of them at once.
 
-Row r stands for a prefix of L tokens with target states, and the token behind them. The head's output at L - 1 is what
-an engine stores for its next draft; the tree that grows from there is the one of ``tree.py``, with its K branches, S
-levels and T nodes, but for one thing, in which it is as engines draft. The paths of a level lie in K branches, whose
-keys and values stay where they were written: a path that goes on in another branch attends to what that branch wrote
-before, and not to its own keys and values. (Hidden states do move with their path.) SGLang's draft loop is like that.
+Row r stands for a prefix of L tokens with target states, and the token behind them. An EAGLE head's output at L - 1 is
+what an engine stores for its next draft; the tree that grows from there is the one of ``tree.py``, with its K
+branches, S levels and T nodes, but for one thing, in which it is as engines draft. The paths of a level lie in K
+branches, whose keys and values stay where they were written: a path that goes on in another branch attends to what
+that branch wrote before, and not to its own keys and values. (Hidden states do move with their path.) SGLang's draft
+loop is like that.
+
+How a draft reads the text and its own drafts is in ``texts.py``.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from specdebug.reference.draft import (
-    DraftHead,
-    draft_inputs,
-    draft_logits,
-    finish_layer,
-    reduce_aux,
-    to_target_ids,
-)
-from specdebug.reference.layers import merge_heads, project_qkv, repeat_kv, rope_tables
 from specdebug.reference.tree import TreeShape
 
 
@@ -73,71 +69,64 @@ class _Beam:
     hidden: Tensor
 
 
-class DraftedText:
-    """A head that has read a text. ``zeroed``: int64, positions whose keys and values were set to zero."""
+State = TypeVar("State")
+"""What the branches of a draft have come to."""
 
-    def __init__(self, head: DraftHead, ids: Tensor, features: Tensor, zeroed: Tensor | None = None) -> None:
-        """``ids`` int64 [n + 1], the last without a target state; ``features`` [n, ...] is what the head reads."""
-        self._head = head
-        self._ids = ids
-        self._hidden = reduce_aux(head, features)
-        rope = rope_tables(head.config, torch.arange(len(ids) - 1))
-        x, _ = draft_inputs(head, ids[1:], self._hidden)
-        _, k, v = project_qkv(head.weights, f"{head.layer}self_attn.", head.config, x, rope)
-        k, v = repeat_kv(k, head.config), repeat_kv(v, head.config)
-        if zeroed is not None:
-            k[:, zeroed] = v[:, zeroed] = 0.0
-        self._kv = k, v
-        vocab = torch.arange(head.embed.shape[0])
-        self._draft_id = vocab  # of each of the target's ids; -1 for those that the head cannot draft
-        if head.is_eagle3:
-            known = torch.arange(len(head.weights["d2t"]))
-            self._draft_id = torch.full_like(vocab, -1).index_copy_(0, to_target_ids(head, known), known)
+
+class DraftedText(ABC, Generic[State]):
+    """A draft that has read a text: int64 ids [m + 1], of which the last has no target state."""
 
     @property
+    @abstractmethod
     def vocab_size(self) -> int:
-        """Tokens that the head can read."""
-        return self._head.embed.shape[0]
+        """Tokens that the draft can read."""
 
+    @abstractmethod
     def outputs(self, lengths: Tensor) -> Tensor:
-        """The head's output [n, H] at the last position of each prefix of int64 [n] ``lengths``."""
-        last = lengths - 1
-        return self._pass(self._ids[lengths], self._hidden[last], last, self._before(last), *self._no_path(len(last)))[
-            0
-        ]
+        """What the first drafts behind each prefix of int64 [n] ``lengths`` are read from: [n, H]."""
 
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Logits [n, Vd] over the head's vocabulary."""
-        return draft_logits(self._head, outputs).float()
+    @abstractmethod
+    def stored(self, lengths: Tensor, outputs: Tensor) -> Tensor:
+        """What an engine keeps behind each prefix for its next draft, [n, ...]; ``outputs`` as of these lengths. NaN
+        where the text has no such position."""
 
+    @abstractmethod
+    def logits(self, outputs: Tensor, depth: int = 0) -> Tensor:
+        """Logits [..., Vd] over the draft's vocabulary, of outputs [..., H] behind ``depth`` drafts."""
+
+    @abstractmethod
+    def begin(self, lengths: Tensor, width: int) -> State:
+        """The state of ``width`` branches behind each prefix, in which nothing is drafted."""
+
+    @abstractmethod
+    def step(self, state: State, tokens: Tensor, hidden: Tensor, depth: int) -> tuple[Tensor, State]:
+        """Draft in all branches behind ``depth`` drafts, the last of which are int64 [R] ``tokens``, beside outputs
+        [R, H] that each reads: outputs [R, H], and the state after them."""
+
+    @abstractmethod
     def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """The target's ids of the head's."""
-        return to_target_ids(self._head, draft_ids)
+        """The target's ids of the draft's."""
+
+    @abstractmethod
+    def draft_ids(self, target_ids: Tensor) -> Tensor:
+        """The draft's ids of the target's, -1 for those that it cannot draft."""
 
     def grow(self, lengths: Tensor, outputs: Tensor, shape: TreeShape, guide: Guide) -> Grown:
-        """Grow a tree behind each prefix, from the head's ``outputs`` there. Every choice that is narrow goes the way
+        """Grow a tree behind each prefix, from the ``outputs`` there. Every choice that is narrow goes the way
         of the guide's tree: so these are the guide's trees if, and only if, rounding alone can make them."""
         n, topk = len(lengths), shape.topk
-        visible = self._before(lengths)
         goes_on = torch.zeros_like(guide.tokens, dtype=torch.bool)
         goes_on.scatter_(1, guide.parents.clamp_min(0), guide.parents >= 0)
         none = torch.zeros(n, 1)
         start = _Beam(none[..., None][..., :0].long(), none.long(), none, none, outputs)
-        level = self._children(start, outputs, guide, topk)
+        level = self._children(start, outputs, guide, topk, 0)
         levels = [level]
         beam = _taken(level, _in_branches(level, level.score.topk(level.score.shape[1], dim=1).indices, guide, 0))
-        keys, values = self._no_path(n * beam.node.shape[1])
+        width = beam.node.shape[1]
+        state = self.begin(lengths, width)
         for depth in range(1, shape.num_steps):
-            width = beam.node.shape[1]
-            hidden, keys, values = self._pass(
-                beam.tokens[..., -1].flatten(),
-                beam.hidden,
-                (lengths - 1 + depth).repeat_interleave(width),
-                visible.repeat_interleave(width, 0),
-                keys,
-                values,
-            )
-            level = self._children(beam, hidden, guide, topk)
+            hidden, state = self.step(state, beam.tokens[..., -1].flatten(), beam.hidden, depth)
+            level = self._children(beam, hidden, guide, topk, depth)
             levels.append(level)
             in_tree = goes_on.gather(1, level.node.clamp_min(0)) & (level.node >= 0)
             best = (level.score + level.allowed * in_tree).topk(width, dim=1).indices
@@ -145,42 +134,31 @@ class DraftedText:
         return _chosen(levels, guide, shape)
 
     def follow(self, lengths: Tensor, outputs: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
-        """The head's logits [n, S - 1, K, Vd] along given branches, from its ``outputs`` behind each prefix.
+        """The logits [n, S - 1, K, Vd] along given branches, from the ``outputs`` behind each prefix.
 
         tokens: int64 [n, S - 1, K], what each branch reads at each forward. parents: int64, as many, the branch whose
         output of the forward before it reads beside that.
         """
         n, forwards, width = tokens.shape
-        visible = self._before(lengths).repeat_interleave(width, 0)
         first_row = torch.arange(0, n * width, width)[:, None]
         hidden = outputs.repeat_interleave(width, 0)
-        keys, values = self._no_path(n * width)
+        state = self.begin(lengths, width)
         logits = []
         for step in range(forwards):
             if step:
                 hidden = hidden[(first_row + parents[:, step]).flatten()]
-            positions = (lengths + step).repeat_interleave(width)
-            hidden, keys, values = self._pass(tokens[:, step].flatten(), hidden, positions, visible, keys, values)
-            logits.append(self.logits(hidden).view(n, width, -1))
+            hidden, state = self.step(state, tokens[:, step].flatten(), hidden, step + 1)
+            logits.append(self.logits(hidden, step + 1).view(n, width, -1))
         return torch.stack(logits, dim=1)
 
-    def _before(self, positions: Tensor) -> Tensor:
-        """The text's positions before each of these: bool [n, m]."""
-        return torch.arange(self._kv[0].shape[-2]) < positions[:, None]
-
-    def _no_path(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of branches in which nothing is written."""
-        none = self._kv[0].new_empty(len(self._kv[0]), rows, 0, self._kv[0].shape[-1])
-        return none, none
-
-    def _children(self, beam: _Beam, outputs: Tensor, guide: Guide, topk: int) -> _Beam:
+    def _children(self, beam: _Beam, outputs: Tensor, guide: Guide, topk: int, depth: int) -> _Beam:
         """The ``topk`` best continuations of every path, the paths' children one after another."""
-        n, width, depth = beam.tokens.shape
-        logits = self.logits(outputs).view(n, width, -1)
+        n, width, _ = beam.tokens.shape
+        logits = self.logits(outputs, depth).view(n, width, -1)
         logs = logits.log_softmax(-1)
         allowed = guide.margin * logits.abs().amax(-1)
         ours = (guide.parents[:, None] == beam.node[..., None]) & (beam.node >= 0)[..., None]  # [n, width, T]
-        ids = self._draft_id[guide.tokens]
+        ids = self.draft_ids(guide.tokens)
         ours &= (ids >= 0)[:, None]
         lean = ours * allowed[..., None]
         leaned = logs.scatter_add(2, ids.clamp_min(0)[:, None].expand_as(lean), lean)
@@ -196,25 +174,6 @@ class DraftedText:
             (beam.allowed + allowed)[..., None].expand(-1, -1, each).flatten(1),
             outputs.repeat_interleave(each, 0),
         )
-
-    def _pass(
-        self, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """One pass over rows [R] of their own positions, each attending to what it sees of the text and, behind the
-        text, to its branch: outputs [R, H], and the branch's keys and values with those of this position."""
-        head = self._head
-        x, residual = draft_inputs(head, tokens, hidden)
-        rope = rope_tables(head.config, positions)
-        q, k, v = project_qkv(head.weights, f"{head.layer}self_attn.", head.config, x, rope)
-        text_keys, text_values = self._kv
-        own_keys = torch.cat([keys, repeat_kv(k, head.config)[:, :, None]], dim=2)
-        own_values = torch.cat([values, repeat_kv(v, head.config)[:, :, None]], dim=2)
-        scores = (q @ text_keys.transpose(-1, -2)).masked_fill(~visible, float("-inf"))
-        own = (q[:, :, None] * own_keys).sum(-1)
-        m = scores.shape[-1]
-        probs = (torch.cat([scores, own], dim=-1) * q.shape[-1] ** -0.5).softmax(-1)
-        attended = probs[..., :m] @ text_values + (probs[..., m:, None] * own_values).sum(2)
-        return finish_layer(head, merge_heads(attended), residual), own_keys, own_values
 
 
 def _in_branches(level: _Beam, best: Tensor, guide: Guide, forward: int) -> Tensor:

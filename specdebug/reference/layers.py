@@ -41,7 +41,7 @@ def apply_rope(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """[..., n, heads * head_dim] -> [..., heads, n, head_dim]."""
-    return x.reshape(*x.shape[:-1], num_heads, -1).transpose(-2, -3)
+    return x.reshape(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).transpose(-2, -3)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -64,10 +64,9 @@ def repeat_kv(x: Tensor, config: ModelConfig) -> Tensor:
     return x.repeat_interleave(config.num_heads // config.num_kv_heads, dim=-3)
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Tensor:
-    """Attend from the last ``n`` of ``m`` positions: q [..., Hq, n, D], k and v [..., Hkv, m, D] -> like q."""
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend from the last ``n`` of ``m`` positions: q [..., Hq, n, D], k and v [..., Hq, m, D] -> like q."""
     n, m = q.shape[-2], k.shape[-2]
-    k, v = repeat_kv(k, config), repeat_kv(v, config)
     if n == m:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     visible = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n)

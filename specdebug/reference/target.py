@@ -9,19 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdebug.reference.config import ModelConfig
-from specdebug.reference.layers import (
-    Weights,
-    causal_attention,
-    gated_mlp,
-    merge_heads,
-    project_qkv,
-    rms_norm,
-    rope_tables,
-)
+from specdebug.reference.decoder import expand, finish, project
+from specdebug.reference.layers import Weights, causal_attention, rms_norm, rope_tables
 
 
 class DenseCache:
-    """Keys (rotated) and values of every layer for one batch: [layers, ..., Hkv, capacity, D]."""
+    """What every layer keeps of one batch's positions: keys (rotated) and values, [layers, ..., Hkv, capacity, D]. Of
+    latent attention the rotated keys that heads share, and the latents."""
 
     def __init__(
         self,
@@ -32,9 +26,10 @@ class DenseCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        shape = (config.num_layers, *batch, config.num_kv_heads, capacity, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        heads, key, value = config.stored_shape
+        shape = (config.num_layers, *batch, heads, capacity)
+        self.keys = torch.zeros(*shape, key, dtype=dtype, device=device)
+        self.values = torch.zeros(*shape, value, dtype=dtype, device=device)
         self.length = 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,13 +63,11 @@ def target_forward(
             aux.append(x)
         prefix = f"model.layers.{layer}."
         normed = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], config)
-        q, k, v = project_qkv(weights, f"{prefix}self_attn.", config, normed, rope)
+        q, k, v = project(weights, f"{prefix}self_attn.", config, normed, rope)
         if cache is not None:
             k, v = cache.extend(layer, k, v)
-        attended = merge_heads(causal_attention(q, k, v, config))
-        x = x + F.linear(attended, weights[f"{prefix}self_attn.o_proj.weight"])
-        normed = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], config)
-        x = x + gated_mlp(weights, f"{prefix}mlp.", normed)
+        attended = causal_attention(q, *expand(weights, f"{prefix}self_attn.", config, k, v))
+        x = finish(weights, prefix, config, attended, x)
     if cache is not None:
         cache.length += ids.shape[-1]
     hidden = rms_norm(x, weights["model.norm.weight"], config)

@@ -1,4 +1,4 @@
-"""The draft tree, dense: the continuations that a head proposes, and how narrowly one of them is among them.
+"""The draft tree, dense: the continuations that a draft proposes, and how narrowly one of them is among them.
 
 A tree grows level by level. The roots are the K best tokens; of every level the K best paths go on, each to its K best
 tokens; a path's score is the sum of its log-probabilities. The tree has the best T - 1 of all that were scored. So a
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from specdebug.reference.draft import DraftHead, draft_kv, draft_logits, draft_step, reduce_aux, to_target_ids
+if TYPE_CHECKING:
+    from specdebug.reference.drafting import DraftedText
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class PathStanding:
-    """The standing of a path with a head's tree."""
+    """The standing of a path with a draft's tree."""
 
     slack: float  # the log-probability that it could lose and stay in the tree, or below 0, that it lacks
     size: float  # the largest magnitude among the logits it was judged by
@@ -36,12 +38,12 @@ class PathStanding:
 
 @dataclass(frozen=True)
 class _Path:
-    """A path with its score, its parent's output, and the keys and values so far."""
+    """A path with its score, its parent's output [1, H], and the state of the branch that it alone lies in."""
 
     tokens: tuple[int, ...]
     score: float
     hidden: Tensor
-    cache: tuple[Tensor, Tensor]
+    state: Any
 
 
 @dataclass(frozen=True)
@@ -50,33 +52,29 @@ class _Grown:
 
     parent: _Path
     output: Tensor
-    cache: tuple[Tensor, Tensor]
+    state: Any
     ranked: list[int]
     logs: list[float]
     size: float
 
     def child(self, rank: int) -> _Path:
         tokens = (*self.parent.tokens, self.ranked[rank])
-        return _Path(tokens, self.parent.score + self.logs[rank], self.output, self.cache)
+        return _Path(tokens, self.parent.score + self.logs[rank], self.output, self.state)
 
 
 @torch.no_grad()
-def standing(head: DraftHead, ids: Tensor, hidden: Tensor, path: Sequence[int], shape: TreeShape) -> PathStanding:
-    """The standing of ``path``, of 1 to ``num_steps`` tokens, with the tree that is drafted after ``ids``.
-
-    ``ids`` is int64 [n], the last token without a target state; ``hidden`` [n-1, H] or [n-1, 3H] is what the head reads
-    of the target at the positions before.
-    """
-    wanted, first = tuple(path), len(ids) - 2
-    k, v = draft_kv(head, ids[1:-1], hidden[:-1], torch.arange(first))
-    beam = [_Path((), 0.0, reduce_aux(head, hidden[-1:])[None], (k[None], v[None]))]
+def standing(text: DraftedText[Any], length: int, path: Sequence[int], shape: TreeShape) -> PathStanding:
+    """The standing of ``path``, of 1 to ``num_steps`` tokens, with the tree that is drafted behind the ``length`` first
+    positions of a text. Each path keeps what was written along it."""
+    wanted, lengths = tuple(path), torch.tensor([length])
+    beam = [_Path((), 0.0, text.outputs(lengths), text.begin(lengths, 1))]
     stray: _Path | None = None  # the path where it is in no beam: followed all the same, to see what it lacks
     scored: list[float] = []
     ours = float("-inf")
     slacks: list[float] = []
     size = 0.0
     for depth in range(shape.num_steps):
-        grown = [_grow(head, each, int(ids[-1]), first + depth) for each in (*beam, *([stray] if stray else []))]
+        grown = [_grow(text, each) for each in (*beam, *([stray] if stray else []))]
         children = [one.child(rank) for one in grown[: len(beam)] for rank in range(min(shape.topk, len(one.ranked)))]
         children.sort(key=lambda child: -child.score)
         scored += [child.score for child in children]
@@ -99,13 +97,14 @@ def standing(head: DraftHead, ids: Tensor, hidden: Tensor, path: Sequence[int], 
     return PathStanding(min(lacking or slacks), size)
 
 
-def _grow(head: DraftHead, path: _Path, root: int, position: int) -> _Grown:
-    """Grow a path by one step of the head; ``root`` is the token before the tree."""
-    last = torch.tensor([[path.tokens[-1] if path.tokens else root]])
-    output, cache = draft_step(head, last, path.hidden, position, path.cache)
-    logits = draft_logits(head, output[0, 0]).float()
+def _grow(text: DraftedText[Any], path: _Path) -> _Grown:
+    """Grow a path by one step of the draft; what follows the text itself, the text's outputs say."""
+    output, state, depth = path.hidden, path.state, len(path.tokens)
+    if depth:
+        output, state = text.step(state, torch.tensor(path.tokens[-1:]), output, depth)
+    logits = text.logits(output[0], depth)
     logs, ranked = logits.log_softmax(-1).sort(descending=True)
-    return _Grown(path, output, cache, to_target_ids(head, ranked).tolist(), logs.tolist(), float(logits.abs().max()))
+    return _Grown(path, output, state, text.target_ids(ranked).tolist(), logs.tolist(), float(logits.abs().max()))
 
 
 def _slack(descending: Sequence[float], value: float, kept: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -10,9 +11,17 @@ from torch import Tensor
 
 from specdebug.errors import CheckpointError, one_line
 from specdebug.files import kind_of
+from specdebug.reference.assistant import AssistantHead
 from specdebug.reference.config import ModelConfig, read_config
 from specdebug.reference.draft import DraftHead
 from specdebug.reference.layers import Weights
+from specdebug.reference.mtp import MTPHead
+
+Draft = DraftHead | MTPHead | AssistantHead
+"""A head that drafts from its own outputs, one with a layer for each draft, or one that reads the target's KV."""
+
+Way = Literal["recurrent", "layers", "frozen"]
+"""How a checkpoint is used, in the same order."""
 
 
 def load_weights(
@@ -45,11 +54,49 @@ def load_draft(
     target_weights: Weights,
     target_config: ModelConfig,
     *,
+    way: Way | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-) -> DraftHead:
-    """Load the head in ``path``, which borrows embedding and lm_head from a loaded target."""
+) -> Draft:
+    """Load the head in ``path``, which borrows embedding and lm_head from a loaded target. Without ``way`` the config
+    decides: an assistant names the target's layers that it reads, and more than one next-n layer drafts one after
+    another. Raises CheckpointError for a checkpoint that cannot be used in this way."""
     weights, config = load_weights(path, dtype=dtype, device=device)
     embed = target_weights["model.embed_tokens.weight"]
     lm_head = embed if target_config.tie_word_embeddings else target_weights["lm_head.weight"]
-    return DraftHead(weights=weights, config=config, embed=embed, lm_head=lm_head)
+    draft = join_draft(weights, config, embed, lm_head, way)
+    if way not in (None, _way_of(draft)):
+        raise CheckpointError(f"{path} holds no draft of the kind that this algorithm needs ({_NEEDED[way]})")
+    return draft
+
+
+_NEEDED: dict[Way, str] = {
+    "recurrent": "an EAGLE head or a next-n layer",
+    "layers": "next-n layers",
+    "frozen": "an assistant, whose config names target_kv_layers",
+}
+
+
+def _way_of(draft: Draft) -> Way:
+    if isinstance(draft, DraftHead):
+        return "recurrent"
+    return "layers" if isinstance(draft, MTPHead) else "frozen"
+
+
+def join_draft(weights: Weights, config: ModelConfig, embed: Tensor, lm_head: Tensor, way: Way | None = None) -> Draft:
+    """Join a head's tensors to the target's embedding and lm_head, where it brings none of its own; ``way`` as of
+    :func:`load_draft`."""
+    if config.target_kv_layers:
+        own = weights.get("embed_tokens.weight", embed), weights.get("lm_head.weight", lm_head)
+        return AssistantHead(weights, config, *own)
+    if not config.nextn_layers:
+        return DraftHead(weights, config, embed, lm_head)
+    layers = tuple(_nextn_layer(weights, config, embed, lm_head, index) for index in range(config.nextn_layers))
+    alone = way == "recurrent" or (way is None and len(layers) == 1)
+    return layers[0] if alone else MTPHead(layers, config.chain_hidden_states)
+
+
+def _nextn_layer(weights: Weights, config: ModelConfig, embed: Tensor, lm_head: Tensor, index: int) -> DraftHead:
+    prefix = f"model.layers.{config.num_layers + index}."
+    own_embed = weights.get(f"{prefix}embed_tokens.weight", embed)
+    return DraftHead(weights, config, own_embed, weights.get(f"{prefix}shared_head.head.weight", lm_head), index)

@@ -9,22 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdebug.assets import checkpoint_path
 from specdebug.reference import (
+    AssistantHead,
     DenseCache,
+    Draft,
     DraftHead,
     ModelConfig,
+    MTPHead,
+    Way,
     draft_kv,
+    frozen_kv,
     load_draft,
     load_weights,
+    mtp_kv,
     target_forward,
 )
 from specdebug.reference.drafting import DraftedText
 from specdebug.reference.target import target_logits
+from specdebug.reference.texts import AssistantText, HeadText, MTPText
 from specdebug.verdict.outcome import first_difference
 
 MAX_KEPT_TOKENS = 8192
@@ -34,33 +42,45 @@ CHUNK = 1024
 """Tokens a forward takes at once; bounds the memory that logits over a large vocabulary need."""
 
 
-Names = tuple[str, str | None]
-"""Of the target, and of the draft if there is one."""
+class Names(NamedTuple):
+    """Of the target, of the draft if there is one, and of the algorithm that it drafts by."""
 
-_loaded: dict[Names, tuple[dict[str, Tensor], ModelConfig, DraftHead | None]] = {}
+    model: str
+    draft_model: str | None
+    algorithm: str | None = None
+
+
+WAYS: dict[str, Way] = {"MTP": "layers", "FROZEN_KV_MTP": "frozen"}
+"""The algorithms that use a draft otherwise than as a head that goes on from its own outputs."""
+
+Loaded = tuple[dict[str, Tensor], ModelConfig, Draft | None]
+_loaded: dict[Names, Loaded] = {}
 _foreseen: dict[Names, list[_Sequence]] = {}
 
 
-def keep_weights(model: str, draft_model: str | None) -> None:
+def keep_weights(model: str, draft_model: str | None, algorithm: str | None = None) -> None:
     """Load the weights of a reference that is made later, here or in a fork. Raises CheckpointError."""
-    if (model, draft_model) not in _loaded:
-        _loaded[model, draft_model] = _load(model, draft_model)
+    names = Names(model, draft_model, algorithm)
+    if names not in _loaded:
+        _loaded[names] = _load(names)
 
 
-def foresee(model: str, draft_model: str | None, texts: Sequence[tuple[Sequence[int], int]]) -> None:
+def foresee(names: Names, texts: Sequence[tuple[Sequence[int], int]]) -> None:
     """Work out greedy texts, each a prompt and how many tokens follow, for references that are made later, here or in a
     fork. Takes the place of what was foreseen before. Raises CheckpointError."""
     _foreseen.clear()
-    reference = DenseReference(model, draft_model)
+    reference = DenseReference(*names)
     for prompt, count in texts:
         reference.foresee(prompt, count)
-    _foreseen[model, draft_model] = reference.kept
+    _foreseen[names] = reference.kept
 
 
-def _load(model: str, draft_model: str | None) -> tuple[dict[str, Tensor], ModelConfig, DraftHead | None]:
-    weights, config = load_weights(checkpoint_path(model))
-    head = None if draft_model is None else load_draft(checkpoint_path(draft_model), weights, config)
-    return weights, config, head
+def _load(names: Names) -> Loaded:
+    weights, config = load_weights(checkpoint_path(names.model))
+    if names.draft_model is None:
+        return weights, config, None
+    way = WAYS.get(names.algorithm, "recurrent") if names.algorithm else None
+    return weights, config, load_draft(checkpoint_path(names.draft_model), weights, config, way=way)
 
 
 @dataclass
@@ -72,12 +92,14 @@ class _Sequence:
 
 
 class DenseReference:
-    """float32 target and (optionally) draft head of two checkpoints, evaluated densely on the CPU."""
+    """float32 target and (optionally) draft of two checkpoints, evaluated densely on the CPU."""
 
-    def __init__(self, model: str, draft_model: str | None) -> None:
-        """Load. Names or paths; raises CheckpointError."""
-        self.weights, self.config, self.head = _loaded.get((model, draft_model)) or _load(model, draft_model)
-        self.kept = list(_foreseen.get((model, draft_model), ()))
+    def __init__(self, model: str, draft_model: str | None, algorithm: str | None = None) -> None:
+        """Load. Names or paths; without ``algorithm`` the draft's config decides how it drafts. Raises
+        CheckpointError."""
+        names = Names(model, draft_model, algorithm)
+        self.weights, self.config, self.head = _loaded.get(names) or _load(names)
+        self.kept = list(_foreseen.get(names, ()))
         """Sequences computed, the one asked for last at the end."""
 
     @torch.no_grad()
@@ -109,35 +131,50 @@ class DenseReference:
 
     @torch.no_grad()
     def features(self, ids: Sequence[int]) -> Tensor:
-        """The target's states that the draft head reads at each of ``ids``: [n, H], or [n, 3H] for EAGLE-3."""
-        if self.head is None:
-            raise ValueError("no draft head was loaded")
+        """The target's states that the draft reads at each of ``ids``: [n, H], or [n, 3H] for EAGLE-3."""
         states = self._states(ids)
-        return (states.aux if self.head.is_eagle3 else states.hidden)[: len(ids)]
+        eagle3 = isinstance(self.head, DraftHead) and self.head.is_eagle3
+        return (states.aux if eagle3 else states.hidden)[: len(ids)]
 
     @torch.no_grad()
-    def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]:
-        """Draft keys (rotated) and values of positions [0, stop), each float32 [stop, Hkv, D]; ``stop < len(ids)``, as
-        position p is written from token p+1 and the target's state at p."""
-        hidden = self.features(ids[:stop])
-        assert self.head is not None  # for the type checker: just asked for
-        k, v = draft_kv(self.head, torch.tensor(ids[1 : stop + 1]), hidden, torch.arange(stop))
-        return k.transpose(-2, -3), v.transpose(-2, -3)
+    def draft_kv(self, ids: Sequence[int], stop: int) -> list[tuple[Tensor, Tensor]]:
+        """Draft keys (rotated) and values of positions [0, stop), as a pool holds them: for each layer float32
+        [n, Hkv, D]; ``stop < len(ids)``, as position p is written from token p+1 and the target's state at p. Layer i
+        of multi-token prediction needs token p+1+i, so its n is i less."""
+        hidden, tokens = self.features(ids[:stop]), torch.tensor(ids[: stop + 1])
+        match self.head:
+            case MTPHead():
+                written, config = mtp_kv(self.head, tokens, hidden), self.head.layers[0].config
+            case DraftHead():
+                written, config = [draft_kv(self.head, tokens[1:], hidden, torch.arange(stop))], self.head.config
+            case _:
+                raise ValueError("no draft was loaded that keeps keys and values")
+        return [_as_stored(config, k.transpose(-2, -3), v.transpose(-2, -3)) for k, v in written]
 
     @torch.no_grad()
-    def drafted(self, ids: Sequence[int], zeroed: Tensor | None = None) -> DraftedText:
-        """The draft head once it has read ``ids``, the last of which the target has not. ``zeroed``: int64,
-        positions whose draft KV was set to zero."""
-        features = self.features(ids[:-1])
-        assert self.head is not None  # for the type checker: just asked for
-        return DraftedText(self.head, torch.tensor(ids), features, zeroed)
+    def drafted(self, ids: Sequence[int], zeroed: Tensor | None = None) -> DraftedText[Any]:
+        """The draft once it has read ``ids``, the last of which the target has not. ``zeroed``: int64, positions whose
+        draft KV was set to zero."""
+        features, tokens = self.features(ids[:-1]), torch.tensor(ids)
+        match self.head:
+            case MTPHead():
+                return MTPText(self.head, tokens, features, zeroed)
+            case DraftHead():
+                return HeadText(self.head, tokens, features, zeroed)
+            case AssistantHead():
+                cache = self._states(ids[:-1]).cache
+                kv = [(k[0, :, : len(features)], v[0, :, : len(features)]) for k, v in frozen_kv(self.head, cache)]
+                return AssistantText(self.head, tokens, features, kv)
+            case _:
+                raise ValueError("no draft was loaded")
 
     @torch.no_grad()
     def target_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]:
-        """Target keys (rotated) and values of positions [0, stop), each float32 [stop, layers·Hkv, D]."""
+        """Target keys (rotated) and values of positions [0, stop), as a pool holds them: each float32
+        [stop, layers·Hkv, D]."""
         cache = self._states(ids[:stop]).cache
         k, v = (side[:, 0, :, :stop].flatten(0, 1).transpose(0, 1) for side in (cache.keys, cache.values))
-        return k, v
+        return _as_stored(self.config, k, v)
 
     @torch.no_grad()
     def foresee(self, prompt: Sequence[int], count: int) -> None:
@@ -177,13 +214,12 @@ class DenseReference:
         return _Sequence(parent.ids[:length], cache, parent.hidden[:length], parent.aux[:length])
 
     def _extend(self, sequence: _Sequence, ids: Sequence[int]) -> None:
-        aux_layers = self.head.config.aux_layers if self.head is not None else None
+        aux_layers = self.head.config.aux_layers if isinstance(self.head, DraftHead) else None
         cache = sequence.cache
         missing = len(ids) - cache.length
         if missing > 0:
-            room = torch.zeros(*cache.keys.shape[:-2], missing, cache.keys.shape[-1])
-            cache.keys = torch.cat([cache.keys[..., : cache.length, :], room], dim=-2)
-            cache.values = torch.cat([cache.values[..., : cache.length, :], room], dim=-2)
+            cache.keys = _with_room(cache.keys[..., : cache.length, :], missing)
+            cache.values = _with_room(cache.values[..., : cache.length, :], missing)
         while cache.length < len(ids):
             start = cache.length
             piece = list(ids[start : start + CHUNK])
@@ -192,3 +228,14 @@ class DenseReference:
             sequence.ids.extend(piece)
             sequence.hidden = torch.cat([sequence.hidden, hidden[0]])
             sequence.aux = torch.cat([sequence.aux, aux[0]]) if start else aux[0]
+
+
+def _with_room(kept: Tensor, positions: int) -> Tensor:
+    room = torch.zeros(*kept.shape[:-2], positions, kept.shape[-1])
+    return torch.cat([kept, room], dim=-2)
+
+
+def _as_stored(config: ModelConfig, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values as a pool holds them. Of latent attention that is one packed row: the latent and behind it the
+    rotated key that heads share; the value is the row's first part."""
+    return (k, v) if config.latent is None else (torch.cat([v, k], dim=-1), v)

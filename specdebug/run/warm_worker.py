@@ -84,8 +84,8 @@ def _keep(scenario: Scenario, arm: str) -> None:
     expand(scenario, tokenizer)  # reads the corpus
 
 
-def _reference_of(scenario: Scenario, arm: str) -> tuple[str, str | None] | None:
-    """Target and draft of the reference that judges an arm; None where nothing is compared with one."""
+def _reference_of(scenario: Scenario, arm: str) -> tuple[str, str | None, str | None] | None:
+    """Target, draft and algorithm of the reference that judges an arm; None where nothing is compared with one."""
     from specdebug.run.oracles.base import OracleSettings
     from specdebug.targets.registry import find_target
 
@@ -106,7 +106,7 @@ def foresee(asked: Foreseen) -> None:
         planned = expand(asked.scenario, load_tokenizer(reference[0]), asked.seed).requests
         # A request that continues another has a prompt that is not known yet.
         greedy = [one for one in planned if one.sampling.temperature == 0 and one.continues is None]
-        dense.foresee(*reference, [(one.new_ids, one.sampling.max_new_tokens) for one in greedy])
+        dense.foresee(dense.Names(*reference), [(one.new_ids, one.sampling.max_new_tokens) for one in greedy])
 
 
 def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:

@@ -153,7 +153,9 @@ class StepView(Protocol):
 class StoredDrafts(Protocol):
     """The state that requests store for their next draft, a row each. ``seq_lens``: positions with target KV.
     ``bonus``: the token after them. ``topk_p``, ``topk_index``, ``hidden_states``: the draft head's output at the last
-    of them; ``topk_p`` is None where an engine stores none for its chains."""
+    of them; ``topk_p`` is None where an engine stores none for its chains, ``topk_index`` where its drafts are not read
+    from what it stores. Then ``hidden_states`` are the target's: of a frozen-KV assistant that at the last position,
+    [B, H]; of N layers of multi-token prediction those at the last N - 1, [B, N - 1, H]."""
 
     @property
     def seq_lens(self) -> Tensor: ...
@@ -162,7 +164,7 @@ class StoredDrafts(Protocol):
     @property
     def topk_p(self) -> Tensor | None: ...
     @property
-    def topk_index(self) -> Tensor: ...
+    def topk_index(self) -> Tensor | None: ...
     @property
     def hidden_states(self) -> Tensor: ...
 
@@ -189,8 +191,8 @@ class RequestOnlooker(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one
-    that the dense reference can compute.
+    """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one,
+    and then the ``algorithm`` that it drafts by.
     ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy. ``guards``: guard regions are on.
     ``graphs``: batch sizes for which graphs are captured, ascending. ``exact``: sampled tokens have the target's odds;
     thresholds of acceptance below 1 give drafts more. ``dense``: the checkpoint is here, so that the dense reference
@@ -204,6 +206,7 @@ class Asked:
     attention_backend: str | None = None
     drafts: bool = False
     draft_model: str | None = None
+    algorithm: str | None = None
     zero_fill: bool = False
     guards: bool = False
     graphs: tuple[int, ...] = ()

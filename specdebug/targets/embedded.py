@@ -63,7 +63,8 @@ class EmbeddedTarget:
             dtype=config.dtype,
             attention_backend=config.attention_backend,
             drafts=spec is not None,
-            draft_model=config.draft_model if spec is not None and spec.draft_kv else None,
+            draft_model=config.draft_model,
+            algorithm=None if spec is None else spec.algorithm,
             zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
             guards=config.memory.guards,
             graphs=config.cuda_graph.batch_sizes if config.cuda_graph.enabled else (),
@@ -170,7 +171,7 @@ class EmbeddedSession:
         if worker is not None and not isinstance(worker, StagedWorker):
             self.shows = EVERYTHING - {"drafts", "decisions", "graphs"}
         elif worker is not None and engine.view.memory.draft is None:
-            self.shows = EVERYTHING - {"draft_kv", "drafts"}
+            self.shows = EVERYTHING - {"draft_kv"}
 
     @property
     def has_work(self) -> bool:

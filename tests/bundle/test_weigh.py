@@ -79,14 +79,9 @@ def test_what_is_narrow_depends_on_the_dtype() -> None:
 
 
 def test_a_draft_is_as_narrow_as_its_place_at_the_edge_of_the_tree() -> None:
-    import torch
-
     ids, shape = narrowest(), (2, 3, 4)
-    features = reference().features(ids[:-1])
-    stand = {
-        token: standing(reference().head, torch.tensor(ids), features, [token], TreeShape(*shape))  # type: ignore[arg-type]
-        for token in range(3, 30)
-    }
+    read = reference().drafted(ids)
+    stand = {token: standing(read, len(ids) - 1, [token], TreeShape(*shape)) for token in range(3, 30)}
     token = min(stand, key=lambda each: stand[each].slack)  # the last that would be drafted
     found = weighed(Parting(1, "draft", "a.0", 0, 1, 2, ids, (token,), 1), shape=shape)
     assert found["gap"] == pytest.approx(-stand[token].slack, rel=1e-3)

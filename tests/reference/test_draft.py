@@ -1,6 +1,10 @@
-"""The unrolled head against the plain reading of EAGLE: one chain at a time, one token at a time."""
+"""The unrolled head against the plain reading of EAGLE: one chain at a time, one token at a time. So it is with a
+next-n layer of DeepSeek's that is used as a head."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ from torch.nn import functional as F
 
 from specdebug.reference import (
     DraftHead,
+    LatentAttention,
     ModelConfig,
     accept_lengths,
     chain_matches,
@@ -21,6 +26,13 @@ from tests.tolerance import layers_rounding
 CONFIG = ModelConfig(
     hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=50
 )
+NEXTN = replace(
+    CONFIG,
+    head_dim=4,
+    num_kv_heads=4,
+    nextn_layers=1,
+    latent=LatentAttention(q_lora_rank=14, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5),
+)
 
 DRAFT_VOCAB = 20
 NEAR = layers_rounding(vars(CONFIG), 12, times=4 + 1)  # four steps of a chain and what they begin from
@@ -32,6 +44,8 @@ def make_head(kind: str, seed: int = 0) -> DraftHead:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.3
 
+    if kind == "nextn":
+        return DraftHead(weights=nextn_weights(normal), config=NEXTN, embed=normal(50, 32), lm_head=normal(50, 32))
     eagle3 = kind == "eagle3"
     layer, width = ("midlayer.", 64) if eagle3 else ("layers.0.", 32)
     weights = {
@@ -59,6 +73,21 @@ def make_head(kind: str, seed: int = 0) -> DraftHead:
     return DraftHead(weights=weights, config=CONFIG, embed=normal(50, 32), lm_head=normal(50, 32))
 
 
+def nextn_weights(normal: Callable[..., Tensor]) -> dict[str, Tensor]:
+    layer = "model.layers.1."
+    shapes = {
+        "eh_proj": (32, 64), "self_attn.q_a_proj": (14, 32), "self_attn.q_b_proj": (4 * 10, 14),
+        "self_attn.kv_a_proj_with_mqa": (14, 32), "self_attn.kv_b_proj": (4 * 11, 10), "self_attn.o_proj": (32, 20),
+        "mlp.gate_proj": (48, 32), "mlp.up_proj": (48, 32), "mlp.down_proj": (32, 48),
+    }  # fmt: skip
+    norms = {
+        "enorm": 32, "hnorm": 32, "input_layernorm": 32, "self_attn.q_a_layernorm": 14, "self_attn.kv_a_layernorm": 10,
+        "post_attention_layernorm": 32, "shared_head.norm": 32,
+    }  # fmt: skip
+    weights = {f"{layer}{name}.weight": normal(*shape) for name, shape in shapes.items()}
+    return weights | {f"{layer}{name}.weight": 1 + normal(width) for name, width in norms.items()}
+
+
 def norm(x: Tensor, weight: Tensor) -> Tensor:
     return x * (x.pow(2).mean(-1, keepdim=True) + CONFIG.rms_norm_eps).rsqrt() * weight
 
@@ -78,6 +107,8 @@ def one_step(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Output [H] and the key and value written, for one pair; ``hidden`` is [H]."""
     w, layer = head.weights, head.layer
+    if head.is_nextn:
+        return nextn_step(head, token, hidden, position, past)
     if head.is_eagle3:
         token_part = norm(head.embed[token], w["midlayer.input_layernorm.weight"])
         x = torch.cat([token_part, norm(hidden, w["midlayer.hidden_norm.weight"])])
@@ -98,6 +129,39 @@ def one_step(
     return x + w[f"{layer}mlp.down_proj.weight"] @ gate, (k, v)
 
 
+def rotate_neighbours(x: Tensor, position: int) -> Tensor:
+    """[4] at one position: neighbours are a pair; first elements of pairs come out first."""
+    first, second = x[0::2], x[1::2]
+    angles = torch.tensor([position * CONFIG.rope_theta ** (-2 * i / 4) for i in range(2)])
+    return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()])
+
+
+def nextn_step(
+    head: DraftHead, token: int, hidden: Tensor, position: int, past: list[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """As ``one_step``; what is written are the rotated key [1, 4] and the latent [1, 10]."""
+    w = {name.removeprefix(head.layer): value for name, value in head.weights.items()}
+    pair = torch.cat([norm(head.embed[token], w["enorm.weight"]), norm(hidden, w["hnorm.weight"])])
+    residual = w["eh_proj.weight"] @ pair
+    x = norm(residual, w["input_layernorm.weight"])
+    low = norm(w["self_attn.q_a_proj.weight"] @ x, w["self_attn.q_a_layernorm.weight"])
+    queries = (w["self_attn.q_b_proj.weight"] @ low).view(4, 10)
+    kept = w["self_attn.kv_a_proj_with_mqa.weight"] @ x
+    latent = norm(kept[:10], w["self_attn.kv_a_layernorm.weight"])
+    seen = [*past, (rotate_neighbours(kept[10:], position)[None], latent[None])]
+    both = w["self_attn.kv_b_proj.weight"].view(4, 11, 10)
+    rows = []
+    for h in range(4):
+        q = torch.cat([queries[h, :6], rotate_neighbours(queries[h, 6:], position)])
+        made = [both[h] @ each[0] for _, each in seen]
+        scores = torch.stack([q @ torch.cat([m[:6], key[0]]) for m, (key, _) in zip(made, seen, strict=True)])
+        rows.append(sum(p * m[6:] for p, m in zip((scores / 10**0.5).softmax(0), made, strict=True)))
+    x = residual + w["self_attn.o_proj.weight"] @ torch.cat(rows)
+    y = norm(x, w["post_attention_layernorm.weight"])
+    gate = F.silu(w["mlp.gate_proj.weight"] @ y) * (w["mlp.up_proj.weight"] @ y)
+    return norm(x + w["mlp.down_proj.weight"] @ gate, w["shared_head.norm.weight"]), seen[-1]
+
+
 def naive_chain(head: DraftHead, ids: Tensor, hidden: Tensor, start: int, num_steps: int) -> list[Tensor]:
     """Outputs of the chain whose true states end at ``start``, fed with the text's own tokens."""
     states = hidden @ head.weights["fc.weight"].T if head.is_eagle3 else hidden
@@ -113,7 +177,7 @@ def naive_chain(head: DraftHead, ids: Tensor, hidden: Tensor, start: int, num_st
     return outputs
 
 
-@pytest.fixture(params=["eagle", "eagle3"])
+@pytest.fixture(params=["eagle", "eagle3", "nextn"])
 def head(request: pytest.FixtureRequest) -> DraftHead:
     return make_head(request.param)
 

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug.reference import DraftHead, draft_kv, draft_logits, draft_unroll
-from specdebug.reference.draft import draft_step, to_target_ids
-from specdebug.reference.drafting import Branches, DraftedText, Guide
+from specdebug.reference.draft import to_target_ids
+from specdebug.reference.drafting import Branches, Guide
+from specdebug.reference.texts import HeadText
 from specdebug.reference.tree import TreeShape
+from tests.reference.stepping import draft_step
 from tests.reference.test_draft import NEAR, make_head
 from tests.reference.test_tree import KINDS, LENGTH, SHAPES, text
 
@@ -111,7 +113,7 @@ def guide_of(trees: list[Tree], shape: TreeShape, margin: float) -> Guide:
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_are_those_of_each_prefix_alone(kind: str) -> None:
     head, (ids, features) = make_head(kind), text(kind, 1)
-    outputs = DraftedText(head, ids, features).outputs(LENGTHS)
+    outputs = HeadText(head, ids, features).outputs(LENGTHS)
     alone = torch.stack([output_at(head, ids, features, length) for length in LENGTHS.tolist()])
     torch.testing.assert_close(outputs, alone, **NEAR)
 
@@ -121,7 +123,7 @@ def test_outputs_are_those_of_each_prefix_alone(kind: str) -> None:
 @given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 10_000))
 def test_trees_are_those_of_branches_that_keep_what_was_written(kind: str, shape: TreeShape, seed: int) -> None:
     head, (ids, features) = make_head(kind, seed), text(kind, seed)
-    drafted = DraftedText(head, ids, features)
+    drafted = HeadText(head, ids, features)
     trees = [grown(head, ids, features, length, shape) for length in LENGTHS.tolist()]
     alone = drafted.grow(LENGTHS, drafted.outputs(LENGTHS), shape, no_guide(shape))
     guided = drafted.grow(LENGTHS, drafted.outputs(LENGTHS), shape, guide_of(trees, shape, 1e-6))
@@ -140,7 +142,7 @@ def test_logits_along_given_branches_are_those_of_branches_that_keep_what_was_wr
     kind: str, shape: TreeShape
 ) -> None:
     head, (ids, features) = make_head(kind), text(kind, 3)
-    drafted = DraftedText(head, ids, features)
+    drafted = HeadText(head, ids, features)
     trees = [grown(head, ids, features, length, shape).forwards for length in LENGTHS.tolist()]
     tokens, parents = (
         torch.tensor([[[branch[part] for branch in forward] for forward in tree] for tree in trees]) for part in (0, 1)
@@ -154,7 +156,7 @@ def test_logits_along_given_branches_are_those_of_branches_that_keep_what_was_wr
 
 def test_a_guide_decides_where_a_choice_is_narrow_and_only_there() -> None:
     head, (ids, features), shape = make_head("eagle"), text("eagle", 0), TreeShape(1, 1, 2)
-    drafted = DraftedText(head, ids, features)
+    drafted = HeadText(head, ids, features)
     outputs = drafted.outputs(LENGTHS)
     logits = drafted.logits(outputs)
     second = logits.topk(2).indices[:, 1].tolist()
@@ -172,7 +174,7 @@ def test_paths_lie_in_the_branches_in_which_they_were_drafted_if_that_can_be(kin
     """What a branch wrote before is read by whoever lies in it later: of two paths that are all but equally likely,
     which lies in the first decides what both attend to."""
     head, (ids, features), shape = make_head(kind), text(kind, 4), TreeShape(2, 4, 12)
-    drafted = DraftedText(head, ids, features)
+    drafted = HeadText(head, ids, features)
     outputs = drafted.outputs(LENGTHS)
     forwards, backwards = (
         [grown(head, ids, features, length, shape, backwards=way) for length in LENGTHS.tolist()]
@@ -204,8 +206,8 @@ def test_paths_lie_in_the_branches_in_which_they_were_drafted_if_that_can_be(kin
 
 def test_zeroed_positions_are_read_as_zeros_by_whoever_sees_them() -> None:
     head, (ids, features) = make_head("eagle3"), text("eagle3", 2)
-    plain = DraftedText(head, ids, features).outputs(LENGTHS)
-    zeroed = DraftedText(head, ids, features, torch.tensor([2])).outputs(LENGTHS)
+    plain = HeadText(head, ids, features).outputs(LENGTHS)
+    zeroed = HeadText(head, ids, features, torch.tensor([2])).outputs(LENGTHS)
     changed = (plain != zeroed).any(-1)
     # A prefix of three tokens ends at position 2: what it writes there itself is its own.
     assert changed.tolist() == [False, False, False, True, True, True]

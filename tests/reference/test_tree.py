@@ -12,12 +12,13 @@ from torch import Tensor
 
 from specdebug.reference import DraftHead, draft_logits, draft_unroll
 from specdebug.reference.draft import to_target_ids
+from specdebug.reference.texts import HeadText
 from specdebug.reference.tree import PathStanding, TreeShape, standing
 from tests.reference.test_draft import make_head
 
 LENGTH = 7
 SHAPES = (TreeShape(1, 3, 4), TreeShape(2, 3, 5), TreeShape(3, 2, 6), TreeShape(3, 3, 4))
-KINDS = ("eagle", "eagle3")
+KINDS = ("eagle", "eagle3", "nextn")
 
 
 def text(kind: str, seed: int) -> tuple[Tensor, Tensor]:
@@ -65,7 +66,7 @@ def test_a_path_is_in_the_tree_when_it_has_slack(kind: str, shape: TreeShape, se
     )
     siblings = {(*path[:-1], token) for path in members for token in vocabulary[:3]}
     for path in itertools.chain(members, others, siblings):
-        found = standing(head, ids, hidden, path, shape)
+        found = standing(HeadText(head, ids, hidden), LENGTH - 1, path, shape)
         assert found.size > 0
         if abs(found.slack) > 1e-3:  # nearer to the edge, the rounding of either side decides
             assert (found.slack > 0) == (path in members), path
@@ -76,12 +77,14 @@ def test_the_slack_of_a_chain_is_what_its_token_leads_by() -> None:
     after = continuations(head, ids, hidden, ())
     first, second, third = sorted(after, key=lambda token: -after[token])[:3]
     shape = TreeShape(1, 2, 3)
-    assert standing(head, ids, hidden, [first], shape).slack == pytest.approx(after[first] - after[second], abs=1e-5)
-    assert standing(head, ids, hidden, [third], shape).slack == pytest.approx(after[third] - after[first], abs=1e-5)
+    read = HeadText(head, ids, hidden)
+    leads, lacks = (standing(read, LENGTH - 1, [token], shape).slack for token in (first, third))
+    assert leads == pytest.approx(after[first] - after[second], abs=1e-5)
+    assert lacks == pytest.approx(after[third] - after[first], abs=1e-5)
 
 
 def test_a_token_that_the_head_does_not_have_is_never_drafted() -> None:
     head, (ids, hidden) = make_head("eagle3"), text("eagle3", 0)
     absent = min(set(range(50)) - set(continuations(head, ids, hidden, ())))
-    found = standing(head, ids, hidden, [absent], TreeShape(2, 2, 4))
+    found = standing(HeadText(head, ids, hidden), LENGTH - 1, [absent], TreeShape(2, 2, 4))
     assert found == PathStanding(float("-inf"), found.size)

@@ -70,12 +70,12 @@ class FakeReference:
         gaps = [0.0 if c == g else self.margin for c, g in zip(choices, ids[start:], strict=True)]
         return choices, gaps, [10.0] * len(choices)
 
-    def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        k = torch.arange(1, stop + 1, dtype=torch.float32)[:, None, None].expand(stop, 2, 4).clone()
-        return k, -k
+    def draft_kv(self, ids: Sequence[int], stop: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [self.target_kv(ids, stop)]
 
     def target_kv(self, ids: Sequence[int], stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.draft_kv(ids, stop)
+        k = torch.arange(1, stop + 1, dtype=torch.float32)[:, None, None].expand(stop, 2, 4).clone()
+        return k, -k
 
 
 class FakeEngine:
@@ -160,7 +160,7 @@ class FakeEngine:
         return found
 
     def draft_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        k, v = FakeReference().draft_kv(request.all_ids, stop)
+        k, v = FakeReference().target_kv(request.all_ids, stop)
         return k[None, start:], v[None, start:]
 
     def target_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:

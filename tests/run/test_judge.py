@@ -176,6 +176,28 @@ def test_wrong_draft_kv_is_named_with_its_position(value: float, side: int) -> N
     assert ("draft value" if side else "draft key") in violation.detail
 
 
+class TwoLayers(FakeReference):
+    """The second layer's last position is not known yet."""
+
+    def draft_kv(self, ids: Sequence[int], stop: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [self.target_kv(ids, stop), self.target_kv(ids, stop - 1)]
+
+
+@pytest.mark.parametrize(("layer", "known"), [(0, 11), (1, 10)])
+def test_every_layer_of_a_draft_is_compared_as_far_as_its_tokens_are_known(layer: int, known: int) -> None:
+    class Layers(FakeEngine):
+        def draft_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+            k, v = (side.repeat(2, 1, 1, 1) for side in super().draft_kv(request, start, stop))
+            k[layer, broken] = 0.0
+            return k, v
+
+    for broken in (known - 1, known):
+        judge, found, _ = judge_of(TwoLayers())
+        judge.on_finishing(Layers(), request(output=(90, 91, 92), kv_len=12))
+        seen = [(v.data["position"], v.data["layer"], v.detail.split(" of ")[0]) for v in found if "layer" in v.data]
+        assert seen == ([(broken, layer, f"layer {layer}'s draft key")] if broken < known else [])
+
+
 def test_rounding_is_not_an_error() -> None:
     judge, found, _ = judge_of()
     judge.on_prefilled(BrokenDraft(6, 1.0005), request())
@@ -274,8 +296,8 @@ def test_reused_prefixes_change_no_judgement(dense: DenseReference) -> None:
         given = fresh[4:-1].gather(-1, torch.tensor(ids[5:])[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(margins), fresh[4:-1].amax(-1) - given, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(torch.tensor(sizes), fresh[4:-1].abs().amax(-1), atol=1e-4, rtol=1e-4)
-        k, v = dense.draft_kv(ids, len(ids) - 1)
-        want = DenseReference("tiny", "tiny-eagle3").draft_kv(ids, len(ids) - 1)
+        ((k, v),) = dense.draft_kv(ids, len(ids) - 1)
+        (want,) = DenseReference("tiny", "tiny-eagle3").draft_kv(ids, len(ids) - 1)
         torch.testing.assert_close((k, v), want, atol=1e-4, rtol=1e-4)
         assert k.shape[0] == len(ids) - 1
 
@@ -287,7 +309,7 @@ def test_a_foreseen_text_needs_no_forward_and_another_is_judged_as_ever(
     right = [*prompt, *greedy(dense, prompt, 6)]
     wrong = [*right[:7], right[7] ^ 1, *right[8:]]
     monkeypatch.setattr(dense_module, "_foreseen", {})
-    dense_module.foresee("tiny", "tiny-eagle3", [(prompt, 6)])
+    dense_module.foresee(dense_module.Names("tiny", "tiny-eagle3"), [(prompt, 6)])
     knowing = DenseReference("tiny", "tiny-eagle3")
     for ids in (wrong, right):
         if ids is right:

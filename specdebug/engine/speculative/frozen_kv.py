@@ -35,9 +35,11 @@ from specdebug.engine.speculative.state import LengthTable, StepState
 
 @dataclass(frozen=True)
 class FrozenKVState(StepState):
-    """hidden_states: [B, H], the target's at position L - 1."""
+    """hidden_states: [B, H], the target's at position L - 1. There is no top-k yet: the seed pass finds it."""
 
     hidden_states: Tensor
+    topk_p: None = None
+    topk_index: None = None
 
 
 class FrozenKVStateTable(LengthTable):
@@ -53,7 +55,8 @@ class FrozenKVStateTable(LengthTable):
 
     def read(self, rows: Tensor) -> FrozenKVState:
         """Copies of the given rows (int64 [B])."""
-        return FrozenKVState(*(column.index_select(0, rows) for column in (self.seq_lens, self.bonus, self._hidden)))
+        seq_lens, bonus, hidden = (each.index_select(0, rows) for each in (self.seq_lens, self.bonus, self._hidden))
+        return FrozenKVState(seq_lens, bonus, hidden)
 
     def store_hidden(self, rows: Tensor, hidden_states: Tensor) -> None:
         """Keep the target's hidden states [B, H] of the given rows' last positions."""

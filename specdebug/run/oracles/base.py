@@ -32,11 +32,11 @@ class Reference(Protocol):
 
     def logits(self, ids: Sequence[int], start: int) -> Tensor: ...
 
-    def draft_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
+    def draft_kv(self, ids: Sequence[int], stop: int) -> Sequence[tuple[Tensor, Tensor]]: ...
 
     def target_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
 
-    def drafted(self, ids: Sequence[int], zeroed: Tensor | None = None) -> DraftedText: ...
+    def drafted(self, ids: Sequence[int], zeroed: Tensor | None = None) -> DraftedText[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,13 @@ class OracleSettings:
     probes: bool = False
 
     @property
-    def reference(self) -> tuple[str, str | None] | None:
-        """Target and draft of the reference that judges the run; None where nothing is compared with one."""
+    def reference(self) -> tuple[str, str | None, str | None] | None:
+        """Target, draft and algorithm of the reference that judges the run; None where nothing is compared with one."""
         drafts = self.target.drafts and (self.spec.draft_kv or self.spec.draft_state)
         draft = self.target.draft_model if drafts else None
         compared = self.spec.lossless or self.spec.sampling or draft is not None
-        return (self.target.model, draft) if compared and self.target.dense else None
+        algorithm = None if draft is None else self.target.algorithm
+        return (self.target.model, draft, algorithm) if compared and self.target.dense else None
 
 
 @dataclass

@@ -1,13 +1,15 @@
 """Draft KV: what the draft head reads must have been written from the right tokens and states.
 
 Position p of the draft cache is a function of token p+1 and the target's state at p; it is compared with the
-reference's at every committed position whose next token is known. A wrong draft cache never changes the output, only
-how much of a draft is accepted, so nothing else would notice.
+reference's at every committed position whose next token is known. Of multi-token prediction layer i is compared where
+token p+1+i is known: the positions behind that were written from drafts, and will be again. A wrong draft cache never
+changes the output, only how much of a draft is accepted, so nothing else would notice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,15 +45,23 @@ class DraftKV(Oracle):
             return
         self.bench.looked(self.name)
         expected = reference.draft_kv(request.all_ids, stop)
-        ours = tuple(pool[0].float().cpu() for pool in session.draft_kv(request, 0, stop))
+        ours = tuple(side.float().cpu() for side in session.draft_kv(request, 0, stop))
         skipped = torch.zeros(stop, dtype=torch.bool)
         if self.bench.settings.target.zero_fill:
             skipped = all_zero(ours)
             skipped[request.cached_tokens :] = False
             if bool(skipped.any()):
                 self.zero_filled[request.rid] = int(skipped.sum())
-        kept = (~skipped).nonzero().flatten()
-        pairs = ((ours[0][kept], expected[0][kept]), (ours[1][kept], expected[1][kept]))
-        report_first_bad(self.bench, "draft", request, stop, pairs, lambda row: int(kept[row]))
+        every = (~skipped).nonzero().flatten()
+        for layer, (keys, values) in enumerate(expected):
+            kept = every[: int((every < len(keys)).sum())]
+            pairs = ((ours[0][layer][kept], keys[kept]), (ours[1][layer][kept], values[kept]))
+            number = layer if len(expected) > 1 else None
+            if report_first_bad(self.bench, "draft", request, stop, pairs, partial(_at, kept), number):
+                return
 
     on_prefilled = on_finishing = on_going = _compare
+
+
+def _at(kept: torch.Tensor, row: int) -> int:
+    return int(kept[row])

@@ -1,10 +1,11 @@
 """Draft state and drafted trees: what a request stores for its next draft, and what is drafted from it.
 
-After a prompt's last chunk and after every draft extend a request stores the draft head's output at its last position.
-From that the next step drafts a tree. Neither ever changes the output, only how much of a draft is accepted. What each
-step stores and drafts is copied while the request runs, and all of it is compared at once when it ends: a causal head
-that has read the whole text is in the state of each step at that step's position (``reference/drafting.py``). On a CPU
-each forward of the draft loop is compared, too; a GPU drafts in graphs, whose inside is not told of.
+After a prompt's last chunk and after every draft extend a request stores the draft head's output at its last position,
+or, if it drafts in another way, what of the target it will read again. From that the next step drafts a tree. Neither
+ever changes the output, only how much of a draft is accepted. What each step stores and drafts is copied while the
+request runs, and all of it is compared at once when it ends: a causal draft that has read the whole text is in the
+state of each step at that step's position (``reference/drafting.py``). On a CPU each forward of the draft loop is
+compared, too; a GPU drafts in graphs, whose inside is not told of.
 
 A choice that is narrow for the engine's dtype may go either way, and is taken to have gone the engine's.
 """
@@ -179,7 +180,7 @@ class DraftStateOracle(Oracle):
         """The positions whose draft KV was zeroed by policy; None where that is not the policy."""
         if not self.bench.settings.target.zero_fill:
             return None
-        ours = tuple(pool[0].cpu() for pool in session.draft_kv(request, 0, request.kv_len))
+        ours = tuple(side.cpu() for side in session.draft_kv(request, 0, request.kv_len))
         return all_zero(ours).nonzero().flatten()
 
     def _keep(self, session: Any, request: Any) -> None:
@@ -203,7 +204,9 @@ class DraftStateOracle(Oracle):
                 self._condemn(request, *found)
                 return
 
-    def _first_wrong(self, text: DraftedText, ids: list[int], kept: list[_Kept]) -> tuple[_Kept, str, _Wrong] | None:
+    def _first_wrong(
+        self, text: DraftedText[Any], ids: list[int], kept: list[_Kept]
+    ) -> tuple[_Kept, str, _Wrong] | None:
         """The first of these that is wrong, the site and what is wrong of it: a step drafts, and then stores."""
         lengths = torch.tensor([each.length for each in kept])
         outputs = text.outputs(lengths)
@@ -218,11 +221,25 @@ class DraftStateOracle(Oracle):
         found = states[stored] if stored < len(kept) else None
         return None if found is None else (kept[stored], "draft_state", found)
 
-    def _states(self, text: DraftedText, ids: list[int], kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
+    def _states(
+        self, text: DraftedText[Any], ids: list[int], kept: list[_Kept], outputs: Tensor
+    ) -> list[_Wrong | None]:
         """Return the fault of each stored state, None where there is none."""
-        hidden, index = (_rows(kept, name) for name in ("hidden_states", "topk_index"))
         dtype = self.bench.settings.target.dtype
-        off = (hidden.float() - outputs).norm(dim=1) / outputs.norm(dim=1).clamp_min(1e-6)
+        expected = text.stored(torch.tensor([each.length for each in kept]), outputs)
+        off = _off_by(_rows(kept, "hidden_states"), expected)
+        drafts = [None] * len(kept) if kept[0].state.topk_index is None else self._drafts(text, kept, outputs)
+        return [
+            _wrong_number("seq_lens", int(each.state.seq_lens[each.row]), each.length)
+            or _wrong_number("bonus", int(each.state.bonus[each.row]), ids[each.length])
+            or (None if off[n] <= HIDDEN_TOLERANCE[dtype] else _off(float(off[n])))
+            or drafts[n]
+            for n, each in enumerate(kept)
+        ]
+
+    def _drafts(self, text: DraftedText[Any], kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
+        """Return what is wrong of the first drafts that each state holds."""
+        index, dtype = _rows(kept, "topk_index"), self.bench.settings.target.dtype
         logits = text.logits(outputs)
         logs, allowed = logits.log_softmax(-1), DRAFT_MARGIN[dtype] * logits.abs().amax(-1, keepdim=True)
         known = (index >= 0) & (index < logs.shape[1])
@@ -234,15 +251,12 @@ class DraftStateOracle(Oracle):
         top = _rows(kept, "topk_p") if stored else ours.exp()
         right_p = (top.log() - ours).abs() <= allowed
         return [
-            _wrong_number("seq_lens", int(each.state.seq_lens[each.row]), each.length)
-            or _wrong_number("bonus", int(each.state.bonus[each.row]), ids[each.length])
-            or (None if off[n] <= HIDDEN_TOLERANCE[dtype] else _off(float(off[n])))
-            or _wrong_drafts("topk_index", right_index[n], index[n], best.indices[n])
+            _wrong_drafts("topk_index", right_index[n], index[n], best.indices[n])
             or _wrong_drafts("topk_p", right_p[n], top[n], ours[n].exp())
-            for n, each in enumerate(kept)
+            for n in range(len(kept))
         ]
 
-    def _trees(self, text: DraftedText, kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
+    def _trees(self, text: DraftedText[Any], kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
         """Return the fault of each drafted tree, None where there is none."""
         assert self._shape is not None  # for the type checker: there is a tree, so it was told
         if self.bench.settings.target.dtype != "float32" and self.bench.settings.target.device != "cpu":
@@ -262,23 +276,20 @@ class DraftStateOracle(Oracle):
         """What the branches read that each tree was drafted in; None where nobody could listen."""
         assert self._shape is not None  # for the type checker: there is a tree, so it was told
         forwards = self._shape.num_steps - 1
-        if not forwards or any(len(each.forwards) != forwards for each in kept):
+        if not forwards or any(len(each.forwards) - forwards not in (0, 1) for each in kept):
             return None
         return Branches(self._of_forwards(kept, "tokens"), self._of_forwards(kept, "parents"))
 
     def _of_forwards(self, kept: list[_Kept], name: str) -> Tensor:
-        """What each forward of each tree had, [n, S - 1, K, ...]."""
+        """What each forward of each tree had, [n, S - 1, K, ...]. A draft that stores no first drafts makes one forward
+        more, from what it stores; what comes of that is in the tree."""
         assert self._shape is not None
-        topk = self._shape.topk
-        return torch.stack(
-            [
-                torch.stack([getattr(each, name).unflatten(0, (-1, topk))[one.row] for each in one.forwards])
-                for one in kept
-            ]
-        )
+        topk, forwards = self._shape.topk, self._shape.num_steps - 1
+        rows = [[getattr(each, name).unflatten(0, (-1, topk))[one.row] for each in one.forwards] for one in kept]
+        return torch.stack([torch.stack(each[-forwards:]) for each in rows])
 
     def _logits(
-        self, text: DraftedText, kept: list[_Kept], outputs: Tensor, drafted: Branches | None
+        self, text: DraftedText[Any], kept: list[_Kept], outputs: Tensor, drafted: Branches | None
     ) -> list[_Wrong | None]:
         """Return what is wrong of the logits that each tree was drafted by, None where nothing is or can be."""
         assert self._shape is not None
@@ -329,6 +340,14 @@ def _wrong_number(tensor: str, got: int, expected: int) -> _Wrong | None:
     return (
         None if got == expected else _Wrong(tensor, f"{got}, expected {expected}", {"got": got, "expected": expected})
     )
+
+
+def _off_by(ours: Tensor, expected: Tensor) -> Tensor:
+    """The distance of each row from what is expected, relative to that; what is NaN there is not known."""
+    known = ~expected.isnan()
+    apart, size = (torch.where(known, each, 0.0).flatten(1) for each in (ours.float() - expected, expected))
+    off: Tensor = apart.norm(dim=1) / size.norm(dim=1).clamp_min(1e-6)
+    return off
 
 
 def _off(off: float) -> _Wrong:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdebug.run.oracles.base import Bench
@@ -30,8 +31,8 @@ def first_bad_position(ours: Tensor, expected: Tensor, tolerance: float) -> tupl
 
 
 def all_zero(kv: tuple[Tensor, ...]) -> Tensor:
-    """Which positions of keys and values [n, heads, D] hold nothing but zeros: bool [n]."""
-    return (kv[0].flatten(1) == 0).all(1) & (kv[1].flatten(1) == 0).all(1)
+    """The positions of keys and values [layers, n, heads, D] that hold nothing but zeros: bool [n]."""
+    return torch.stack([(side == 0).flatten(2).all(-1).all(0) for side in kv]).all(0)
 
 
 def report_first_bad(
@@ -41,18 +42,22 @@ def report_first_bad(
     stop: int,
     pairs: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
     position_of: Callable[[int], int] = int,
-) -> None:
-    """Report the first position of [0, stop) whose key or value is off, as ``mismatch@<what>_kv``. ``pairs``: keys,
-    then values; each ours and the reference's, rows [n, heads, D]. ``position_of``: a row's position."""
+    layer: int | None = None,
+) -> bool:
+    """Report the first position of [0, stop) whose key or value is off, as ``mismatch@<what>_kv``; False if none is.
+    ``pairs``: keys, then values; each ours and the reference's, rows [n, heads, D]. ``position_of``: a row's position.
+    ``layer``: of a draft that has several."""
     for name, (ours, expected) in zip(("key", "value"), pairs, strict=True):
         found = first_bad_position(ours, expected, KV_TOLERANCE[bench.settings.target.dtype])
         if found is None:
             continue
         position, off = position_of(found[0]), found[1]
+        whose = f"{what} {name}" if layer is None else f"layer {layer}'s {what} {name}"
         detail = (
-            f"{what} {name} of {request.rid} is off by {off:.2g} of its norm at position {position} of {stop}, "
+            f"{whose} of {request.rid} is off by {off:.2g} of its norm at position {position} of {stop}, "
             f"{bench.place(request, position)}"
         )
-        data = {"rid": request.rid, "position": position, "off": off}
+        data = {"rid": request.rid, "position": position, "off": off, **({} if layer is None else {"layer": layer})}
         bench.report(Violation("mismatch", f"{what}_kv", bench.step, detail, data=data))
-        return
+        return True
+    return False

@@ -47,7 +47,8 @@ class SglangTarget(InstalledTarget):
     def asked(self, options: Mapping[str, Any]) -> Asked:
         config = EngineConfig.from_dict(options)
         require_known(config)  # what it cannot do is told before anything is started
-        asked = replace(super().asked(options), draft_model=config.draft_model)
+        algorithm = None if config.speculative is None else config.speculative.algorithm
+        asked = replace(super().asked(options), draft_model=config.draft_model, algorithm=algorithm)
         # Its sampler cuts by both at once; a verify, which samples all tokens but the first, by one after the other.
         return replace(asked, probed=True, joint="first" if asked.drafts else "all")
 

@@ -141,7 +141,7 @@ class Reuse:
 
     def _shared(self, path: _Path, tokens: _Tokens) -> int:
         """The leading slots of ``path``, in whole pages, that are a request's of these tokens, too."""
-        most = min(path.length, len(tokens) - self._beyond)
+        most = min(path.length, min(len(path.tokens), len(tokens)) - self._beyond)
         if most <= 0:
             return 0
         compared = most + self._lookahead

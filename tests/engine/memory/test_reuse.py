@@ -12,7 +12,7 @@ from specdebug.engine import Engine, EngineConfig, Request, SamplingParams
 from specdebug.engine.engine import Models, load_models
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.radix_cache import RadixCache
-from specdebug.engine.speculative.eagle import EagleDrafter
+from specdebug.engine.speculative import cached_prefix, eagle
 from tests.engine.planting import plant
 
 PROMPT = list(range(40, 61))  # 21 tokens: 20 positions that can be cached
@@ -154,7 +154,8 @@ def test_a_prompt_that_is_not_published_is_told_while_it_runs(monkeypatch: pytes
 def test_draft_kv_that_counts_as_missing_for_good_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(speculative={**SPEC, "draft_kv_on_hit": "zero_fill"})
     serve(engine, "plain", PROMPT, speculative=False)
-    plant(monkeypatch, EagleDrafter, "_prepare_cached_prefix", "request.unwritten_draft_slots = None")
+    plant(monkeypatch, cached_prefix, "prepare_cached_prefix", "request.unwritten_draft_slots = None")
+    monkeypatch.setattr(eagle, "prepare_cached_prefix", cached_prefix.prepare_cached_prefix)
     request = engine.add_request("r", PROMPT, SamplingParams(max_new_tokens=9))
     engine.step()
     assert engine.check_pools() == ["kept: r counts draft KV of 20 cached positions as missing"]

@@ -12,7 +12,8 @@ app = typer.Typer(help="List probe sites and packs.", no_args_is_help=False)
 
 @app.command("list")
 def list_probes(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
-    """Every site with its kinds, and which packs switch it on."""
+    """Every site with its kinds, which packs switch it on, and which workers of the engine pass it."""
+    from specdebug.engine.sites import workers_at
     from specdebug.report.listings import probe_tables
     from specdebug.scenario.library import engine_sites, live_in
 
@@ -24,7 +25,9 @@ def list_probes(as_json: Json = False, content: Content = None, debug: Debug = F
     live = {name: [pack for pack, names in lit.items() if name in names] for name in sites}
     document = {
         "packs": [{"name": p.name, "description": p.description, "mode": p.mode} for p in packs],
-        "sites": [{"site": n, "kinds": kinds, "packs": live[n]} for n, kinds in sites.items()],
+        "sites": [
+            {"site": n, "kinds": kinds, "packs": live[n], "workers": list(workers_at(n))} for n, kinds in sites.items()
+        ],
     }
-    answer(as_json, document, lambda: probe_tables(packs, sites, live))
+    answer(as_json, document, lambda: probe_tables(packs, sites, live, {name: workers_at(name) for name in sites}))
     return 0

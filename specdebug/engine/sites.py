@@ -34,6 +34,7 @@ class SiteRows:
     padded: in a graph's batch, rows of padding follow. captured: reached in a graph, so that a replay on a GPU passes
     it without the host. places: says where something is, which depends on what else is served. flat: values number
     rows of the flat batch, as many for each request as the tree has nodes. drafted_by: what drafts where it is passed.
+    only_v2: the worker v1 of a head does not pass it.
     """
 
     rows: Rows
@@ -42,6 +43,7 @@ class SiteRows:
     places: bool = False
     flat: bool = False
     drafted_by: tuple[Drafting, ...] = ("head", "layers", "assistant")
+    only_v2: bool = False
 
 
 HEAD: tuple[Drafting, ...] = ("head",)
@@ -74,8 +76,10 @@ SITES: Mapping[str, SiteRows] = {
     "draft_extend.logits": SiteRows("request", padded=True, drafted_by=KEPT),
     "draft_extend.topk_index": SiteRows("request", padded=True, drafted_by=KEPT),
     "draft_extend.topk_p": SiteRows("request", drafted_by=HEAD),
-    "draft_extend_graph.replay.accept_lengths": SiteRows("request", padded=True, captured=True, drafted_by=HEAD),
-    "draft_extend_graph.replay.input_ids": SiteRows("nodes", padded=True, captured=True, drafted_by=HEAD),
+    "draft_extend_graph.replay.accept_lengths": SiteRows(
+        "request", padded=True, captured=True, drafted_by=HEAD, only_v2=True
+    ),
+    "draft_extend_graph.replay.input_ids": SiteRows("nodes", padded=True, captured=True, drafted_by=HEAD, only_v2=True),
     "draft_graph.replay.hidden_states": SiteRows("request", padded=True, drafted_by=LOOPED),
     "draft_graph.replay.input_ids": SiteRows("request", padded=True, drafted_by=ASSISTANT),
     "draft_graph.replay.positions": SiteRows("branches", padded=True, drafted_by=ASSISTANT),
@@ -114,6 +118,9 @@ SITES: Mapping[str, SiteRows] = {
     "verify.logits": SiteRows("nodes"),
 }
 
+WORKERS = ("EAGLE v2", "EAGLE v1", "MTP", "FROZEN_KV_MTP")
+"""The workers of the engine, by the names that a table has for them."""
+
 UNKNOWN = SiteRows("even")
 """Stands for a site that is not the engine's own, such as one that a toggle brings."""
 
@@ -121,6 +128,14 @@ UNKNOWN = SiteRows("even")
 def held_at(name: str) -> SiteRows:
     """The row of the table for that site."""
     return SITES.get(name, UNKNOWN)
+
+
+def workers_at(name: str) -> tuple[str, ...]:
+    """Those of ``WORKERS`` that pass a site, in that order."""
+    row = held_at(name)
+    drafting: Mapping[str, Drafting] = {"MTP": "layers", "FROZEN_KV_MTP": "assistant"}
+    passing = tuple(each for each in WORKERS if drafting.get(each, "head") in row.drafted_by)
+    return tuple(each for each in passing if each != "EAGLE v1") if row.only_v2 else passing
 
 
 def rows_per_request(name: str, *, branches: int, nodes: int) -> int | None:

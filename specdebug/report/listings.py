@@ -20,12 +20,18 @@ def scenario_table(scenarios: Iterable[Scenario]) -> Listing:
 
 
 def probe_tables(
-    packs: Iterable[ProbePack], kinds: Mapping[str, Sequence[str]], live: Mapping[str, Sequence[str]]
+    packs: Iterable[ProbePack],
+    kinds: Mapping[str, Sequence[str]],
+    live: Mapping[str, Sequence[str]],
+    workers: Mapping[str, Sequence[str]],
 ) -> RenderableType:
-    """The packs, then every site with the ``kinds`` of its probes and the packs that switch it on (``live``)."""
+    """The packs, then every site with the ``kinds`` of its probes, the packs that switch it on (``live``) and the
+    ``workers`` that pass it; where all do, it says so."""
     of_packs = (Column("pack", key=True), Column("mode", key=True), Column("what it watches", prose=True))
-    of_sites = (Column("site", key=True), Column("kinds", prose=True), Column("packs", prose=True))
-    sites = [(name, ", ".join(found), ", ".join(live[name])) for name, found in kinds.items()]
+    of_sites = (Column("site", key=True), *(Column(name, prose=True) for name in ("kinds", "packs", "workers")))
+    most = max(map(len, workers.values()), default=0)
+    who = {name: "all" if len(those) == most else ", ".join(those) for name, those in workers.items()}
+    sites = [(name, ", ".join(found), ", ".join(live[name]), who[name]) for name, found in kinds.items()]
     return Group(
         Listing(of_packs, [(pack.name, pack.mode, " ".join(pack.description.split())) for pack in packs]),
         Text(),

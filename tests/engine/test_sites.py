@@ -15,8 +15,7 @@ from specdebug.async_probe.sites import find_sites
 from specdebug.diverge.choices import GROUNDS
 from specdebug.engine import EngineObserver, SamplingParams
 from specdebug.engine.observer import ObservedBatch
-from specdebug.engine.sites import SITES, SiteRows, held_at, rows_per_request
-from specdebug.engine.speculative.registry import ALGORITHMS
+from specdebug.engine.sites import SITES, WORKERS, SiteRows, held_at, rows_per_request, workers_at
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run
 
@@ -136,9 +135,8 @@ def test_the_rows_that_pass_are_as_the_table_says(
     only_trees = {name for name in SITES if name.startswith(("tree.", "draft.select.", "draft.organize."))}
     only_trees |= {"commit.compact.rows", "draft.prefix_tail", "move_kv_cache.src_loc", "move_kv_cache.tgt_loc"}
     only_graphs = {name for name in SITES if "_graph." in name}
-    never = {name for name in SITES if name.startswith("draft_extend_graph.")} if worker == "v1" else set()
-    never |= {"kv_pool.write.v"} if latent else set()
-    passed = {name for name, held in SITES.items() if ALGORITHMS[algorithm].drafting in held.drafted_by} - never
+    who = algorithm if algorithm in WORKERS else f"{algorithm} {worker}"
+    passed = {name for name in SITES if who in workers_at(name)} - ({"kv_pool.write.v"} if latent else set())
     assert watch.reached == passed - (set() if shape == "tree" else only_trees) - (set() if graphs else only_graphs)
 
 

@@ -128,7 +128,9 @@ def _of_listings(name: Name) -> dict[str, Any]:
     return {
         "scenarios list": scenario_table([scenario(name)]),
         "faults list": fault_table(CLASSES.values()),
-        "probes list": probe_tables(packs, kinds, {site: [name("pack")] for site in kinds}),
+        "probes list": probe_tables(
+            packs, kinds, {site: [name("pack")] for site in kinds}, {site: [name("worker")] for site in kinds}
+        ),
         "doctor": facts_table({name("fact"): [name("value"), 3]}, [f"no {name('part')}"]),
     }
 

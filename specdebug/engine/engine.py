@@ -102,8 +102,8 @@ class Engine:
             make = kv_pool_of(model.kv_layout)
             return make(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)
 
-        draft_kv = None if draft is None or not draft.num_layers else pool(draft)
-        self._memory = KVMemory(SlotAllocator(slots, page), pool(target.config), draft_kv)
+        target_kv, draft_kv = pool(target.config), None if draft is None or not draft.num_layers else pool(draft)
+        self._memory = KVMemory(SlotAllocator(slots, page), target_kv, draft_kv)
         lookahead = 0 if draft is None else draft.lookahead
         self._cache = PrefixCache(config, self._memory, self._req_to_token, lookahead=lookahead)
         self._recency = Recency(self._cache.radix)

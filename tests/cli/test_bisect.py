@@ -103,7 +103,7 @@ def test_the_same_as_a_document() -> None:
 def test_that_there_is_no_culprit_is_an_answer() -> None:
     ended = spawn("--", "true")
     assert ended.returncode == 0
-    assert ended.stdout.startswith("no culprit among these 10 toggles with probability 0.9")
+    assert ended.stdout.startswith("no culprit among these 13 toggles with probability 0.9")
     assert "nothing failed" in ended.stdout
 
 

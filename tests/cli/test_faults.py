@@ -16,8 +16,10 @@ from specdebug.cli.main import run
 from specdebug.engine.config import EngineConfig
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.fit import check_fit
-from specdebug.faults.minimal import LAYERS
+from specdebug.faults.minimal import DRAFTS
 from specdebug.faults.model import BadFault, Fault
+
+LAYERS = DRAFTS["layers"]
 
 MINI = str(Path(__file__).with_name("mini.yaml"))
 

@@ -267,12 +267,12 @@ BAD = {
         "s.yaml:5:10: fault nan_draft_kv_in_use: it needs a draft with KV of its own, which arm 'base' does not have"
     ),
     FROZEN_KV + "faults: [{fault: topk_index_next_lane}]\n": (
-        "s.yaml:5:10: fault topk_index_next_lane: it acts at draft_extend.topk_index, which is not reached: "
-        "the draft of FROZEN_KV_MTP keeps no KV"
+        "s.yaml:5:10: fault topk_index_next_lane: it acts at draft_extend.topk_index, which arm 'base' never "
+        "passes: something else drafts there"
     ),
     PROMPT
     + "engine: {speculative: {}}\nfaults: [{fault: positions_off_by_one, site: draft_graph.replay.positions}]\n": (
-        "it acts at draft_graph.replay.positions, which is not reached: the draft of EAGLE keeps KV of its own"
+        "it acts at draft_graph.replay.positions, which arm 'base' never passes: something else drafts there"
     ),
     PROMPT + "probes: [defualt]\n": "s.yaml:4:10: no probe pack 'defualt'; did you mean 'default'?",
     PROMPT + "arms: {a: {probes: [default, atention]}}\n": (

@@ -102,7 +102,7 @@ def pool_like(pool: KVPool, device: torch.device) -> KVPool:
 def on_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worlds of the other executor's tests, attended by this one."""
 
-    def bind(metadata: Metadata, pool: KVPool, loc: Tensor, scale: float | None) -> OnDevice:
+    def bind(metadata: Metadata, pool: KVPool, loc: Tensor | None, scale: float | None = None) -> OnDevice:
         return OnDevice(metadata, pool, loc, device, scale)
 
     monkeypatch.setattr(worlds, "TorchAttention", bind)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.model.eagle3 import Eagle3Draft
-from specdebug.engine.speculative import draft as draft_module
+from specdebug.engine.speculative import selection
 from specdebug.engine.speculative.draft import DraftLoop
 from specdebug.engine.speculative.extend import ExtendForward, ExtendStage
 from specdebug.engine.speculative.tree import TreeBuilder, VerifyTree
@@ -204,7 +204,7 @@ def worst_first(original: Any, logits: Tensor, k: int) -> Any:
 
 
 def test_siblings_that_are_not_best_first_are_seen(monkeypatch: Patch) -> None:
-    changed(monkeypatch, draft_module, "top_k_probs", worst_first)
+    changed(monkeypatch, selection, "top_k_probs", worst_first)
     assert first(Watched(TREE).serve(prompts(40, 75), 14)) == ("mismatch@draft_tree", "order")
 
 

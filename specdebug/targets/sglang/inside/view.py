@@ -128,7 +128,7 @@ class SeenEngine:
         self.table: Tensor = scheduler.req_to_token_pool.req_to_token
         allocator = scheduler.token_to_kv_pool_allocator
         self.memory = SeenMemory(allocator, None if drafts is None else drafts.token_to_kv_pool)
-        self.cache = SimpleNamespace(radix=SeenRadix(scheduler.tree_cache))
+        self.cache = SimpleNamespace(radix=SeenRadix(scheduler.tree_cache), beyond=1)  # keys are bigrams
         self.spec = SimpleNamespace(
             num_steps=args.speculative_num_steps,
             eagle_topk=args.speculative_eagle_topk,

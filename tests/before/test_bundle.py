@@ -1,7 +1,7 @@
 """A bundle of before the rooms were redesigned is replayed: the same verdict, from the same signature.
 
-Made at commit 4ed8b65 by ``specdebug bundle topk_kv_indices --revert 27338 -o bundle.specdebug``. Its toggle was replaced
-by today's when a line that this edits moved to another function; all else is as it was written.
+Made at commit 4ed8b65 by ``specdebug bundle topk_kv_indices --revert 27338 -o bundle.specdebug``. Its toggle is
+today's, since a line that it edits has moved to another function; all else is as it was written.
 """
 
 from __future__ import annotations

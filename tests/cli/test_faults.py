@@ -14,6 +14,7 @@ import pytest
 
 from specdebug.cli.main import run
 from specdebug.engine.config import EngineConfig
+from specdebug.engine.sites import held_at
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.fit import check_fit
 from specdebug.faults.minimal import DRAFTS
@@ -51,16 +52,16 @@ def test_the_list_marks_what_is_refused_in_captured_graphs(
     column = slice(heads.index("with CUDA graphs"), heads.index("what it does"))
     marked = {line.split()[0]: line[column].strip() for line in lines if line[0] != " "}
     more = {"device": "cuda", "memory": {"guards": True}}
-    loop, layers = (EngineConfig.from_dict({"speculative": spec, **more}) for spec in ({"eagle_topk": 2}, LAYERS))
+    passing = {by: EngineConfig.from_dict({"speculative": spec, **more}) for by, spec in DRAFTS.items()}
     for kind in CLASSES.values():
         for site in kind.sites:
             try:
-                check_fit(Fault(kind.name, site=site), layers if site.startswith("mtp_") else loop, "base")
+                check_fit(Fault(kind.name, site=site), passing[held_at(site).drafted_by[0]], "base")
                 refused = False
             except BadFault as error:
                 refused = "inside a captured CUDA graph" in str(error)
             assert refused == (site in kind.captured_sites)
-    assert marked["positions_off_by_one"] == "no"
+    assert marked["positions_off_by_one"] == "at draft_graph.replay.positions"
     assert marked["nan_draft_logits"] == "at draft_extend.logits"
     assert re.fullmatch(r"not at \d+ of \d+ sites", marked["index_out_of_range"])
     assert marked["nan_kv_in_use"] == ""

@@ -110,6 +110,8 @@ def test_a_revert_that_another_engine_has_is_expected_there_as_its_toggle_says(n
         assert not scenario.expect_on
     elif name in ("flaky_chunk_tail", "v1_row_headroom"):
         assert "sglang" in scenario.arms["reverted"].not_on, "arrivals fall otherwise there; v1 is not there"
+    elif "sglang" in toggle.get("mends", ()):
+        assert "sglang" in scenario.arms["reverted"].not_on, "its releases lack the fix"
     elif "sglang" in toggle["patches"]:
         assert scenario.expectation_of("reverted").signatures == (toggle["detected_in"]["sglang"]["signature"],)
     else:

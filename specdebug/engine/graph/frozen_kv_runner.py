@@ -10,7 +10,7 @@ from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.graph.draft_runner import candidate_buffers
-from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer
+from specdebug.engine.graph.runner import GraphRunner, RunnerParts, StaticBuffer, padded_size
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.speculative.frozen_kv_loop import FrozenKVInputs, FrozenKVLoop, last_positions
@@ -50,7 +50,17 @@ class FrozenKVGraphRunner(GraphRunner[FrozenKVInputs, DraftCandidates]):
 
     def replay(self, inputs: FrozenKVInputs, seq_lens_cpu: tuple[int, ...]) -> DraftCandidates:
         """As of any runner, and probe what is replayed."""
-        bs, padded = self._load(inputs)
+        raw_bs, buffers = inputs.seq_lens.numel(), self.buffers
+        bs = padded_size(self.capture_bs, raw_bs)
+        assert bs is not None
+        if bs != raw_bs:
+            buffers["draft.input_ids"].zero_()
+            buffers["draft.hidden_states"].zero_()
+            buffers["draft.req_pool_indices"].zero_()
+            buffers["draft.seq_lens"].zero_()
+            buffers["draft.positions"].zero_()
+        buffers.load(inputs)
+        padded = self._padded(bs)
         with grouped():  # padded rows included: they are planned, embedded and attended like live ones
             maybe_detect_oob(padded.input_ids, 0, self._loop.target_vocab_size, "draft_graph.replay.input_ids")
             maybe_detect_oob(padded.req_pool_indices, 0, self._num_rows, "draft_graph.replay.req_pool_indices")
@@ -58,14 +68,6 @@ class FrozenKVGraphRunner(GraphRunner[FrozenKVInputs, DraftCandidates]):
             last = last_positions(padded.seq_lens, self._loop.topk)
             maybe_detect_oob(padded.positions, 0, 1, "draft_graph.replay.positions", relative_to=last)
         return self._replay(bs, padded, seq_lens_cpu)
-
-    def _blank(self) -> None:
-        buffers = self.buffers
-        buffers["draft.input_ids"].zero_()
-        buffers["draft.hidden_states"].zero_()
-        buffers["draft.req_pool_indices"].zero_()
-        buffers["draft.seq_lens"].zero_()
-        buffers["draft.positions"].zero_()
 
     def _plan(self, padded: FrozenKVInputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
         return [self._loop.plan(self._planner, padded, seq_lens_cpu, self.buffers.workspace)]

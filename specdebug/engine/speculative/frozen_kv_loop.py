@@ -34,7 +34,7 @@ class FrozenKVInputs:
 
 def last_positions(seq_lens: Tensor, topk: int) -> Tensor:
     """max(L - 1, 0) of every branch: int64 [B·K]."""
-    return per_branch((seq_lens - 1).clamp_(min=0), topk)
+    return (seq_lens - 1).clamp_(min=0).repeat_interleave(topk)  # adjacent also of one request, as kernels take it
 
 
 class FrozenKVLoop:
@@ -77,7 +77,7 @@ class FrozenKVLoop:
         """
         before = tuple(max(length - 1, 0) for length in lens_cpu for _ in range(self.topk))
         slack = min(len(before) * (self.tree_size - 1), sum(before))
-        rows = per_branch(inputs.req_pool_indices, self.topk)
+        rows = inputs.req_pool_indices.repeat_interleave(self.topk)
         return planner.extend_uniform(SequenceLayout(rows, inputs.positions, before, slack), 1, workspace)
 
     def run(self, inputs: FrozenKVInputs, attention: LayerAttention) -> DraftCandidates:
@@ -96,7 +96,7 @@ class FrozenKVLoop:
             return logits, hidden
 
         itself = self._selection.branches(inputs.seq_lens.numel())
-        bonus, hidden = per_branch(inputs.input_ids, topk), per_branch(inputs.hidden_states, topk)
+        bonus, hidden = inputs.input_ids.repeat_interleave(topk), per_branch(inputs.hidden_states, topk)
         logits, hidden = one_pass(0, bonus, hidden, itself)
         topk_p, ids = top_k_probs(logits[::topk], topk)
         roots = Roots(topk_p, self.model.to_target_ids(ids), hidden)

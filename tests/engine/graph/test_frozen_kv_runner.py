@@ -119,15 +119,23 @@ def test_inputs_are_repainted_between_replays(lab: Lab, fill: str) -> None:
 
 
 @pytest.mark.parametrize("fill", ["nan", "garbage"])
-def test_probes_see_padded_rows_and_find_nothing(lab: Lab, fill: str, recorded: None) -> None:
+def test_probes_see_padded_rows_and_find_nothing(
+    lab: Lab, fill: str, recorded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = FrozenKVBench(lab, fill=fill)
     for raw in (5, 3, 1, 3):
         bench.replay(bench.given(raw))
     assert async_probe.drain() == []
     assert async_probe.reached()["draft_graph.replay.positions"] == 4
-    given = bench.given(3)
-    bench.runner._blank = lambda: bench.runner.buffers["draft.input_ids"].fill_(-1)  # type: ignore[method-assign]
-    bench.fill.paint(bench.runner.buffers["draft.positions"])
+    given, buffers = bench.given(3), bench.runner.buffers
+    load = buffers.load
+
+    def leave_padding_stale(inputs: object) -> None:
+        buffers["draft.input_ids"].fill_(-1)
+        bench.fill.paint(buffers["draft.positions"])
+        load(inputs)
+
+    monkeypatch.setattr(buffers, "load", leave_padding_stale)
     with pytest.raises(Exception, match="illegal address"):
         bench.replay(given)
     found = [violation.signature for violation in async_probe.drain()]

@@ -65,15 +65,15 @@ def _turn_and_store(
         tl.store(target + latent + lane, turned, mask=live_lane)
     else:
         head = (tl.program_id(1) - 1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-        live = (head < heads)[:, None] & live_lane[None, :]
+        live_parts = (head < heads)[:, None] & live_lane[None, :]
         cells = queries_ptr + token * query_stride + head[:, None] * query_head_stride + lane[None, :]
-        parts = tl.load(cells, mask=live, other=0.0).to(tl.float32)
-        a, b = tl.split(tl.reshape(parts, (BLOCK_HEADS, BLOCK_PART // 2, 2)))
-        cos = cos[None, :]
-        sin = sin[None, :]
-        turned = tl.reshape(tl.join(a * cos - b * sin, a * sin + b * cos), (BLOCK_HEADS, BLOCK_PART))
-        target = absorbed_ptr + token * absorbed_stride + head[:, None] * absorbed_head_stride + latent + lane[None, :]
-        tl.store(target, turned.to(absorbed_ptr.dtype.element_ty), mask=live)
+        parts = tl.load(cells, mask=live_parts, other=0.0).to(tl.float32)
+        even, odd = tl.split(tl.reshape(parts, (BLOCK_HEADS, BLOCK_PART // 2, 2)))
+        # names of their own: to the compiler a variable has one shape in both branches
+        c, s = cos[None, :], sin[None, :]
+        turned_parts = tl.reshape(tl.join(even * c - odd * s, even * s + odd * c), (BLOCK_HEADS, BLOCK_PART))
+        places = absorbed_ptr + token * absorbed_stride + head[:, None] * absorbed_head_stride + latent + lane[None, :]
+        tl.store(places, turned_parts.to(absorbed_ptr.dtype.element_ty), mask=live_parts)
 
 
 def turn_and_store(

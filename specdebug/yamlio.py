@@ -202,6 +202,8 @@ class _Builder:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             where = Where(self.path, mark.line + 1, mark.column + 1) if mark else Where(self.path)
+            if "nesting depth" in (error.problem or ""):  # PyYAML 6.0.4's own limit, for which it looks ahead of us
+                raise ContentError(_TOO_DEEP, where) from None
             detail = " ".join(part for part in (error.problem, error.context) if part)
             raise ContentError(f"not valid YAML: {one_line(detail)}", where) from None
         except yaml.YAMLError as error:
@@ -238,7 +240,7 @@ class _Builder:
             self._attach(node, event)
         elif isinstance(event, yaml.CollectionStartEvent):
             if len(self.stack) >= MAX_DEPTH:
-                raise self._fail(f"is nested more than {MAX_DEPTH} deep", event)
+                raise self._fail(_TOO_DEEP, event)
             if event.anchor:
                 self.anchors[event.anchor] = None
             if self.stack and isinstance(self.stack[-1].node.value, dict) and self.stack[-1].key is None:
@@ -328,3 +330,6 @@ def _plain(tree: _Node) -> Any:
         else:
             into[at] = node.value
     return holder[0]
+
+
+_TOO_DEEP = f"is nested more than {MAX_DEPTH} deep"

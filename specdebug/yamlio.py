@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
 MAX_NODES = 100_000
+_TOO_DEEP = f"is nested more than {MAX_DEPTH} deep"
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
@@ -330,6 +331,3 @@ def _plain(tree: _Node) -> Any:
         else:
             into[at] = node.value
     return holder[0]
-
-
-_TOO_DEEP = f"is nested more than {MAX_DEPTH} deep"

@@ -77,9 +77,10 @@ class EmbeddedTarget:
         from specdebug.engine.speculative.registry import drafter_of, worker_of
 
         config = EngineConfig.from_dict(options)
-        if config.speculative is not None:
-            for part_of in (worker_of, drafter_of):
-                part_of(config.speculative.algorithm)  # imports it, or every fork would
+        spec = config.speculative
+        if spec is not None:  # imports what serves it, or every fork would
+            worker_of(spec.algorithm, spec.worker)
+            drafter_of(spec.algorithm)
         if config.device == "cpu" and _models_of(config) not in _models:  # a GPU's memory does not survive a fork
             _models[_models_of(config)] = load_models(config)
 

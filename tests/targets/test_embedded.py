@@ -21,7 +21,7 @@ from specdebug.targets.embedded import TARGET, build_engine
 for plan in SHIPPED:  # as a fork server does
     for layout in ("mha", "mla"):
         planner_class(plan.name, layout)
-speculative = {"algorithm": sys.argv[1], "num_steps": 2}
+speculative = {"algorithm": sys.argv[1], "worker": sys.argv[2], "num_steps": 2}
 options = {"context_length": 64, "speculative": speculative, "memory": {"num_slots": 256}}
 TARGET.warm(options)
 before = set(sys.modules)
@@ -30,9 +30,9 @@ print(json.dumps(sorted(name for name in set(sys.modules) - before if name.start
 """
 
 
-@pytest.mark.parametrize("algorithm", ["EAGLE", "FROZEN_KV_MTP"])
-def test_an_engine_that_was_warmed_is_built_without_imports_of_ours(algorithm: str) -> None:
-    command = [sys.executable, "-c", PROGRAM, algorithm]
+@pytest.mark.parametrize(("algorithm", "worker"), [("EAGLE", "v2"), ("EAGLE", "v1"), ("FROZEN_KV_MTP", "v2")])
+def test_an_engine_that_was_warmed_is_built_without_imports_of_ours(algorithm: str, worker: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, algorithm, worker]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert json.loads(done.stdout) == []
 

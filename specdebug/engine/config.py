@@ -67,7 +67,7 @@ class SpeculativeConfig:
 
     @property
     def drafting(self) -> Drafting:
-        """What drafts."""
+        """Return the kind of draft model that the algorithm has."""
         return ALGORITHMS[self.algorithm].drafting
 
     @property

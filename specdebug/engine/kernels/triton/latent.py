@@ -1,4 +1,4 @@
-"""What latent attention does to a token between its projections and attention, in one launch.
+"""One launch prepares a token for latent attention, between its projections and the attention itself.
 
 The token's latent is normed and its key part turned, and both go to their slot of the pool; its queries' parts are
 turned and go beside what was absorbed.

@@ -9,8 +9,9 @@ from specdebug.engine.attention.flashinfer import FlashInferPlanner
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.memory.arena import ArenaLayout
 
-_KEYS_PER_SPLIT = 512
-_MAX_SPLITS = 8
+_KEYS_PER_SPLIT = {"cpu": 512, "cuda": 64}
+"""Each split has a program of its own on a GPU, which has room for many; a CPU attends them one after another."""
+_MAX_SPLITS = {"cpu": 8, "cuda": 64}
 
 
 class TritonPlanner(FlashInferPlanner):
@@ -30,4 +31,5 @@ class TritonPlanner(FlashInferPlanner):
     def _splits(self, kv_lens: Tensor, scope: str, workspace: Workspace) -> Tensor | None:
         splits = workspace.take(f"{scope}.num_kv_splits", tuple(kv_lens.shape), torch.int32)
         used = splits[tuple(slice(size) for size in kv_lens.shape)]
-        return used.copy_((kv_lens // _KEYS_PER_SPLIT + 1).clamp_(max=_MAX_SPLITS))
+        device = kv_lens.device.type
+        return used.copy_((kv_lens // _KEYS_PER_SPLIT[device] + 1).clamp_(max=_MAX_SPLITS[device]))

@@ -89,7 +89,7 @@ def choose_tile(rows: int, dim: int, dtype: torch.dtype, *, masked: bool) -> Att
         return AttentionTile(min(fitting, 32 if small else 16), 32, num_warps=4 if small else 8, num_stages=2)
     block = min(fitting, 64 if masked or dim > 128 else 128)
     if dim > 256:  # a latent: few rows are held by each warp in whole, more are cut among warps
-        few, many = AttentionTile(16, 64, num_warps=4, num_stages=2), AttentionTile(64, 32, num_warps=8, num_stages=3)
+        few, many = AttentionTile(16, 32, num_warps=4, num_stages=3), AttentionTile(64, 32, num_warps=8, num_stages=3)
         return few if fitting == 16 else many
     if dim > 128:
         return AttentionTile(block, 64, num_warps=8 if block == 64 else 4, num_stages=2)
@@ -325,17 +325,20 @@ def _paged_attention(
         else:
             slot = tl.load(slots + start + position, mask=inside, other=0).to(tl.int64)
         at = slot * slot_stride
-        # what is not inside is neither read nor weighed: 0 × NaN would be NaN
-        keys = tl.load(k_head + at[None, :] + dim[:, None], mask=inside[None, :] & (dim < DIM)[:, None], other=0.0)
         if mask is None:
             seen = position[None, :] < tl.minimum(visible, high)[:, None]
         else:
             seen = inside[None, :] & real[:, None]
             seen = tl.load(mask + mask_at[:, None] + position[None, :], mask=seen, other=0) != 0
-        scores = tl.dot(q_tile, keys, input_precision="ieee")
-        if PART > 0:
-            key_part = tl.load(k_head + at[None, :] + part[:, None], mask=inside[None, :], other=0.0)
-            scores = tl.dot(q_part, key_part, scores, input_precision="ieee")
+        # what is not inside is neither read nor weighed: 0 × NaN would be NaN
+        if PART > 0:  # a tile that lies as values do is fetched ahead for both products; one that lies as keys is not
+            values = tl.load(k_head + at[:, None] + dim[None, :], mask=inside[:, None], other=0.0)
+            key_part = tl.load(k_head + at[:, None] + part[None, :], mask=inside[:, None], other=0.0)
+            scores = tl.dot(q_tile, tl.trans(values), input_precision="ieee")
+            scores = tl.dot(q_part, tl.trans(key_part), scores, input_precision="ieee")
+        else:
+            keys = tl.load(k_head + at[None, :] + dim[:, None], mask=inside[None, :] & (dim < DIM)[:, None], other=0.0)
+            scores = tl.dot(q_tile, keys, input_precision="ieee")
         scores = scores * scale
         scores = tl.where(seen, scores, float("-inf"))
         # a row that has seen nothing yet subtracts 0: -inf - -inf would be NaN. NaN scores stay NaN.
@@ -345,9 +348,7 @@ def _paged_attention(
         shrink = tl.exp2(largest - offset)
         total = total * shrink + tl.sum(weights, 1)
         result = result * shrink[:, None]
-        if PART > 0:
-            values = tl.trans(keys)
-        else:
+        if PART == 0:
             v_mask = inside[:, None] & (dim < DIM)[None, :]
             values = tl.load(v_head + at[:, None] + dim[None, :], mask=v_mask, other=0.0)
         result = tl.dot(weights.to(values.dtype), values, result, input_precision="ieee")

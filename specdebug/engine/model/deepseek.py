@@ -23,7 +23,7 @@ from specdebug.engine.model.keys import architecture_of
 from specdebug.engine.model.latent import DenseMlp, FeedForward, LatentLayer
 from specdebug.engine.model.latent_rope import LatentRotary
 from specdebug.engine.model.layers import Norm
-from specdebug.engine.model.linear import as_weight
+from specdebug.engine.model.linear import as_weight, empty_weights
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.nextn import NextnDraft
 from specdebug.engine.model.rope import interleave_pairs
@@ -99,7 +99,8 @@ class DeepseekWeights(ModelWeights):
         heads, nope = config.num_heads, config.qk_nope_head_dim
         stored = self.plain(name, heads * (nope + config.v_head_dim), config.kv_lora_rank)
         by_head = stored.view(heads, -1, config.kv_lora_rank)
-        return by_head[:, :nope].contiguous(), by_head[:, nope:].transpose(1, 2).contiguous()
+        v_up = empty_weights(heads, config.kv_lora_rank, config.v_head_dim, self.dtype, self.device)
+        return by_head[:, :nope].contiguous(), v_up.copy_(by_head[:, nope:].transpose(1, 2))
 
     def _mlp(self, prefix: str, sparse: bool) -> FeedForward:
         norm = self.norm(f"{prefix}.post_attention_layernorm.weight")
@@ -122,13 +123,17 @@ class DeepseekWeights(ModelWeights):
         # before anything of that many experts is made
         router = self.checkpoint.floats(self.name(f"{prefix}.gate.weight"), config.count, size)
         bias = self.checkpoint.floats(self.name(f"{prefix}.gate.e_score_correction_bias"), config.count)
-        shape = {"dtype": self.dtype, "device": self.device}
-        gate_up = torch.empty(config.count, size, 2 * inner, **shape)  # type: ignore[call-overload]
-        down = torch.empty(config.count, inner, size, **shape)  # type: ignore[call-overload]
+        count = config.count + config.shared
+        gate_up = empty_weights(count, size, 2 * inner, self.dtype, self.device)
+        down = empty_weights(count, inner, size, self.dtype, self.device)
         for expert in range(config.count):  # one at a time, so that they are never held twice
             gates, back = self._gated(f"{prefix}.experts.{expert}", inner)
             gate_up[expert], down[expert] = gates, back
-        shared_gate_up, shared_down = self._gated(f"{prefix}.shared_experts", config.shared * inner)
+        if config.shared:  # the checkpoint has them side by side, as one wide MLP
+            gates, back = self._gated(f"{prefix}.shared_experts", config.shared * inner)
+            by_half = gates.view(size, 2, config.shared, inner)
+            gate_up[config.count :] = by_half.permute(2, 0, 1, 3).reshape(config.shared, size, 2 * inner)
+            down[config.count :] = back.view(config.shared, inner, size)
         return RoutedExperts(
             config=config,
             norm=norm,
@@ -136,8 +141,6 @@ class DeepseekWeights(ModelWeights):
             bias=bias.to(self.device, torch.float32),
             gate_up=gate_up,
             down=down,
-            shared_gate_up=shared_gate_up,
-            shared_down=shared_down,
         )
 
 

@@ -1,6 +1,7 @@
 """Routed experts of DeepSeek-V3 (arXiv 2412.19437, 2.1.2): a sigmoid router whose choice, not weight, a bias corrects.
 
 Experts come in groups. A group is ranked by the sum of its best two; of the best groups the best experts are chosen.
+The experts that every token has are kept behind those, and are in every choice with weight 1.
 """
 
 from __future__ import annotations
@@ -8,23 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdebug.engine.model.deepseek_config import ExpertsConfig
-from specdebug.engine.model.layers import Norm, gated_mlp_into, silu_mul
+from specdebug.engine.model.layers import Norm, silu_mul
 from specdebug.engine.model.linear import linear
 
-_COPIES = 3
-"""How often a chosen expert's weights pass through a GPU's memory where they are copied: read, written, read again."""
-
-_ROWS_AT_ONCE = 64
-"""Tokens that every expert computes at a time, which bounds the memory it takes."""
+_ROWS_AT_ONCE = 2048
+"""Tokens that a GPU computes at a time, which bounds the memory it takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedExperts:
-    """norm: before all of it. router [H, E] and bias [E] in f32. gate_up [E, H, 2*I] and down [E, I, H] of the routed
-    experts, shared_gate_up [H, 2*J] and shared_down [J, H] of those that every token has."""
+    """norm: before all of it. router [H, E] and bias [E] in f32. gate_up [E + S, H, 2*I] and down [E + S, I, H] of the
+    E routed experts and then of the S that every token has; ``linear.py`` says how each is laid out."""
 
     config: ExpertsConfig
     norm: Norm
@@ -32,22 +31,23 @@ class RoutedExperts:
     bias: Tensor
     gate_up: Tensor
     down: Tensor
-    shared_gate_up: Tensor
-    shared_down: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [n, H] -> x plus its experts' results, in x's place."""
         normed = self.norm.with_gain(x)
-        chosen, weights = self.route(normed)
-        x = gated_mlp_into(x, normed, self.shared_gate_up, self.shared_down)
         if not x.is_cuda:
-            return self._compute_chosen(x, normed, chosen, weights)
-        if chosen.numel() * _COPIES <= self.config.count:
-            return self._compute_copies(x, normed, chosen, weights)
-        return self._compute_all(x, normed, chosen, weights)
+            return self._compute_chosen(x, normed, *self.route(normed))
+        from specdebug.engine.kernels.triton.experts import add_experts
+        from specdebug.engine.kernels.triton.router import route
+
+        chosen, weights = route(normed, self.router, self.bias, self.config)
+        for start in range(0, x.shape[0], _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            add_experts(x[part], normed[part], self.gate_up, self.down, chosen[part], weights[part])
+        return x
 
     def route(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts of each token, i64 [n, k], and the weights of their results, f32 [n, k]; computed in f32."""
+        """The experts of each token, i64 [n, k + S], and the weights of their results, f32 [n, k + S], in f32."""
         config = self.config
         scores = torch.mm(normed.float(), self.router).sigmoid_()
         ranked = scores + self.bias
@@ -59,7 +59,9 @@ class RoutedExperts:
         weights = scores.gather(1, chosen)
         if config.norm_weights:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return chosen, weights * config.scaling_factor
+        shared = torch.arange(config.count, config.count + config.shared, device=chosen.device)
+        chosen = torch.cat((chosen, shared.expand(chosen.shape[0], -1)), 1)
+        return chosen, F.pad(weights * config.scaling_factor, (0, config.shared), value=1.0)
 
     def _compute_chosen(self, x: Tensor, normed: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Expert by expert, the tokens that chose it."""
@@ -68,26 +70,4 @@ class RoutedExperts:
             inner = silu_mul(linear(normed[token], self.gate_up[expert]))
             result = linear(inner, self.down[expert])
             x.index_add_(0, token, (result * weights[token, place, None]).to(x.dtype))
-        return x
-
-    def _compute_copies(self, x: Tensor, normed: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """On a GPU, of few tokens: the weights of the chosen experts alone, side by side."""
-        count, each = chosen.shape
-        experts = chosen.flatten()
-        rows = normed.repeat_interleave(each, 0).unsqueeze(1)
-        inner = silu_mul(torch.bmm(rows, self.gate_up.index_select(0, experts)).squeeze(1))
-        inner = (inner * weights.reshape(-1, 1).to(inner.dtype)).unsqueeze(1)
-        results = torch.bmm(inner, self.down.index_select(0, experts))
-        return x.add_(results.view(count, each, x.shape[1]).sum(1))
-
-    def _compute_all(self, x: Tensor, normed: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """On a GPU: every expert on all tokens, weighted by zero where it was not chosen. Launches follow from shapes
-        alone, as a graph needs."""
-        per_expert = weights.new_zeros(x.shape[0], self.config.count).scatter_(1, chosen, weights)
-        for start in range(0, x.shape[0], _ROWS_AT_ONCE):
-            part = slice(start, start + _ROWS_AT_ONCE)
-            inner = torch.bmm(normed[part].expand(self.config.count, -1, -1), self.gate_up)
-            inner = silu_mul(inner.flatten(0, 1)).view(*inner.shape[:2], -1)
-            inner = inner * per_expert[part].t().unsqueeze(-1).to(inner.dtype)
-            x[part] += torch.bmm(inner, self.down).sum(0)
         return x

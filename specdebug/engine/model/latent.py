@@ -17,7 +17,7 @@ from torch import Tensor
 from specdebug.engine.model.interface import LayerAttention, StoredAttention
 from specdebug.engine.model.latent_rope import LatentRotary
 from specdebug.engine.model.layers import Norm, gated_mlp_into
-from specdebug.engine.model.linear import linear, linear_into
+from specdebug.engine.model.linear import head_linear, linear, linear_into
 
 
 class FeedForward(Protocol):
@@ -69,29 +69,25 @@ class LatentLayer:
             queries = linear(self.q_norm(queries), self.q_up)
         heads, nope = self.k_up.shape[:2]
         queries = queries.reshape(normed.shape[0], heads, nope + rotated)
-        absorbed = queries.new_empty(queries.shape[0], heads, width)
-        torch.bmm(
-            queries[..., :nope].transpose(0, 1), self.k_up, out=absorbed[..., : self.k_up.shape[2]].transpose(0, 1)
-        )
-        attended = self._attend(queries[..., nope:], absorbed, projected[:, -width:], phases, attn)
-        values = torch.bmm(attended.view(normed.shape[0], heads, self.v_up.shape[1]).transpose(0, 1), self.v_up)
-        x = linear_into(residual, values.transpose(0, 1).flatten(1), self.output)
+        attended = self._attend(queries, projected[:, -width:], phases, attn)
+        values = queries.new_empty(queries.shape[0], heads, self.v_up.shape[2])
+        head_linear(attended.view(normed.shape[0], heads, width - rotated), self.v_up, values)
+        x = linear_into(residual, values.flatten(1), self.output)
         return self.mlp(x)
 
-    def _attend(self, q_part: Tensor, absorbed: Tensor, row: Tensor, phases: Tensor, attn: LayerAttention) -> Tensor:
-        """Turn and store what RoPE and the latent's norm are about, and attend: [n, Hq*C].
-
-        q_part [n, Hq, R], absorbed [n, Hq, C + R] whose last columns are still to be written, row [n, C + R].
-        """
-        latent = self.k_up.shape[2]
+    def _attend(self, queries: Tensor, row: Tensor, phases: Tensor, attn: LayerAttention) -> Tensor:
+        """Bring queries [n, Hq, Dn + R] to the latent's space, store row [n, C + R], and attend: [n, Hq*C]."""
+        heads, nope, latent = self.k_up.shape
+        absorbed = queries.new_empty(queries.shape[0], heads, row.shape[1])
         if row.is_cuda and isinstance(attn, StoredAttention):
-            from specdebug.engine.kernels.triton.latent import turn_and_store
+            from specdebug.engine.kernels.triton.latent import absorb_and_store
 
             rows, norm = attn.destination(self.layer_id), self.latent_norm
             places = (absorbed, rows.k, rows.slots)
-            turn_and_store(q_part, row, phases, self.rotary.flat_table, norm.gain, norm.eps, *places)
+            absorb_and_store(queries, self.k_up, row, phases, self.rotary.flat_table, norm.gain, norm.eps, *places)
             return attn.attend(self.layer_id, absorbed)
-        absorbed[..., latent:] = self.rotary.turn(q_part, phases)
+        head_linear(queries[..., :nope], self.k_up, absorbed[..., :latent])
+        absorbed[..., latent:] = self.rotary.turn(queries[..., nope:], phases)
         parts = (self.latent_norm.with_gain(row[:, :latent]), self.rotary.turn(row[:, latent:], phases))
         stored = torch.cat(parts, 1).unsqueeze(1)
         return attn(self.layer_id, absorbed, stored, stored[..., :latent])

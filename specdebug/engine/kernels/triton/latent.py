@@ -1,7 +1,7 @@
-"""One launch prepares a token for latent attention, between its projections and the attention itself.
+"""One launch prepares tokens for latent attention, between their projections and the attention itself.
 
-The token's latent is normed and its key part turned, and both go to their slot of the pool; its queries' parts are
-turned and go beside what was absorbed.
+A token's latent is normed and its key part turned, and both go to their slot of the pool. Its queries are multiplied by
+the keys' up-projection, head by head, and their parts are turned and go beside that.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdebug.engine.kernels.triton.head_linear import multiply_head, rows_at_once
+
 HEADS_PER_PROGRAM = 8
+_COLUMNS = 64
+_DEPTH = 64
 
 
-@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
-def _turn_and_store(
+@triton.jit(do_not_specialize=["count", "products"], do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
+def _absorb_and_store(
     queries_ptr,
+    up_ptr,
     row_ptr,
     positions_ptr,
     phases_ptr,
@@ -24,10 +29,15 @@ def _turn_and_store(
     rows_ptr,
     slots_ptr,
     eps,
+    count,
     heads,
     latent,
+    nope,
+    products,
     query_stride,
     query_head_stride,
+    up_head_stride,
+    up_stride,
     row_stride,
     absorbed_stride,
     absorbed_head_stride,
@@ -37,15 +47,44 @@ def _turn_and_store(
     BLOCK_PART: tl.constexpr,
     BLOCK_LATENT: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):
-    """Grid: (n, 1 + blocks of heads); the first program of a token stores its row."""
-    token = tl.program_id(0).to(tl.int64)
+    """Grid: ``products`` programs, each for some columns of a head and some tokens, then for each token one that stores
+    its row and one for each block of heads."""
+    pid = tl.program_id(0)
+    if pid < products:
+        blocks = tl.cdiv(latent, COLUMNS)
+        multiply_head(
+            queries_ptr,
+            up_ptr,
+            absorbed_ptr,
+            pid // blocks % heads,
+            pid % blocks * COLUMNS + tl.arange(0, COLUMNS),
+            pid // (blocks * heads) * ROWS + tl.arange(0, ROWS),
+            count,
+            latent,
+            nope,
+            query_stride,
+            query_head_stride,
+            up_head_stride,
+            up_stride,
+            1,
+            absorbed_stride,
+            absorbed_head_stride,
+            DEPTH,
+        )
+        return
+    each = 1 + tl.cdiv(heads, BLOCK_HEADS)
+    token = ((pid - products) // each).to(tl.int64)
+    member = (pid - products) % each
     position = tl.load(positions_ptr + token).to(tl.int64)
     lane = tl.arange(0, BLOCK_PART)
     live_lane = lane < PART
     phase = tl.load(phases_ptr + position * PART + lane, mask=live_lane, other=0.0)
     cos, sin = tl.split(tl.reshape(phase, (BLOCK_PART // 2, 2)))
-    if tl.program_id(1) == 0:
+    if member == 0:
         slot = tl.load(slots_ptr + token * slots_step).to(tl.int64)
         target = rows_ptr + slot * slot_stride
         source = row_ptr + token * row_stride
@@ -64,9 +103,9 @@ def _turn_and_store(
         turned = turned.to(stored.dtype).to(rows_ptr.dtype.element_ty)
         tl.store(target + latent + lane, turned, mask=live_lane)
     else:
-        head = (tl.program_id(1) - 1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        head = (member - 1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         live_parts = (head < heads)[:, None] & live_lane[None, :]
-        cells = queries_ptr + token * query_stride + head[:, None] * query_head_stride + lane[None, :]
+        cells = queries_ptr + token * query_stride + head[:, None] * query_head_stride + nope + lane[None, :]
         parts = tl.load(cells, mask=live_parts, other=0.0).to(tl.float32)
         even, odd = tl.split(tl.reshape(parts, (BLOCK_HEADS, BLOCK_PART // 2, 2)))
         # names of their own: to the compiler a variable has one shape in both branches
@@ -76,8 +115,9 @@ def _turn_and_store(
         tl.store(places, turned_parts.to(absorbed_ptr.dtype.element_ty), mask=live_parts)
 
 
-def turn_and_store(
+def absorb_and_store(
     queries: Tensor,
+    up: Tensor,
     row: Tensor,
     positions: Tensor,
     phases: Tensor,
@@ -87,21 +127,27 @@ def turn_and_store(
     rows: Tensor,
     slots: Tensor,
 ) -> None:
-    """Turn queries [n, Hq, R] to the last R columns of absorbed [n, Hq, C + R], and store row [n, C + R], its first C
-    columns normed by ``gain`` [C] and the rest turned, in rows [N, 1, C + R] at int64 ``slots`` [n], unchecked.
+    """Bring queries [n, Hq, Dn + R] to the latent's space, and store row [n, C + R] in rows [N, 1, C + R] at int64
+    ``slots`` [n], unchecked.
 
-    positions [n] int64, unchecked. phases [P, R] float32: cosine and sine of pair j at 2j and 2j+1 of its position's
-    row; pairs are adjacent. Computed in float32. Raises ValueError if the elements of a row are not adjacent.
+    ``absorbed`` [n, Hq, C + R] receives the first Dn columns times ``up`` [Hq, Dn, C], and the others turned. Of a row
+    the first C columns are normed by ``gain`` [C], the rest turned. positions [n] int64, unchecked. phases [P, R]
+    float32: cosine and sine of pair j at 2j and 2j+1 of its position's row; pairs are adjacent. Computed in float32.
+    Raises ValueError if the elements of a row are not adjacent.
     """
-    adjacent = all(tensor.stride(-1) == 1 for tensor in (queries, row, absorbed, rows))
+    adjacent = all(tensor.stride(-1) == 1 for tensor in (queries, up, row, absorbed, rows))
     if not adjacent or not all(tensor.is_contiguous() for tensor in (positions, phases, gain)):
-        raise ValueError("turn_and_store: elements of a row must be adjacent, positions, phases and gain contiguous")
-    count, heads, part = queries.shape
+        raise ValueError("absorb_and_store: elements of a row must be adjacent, positions, phases and gain contiguous")
+    count, heads = queries.shape[:2]
     if count == 0:
         return
-    latent = gain.numel()
-    _turn_and_store[(count, 1 + triton.cdiv(heads, HEADS_PER_PROGRAM))](
+    nope, latent = up.shape[1:]
+    part = queries.shape[2] - nope
+    block = rows_at_once(count)
+    products = heads * triton.cdiv(latent, _COLUMNS) * triton.cdiv(count, block)
+    _absorb_and_store[(products + count * (1 + triton.cdiv(heads, HEADS_PER_PROGRAM)),)](
         queries,
+        up,
         row,
         positions,
         phases,
@@ -110,9 +156,13 @@ def turn_and_store(
         rows,
         slots,
         eps,
+        count,
         heads,
         latent,
+        nope,
+        products,
         *queries.stride()[:2],
+        *up.stride()[:2],
         row.stride(0),
         *absorbed.stride()[:2],
         rows.stride(0),
@@ -121,4 +171,8 @@ def turn_and_store(
         BLOCK_PART=triton.next_power_of_2(part),
         BLOCK_LATENT=triton.next_power_of_2(latent),
         BLOCK_HEADS=HEADS_PER_PROGRAM,
+        ROWS=block,
+        COLUMNS=_COLUMNS,
+        DEPTH=_DEPTH,
+        num_warps=4,
     )

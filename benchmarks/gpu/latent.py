@@ -1,15 +1,19 @@
 """Decoding with latent attention on a GPU, against reading the weights and the KV once.
 
-``python benchmarks/gpu/latent.py OUT [--backend triton] [--rounds N]`` makes a target of DeepSeek-V2-Lite's shape (27
+``python benchmarks/gpu/latent.py OUT [--backend triton] [--rounds N]`` makes targets of DeepSeek-V2-Lite's shape (27
 layers, latents of 512 and key parts of 64, 16 heads) with random weights, decodes at several batch sizes and lengths,
-prints what a step takes and writes ``latent.json`` to the folder OUT. Its MLPs are dense, as wide as what a token reads
-of the published model's experts; ``--experts`` makes the experts.
+prints what the forward of a step takes (its graph, replayed alone) and the whole step, and writes ``latent.json`` to
+the folder OUT. One target has the published model's experts, of
+which a step reads those that its tokens chose, counted in steps without a graph; one has dense MLPs, as wide as what a
+single token reads of the experts. ``--mlp`` chooses one of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import statistics
 import sys
 import time
 from dataclasses import asdict
@@ -21,12 +25,14 @@ from torch import Tensor
 
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.engine import Models
+from specdebug.engine.kernels.triton import router
 from specdebug.engine.model.deepseek import DeepseekWeights, build_deepseek
 from specdebug.engine.model.deepseek_config import DeepseekConfig, ExpertsConfig
+from specdebug.engine.model.experts import RoutedExperts
 from specdebug.engine.model.llama import TargetModel
 
 sys.path.insert(0, str(Path(__file__).parent))
-from decode import Row, bandwidth
+from decode import Row, bandwidth, counted_replays, timed
 from models import RandomTensors
 
 V2_LITE = DeepseekConfig(
@@ -52,8 +58,14 @@ V2_LITE = DeepseekConfig(
 )
 """deepseek-ai/DeepSeek-V2-Lite's config.json, but without RoPE scaling and with a sigmoid router."""
 
-CASES = ((1, 512), (1, 4096), (8, 4096), (32, 4096))
+CASES = ((1, 512), (1, 4096), (8, 4096), (32, 4096), (64, 4096))
 """Requests at once, and the tokens that each has."""
+
+MLPS = {"experts": 1, "dense": V2_LITE.num_layers}
+"""The layers before the first one with experts."""
+
+STEPS = 16
+"""Timed in one go."""
 
 
 def make_target(config: DeepseekConfig) -> TargetModel:
@@ -62,82 +74,125 @@ def make_target(config: DeepseekConfig) -> TargetModel:
     return build_deepseek(DeepseekWeights(source, config, torch.bfloat16, source.device), 8192)
 
 
-def weight_bytes(target: TargetModel, batch: int) -> int:
-    """What a forward of ``batch`` tokens reads: layers, head, and of routed experts at most as many as are chosen."""
-    total = target.lm_head.numel()
+def weight_bytes(target: TargetModel, experts: float) -> int:
+    """The weights that a forward reads: layers and head, and of each sparse layer that many experts."""
+    total: float = target.lm_head.numel()
     for _, layer in target.layers:
         held: Any = layer
         parts = [held.projection, held.q_up, held.k_up, held.v_up, held.output]
-        for name in held.mlp.__slots__:
-            part = getattr(held.mlp, name)
-            if isinstance(part, Tensor) and part.ndim == 3:
-                count, chosen = part.shape[0], held.mlp.config.per_token
-                total += part.numel() * min(count, batch * chosen) // count
-            elif isinstance(part, Tensor):
-                parts.append(part)
+        if isinstance(held.mlp, RoutedExperts):
+            parts.append(held.mlp.router)
+            total += (held.mlp.gate_up[0].numel() + held.mlp.down[0].numel()) * experts
+        else:
+            parts += [held.mlp.gate_up, held.mlp.down]
         total += sum(part.numel() for part in parts if part is not None)
-    return total * target.lm_head.element_size()
+    return int(total * target.lm_head.element_size())
 
 
-def decode_time(target: TargetModel, backend: str, batch: int, length: int, rounds: int) -> list[float]:
-    """Seconds of a step, in each round, with that many keys a request."""
+def experts_read(target: TargetModel, backend: str, batch: int, length: int) -> float:
+    """How many experts of a layer the tokens of a step choose, those of every token included; 0 without experts."""
+    if all(not isinstance(layer.mlp, RoutedExperts) for _, layer in target.layers):
+        return 0.0
+    counts: list[int] = []
+
+    def counting(normed: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        chosen, factors = choose(normed, *rest)
+        if chosen.shape[0] == batch:
+            counts.append(chosen.unique().numel())
+        return chosen, factors
+
+    choose = router.route
+    router.route = counting
+    try:
+        engine = decoding(target, backend, batch, length, graphs=False)
+        counts.clear()
+        for _ in range(3):
+            engine.step()
+    finally:
+        router.route = choose
+    return statistics.mean(counts)
+
+
+def decoding(target: TargetModel, backend: str, batch: int, length: int, *, graphs: bool = True) -> Engine:
+    """An engine with that many requests, each past its prompt of ``length`` tokens."""
     config = EngineConfig.from_dict(
         {
             "device": "cuda",
             "dtype": "bfloat16",
             "attention_backend": backend,
-            "context_length": length + 64,
+            "context_length": length + 256,
             "max_running_requests": batch,
             "radix_cache": False,
             "speculative": None,
-            "cuda_graph": {"max_bs": batch, "capture_bs": [batch]},
-            "memory": {"num_slots": batch * (length + 128), "fill": "zeros"},
+            "cuda_graph": {"enabled": graphs, "max_bs": batch, "capture_bs": [batch]},
+            "memory": {"num_slots": batch * (length + 320), "fill": "zeros"},
         }
     )
     engine = Engine(config, Models(target, None))
     generator = torch.Generator().manual_seed(0)
     for number in range(batch):
         prompt = torch.randint(0, target.config.vocab_size, (length,), generator=generator).tolist()
-        engine.add_request(f"r{number}", prompt, SamplingParams(max_new_tokens=60))
+        engine.add_request(f"r{number}", prompt, SamplingParams(max_new_tokens=250))
     while not all(request.output_ids for request in engine.requests.values()):
         engine.step()
     for _ in range(3):
         engine.step()
-    return [_steps(engine, 4) for _ in range(rounds)]
+    return engine
 
 
-def _steps(engine: Engine, count: int) -> float:
+def step_time(engine: Engine) -> float:
     """Seconds a step, the device idle before and after."""
     torch.cuda.synchronize()
     began = time.perf_counter()
-    for _ in range(count):
+    for _ in range(STEPS):
         engine.step()
     torch.cuda.synchronize()
-    return (time.perf_counter() - began) / count
+    return (time.perf_counter() - began) / STEPS
+
+
+def measure(mlp: str, backend: str, rounds: int, speed: float) -> list[dict[str, Any]]:
+    """A row a case of one target."""
+    config = DeepseekConfig(**{**vars(V2_LITE), "first_k_dense_replace": MLPS[mlp]})
+    target = make_target(config)
+    rows = []
+    for batch, length in CASES:
+        experts = experts_read(target, backend, batch, length)
+        kv = batch * length * config.head_dim * 2 * config.num_layers
+        floor_ms = 1e3 * (weight_bytes(target, experts) + kv) / speed
+        engine = decoding(target, backend, batch, length)
+        with counted_replays() as replays:
+            engine.step()
+        (graph,) = replays
+        whole, forward = [], []
+        for _ in range(rounds):
+            whole.append(1e3 * step_time(engine))
+            forward.append(1e3 * timed(graph.replay, STEPS))
+        del engine, graph, replays
+        gc.collect()  # an engine holds graphs in cycles; the next one needs their memory
+        what = f"{mlp}, batch {batch}, {length} tokens"
+        step, row = Row.of(f"{what}: a step", whole, "ms"), Row.of(f"{what}: its forward", forward, "ms")
+        found = {"experts": experts, "floor_ms": floor_ms, "times_floor": row.median / floor_ms, "step": asdict(step)}
+        rows.append({**asdict(row), **found})
+        read = f" with {experts:.1f} experts a layer" if experts else ""
+        print(
+            f"{what}: forward {row.median:.3f} ms, {row.median / floor_ms:.2f} times reading alone"
+            f" ({floor_ms:.3f} ms{read}); a step {step.median:.3f} ms",
+            flush=True,
+        )
+    return rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for latent.json")
     parser.add_argument("--backend", default="triton")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--experts", action="store_true")
+    parser.add_argument("--rounds", type=int, default=9, help=f"at most 15, of {STEPS} steps each")
+    parser.add_argument("--mlp", action="append", choices=sorted(MLPS))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    shape = {**vars(V2_LITE), "first_k_dense_replace": 1} if options.experts else vars(V2_LITE)
-    config = DeepseekConfig(**shape)
-    target, speed = make_target(config), bandwidth()
+    speed = bandwidth()
     print(f"reading: {speed / 1e12:.2f} TB/s on {torch.cuda.get_device_name()}")
-    rows = []
-    for batch, length in CASES:
-        kv = batch * length * config.head_dim * 2 * config.num_layers
-        floor = (weight_bytes(target, batch) + kv) / speed
-        taken = decode_time(target, options.backend, batch, length, options.rounds)
-        row = Row.of(f"batch {batch}, {length} tokens", [1e3 * each for each in taken], "ms")
-        rows.append({**asdict(row), "floor_ms": 1e3 * floor, "times_floor": row.median / (1e3 * floor)})
-        print(
-            f"{row.what}: {row.median:.3f} ms, reading alone {1e3 * floor:.3f} ms, {rows[-1]['times_floor']:.2f} times"
-        )
+    rows = [row for mlp in options.mlp or MLPS for row in measure(mlp, options.backend, options.rounds, speed)]
     (options.out / "latent.json").write_text(json.dumps(rows, indent=2))
     return 0
 

@@ -35,7 +35,12 @@ class FlashInferPlanner(AttentionPlanner):
         starts = workspace.take("extend.qo_indptr", (keys.seq_lens.numel() + 1,), torch.int32)
         qo_indptr = indptr(batch.extend_lens, starts)
         return RaggedMetadata(
-            *lists, qo_indptr, q_len=None, kv_lens_host=keys.seq_lens_cpu, q_lens_host=batch.extend_lens_cpu
+            *lists,
+            qo_indptr,
+            q_len=None,
+            kv_lens_host=keys.seq_lens_cpu,
+            kv_lens_exact=True,
+            q_lens_host=batch.extend_lens_cpu,
         )
 
     def extend_uniform(self, batch: SequenceLayout, q_len: int, workspace: Workspace) -> Metadata:
@@ -46,6 +51,7 @@ class FlashInferPlanner(AttentionPlanner):
             q_len=q_len,
             num_kv_splits=self._splits(keys.seq_lens, "extend", workspace) if q_len == 1 else None,
             kv_lens_host=keys.seq_lens_cpu,
+            kv_lens_exact=batch.slack == 0,
         )
 
     def verify(self, batch: SequenceLayout, tree_mask: Tensor, workspace: Workspace) -> Metadata:

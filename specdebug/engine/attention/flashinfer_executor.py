@@ -14,18 +14,14 @@ Everything runs on one stream: attentions share scratch memory.
 from __future__ import annotations
 
 import importlib.util
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.backend import DeviceAttention
-from specdebug.engine.attention.flashinfer_library import load, paged_kernels, supports
+from specdebug.engine.attention.backend import AttentionBackend, DeviceAttention
+from specdebug.engine.attention.flashinfer_library import load, paged_kernels, supports, supports_latents
+from specdebug.engine.attention.flashinfer_schedule import Schedule, ScheduleSpace, ScheduleSpaces, schedule_of
 from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.pack_mask import pack_mask, packed_size
@@ -35,65 +31,6 @@ from specdebug.engine.model.interface import Heads
 _SCRATCH_BYTES = 128 << 20  # what FlashInfer recommends for partial results
 _BLOCKS_PER_SM = 2  # that its scheduler counts on
 _SMALLEST_SCHEDULE = 64 << 10
-
-
-@dataclass(frozen=True)
-class _Schedule:
-    """A batch for FlashInfer's planner: int32 CPU tensors [B + 1], [B + 1] and [B], and its query rows."""
-
-    qo_indptr: Tensor
-    kv_indptr: Tensor
-    kv_lens: Tensor
-    rows: int
-
-    @property
-    def batch(self) -> int:
-        return self.kv_lens.numel()
-
-
-def _schedule(metadata: RaggedMetadata) -> _Schedule:
-    kv_lens = _lengths(metadata.kv_lens_host, metadata.kv_indptr)
-    if metadata.q_len is None:
-        q_lens = _lengths(metadata.q_lens_host, metadata.qo_indptr)
-    else:
-        q_lens = (metadata.q_len,) * len(kv_lens)
-    return _Schedule(_indptr(q_lens), _indptr(kv_lens), torch.tensor(kv_lens, dtype=torch.int32), sum(q_lens))
-
-
-def _lengths(known: tuple[int, ...] | None, indptr: Tensor) -> tuple[int, ...]:
-    """The lengths that the host knows, else those read off the device, which is waited for."""
-    return tuple(indptr.diff().tolist()) if known is None else known
-
-
-def _indptr(lengths: Sequence[int]) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-
-
-class _ScheduleSpace:
-    """The memory of a schedule on the device, and two host buffers for its asynchronous copy there.
-
-    The buffers take turns: the copy of the last schedule may still wait for its place in the stream.
-    """
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.size = size
-        self.on_device = torch.empty(size, dtype=torch.uint8, device=device)
-        asynchronous = device.type == "cuda"
-        self._staging = [torch.empty(size, dtype=torch.uint8, pin_memory=asynchronous) for _ in range(2)]
-        events: Any = torch.cuda.Event
-        self._copied = [events() for _ in range(2)] if asynchronous else None
-        self._turn = 0
-
-    @contextmanager
-    def staging(self) -> Iterator[Tensor]:
-        """Give a free host buffer; its copy must be enqueued when the block ends."""
-        self._turn ^= 1
-        copied = None if self._copied is None else self._copied[self._turn]
-        if copied is not None and not copied.query():
-            copied.synchronize()
-        yield self._staging[self._turn]
-        if copied is not None:
-            copied.record()
 
 
 class FlashInferExecutor:
@@ -114,7 +51,7 @@ class FlashInferExecutor:
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         self._blocks = _BLOCKS_PER_SM * processors // num_kv_heads
         self._scratch = torch.zeros(_SCRATCH_BYTES, dtype=torch.uint8, device=device)
-        self._spare: dict[int, list[_ScheduleSpace]] = {}
+        self._spaces = ScheduleSpaces(device)
 
     def bind(
         self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, *, graph: bool = False
@@ -123,9 +60,7 @@ class FlashInferExecutor:
         assert isinstance(metadata, RaggedMetadata)
         return FlashInferAttention(self, metadata, pool, out_cache_loc, graph=graph)
 
-    def lend(
-        self, attention: FlashInferAttention, schedule: _Schedule, *, graph: bool
-    ) -> tuple[Tensor, _ScheduleSpace]:
+    def lend(self, attention: FlashInferAttention, schedule: Schedule, *, graph: bool) -> tuple[Tensor, ScheduleSpace]:
         """Lend an attention scratch and schedule space for any batch of this shape.
 
         FlashInfer cuts a batch into tiles of up to 128 query rows (a group's heads are rows of one kv head) and, to
@@ -144,26 +79,24 @@ class FlashInferExecutor:
         pieces = max(pieces, schedule.rows * group // 16 + schedule.batch)
         needed = 16 * pieces + 4 * (schedule.rows + schedule.batch) + 1024
         size = max(1 << (needed - 1).bit_length(), _SMALLEST_SCHEDULE)
-        spare = self._spare.setdefault(size, [])
-        space = spare.pop() if spare and not graph else _ScheduleSpace(size, self.device)
-        if not graph:  # the next batch may have it: kernels that are launched already come first in the stream
-            weakref.finalize(attention, spare.append, space).atexit = False
-        return self._scratch, space
+        return self._scratch, self._spaces.lend(attention, size, graph=graph)
 
 
 def make_flashinfer(
     config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
-) -> tuple[FlashInferExecutor | None, str | None]:
+) -> tuple[AttentionBackend | None, str | None]:
     """Make the executor for a model, or say why FlashInfer cannot execute its plan here.
     Raises FlashInferError if FlashInfer is installed, and cannot be used."""
-    reason = supports(dtype, model.head_dim)
-    if model.kv_layout == "mla":
-        # plans of drafts that are begun ahead hold bounds on the lengths: keys beyond them would be attended
-        reason = "FlashInfer's kernels for latent attention take lengths from the host's schedule alone"
+    latents = model.kv_layout == "mla"
+    reason = supports_latents(dtype, model.value_dim, model.rotary_dim) if latents else supports(dtype, model.head_dim)
     if reason is None and importlib.util.find_spec("flashinfer") is None:
         reason = "FlashInfer is not installed"
     if reason is not None:
         return None, reason
+    if latents:
+        from specdebug.engine.attention.flashinfer_mla_executor import FlashInferMLAExecutor
+
+        return FlashInferMLAExecutor(model, dtype, device), None
     heads, kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
     executor = FlashInferExecutor(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device)
     return executor, None
@@ -184,7 +117,7 @@ class FlashInferAttention(DeviceAttention):
         super().__init__(pool, out_cache_loc)
         self._executor = executor
         self._graph = graph
-        schedule = _schedule(metadata)
+        schedule = schedule_of(metadata)
         self._scratch, self._space = executor.lend(self, schedule, graph=graph)
         self._packed: tuple[Tensor, Tensor] | None = None
         if metadata.custom_mask is not None:
@@ -200,7 +133,7 @@ class FlashInferAttention(DeviceAttention):
         """Attend by ``metadata``, of the same shape as at bind. Under a graph it lies in the same buffers, which the
         captured kernels read, so that only the schedule is new."""
         assert isinstance(metadata, RaggedMetadata)
-        schedule = _schedule(metadata)
+        schedule = schedule_of(metadata)
         if self._graph:
             self._schedule_again(metadata, schedule)
             self._pack_mask(metadata)
@@ -213,7 +146,7 @@ class FlashInferAttention(DeviceAttention):
         self._wrapper.run(q, (k.unsqueeze(1), v.unsqueeze(1)), out=out)
         return out.view(q.shape[0], -1)
 
-    def _make_wrapper(self, metadata: RaggedMetadata, schedule: _Schedule) -> Any:
+    def _make_wrapper(self, metadata: RaggedMetadata, schedule: Schedule) -> Any:
         library, device = self._executor.library, self._executor.device
         buffers: dict[str, Tensor] = {}
         if self._graph:
@@ -234,7 +167,7 @@ class FlashInferAttention(DeviceAttention):
         wrapper.reset_workspace_buffer(self._scratch, self._space.on_device)
         return wrapper
 
-    def _plan(self, metadata: RaggedMetadata, schedule: _Schedule) -> None:
+    def _plan(self, metadata: RaggedMetadata, schedule: Schedule) -> None:
         """Plan from the host's lengths, then have the kernels read the device's."""
         owner, wrapper = self._executor, self._wrapper
         heads = (owner.num_heads, owner.num_kv_heads, owner.head_dim, 1)
@@ -254,7 +187,7 @@ class FlashInferAttention(DeviceAttention):
             wrapper._custom_mask_buf, wrapper._mask_indptr_buf = self._packed
         self._pack_mask(metadata)
 
-    def _schedule_again(self, metadata: RaggedMetadata, schedule: _Schedule) -> None:
+    def _schedule_again(self, metadata: RaggedMetadata, schedule: Schedule) -> None:
         """Do the part of ``plan`` that a captured graph needs; its buffers are where they were.
 
         The result is what it was at bind, because under a graph it depends on shapes only.

@@ -15,6 +15,9 @@ from specdebug.engine.errors import FlashInferError
 VERSION = "0.6.12"
 """The version that :mod:`flashinfer_executor` is written for. Planning without a copy needs its arguments."""
 
+LATENT = (512, 64)
+"""Columns of a latent and of a key part, as DeepSeek's models have them; there are kernels for no others."""
+
 _INSTEAD = "or set attention_backend: triton"
 _in_use = False
 _NO_POSITIONS = 0  # FlashInfer's code for keys and queries that are rotated already
@@ -22,12 +25,23 @@ _NO_POSITIONS = 0  # FlashInfer's code for keys and queries that are rotated alr
 
 def supports(dtype: torch.dtype, head_dim: int) -> str | None:
     """Say why FlashInfer cannot attend keys of this type and size; None when it can."""
-    dtypes, head_dims = FLASHINFER_LIBRARY.dtypes, FLASHINFER_LIBRARY.head_dims
-    if _name(dtype) not in dtypes:
-        return f"FlashInfer computes in {' or '.join(dtypes)}, not in {_name(dtype)}"
+    head_dims = FLASHINFER_LIBRARY.head_dims
     if head_dim not in head_dims:
         return f"FlashInfer has kernels for head_dim {', '.join(map(str, head_dims))}, not {head_dim}"
-    return None
+    return _supports_dtype(dtype)
+
+
+def supports_latents(dtype: torch.dtype, latent: int, part: int) -> str | None:
+    """Say why FlashInfer cannot attend latents of this type and size with such a key part; None when it can."""
+    if (latent, part) != LATENT:
+        shown = " and ".join(map(str, LATENT))
+        return f"FlashInfer has kernels for latents and key parts of {shown} columns, not {latent} and {part}"
+    return _supports_dtype(dtype)
+
+
+def _supports_dtype(dtype: torch.dtype) -> str | None:
+    dtypes = FLASHINFER_LIBRARY.dtypes
+    return None if _name(dtype) in dtypes else f"FlashInfer computes in {' or '.join(dtypes)}, not in {_name(dtype)}"
 
 
 @lru_cache(maxsize=1)
@@ -55,6 +69,23 @@ def paged_kernels(dtype: torch.dtype, head_dim: int) -> Any:
     try:
         announce_compile(library.jit.gen_batch_prefill_module(*wanted), what)
         kernels = library.prefill.get_batch_prefill_module(*wanted)
+    except Exception as error:
+        raise compile_error(what, error) from error
+    _in_use = True
+    return kernels
+
+
+def latent_kernels(dtype: torch.dtype, device: torch.device) -> Any:
+    """The module that plans and runs latent attention over a paged cache with int32 indices, compiled on first use.
+    Raises FlashInferError if it cannot be compiled or loaded."""
+    global _in_use
+    library = load()
+    what = f"latent attention, {_name(dtype)}"
+    try:
+        backend = library.utils.determine_mla_backend(device)
+        wanted = (backend, dtype, dtype, dtype, torch.int32, *LATENT, False)  # no profiler
+        announce_compile(library.jit.gen_batch_mla_module(*wanted), what)
+        kernels = library.mla.get_batch_mla_module(*wanted)
     except Exception as error:
         raise compile_error(what, error) from error
     _in_use = True

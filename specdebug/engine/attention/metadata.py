@@ -22,6 +22,7 @@ class RaggedMetadata:
     num_kv_splits: int32 [B], Triton's split-KV decode: how many partial passes are merged by log-sum-exp.
     kv_lens_host, q_lens_host: keys and queries per sequence as the host knows them, padding rows included, for
     libraries that schedule on the host. What a kernel attends is what the device tensors say.
+    kv_lens_exact: ``kv_lens_host`` are the lengths; otherwise they may be bounds on them, as of a step begun ahead.
     """
 
     kv_indptr: Tensor
@@ -33,6 +34,7 @@ class RaggedMetadata:
     mask_indptr: Tensor | None = None
     num_kv_splits: Tensor | None = None
     kv_lens_host: tuple[int, ...] | None = None
+    kv_lens_exact: bool = False
     q_lens_host: tuple[int, ...] | None = None
 
 

@@ -202,3 +202,70 @@ class PrefillWrapper(Wrapper):
         assert page_size == 1
         self.causal = causal
         self._take(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+
+
+class LatentKernels:
+    """What ``get_batch_mla_module`` returns: attends what the schedule it is given says."""
+
+    def __init__(self) -> None:
+        self.plans: list[dict[str, Any]] = []
+
+    def plan(
+        self,
+        float_workspace: Tensor,
+        int_workspace: Tensor,
+        pinned_workspace: Tensor,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_lens: Tensor,
+        num_heads: int,
+        head_dim_out: int,
+        causal: bool,
+    ) -> int:
+        assert int_workspace.numel() == pinned_workspace.numel()
+        assert all(tensor.dtype == torch.int32 for tensor in (qo_indptr, kv_indptr, kv_lens))
+        self.plans.append(
+            {
+                "qo_indptr": qo_indptr.tolist(),
+                "kv_indptr": kv_indptr.tolist(),
+                "kv_lens": kv_lens.tolist(),
+                "heads": num_heads,
+                "latent": head_dim_out,
+                "causal": causal,
+                "space": int_workspace.data_ptr(),
+            }
+        )
+        return len(self.plans) - 1
+
+    def run(
+        self,
+        float_workspace: Tensor,
+        int_workspace: Tensor,
+        plan: int,
+        q_latent: Tensor,
+        q_part: Tensor,
+        latents: Tensor,
+        parts: Tensor,
+        kv_indices: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        mask_mode: int,
+        num_heads: int,
+        page_size: int,
+        scale: float,
+        lse_base_e: bool,
+    ) -> None:
+        made = self.plans[plan]
+        assert made["space"] == int_workspace.data_ptr()
+        assert (made["heads"], made["latent"]) == (num_heads, q_latent.shape[2])
+        assert made["causal"] == bool(mask_mode)
+        assert page_size == 1
+        queries, rows = torch.cat((q_latent, q_part), 2), torch.cat((latents, parts), 2)[:, 0]
+        for b, length in enumerate(made["kv_lens"]):
+            own = slice(*made["qo_indptr"][b : b + 2])
+            slots = kv_indices[made["kv_indptr"][b] :][:length].long()
+            scores = torch.einsum("nhd,kd->hnk", queries[own], rows[slots]) * scale
+            if mask_mode:
+                count = scores.shape[1]
+                scores += torch.full((count, length), float("-inf")).triu(length - count + 1)
+            out[own] = torch.einsum("hnk,kc->nhc", scores.softmax(-1), rows[slots, : q_latent.shape[2]])

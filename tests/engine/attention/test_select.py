@@ -178,7 +178,8 @@ def test_triton_executes_every_plan_of_latents_and_says_why(
         "Triton kernels execute the flashinfer plan",
         "Triton kernels execute the fa3 plan",
     ]
-    assert "take lengths from the host's schedule alone" in heard[0]
+    why = "not installed" if (rank, part) == (512, 64) else "512 and 64 columns, not 64 and 32"
+    assert why in heard[0]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ TESTS = (*BASE, "pytest", "xdist", "hypothesis", "transformers", "fastapi", "uvi
 """What the tests need beside it; tests that need other packages skip themselves."""
 AGAINST = (*BASE, "transformers")
 
+PADDED = ("graph_padding", "v1_padding", "mtp_padding", "frozen_kv_padding", "mla_padding")
+"""A scenario of each worker, graphs on."""
 ENGINE_TESTS = ("tests/engine/test_cuda.py", "tests/engine/test_latent.py")
 """Tests of whole engines, which take as long as all others together."""
 
@@ -80,12 +82,12 @@ def stages(out: Path, jobs: int) -> list[Stage]:
         Stage("scenarios", (*arms, "--same-as-cpu"), 180, 70, workers=jobs),
         Stage("scenarios-bf16", (*arms, "--dtype", "bfloat16"), 120, 65, workers=jobs),
         *[_matrix(f"matrix-{plan}", plan, (*PARTS[0], *PARTS[1]), jobs) for plan in PLANS],
-        Stage("determinism", _determinism(20, jobs), 120, 30, workers=jobs),
+        Stage("determinism", _determinism(5, jobs, *PADDED), 120, 45, workers=jobs),
         Stage("scenarios-plans", (*arms, *each_plan, "--same-as-cpu"), 480, 200, workers=jobs, long=True),
-        Stage("determinism-100", _determinism(100, jobs), 240, 140, workers=jobs, long=True),
+        Stage("determinism-100", _determinism(100, jobs, "topk_page_table"), 240, 140, workers=jobs, long=True),
         *[_seeds(out, plan, part, jobs) for plan in PLANS for part in range(len(PARTS))],
         Stage("probes", (PYTHON, str(HERE / "probes.py"), str(out)), 120, 20, timed=True),
-        Stage("decode", (PYTHON, str(HERE / "decode.py"), str(out), "--rounds", "20"), 240, 100, AGAINST, timed=True),
+        Stage("decode", (PYTHON, str(HERE / "decode.py"), str(out), "--rounds", "20"), 240, 90, AGAINST, timed=True),
         Stage("workers", (PYTHON, str(HERE / "workers.py"), str(out)), 120, 45, timed=True),
         Stage("latent", (PYTHON, str(HERE / "latent.py"), str(out)), 90, 30, timed=True),
     ]
@@ -107,9 +109,9 @@ def gpu_tests() -> list[str]:
     return [str(file.relative_to(ROOT)) for file in files if "pytest.mark.gpu" in file.read_text(encoding="utf-8")]
 
 
-def _determinism(runs: int, jobs: int) -> tuple[str, ...]:
+def _determinism(runs: int, jobs: int, *scenarios: str) -> tuple[str, ...]:
     script = (PYTHON, "benchmarks/determinism.py", "--device", "cuda")
-    return (*script, "--runs", str(runs), "--jobs", str(jobs), "topk_page_table")
+    return (*script, "--runs", str(runs), "--jobs", str(jobs), *scenarios)
 
 
 def _verify(plan: str, numbers: tuple[str, ...], jobs: int) -> tuple[str, ...]:

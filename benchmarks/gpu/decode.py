@@ -7,7 +7,6 @@ folder OUT. Times come from runs taken in turn in this process; medians with the
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
@@ -16,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,132 +26,14 @@ from rich.table import Table
 from specdebug import async_probe
 from specdebug.diverge.recorder import HashRecorder
 from specdebug.diverge.stream import Writer
-from specdebug.engine import Engine, EngineConfig, SamplingParams
+from specdebug.engine import EngineConfig
 from specdebug.engine.engine import Models, load_models
 
 sys.path.insert(0, str(Path(__file__).parent))
 import seeds
 from models import make_eagle, make_target
 from reference import generate, make_reference
-
-STEPS = 3
-PROMPT = 512
-POOL = 160_000
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table; ``unit`` says what the numbers are."""
-
-    what: str
-    median: float
-    low: float
-    high: float
-    unit: str
-    asked: str = ""
-
-    @classmethod
-    def of(cls, what: str, values: Sequence[float], unit: str, asked: str = "") -> Row:
-        ordered = sorted(values)
-        quarter = len(ordered) // 4
-        return cls(what, statistics.median(ordered), ordered[quarter], ordered[-1 - quarter], unit, asked)
-
-
-def bandwidth() -> float:
-    """Bytes a second of reading: the better of a large copy (read and written) and a large sum."""
-    source = torch.empty(2**30, dtype=torch.bfloat16, device="cuda").normal_()
-    target = torch.empty_like(source)
-    copy = timed(lambda: target.copy_(source), 20)
-    total = timed(lambda: source.view(torch.int32).sum(), 20)
-    size = source.numel() * source.element_size()
-    return max(2 * size / copy, size / total)
-
-
-def timed(function: Callable[[], object], repeats: int) -> float:
-    """Seconds a call, by device events around ``repeats`` of them."""
-    event: Any = torch.cuda.Event
-    start, stop = event(enable_timing=True), event(enable_timing=True)
-    function()
-    start.record()
-    for _ in range(repeats):
-        function()
-    stop.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(stop)) / 1e3 / repeats
-
-
-class Served:
-    """An engine with the probes, and the recorder, it was captured with; only one is active at a time.
-
-    probes: a mode of ours, or ``expressions``: those that they replace, at the same sites.
-    """
-
-    def __init__(
-        self,
-        models: Models,
-        batch: int,
-        *,
-        backend: str,
-        probes: str,
-        spec: bool = True,
-        recorder: HashRecorder | None = None,
-    ) -> None:
-        async_probe.on_site(None)
-        if recorder is not None:
-            recorder.listen()
-        self._expressions = probes == "expressions"
-        seeds.use(self._expressions)
-        async_probe.configure("off" if self._expressions else probes)
-        self.engine = Engine(
-            EngineConfig.from_dict(
-                {
-                    "device": "cuda",
-                    "dtype": "bfloat16",
-                    "attention_backend": backend,
-                    "context_length": 6144,
-                    "max_running_requests": batch,
-                    "radix_cache": False,
-                    "speculative": {"algorithm": "EAGLE", "num_steps": STEPS} if spec else None,
-                    "cuda_graph": {"max_bs": batch, "capture_bs": [batch]},
-                    "memory": {"num_slots": POOL, "fill": "zeros"},
-                }
-            ),
-            models,
-        )
-        if recorder is not None:
-            recorder.attach(self.engine)
-        state = ("_gate", "_active", "_recorder", "_hook", "_replay_hook")
-        self._probes = {name: getattr(async_probe.probes, name) for name in state}
-        self._vocab = models.target.config.vocab_size
-        self._count = 0
-
-    def activate(self) -> None:
-        """Probe as at capture: a recorder's memory belongs to the graphs that write it."""
-        seeds.use(self._expressions)
-        for name, value in self._probes.items():
-            setattr(async_probe.probes, name, value)
-
-    def add(self, requests: int, tokens: int = PROMPT, new_tokens: int = 5000) -> None:
-        generator = torch.Generator().manual_seed(self._count)
-        for _ in range(requests):
-            prompt = torch.randint(0, self._vocab, (tokens,), generator=generator).tolist()
-            self.engine.add_request(f"r{self._count}", prompt, SamplingParams(max_new_tokens=new_tokens))
-            self._count += 1
-
-    def steps(self, count: int) -> float:
-        """Seconds a step, the device idle before and after."""
-        self.activate()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(count):
-            self.engine.step()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - began) / count
-
-    def drain(self) -> None:
-        for rid, request in list(self.engine.requests.items()):
-            if not request.finished:
-                self.engine.abort(rid)
+from served import PROMPT, STEPS, Row, Served, bandwidth, release, timed
 
 
 def weight_bytes(target: Any) -> int:
@@ -337,7 +218,7 @@ def busy(events: Sequence[Any]) -> float:
 
 def tokens_per_second(models: Models, backend: str, rounds: int, name: str, new_tokens: int = 128) -> list[Row]:
     """Plain decode, EAGLE and transformers' generate on one prompt, prefill included."""
-    plain = Served(Models(models.target, None), 1, backend=backend, probes="off", spec=False)
+    plain = Served(Models(models.target, None), 1, backend=backend, probes="off", spec=None)
     eagle = Served(models, 1, backend=backend, probes="off")
     reference = make_reference(models.target)
     rates: dict[str, list[float]] = {"generate": [], "plain": [], "eagle": []}
@@ -378,15 +259,6 @@ def generate_rate(model: Any, vocab: int, new_tokens: int) -> float:
     generate(model, prompt, new_tokens)
     torch.cuda.synchronize()
     return new_tokens / (time.perf_counter() - began)
-
-
-def release(*served: Served) -> None:
-    """Give an engine's memory back before the next is made."""
-    for one in served:
-        one.drain()
-        one.__dict__.clear()
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def main() -> None:

@@ -27,7 +27,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from suite import AGAINST, BUDGET_S, HERE, PYTHON, SPECDEBUG, Clock, Stage, exit_code, run_all, show
+from stages import AGAINST, HERE, PYTHON, SPECDEBUG, Stage
+from suite import BUDGET_S, Clock, exit_code, run_all, show
 
 RELEASE = "sglang==0.5.13"
 ON_GPU = ("--device", "cuda", "--dtype", "bfloat16")

@@ -1,8 +1,8 @@
 """Models of a published shape with random weights made where they are used: for timing, not for reading.
 
 The weights are scaled so that activations keep their size over any depth, and so that a token decides most of what
-follows it: the layers only nudge its embedding. The EAGLE head passes the embedding on as well, so it guesses the
-target's next token often, not always, and a decode loop sees accepts of every length.
+follows it: the layers only nudge its embedding. Draft models pass the embedding on as well, so they guess the target's
+next token often, not always, and a decode loop sees accepts of every length.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdebug.engine.model.config import LlamaConfig, RopeScaling
+from specdebug.engine.model.assistant import AssistantDraft
+from specdebug.engine.model.assistant_loader import build_assistant
+from specdebug.engine.model.config import LlamaConfig, MTPOptions, RopeScaling
 from specdebug.engine.model.eagle import EagleDraft
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import build_eagle, build_target
+from specdebug.engine.model.mtp import MTPDraft
+from specdebug.engine.model.mtp_loader import build_mtp
 from specdebug.engine.model.weights import Weights
 from specdebug.errors import CheckpointError
 
@@ -57,9 +61,26 @@ def make_target(
 
 def make_eagle(target: TargetModel, *, seed: int = 1) -> EagleDraft:
     """An EAGLE head of one layer of the target's shape, under the target's embedding and lm_head."""
+    return build_eagle(_weights_for(target, 1, seed), target, target.rotary.max_positions)
+
+
+def make_mtp(target: TargetModel, num_layers: int = 3, *, seed: int = 2) -> MTPDraft:
+    """Next-n layers of the target's shape, under its embedding and lm_head."""
+    weights = _weights_for(target, target.config.num_layers, seed)
+    return build_mtp(weights, target, MTPOptions(num_layers, False), target.rotary.max_positions)
+
+
+def make_assistant(target: TargetModel, *, seed: int = 3) -> AssistantDraft:
+    """An assistant of one layer, which reads the KV of the target's last."""
+    kv_layers = (target.config.num_layers - 1,)
+    return build_assistant(_weights_for(target, 1, seed), target, kv_layers, target.rotary.max_positions)
+
+
+def _weights_for(target: TargetModel, num_layers: int, seed: int) -> Weights:
+    """Random weights of the target's shape, for so many layers."""
     dtype, device = target.embedding.dtype, target.embedding.device
-    weights = Weights(RandomTensors(dtype, device, seed), replace(target.config, num_layers=1), dtype, device)
-    return build_eagle(weights, target, target.rotary.max_positions)
+    config = replace(target.config, num_layers=num_layers)
+    return Weights(RandomTensors(dtype, device, seed), config, dtype, device)
 
 
 class RandomTensors:
@@ -88,8 +109,9 @@ class RandomTensors:
         tensor = torch.empty(shape, dtype=self._dtype, device=self.device)
         if name.endswith("embed_tokens.weight"):
             return tensor.normal_(generator=self._generator)
-        scale = BRANCH if name.endswith(("o_proj.weight", "down_proj.weight", "fc.weight")) else 1.0
+        fuses = name.endswith(("fc.weight", "eh_proj.weight"))
+        scale = BRANCH if fuses or name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
         tensor.normal_(std=scale * shape[-1] ** -0.5, generator=self._generator)
-        if name == "fc.weight":  # [H, 2*H]: of (embedding, hidden) pass on the first
+        if fuses:  # [H, 2*H]: of (embedding, hidden) pass on the first
             tensor.diagonal().add_(1.0)
         return tensor

@@ -42,12 +42,22 @@ def arm_runs(
         for backend in plans or (None,):
             for run in plan(scenario, Choices(engine=options), library):
                 over, shown = dict(options), ""
-                if backend and all(exists_in(toggle, backend) for toggle in run.toggles):
+                if backend and fits(run, backend):
                     over["attention_backend"] = shown = backend
                 changed = dataclasses.replace(run.scenario, overrides=over)
                 key = f"{device}: {scenario.name} {run.arm} {shown or f'({run.config.attention_backend})'}"
                 runs[key] = dataclasses.replace(run, key=key, scenario=changed)
     return list(runs.values())
+
+
+def fits(run: ArmRun, plan: str) -> bool:
+    """Whether the fixes that an arm reverts exist in a plan, as its scenario shows them."""
+    here = run.scenario.path.stem if run.scenario.path else ""
+    shown = (
+        next((toggle.shown_by(each) for each in toggle.detections if each.scenario == here), toggle)
+        for toggle in run.toggles
+    )
+    return all(exists_in(toggle, plan) for toggle in shown)
 
 
 def without_device(key: str) -> str:

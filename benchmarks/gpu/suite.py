@@ -2,8 +2,8 @@
 
 ``python benchmarks/gpu/suite.py OUT`` (or ``make gpu OUT=folder``) runs the stages below one after another, each in
 processes of its own with a time limit, writes their logs and tables to the folder OUT and ends with one summary. Checks
-run two at a time; what is timed has the machine to itself. The matrix over twenty seeds takes longer than all the rest
-and is run with ``--long``, or by its name.
+run two at a time; what is timed has the machine to itself. ``stages.py`` says what they are. Those that take long, as
+the matrix over twenty seeds does, are run by their names, or with ``--long``.
 
 It runs from a checkout that is not installed and needs no variable set: every stage finds the checkout on its path and
 gets as many threads as the cores allow. A stage whose packages are missing is skipped, and the line that installs them
@@ -39,15 +39,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, TextIO
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-PYTHON = sys.executable
-SPECDEBUG = (PYTHON, "-m", "specdebug")
-PLANS = ("triton", "fa3", "flashinfer")
+sys.path.insert(0, str(Path(__file__).parent))
+from stages import PYTHON, ROOT, Stage, stages
+
 TAIL = 25
 LANES = 2
 """Checks at a time: one alone leaves cores and device idle while its workers start."""
-TOLD = ("determinism", "lossless", "probes", "decode")
+TOLD = ("lossless", "determinism", "probes", "decode", "workers", "latent")
 """Stages whose results are worth reading even when nothing is wrong."""
 
 BUDGET_S = 540.0
@@ -60,14 +58,6 @@ PROBE_S = 30.0
 """How long a device may take to show that it is there."""
 NO_VERDICT = 125
 
-BASE = (
-    *("torch", "triton", "numpy", "scipy", "safetensors", "tokenizers", "yaml", "rich", "typer", "packaging"),
-    *("jinja2", "markupsafe", "xxhash"),
-)
-"""What specdebug itself imports, on a GPU."""
-TESTS = (*BASE, "pytest", "xdist", "hypothesis", "transformers", "fastapi", "uvicorn", "httpx", "prometheus_client")
-"""What the tests need beside it; tests that need other packages skip themselves."""
-AGAINST = (*BASE, "transformers")
 DISTRIBUTIONS = {"yaml": "pyyaml", "xdist": "pytest-xdist"}
 """By the name that is imported: the name that is installed, where it is another."""
 
@@ -77,34 +67,6 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB
 """Where libraries read how many threads they may start."""
 
 End = Literal["ok", "failed", "no verdict", "out of time", "skipped", "not run", "cut off", "interrupted"]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One command.
-
-    Attributes:
-        limit_s: seconds it may take.
-        takes_s: about how long it takes on an H200; it is not begun when less time is left.
-        needs: names of the packages that it imports.
-        workers: processes that it computes in at a time.
-        timed: it runs alone.
-        long: it runs only when asked for.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    limit_s: float
-    takes_s: float = 0.0
-    needs: tuple[str, ...] = BASE
-    workers: int = 1
-    timed: bool = False
-    long: bool = False
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Packages that this Python does not find."""
-        return tuple(name for name in self.needs if importlib.util.find_spec(name) is None)
 
 
 @dataclass(frozen=True)
@@ -147,33 +109,6 @@ class Clock:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def stages(out: Path, jobs: int) -> list[Stage]:
-    """In the order they begin: checks that take long before those that do not, what times at either end."""
-    verify = (*SPECDEBUG, "toggles", "verify", "--jobs", str(jobs), "--device", "cuda", "--backend")
-    matrix = [Stage(f"matrix-{plan}", (*verify, plan), 120, 20, workers=jobs) for plan in PLANS]
-    twenty = ("--seeds", "20")
-    seeds = [Stage(f"seeds-{plan}", (*verify, plan, *twenty), 540, 300, workers=jobs, long=True) for plan in PLANS]
-    arms = (PYTHON, str(HERE / "scenarios.py"), str(out), "--device", "cuda", "--jobs", str(jobs))
-    each_plan = [word for plan in PLANS for word in ("--backend", plan)]
-    tests = (PYTHON, "-m", "pytest", "-q", "-n", str(jobs), "-m", "gpu", "tests")
-    determinism = ("--device", "cuda", "--runs", "100", "--jobs", str(jobs), "topk_page_table")
-    replay = (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda")
-    return [
-        Stage("doctor", (*SPECDEBUG, "doctor"), 60, 10, timed=True),
-        Stage("replay-first", replay, 120, 40, timed=True),
-        Stage("replay-cold", replay, 60, 10, timed=True),
-        Stage("tests", tests, 300, 180, TESTS, jobs),
-        Stage("determinism", (PYTHON, "benchmarks/determinism.py", *determinism), 240, 140, workers=jobs),
-        Stage("scenarios", (*arms, *each_plan, "--same-as-cpu"), 240, 90, workers=jobs),
-        Stage("lossless", (PYTHON, str(HERE / "lossless.py"), str(out)), 150, 60, AGAINST),
-        Stage("scenarios-bf16", (*arms, "--dtype", "bfloat16"), 120, 30, workers=jobs),
-        *matrix,
-        *seeds,
-        Stage("probes", (PYTHON, str(HERE / "probes.py"), str(out)), 120, 20, timed=True),
-        Stage("decode", (PYTHON, str(HERE / "decode.py"), str(out)), 240, 120, AGAINST, timed=True),
-    ]
 
 
 def cores() -> int:

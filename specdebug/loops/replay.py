@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from specdebug.toggles import Toggle
 
 TARGET = "specdebug.run.arm:run_arm"
+LOAD_TRITON = "specdebug.workers.compiling:load_triton"
 
 _NEVER_BEGUN = WorkerEnd("interrupted", 0, 0.0, 0.0, "")
 
@@ -348,6 +349,8 @@ class _Running(ArmListener):
 
     def run(self, library: RunContent) -> None:
         """Run them all; those that the machine cannot run any more come to no verdict."""
+        if any(run.target == DEFAULT and run.asked.device != "cpu" for run in self.runs.values()):
+            self._pool.prepare(LOAD_TRITON, None)
         try:
             self._pool.run((self._job(run, library) for run in self.runs.values()), self._watch)
         except MachineFailed as error:

@@ -156,11 +156,15 @@ def plan_matrix(
     seeds: int,
     overrides: Mapping[str, Any] | None = None,
     target: TargetChoice | None = None,
-) -> list[ArmRun]:
-    """Return every run of the matrix. Applied runs that several toggles share are planned once."""
+) -> list[tuple[Toggle, list[ArmRun]]]:
+    """Return the rows of the matrix: each toggle as one of its scenarios shows it, with its runs."""
     over = LaidOver(overrides or {}, target)
-    runs = (run for toggle in _by_scenario(toggles) for run in _runs(library, toggle, seeds, over))
-    return list({run.key: run for run in runs}.values())
+    return [(toggle, _runs(library, toggle, seeds, over)) for toggle in _by_scenario(toggles)]
+
+
+def runs_once(rows: Sequence[tuple[Toggle, Sequence[ArmRun]]]) -> list[ArmRun]:
+    """Return the runs of all rows. Applied runs that several toggles share are there once."""
+    return list({run.key: run for _, runs in rows for run in runs}.values())
 
 
 @dataclass(frozen=True)
@@ -215,12 +219,11 @@ def verify(
     over = LaidOver(overrides, target)
     if not toggles:
         raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
+    rows = plan_matrix(library, toggles, seeds, overrides, target)
     with closing(KeptServers(pool.limit)) as servers:
-        runs = plan_matrix(library, toggles, seeds, overrides, target)
-        results, interrupted = _run(pool, library, servers, runs, progress, locate)
+        results, interrupted = _run(pool, library, servers, runs_once(rows), progress, locate)
     checks = []
-    for toggle in _by_scenario(toggles):
-        runs = _runs(library, toggle, seeds, over)
+    for toggle, runs in rows:  # as they were planned: files may have changed since
         if all(run.key in results for run in runs):
             ended = tuple(results[run.key] for run in runs)
             backend = engine_config(runs[0].scenario, runs[0].arm).attention_backend

@@ -1,7 +1,8 @@
-"""Tell of kernels as they are compiled: the first run on a machine spends a minute on it."""
+"""Tell of kernels as they are compiled: the first run on a machine spends a minute on it. Load what compiles them."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -29,3 +30,12 @@ def watch_triton(begun: Callable[[str], None], done: Callable[[], None]) -> None
             done()
 
     compiler.compile = compile
+
+
+def load_triton(_: None) -> None:
+    """Import Triton, and have it hash itself: its key to kernels compiled earlier holds its own files, half a gigabyte
+    that every process reads before its first kernel. Forks of this one need not. No device is touched."""
+    with contextlib.suppress(Exception):  # whatever is wrong with it, the worker that needs it tells
+        from triton.runtime.cache import triton_key
+
+        triton_key()

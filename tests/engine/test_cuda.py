@@ -17,9 +17,13 @@ pytestmark = pytest.mark.gpu
 SHAPES: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "chain": {"algorithm": "EAGLE", "num_steps": 3},
-    "frozen-kv": {"algorithm": "FROZEN_KV_MTP", "num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 8},
     "tree": {"algorithm": "EAGLE3", "num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 8},
+    "v1": {"algorithm": "EAGLE", "worker": "v1", "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6},
+    "mtp": {"algorithm": "MTP", "num_steps": 3},
+    "frozen-kv": {"algorithm": "FROZEN_KV_MTP", "num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 8},
 }
+"""Every worker and drafter but those of latent attention, which ``test_latent.py`` has."""
+RUNS = {"eager, pages of 16": (False, 16), "graphs": (True, 1), "graphs, pages of 16": (True, 16)}
 LENGTHS = (40, 150, 97, 300, 12)
 
 
@@ -62,14 +66,16 @@ def expected(prompts: list[list[int]]) -> list[list[int]]:
     return serve(engine("plain", device="cpu"), prompts)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
 def test_fp32_gives_the_tokens_of_the_cpu(
-    plan: str, shape: str, graphs: bool, page_size: int, prompts: list[list[int]], expected: list[list[int]]
+    plan: str, shape: str, run: str, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    options = {"attention_backend": plan, "page_size": page_size, "cuda_graph": {"enabled": graphs}}
+    """Five requests in graphs of eight rows, and the last of them in graphs of four."""
+    graphs, page_size = RUNS[run]
+    sizes = {"enabled": graphs, "capture_bs": [4, 8]}
+    options = {"attention_backend": plan, "page_size": page_size, "cuda_graph": sizes}
     assert serve(engine(shape, **options), prompts) == expected
 
 
@@ -96,7 +102,8 @@ def test_sampling_repeats_itself(shape: str, prompts: list[list[int]]) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
 def test_a_steady_step_waits_once(plan: str, shape: str, prompts: list[list[int]]) -> None:
-    served = engine(shape, attention_backend=plan, dtype="bfloat16", radix_cache=False)
+    graphs = {"capture_bs": [8]}
+    served = engine(shape, attention_backend=plan, dtype="bfloat16", radix_cache=False, cuda_graph=graphs)
     add(served, prompts, max_new_tokens=150)
     for _ in range(6):
         served.step()

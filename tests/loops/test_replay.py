@@ -10,6 +10,7 @@ import pytest
 
 from specdebug.errors import SpecDebugError
 from specdebug.loops.replay import (
+    LOAD_TRITON,
     ArmResult,
     ArmRun,
     Choices,
@@ -86,6 +87,14 @@ def test_engine_options_from_outside_go_over_every_arm_and_ask_for_a_gpu() -> No
     assert SCENARIO.overrides == {}
     unpickled = pickle.loads(pickle.loads(pickle.dumps(runs[0].job(FakeLibrary()).payload))["scenario"])
     assert unpickled.engine_of("reverted") == {"device": "cuda:1", "attention_backend": "fa3"}
+
+
+@pytest.mark.parametrize(("device", "prepared"), [("cuda", [LOAD_TRITON]), ("cpu", [])])
+def test_triton_is_loaded_before_workers_fork_if_an_arm_needs_it(device: str, prepared: list[str]) -> None:
+    pool = FakePool(good_run)
+    replay(pool, FakeLibrary(), SCENARIO, Choices(engine={"device": device}))  # type: ignore[arg-type]
+    assert len(pool.jobs) == 2
+    assert pool.prepared == prepared
 
 
 def at_fault(scenario: Scenario, choices: Choices, message: str, *option: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from specdebug.errors import SpecDebugError, Where
 from specdebug.loops import kept_servers
 from specdebug.loops.replay import ArmResult
-from specdebug.loops.verify import ToggleCheck, plan_matrix, verify
+from specdebug.loops.verify import ToggleCheck, plan_matrix, runs_once, verify
 from specdebug.patching import Edit, Patch
 from specdebug.report.matrix import render_matrix
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
@@ -41,7 +41,7 @@ class Shelf(FakeLibrary):
 
 
 def test_every_fix_is_run_applied_and_reverted_on_every_seed() -> None:
-    runs = plan_matrix(Shelf(), [toggle(7), toggle(8)], seeds=2)
+    runs = runs_once(plan_matrix(Shelf(), [toggle(7), toggle(8)], seeds=2))
     planned = [(run.arm, run.reverts, run.seed) for run in runs]
     assert planned == [
         ("fixed", (), 5),
@@ -54,7 +54,7 @@ def test_every_fix_is_run_applied_and_reverted_on_every_seed() -> None:
 
 
 def test_the_arm_that_reverts_the_fix_is_run_with_and_without_it() -> None:
-    runs = plan_matrix(Shelf(), [toggle(19897, scenario="second")], seeds=1)
+    runs = runs_once(plan_matrix(Shelf(), [toggle(19897, scenario="second")], seeds=1))
     assert [(run.arm, run.reverts, run.scenario.engine_of(run.arm)) for run in runs] == [
         ("mine", (), {"page_size": 4}),
         ("mine", (19897,), {"page_size": 4}),
@@ -97,8 +97,25 @@ def test_no_server_is_kept_for_the_embedded_engine(monkeypatch: pytest.MonkeyPat
 FA3 = Patch.of("t", "specdebug.engine.attention.fa3:FlashAttention3Planner.draft_decode", ("a = 1", "a = 2"))
 
 
+def test_no_row_is_lost_when_a_scenario_changes_meanwhile() -> None:
+    class Edited(Shelf):
+        """Whoever asks again finds another arm that reverts the fix."""
+
+        def scenario(self, name: str) -> Scenario:
+            found = super().scenario(name)
+            self.asked = getattr(self, "asked", 0) + 1
+            arms = {"new": Arm("new", revert=(7,)), **found.arms}
+            return found if self.asked == 1 else replace(found, arms=arms)
+
+    pool: Any = FakePool(failing_with("nan@x.y", when="reverted"))
+    matrix = verify(pool, Edited(), [toggle(7)], seeds=2)
+    assert [(check.toggle.pr, check.silent, check.detected) for check in matrix.checks] == [(7, 2, 2)]
+
+
 def test_another_plan_is_used_where_the_fix_exists_in_it() -> None:
-    runs = plan_matrix(Shelf(), [toggle(7), toggle(8, patch=FA3)], 1, {"attention_backend": "triton", "device": "cuda"})
+    runs = runs_once(
+        plan_matrix(Shelf(), [toggle(7), toggle(8, patch=FA3)], 1, {"attention_backend": "triton", "device": "cuda"})
+    )
     plans = {(run.reverts, run.config.attention_backend, run.config.device) for run in runs}
     # The plan of scenarios that name none is flashinfer.
     assert plans == {

@@ -208,6 +208,10 @@ class FakePool:
         self.script = script
         self.interrupt_at = interrupt_at
         self.jobs: list[Any] = []
+        self.prepared: list[str] = []
+
+    def prepare(self, target: str, argument: Any) -> None:
+        self.prepared.append(target)
 
     def run(self, jobs: Sequence[Any], listener: Any) -> None:
         for job in jobs:

@@ -79,9 +79,9 @@ def test_a_toggle_and_its_scenario_promise_the_same(toggle):
     detections = toggle["detected_by"]
     for detection in detections if isinstance(detections, list) else [detections]:
         scenario = SHIPPED[detection["scenario"].replace("-", "_")]
-        assert toggle["pr"] in scenario.arms["reverted"].revert
+        (reverted,) = (arm for arm in scenario.arms.values() if arm.revert == (toggle["pr"],))
         stated = detection["signature"]
-        expected = scenario.expect["reverted"].signatures
+        expected = scenario.expect[reverted.name].signatures
         for promised in [stated] if isinstance(stated, str) else stated:
             assert any(fnmatch.fnmatchcase(promised, one) or fnmatch.fnmatchcase(one, promised) for one in expected)
 
@@ -131,6 +131,25 @@ def test_cache_hit_has_661_cached_and_9_new_tokens(prompts):
 
 def test_the_hits_of_the_latent_model_are_those_of_the_other(prompts):
     assert prompts("mla_cache_hit") == prompts("cache_hit")
+
+
+def test_retracted_requests_have_several_chunks_of_sampled_outputs(prompts):
+    """When memory is full, at least two chunks of each request will end in its outputs, which are not the likeliest."""
+    config = base_config("retracted_chunk_tail")
+    (group,) = SHIPPED["retracted_chunk_tail"].workload
+    sent = prompts("retracted_chunk_tail").values()
+    outputs = group.max_new_tokens[0]
+    assert sum(len(ids) + outputs for ids in sent) > config.memory.num_slots, "some must be retracted"
+    room = config.memory.num_slots // len(sent) - max(len(ids) for ids in sent)
+    assert room // config.chunked_prefill_size >= 2, "chunks that end in the outputs of one, when memory is full"
+    assert group.temperature > 1
+
+
+def test_three_layers_are_retracted_with_the_requests_of_a_head():
+    head, layers = (SHIPPED[name] for name in ("retracted_chunk_tail", "mtp_retracted_chunk_tail"))
+    assert layers.workload == head.workload
+    ours, theirs = base_config("mtp_retracted_chunk_tail"), base_config("retracted_chunk_tail")
+    assert (ours.memory, ours.chunked_prefill_size) == (theirs.memory, theirs.chunked_prefill_size)
 
 
 def test_mla_topk_kv_indices_overruns_the_whole_buffer(prompts):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from specdebug.workers.compiling import watch_triton
+from specdebug.workers.compiling import load_triton, watch_triton
 
 
 @pytest.fixture
@@ -41,3 +42,27 @@ def test_each_kernel_is_told_before_and_after(compiler: Any) -> None:
 def test_without_triton_there_is_nothing_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     watch_triton(lambda name: None, lambda: None)
+
+
+def test_triton_is_loaded_and_has_hashed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, hashed = ModuleType("triton.runtime.cache"), []
+    cache.triton_key = lambda: hashed.append("itself")  # type: ignore[attr-defined]
+    for name in ("triton", "triton.runtime"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "triton.runtime.cache", cache)
+    load_triton(None)
+    assert hashed == ["itself"]
+
+
+def test_a_triton_that_is_not_there_or_is_broken_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    load_triton(None)
+    assert sys.modules["triton"] is None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_triton_s_key_is_where_it_is_looked_for() -> None:
+    from triton.runtime import cache
+
+    assert callable(cache.triton_key)
+    assert hasattr(cache.triton_key, "cache_info"), "computed once in a process"

@@ -40,14 +40,16 @@ def load_assistant(
         problem = f"has keys and values of its own, and {algorithm} reads the target's"
         raise CheckpointError(f"{checkpoint.folder} {problem}; set speculative.algorithm to EAGLE or EAGLE3")
     layers = target_kv_layers(checkpoint.config, where, config.num_layers, target.config.num_layers)
-    assistant = _build(weights, target, layers, max_positions)
+    assistant = build_assistant(weights, target, layers, max_positions)
     checkpoint.refuse_leftovers()
     return assistant
 
 
-def _build(
-    weights: Weights, target: TargetModel, kv_layers: tuple[int, ...], max_positions: int | None
+def build_assistant(
+    weights: Weights, target: TargetModel, kv_layers: tuple[int, ...], max_positions: int | None = None
 ) -> AssistantDraft:
+    """An assistant of ``weights.config`` for ``target``, whose layers read the KV of its ``kv_layers``;
+    ``max_positions`` and errors as for ``load_assistant``."""
     config, size = weights.config, weights.config.hidden_size
     # a layer has query heads only, and the rotation knows no others
     queries = replace(config, num_kv_heads=0)

@@ -34,8 +34,20 @@ def load_mtp(path: str | Path, *, algorithm: str, target: TargetModel, max_posit
     config = LlamaConfig.from_dict(checkpoint.config, where)
     _require_fit(config, target, where)
     weights = Weights(checkpoint, config, target.embedding.dtype, target.embedding.device)
+    draft = build_mtp(weights, target, options, max_positions)
+    own = re.compile(r"(?:model\.)?layers\.(\d+)\.")
+    numbers = {name: own.match(name) for name in checkpoint.names}
+    first = config.num_layers
+    checkpoint.refuse_leftovers(ignored=[name for name, at in numbers.items() if at is None or int(at[1]) < first])
+    return draft
+
+
+def build_mtp(weights: Weights, target: TargetModel, options: MTPOptions, max_positions: int | None = None) -> MTPDraft:
+    """The next-n layers behind those of ``weights.config``, for ``target``; ``max_positions`` and errors as for
+    ``load_mtp``."""
+    config = weights.config
     rotary = Rotary(config, max_positions or target.config.max_position_embeddings, weights.device)
-    draft = MTPDraft(
+    return MTPDraft(
         config=config,
         num_layers=options.num_layers,
         vocab_size=config.vocab_size,
@@ -45,11 +57,6 @@ def load_mtp(path: str | Path, *, algorithm: str, target: TargetModel, max_posit
         layers=tuple(_layer(weights, target, rotary, index) for index in range(options.num_layers)),
         chain_hidden_states=options.chain_hidden_states,
     )
-    own = re.compile(r"(?:model\.)?layers\.(\d+)\.")
-    numbers = {name: own.match(name) for name in checkpoint.names}
-    first = config.num_layers
-    checkpoint.refuse_leftovers(ignored=[name for name, at in numbers.items() if at is None or int(at[1]) < first])
-    return draft
 
 
 def _require_fit(config: LlamaConfig, target: TargetModel, where: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.gpu.models import LLAMA_8B, make_eagle, make_target
+from benchmarks.gpu.models import LLAMA_8B, make_assistant, make_eagle, make_mtp, make_target
 from benchmarks.gpu.reference import generate, make_reference
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.engine import Models
@@ -83,12 +83,20 @@ def test_folded_gains_are_refused():
         make_reference(make_target(SMALL, torch.float32, "cpu"))
 
 
-def test_an_engine_serves_them():
+MAKERS = {"EAGLE": make_eagle, "MTP": make_mtp, "FROZEN_KV_MTP": make_assistant}
+
+
+@pytest.mark.parametrize("algorithm", MAKERS)
+def test_an_engine_serves_them(algorithm: str):
     target = make_target(SMALL, torch.float32, "cpu", max_positions=300)
     config = EngineConfig.from_dict(
-        {"context_length": 128, "speculative": {"num_steps": 3}, "memory": {"num_slots": 1024}}
+        {
+            "context_length": 128,
+            "speculative": {"algorithm": algorithm, "num_steps": 3},
+            "memory": {"num_slots": 1024},
+        }
     )
-    speculating = Engine(config, Models(target, make_eagle(target)))
+    speculating = Engine(config, Models(target, MAKERS[algorithm](target)))
     request = speculating.add_request("a", IDS[:20].tolist(), SamplingParams(max_new_tokens=24))
     while speculating.has_work:
         speculating.step()

@@ -34,6 +34,13 @@ def test_every_arm_runs_with_the_plan_unless_its_fix_lies_in_another() -> None:
     assert all(run.expectation is not None for run in runs)
 
 
+def test_a_fix_that_one_scenario_shows_in_one_plan_and_another_in_all_is_run_accordingly() -> None:
+    names = ("padding_positions", "frozen_kv_padding")
+    runs = arm_runs(Library(), names, "cuda", None, ("fa3",))
+    plans = {run.scenario.name: run.config.attention_backend for run in runs if 10892 in run.reverts}
+    assert plans == {"padding-positions": "flashinfer", "frozen-kv-padding": "fa3"}
+
+
 def test_an_arm_that_keeps_its_plan_is_run_once_under_all_plans() -> None:
     runs = arm_runs(Library(), NAMES[:1], "cuda", None, ("triton", "flashinfer", "fa3"))
     assert [without_device(run.key) for run in runs] == [

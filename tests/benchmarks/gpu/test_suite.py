@@ -17,8 +17,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.gpu import suite
+from benchmarks.gpu import stages, suite
 from benchmarks.gpu.suite import Clock, End, Result, Stage
+from specdebug.loops.plans import exists_in
+from specdebug.toggles import load_registry
 
 ROOT = Path(__file__).resolve().parents[3]
 DEVICE_TROUBLE = suite.device_trouble
@@ -69,13 +71,13 @@ def test_twenty_seeds_are_run_only_when_asked_for(
     assert not any(name.startswith("seeds") for name in ran)
     ran.clear()
     call(monkeypatch, str(tmp_path), "--long")
-    assert {"seeds-triton", "seeds-fa3", "seeds-flashinfer", "matrix-fa3"} <= set(ran)
+    assert {"seeds-triton-1", "seeds-fa3-2", "seeds-flashinfer-1", "matrix-fa3"} <= set(ran)
     ran.clear()
-    assert call(monkeypatch, str(tmp_path), "--only", "seeds-fa3", "lossless") == 0
-    assert sorted(ran) == ["lossless", "seeds-fa3"]
+    assert call(monkeypatch, str(tmp_path), "--only", "seeds-fa3-1", "lossless") == 0
+    assert sorted(ran) == ["lossless", "seeds-fa3-1"]
     assert {row["stage"]: row["end"] for row in json.loads((tmp_path / "suite.json").read_text())} == {
         "lossless": "ok",
-        "seeds-fa3": "ok",
+        "seeds-fa3-1": "ok",
     }
 
 
@@ -86,17 +88,17 @@ def test_what_is_timed_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def run(stage: Stage, out: Path, clock: Clock) -> Result:
         running.add(stage.name)
-        if stage.name in ("tests", "determinism"):  # the first two checks: each waits for the other to run
+        if stage.name in ("tests-engine", "tests"):  # the first two checks: each waits for the other to run
             both.wait(timeout=30)
         beside[stage.name] = running - {stage.name}
         running.discard(stage.name)
         return Result(stage, "ok", 0, 1.0, "done")
 
     monkeypatch.setattr(suite, "run", run)
-    stages = suite.stages(tmp_path, 2)
-    results = suite.run_all(stages, tmp_path, Clock(None))
-    assert [result.stage.name for result in results] == [stage.name for stage in stages]
-    assert not any(beside[stage.name] for stage in stages if stage.timed)
+    begun = suite.stages(tmp_path, 2)
+    results = suite.run_all(begun, tmp_path, Clock(None))
+    assert [result.stage.name for result in results] == [stage.name for stage in begun]
+    assert not any(beside[stage.name] for stage in begun if stage.timed)
 
 
 def test_a_mistyped_stage_is_told(
@@ -106,6 +108,42 @@ def test_a_mistyped_stage_is_told(
         call(monkeypatch, str(tmp_path), "--only", "losless")
     assert "no stage losless; there are doctor" in capsys.readouterr().err
     assert ran == []
+
+
+def test_both_parts_of_the_matrix_have_every_fix_and_about_as_many_rows() -> None:
+    registry = load_registry()
+    numbers = [int(number) for part in stages.PARTS for number in part]
+    assert sorted(numbers) == sorted(registry.toggles)
+    first, second = (sum(len(registry.toggles[int(pr)].detections) for pr in part) for part in stages.PARTS)
+    assert abs(first - second) <= 2
+
+
+@pytest.mark.parametrize("plan", stages.PLANS)
+def test_a_plan_is_spared_the_fixes_that_exist_in_others_only(plan: str, tmp_path: Path) -> None:
+    toggles = load_registry().toggles.values()
+    elsewhere = {
+        str(toggle.pr)
+        for toggle in toggles
+        if not any(exists_in(toggle.shown_by(detection), plan) for detection in toggle.detections)
+    }
+    assert stages.KEPT[plan] == elsewhere
+    asked = {
+        word
+        for stage in suite.stages(tmp_path, 2)
+        if stage.name.startswith(f"seeds-{plan}")
+        for word in stage.command
+        if word.isdigit() and len(word) == 5
+    }
+    assert asked == {str(toggle.pr) for toggle in toggles} - elsewhere
+
+
+def test_tests_that_need_a_gpu_are_marked_where_they_stand() -> None:
+    """So that the stage finds their files without collecting all others."""
+    found = stages.gpu_tests()
+    assert set(stages.ENGINE_TESTS) <= set(found)
+    assert "tests/engine/kernels/device/test_accept.py" in found
+    helpers = [file for file in (ROOT / "tests").rglob("*.py") if not file.name.startswith("test_")]
+    assert not [file for file in helpers if "mark.gpu" in file.read_text()]
 
 
 def test_every_script_that_a_stage_runs_is_there(tmp_path: Path) -> None:
@@ -160,7 +198,7 @@ def test_what_specdebug_depends_on_is_looked_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {text.split(">")[0].split("<")[0] for text in project["dependencies"]}
     spared = {"google-re2", "fastapi", "uvicorn", "httpx", "prometheus_client"}
-    assert wanted - spared <= {suite.DISTRIBUTIONS.get(name, name) for name in suite.BASE}
+    assert wanted - spared <= {suite.DISTRIBUTIONS.get(name, name) for name in stages.BASE}
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
@@ -174,7 +212,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 def test_no_test_module_needs_more_to_be_collected_than_the_stage_looks_for() -> None:
     ours = {"specdebug", "tests", "benchmarks", "tools"}
-    known = {*sys.stdlib_module_names, *ours, *suite.TESTS} - {"transformers"}
+    known = {*sys.stdlib_module_names, *ours, *stages.TESTS} - {"transformers"}
     for file in sorted((ROOT / "tests").rglob("*.py")):
         assert set(imported(ast.parse(file.read_text()))) <= known, file
 
@@ -182,7 +220,7 @@ def test_no_test_module_needs_more_to_be_collected_than_the_stage_looks_for() ->
 def test_every_script_declares_what_it_imports(tmp_path: Path) -> None:
     ours = {"specdebug", *(file.stem for file in (ROOT / "benchmarks" / "gpu").glob("*.py"))}
     for stage in suite.stages(tmp_path, 2):
-        for script in (word for word in stage.command if word.endswith(".py")):
+        for script in (word for word in stage.command if word.endswith(".py") and "benchmarks" in word):
             tree = ast.parse((ROOT / script).read_text())
             assert set(imported(tree)) <= {*sys.stdlib_module_names, *ours, *stage.needs}, script
 
@@ -295,6 +333,12 @@ def test_the_default_plan_fits(tmp_path: Path) -> None:
         assert max(lanes) <= suite.BUDGET_S - suite.CLOSING_S, stage.name
 
 
+def test_two_long_checks_beside_each_other_fit(tmp_path: Path) -> None:
+    found = [stage for stage in suite.stages(tmp_path, 8) if stage.long]
+    assert found
+    assert all(stage.takes_s <= stage.limit_s <= suite.BUDGET_S and not stage.timed for stage in found)
+
+
 def test_a_device_that_is_gone_fails_no_stage_and_no_other_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,9 +350,9 @@ def test_a_device_that_is_gone_fails_no_stage_and_no_other_is_begun(
 
     monkeypatch.setattr(suite, "device_trouble", trouble)
     bad = "raise SystemExit(1)"
-    stages = [played(str(n), source, timed=True) for n, source in enumerate([bad, "print(1)", bad, bad, "print(1)"])]
+    played_out = [played(str(n), code, timed=True) for n, code in enumerate([bad, "print(1)", bad, bad, "print(1)"])]
     clock = Clock(None)
-    found = suite.run_all(stages, tmp_path, clock)
+    found = suite.run_all(played_out, tmp_path, clock)
     assert [result.end for result in found] == ["failed", "ok", "no verdict", "not run", "not run"]
     assert {result.last for result in found[2:]} == {"the device is gone: No CUDA GPUs are available"}
     assert len(asked) == 2

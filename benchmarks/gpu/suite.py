@@ -160,6 +160,7 @@ def stages(out: Path, jobs: int) -> list[Stage]:
     tests = (PYTHON, "-m", "pytest", "-q", "-n", str(jobs), "-m", "gpu", "tests")
     determinism = ("--device", "cuda", "--runs", "100", "--jobs", str(jobs), "topk_page_table")
     replay = (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda")
+    lossless = (PYTHON, "-m", "benchmarks.lossless", "--device", "cuda", "--count", "3")  # of each worker and dtype
     return [
         Stage("doctor", (*SPECDEBUG, "doctor"), 60, 10, timed=True),
         Stage("replay-first", replay, 120, 40, timed=True),
@@ -167,7 +168,7 @@ def stages(out: Path, jobs: int) -> list[Stage]:
         Stage("tests", tests, 300, 180, TESTS, jobs),
         Stage("determinism", (PYTHON, "benchmarks/determinism.py", *determinism), 240, 140, workers=jobs),
         Stage("scenarios", (*arms, *each_plan, "--same-as-cpu"), 240, 90, workers=jobs),
-        Stage("lossless", (PYTHON, str(HERE / "lossless.py"), str(out)), 150, 60, AGAINST),
+        Stage("lossless", (*lossless, "--json", str(out / "lossless.json")), 300, 120, AGAINST),
         Stage("scenarios-bf16", (*arms, "--dtype", "bfloat16"), 120, 30, workers=jobs),
         *matrix,
         *seeds,

@@ -17,7 +17,8 @@ def render(rows: Sequence[Row], title: str) -> RenderableType:
     """All of it."""
     by_worker = [(key, list(group)) for key, group in groupby(rows, lambda row: (row.worker, row.dtype))]
     totals = [together(group) for _, group in by_worker]
-    shown = [row for (_, group), total in zip(by_worker, totals, strict=True) for row in (*group, total)]
+    each = zip(by_worker, totals, strict=True)
+    shown = [row for (_, group), total in each for row in ((*group, total) if len(group) > 1 else group)]
     ties = [line for total in totals for line in _listed(total)]
     wrong = [f"WRONG {row.worker} {row.plan} {row.dtype} {line}" for row in rows for line in row.wrong]
     lists = [Text("\n".join([*lines, ""])) for lines in (ties, wrong) if lines]

@@ -74,6 +74,11 @@ def test_what_is_wrong_is_listed_with_its_plan() -> None:
     assert "2 wrong, 0 near-ties" in shown
 
 
+def test_plans_are_added_up_where_there_are_several() -> None:
+    assert "all" in text(row("fa3", SAME), row("triton", SAME))
+    assert "all" not in text(row("fa3", SAME))
+
+
 def test_rows_can_be_written() -> None:
     plain = json.loads(json.dumps(row("fa3", NEAR).to_dict()))
     assert plain["ties"] == [

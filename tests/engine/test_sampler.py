@@ -1,45 +1,22 @@
-"""Sampling: exact probabilities, the engine's draws against Hugging Face's logits, and seeds."""
+"""Sampling: exact probabilities, and seeds. How often texts come out is in ``test_sampled_texts.py``."""
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from specdebug.engine import Engine, Request, SamplingParams
+from specdebug.engine import Request, SamplingParams
 from specdebug.engine.sampler import request_generator, sample, target_probs, top_k_renorm, top_p_renorm
-from tests.engine.checkpoints import make_eagle, make_eagle3, make_target
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run
-from tests.engine.statistics import chi_square_p_value
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
-
-VOCAB = 8
-CREDIBLE = 1e-3
-"""Draws are seeded: a test that passes keeps passing, and a wrong distribution is off by many orders."""
+from tests.engine.texts import warped
 
 temperatures = st.sampled_from([0.25, 0.7, 1.0, 1.9])
 logit_rows = st.lists(st.floats(-6, 6, width=32), min_size=5, max_size=12)
-
-
-def warped(logits: Tensor, params: SamplingParams) -> Tensor:
-    """float32 probabilities of logits [n, V] as transformers' generate draws from."""
-    warpers = pytest.importorskip("transformers.generation.logits_process")
-    ids = torch.zeros(logits.shape[0], 1, dtype=torch.int64)
-    logits = warpers.TemperatureLogitsWarper(params.temperature)(ids, logits)
-    if params.top_k:
-        logits = warpers.TopKLogitsWarper(params.top_k)(ids, logits)
-    if params.top_p < 1:
-        logits = warpers.TopPLogitsWarper(params.top_p)(ids, logits)
-    return torch.softmax(logits, dim=-1)
 
 
 @settings(max_examples=150, derandomize=True)
@@ -134,99 +111,6 @@ def test_a_token_nobody_wants_costs_no_draw() -> None:
 def test_sampling_parameters_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"max_new_tokens|sampling parameters"):
         SamplingParams(**bad)
-
-
-# Through the engine, on a vocabulary so small that whole texts can be counted.
-
-PROMPT = [1, 6, 2, 2, 5, 0, 3]
-TOKENS = 3
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
-    folder = tmp_path_factory.mktemp("small")
-    model = make_target(folder / "target", vocab=VOCAB, layers=4, seed=5)
-    make_eagle(folder / "eagle", folder / "target", seed=2)
-    make_eagle3(folder / "eagle3", folder / "target", seed=2)
-    return folder, model
-
-
-@torch.no_grad()
-def text_probabilities(model: LlamaForCausalLM, params: SamplingParams) -> dict[object, float]:
-    """Probability of every text of TOKENS tokens after PROMPT: from transformers' logits and warpers."""
-    texts: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(TOKENS):
-        grown: dict[tuple[int, ...], float] = {}
-        logits = model(torch.tensor([PROMPT + list(text) for text in texts])).logits[:, -1]
-        for (text, probability), row in zip(texts.items(), warped(logits, params), strict=True):
-            for token in row.nonzero().flatten().tolist():
-                grown[(*text, token)] = probability * float(row[token])
-        texts = grown
-    return dict(texts)
-
-
-def texts_of(engine: Engine, count: int, params: dict[str, Any]) -> Counter[object]:
-    """What ``count`` requests for the same prompt return, which differ in nothing but their ids."""
-    for n in range(count):
-        engine.add_request(f"r{n}", PROMPT, SamplingParams(max_new_tokens=TOKENS, **params))
-    while engine.has_work:
-        engine.step()
-    return Counter(tuple(request.output_ids) for request in engine.requests.values())
-
-
-def engines() -> list[Any]:
-    tree = {"num_steps": 2, "eagle_topk": 3, "num_draft_tokens": 8}
-    chain = {"num_steps": 2, "eagle_topk": 1}
-    restricted = {"temperature": 1.1, "top_k": 5, "top_p": 0.9}
-    return [
-        pytest.param(None, {"temperature": 1.0}, id="plain"),
-        pytest.param({"algorithm": "EAGLE", **chain}, {"temperature": 0.9, "top_k": 4}, id="chain"),
-        pytest.param({"algorithm": "EAGLE", **tree}, {"temperature": 1.0}, id="tree"),
-        pytest.param({"algorithm": "EAGLE", **tree}, {"temperature": 1.3, "top_p": 0.8}, id="tree-top-p"),
-        pytest.param({"algorithm": "EAGLE3", **tree}, restricted, id="eagle3-tree"),
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("speculative", "params"), engines())
-def test_texts_come_out_as_often_as_the_target_says(
-    small: tuple[Path, LlamaForCausalLM], speculative: dict[str, Any] | None, params: dict[str, Any]
-) -> None:
-    folder, model = small
-    config: dict[str, Any] = {
-        "model": str(folder / "target"),
-        "context_length": 16,
-        "max_running_requests": 64,
-        "cuda_graph": {"max_bs": 64, "capture_bs": [64]},
-        "memory": {"num_slots": 4096, "fill": "nan"},
-        "speculative": speculative,
-    }
-    if speculative is not None:
-        config["speculative"] = {**speculative, "draft_model": str(folder / speculative["algorithm"].lower())}
-    engine = build(config)
-    counts = texts_of(engine, 2500, params)
-    if speculative is not None:
-        lengths = [length for one in engine.requests.values() for length in one.accept_lengths]
-        assert 0.2 < sum(length > 1 for length in lengths) / len(lengths) < 0.98, "accepts and rejections both"
-    expected = text_probabilities(model, SamplingParams(**params))
-    assert sum(expected.values()) == pytest.approx(1.0, abs=1e-4)
-    assert chi_square_p_value(counts, expected) > CREDIBLE
-    for position in range(TOKENS):
-        marginal: Counter[object] = Counter()
-        wanted: Counter[object] = Counter()
-        for text, count in counts.items():
-            marginal[text[position]] += count
-        for text, probability in expected.items():
-            wanted[text[position]] += probability
-        assert chi_square_p_value(marginal, wanted) > CREDIBLE, f"token {position}"
-
-
-def test_counting_texts_would_notice_another_temperature(small: tuple[Path, LlamaForCausalLM]) -> None:
-    folder, model = small
-    engine = build({"model": str(folder / "target"), "context_length": 16, "max_running_requests": 64})
-    counts = texts_of(engine, 1000, {"temperature": 1.0})
-    assert chi_square_p_value(counts, text_probabilities(model, SamplingParams(temperature=1.0))) > CREDIBLE
-    assert chi_square_p_value(counts, text_probabilities(model, SamplingParams(temperature=1.25))) < 1e-6
 
 
 def tree_config(lab: Lab) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -166,30 +165,6 @@ def test_sampled_requests_run_beside_greedy_ones(lab: Lab, spec: dict[str, Any])
     request = again.add_request("r0", PROMPTS[0], SamplingParams(max_new_tokens=16, temperature=0.9, seed=0))
     run(again)
     assert request.output_ids == asked["r0"].output_ids
-
-
-@torch.no_grad()
-def test_a_sampled_text_has_the_targets_odds(lab: Lab) -> None:
-    """Two tokens behind one prompt, drawn 400 times with drafts: by chi-square against the target's own odds."""
-    probs = lab.model(torch.tensor([PROMPTS[0]])).logits[0, -1].double().div(0.7).softmax(0)
-    second = torch.zeros_like(probs)
-    for token in range(lab.vocab):
-        follows = lab.model(torch.tensor([[*PROMPTS[0], token]])).logits[0, -1].double().div(0.7).softmax(0)
-        second += probs[token] * follows
-    engine = frozen(lab, TREE, max_running_requests=8, cuda_graph={"max_bs": 8, "capture_bs": [8]})
-    count, drawn = 400, torch.zeros(lab.vocab).double()
-    for n in range(count):
-        engine.add_request(f"r{n}", PROMPTS[0], SamplingParams(max_new_tokens=2, temperature=0.7, seed=n))
-    run(engine)
-    for request in engine.requests.values():
-        drawn[request.output_ids[1]] += 1
-    likely = second * count >= 5
-    observed = torch.cat([drawn[likely], drawn[~likely].sum()[None]])
-    expected = torch.cat([second[likely], second[~likely].sum()[None]]) * count
-    kept = expected > 1
-    statistic = float(((observed - expected).pow(2) / expected)[kept].sum())
-    freedom = int(kept.sum()) - 1
-    assert statistic < freedom + 5 * math.sqrt(2 * freedom) + 10
 
 
 def test_a_step_keeps_the_targets_hidden_state_of_the_last_committed_position(lab: Lab) -> None:

@@ -1,0 +1,69 @@
+"""How likely every short text of a small vocabulary is by transformers, and how often an engine returns it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdebug.engine import Engine, SamplingParams
+from tests.engine.driving import run
+from tests.engine.statistics import chi_square_p_value
+
+if TYPE_CHECKING:
+    from transformers import DeepseekV3ForCausalLM, LlamaForCausalLM
+
+Text = tuple[int, ...]
+
+
+def warped(logits: Tensor, params: SamplingParams) -> Tensor:
+    """float32 probabilities of logits [n, V] as transformers' generate draws from."""
+    warpers = pytest.importorskip("transformers.generation.logits_process")
+    ids = torch.zeros(logits.shape[0], 1, dtype=torch.int64)
+    logits = warpers.TemperatureLogitsWarper(params.temperature)(ids, logits)
+    if params.top_k:
+        logits = warpers.TopKLogitsWarper(params.top_k)(ids, logits)
+    if params.top_p < 1:
+        logits = warpers.TopPLogitsWarper(params.top_p)(ids, logits)
+    return torch.softmax(logits, dim=-1)
+
+
+@torch.no_grad()
+def text_probabilities(
+    model: LlamaForCausalLM | DeepseekV3ForCausalLM, prompt: Sequence[int], params: SamplingParams
+) -> dict[Text, float]:
+    """Probability of every text of ``params.max_new_tokens`` behind ``prompt``, by transformers' logits and warpers."""
+    texts: dict[Text, float] = {(): 1.0}
+    for _ in range(params.max_new_tokens):
+        grown: dict[Text, float] = {}
+        logits = model(torch.tensor([[*prompt, *text] for text in texts])).logits[:, -1]
+        for (text, probability), row in zip(texts.items(), warped(logits, params), strict=True):
+            for token in row.nonzero().flatten().tolist():
+                grown[(*text, token)] = probability * float(row[token])
+        texts = grown
+    return texts
+
+
+def texts_of(engine: Engine, prompt: Sequence[int], count: int, params: SamplingParams) -> Counter[Text]:
+    """What ``count`` requests for the same prompt return, which differ in nothing but their ids."""
+    for n in range(count):
+        engine.add_request(f"r{n}", prompt, params)
+    run(engine)
+    return Counter(tuple(request.output_ids) for request in engine.requests.values())
+
+
+def p_values(counts: Counter[Text], probabilities: dict[Text, float]) -> list[float]:
+    """By chi-square: of the whole texts, then of the tokens at each position."""
+    found = [chi_square_p_value(counts, probabilities)]
+    for position in range(len(next(iter(probabilities)))):
+        seen, wanted = Counter[object](), Counter[object]()
+        for text, count in counts.items():
+            seen[text[position]] += count
+        for text, probability in probabilities.items():
+            wanted[text[position]] += probability  # type: ignore[assignment]
+        found.append(chi_square_p_value(seen, wanted))
+    return found

@@ -34,7 +34,7 @@ class SiteRows:
     padded: in a graph's batch, rows of padding follow. captured: reached in a graph, so that a replay on a GPU passes
     it without the host. places: says where something is, which depends on what else is served. flat: values number
     rows of the flat batch, as many for each request as the tree has nodes. drafted_by: what drafts where it is passed.
-    only_v2: the worker v1 of a head does not pass it.
+    only_v2: the worker v1 of a head does not pass it. only_by_head: nor does a model that stores latents.
     """
 
     rows: Rows
@@ -44,6 +44,7 @@ class SiteRows:
     flat: bool = False
     drafted_by: tuple[Drafting, ...] = ("head", "layers", "assistant")
     only_v2: bool = False
+    only_by_head: bool = False
 
 
 HEAD: tuple[Drafting, ...] = ("head",)
@@ -90,7 +91,7 @@ SITES: Mapping[str, SiteRows] = {
     "draft_prefill.input_ids": SiteRows("tokens", drafted_by=KEPT),
     "kv_pool.write.k": SiteRows("written", padded=True),
     "kv_pool.write.loc": SiteRows("written", padded=True, places=True),
-    "kv_pool.write.v": SiteRows("written", padded=True),
+    "kv_pool.write.v": SiteRows("written", padded=True, only_by_head=True),
     "mtp_draft.draft_tokens": SiteRows("request", drafted_by=LAYERS),
     "mtp_extend.hidden_states": SiteRows("extended", padded=True, captured=True, drafted_by=LAYERS),
     "mtp_extend.input_ids": SiteRows("extended", padded=True, captured=True, drafted_by=LAYERS),
@@ -118,9 +119,6 @@ SITES: Mapping[str, SiteRows] = {
     "verify.logits": SiteRows("nodes"),
 }
 
-WORKERS = ("EAGLE v2", "EAGLE v1", "MTP", "FROZEN_KV_MTP")
-"""The workers of the engine, by the names that a table has for them."""
-
 UNKNOWN = SiteRows("even")
 """Stands for a site that is not the engine's own, such as one that a toggle brings."""
 
@@ -128,14 +126,6 @@ UNKNOWN = SiteRows("even")
 def held_at(name: str) -> SiteRows:
     """The row of the table for that site."""
     return SITES.get(name, UNKNOWN)
-
-
-def workers_at(name: str) -> tuple[str, ...]:
-    """Those of ``WORKERS`` that pass a site, in that order."""
-    row = held_at(name)
-    drafting: Mapping[str, Drafting] = {"MTP": "layers", "FROZEN_KV_MTP": "assistant"}
-    passing = tuple(each for each in WORKERS if drafting.get(each, "head") in row.drafted_by)
-    return tuple(each for each in passing if each != "EAGLE v1") if row.only_v2 else passing
 
 
 def rows_per_request(name: str, *, branches: int, nodes: int) -> int | None:

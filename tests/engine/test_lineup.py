@@ -21,7 +21,7 @@ def test_every_shipped_worker_is_in_it_once() -> None:
     assert sorted(served) == sorted(each for each in made if each[0] != "EAGLE3")
 
 
-@pytest.mark.parametrize(("name", "steps", "topk"), product(LINEUP, (1, 3, 5), (1, 4)))
+@pytest.mark.parametrize(("name", "steps", "topk"), list(product(LINEUP, (1, 3, 5), (1, 4))))
 def test_any_shape_becomes_one_that_the_worker_has(name: str, steps: int, topk: int) -> None:
     nodes = min(9, 1 + topk + topk**2 * (steps - 1)) if topk > 1 else steps + 1
     config = EngineConfig.from_dict(LINEUP[name].options(steps, topk, nodes))

@@ -51,6 +51,7 @@ HEAD: tuple[Drafting, ...] = ("head",)
 LAYERS: tuple[Drafting, ...] = ("layers",)
 ASSISTANT: tuple[Drafting, ...] = ("assistant",)
 LOOPED = HEAD + ASSISTANT
+"""Trees are drafted by these alone; layers draft chains."""
 KEPT = HEAD + LAYERS
 """The draft keeps KV of its own."""
 
@@ -59,7 +60,7 @@ SITES: Mapping[str, SiteRows] = {
     "accept.num_correct_drafts": SiteRows("request"),
     "accept.predict": SiteRows("nodes"),
     "attention.plan.kv_indices": SiteRows("positions", places=True),
-    "commit.compact.rows": SiteRows("request", flat=True),
+    "commit.compact.rows": SiteRows("request", flat=True, drafted_by=LOOPED),
     "draft.bonus": SiteRows("request"),
     "draft.forward.input_ids": SiteRows("branches", padded=True, captured=True, drafted_by=LOOPED),
     "draft.forward.logits": SiteRows("branches", padded=True, captured=True, drafted_by=LOOPED),
@@ -99,8 +100,8 @@ SITES: Mapping[str, SiteRows] = {
     "mtp_graph.replay.hidden_states": SiteRows("nodes", padded=True, drafted_by=LAYERS),
     "mtp_graph.replay.input_ids": SiteRows("nodes", padded=True, drafted_by=LAYERS),
     "mtp_graph.replay.req_pool_indices": SiteRows("request", padded=True, places=True, drafted_by=LAYERS),
-    "move_kv_cache.src_loc": SiteRows("even", places=True),
-    "move_kv_cache.tgt_loc": SiteRows("even", places=True),
+    "move_kv_cache.src_loc": SiteRows("even", places=True, drafted_by=LOOPED),
+    "move_kv_cache.tgt_loc": SiteRows("even", places=True, drafted_by=LOOPED),
     "prefix_cache.release.first_free": SiteRows("nobody", places=True),
     "sampler.next_token_ids": SiteRows("request"),
     "sampler.softmax.probs": SiteRows("sampled"),
@@ -111,9 +112,9 @@ SITES: Mapping[str, SiteRows] = {
     "target_prefill.hidden_states": SiteRows("tokens"),
     "target_prefill.input_ids": SiteRows("tokens"),
     "target_prefill.logits": SiteRows("request"),
-    "tree.parents": SiteRows("request"),
-    "tree.retrieve_next_sibling": SiteRows("request"),
-    "tree.retrieve_next_token": SiteRows("request"),
+    "tree.parents": SiteRows("request", drafted_by=LOOPED),
+    "tree.retrieve_next_sibling": SiteRows("request", drafted_by=LOOPED),
+    "tree.retrieve_next_token": SiteRows("request", drafted_by=LOOPED),
     "verify.hidden_states": SiteRows("nodes"),
     "verify.input_ids": SiteRows("nodes"),
     "verify.logits": SiteRows("nodes"),

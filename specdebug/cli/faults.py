@@ -36,6 +36,20 @@ app = typer.Typer(help="List and show the faults that can be injected, and verif
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A fault's name.", autocompletion=complete.fault_names)]
 
+Classes = Annotated[
+    list[str] | None,
+    typer.Option("--class", metavar="NAME", help="This class only (repeatable).", autocompletion=complete.fault_names),
+]
+Workers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--worker",
+        metavar="NAME",
+        help="This worker of the engine only (repeatable), by its name in the table.",
+        autocompletion=complete.worker_names,
+    ),
+]
+
 
 @app.command("list")
 def list_faults(as_json: Json = False, debug: Debug = False) -> int:
@@ -66,21 +80,8 @@ def show_fault(name: Name, as_json: Json = False, debug: Debug = False) -> int:
 @grouped
 def verify(
     *,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--class", metavar="NAME", help="This class only (repeatable).", autocompletion=complete.fault_names
-        ),
-    ] = None,
-    worker: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--worker",
-            metavar="NAME",
-            help="This worker of the engine only (repeatable), by its name in the table.",
-            autocompletion=complete.worker_names,
-        ),
-    ] = None,
+    name: Classes = None,
+    worker: Workers = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 1,
     device: OnDevice = None,
     dtype: InDtype = None,

@@ -69,16 +69,12 @@ class Watch(EngineObserver):
             return {
                 "prefill": sum(batch.lens),
                 "plain": count,
-                "speculative": count
-                * {"draft": self.branches, "extend": self.rows_of_extend(site)}.get(self.stage, self.nodes),
+                "speculative": count * {"draft": self.branches, "extend": self.extended}.get(self.stage, self.nodes),
             }[batch.kind]
         if held.rows == "tokens":
             return sum(batch.lens)
         each = rows_per_request(site, branches=self.branches, nodes=self.nodes)
         return None if each is None else each * count
-
-    def rows_of_extend(self, site: str) -> int:
-        return self.extended if site == "kv_pool.write.loc" else self.nodes
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,13 @@ Every ratio comes from runs taken in turn (A B A B ...) in this process; the med
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from rich.console import Console
@@ -23,6 +25,7 @@ from specdebug import corpus
 from specdebug.assets import checkpoint_path
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.model.tokenizer import TargetTokenizer
+from specdebug.engine.speculative.accept import Acceptance, accept
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 96
 EAGLE_SETTINGS = [("EAGLE", steps) for steps in (2, 3, 4, 5)] + [("EAGLE3", steps) for steps in (2, 3, 4)]
@@ -219,6 +222,49 @@ def first_worker(rounds: int) -> list[tuple[str, Ratio, float]]:
     return rows
 
 
+def accepting(lengths: Sequence[int]) -> Callable[..., Acceptance]:
+    """Stage 4 of chains with the number of accepted tokens given, bonus included, in turn and whatever was drafted."""
+    turns = itertools.cycle(lengths)
+
+    def accept_so_many(requests: Any, tree: Any, logits: Any, spec: Any, seed: int) -> Acceptance:
+        found, (batch, nodes), length = accept(requests, tree, logits, spec, seed), tree.tokens.shape, next(turns)
+        rank = torch.arange(nodes)
+        after = torch.cat([tree.tokens[:, 1:], tree.tokens[:, :1]], dim=1)
+        after[:, length - 1] = logits.view(batch, nodes, -1)[:, length - 1].argmax(-1)
+        index = torch.arange(0, batch * nodes, nodes).unsqueeze(1) + rank
+        return Acceptance(
+            torch.where(rank < length, after, 0).view(-1).to(found.predict.dtype),
+            torch.where(rank < length, index, -1).to(found.accept_index.dtype),
+            torch.full_like(found.num_correct_drafts, length - 1),
+        )
+
+    return accept_so_many
+
+
+def layers_against_head(rounds: int) -> list[tuple[str, Ratio, float]]:
+    """A decode step that drafts by three next-n layers over one that drafts by an EAGLE head in three steps.
+
+    The target is one, the draft layers are of one size, and either side accepts 2 and 3 tokens in turn, whatever it
+    drafted: so both make as many steps, over as many positions, for as many tokens. On one thread.
+    """
+    torch.set_num_threads(1)
+    pair = [engine({"algorithm": algorithm, "num_steps": 3}) for algorithm in ("MTP", "EAGLE")]
+
+    def serve(runner: Engine, size: int, tag: str) -> float:
+        with mock.patch("specdebug.engine.speculative.worker.accept", accepting((2, 3))):
+            return step_seconds(runner, prompts(size), tag)
+
+    rows = []
+    for size in (1, 4):
+        ratio = paired(
+            lambda i, size=size: serve(pair[0], size, f"{size}.{i}"),
+            lambda i, size=size: serve(pair[1], size, f"{size}.{i}"),
+            rounds,
+        )
+        rows.append((f"MTP's step / EAGLE's, 3 drafts, accept length 2.5, batch {size}, processor time", ratio, 1.0))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -228,7 +274,7 @@ def main() -> None:
     table = Table(title=f"tiny, fp32, torch {torch.__version__}, {torch.get_num_threads()} threads")
     for column in ("what", "ratio: median (range)", "asked"):
         table.add_column(column)
-    for part in (against_generate, eagle_against_plain, step_overhead, first_worker):
+    for part in (against_generate, eagle_against_plain, step_overhead, first_worker, layers_against_head):
         for what, ratio, asked in part(rounds):
             bound = "at most" if "step / " in what else "at least"
             table.add_row(what, str(ratio), f"{bound} {asked}" if asked else "")

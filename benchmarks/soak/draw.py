@@ -12,14 +12,16 @@ from typing import Any, TypeVar
 
 from specdebug.attention_plans import SHIPPED
 from specdebug.engine.config import EngineConfig
+from specdebug.engine.lineup import LINEUP, WorkerEntry
 from specdebug.hunt.workload import LONGEST_PROMPT, MOST_NEW, groups
 from specdebug.random_streams import stream
 
 T = TypeVar("T")
 Plain = dict[str, Any]
 
-MODEL = "tiny"
-ALGORITHMS = ("EAGLE", "EAGLE3")
+WORKERS = (*LINEUP.values(), WorkerEntry("EAGLE3", algorithm="EAGLE3"))
+TOKENIZER = "tiny"
+"""The shipped targets have one tokenizer."""
 PLANS = tuple(plan.name for plan in SHIPPED)
 PAGE_SIZES = (1, 16, 4, 1, 16, 256)
 """Large pages are one in six: with them a request reserves thousands of slots, and a step takes half as long again."""
@@ -55,28 +57,23 @@ def engine(seed: int, worker: int, number: int) -> Plain:
     def deal(option: str, values: Sequence[T]) -> T:
         return dealt(seed, worker, number, option, values)
 
-    page_size, steps = deal("page_size", PAGE_SIZES), deal("num_steps", STEPS)
-    large = _is_large(page_size)
-    topk = min(deal("eagle_topk", TOPKS), 2 if large else MOST_NODES)
+    page_size, drafts = deal("page_size", PAGE_SIZES), deal("algorithm", WORKERS)
+    large, steps = _is_large(page_size), drafts.layers or deal("num_steps", STEPS)
+    topk = 1 if drafts.only_chains else min(deal("eagle_topk", TOPKS), 2 if large else MOST_NODES)
     most = min(1 + topk + topk**2 * (steps - 1), MOST_NODES)
     nodes = steps + 1 if topk == 1 else stream(seed, "soak", worker, "nodes", number).randint(2, most)
     options: Plain = {
-        "model": MODEL,
+        **drafts.options(steps, topk, nodes),
         "attention_backend": deal("plan", PLANS),
         "page_size": page_size,
         "context_length": REACH - max(nodes, steps),
         "max_running_requests": 2 if large else deal("running", RUNNING),
         "chunked_prefill_size": deal("chunk", (None, 64) if large else CHUNKS),
         "radix_cache": deal("radix", RADIX),
-        "speculative": {
-            "algorithm": deal("algorithm", ALGORITHMS),
-            "num_steps": steps,
-            "eagle_topk": topk,
-            "num_draft_tokens": nodes,
-            "draft_kv_on_hit": deal("on_hit", ON_HIT),
-        },
         "cuda_graph": deal("graph", GRAPHS),
     }
+    if drafts.draft_kv:
+        options["speculative"]["draft_kv_on_hit"] = deal("on_hit", ON_HIT)
     longest = LONGEST_PROMPT + MOST_NEW + (page_size if large else 0)
     each = longest + EngineConfig.from_dict(options).row_headroom
     # Tight: the longest request alone is served, two at their full length only by retracting one, and prefixes go.

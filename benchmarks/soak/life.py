@@ -19,7 +19,7 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -37,7 +37,7 @@ from specdebug.scenario.library import Library
 from specdebug.scenario.packs import activate
 from specdebug.scenario.text import decoder, keep_tokenizer
 from specdebug.scenario.workload import expand
-from specdebug.targets.base import Asked
+from specdebug.targets.base import Ability, Asked
 from specdebug.targets.embedded import TARGET, EmbeddedSession, build_engine
 from specdebug.verdict.outcome import Tie, Violation
 from specdebug.workers.system import rss_mb
@@ -56,11 +56,12 @@ Build = Callable[[Mapping[str, Any], int], Any]
 def prepare(_: None) -> None:
     """Called once, in the fork server: what every worker needs is loaded there."""
     # It remembers the words it has met, some MB of them; met here, they are no growth of a worker.
-    keep_tokenizer(draw.MODEL).encode(heldout_text(), add_special_tokens=False)
-    for number in range(len(draw.ALGORITHMS)):  # a block of engines: each algorithm has its turn
+    keep_tokenizer(draw.TOKENIZER).encode(heldout_text(), add_special_tokens=False)
+    for number in range(len(draw.WORKERS)):  # a block of engines: each worker has its turn
         options = draw.engine(0, 0, number)
         TARGET.warm(options)
-        keep_weights(options["model"], _draft_model(options))
+        asked = TARGET.asked(options)
+        keep_weights(asked.model, asked.draft_model, asked.algorithm)
 
 
 def run(payload: Mapping[str, Any], sink: Sink, build: Build = build_engine) -> None:
@@ -140,9 +141,8 @@ class Life:
         self._name = (seed, worker, number)
         self._sink = sink
         options = draw.engine(*self._name)
-        self._draft_model = _draft_model(options)
         self._engine = build(options, seed)
-        self._decode = decoder(keep_tokenizer(draw.MODEL))
+        self._decode = decoder(keep_tokenizer(draw.TOKENIZER))
         self._served = 0
         self.decoded = 0
         """Decode steps so far."""
@@ -162,10 +162,10 @@ class Life:
         return not watch.alarms
 
     def _run(self, scenario: Scenario, watch: Watch) -> None:
-        workload = expand(scenario, keep_tokenizer(draw.MODEL), scenario.seed)
+        workload = expand(scenario, keep_tokenizer(draw.TOKENIZER), scenario.seed)
         asked = TARGET.asked(draw.engine(*self._name))
-        judge = self._judge(scenario, asked, watch)
         session = EmbeddedSession(self._engine, asked)
+        judge = self._judge(scenario, asked, session.shows, watch)
         session.observe(judge)
         loop = RunLoop(
             session,
@@ -182,15 +182,16 @@ class Life:
         finally:
             session.observe(None)  # or its reference would stay in memory
 
-    def _judge(self, scenario: Scenario, asked: Asked, watch: Watch) -> Judge:
+    def _judge(self, scenario: Scenario, asked: Asked, shows: Collection[Ability], watch: Watch) -> Judge:
         settings = OracleSettings(scenario.oracles, asked, probes=True)
         return Judge(
             settings,
-            None if settings.reference is None else DenseReference(draw.MODEL, self._draft_model),
+            None if settings.reference is None else DenseReference(*settings.reference),
             report=lambda violation: watch.emit("violation", **asdict(violation)),
             tie=watch.tie,
             decode=self._decode,
             clock=time.process_time,
+            shows=shows,
         )
 
     def _look_back(self, watch: Watch, *, flush: bool) -> None:
@@ -266,7 +267,3 @@ class Watch:
     def tie(self, rid: str, tie: Tie) -> None:
         """A near-tie is no alarm."""
         self.counts["near-ties"] += 1
-
-
-def _draft_model(options: Mapping[str, Any]) -> str:
-    return f"{options['model']}-{options['speculative']['algorithm'].lower()}"

@@ -211,10 +211,11 @@ def kinds_of(options: Mapping[str, Any]) -> dict[str, str]:
     return {
         "plan": options["attention_backend"],
         "page size": str(options["page_size"]),
-        "algorithm": spec["algorithm"],
+        "model": options["model"],
+        "algorithm": f"{spec['algorithm']} {spec.get('worker', '')}".strip(),
         "topk": str(spec["eagle_topk"]),
         "graphs": "without" if not graph.get("enabled", True) else "one size" if "capture_bs" in graph else "sizes",
         "cache": "radix" if options["radix_cache"] else "none",
-        "draft KV on a hit": spec["draft_kv_on_hit"],
+        "draft KV on a hit": spec.get("draft_kv_on_hit", "none"),
         "fill": options["memory"]["fill"],
     }

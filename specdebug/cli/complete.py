@@ -84,6 +84,13 @@ def fault_names(ctx: typer.Context, incomplete: str) -> Found:
 
 
 @_quietly
+def worker_names(ctx: typer.Context, incomplete: str) -> Found:
+    from specdebug.engine.lineup import LINEUP
+
+    return [(name, f"{entry.algorithm} for {entry.model}") for name, entry in LINEUP.items()]
+
+
+@_quietly
 def targets(ctx: typer.Context, incomplete: str) -> Found:
     from specdebug.targets.registry import target_names
 

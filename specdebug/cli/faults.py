@@ -26,6 +26,8 @@ from specdebug.cli.params import grouped
 from specdebug.cli.results import tell_results
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from specdebug.cli.options import Dtype
     from specdebug.loops.fault_ground import Ground
     from specdebug.loops.fault_matrix import FaultMatrix
@@ -33,6 +35,20 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List and show the faults that can be injected, and verify what catches them.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A fault's name.", autocompletion=complete.fault_names)]
+
+Classes = Annotated[
+    list[str] | None,
+    typer.Option("--class", metavar="NAME", help="This class only (repeatable).", autocompletion=complete.fault_names),
+]
+Workers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--worker",
+        metavar="NAME",
+        help="This worker of the engine only (repeatable), by its name in the table.",
+        autocompletion=complete.worker_names,
+    ),
+]
 
 
 @app.command("list")
@@ -64,12 +80,8 @@ def show_fault(name: Name, as_json: Json = False, debug: Debug = False) -> int:
 @grouped
 def verify(
     *,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--class", metavar="NAME", help="This class only (repeatable).", autocompletion=complete.fault_names
-        ),
-    ] = None,
+    name: Classes = None,
+    worker: Workers = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 1,
     device: OnDevice = None,
     dtype: InDtype = None,
@@ -78,7 +90,7 @@ def verify(
     results: PageOptions,
     debug: Debug = False,
 ) -> int:
-    """Inject every class in a small scenario, seed by seed, and say what caught it, how soon, and what alone.
+    """Inject every class in a small scenario of every worker, and say what caught it, how soon, and what alone.
 
     Exit code 1 when damage was done that nothing saw, when something was seen where nothing was done, or when a class
     was not injected; 125 when this machine lacks the device. After a Ctrl-C the matrix is of what had been measured. On
@@ -92,7 +104,7 @@ def verify(
 
     kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
     results.check()
-    ground = _ground(device, dtype, target)
+    ground = _ground(device, dtype, target, worker or ())
     began = time.monotonic()
     with interrupts.held():
         with on_stderr(faults_progress) as watcher:
@@ -104,15 +116,24 @@ def verify(
     return matrix.exit_code
 
 
-def _ground(device: str | None, dtype: Dtype | None, target: str | None) -> Ground:
-    """The engine to inject into."""
+def _ground(device: str | None, dtype: Dtype | None, target: str | None, workers: Sequence[str]) -> Ground:
+    """The engine to inject into, and its workers. Raises BadFault for a worker that there is not."""
+    from specdebug.engine.lineup import LINEUP
+    from specdebug.errors import did_you_mean, one_line
+    from specdebug.faults.model import BadFault
     from specdebug.loops.fault_ground import Ground
     from specdebug.scenario.servers import parse_target
     from specdebug.targets.registry import DEFAULT
 
     over = engine_overrides(device, dtype, None)
     on = DEFAULT if target is None else parse_target(target)
-    return Ground(str(over.get("device", "cpu")), on, str(over["dtype"]) if "dtype" in over else None)
+    for name in workers:
+        if name not in LINEUP:
+            raise BadFault(f"--worker: no worker '{one_line(name, 60)}'{did_you_mean(name, LINEUP)}")
+    if workers and on != DEFAULT:
+        raise BadFault(f"--worker is for our own engine's; {on} has one")
+    chosen = tuple(entry for name, entry in LINEUP.items() if name in workers or not workers)
+    return Ground(str(over.get("device", "cpu")), on, str(over["dtype"]) if "dtype" in over else None, chosen)
 
 
 def _tell(matrix: FaultMatrix, results: PageOptions, wall_s: float) -> None:

@@ -165,3 +165,7 @@ def main() -> None:
     except KeyboardInterrupt:  # came between the two
         code = interrupts.exit_code()
     sys.exit(code)
+
+
+if __name__ == "__main__":  # `python -m specdebug.cli.main` is the command as well, and not nothing
+    main()

@@ -178,7 +178,7 @@ def _check(options: dict[str, Any], faults: Sequence[Fault]) -> None:
         config = EngineConfig.from_dict(options)
     except InvalidOption as error:
         flag = flag_of(error.key_path)
-        raise ConfigError(f"{flag} {error.reason}" if flag else str(error)) from None
+        raise ConfigError(f"{flag}: {error.reason}" if flag else str(error)) from None
     for fault in faults:
         check_fit(fault, config, "this server")
     checkpoint_path(config.model)

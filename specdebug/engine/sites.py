@@ -34,7 +34,7 @@ class SiteRows:
     padded: in a graph's batch, rows of padding follow. captured: reached in a graph, so that a replay on a GPU passes
     it without the host. places: says where something is, which depends on what else is served. flat: values number
     rows of the flat batch, as many for each request as the tree has nodes. drafted_by: what drafts where it is passed.
-    only_v2: the worker v1 of a head does not pass it.
+    only_v2: the worker v1 of a head does not pass it. only_by_head: nor does a model that stores latents.
     """
 
     rows: Rows
@@ -44,12 +44,14 @@ class SiteRows:
     flat: bool = False
     drafted_by: tuple[Drafting, ...] = ("head", "layers", "assistant")
     only_v2: bool = False
+    only_by_head: bool = False
 
 
 HEAD: tuple[Drafting, ...] = ("head",)
 LAYERS: tuple[Drafting, ...] = ("layers",)
 ASSISTANT: tuple[Drafting, ...] = ("assistant",)
 LOOPED = HEAD + ASSISTANT
+"""Trees are drafted by these alone; layers draft chains."""
 KEPT = HEAD + LAYERS
 """The draft keeps KV of its own."""
 
@@ -58,7 +60,7 @@ SITES: Mapping[str, SiteRows] = {
     "accept.num_correct_drafts": SiteRows("request"),
     "accept.predict": SiteRows("nodes"),
     "attention.plan.kv_indices": SiteRows("positions", places=True),
-    "commit.compact.rows": SiteRows("request", flat=True),
+    "commit.compact.rows": SiteRows("request", flat=True, drafted_by=LOOPED),
     "draft.bonus": SiteRows("request"),
     "draft.forward.input_ids": SiteRows("branches", padded=True, captured=True, drafted_by=LOOPED),
     "draft.forward.logits": SiteRows("branches", padded=True, captured=True, drafted_by=LOOPED),
@@ -90,7 +92,7 @@ SITES: Mapping[str, SiteRows] = {
     "draft_prefill.input_ids": SiteRows("tokens", drafted_by=KEPT),
     "kv_pool.write.k": SiteRows("written", padded=True),
     "kv_pool.write.loc": SiteRows("written", padded=True, places=True),
-    "kv_pool.write.v": SiteRows("written", padded=True),
+    "kv_pool.write.v": SiteRows("written", padded=True, only_by_head=True),
     "mtp_draft.draft_tokens": SiteRows("request", drafted_by=LAYERS),
     "mtp_extend.hidden_states": SiteRows("extended", padded=True, captured=True, drafted_by=LAYERS),
     "mtp_extend.input_ids": SiteRows("extended", padded=True, captured=True, drafted_by=LAYERS),
@@ -98,8 +100,8 @@ SITES: Mapping[str, SiteRows] = {
     "mtp_graph.replay.hidden_states": SiteRows("nodes", padded=True, drafted_by=LAYERS),
     "mtp_graph.replay.input_ids": SiteRows("nodes", padded=True, drafted_by=LAYERS),
     "mtp_graph.replay.req_pool_indices": SiteRows("request", padded=True, places=True, drafted_by=LAYERS),
-    "move_kv_cache.src_loc": SiteRows("even", places=True),
-    "move_kv_cache.tgt_loc": SiteRows("even", places=True),
+    "move_kv_cache.src_loc": SiteRows("even", places=True, drafted_by=LOOPED),
+    "move_kv_cache.tgt_loc": SiteRows("even", places=True, drafted_by=LOOPED),
     "prefix_cache.release.first_free": SiteRows("nobody", places=True),
     "sampler.next_token_ids": SiteRows("request"),
     "sampler.softmax.probs": SiteRows("sampled"),
@@ -110,16 +112,13 @@ SITES: Mapping[str, SiteRows] = {
     "target_prefill.hidden_states": SiteRows("tokens"),
     "target_prefill.input_ids": SiteRows("tokens"),
     "target_prefill.logits": SiteRows("request"),
-    "tree.parents": SiteRows("request"),
-    "tree.retrieve_next_sibling": SiteRows("request"),
-    "tree.retrieve_next_token": SiteRows("request"),
+    "tree.parents": SiteRows("request", drafted_by=LOOPED),
+    "tree.retrieve_next_sibling": SiteRows("request", drafted_by=LOOPED),
+    "tree.retrieve_next_token": SiteRows("request", drafted_by=LOOPED),
     "verify.hidden_states": SiteRows("nodes"),
     "verify.input_ids": SiteRows("nodes"),
     "verify.logits": SiteRows("nodes"),
 }
-
-WORKERS = ("EAGLE v2", "EAGLE v1", "MTP", "FROZEN_KV_MTP")
-"""The workers of the engine, by the names that a table has for them."""
 
 UNKNOWN = SiteRows("even")
 """Stands for a site that is not the engine's own, such as one that a toggle brings."""
@@ -128,14 +127,6 @@ UNKNOWN = SiteRows("even")
 def held_at(name: str) -> SiteRows:
     """The row of the table for that site."""
     return SITES.get(name, UNKNOWN)
-
-
-def workers_at(name: str) -> tuple[str, ...]:
-    """Those of ``WORKERS`` that pass a site, in that order."""
-    row = held_at(name)
-    drafting: Mapping[str, Drafting] = {"MTP": "layers", "FROZEN_KV_MTP": "assistant"}
-    passing = tuple(each for each in WORKERS if drafting.get(each, "head") in row.drafted_by)
-    return tuple(each for each in passing if each != "EAGLE v1") if row.only_v2 else passing
 
 
 def rows_per_request(name: str, *, branches: int, nodes: int) -> int | None:

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 from specdebug.attention_plans import PLANS
 from specdebug.engine.sites import held_at
 from specdebug.faults.catalogue import CLASSES
-from specdebug.faults.model import NEEDS, Fault, Need
+from specdebug.faults.model import NEEDS, Fault, FaultClass, Need
 
 if TYPE_CHECKING:
     from specdebug.engine.config import EngineConfig
 
 HAS: dict[Need, Callable[[EngineConfig], bool]] = {
     "speculative": lambda config: config.speculative is not None,
-    "loop": lambda config: config.speculative is not None and config.speculative.drafting == "head",
     "tree": lambda config: config.speculative is not None and config.speculative.eagle_topk > 1,
+    "weighed": lambda config: config.speculative is not None and config.speculative.drafting != "layers",
     "draft_kv": lambda config: config.speculative is not None and config.speculative.draft_kv,
+    "reserve": lambda config: config.speculative is None or config.speculative.worker != "v1",
     "pages": lambda config: config.page_size > 1,
     "graphs": lambda config: config.cuda_graph.enabled,
     "guards": lambda config: config.memory.guards,
@@ -26,13 +27,17 @@ HAS: dict[Need, Callable[[EngineConfig], bool]] = {
 }
 
 
+def lacking(kind: FaultClass, config: EngineConfig) -> Need | None:
+    """Return the first need of a class that an engine of this configuration does not meet."""
+    return next((need for need in kind.needs if not HAS[need](config)), None)
+
+
 def check_fit(fault: Fault, config: EngineConfig, who: str) -> None:
     """Raise ContentError at the fault's place (BadFault for one of the command line) when it cannot act.
     ``who`` has the engine, such as ``arm 'fixed'``."""
     kind = CLASSES[fault.name]
-    for need in kind.needs:
-        if not HAS[need](config):
-            raise fault.error(f"it needs {NEEDS[need]}, which {who} does not have")
+    if (need := lacking(kind, config)) is not None:
+        raise fault.error(f"it needs {NEEDS[need]}, which {who} does not have")
     site = fault.site or next(iter(kind.sites), "")
     if config.speculative is not None and config.speculative.drafting not in held_at(site).drafted_by:
         raise fault.error(f"it acts at {site}, which {who} never passes: something else drafts there")

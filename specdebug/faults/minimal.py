@@ -5,21 +5,15 @@ Small: a second on one core. The detection matrix runs these from seed to seed, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from specdebug.engine.sites import Drafting, held_at
+from specdebug.engine.lineup import LINEUP, WorkerEntry
 from specdebug.faults.model import Fault, FaultClass, Steps
 
 BUSY: Steps = (4, 40)
 """Steps in which several requests decode."""
-TREE = {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
-DRAFTS: Mapping[Drafting, dict[str, Any]] = {
-    "head": TREE,
-    "layers": {"algorithm": "MTP", "num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4},
-    "assistant": {**TREE, "algorithm": "FROZEN_KV_MTP"},
-}
-"""The first that passes a site serves it."""
+TREE = (3, 2, 6)
+"""Steps, branches and nodes of a draft, for a worker that has the choice."""
 
 PLAIN: dict[str, Any] = {
     "id": "plain",
@@ -34,20 +28,30 @@ PLAIN: dict[str, Any] = {
 """Decoded without drafts, and sampled."""
 
 
-def minimal(kind: FaultClass, site: str | None = None, new_tokens: int = 10) -> tuple[dict[str, Any], Fault]:
+def server_of(kind: FaultClass, site: str | None = None) -> WorkerEntry:
+    """The first worker that passes the site, or else the class's first one."""
+    named = site or next(iter(kind.sites), None)
+    return next(entry for entry in LINEUP.values() if named is None or entry.passes(named))
+
+
+def minimal(
+    kind: FaultClass, site: str | None = None, new_tokens: int = 10, worker: WorkerEntry | None = None
+) -> tuple[dict[str, Any], Fault]:
     """A scenario (without the fault) in the file's grammar, and the fault to lay over it; ``site``: one of the class's
-    other than the first; ``new_tokens``: of each request that may be hit."""
+    other than the first; ``new_tokens``: of each request that may be hit; ``worker``: that serves it, by default the
+    first that passes the site."""
+    served = (worker or server_of(kind, site)).options(*TREE)
     # Prefills are few, and the first is as good as any.
     prefill = kind.name in ("draft_kv_not_written", "prompt_token_swapped", "target_only_restore")
     steps = None if prefill or "prefill" in (site or "") else BUSY
     scenario: dict[str, Any] = {
         "name": f"minimal-{kind.name.replace('_', '-')}",
         "engine": {
-            "model": "tiny",
+            "model": served["model"],
             "page_size": 4,
             "context_length": 96,
             "max_running_requests": 4,
-            "speculative": dict(DRAFTS[held_at(site or "").drafted_by[0]]),
+            "speculative": served["speculative"],
             "cuda_graph": {"max_bs": 4, "capture_bs": [4]},
             # Where released memory is NaN already, more NaN there changes nothing.
             "memory": {"num_slots": 512, "fill": "zeros" if kind.name == "nan_kv_unused" else "nan", "guards": True},

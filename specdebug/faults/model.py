@@ -19,14 +19,15 @@ Point = Literal["before", "after", "site", "lengths", "readback", "move", "free"
 Effect = Literal["corrupts", "benign", "kills"]
 """The consequence in a sound engine: damage that must be seen, nothing, or the worker's end."""
 
-Need = Literal["speculative", "loop", "tree", "draft_kv", "pages", "graphs", "guards", "ragged", "radix"]
+Need = Literal["speculative", "tree", "weighed", "draft_kv", "reserve", "pages", "graphs", "guards", "ragged", "radix"]
 """A property that an engine must have for a class to act; see :data:`NEEDS`."""
 
 NEEDS: Mapping[Need, str] = {
     "speculative": "speculation",
-    "loop": "a draft loop (algorithm EAGLE or EAGLE3)",
     "tree": "speculation with eagle_topk above 1",
+    "weighed": "drafts that are weighed by their probabilities (algorithm MTP takes the best token of each layer)",
     "draft_kv": "a draft with KV of its own",
+    "reserve": "slots that requests hold in reserve (not speculative.worker: v1)",
     "pages": "page_size above 1",
     "graphs": "graph runners (cuda_graph.enabled)",
     "guards": "memory.guards",

@@ -7,11 +7,12 @@ blocks in which each has its turn, so that a short hunt meets them all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from specdebug.attention_plans import SHIPPED
 from specdebug.engine.config import EngineConfig
+from specdebug.engine.lineup import LINEUP, WorkerEntry
 from specdebug.hunt.workload import LONGEST_PROMPT, MOST_NEW, Plain, groups
 from specdebug.random_streams import stream
 
@@ -20,21 +21,19 @@ T = TypeVar("T")
 ARM = "drawn"
 TOGETHER = 4
 """Scenarios in a row that have one engine."""
-MTP_LAYERS = 3
-"""Of ``tiny-mtp``, each of which drafts one token."""
 LARGE = 64
 """Pages of as many tokens: a request takes several only if its prompt is longer than the others'."""
 
 
 @dataclass(frozen=True)
 class HuntSpace:
-    """The options that an engine can be asked for. ``pages_with_trees``: plans that take pages and several branches at
-    once."""
+    """The options that an engine can be asked for. ``workers``: what drafts, and for which model. ``pages_with_trees``:
+    plans that take pages and several branches at once."""
 
     plans: tuple[str, ...]
     pages: tuple[int, ...]
     topks: tuple[int, ...]
-    algorithms: tuple[str, ...]
+    workers: tuple[WorkerEntry, ...]
     pages_with_trees: tuple[str, ...]
     steps: tuple[int, ...] = (1, 2, 3, 5)
     running: tuple[int, ...] = (1, 2, 3, 4, 8)
@@ -45,12 +44,12 @@ class HuntSpace:
 
 
 _PLANS = tuple(plan.name for plan in SHIPPED)
+_EAGLE, _EAGLE3 = LINEUP["EAGLE v2"], WorkerEntry("EAGLE3", algorithm="EAGLE3")
+_OURS = (*LINEUP.values(), _EAGLE3, replace(_EAGLE3, worker="v1"), replace(LINEUP["MLA"], worker="v1"))
 SPACES = {
-    "embedded": HuntSpace(_PLANS, (1, 4, 16, LARGE), (1, 2, 4), ("EAGLE", "EAGLE3", "MTP", "FROZEN_KV_MTP"), _PLANS),
-    "sglang": HuntSpace(_PLANS, (1, 4, 16, LARGE), (1, 2, 4), ("EAGLE",), ("fa3",)),
-    "vllm": HuntSpace(
-        ("triton",), (32,), (1,), ("EAGLE", "EAGLE3"), (), chunks=(None, 64), graphs=({"enabled": False},)
-    ),
+    "embedded": HuntSpace(_PLANS, (1, 4, 16, LARGE), (1, 2, 4), _OURS, _PLANS),
+    "sglang": HuntSpace(_PLANS, (1, 4, 16, LARGE), (1, 2, 4), (_EAGLE,), ("fa3",)),
+    "vllm": HuntSpace(("triton",), (32,), (1,), (_EAGLE, _EAGLE3), (), chunks=(None, 64), graphs=({"enabled": False},)),
 }
 """By the kind of target."""
 SERVED = SPACES["sglang"]
@@ -80,17 +79,16 @@ def _engine(seed: int, number: int, space: HuntSpace) -> Plain:
         block, place = divmod(number, len(values))
         return stream(seed, "hunt", option, block).sample(list(values), len(values))[place]
 
-    page_size, topk, steps = deal("page", space.pages), deal("topk", space.topks), deal("steps", space.steps)
-    algorithm = deal("algorithm", space.algorithms)
-    if algorithm == "MTP":
-        topk, steps = 1, MTP_LAYERS
+    page_size, worker = deal("page", space.pages), deal("algorithm", space.workers)
+    topk = 1 if worker.only_chains else deal("topk", space.topks)
+    steps = worker.layers or deal("steps", space.steps)
     chunk = deal("chunk", space.chunks)
     plans = space.pages_with_trees if page_size > 1 and topk > 1 else space.plans
     most = min(1 + topk + topk**2 * (steps - 1), 12)
     nodes = steps + 1 if topk == 1 else stream(seed, "hunt", "nodes", number).randint(steps + 1, max(most, steps + 1))
     longest = LONGEST_PROMPT + MOST_NEW + (page_size if page_size > LONGEST_PROMPT else 0)
     options: dict[str, Any] = {
-        "model": "tiny",
+        **worker.options(steps, topk, min(nodes, most) if topk > 1 else nodes),
         "attention_backend": deal("plan", plans),
         "page_size": page_size,
         # SGLang keeps some of it free for drafts, and declines a request that wants those too
@@ -98,12 +96,6 @@ def _engine(seed: int, number: int, space: HuntSpace) -> Plain:
         "max_running_requests": deal("running", space.running),
         "chunked_prefill_size": None if chunk is None else -(-chunk // page_size) * page_size,
         "radix_cache": deal("radix", space.radix),
-        "speculative": {
-            "algorithm": algorithm,
-            "num_steps": steps,
-            "eagle_topk": topk,
-            "num_draft_tokens": min(nodes, most) if topk > 1 else nodes,
-        },
         "cuda_graph": deal("graph", space.graphs),
     }
     each = options["context_length"] + EngineConfig.from_dict(options).row_headroom

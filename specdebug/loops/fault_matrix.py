@@ -18,6 +18,7 @@ from operator import itemgetter
 from typing import Any
 
 from specdebug import interrupts
+from specdebug.engine.lineup import WorkerEntry
 from specdebug.errors import SpecDebugError
 from specdebug.faults.acts import anywhere
 from specdebug.faults.model import FaultClass
@@ -30,10 +31,11 @@ PROMPT = 1
 
 @dataclass(frozen=True)
 class FaultRun:
-    """One class under one seed."""
+    """One class under one seed; ``name`` is that of its row."""
 
     seed: int
     outcome: Outcome
+    name: str = "clean"
 
     @property
     def injected(self) -> bool:
@@ -64,27 +66,59 @@ class FaultRun:
 
 @dataclass(frozen=True)
 class Case:
-    """The subject of a row of the matrix: a class, and its site if that is not left to the class."""
+    """The subject of a row of the matrix: a class, its site if that is not left to the class, and the worker that
+    serves, None for the one of another engine."""
 
     kind: FaultClass
     site: str | None = None
+    worker: WorkerEntry | None = None
 
     @property
     def name(self) -> str:
+        return f"{self.damage}{_on(self.worker)}"
+
+    @property
+    def damage(self) -> str:
+        """What is done, whichever worker serves."""
         return self.kind.name if self.site is None else f"{self.kind.name} at {self.site}"
 
 
+def clean_name(worker: WorkerEntry | None) -> str:
+    """The name of a worker's runs without a fault."""
+    return f"clean{_on(worker)}"
+
+
+def _on(worker: WorkerEntry | None) -> str:
+    return "" if worker is None else f" on {worker.name}"
+
+
 def cases(kinds: Sequence[FaultClass], ground: Ground) -> list[Case]:
-    """Return the rows for these classes: one each, and one for every site of those that act anywhere.
+    """Return the rows for these classes and the ground's workers: one each, and one for every site of those that act
+    anywhere.
 
     A class acts at its first site of those that there are, or has no row.
     """
-    return [Case(kind, site) for kind in kinds for site in _sites(kind, ground)]
+    return [
+        Case(kind, site, worker)
+        for kind in kinds
+        for worker in ground.served_by
+        for site in _sites(kind, ground, worker)
+    ]
 
 
-def _sites(kind: FaultClass, ground: Ground) -> tuple[str | None, ...]:
+def left_out(kinds: Sequence[FaultClass], ground: Ground) -> dict[Case, str]:
+    """Return what has no row, and why."""
+    return {
+        Case(kind, None, worker): ground.why_left_out(kind, worker)
+        for kind in kinds
+        for worker in ground.served_by
+        if not _sites(kind, ground, worker)
+    }
+
+
+def _sites(kind: FaultClass, ground: Ground, worker: WorkerEntry | None) -> tuple[str | None, ...]:
     """None leaves the site to the class."""
-    there = ground.sites(kind)
+    there = ground.sites(kind, worker)
     if there is None or kind.family == anywhere.FAMILY:
         return there or ()
     return (None,) if there[:1] == kind.sites[:1] else there[:1]
@@ -153,6 +187,7 @@ class CaseCheck:
         return {
             **self.kind.to_dict(),
             "site": self.case.site,
+            "worker": None if self.case.worker is None else self.case.worker.name,
             "runs": len(self.runs),
             "effective": len(self.effective),
             "detected": self.detected,
@@ -169,7 +204,7 @@ class FaultMatrix:
     """All rows, and the clean runs beside them.
 
     ``missing`` is the number of planned runs not made because of a Ctrl-C (``interrupted``) or ``trouble``,
-    ``left_out`` has the classes that cannot act there, each with why.
+    ``left_out`` has the rows of classes that cannot act there, each with why.
     """
 
     checks: tuple[CaseCheck, ...]
@@ -177,7 +212,7 @@ class FaultMatrix:
     missing: int = 0
     interrupted: bool = False
     trouble: SpecDebugError | None = None
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[Case, str] = field(default_factory=dict)
 
     @property
     def made(self) -> int:
@@ -203,7 +238,7 @@ class FaultMatrix:
     def false_alarms(self) -> tuple[str, ...]:
         """The clean runs that did not pass, a line each."""
         return tuple(
-            f"clean, seed {run.seed}: {run.outcome.signature or run.outcome.detail}"
+            f"{run.name}, seed {run.seed}: {run.outcome.signature or run.outcome.detail}"
             for run in self.clean
             if run.outcome.verdict != "pass"
         )
@@ -213,9 +248,9 @@ class FaultMatrix:
         return (*(line for check in self.checks for line in check.problems), *self.false_alarms)
 
     @property
-    def sole(self) -> dict[str, tuple[str, ...]]:
+    def sole(self) -> dict[str, tuple[Case, ...]]:
         """The rows of which a detector caught some injection alone, by detector."""
-        pairs = sorted(((name, check.case.name) for check in self.checks for name in check.sole), key=itemgetter(0))
+        pairs = sorted(((name, check.case) for check in self.checks for name in check.sole), key=itemgetter(0))
         return {name: tuple(row for _, row in rows) for name, rows in groupby(pairs, key=itemgetter(0))}
 
     @property
@@ -240,14 +275,14 @@ class FaultMatrix:
             "exit_code": self.exit_code,
             "interrupted": self.interrupted,
             "missing_runs": self.missing,
-            "left_out": dict(self.left_out),
+            "left_out": {case.name: why for case, why in self.left_out.items()},
             "effective": self.effective,
             "detected": self.detected,
             "within_a_step": self.promptly,
             "clean_runs": len(self.clean),
             "clean_steps": self.clean_steps,
             "false_alarms": list(self.false_alarms),
-            "sole": {name: list(rows) for name, rows in self.sole.items()},
+            "sole": {name: [row.name for row in rows] for name, rows in self.sole.items()},
             "idle_probes": list(self.idle_probes),
             "rows": [check.to_dict() for check in self.checks],
             "runs": [run for check in self.checks for run in check.runs_to_dict()],

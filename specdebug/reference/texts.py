@@ -42,7 +42,7 @@ class HeadText(DraftedText[Rows]):
         self._ids = ids
         self._hidden = reduce_aux(head, features)
         x, _ = draft_inputs(head, ids[1:], self._hidden)
-        _, k, v = project_heads(head, x, torch.arange(len(ids) - 1))
+        _, k, v = project_heads(head, x, torch.arange(len(features)))
         if zeroed is not None:
             k[:, zeroed] = v[:, zeroed] = 0.0
         self._kv = k, v
@@ -157,7 +157,8 @@ class MTPText(DraftedText[Chains]):
         read = state.outputs
         if self._head.chained:  # at the last row of the text before these, where the layer before read a known token
             first = state.lengths - depth
-            known = self._layers[depth - 1].outputs((first + 1).clamp_min(1))
+            known, there = hidden.new_zeros(len(tokens), hidden.shape[-1]), first >= 0
+            known[there] = self._layers[depth - 1].outputs(first[there] + 1)
             read = torch.cat([known[:, None], read], dim=1)
         outputs = hidden.new_zeros(len(tokens), depth, hidden.shape[-1])
         for missing in range(depth):  # rows before a text's start; a prefix has one position at least

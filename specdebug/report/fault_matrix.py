@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import IO
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from specdebug.loops.fault_matrix import CaseCheck, FaultMatrix
+from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix
 from specdebug.loops.fault_runs import MatrixStanding
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
@@ -91,23 +92,31 @@ def render_fault_matrix(matrix: FaultMatrix) -> RenderableType:
     problems = [line(f"  {each}", "red") for each in matrix.problems[:MAX_PROBLEMS]]
     if len(matrix.problems) > MAX_PROBLEMS:
         problems.append(line(f"  and {len(matrix.problems) - MAX_PROBLEMS} more (see --json)", "dim"))
-    alone = [f"{name}: {', '.join(classes)}" for name, classes in matrix.sole.items()]
+    alone = [f"{name}: {_by_worker(cases)}" for name, cases in matrix.sole.items()]
     return Group(
         Listing(COLUMNS, rows),
         Text("caught by nothing else:", "bold"),
         *(line(f"  {each}") for each in alone or ["nothing"]),
         line(f"reached, and caught nothing of this: {', '.join(matrix.idle_probes) or 'none'}", "dim"),
-        *(line(f"left out ({why}): {', '.join(names)}") for why, names in _left_out(matrix).items()),
+        *(line(f"left out ({why}): {_by_worker(cases)}") for why, cases in _left_out(matrix).items()),
         *problems,
     )
 
 
-def _left_out(matrix: FaultMatrix) -> dict[str, list[str]]:
-    """The classes without a row, by why they have none."""
-    whys: dict[str, list[str]] = {}
-    for name, why in matrix.left_out.items():
-        whys.setdefault(why, []).append(name)
+def _left_out(matrix: FaultMatrix) -> dict[str, list[Case]]:
+    """What has no row, by why it has none."""
+    whys: dict[str, list[Case]] = {}
+    for case, why in matrix.left_out.items():
+        whys.setdefault(why, []).append(case)
     return whys
+
+
+def _by_worker(cases: Iterable[Case]) -> str:
+    """What is done, each with the workers that it is done to, in brackets."""
+    workers: dict[str, list[str]] = {}
+    for case in cases:
+        workers.setdefault(case.damage, []).extend([] if case.worker is None else [case.worker.name])
+    return ", ".join(f"{damage} ({', '.join(those)})" if those else damage for damage, those in workers.items())
 
 
 def closing_line(matrix: FaultMatrix) -> str:

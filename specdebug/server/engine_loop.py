@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 IDLE_LIMIT = 64
 """Steps an engine with work may do nothing at all before it counts as hanging."""
+FRONT_GONE = (BrokenPipeError, ConnectionResetError)
+"""What telling it something raises then; that is no failure of the engine."""
 QUIET_S = 0.5
 """Seconds without anything to do, after which the books of memory are checked."""
 
@@ -113,6 +115,8 @@ class EngineLoop:
                     if not self._session.has_work:
                         self._check_pools()
                     self._tell_coverage()
+        except FRONT_GONE:
+            raise
         except Exception as error:
             raise self._fail(error) from error
 

@@ -22,7 +22,7 @@ from specdebug.errors import SpecDebugError
 from specdebug.faults.injector import Injector
 from specdebug.random_streams import stream
 from specdebug.scenario.packs import activate, kernel_rules
-from specdebug.server.engine_loop import EngineLoop
+from specdebug.server.engine_loop import FRONT_GONE, EngineLoop
 from specdebug.server.launch import Launch
 from specdebug.targets.base import Opening, OverThere
 from specdebug.targets.registry import find_target
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     try:
         return serve(order[1], channel, PipeSink(channel.fileno()))
-    except (BrokenPipeError, ConnectionResetError):  # the front is gone
+    except FRONT_GONE:
         return 0
 
 
@@ -69,6 +69,8 @@ def serve(launch: Launch, channel: socket.socket, sink: PipeSink) -> int:
         reason = getattr(error, "reason", str(error))
         sink.emit("refused", message=reason, option=path, exit_code=error.exit_code)
         return 0
+    except FRONT_GONE:
+        raise
     except Exception as error:
         return _failed(error, sink)
     try:

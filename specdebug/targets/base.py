@@ -192,7 +192,7 @@ class RequestOnlooker(Protocol):
 @dataclass(frozen=True)
 class Asked:
     """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one,
-    and then the ``algorithm`` that it drafts by.
+    and then the ``algorithm`` that it drafts by. ``draft_kv``: a draft keeps keys and values of its own.
     ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy. ``guards``: guard regions are on.
     ``graphs``: batch sizes for which graphs are captured, ascending. ``exact``: sampled tokens have the target's odds;
     thresholds of acceptance below 1 give drafts more. ``dense``: the checkpoint is here, so that the dense reference
@@ -207,6 +207,7 @@ class Asked:
     drafts: bool = False
     draft_model: str | None = None
     algorithm: str | None = None
+    draft_kv: bool = True
     zero_fill: bool = False
     guards: bool = False
     graphs: tuple[int, ...] = ()

@@ -65,6 +65,7 @@ class EmbeddedTarget:
             drafts=spec is not None,
             draft_model=config.draft_model,
             algorithm=None if spec is None else spec.algorithm,
+            draft_kv=spec is None or spec.draft_kv,
             zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
             guards=config.memory.guards,
             graphs=config.cuda_graph.batch_sizes if config.cuda_graph.enabled else (),

@@ -294,3 +294,9 @@ def test_every_mistake_of_a_scenario_is_an_error_line(tmp_path: Path, capsys: py
         assert len(lines) == len(wanted)
         assert all(f"error: {bad}:{said}" in line for line, said in zip(lines, wanted, strict=True))
         assert out.endswith("cache_hit.yaml: ok, 3 arms\n") == (command[0] == "scenarios")
+
+
+def test_the_module_of_the_command_line_is_the_command_as_well() -> None:
+    ended = subprocess.run([sys.executable, "-m", "specdebug.cli.main", "nonsense"], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr == "error: No such command 'nonsense'\n"

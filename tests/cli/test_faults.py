@@ -14,13 +14,14 @@ import pytest
 
 from specdebug.cli.main import run
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.sites import held_at
+from specdebug.engine.lineup import LINEUP
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.fit import check_fit
-from specdebug.faults.minimal import DRAFTS
+from specdebug.faults.minimal import TREE, server_of
 from specdebug.faults.model import BadFault, Fault
 
-LAYERS = DRAFTS["layers"]
+LAYERS = LINEUP["MTP"].options(*TREE)["speculative"]
+V1 = LINEUP["EAGLE v1"].options(*TREE)["speculative"]
 
 MINI = str(Path(__file__).with_name("mini.yaml"))
 
@@ -52,11 +53,11 @@ def test_the_list_marks_what_is_refused_in_captured_graphs(
     column = slice(heads.index("with CUDA graphs"), heads.index("what it does"))
     marked = {line.split()[0]: line[column].strip() for line in lines if line[0] != " "}
     more = {"device": "cuda", "memory": {"guards": True}}
-    passing = {by: EngineConfig.from_dict({"speculative": spec, **more}) for by, spec in DRAFTS.items()}
     for kind in CLASSES.values():
         for site in kind.sites:
             try:
-                check_fit(Fault(kind.name, site=site), passing[held_at(site).drafted_by[0]], "base")
+                config = EngineConfig.from_dict(server_of(kind, site).options(*TREE) | more)
+                check_fit(Fault(kind.name, site=site), config, "base")
                 refused = False
             except BadFault as error:
                 refused = "inside a captured CUDA graph" in str(error)
@@ -73,7 +74,10 @@ def test_the_list_marks_what_is_refused_in_captured_graphs(
     [
         (Fault("nan_draft_logits"), LAYERS, "it acts at draft.forward.logits, which base never passes"),
         (Fault("nan_draft_logits", site="draft_extend.logits"), LAYERS, None),
-        (Fault("buffer_overrun"), LAYERS, "it needs a draft loop"),
+        (Fault("buffer_overrun"), LAYERS, None),
+        (Fault("one_hot_draft_logits", site="draft_extend.logits"), LAYERS, "it needs drafts that are weighed"),
+        (Fault("req_to_token_swapped"), V1, "it needs slots that requests hold in reserve"),
+        (Fault("index_out_of_range", site="tree.parents"), LAYERS, "which base never passes"),
         (Fault("poisoned_padding_rows", site="mtp_graph.replay.input_ids"), LAYERS, None),
         (Fault("poisoned_padding_rows", site="mtp_graph.replay.input_ids"), {}, "which base never passes"),
     ],
@@ -164,19 +168,36 @@ def test_a_worker_can_be_ended(name: str, signature: str, capsys: pytest.Capture
 
 def test_the_matrix_goes_to_a_page_and_into_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "faults.html"
-    classes = ["--class", "nan_logits", "--class", "cache_flushed"]
+    classes = ["--class", "nan_logits", "--class", "cache_flushed", "--worker", "EAGLE v2", "--worker", "MTP"]
     assert run(["faults", "verify", *classes, "--jobs", "1", "--json", "--html", str(page)]) == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
     assert [(each["fault"], each["effective"]) for each in document["runs"]] == [
-        ("nan_logits", True),
-        ("cache_flushed", False),
+        ("nan_logits on EAGLE v2", True),
+        ("nan_logits on MTP", True),
+        ("cache_flushed on EAGLE v2", False),
+        ("cache_flushed on MTP", False),
     ]
+    assert [row["worker"] for row in document["rows"]] == ["EAGLE v2", "MTP"] * 2
     assert document["runs"][0]["caught"]["nan@verify.logits"] == 0
-    assert err.splitlines()[-1] == "3 of 3 runs, 1 of 1 effective injections caught, 0 problems"
+    assert err.splitlines()[-1] == "6 of 6 runs, 2 of 2 effective injections caught, 0 problems"
     text = page.read_text()
     assert "every effective fault was caught" in text
     assert "specdebug faults verify --class nan_logits" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--worker", "MTB"], "--worker: no worker 'MTB'; did you mean 'MTP'?"),
+        (
+            ["--worker", "MTP", "--target", "sglang==0.5.13"],
+            "--worker is for our own engine's; sglang==0.5.13 has one",
+        ),
+    ],
+)
+def test_a_worker_that_there_is_not_is_said(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "faults", "verify", *argv) == said
 
 
 def test_a_page_that_cannot_be_written_is_said_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +209,8 @@ def test_a_page_that_cannot_be_written_is_said_before_anything_runs(capsys: pyte
 @pytest.mark.slow
 def test_an_interrupt_shows_what_was_measured(tmp_path: Path) -> None:
     page = tmp_path / "faults.html"
-    argv = ["faults", "verify", "--class", "nan_logits", "--seeds", "30", "--jobs", "1", "--html", str(page)]
+    only = ["--class", "nan_logits", "--worker", "EAGLE v2"]
+    argv = ["faults", "verify", *only, "--seeds", "30", "--jobs", "1", "--html", str(page)]
     process = subprocess.Popen(
         [sys.executable, "-m", "specdebug", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -14,8 +14,9 @@ from specdebug import async_probe
 from specdebug.async_probe.sites import find_sites
 from specdebug.diverge.choices import GROUNDS
 from specdebug.engine import EngineObserver, SamplingParams
+from specdebug.engine.lineup import LINEUP, workers_at
 from specdebug.engine.observer import ObservedBatch
-from specdebug.engine.sites import SITES, WORKERS, SiteRows, held_at, rows_per_request, workers_at
+from specdebug.engine.sites import SITES, SiteRows, held_at, rows_per_request
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run
 
@@ -68,16 +69,12 @@ class Watch(EngineObserver):
             return {
                 "prefill": sum(batch.lens),
                 "plain": count,
-                "speculative": count
-                * {"draft": self.branches, "extend": self.rows_of_extend(site)}.get(self.stage, self.nodes),
+                "speculative": count * {"draft": self.branches, "extend": self.extended}.get(self.stage, self.nodes),
             }[batch.kind]
         if held.rows == "tokens":
             return sum(batch.lens)
         each = rows_per_request(site, branches=self.branches, nodes=self.nodes)
         return None if each is None else each * count
-
-    def rows_of_extend(self, site: str) -> int:
-        return self.extended if site == "kv_pool.write.loc" else self.nodes
 
 
 @pytest.fixture(autouse=True)
@@ -135,8 +132,8 @@ def test_the_rows_that_pass_are_as_the_table_says(
     only_trees = {name for name in SITES if name.startswith(("tree.", "draft.select.", "draft.organize."))}
     only_trees |= {"commit.compact.rows", "draft.prefix_tail", "move_kv_cache.src_loc", "move_kv_cache.tgt_loc"}
     only_graphs = {name for name in SITES if "_graph." in name}
-    who = algorithm if algorithm in WORKERS else f"{algorithm} {worker}"
-    passed = {name for name in SITES if who in workers_at(name)} - ({"kv_pool.write.v"} if latent else set())
+    who = "MLA" if latent else algorithm if algorithm in LINEUP else f"{algorithm} {worker}"
+    passed = {name for name in SITES if who in workers_at(name)}
     assert watch.reached == passed - (set() if shape == "tree" else only_trees) - (set() if graphs else only_graphs)
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from specdebug import async_probe
+from specdebug.engine.lineup import LINEUP
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from specdebug.faults.model import Fault
@@ -62,6 +63,6 @@ def run_here(scenario: Scenario, *faults: Fault, seed: int = 0, arm: str = "base
     return sink.ledger.outcome(WorkerEnd("exited", 0, 0.0, 0.0, ""))
 
 
-def minimal_run(name: str, seed: int = 0, **address: Any) -> Outcome:
-    plain, fault = minimal(CLASSES[name])
+def minimal_run(name: str, seed: int = 0, worker: str = "EAGLE v2", **address: Any) -> Outcome:
+    plain, fault = minimal(CLASSES[name], worker=LINEUP[worker])
     return run_here(Scenario.from_dict(plain), replace(fault, **address), seed=seed)

@@ -38,6 +38,22 @@ def test_a_class_has_its_effect(name: str) -> None:
         assert found.signature not in ("error@engine", "error@oracle")  # a fault that raises is a fault of ours
 
 
+def test_the_first_pass_of_an_assistant_is_looked_at_even_if_the_tree_stays_the_same() -> None:
+    outcome = minimal_run("tied_draft_logits", worker="FROZEN_KV_MTP")
+    (injection,) = outcome.injections
+    assert outcome.signature == "mismatch@draft_tree"
+    assert outcome.violations[0].step == injection.step
+    assert outcome.violations[0].data["tensor"] == "logits"
+    assert outcome.violations[0].data["forward"] == 0
+
+
+@pytest.mark.parametrize(("worker", "buffer"), [("MTP", "extend.kv_indices"), ("FROZEN_KV_MTP", "extend.kv_indices")])
+def test_an_overrun_of_the_buffer_that_a_draft_has_is_seen(worker: str, buffer: str) -> None:
+    outcome = minimal_run("buffer_overrun", worker=worker)
+    assert outcome.signature is not None
+    assert outcome.signature.startswith(f"guard@{buffer}->")
+
+
 def test_there_are_enough_classes_and_each_is_described() -> None:
     assert len(CLASSES) >= 25
     assert {kind.family for kind in CLASSES.values()} == set(FAMILIES)

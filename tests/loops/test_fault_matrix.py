@@ -77,7 +77,7 @@ def test_the_matrix_adds_up() -> None:
     )
     assert (matrix.effective, matrix.detected, matrix.promptly, matrix.clean_steps) == (1, 1, 1, 20)
     assert matrix.false_alarms == ("clean, seed 1: mismatch@draft_kv",)
-    assert matrix.sole == {"nan@a.b": ("nan_kv_in_use",)}
+    assert matrix.sole == {"nan@a.b": (DAMAGE,)}
     assert matrix.idle_probes == ("c.d",)
     assert matrix.exit_code == 1
     assert FaultMatrix(matrix.checks, matrix.clean[:1]).exit_code == 0

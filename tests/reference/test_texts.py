@@ -41,6 +41,19 @@ def test_layers_draft_behind_every_prefix_what_they_draft_behind_it_alone(kind: 
     torch.testing.assert_close(logits[:, :, 0], torch.stack([each.logits[1:] for each in alone]).float(), **NEAR)
 
 
+@pytest.mark.parametrize("positions", [1, 2, 3])
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_text_may_be_shorter_than_there_are_layers(chained: bool, positions: int) -> None:
+    head = layers.make_mtp(chained=chained)
+    ids, hidden = layers.text()
+    text = MTPText(head, ids[: positions + 1], hidden[:positions])
+    lengths = torch.arange(1, positions + 1)
+    guide = Guide(torch.zeros(positions, 4, dtype=torch.int64), torch.full((positions, 4), -1), 0.0)
+    paths = text.grow(lengths, text.outputs(lengths), CHAIN, guide).paths
+    for row, n in enumerate(lengths.tolist()):
+        assert mtp_draft(head, ids[: n + 1], hidden[:n]).tokens.tolist() in paths[row].tolist()
+
+
 @pytest.mark.parametrize("chained", [False, True])
 def test_layers_follow_drafts_that_are_not_their_own(chained: bool) -> None:
     """What a layer drafts hangs on what the layers before it did, even where they should have drafted otherwise."""

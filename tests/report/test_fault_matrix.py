@@ -6,6 +6,7 @@ import io
 
 from rich.console import Console
 
+from specdebug.engine.lineup import LINEUP
 from specdebug.faults.catalogue import CLASSES
 from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix
 from specdebug.loops.fault_runs import MatrixStanding
@@ -42,16 +43,22 @@ def test_a_terminal_shows_the_standing_and_the_latest_problems() -> None:
 def test_classes_without_a_row_are_listed_by_why() -> None:
     console = Console(file=io.StringIO(), width=100, record=True)
     whys = {
-        "outputs_read_early": "no meaning there",
-        "cache_lock_lost": "no nodes",
-        "next_token_swapped": "no meaning there",
+        Case(CLASSES["outputs_read_early"]): "no meaning there",
+        Case(CLASSES["cache_lock_lost"]): "no nodes",
+        Case(CLASSES["next_token_swapped"]): "no meaning there",
+        Case(CLASSES["nan_logits"], "verify.logits", LINEUP["MTP"]): "no such",
+        Case(CLASSES["nan_logits"], "verify.logits", LINEUP["MLA"]): "no such",
     }
     matrix = FaultMatrix((), (), left_out=whys)
     console.print(render_fault_matrix(matrix))
     lines = console.export_text().splitlines()
     assert "left out (no meaning there): outputs_read_early, next_token_swapped" in lines
     assert "left out (no nodes): cache_lock_lost" in lines
-    assert matrix.to_dict()["left_out"] == whys
+    assert "left out (no such): nan_logits at verify.logits (MTP, MLA)" in lines
+    assert list(matrix.to_dict()["left_out"])[-2:] == [
+        "nan_logits at verify.logits on MTP",
+        "nan_logits at verify.logits on MLA",
+    ]
 
 
 def test_what_is_left_is_told_once_there_is_a_pace() -> None:

@@ -37,7 +37,7 @@ def test_an_engine_that_was_warmed_is_built_without_imports_of_ours(algorithm: s
     assert json.loads(done.stdout) == []
 
 
-def test_a_draft_without_kv_is_asked_for_and_its_oracles_say_that_they_cannot_look() -> None:
+def test_a_draft_without_kv_is_asked_for_and_nobody_wants_to_look_at_its_kv() -> None:
     options = {"context_length": 64, "memory": {"num_slots": 256}, "speculative": {"algorithm": "FROZEN_KV_MTP"}}
     asked = TARGET.asked(options)
     assert (asked.drafts, asked.draft_model, asked.algorithm) == (True, "tiny-assistant", "FROZEN_KV_MTP")
@@ -45,6 +45,7 @@ def test_a_draft_without_kv_is_asked_for_and_its_oracles_say_that_they_cannot_lo
     settings = OracleSettings(OracleSpec(), asked)
     bench = Bench(settings, None, lambda violation: None, lambda rid, tie: None, str)
     looking, blind = oracles_of(bench, session.shows)
-    assert [each.oracle for each in blind if each.oracle.startswith("draft")] == ["draft_kv"]
-    assert {"graphs", "acceptance", "lossless", "pools"} <= {each.name for each in looking}
+    assert [each.oracle for each in blind if each.oracle.startswith("draft")] == []
+    assert {"graphs", "acceptance", "lossless", "pools", "draft_state"} <= {each.name for each in looking}
+    assert "draft_kv" not in {each.name for each in looking}
     assert settings.reference is not None

@@ -68,10 +68,10 @@ class Compacted:
     accept_lengths: Tensor
 
 
-def last_accepted_rows(compacted: Compacted, tree_size: int) -> Tensor:
-    """Row of each request's last accepted token among its T: int64 [B]."""
-    before = torch.arange(-1, compacted.predict.numel() - 1, tree_size, device=compacted.accept_lengths.device)
-    return before + compacted.accept_lengths
+def last_accepted_rows(accept_lengths: Tensor, tree_size: int) -> Tensor:
+    """The row, among all B·T, of each request's last accepted token. accept_lengths: int64 [B]."""
+    rows = accept_lengths.numel() * tree_size
+    return torch.arange(-1, rows - 1, tree_size, device=accept_lengths.device) + accept_lengths
 
 
 def compact_accept_to_front(acceptance: Acceptance, features: Tensor, tree_size: int) -> Compacted:

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from specdebug.async_probe import grouped, maybe_detect_nonfinite, maybe_detect_oob, maybe_detect_page_aligned
+from specdebug.async_probe import grouped, maybe_detect_oob, maybe_detect_page_aligned
 from specdebug.engine.attention.planner import DraftLayout
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.kernels.cache_locs import DraftCacheLocs, assign_draft_cache_locs
-from specdebug.engine.memory.kv_pool import KVPool
-from specdebug.engine.model.interface import DraftModel, LayerAttention
-from specdebug.engine.observer import DraftForward, Observers
+from specdebug.engine.model.interface import LayerAttention
+from specdebug.engine.speculative.passes import DraftPasses
 from specdebug.engine.speculative.protocol import WorkerParts
-from specdebug.engine.speculative.selection import DraftCandidates, Roots, Selection, per_branch
+from specdebug.engine.speculative.selection import DraftCandidates, Roots, per_branch
 from specdebug.engine.speculative.state import DraftState
 
 if TYPE_CHECKING:
@@ -42,35 +41,8 @@ class DraftInputs:
     out_cache_loc: Tensor
 
 
-class DraftLoop:
+class DraftLoop(DraftPasses):
     """The loop over one draft model and its pool."""
-
-    def __init__(
-        self,
-        model: DraftModel,
-        pool: KVPool,
-        *,
-        topk: int,
-        num_steps: int,
-        tree_size: int,
-        target_vocab_size: int,
-        observers: Observers,
-    ) -> None:
-        self.model = model
-        self._observers = observers
-        self.target_vocab_size = target_vocab_size
-        self.pool = pool
-        self.topk = topk
-        self.num_steps = num_steps
-        self.tree_size = tree_size
-        self._selection = Selection(
-            topk=topk,
-            num_steps=num_steps,
-            tree_size=tree_size,
-            target_vocab_size=target_vocab_size,
-            to_target_ids=model.to_target_ids,
-            device=pool.device,
-        )
 
     def locs(self, inputs: DraftInputs) -> list[Tensor]:
         """Slots that each forward writes, int64 [B·K]: column i of ``out_cache_loc`` for forward i."""
@@ -108,10 +80,7 @@ class DraftLoop:
             maybe_detect_oob(positions, step, step + 1, "draft.forward.positions", relative_to=lengths)
             maybe_detect_oob(tokens, 0, self.target_vocab_size, "draft.forward.input_ids")
         hidden = self.model.forward(tokens, positions, hidden, attention)
-        logits = self.model.logits(hidden)
-        maybe_detect_nonfinite(logits, "draft.forward.logits")
-        self._observers.draft_forward(DraftForward(step, tokens, parents.reshape(-1), logits))
-        return logits, hidden
+        return self._read_out(step, tokens, parents, hidden), hidden
 
 
 @dataclass(frozen=True, eq=False)

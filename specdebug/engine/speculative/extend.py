@@ -17,7 +17,7 @@ from specdebug.engine.attention.planner import SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel, LayerAttention
-from specdebug.engine.speculative.commit import Compacted
+from specdebug.engine.speculative.commit import Compacted, last_accepted_rows
 from specdebug.engine.speculative.protocol import WorkerParts
 from specdebug.engine.speculative.selection import top_k_probs
 from specdebug.engine.speculative.state import DraftStateTable
@@ -60,8 +60,7 @@ class ExtendForward:
     def run(self, inputs: ExtendInputs, tokens_per_request: int, attention: LayerAttention) -> ExtendOutputs:
         """Compute T = ``tokens_per_request`` rows each."""
         hidden = self.model.forward(inputs.input_ids, inputs.positions, self.model.project(inputs.features), attention)
-        before = torch.arange(-1, inputs.input_ids.numel() - 1, tokens_per_request, device=hidden.device)
-        return self.read_out(hidden.index_select(0, before + inputs.accept_lengths))
+        return self.read_out(hidden.index_select(0, last_accepted_rows(inputs.accept_lengths, tokens_per_request)))
 
     def read_out(self, hidden: Tensor) -> ExtendOutputs:
         """hidden [B, Hd] at each request's last position."""

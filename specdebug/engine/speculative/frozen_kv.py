@@ -121,7 +121,9 @@ class FrozenKVDrafter:
 
     def extend(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
         maybe_detect_nan(compacted.features, "draft_extend.features")
-        self._keep(batch.req_pool_indices, compacted.features, last_accepted_rows(compacted, self._tree_size))
+        self._keep(
+            batch.req_pool_indices, compacted.features, last_accepted_rows(compacted.accept_lengths, self._tree_size)
+        )
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
         self._keep(batch.req_pool_indices, features, batch.last_rows())

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdebug.async_probe import grouped, maybe_detect_nonfinite, maybe_detect_oob
+from specdebug.async_probe import grouped, maybe_detect_oob
 from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
-from specdebug.engine.memory.kv_pool import KVPool
-from specdebug.engine.model.interface import DraftModel, LayerAttention
-from specdebug.engine.observer import DraftForward, Observers
-from specdebug.engine.speculative.selection import DraftCandidates, Roots, Selection, per_branch, top_k_probs
+from specdebug.engine.model.interface import LayerAttention
+from specdebug.engine.speculative.passes import DraftPasses
+from specdebug.engine.speculative.selection import DraftCandidates, Roots, per_branch, top_k_probs
 
 
 @dataclass(frozen=True)
@@ -37,35 +36,8 @@ def last_positions(seq_lens: Tensor, topk: int) -> Tensor:
     return (seq_lens - 1).clamp_(min=0).repeat_interleave(topk)  # adjacent also of one request, as kernels take it
 
 
-class FrozenKVLoop:
+class FrozenKVLoop(DraftPasses):
     """The passes of one assistant over the target's pool."""
-
-    def __init__(
-        self,
-        model: DraftModel,
-        pool: KVPool,
-        *,
-        topk: int,
-        num_steps: int,
-        tree_size: int,
-        target_vocab_size: int,
-        observers: Observers,
-    ) -> None:
-        self.model = model
-        self.pool = pool
-        self.topk = topk
-        self.num_steps = num_steps
-        self.tree_size = tree_size
-        self.target_vocab_size = target_vocab_size
-        self._observers = observers
-        self._selection = Selection(
-            topk=topk,
-            num_steps=num_steps,
-            tree_size=tree_size,
-            target_vocab_size=target_vocab_size,
-            to_target_ids=model.to_target_ids,
-            device=pool.device,
-        )
 
     def plan(
         self, planner: AttentionPlanner, inputs: FrozenKVInputs, lens_cpu: tuple[int, ...], workspace: Workspace
@@ -90,10 +62,7 @@ class FrozenKVLoop:
                 maybe_detect_oob(inputs.positions, 0, 1, "draft.forward.positions", relative_to=last)
                 maybe_detect_oob(tokens, 0, self.target_vocab_size, "draft.forward.input_ids")
             hidden = self.model.forward(tokens, inputs.positions, hidden, attention)
-            logits = self.model.logits(hidden)
-            maybe_detect_nonfinite(logits, "draft.forward.logits")
-            self._observers.draft_forward(DraftForward(number, tokens, parents.reshape(-1), logits))
-            return logits, hidden
+            return self._read_out(number, tokens, parents, hidden), hidden
 
         itself = self._selection.branches(inputs.seq_lens.numel())
         bonus, hidden = inputs.input_ids.repeat_interleave(topk), per_branch(inputs.hidden_states, topk)

@@ -113,7 +113,7 @@ class MTPDrafter:
             parts.observers.launched("draft_extend", len(batch.seq_lens_cpu), None)
             metadata = parts.planner.extend_uniform(layout, forward.width, self._workspace)
             outputs = forward.run(inputs, parts.attention.draft.bind(metadata, parts.pools.draft, locs))
-        parts.pools.draft.probe_written(slots)
+        parts.pools.draft.probe_written(locs)
         self.state.store_drafts(rows, outputs.draft_tokens, outputs.recent)
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
@@ -125,7 +125,6 @@ class MTPDrafter:
         lens = tuple(span.rows for span in spans)
         with self._parts.observers.computing("prefill", batch.requests, lens):
             outputs = self._prefill(batch, spans, next_ids, features)
-        self._parts.pools.draft.probe_written(batch.out_cache_loc)
         self.state.store_drafts(batch.req_pool_indices, outputs.draft_tokens, outputs.recent)
 
     def _prefill(
@@ -153,6 +152,7 @@ class MTPDrafter:
         attention = parts.attention.draft.bind(metadata, parts.pools.draft, slots)
         rows = ChainRows(ids[at], positions, hidden[at], following, last)
         drafts = self._chain.run(rows, attention, ChainProbes(self._look_at_ids, _look_at_hidden), tail)
+        parts.pools.draft.probe_written(slots)
         kept = ends.unsqueeze(1) + torch.arange(-earlier, 0, device=device)
         return MTPExtendOutputs(drafts, ids[kept], hidden[kept])
 

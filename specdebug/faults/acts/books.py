@@ -34,7 +34,7 @@ def slot_freed_twice(shot: Shot) -> None:
     shot.wrapped.proceed()
 
 
-@fault_class(FAMILY, "before", "corrupts")
+@fault_class(FAMILY, "before", "corrupts", needs=("reserve",))
 def generation_mismatch(shot: Shot) -> None:
     """A page of a running request is released and handed to another one: both write it now."""
     others = [each for each in shot.batch if each.kv_allocated > each.kv_len]

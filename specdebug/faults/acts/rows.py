@@ -15,7 +15,7 @@ FAMILY = "rows"
 TABLE = "req_to_token"
 
 
-@fault_class(FAMILY, "before", "corrupts")
+@fault_class(FAMILY, "before", "corrupts", needs=("reserve",))
 def req_to_token_swapped(shot: Shot) -> None:
     """A committed position's cell and that of a reserved one change places: what is read there was never written."""
     request, position = _position(shot, [each for each in shot.batch if each.kv_len < each.kv_allocated])
@@ -84,12 +84,14 @@ def row_overrun(shot: Shot) -> None:
     shot.edit(shot.view.req_to_token.cells, (request.row, shot.view.table.shape[1]), 1, TABLE)
 
 
-@fault_class(FAMILY, "before", "corrupts", needs=("loop", "graphs", "guards", "ragged"), addressed_by=())
+@fault_class(FAMILY, "before", "corrupts", needs=("speculative", "graphs", "guards", "ragged"), addressed_by=())
 def buffer_overrun(shot: Shot) -> None:
-    """The word behind a graph runner's static kv_indices is written, as by a list that is too long."""
-    buffer = shot.view.buffers("draft")["draft.kv_indices"]
+    """The word behind a draft runner's static kv_indices is written, as by a list that is too long."""
+    buffers = shot.view.buffers("draft" if shot.view.eagle.runners.draft is not None else "extend")
+    name = "draft.kv_indices" if shot.view.spec.drafting == "head" else "extend.kv_indices"
+    buffer = buffers[name]
     beyond = buffer.as_strided((1,), (1,), buffer.storage_offset() + buffer.numel())
-    shot.edit(beyond, (0,), 1, "draft.kv_indices+0")
+    shot.edit(beyond, (0,), 1, f"{name}+0")
 
 
 def _position(shot: Shot, among: Sequence[Request] | None = None) -> tuple[Request, int]:

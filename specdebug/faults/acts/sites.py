@@ -12,9 +12,15 @@ TARGET_LOGITS = ("verify.logits", "target_prefill.logits", "target_decode.logits
 DRAFT_LOGITS = ("draft.forward.logits", "draft_extend.logits")
 POSITIONS = ("draft.forward.positions", "draft_graph.replay.positions")
 CANDIDATES = ("draft_extend.topk_index", "draft_graph.replay.topk_index")
-REPLAYED = ("draft_graph.replay.topk_index", "draft_graph.replay.topk_p", "draft_graph.replay.hidden_states")
-OF_LAYERS = ("mtp_graph.replay.input_ids", "mtp_graph.replay.req_pool_indices", "mtp_graph.replay.hidden_states")
-POISONED = (REPLAYED[0], "draft_graph.replay.req_pool_indices", *REPLAYED[1:], *OF_LAYERS)
+REPLAYED = (
+    "draft_graph.replay.topk_index",
+    "draft_graph.replay.topk_p",
+    "draft_graph.replay.hidden_states",
+    "draft_graph.replay.input_ids",
+    "mtp_graph.replay.input_ids",
+    "mtp_graph.replay.hidden_states",
+)
+POISONED = (*REPLAYED, "draft_graph.replay.req_pool_indices", "mtp_graph.replay.req_pool_indices")
 
 FAR = -4886055425978319163
 """An uninitialised topk_index was seen to hold this (SGLang PR 23037)."""
@@ -38,7 +44,7 @@ def nan_draft_logits(shot: Shot) -> None:
     shot.overwrite(shot.site.tensor, _row(shot), math.nan, shot.site.site)
 
 
-@fault_class(FAMILY, "site", "corrupts", sites=DRAFT_LOGITS, needs=("speculative",))
+@fault_class(FAMILY, "site", "corrupts", sites=DRAFT_LOGITS, needs=("weighed",))
 def tied_draft_logits(shot: Shot) -> None:
     """The draft's two best logits of one branch are equal, which may change the draft, and not the output."""
     row = _row(shot)
@@ -46,7 +52,7 @@ def tied_draft_logits(shot: Shot) -> None:
     _put(shot, (row, int(columns[1])), values[0].item())
 
 
-@fault_class(FAMILY, "site", "corrupts", sites=DRAFT_LOGITS, needs=("speculative",))
+@fault_class(FAMILY, "site", "corrupts", sites=DRAFT_LOGITS, needs=("weighed",))
 def one_hot_draft_logits(shot: Shot) -> None:
     """The draft is certain of one branch's next token, which changes what else is drafted, and not the output."""
     row = _row(shot)
@@ -150,7 +156,14 @@ def stale_padding_rows(shot: Shot) -> None:
     shot.overwrite(shot.site.tensor, _padding(shot), shot.site.tensor[0], shot.site.site)
 
 
-@fault_class(FAMILY, "site", "corrupts", sites=REPLAYED[:1], needs=("speculative", "graphs", "ragged"), addressed_by=())
+@fault_class(
+    FAMILY,
+    "site",
+    "corrupts",
+    sites=("draft_graph.replay.topk_index", "draft_graph.replay.input_ids"),
+    needs=("speculative", "graphs", "ragged"),
+    addressed_by=(),
+)
 def stale_padding_positions(shot: Shot) -> None:
     """A replay's padding rows keep a live row's positions, from which the draft's index pointers are made."""
     padding = _padding(shot)

@@ -26,7 +26,7 @@ class DraftKV(Oracle):
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:
-        return settings.spec.draft_kv and settings.target.drafts
+        return settings.spec.draft_kv and settings.target.drafts and settings.target.draft_kv
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)

@@ -278,15 +278,16 @@ class DraftStateOracle(Oracle):
         forwards = self._shape.num_steps - 1
         if not forwards or any(len(each.forwards) - forwards not in (0, 1) for each in kept):
             return None
-        return Branches(self._of_forwards(kept, "tokens"), self._of_forwards(kept, "parents"))
+        tokens, parents = self._of_forwards(kept, "tokens"), self._of_forwards(kept, "parents")
+        return Branches(tokens[:, -forwards:], parents[:, -forwards:])
 
     def _of_forwards(self, kept: list[_Kept], name: str) -> Tensor:
         """What each forward of each tree had, [n, S - 1, K, ...]. A draft that stores no first drafts makes one forward
-        more, from what it stores; what comes of that is in the tree."""
+        more, the seed pass, from what it stores: [n, S, K, ...], all branches of the first alike."""
         assert self._shape is not None
-        topk, forwards = self._shape.topk, self._shape.num_steps - 1
+        topk = self._shape.topk
         rows = [[getattr(each, name).unflatten(0, (-1, topk))[one.row] for each in one.forwards] for one in kept]
-        return torch.stack([torch.stack(each[-forwards:]) for each in rows])
+        return torch.stack([torch.stack(each) for each in rows])
 
     def _logits(
         self, text: DraftedText[Any], kept: list[_Kept], outputs: Tensor, drafted: Branches | None
@@ -303,6 +304,9 @@ class DraftStateOracle(Oracle):
             tokens.clamp(0, text.vocab_size - 1),
             drafted.parents.clamp(0, self._shape.topk - 1),
         )
+        if likely.shape[1] > logits.shape[1]:
+            seeds = text.logits(outputs)[:, None, None].expand(-1, 1, self._shape.topk, -1)
+            logits, known = torch.cat([seeds, logits], 1), torch.cat([known.new_ones(known[:, :1].shape), known], 1)
         theirs = logits.log_softmax(-1).gather(-1, likely)
         allowed = DRAFT_MARGIN[self.bench.settings.target.dtype] * logits.abs().amax(-1, keepdim=True)
         right = ((logs - theirs).abs() <= allowed) & known[..., None]

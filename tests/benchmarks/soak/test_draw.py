@@ -33,10 +33,11 @@ def test_three_elders_have_all_plans_and_few_engines_have_every_kind(worker: int
     kinds = [kinds_of(options) for options in engines]
     seen = {option: {kind[option] for kind in kinds} for option in kinds[0]}
     assert seen["page size"] == {"1", "4", "16", "256"}
-    assert seen["algorithm"] == {"EAGLE", "EAGLE3"}
+    assert seen["algorithm"] == {"EAGLE", "EAGLE v1", "EAGLE3", "FROZEN_KV_MTP", "MTP"}
+    assert seen["model"] == {"tiny", "tiny-mla"}
     assert {"1", "2"} < seen["topk"]
     assert seen["graphs"] == {"without", "one size", "sizes"}
-    assert seen["draft KV on a hit"] == {"recompute", "zero_fill"}
+    assert seen["draft KV on a hit"] == {"recompute", "zero_fill", "none"}
     assert seen["cache"] == {"radix", "none"}
     assert all(options["memory"]["guards"] for options in engines)
 
@@ -51,7 +52,7 @@ def test_engines_share_the_models_that_are_loaded_once() -> None:
 def test_every_request_fits_its_engine(seed: int, worker: int, number: int, nth: int) -> None:
     scenario = Scenario.from_dict(draw.scenario(seed, worker, number, nth))
     config = EngineConfig.from_dict(scenario.engine_of("base"))
-    workload = expand(scenario, load_tokenizer(draw.MODEL), scenario.seed)
+    workload = expand(scenario, load_tokenizer(draw.TOKENIZER), scenario.seed)
     lengths: dict[str, int] = {}
     for request in workload.requests:  # a conversation comes round by round
         before = lengths.get(request.continues or "", 0)

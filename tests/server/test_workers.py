@@ -1,0 +1,88 @@
+"""Every worker of the engine behind HTTP: answers as without drafts, streams, an abort, logprobs, metrics; its end."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from specdebug.engine.lineup import LINEUP
+from specdebug.server.engine_loop import FRONT_GONE
+from specdebug.server.engine_process import serve
+from specdebug.server.launch import Launch
+from specdebug.workers.wire import PipeSink
+from tests.server.serving import Serving, events_of, wait_until
+
+PROMPT = "def main():\n    return " * 4
+GREEDY = {"temperature": 0, "max_new_tokens": 24}
+SMALL = {"max_running_requests": 4, "page_size": 4, "memory": {"guards": True}}
+
+
+@pytest.fixture(scope="module", params=LINEUP)
+def served(request: pytest.FixtureRequest) -> Iterator[Serving]:
+    with Serving(LINEUP[request.param].options(3, 2, 6) | SMALL, enable_metrics=True) as server:
+        yield server
+        assert server.said == []
+
+
+def test_drafts_change_no_answer_and_are_accepted(served: Serving) -> None:
+    body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True}
+    drafted, plain = served.generate(**body), served.generate(**body, speculative=False)
+    assert drafted["output_ids"] == plain["output_ids"]
+    assert plain["meta_info"]["cached_tokens"] > 0
+    assert drafted["meta_info"]["spec_accept_length"] > 1.5
+    pairs = zip(drafted["meta_info"]["output_token_logprobs"], plain["meta_info"]["output_token_logprobs"], strict=True)
+    assert all(one[:1] == pytest.approx(other[:1], abs=1e-3) and one[1] == other[1] for one, other in pairs)
+
+
+def test_a_stream_adds_up_to_the_answer(served: Serving) -> None:
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    answer = served.http.post("/v1/completions", json=body).json()
+    with served.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        *events, done = events_of(response)
+    assert done == "[DONE]"
+    assert "".join(event["choices"][0]["text"] for event in events) == answer["choices"][0]["text"]
+
+
+def test_an_aborted_stream_says_so_and_leaves_nothing(served: Serving) -> None:
+    ask = {"text": PROMPT, "rid": "long", "sampling_params": {"temperature": 0.8, "max_new_tokens": 1500}}
+    with served.under_way(**ask):
+        assert served.http.post("/abort_request", json={"rid": "long"}).status_code == 200
+        wait_until(served.idle, "the aborted request has left")
+
+
+def test_metrics_tell_how_many_tokens_a_verify_gives(served: Serving) -> None:
+    served.generate(text=PROMPT, sampling_params=GREEDY)
+
+    def told() -> float:
+        lines = served.http.get("/metrics").text.splitlines()
+        (line,) = (each for each in lines if each.startswith("sglang:spec_accept_length{"))
+        return float(line.split()[-1])
+
+    assert wait_until(lambda: told() > 1.0, "the accept length is told")
+
+
+class Unheard(PipeSink):
+    """Words up to the first of ``since`` still reach the front."""
+
+    def __init__(self, channel: socket.socket, since: str) -> None:
+        super().__init__(channel.fileno())
+        self._since = since
+        self._gone = False
+
+    def emit(self, event: str, **fields: object) -> None:
+        self._gone = self._gone or event == self._since
+        if self._gone:
+            super().emit(event, **fields)
+
+
+@pytest.mark.parametrize("since", ["progress", "ready", "flushed", "gauges"])
+def test_a_front_that_goes_is_no_failure_of_the_engine(since: str, capfd: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(json.dumps({"do": "flush"}).encode() + b"\n")
+    ours.close()
+    with theirs, pytest.raises(FRONT_GONE):
+        serve(Launch(dict(LINEUP["EAGLE v1"].options(3, 2, 6))), theirs, Unheard(theirs, since))
+    assert capfd.readouterr().err == ""

@@ -30,6 +30,7 @@ PARTS = (
 SPARED = {
     "engine/memory/accounting.py": "is a law that the verdict is made of, and no work",
     "engine/memory/reuse.py": "is a law that the verdict is made of, and no work",
+    "engine/memory/room.py": "is a law that the verdict is made of, and no work",
     "engine/memory/fill.py": "is what the harness fills memory with",
     "engine/kernels/twin.py": "chooses between a kernel and its reference",
     "engine/attention/*_executor.py": "runs on a GPU only",

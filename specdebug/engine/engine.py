@@ -107,8 +107,7 @@ class Engine:
         self._memory = KVMemory(SlotAllocator(slots, page), target_kv, draft_kv)
         lookahead = 0 if draft is None else draft.lookahead
         self._cache = PrefixCache(config, self._memory, self._req_to_token, lookahead=lookahead)
-        self._recency = Recency(self._cache.radix)
-        self._room = Room(config, self._cache)
+        self._recency, self._room = Recency(self._cache.radix), Room(config, self._cache)
         self._reuse = Reuse(config, self._cache.radix, lookahead=lookahead, draft_kv=draft_kv is not None)
         self._scheduler = Scheduler(config, self._cache)
         self._heads: list[Heads] = [target.config] if draft is None else [target.config, draft]

@@ -50,8 +50,10 @@ class Drawing:
     sample: Annotated[int, typer.Option("--sample", min=0, help="Draw so many mutants; 0: all of them.")] = 40
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draw.")] = 0
     file: Annotated[
-        str | None,
-        typer.Option("--file", metavar="GLOB", help="Only of these files of the engine, as 'speculative/*.py'."),
+        list[str] | None,
+        typer.Option(
+            "--file", metavar="GLOB", help="Only of these files of the engine, as 'speculative/*.py' (repeatable)."
+        ),
     ] = None
     jobs: Annotated[
         int | None, TRIALS_AT_A_TIME, Help("Mutants at a time: 2, of a cluster as many as it has CPUs.")
@@ -77,7 +79,7 @@ def mutants(drawing: Drawing, kept_in: JournalOptions, results: PageOptions, sha
     from specdebug.mutants.find import all_mutants
 
     check_cluster(drawing.executor, drawing.ray_address)
-    found = all_mutants(drawing.file)
+    found = all_mutants(*drawing.file or ())
     if drawing.listed:
         return _list(found, results)
     results.check()
@@ -99,7 +101,7 @@ def _measure(
     from specdebug.report.mutants import MutantQuestion, mutants_progress
 
     arms = _arms(drawing, shared)
-    identity = identity_of(arms, drawing.sample, drawing.seed, drawing.file)
+    identity = identity_of(arms, drawing.sample, drawing.seed, drawing.file or ())
     path = kept_in.path("mutants", identity)
     about = f"mutants of the engine, {drawing.sample or 'all'} of them, seed {drawing.seed}"
     with kept_in.opened(path, identity, about) as journal:

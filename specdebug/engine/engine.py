@@ -22,7 +22,7 @@ from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
 from specdebug.engine.graph.runner import RunnerParts
 from specdebug.engine.inspect import EngineView
-from specdebug.engine.memory.accounting import Recency, check_others, check_pools, check_reserve
+from specdebug.engine.memory.accounting import Recency, check_others, check_pools
 from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
@@ -31,6 +31,7 @@ from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.memory.reuse import Reuse
+from specdebug.engine.memory.room import Room
 from specdebug.engine.model.interface import DraftSizes, Heads
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
@@ -106,7 +107,7 @@ class Engine:
         self._memory = KVMemory(SlotAllocator(slots, page), target_kv, draft_kv)
         lookahead = 0 if draft is None else draft.lookahead
         self._cache = PrefixCache(config, self._memory, self._req_to_token, lookahead=lookahead)
-        self._recency = Recency(self._cache.radix)
+        self._recency, self._room = Recency(self._cache.radix), Room(config, self._cache)
         self._reuse = Reuse(config, self._cache.radix, lookahead=lookahead, draft_kv=draft_kv is not None)
         self._scheduler = Scheduler(config, self._cache)
         self._heads: list[Heads] = [target.config] if draft is None else [target.config, draft]
@@ -212,7 +213,9 @@ class Engine:
         for each in self.observers:
             each.on_step_begin(self._step)
         try:
-            return self._run_batch()
+            report = self._run_batch()
+            self._room.end()
+            return report
         finally:
             for each in self.observers:
                 each.on_step_end()
@@ -220,6 +223,7 @@ class Engine:
     @torch.inference_mode()
     def _run_batch(self) -> StepReport:
         async_probe.set_step(self._step)
+        self._room.begin(self._scheduler.running, self._scheduler.chunked, self._scheduler.waiting)
         chunks = self._scheduler.next_prefill()
         if chunks:
             lens = tuple(length for _, length in chunks)
@@ -234,14 +238,15 @@ class Engine:
         self._cache.flush()
 
     def check_pools(self) -> list[str]:
-        """Violated conservation laws of memory, of reuse and of random streams; see
-        :mod:`specdebug.engine.memory.accounting`, :mod:`specdebug.engine.memory.reuse` and
-        :mod:`specdebug.engine.streams`. Some are of what has happened since the last look."""
+        """Violated conservation laws of memory, of room, of reuse and of random streams; see
+        :mod:`specdebug.engine.memory.accounting`, :mod:`specdebug.engine.memory.room`,
+        :mod:`specdebug.engine.memory.reuse` and :mod:`specdebug.engine.streams`. Some are of what has happened since
+        the last look."""
         holders, waiting = self._scheduler.holders, self._scheduler.waiting
         held = {request.rid for request in holders}
         others = [request for rid, request in self.requests.items() if rid not in held]
         problems = check_pools(self._cache, holders) + check_others(others, waiting) + self._recency.check()
-        problems += check_reserve(holders, self._scheduler.reservation, self.config.page_size)
+        problems += self._room.check(holders)
         requests = self.requests.values()
         return problems + self._reuse.check(requests, holders) + check_streams(requests)
 

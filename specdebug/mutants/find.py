@@ -19,6 +19,7 @@ ROOT = Path(specdebug.__file__).parent
 PARTS = (
     "engine/scheduler.py",
     "engine/sampler.py",
+    "engine/reservation.py",
     "engine/speculative/*.py",
     "engine/memory/*.py",
     "engine/graph/*.py",
@@ -29,6 +30,7 @@ PARTS = (
 SPARED = {
     "engine/memory/accounting.py": "is a law that the verdict is made of, and no work",
     "engine/memory/reuse.py": "is a law that the verdict is made of, and no work",
+    "engine/memory/room.py": "is a law that the verdict is made of, and no work",
     "engine/memory/fill.py": "is what the harness fills memory with",
     "engine/kernels/twin.py": "chooses between a kernel and its reference",
     "engine/attention/*_executor.py": "runs on a GPU only",
@@ -85,17 +87,21 @@ class Mutant:
         return Patch.of(f"mutant {self.id}", f"{_module(self.file)}:{self.function}", self.edit)
 
 
-def files(glob: str | None = None) -> list[str]:
-    """The files that are mutated, below the package. ``glob``: of a path or its end. Raises SpecDebugError for none."""
+def files(*globs: str) -> list[str]:
+    """The files that are mutated, below the package; without ``globs`` all. Each is one of a path or of its end, and
+    must fit some file: SpecDebugError says which does not."""
     found = sorted(path.relative_to(ROOT).as_posix() for part in PARTS for path in ROOT.glob(part))
     found = [file for file in found if not any(fnmatchcase(file, spared) for spared in SPARED)]
-    if glob is None:
+    if not globs:
         return found
-    wanted = glob.removeprefix("specdebug/")
-    chosen = [file for file in found if fnmatchcase(file, wanted) or fnmatchcase(file, f"*/{wanted}")]
-    if not chosen:
-        raise SpecDebugError(f"--file {glob}: no file of the engine that is mutated has such a name; see --list")
-    return chosen
+    chosen: set[str] = set()
+    for glob in globs:
+        wanted = glob.removeprefix("specdebug/")
+        fitting = [file for file in found if fnmatchcase(file, wanted) or fnmatchcase(file, f"*/{wanted}")]
+        if not fitting:
+            raise SpecDebugError(f"--file {glob}: no file of the engine that is mutated has such a name; see --list")
+        chosen.update(fitting)
+    return sorted(chosen)
 
 
 def source_of(file: str) -> ModuleSource:
@@ -118,9 +124,9 @@ def mutants_of(file: str) -> list[Mutant]:
     return found
 
 
-def all_mutants(glob: str | None = None) -> list[Mutant]:
+def all_mutants(*globs: str) -> list[Mutant]:
     """Every mutant of the files. Raises as :func:`files`."""
-    return [mutant for file in files(glob) for mutant in mutants_of(file)]
+    return [mutant for file in files(*globs) for mutant in mutants_of(file)]
 
 
 def _module(file: str) -> str:

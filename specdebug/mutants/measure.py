@@ -78,9 +78,9 @@ def draw(mutants: Sequence[Mutant], number: int, seed: int) -> list[Mutant]:
     return sorted((keyed[int((at + start) * every)][3] for at in range(number)), key=_by_id)
 
 
-def identity_of(arms: Sequence[ArmRun], number: int, seed: int, glob: str | None) -> str:
+def identity_of(arms: Sequence[ArmRun], number: int, seed: int, globs: Sequence[str]) -> str:
     """A digest of all that a journal's trials belong to: engine, oracles, scenarios and draw."""
-    return digest_of("mutants", *_deciding(arms), str(number), str(seed), glob or "")
+    return digest_of("mutants", *_deciding(arms), str(number), str(seed), *sorted(globs))
 
 
 def _deciding(arms: Sequence[ArmRun]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import zlib
 from typing import Any
 
 from specdebug.engine.config import round_up
-from specdebug.engine.memory.accounting import check_reserve
+from specdebug.engine.memory.room import Room
 from specdebug.engine.request import Request, Status
 from specdebug.engine.scheduler import Scheduler
 from tests.engine.parts import Parts, make_config
@@ -33,6 +33,8 @@ class Machine:
         self.config = make_config(**options)
         self.parts = Parts(self.config)
         self.scheduler = Scheduler(self.config, self.parts.cache)
+        self.room = Room(self.config, self.parts.cache)
+        assert self.room.check([]) == []  # from now on it watches
         self.requests: list[Request] = []
         self.log: list[Any] = []
 
@@ -49,6 +51,7 @@ class Machine:
 
     def step(self) -> tuple[Any, ...]:
         """("prefill", (rid, length), ...), ("decode", retracted rids, running rids) or ("idle",)."""
+        self.room.begin(self.scheduler.running, self.scheduler.chunked, self.scheduler.waiting)
         chunks = self.scheduler.next_prefill()
         did: tuple[Any, ...] = ("idle",)
         if chunks:
@@ -64,6 +67,7 @@ class Machine:
                 if request not in drafting:
                     self._decode(request)
             self._decode_v1(drafting)
+        self.room.end()
         self.log.append(did)
         self.check()
         return did
@@ -77,7 +81,8 @@ class Machine:
 
     def check(self) -> None:
         assert self.parts.laws(*self.scheduler.holders) == []
-        assert check_reserve(self.scheduler.holders, self.scheduler.reservation, self.config.page_size) == []
+        problems = self.room.check(self.scheduler.holders)
+        assert problems == [], problems
         assert self.parts.req_to_token.check_guards() == []
         for request in self.scheduler.holders:
             self.parts.check_target(request)

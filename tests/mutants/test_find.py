@@ -45,8 +45,8 @@ def test_a_diff_shows_the_lines_before_and_after() -> None:
 def test_files_are_chosen_by_their_path_or_its_end() -> None:
     assert files("radix_cache.py") == ["engine/memory/radix_cache.py"]
     assert files("speculative/*.py") == files("specdebug/engine/speculative/*.py") != []
-    assert not [
-        file for file in files() if "triton" in file.split("/")[2:3] or file.endswith(("accounting.py", "reuse.py"))
-    ]
+    assert files("sampler.py", "engine/sampler.py", "v1.py") == ["engine/sampler.py", "engine/speculative/v1.py"]
+    laws = ("accounting.py", "reuse.py", "room.py")
+    assert not [file for file in files() if "triton" in file.split("/")[2:3] or file.endswith(laws)]
     with pytest.raises(SpecDebugError, match="no file of the engine that is mutated"):
-        files("nothing.py")
+        files("v1.py", "nothing.py")

@@ -56,6 +56,8 @@ def test_each_makes_its_fault(body: str, operator: str, text: str) -> None:
         "maybe_detect_nan(a[1], 'site')",
         "if a < b:\n    maybe_detect_nan(a[1], 'site')",
         "out.probe_written(a[1:])",
+        "self._probe(a[1:])",
+        "probes.input_ids(a[1:])",
         "for each in self._observers:\n    each.on_stage(a + 1)",
         "return f'{a + 1}'",
         "x: dict[int, str] = a",

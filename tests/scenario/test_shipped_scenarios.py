@@ -27,7 +27,8 @@ DEMANDED = {
     "tgt_cache_loc",
 }  # fmt: skip
 
-WITHOUT_FIX = {"frozen_kv_cache_hit", "frozen_kv_topk", "request_ends", "sampled"}
+RETRACTED = ("v1_retraction", "mtp_retraction", "frozen_kv_retraction", "mla_retraction")
+WITHOUT_FIX = {"frozen_kv_cache_hit", "frozen_kv_topk", "request_ends", "sampled", *RETRACTED}
 """They show what an oracle looks at, or an algorithm at work; no registered fix is about that."""
 BESIDE = {"v1_against_v2"}
 """Their arms are ways of doing the same, and all must pass."""
@@ -233,6 +234,20 @@ def test_padding_scenarios_pad(name):
     assert config.cuda_graph.batch_sizes == (4,)
     lengths = {group.max_new_tokens for group in SHIPPED[name].workload}
     assert requests < 4 or (requests == 4 and len(lengths) > 1), "the batch must be or become smaller"
+
+
+@pytest.mark.parametrize("name", RETRACTED)
+def test_retraction_scenarios_want_more_memory_than_there_is(name):
+    """Every request fits by itself; those that come first, all that may run at once, do not fit together."""
+    scenario = SHIPPED[name]
+    tokenizer = Tokenizer.from_file(str(tokenizer_path("tiny")))
+    sent = expand(scenario, tokenizer).requests
+    needs = [len(one.new_ids) + one.sampling.max_new_tokens for one in sent]
+    for arm in scenario.arms:
+        config = engine_config(scenario, arm)
+        room = config.usable_slots - config.page_size - config.alloc_len_per_decode
+        assert max(needs) < room
+        assert max(sum(needs[at : at + config.max_running_requests]) for at in range(len(needs))) > config.usable_slots
 
 
 def test_chunk_tail_has_several_chunks_a_prompt(prompts):

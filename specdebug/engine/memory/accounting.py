@@ -8,13 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from specdebug.engine.config import round_up
 from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.prefix_cache import PrefixCache, own_slots
 from specdebug.engine.memory.radix_cache import RadixCache, TreeNode
 from specdebug.engine.memory.req_to_token import PADDING_ROW, ReqToToken
 from specdebug.engine.request import Request, Status
-from specdebug.engine.reservation import Reservation
 
 
 def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:
@@ -62,20 +60,6 @@ def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:
             problems.append(f"liveness: {request.rid} position {at} of {request.kv_len} points outside the pool")
         else:
             problems += _prefix(request, cells)
-    return problems
-
-
-def check_reserve(holders: Iterable[Request], reservation: Reservation, page_size: int) -> list[str]:
-    """The law ``reserve``: a request that holds a row has whole pages for what it has committed, and between steps no
-    more beyond than its worker's discipline lets it keep."""
-    problems = []
-    for request in holders:
-        least, held = round_up(request.kv_len, page_size), request.kv_allocated
-        most = round_up(request.kv_len + reservation.held(request), page_size)
-        if held % page_size or not least <= held <= most:
-            due = f"{least}" if least == most else f"{least} to {most}"
-            committed = f"has committed {request.kv_len} positions"
-            problems.append(f"reserve: {request.rid} {committed} and holds {held} slots, not {due} in whole pages")
     return problems
 
 

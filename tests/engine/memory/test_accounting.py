@@ -9,11 +9,10 @@ import torch
 
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.errors import EngineError
-from specdebug.engine.memory.accounting import Recency, check_others, check_reserve
+from specdebug.engine.memory.accounting import Recency, check_others
 from specdebug.engine.memory.prefix_cache import PrefixCache
 from specdebug.engine.memory.radix_cache import RadixCache, TreeNode
 from specdebug.engine.request import Request, Status
-from specdebug.engine.reservation import reservation_of
 from tests.engine.parts import Parts, make_config
 from tests.engine.planting import plant
 
@@ -59,23 +58,6 @@ def test_a_request_that_has_ended_or_waits_holds_nothing(parts: Parts, holder: R
     assert check_others([holder], []) == ["rows: r1 has ended, and reads the radix tree"]
     holder.row, holder.kv_len = row, positions
     assert check_others([holder], []) == [f"rows: r1 has ended, and has row {row} and {positions} positions"]
-
-
-@pytest.mark.parametrize(("worker", "most"), [("v1", 12), ("v2", 24)])
-def test_a_holder_keeps_whole_pages_and_no_more_than_its_worker_lets_it(worker: str, most: int) -> None:
-    """9 positions: v1 leaves them alone, v2 two steps of 6 behind them."""
-    parts = Parts(make_config(page_size=4, num_slots=64, speculative={"worker": worker, "num_steps": 5}))
-    request, reservation = parts.run(PROMPT), reservation_of(parts.config)
-    assert request.kv_len == 9
-    for held in range(8, 32):
-        request.kv_allocated = held
-        problems = check_reserve([request], reservation, 4)
-        if held % 4 or not 12 <= held <= most:
-            due = "12" if most == 12 else "12 to 24"
-            said = f"has committed 9 positions and holds {held} slots, not {due} in whole pages"
-            assert problems == [f"reserve: {request.rid} {said}"]
-        else:
-            assert problems == []
 
 
 def test_a_slot_freed_while_held_has_two_owners(parts: Parts, holder: Request) -> None:

@@ -171,7 +171,7 @@ def test_listings_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert site["kinds"] == ["oob"]
     assert {"default", "assert", "graph"} <= set(site["packs"])
     assert "numerics" not in site["packs"]
-    assert site["workers"] == ["EAGLE v2", "EAGLE v1"]
+    assert site["workers"] == ["EAGLE v2", "EAGLE v1", "MLA"]
     for listing in (["scenarios", "list"], ["toggles", "list"], ["probes", "list"]):
         assert run(listing) == 0
         assert len(capsys.readouterr().out.splitlines()) > 5

@@ -73,13 +73,13 @@ def stages(out: Path, jobs: int) -> list[Stage]:
     arms = (PYTHON, str(HERE / "scenarios.py"), str(out), "--device", "cuda", "--jobs", str(jobs))
     each_plan = [word for plan in PLANS for word in ("--backend", plan)]
     replay = (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda")
-    lossless = (PYTHON, "-m", "benchmarks.lossless", "--device", "cuda", "--count", "1")  # of each worker and dtype
+    lossless = (PYTHON, "-m", "benchmarks.lossless", "--device", "cuda", "--count", "3")  # one for each plan
     return [
         Stage("doctor", (*SPECDEBUG, "doctor"), 60, 10, timed=True),
         Stage("replay-first", replay, 120, 40, timed=True),
         Stage("replay-cold", replay, 60, 10, timed=True),
         *_tests(jobs),
-        Stage("lossless", (*lossless, "--json", str(out / "lossless.json")), 200, 60, AGAINST),
+        Stage("lossless", (*lossless, "--json", str(out / "lossless.json")), 300, 60, AGAINST),
         Stage("scenarios", (*arms, "--same-as-cpu"), 180, 70, workers=jobs),
         Stage("scenarios-bf16", (*arms, "--dtype", "bfloat16"), 120, 65, workers=jobs),
         *[_matrix(f"matrix-{plan}", plan, (*PARTS[0], *PARTS[1]), jobs) for plan in PLANS],

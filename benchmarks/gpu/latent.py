@@ -90,7 +90,7 @@ def weight_bytes(target: TargetModel, experts: float) -> int:
 
 
 def experts_read(target: TargetModel, backend: str, batch: int, length: int) -> float:
-    """How many experts of a layer the tokens of a step choose, those of every token included; 0 without experts."""
+    """Count the experts that a step reads of a layer, those of every token included; 0 without experts."""
     if all(not isinstance(layer.mlp, RoutedExperts) for _, layer in target.layers):
         return 0.0
     counts: list[int] = []

@@ -51,7 +51,7 @@ def arm_runs(
 
 
 def fits(run: ArmRun, plan: str) -> bool:
-    """Whether the fixes that an arm reverts exist in a plan, as its scenario shows them."""
+    """Return True if the fixes that an arm reverts exist in a plan, as its scenario shows them."""
     here = run.scenario.path.stem if run.scenario.path else ""
     shown = (
         next((toggle.shown_by(each) for each in toggle.detections if each.scenario == here), toggle)

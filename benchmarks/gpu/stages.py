@@ -1,4 +1,4 @@
-"""What ``suite.py`` runs: its stages, in the order they begin, with the time that each takes.
+"""The stages that ``suite.py`` runs, in the order they begin, with the time that each takes.
 
 All that are not ``long`` fit in nine minutes on a bare machine. Those that are, are run by name, and two of them beside
 each other fit as well. It imports nothing that a bare Python lacks.
@@ -29,9 +29,9 @@ BASE = (
     *("torch", "triton", "numpy", "scipy", "safetensors", "tokenizers", "yaml", "rich", "typer", "packaging"),
     *("jinja2", "markupsafe", "xxhash"),
 )
-"""What specdebug itself imports, on a GPU."""
+"""Packages that specdebug itself imports, on a GPU."""
 TESTS = (*BASE, "pytest", "xdist", "hypothesis", "transformers", "fastapi", "uvicorn", "httpx", "prometheus_client")
-"""What the tests need beside it; tests that need other packages skip themselves."""
+"""Packages that the tests need, those of specdebug included; tests that need others skip themselves."""
 AGAINST = (*BASE, "transformers")
 
 PADDED = ("graph_padding", "v1_padding", "mtp_padding", "frozen_kv_padding", "mla_padding")

@@ -94,7 +94,7 @@ SITES: Mapping[str, SiteRows] = {
     "kv_pool.write.loc": SiteRows("written", padded=True, places=True),
     "kv_pool.write.v": SiteRows("written", padded=True, only_by_head=True),
     "mtp_draft.draft_tokens": SiteRows("request", drafted_by=LAYERS),
-    "mtp_extend.hidden_states": SiteRows("extended", padded=True, captured=True, drafted_by=LAYERS),
+    "mtp_extend.hidden_states": SiteRows("request", padded=True, captured=True, drafted_by=LAYERS),
     "mtp_extend.input_ids": SiteRows("extended", padded=True, captured=True, drafted_by=LAYERS),
     "mtp_graph.replay.accept_lengths": SiteRows("request", padded=True, drafted_by=LAYERS),
     "mtp_graph.replay.hidden_states": SiteRows("nodes", padded=True, drafted_by=LAYERS),

@@ -93,11 +93,13 @@ class DecoderLayer(AfterAttention):
         phases: Tensor,
         attn: LayerAttention,
         qkv_share: Tensor | None = None,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """Normed input [n, in] and residual [n, H] -> [n, H]; ``phases`` from ``Rotary.at``.
 
         The result takes the residual's place in memory. ``qkv_share`` [n, q+k+v] stands for the bias: a share of the
-        projection computed elsewhere, which is used up as well.
+        projection computed elsewhere, which is used up as well. ``wanted``: int64 [m], the rows to return, as [m, H];
+        of the others only keys and values are needed.
         """
         qkv = linear(normed, self.qkv, self.qkv_bias) if qkv_share is None else linear_into(qkv_share, normed, self.qkv)
         if self.rotary.stores and isinstance(attn, StoredAttention):
@@ -105,6 +107,8 @@ class DecoderLayer(AfterAttention):
             attended = attn.attend(self.layer_id, q)
         else:
             attended = attn(self.layer_id, *self.rotary.split(qkv, phases))
+        if wanted is not None:
+            attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
         return self.finish(attended, residual)
 
 

@@ -42,13 +42,22 @@ class MTPDraft(HeadSizes):
     layers: Sequence[NextNLayer]
     chain_hidden_states: bool
 
-    def forward(self, index: int, input_ids: Tensor, positions: Tensor, hidden: Tensor, attn: LayerAttention) -> Tensor:
+    def forward(
+        self,
+        index: int,
+        input_ids: Tensor,
+        positions: Tensor,
+        hidden: Tensor,
+        attn: LayerAttention,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         """Run layer ``index``: ids [n] i64, of the token ``index`` + 1 after each position; positions [n] i64;
-        hidden [n, H] -> hidden [n, H], normed as its head reads it. Raises IndexError as ``TargetModel.forward`` does.
+        hidden [n, H] -> hidden [n, H], normed as its head reads it, or [m, H] of the rows ``wanted`` (int64 [m]).
+        Raises IndexError as ``TargetModel.forward`` does.
         """
         one = self.layers[index]
         x = linear_into(one.token(input_ids), one.hidden_norm(hidden), one.eh_proj)
-        x = one.layer.forward(one.input_norm(x), x, self.rotary.at(positions), attn)
+        x = one.layer.forward(one.input_norm(x), x, self.rotary.at(positions), attn, wanted=wanted)
         return one.head_norm.with_gain(x)
 
     def logits(self, index: int, hidden: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ class MTPDrafter:
         metadata = parts.planner.extend(_layout(batch, spans), self._workspace)
         attention = parts.attention.draft.bind(metadata, parts.pools.draft, slots)
         rows = ChainRows(ids[at], positions, hidden[at], following, last)
-        drafts = self._chain.run(rows, attention, ChainProbes(self._look_at_ids, _look_at_hidden), tail)
+        drafts = self._chain.run(rows, attention, ChainProbes(self._look_at_ids, _look_at_hidden, every_row=True), tail)
         parts.pools.draft.probe_written(slots)
         kept = ends.unsqueeze(1) + torch.arange(-earlier, 0, device=device)
         return MTPExtendOutputs(drafts, ids[kept], hidden[kept])

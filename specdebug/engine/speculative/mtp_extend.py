@@ -68,10 +68,11 @@ class ChainRows(NamedTuple):
 
 
 class ChainProbes(NamedTuple):
-    """The probes of a layer's ids before it runs, and of its hidden states after."""
+    """The probes of a layer's ids before it runs, and of its hidden states after: of ``every_row``, or of the last."""
 
     input_ids: Callable[[Tensor], None]
     hidden_states: Callable[[Tensor], None]
+    every_row: bool
 
 
 class LayerChain:
@@ -86,23 +87,48 @@ class LayerChain:
     ) -> Tensor:
         """The best draft of each layer behind the last rows: int64 [B, N].
 
+        Attention reaches every row, the MLP those whose output is read: all only if layers are chained or probed so.
         tail: int64 [B, N], the token that layer i reads at the last row, where one is known, else -1.
         """
         model, ids, hidden = self.model, rows.next_ids, rows.hidden_states
+        whole = model.chain_hidden_states or probes.every_row
         drafts: list[Tensor] = []
         for index in range(model.num_layers):
             if drafts:
                 known = drafts[-1] if tail is None else torch.where(tail[:, index] < 0, drafts[-1], tail[:, index])
                 ids = ids.index_select(0, rows.following).index_copy_(0, rows.last, known)
             probes.input_ids(ids)
-            output = model.forward(index, ids, rows.positions, hidden, attention)
-            probes.hidden_states(output)
-            logits = model.logits(index, output.index_select(0, rows.last))
+            output = model.forward(index, ids, rows.positions, hidden, attention, None if whole else rows.last)
+            last = output.index_select(0, rows.last) if whole else output
+            probes.hidden_states(output if probes.every_row else last)
+            logits = model.logits(index, last)
             maybe_detect_nonfinite(logits, "draft_extend.logits")
             drafts.append(argmax(logits))
             maybe_detect_oob(drafts[-1].unsqueeze(1), 0, model.vocab_size, "draft_extend.topk_index")
             hidden = output if model.chain_hidden_states else hidden
         return torch.stack(drafts, dim=1)
+
+
+class _Places(NamedTuple):
+    """Row numbers of a batch, B times T + N - 1, that no request's length changes; never written.
+
+    number: int64 [B, T+N-1], of each row. before: [B, 1], of the row before each request's first new one. end: [B, 1],
+    of its last. following: [B·(T+N-1)], of the next row, at most that end. offset: [T+N-1], of a row from that first
+    new one.
+    """
+
+    number: Tensor
+    before: Tensor
+    end: Tensor
+    following: Tensor
+    offset: Tensor
+
+    @classmethod
+    def of(cls, batch: int, width: int, earlier: int, device: torch.device) -> _Places:
+        number = torch.arange(batch * width, device=device).view(batch, width)
+        before, end = number[:, :1] + earlier - 1, number[:, -1:]
+        following = torch.minimum(number + 1, end).view(-1)
+        return cls(number, before, end, following, torch.arange(-earlier, width - earlier, device=device))
 
 
 class MTPExtendForward:
@@ -114,7 +140,8 @@ class MTPExtendForward:
         self.earlier = chain.model.num_layers - 1
         self.width = tree_size + self.earlier
         self._state = state
-        self._looks = ChainProbes(self._look_at_ids, self._look_at_hidden)
+        self._looks = ChainProbes(self._look_at_ids, self._look_at_hidden, every_row=False)
+        self._places: dict[int, _Places] = {}  # by batch size; graphs read them where they lie
 
     def layout(self, batch: SequenceLayout) -> SequenceLayout:
         """The batch as it was N - 1 positions ago, or at its beginning: where the rows start."""
@@ -123,25 +150,31 @@ class MTPExtendForward:
 
     def run(self, inputs: MTPExtendInputs, attention: LayerAttention) -> MTPExtendOutputs:
         """Compute T + N - 1 rows each. A request that is shorter than N - 1 has that many more behind its tokens."""
-        batch, width, device = inputs.seq_lens.numel(), self.width, inputs.seq_lens.device
+        batch, lengths = inputs.seq_lens.numel(), inputs.seq_lens
+        places = self._places_of(batch, lengths.device)
         recent = self._state.recent(inputs.req_pool_indices)
         next_ids = torch.cat([recent.next_ids, inputs.input_ids.view(batch, -1)], dim=1)
         features = inputs.features.view(batch, self.tree_size, -1)
         hidden = torch.cat([recent.hidden_states, features], dim=1)
-        column = torch.arange(width, device=device)
-        first = torch.arange(0, batch * width, width, device=device)
-        lacking = (self.earlier - inputs.seq_lens).clamp_(min=0)
-        at = (first.unsqueeze(1) + (lacking.unsqueeze(1) + column).clamp_(max=width - 1)).view(-1)
+        started = lengths.clamp(min=self.earlier).unsqueeze(1)  # the position of a request's first new row
+        lacking = started - lengths.unsqueeze(1)
+        at = torch.minimum(places.number + lacking, places.end).view(-1)
+        accepted = inputs.accept_lengths.unsqueeze(1)
         rows = ChainRows(
             next_ids.view(-1).index_select(0, at),
-            (inputs.seq_lens - self.earlier + lacking).unsqueeze(1).add(column).view(-1),
+            (started + places.offset).view(-1),
             hidden.flatten(0, 1).index_select(0, at),
-            (first.unsqueeze(1) + (column + 1).clamp_(max=width - 1)).view(-1),
-            first + self.earlier - lacking + inputs.accept_lengths - 1,
+            places.following,
+            (places.before + accepted - lacking).view(-1),
         )
         drafts = self.chain.run(rows, attention, self._looks)
-        kept = (first + inputs.accept_lengths).unsqueeze(1) + column[: self.earlier]
+        kept = places.number[:, : self.earlier] + accepted
         return MTPExtendOutputs(drafts, next_ids.view(-1)[kept], hidden.flatten(0, 1)[kept])
+
+    def _places_of(self, batch: int, device: torch.device) -> _Places:
+        if batch not in self._places:
+            self._places[batch] = _Places.of(batch, self.width, self.earlier, device)
+        return self._places[batch]
 
     def _look_at_ids(self, ids: Tensor) -> None:
         maybe_detect_oob(ids, 0, self.chain.model.vocab_size, "mtp_extend.input_ids")

@@ -95,6 +95,16 @@ def test_geometry_and_lookahead_follow_the_number_of_layers(tmp_path: Path, targ
     assert [one.layer.layer_id for one in draft.layers] == [0, 1]
 
 
+def test_wanted_rows_are_those_of_the_whole_and_all_leave_keys(tmp_path: Path, target: TargetModel) -> None:
+    draft, whole, part = loaded(tmp_path, target, tensors_of()), DenseAttention(), DenseAttention()
+    wanted = torch.tensor([29, 4, 4])
+    with torch.inference_mode():
+        expected = draft.forward(1, IDS, POSITIONS, HIDDEN, whole)[wanted]
+        found = draft.forward(1, IDS, POSITIONS, HIDDEN, part, wanted)
+    torch.testing.assert_close(found, expected, **NEAR)  # other products of as many rows may round otherwise
+    assert torch.equal(part.keys[1], whole.keys[1])
+
+
 def test_each_layer_writes_its_own_keys_and_values(tmp_path: Path, target: TargetModel) -> None:
     draft, attention = loaded(tmp_path, target, tensors_of()), DenseAttention()
     for index in range(2):

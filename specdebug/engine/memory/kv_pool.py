@@ -54,7 +54,7 @@ class KVPool(Protocol):
         """Zero every layer's KV at ``slots``."""
 
     def poison(self, slots: Tensor) -> None:
-        """Make released slots hold what unwritten memory holds under the fill policy."""
+        """Make released slots (int64, on any device) hold what unwritten memory holds under the fill policy."""
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of k and v at ``slots`` [n] for an oracle: each [num_layers, n, heads, width]; widths as of

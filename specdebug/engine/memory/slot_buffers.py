@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_oob
+from specdebug.engine.device import upload
 from specdebug.engine.kernels.kv_cache import move_kv
 from specdebug.engine.memory.fill import FillPolicy
 
@@ -57,7 +58,8 @@ class SlotBuffers:
     def poison(self, slots: Tensor) -> None:
         if not self._fill.poisons:
             return
+        there = upload(slots.numpy(), self.device) if slots.device.type == "cpu" else slots
         for buffer in self._buffers:
             content = torch.empty((slots.numel(), *buffer.shape[1:]), dtype=buffer.dtype, device=buffer.device)
             self._fill.paint(content)
-            buffer[slots] = content
+            buffer.index_copy_(0, there, content)  # by slots on the host, each plane would wait for a copy of them

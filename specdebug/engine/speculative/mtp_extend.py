@@ -20,6 +20,7 @@ from torch import Tensor
 from specdebug.async_probe import maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
 from specdebug.engine.attention.planner import SequenceLayout
 from specdebug.engine.kernels.argmax import argmax
+from specdebug.engine.kernels.mtp_rows import mtp_rows
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.mtp import MTPDraft
@@ -109,28 +110,6 @@ class LayerChain:
         return torch.stack(drafts, dim=1)
 
 
-class _Places(NamedTuple):
-    """Row numbers of a batch, B times T + N - 1, that no request's length changes; never written.
-
-    number: int64 [B, T+N-1], of each row. before: [B, 1], of the row before each request's first new one. end: [B, 1],
-    of its last. following: [B·(T+N-1)], of the next row, at most that end. offset: [T+N-1], of a row from that first
-    new one.
-    """
-
-    number: Tensor
-    before: Tensor
-    end: Tensor
-    following: Tensor
-    offset: Tensor
-
-    @classmethod
-    def of(cls, batch: int, width: int, earlier: int, device: torch.device) -> _Places:
-        number = torch.arange(batch * width, device=device).view(batch, width)
-        before, end = number[:, :1] + earlier - 1, number[:, -1:]
-        following = torch.minimum(number + 1, end).view(-1)
-        return cls(number, before, end, following, torch.arange(-earlier, width - earlier, device=device))
-
-
 class MTPExtendForward:
     """The callable: all layers over the accepted tokens and the N - 1 positions before them."""
 
@@ -141,7 +120,7 @@ class MTPExtendForward:
         self.width = tree_size + self.earlier
         self._state = state
         self._looks = ChainProbes(self._look_at_ids, self._look_at_hidden, every_row=False)
-        self._places: dict[int, _Places] = {}  # by batch size; graphs read them where they lie
+        self._following: dict[int, Tensor] = {}  # by batch size
 
     def layout(self, batch: SequenceLayout) -> SequenceLayout:
         """The batch as it was N - 1 positions ago, or at its beginning: where the rows start."""
@@ -150,31 +129,25 @@ class MTPExtendForward:
 
     def run(self, inputs: MTPExtendInputs, attention: LayerAttention) -> MTPExtendOutputs:
         """Compute T + N - 1 rows each. A request that is shorter than N - 1 has that many more behind its tokens."""
-        batch, lengths = inputs.seq_lens.numel(), inputs.seq_lens
-        places = self._places_of(batch, lengths.device)
-        recent = self._state.recent(inputs.req_pool_indices)
-        next_ids = torch.cat([recent.next_ids, inputs.input_ids.view(batch, -1)], dim=1)
-        features = inputs.features.view(batch, self.tree_size, -1)
-        hidden = torch.cat([recent.hidden_states, features], dim=1)
-        started = lengths.clamp(min=self.earlier).unsqueeze(1)  # the position of a request's first new row
-        lacking = started - lengths.unsqueeze(1)
-        at = torch.minimum(places.number + lacking, places.end).view(-1)
-        accepted = inputs.accept_lengths.unsqueeze(1)
-        rows = ChainRows(
-            next_ids.view(-1).index_select(0, at),
-            (started + places.offset).view(-1),
-            hidden.flatten(0, 1).index_select(0, at),
-            places.following,
-            (places.before + accepted - lacking).view(-1),
+        found = mtp_rows(
+            inputs.input_ids,
+            inputs.features,
+            *self._state.recent_table,
+            inputs.req_pool_indices,
+            inputs.seq_lens,
+            inputs.accept_lengths,
         )
+        following = self._following_of(inputs.seq_lens.numel(), inputs.seq_lens.device)
+        rows = ChainRows(found.next_ids, found.positions, found.hidden_states, following, found.last)
         drafts = self.chain.run(rows, attention, self._looks)
-        kept = places.number[:, : self.earlier] + accepted
-        return MTPExtendOutputs(drafts, next_ids.view(-1)[kept], hidden.flatten(0, 1)[kept])
+        return MTPExtendOutputs(drafts, found.kept_ids, found.kept_hidden)
 
-    def _places_of(self, batch: int, device: torch.device) -> _Places:
-        if batch not in self._places:
-            self._places[batch] = _Places.of(batch, self.width, self.earlier, device)
-        return self._places[batch]
+    def _following_of(self, batch: int, device: torch.device) -> Tensor:
+        """``ChainRows.following``, which no length changes: made once, for graphs read it where it lies."""
+        if batch not in self._following:
+            number = torch.arange(batch * self.width, device=device).view(batch, -1)
+            self._following[batch] = torch.minimum(number + 1, number[:, -1:]).view(-1)
+        return self._following[batch]
 
     def _look_at_ids(self, ids: Tensor) -> None:
         maybe_detect_oob(ids, 0, self.chain.model.vocab_size, "mtp_extend.input_ids")

@@ -57,6 +57,11 @@ class MTPStateTable(LengthTable):
         seq_lens, bonus, draft_tokens, hidden_states = (column.index_select(0, rows) for column in columns)
         return MTPState(seq_lens, bonus, draft_tokens, hidden_states)
 
+    @property
+    def recent_table(self) -> tuple[Tensor, Tensor]:
+        """``RecentPositions`` of all rows, where they are kept: int64 [R + 1, N-1] and [R + 1, N-1, H]."""
+        return self._next_ids, self._hidden
+
     def recent(self, rows: Tensor) -> RecentPositions:
         """Copies of what is kept of the last positions of the given rows (int64 [B])."""
         return RecentPositions(self._next_ids.index_select(0, rows), self._hidden.index_select(0, rows))

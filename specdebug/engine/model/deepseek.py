@@ -17,7 +17,7 @@ from specdebug.engine.model.deepseek_config import (
     DeepseekConfig,
     ExpertsConfig,
 )
-from specdebug.engine.model.draft import TokenShare
+from specdebug.engine.model.draft import NormedPair
 from specdebug.engine.model.experts import RoutedExperts
 from specdebug.engine.model.keys import architecture_of
 from specdebug.engine.model.latent import DenseMlp, FeedForward, LatentLayer
@@ -204,7 +204,7 @@ def build_nextn(weights: DeepseekWeights, target: TargetModel, max_positions: in
     size, prefix = config.hidden_size, f"model.layers.{config.num_layers}"
     rotary = weights.rotary(max_positions or target.config.max_position_embeddings)
     token_norm, hidden_norm = weights.norm(f"{prefix}.enorm.weight"), weights.norm(f"{prefix}.hnorm.weight")
-    fc = weights.fused(2 * size, (f"{prefix}.eh_proj.weight", size))
+    fused = weights.fused(2 * size, (f"{prefix}.eh_proj.weight", size))
     layer_norm = weights.norm(f"{prefix}.input_layernorm.weight")
     final_norm = weights.norm(f"{prefix}.shared_head.norm.weight")
     embedding, lm_head = target.embedding, target.lm_head
@@ -218,9 +218,7 @@ def build_nextn(weights: DeepseekWeights, target: TargetModel, max_positions: in
         vocab_size=config.vocab_size,
         target_feature_size=size,
         rotary=rotary,
-        token=TokenShare(embedding, token_norm, token_norm.fold_into(fc[:size]), None),
-        hidden_norm=hidden_norm,
-        fc=hidden_norm.fold_into(fc[size:]),
+        fused=NormedPair(embedding, token_norm, hidden_norm, fused),
         layer_norm=layer_norm,
         layer=weights.latent_layer(prefix, 0, rotary, layer_norm, sparse=weights.has(f"{prefix}.mlp.gate.weight")),
         final_norm=final_norm,

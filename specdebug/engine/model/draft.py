@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdebug.engine.model.interface import DecoderConfig
 from specdebug.engine.model.layers import Norm
-from specdebug.engine.model.linear import linear
+from specdebug.engine.model.linear import linear, linear_into
 
 # A table this large is computed in a blink and costs a worker little; an 8B head's would be gigabytes.
 MAX_TABLE_BYTES = 32 << 20
@@ -53,6 +53,11 @@ class TokenShare:
         size = embedding.shape[0] * weight.shape[1] * weight.element_size()
         self._table = self._of(embedding) if size <= MAX_TABLE_BYTES else None
 
+    @property
+    def tabulated(self) -> bool:
+        """True if a look-up gives it."""
+        return self._table is not None
+
     def __call__(self, input_ids: Tensor) -> Tensor:
         """Ids [n] i64 -> [n, out], bias included. Raises IndexError if an id is outside the vocabulary."""
         if self._table is not None:
@@ -62,3 +67,32 @@ class TokenShare:
     def _of(self, rows: Tensor) -> Tensor:
         normed = rows if self._norm is None else self._norm(rows)
         return linear(normed, self._weight, self._bias)
+
+
+class NormedPair:
+    """The linear layer that next-n layers begin with: it reads a token's embedding and a hidden state, each normed.
+
+    Where the token's share is no table, a GPU norms both in one launch and reads the weight in one product.
+    """
+
+    def __init__(self, embedding: Tensor, token_norm: Norm, hidden_norm: Norm, weight: Tensor) -> None:
+        """Take embedding [V, H] and weight [2*H, out], of which the first half reads the token; gains are folded into
+        it if they must be."""
+        size = embedding.shape[1]
+        self._embedding = embedding
+        self._norms = token_norm, hidden_norm
+        self._weight = weight
+        self._token = TokenShare(embedding, token_norm, token_norm.fold_into(weight[:size]), None)
+        self._hidden_weight = hidden_norm.fold_into(weight[size:])
+        self._at_once = weight.is_cuda and not self._token.tabulated
+
+    def __call__(self, input_ids: Tensor, hidden: Tensor) -> Tensor:
+        """Ids [n] i64 and hidden [n, H] -> [n, out]. Raises IndexError if an id is outside the vocabulary."""
+        token_norm, hidden_norm = self._norms
+        if self._at_once:
+            from specdebug.engine.kernels.triton.norm import rms_norm_pair
+
+            token = torch.embedding(self._embedding, input_ids)
+            pair = rms_norm_pair(token, token_norm.gain, token_norm.eps, hidden, hidden_norm.gain, hidden_norm.eps)
+            return linear(pair, self._weight)
+        return linear_into(self._token(input_ids), hidden_norm(hidden), self._hidden_weight)

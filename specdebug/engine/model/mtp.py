@@ -11,20 +11,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdebug.engine.model.draft import HeadSizes, TokenShare
+from specdebug.engine.model.draft import HeadSizes, NormedPair
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.layers import DecoderLayer, Norm
-from specdebug.engine.model.linear import linear, linear_into
+from specdebug.engine.model.linear import linear
 from specdebug.engine.model.rope import Rotary
 
 
 @dataclass(frozen=True, eq=False)
 class NextNLayer:
-    """One of them. token: the embedding's share of ``eh_proj``. eh_proj: [H, H], its other half. lm_head: [H, V]."""
+    """One of them. fused: of token and hidden. lm_head: [H, V]."""
 
-    token: TokenShare
-    hidden_norm: Norm
-    eh_proj: Tensor
+    fused: NormedPair
     input_norm: Norm
     layer: DecoderLayer
     head_norm: Norm
@@ -56,7 +54,7 @@ class MTPDraft(HeadSizes):
         Raises IndexError as ``TargetModel.forward`` does.
         """
         one = self.layers[index]
-        x = linear_into(one.token(input_ids), one.hidden_norm(hidden), one.eh_proj)
+        x = one.fused(input_ids, hidden)
         x = one.layer.forward(one.input_norm(x), x, self.rotary.at(positions), attn, wanted=wanted)
         return one.head_norm.with_gain(x)
 

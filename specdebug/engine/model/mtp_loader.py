@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.config import LlamaConfig, MTPOptions
-from specdebug.engine.model.draft import TokenShare
+from specdebug.engine.model.draft import NormedPair
 from specdebug.engine.model.linear import as_weight
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.mtp import MTPDraft, NextNLayer
@@ -83,9 +83,7 @@ def _layer(weights: Weights, target: TargetModel, rotary: Rotary, index: int) ->
     input_norm = weights.norm(f"{prefix}.input_layernorm.weight")
     fused = weights.linear(2 * size, (f"{prefix}.eh_proj.weight", size))
     return NextNLayer(
-        token=TokenShare(embedding, token_norm, token_norm.fold_into(fused[:size]), None),
-        hidden_norm=hidden_norm,
-        eh_proj=hidden_norm.fold_into(fused[size:]),
+        fused=NormedPair(embedding, token_norm, hidden_norm, fused),
         input_norm=input_norm,
         layer=weights.layer(prefix, index, rotary, input_norm, size),
         head_norm=weights.norm(f"{prefix}.shared_head.norm.weight"),

@@ -10,24 +10,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdebug.engine.model.draft import HeadSizes, TokenShare
+from specdebug.engine.model.draft import HeadSizes, NormedPair
 from specdebug.engine.model.interface import Layer, LayerAttention, PositionTable
 from specdebug.engine.model.layers import Norm
-from specdebug.engine.model.linear import linear, linear_into
+from specdebug.engine.model.linear import linear
 
 
 @dataclass(eq=False, kw_only=True)
 class NextnDraft(HeadSizes):
     """Made by ``loader.load_draft``; a ``DraftModel`` whose feature is the target's final hidden.
 
-    token: the embedding's share of the fusing linear, its norm included. hidden_norm, fc [H, H]: the hidden's. layer,
-    and its norm before attention. final_norm: before ``lm_head`` [H, V].
+    fused: of token and hidden. layer, and its norm before attention. final_norm: before ``lm_head`` [H, V].
     """
 
     rotary: PositionTable
-    token: TokenShare
-    hidden_norm: Norm
-    fc: Tensor
+    fused: NormedPair
     layer_norm: Norm
     layer: Layer
     final_norm: Norm
@@ -39,7 +36,7 @@ class NextnDraft(HeadSizes):
     def forward(self, input_ids: Tensor, positions: Tensor, hidden: Tensor, attn: LayerAttention) -> Tensor:
         """Target-vocabulary ids [n] i64, positions [n] i64, hidden [n, H] -> next hidden [n, H], normed.
         Raises IndexError as ``TargetModel.forward`` does."""
-        x = linear_into(self.token(input_ids), self.hidden_norm(hidden), self.fc)
+        x = self.fused(input_ids, hidden)
         x = self.layer.forward(self.layer_norm(x), x, self.rotary.at(positions), attn)
         return self.final_norm.with_gain(x)
 

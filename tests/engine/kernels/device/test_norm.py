@@ -10,7 +10,7 @@ from tests.interpreter import float_types
 
 pytest.importorskip("triton")
 
-from specdebug.engine.kernels.triton.norm import rms_norm
+from specdebug.engine.kernels.triton.norm import rms_norm, rms_norm_pair
 from tests.tolerance import rounding
 
 
@@ -71,3 +71,23 @@ def test_a_nan_stays_in_its_row(device):
 def test_strided_elements_are_refused(device):
     with pytest.raises(ValueError, match="must be adjacent"):
         rms_norm(torch.ones(4, 6, device=device).t(), torch.ones(4, device=device), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", float_types(), ids=str)
+@pytest.mark.parametrize("width", [1, 24, 4096])
+def test_a_pair_is_two_norms_side_by_side(device, dtype, width):
+    torch.manual_seed(0)
+    x, wide = torch.randn(3, width).to(device, dtype), torch.randn(3, width + 5).to(device, dtype)
+    y = wide[:, 5:]  # read where it lies
+    x_gain, y_gain = (torch.rand(width).to(device, dtype) for _ in range(2))
+    out = rms_norm_pair(x, x_gain, 1e-5, y, y_gain, 0.1)
+    assert torch.equal(out, torch.cat([rms_norm(x, x_gain, 1e-5), rms_norm(y, y_gain, 0.1)], 1))
+
+
+def test_what_is_no_pair_is_refused(device):
+    x, gain = torch.ones(2, 4, device=device), torch.ones(4, device=device)
+    for other in (torch.ones(3, 4, device=device), torch.ones(2, 4, device=device, dtype=torch.float16)):
+        with pytest.raises(ValueError, match="are no pair"):
+            rms_norm_pair(x, gain, 1e-5, other, gain, 1e-5)
+    with pytest.raises(ValueError, match="must be adjacent"):
+        rms_norm_pair(x, gain, 1e-5, torch.ones(4, 2, device=device).t(), gain, 1e-5)

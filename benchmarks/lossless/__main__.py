@@ -1,4 +1,4 @@
-"""Whether what the engine generates is what Hugging Face transformers does, over generated configurations of a worker.
+"""The engine's texts are compared with Hugging Face transformers' over generated configurations of each worker.
 
 ``python -m benchmarks.lossless [--worker v1] [--plan fa3] [--dtype bfloat16] [--device cuda] [--count 150]``.
 Each worker (``workers.py``) serves the shipped checkpoints in ``--count`` configurations a dtype, under each plan in

@@ -17,7 +17,7 @@ from specdebug.engine.speculative.registry import ALGORITHMS
 T = TypeVar("T", bound=Hashable)
 Prompt = tuple[int, ...]
 Continue = Callable[[Prompt], Sequence[int]]
-"""What the target generates behind a prompt, greedily: at least ``MOST_NEW`` tokens."""
+"""It takes a prompt and returns at least ``MOST_NEW`` tokens that the target generates greedily behind it."""
 
 MOST_NEW = 24
 MOST_STEPS = 6

@@ -1,4 +1,4 @@
-"""Whether a greedy output is what transformers generates, and if it parts from that, whether it may.
+"""A judge compares a greedy output with what transformers generates, and says whether it may part from that.
 
 Two sound implementations may part where two logits are nearly equal, and the texts differ from there on. So the first
 difference from transformers' text of the same dtype is a near-tie if the float32 model tells the two tokens apart by no
@@ -52,7 +52,7 @@ def judge(ask: Ask, request: Request, dtype: str, theirs: HuggingFace, exact: Hu
 def parting(
     prompt: Sequence[int], ours: Sequence[int], expected: Sequence[int], at: int, dtype: str, exact: HuggingFace
 ) -> Tie:
-    """How far the float32 model tells apart the two tokens at which two texts part."""
+    """Return how far the float32 model tells apart the two tokens at which two texts part."""
     logits = exact.logits([*prompt, *ours[:at]])
     apart = float((logits[ours[at]] - logits[expected[at]]).abs())
     return Tie(at, apart, TIE_MARGIN[dtype] * float(logits.abs().max()), ours[at], expected[at])

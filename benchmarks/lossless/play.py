@@ -13,7 +13,7 @@ from specdebug.engine.engine import StepReport
 
 MAX_STEPS = 2000
 MET = ("hit", "chunked", "retracted", "stopped", "aborted", "sampled", "graph", "padded")
-"""What a configuration can run into: a prefix hit, a prompt prefilled in parts, a request that is retracted, that ends
+"""A configuration can run into these: a prefix hit, a prompt prefilled in parts, a request that is retracted, that ends
 at a token, is aborted, or sampled; a decode in a graph, and one with rows of padding."""
 
 
@@ -69,8 +69,8 @@ def play(configuration: Configuration) -> Played:
 
 
 def ending(request: Request) -> Iterator[str]:
-    """What is wrong with how a request ended: it goes on to its length or its first stop token, unless it is aborted,
-    and each of its verifies accepts something."""
+    """Say what is wrong with how a request ended: it goes on to its length or its first stop token, unless it is
+    aborted, and each of its verifies accepts something."""
     output, asked = request.output_ids, request.sampling
     stopped = [at for at, token in enumerate(output) if token in asked.stop_token_ids]
     whole = len(output) == asked.max_new_tokens or stopped == [len(output) - 1]
@@ -90,7 +90,7 @@ def _sampling(ask: Ask, seed: int) -> SamplingParams:
 
 
 def _note(engine: Engine, report: StepReport, played: Played) -> None:
-    """What one step did, and left out of order."""
+    """Record what one step did, and left out of order."""
     played.problems += engine.check_pools()
     played.problems += map(str, engine.check_guards())
     if report.kind == "prefill":

@@ -45,7 +45,7 @@ class HuggingFace:
 
     @torch.inference_mode()
     def continuation(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """What follows a prompt, greedily."""
+        """Continue a prompt greedily."""
         key = tuple(prompt)
         if key not in self._texts:
             ids = torch.tensor([key], device=self._device)
@@ -57,7 +57,7 @@ class HuggingFace:
         return self._texts[key]
 
     def expected(self, prompt: Sequence[int], max_new_tokens: int, stop: Sequence[int]) -> list[int]:
-        """What a request must return: cut after ``max_new_tokens``, or behind the first of ``stop``.
+        """Return the tokens that a request must return: cut after ``max_new_tokens``, or behind the first of ``stop``.
 
         Raises ValueError when more tokens are asked for than are generated.
         """

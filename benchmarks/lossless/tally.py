@@ -1,4 +1,4 @@
-"""What configurations came to, added up: a row for each worker, plan and dtype."""
+"""This adds up the outcomes of configurations: a row for each worker, plan and dtype."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NearTie:
 
     @property
     def place(self) -> tuple[Prompt, int, int]:
-        """What two have in common that are the same."""
+        """Two that are the same have this in common."""
         return (self.prefix, self.tie.token, self.tie.preferred)
 
 

@@ -31,7 +31,7 @@ class WorkerEntry:
 
     @property
     def drafting(self) -> Drafting:
-        """What drafts."""
+        """Name what drafts."""
         return SHIPPED[self.algorithm].drafting
 
     @property

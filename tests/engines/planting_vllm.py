@@ -1,7 +1,7 @@
 """Run by vLLM's own Python: damage done inside its engine, one kind after the other, and what our probes find of it.
 
-``python planting_vllm.py ARGUMENTS``, engine arguments as JSON; the answer is the last line of its output, as JSON: by
-the name of each plant the findings of two requests that were served with it.
+``python planting_vllm.py ARGUMENTS``, engine arguments as JSON; the answer is the last line of its output that is an
+object in JSON: by the name of each plant the findings of two requests that were served with it.
 """
 
 from __future__ import annotations

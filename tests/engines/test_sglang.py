@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specdebug.hunt.draw import SPACES, drawn
 from tests.engines.replays import REPLAY, ROOT, alike, diverged, replayed
 
 pytestmark = pytest.mark.engines
@@ -80,13 +79,17 @@ def test_a_stop_string_that_is_complete_early_in_what_a_verify_accepted_is_misse
     assert (code, arm["signature"]) == (1, "ends@stop")
 
 
-def test_what_a_release_lacks_is_put_in_and_cures_it(tmp_path: Path) -> None:
-    """A request that was retracted is prefilled again in chunks, of which one ends in its outputs (28254)."""
-    path = tmp_path / "drawn.yaml"
-    path.write_text(yaml.safe_dump(drawn(1, 43, SPACES["sglang"]), sort_keys=False))
-    code, arm = replayed(str(path), "--arm", "drawn", "--target", RELEASE)
+def test_what_a_release_lacks_is_put_in_and_cures_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that was retracted is prefilled again in chunks, of which one ends in its outputs (28254).
+
+    SGLang is told to retract every ten batches: whether memory makes it do so depends on how fast requests reach it.
+    """
+    monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
+    monkeypatch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "10")
+    words = ("retracted_chunk_tail", "--arm", "fixed", "--target", RELEASE)
+    code, arm = replayed(*words)
     assert (code, arm["signature"]) == (1, "mismatch@draft_kv")
-    code, arm = replayed(str(path), "--arm", "drawn", "--target", RELEASE, "--revert", "28254")
+    code, arm = replayed(*words, "--revert", "28254")
     assert (code, arm["verdict"]) == (0, "pass")
 
 

@@ -109,7 +109,9 @@ def planted(*, drafts: bool) -> dict[str, list[str]]:
     words = [here.python, "-P", str(ROOT / "tests" / "engines" / "planting_vllm.py"), arguments]
     done = subprocess.run(words, env=dict(command.env), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    answer: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    # vLLM may end its output with more lines after it, as its processes go
+    said = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{"))
+    answer: dict[str, list[str]] = json.loads(said)
     return answer
 
 

@@ -96,13 +96,12 @@ def test_the_answer_is_written_to_a_file_too(capsys: pytest.CaptureFixture[str],
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_rounds_and_a_fault_is_still_found(
+def test_in_half_precision_rounding_is_no_divergence_and_a_fault_is_still_found(
     capsys: pytest.CaptureFixture[str], scenario: str, dtype: str
 ) -> None:
     arms = ("--arm", "base", "--arm", "one", "--dtype", dtype)
     code, answer = diverge(capsys, scenario, *arms)
     assert (code, answer["diverged"]) == (0, False)
-    assert answer["rounding"]["shares"] > 0 or dtype == "float16"  # where two requests round as one does
     code, answer = diverge(capsys, scenario, *arms, "--fault", "next_token_swapped:step=3")
     assert (code, answer["first"]["what"]) == (1, "value")
     assert answer["first"]["dtype"].startswith("int")

@@ -10,7 +10,7 @@ differ, and floating-point values by rounding: those differences are handed on t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
@@ -19,6 +19,8 @@ from specdebug.diverge.stream import RecordedStep, Share
 from specdebug.engine.sites import held_at
 
 What = Literal["value", "shape", "schedule", "end"]
+Place = tuple[str, str, int, str, int]
+"""The place of a request's share in its run: request, kind and number of its step, site, and which call of that."""
 
 PREFILL = "target_prefill.input_ids"
 """The site that a step passes if it is a prefill."""
@@ -74,18 +76,21 @@ def in_lockstep(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> 
                 yield Difference("value", other.number, a.descriptor.site, a.owner, a, b)
 
 
-def by_request(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> Iterator[Difference]:
-    """Differences of the shares of each request, in the order of the right run.
+def by_request(
+    left: Sequence[RecordedStep], right: Sequence[RecordedStep], unlike: Container[Place] = ()
+) -> Iterator[Difference]:
+    """Differences of the shares of each request, in the order of the right run. Places that are ``unlike`` in the two
+    by right are passed over.
 
     Of prefills only those that end at the same position are compared, and shares with as many rows: the cuts of a
     prompt depend on the other requests. A request whose tensors cease to have counterparts is not looked at any
     further.
     """
-    counterpart = dict(_placed(left))
+    counterpart = dict(placed(left))
     lost: set[str] = set()
-    for place, part in _placed(right):
+    for place, part in placed(right):
         rid, kind, _, site, _ = place
-        if rid in lost or is_where(site):
+        if rid in lost or is_where(site) or place in unlike:
             continue
         other = counterpart.get(place)
         if other is not None and other.rows == part.rows:
@@ -114,8 +119,8 @@ def is_where(name: str) -> bool:
     return held_at(name).places
 
 
-def _placed(steps: Sequence[RecordedStep]) -> Iterator[tuple[tuple[str, str, int, str, int], Share]]:
-    """The shares of requests, each with its request, the kind and number of its step, its site and call."""
+def placed(steps: Sequence[RecordedStep]) -> Iterator[tuple[Place, Share]]:
+    """The shares of requests, each with its place."""
     counts: dict[tuple[str, str], int] = {}
     for step in steps:
         number, kind = _numbers(step, counts), _kind(step)

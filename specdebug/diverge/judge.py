@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 
 from specdebug.assets import checkpoint_path
 from specdebug.diverge.align import Difference, by_request
+from specdebug.diverge.align import Place as RunPlace
 from specdebug.diverge.choices import DRAFT_LOGITS, DRAFTED, Place, explained, grounds
 from specdebug.diverge.common import sites_of
 from specdebug.diverge.stream import RecordedStep, Share
@@ -60,16 +61,22 @@ class Judgement(NamedTuple):
     rounding: Rounding
 
 
-def judge(left: Sequence[RecordedStep], right: Sequence[RecordedStep], look: Look, config: Any) -> Judgement:
+def judge(
+    left: Sequence[RecordedStep],
+    right: Sequence[RecordedStep],
+    look: Look,
+    config: Any,
+    unlike: Container[RunPlace] = (),
+) -> Judgement:
     """Find the first difference between two arms that rounding does not explain.
 
     ``left``, ``right``: their steps, with a hash for each request's share. ``look`` gets at values. ``config``: the
-    first engine's; what matters here is the same in the second.
+    first engine's; what matters here is the same in the second. ``unlike``: places not to compare.
     """
     steps = {step.number: step for step in left}, {step.number: step for step in right}
     model = read_config(checkpoint_path(config.model))
     topk = 1 if config.speculative is None else config.speculative.eagle_topk
-    found, rounding = list(by_request(left, right)), Rounding()
+    found, rounding = list(by_request(left, right, unlike)), Rounding()
     if config.dtype != "float32" and DRAFT_LOGITS not in sites_of(left) & sites_of(right):
         found, unseen = _without_drafted(found)
         rounding = Rounding(unseen=unseen)

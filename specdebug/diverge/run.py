@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from specdebug import interrupts
-from specdebug.diverge.align import Difference, in_lockstep, same_schedule
-from specdebug.diverge.common import Looked, in_common
+from specdebug.diverge.align import Difference, Place, in_lockstep, same_schedule
+from specdebug.diverge.common import Looked, in_common, unlike_by_worker
 from specdebug.diverge.judge import Pairs, Rounding, compared, judge, next_sites
 from specdebug.diverge.prefills import computed_again
 from specdebug.diverge.sides import EngineSide, Side, TapeSide, config_of
 from specdebug.diverge.stream import RecordedStep
 from specdebug.diverge.values import ValueDifference
 from specdebug.loops.replay import ArmRun, Progress, RunContent, run_arms
+from specdebug.loops.steplog import Recording
 from specdebug.scenario.grammar import OracleSpec, Scenario
 from specdebug.targets.registry import DEFAULT
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
@@ -43,8 +45,8 @@ class Divergence:
     ``names``: of the arms, with what was done to them. ``alike``: their engines are configured alike, so everything
     must be equal to the bit. ``first``: the first difference (beyond rounding), with its ``values`` if those differ;
     ``after``: the first at each of the next sites. ``rescheduled``: the first step in which they computed other
-    requests or shapes. ``reason``: why they cannot be compared, empty if they can. ``looked``: of two engines, what was
-    compared.
+    requests or shapes. ``reason``: why they cannot be compared, empty if they can. ``looked``: of two engines or two
+    workers, what was compared.
     """
 
     names: tuple[str, str]
@@ -99,6 +101,7 @@ class Diverging:
     folder: Path
     progress: Progress | None = None
     _looks: int = 0
+    _schedule: Recording = field(default_factory=Recording)
 
     def __post_init__(self) -> None:
         self.runs = unjudged(self.runs[0]), unjudged(self.runs[1])
@@ -113,7 +116,7 @@ class Diverging:
             return Divergence(names, reason=reason)
         alike = self._alike
         runs = [side.recorded(f"{n}: {side.run.arm}") for n, side in enumerate(self._sides, 1)]
-        results, interrupted = run_arms(self.pool, self.library, runs, self.progress)
+        results, interrupted = run_arms(self.pool, self.library, runs, self.progress, self._schedule)
         outcomes = tuple(result.outcome for result in results)
         if interrupted:
             return Divergence(names, outcomes, interrupted=True)
@@ -144,6 +147,12 @@ class Diverging:
         left, right = self.runs
         return left.target == right.target == DEFAULT and left.config == right.config
 
+    @property
+    def _two_workers(self) -> bool:
+        """True if one arm drafts by the worker v1 and the other by v2, which pass other sites."""
+        drafting = [config.speculative for run in self.runs if (config := config_of(run)) is not None]
+        return len({each.worker for each in drafting if each is not None}) == 2
+
     @cached_property
     def _sides(self) -> tuple[Side, Side]:
         return self._side(0), self._side(1)
@@ -159,13 +168,18 @@ class Diverging:
     def _by_request(
         self, answer: Divergence, left: Sequence[RecordedStep], right: Sequence[RecordedStep]
     ) -> Divergence:
-        looked = None
+        looked, unlike = None, frozenset[Place]()
+        again = computed_again(left) | computed_again(right) | self._schedule.retracted
+        alone = dict.fromkeys(sorted(again), "was computed again by one of them")
         if self.runs[0].target != self.runs[1].target:
-            alone = dict.fromkeys(computed_again(left) | computed_again(right), "was computed again by one of them")
             left, right, looked = in_common(left, right, alone | self._alone())
             looked = self._with_prompts(looked)
+        elif self._two_workers:
+            left, right, looked = in_common(left, right, alone, "workers")
+            unlike = unlike_by_worker(left, right)
+            looked = dataclasses.replace(looked, unlike=Counter(site for _, _, _, site, _ in unlike))
         answer = dataclasses.replace(answer, rescheduled=same_schedule(left, right), looked=looked)
-        first, values, after, rounding = judge(left, right, self._kept, config_of(self.runs[0]))
+        first, values, after, rounding = judge(left, right, self._kept, config_of(self.runs[0]), unlike)
         return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)
 
     def _with_prompts(self, looked: Looked) -> Looked:

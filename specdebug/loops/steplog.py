@@ -69,3 +69,8 @@ class Recording:
     def of(self, key: str) -> list[EngineStep]:
         """Return an arm's steps; none where it never came to one."""
         return self.steps.get(key, [])
+
+    @property
+    def retracted(self) -> set[str]:
+        """The requests that had to give their slots back in some arm, and so were prefilled again."""
+        return {rid for steps in self.steps.values() for step in steps for rid in step.retracted}

@@ -114,11 +114,16 @@ def _circumstances(answer: Divergence) -> list[str]:
             f"{len(only)} are the {which} arm's alone"
             for only, which in zip(looked.only, ("first", "second"), strict=True)
         ]
-        lines.append(f"two engines: {len(looked.sites)} sites of both were compared, {' and '.join(rest)}")
+        lines.append(f"two {looked.what}: {len(looked.sites)} sites of both were compared, {' and '.join(rest)}")
         if looked.prompts is not None:
             both, *alone = looked.prompts
             rest = [f"{count} the {which} arm alone" for count, which in zip(alone, ("first", "second"), strict=True)]
             lines.append(f"positions of prompts: {both} were computed by both and compared, {' and '.join(rest)}")
+        if looked.unlike:
+            lines.append(
+                f"tensors not compared, where a worker rightly has other rows: {sum(looked.unlike.values())} at "
+                f"{', '.join(sorted(looked.unlike))}"
+            )
         lines += [f"{rid} was not compared: it {why}" for rid, why in looked.alone.items()]
         lines += [f"{rid} was compared up to a step only: it {why}" for rid, why in looked.left_out.items()]
     elif not answer.alike and answer.rescheduled is not None:
@@ -134,11 +139,13 @@ def _circumstances(answer: Divergence) -> list[str]:
 
 def _looked(looked: Looked) -> dict[str, Any]:
     return {
+        "what": looked.what,
         "sites": list(looked.sites),
         "only": [list(each) for each in looked.only],
         "alone": dict(looked.alone),
         "left_out": dict(looked.left_out),
         "prompts": looked.prompts and list(looked.prompts),
+        "unlike": dict(looked.unlike),
     }
 
 

@@ -85,6 +85,15 @@ def test_batches_of_other_sizes_differ_by_rounding(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
+def test_the_workers_v1_and_v2_differ_by_rounding(capsys: pytest.CaptureFixture[str], scenario: str) -> None:
+    code, found = diverge(capsys, scenario, "--arm", "v1", "--arm", "base")
+    assert (code, found["diverged"], found["looked"]["what"]) == (0, False, "workers")
+    assert {"verify.input_ids", "draft_extend.topk_index"} <= set(found["looked"]["sites"])
+    code, found = diverge(capsys, scenario, "--arm", "v1", "--arm", "base", "--fault", "next_token_swapped:step=3")
+    assert (code, found["first"]["site"], found["first"]["step"]) == (1, "draft.bonus", 3)
+
+
+@pytest.mark.slow
 def test_the_answer_is_written_to_a_file_too(capsys: pytest.CaptureFixture[str], scenario: str, tmp_path: Path) -> None:
     file = tmp_path / "answer.json"
     code = run(["diverge", scenario, "--arm", "base", "--fault", "nan_logits:step=2", "--json", str(file)])

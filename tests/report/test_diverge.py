@@ -49,6 +49,7 @@ def test_nothing_and_rounding_and_no_telling() -> None:
 
 def test_two_engines_are_told_by_what_was_compared_and_what_only_one_computed() -> None:
     looked = Looked(
+        "engines",
         ("verify.logits",),
         (("tree.parents",), ()),
         {"s": "is sampled, by coins of each engine's own"},
@@ -63,8 +64,19 @@ def test_two_engines_are_told_by_what_was_compared_and_what_only_one_computed() 
     assert "a was compared up to a step only: it was preempted there, and computed again" in said
     document = divergence_document("two", answer)["looked"]
     assert (document["left_out"], document["prompts"]) == (looked.left_out, [30, 0, 4])
-    alike = Looked(("verify.logits",), ((), ()), {})
+    alike = Looked("engines", ("verify.logits",), ((), ()), {})
     assert "positions of prompts" not in text(Divergence(("x", "y"), steps=(9, 9), alike=False, looked=alike))
+
+
+def test_two_workers_are_told_by_what_was_compared_and_where_they_rightly_differ() -> None:
+    unlike = {"kv_pool.write.v": 3, "kv_pool.write.k": 4}
+    looked = Looked("workers", ("verify.logits",), ((), ("x.y",)), {}, unlike=unlike)
+    answer = Divergence(("x", "y"), steps=(9, 9), alike=False, looked=looked)
+    said = text(answer)
+    assert "two workers: 1 sites of both were compared, 0 are the first arm's alone and 1 are the second arm's" in said
+    assert "rightly has other rows: 7 at kv_pool.write.k, kv_pool.write.v" in said
+    document = divergence_document("two", answer)["looked"]
+    assert (document["what"], document["unlike"]) == ("workers", unlike)
 
 
 def test_as_data() -> None:

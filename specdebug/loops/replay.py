@@ -319,6 +319,12 @@ class ArmListener:
         """Return the machine's failure that ended the run, if any."""
         return outcome.machine or self.ledgers[job.name].lost(self.device_of(job), self._used)
 
+    def doubt_of(self, job: Job, end: WorkerEnd) -> MachineFailure | None:
+        """Return the machine's failure that a hang amounts to if its device does not answer; None of any other end."""
+        if end.kind != "timeout" or self.device_of(job) == "cpu":
+            return None
+        return MachineFailure("device", f"no answer after {job.name} had hung for {end.wall_s:.0f} s")
+
     def device_of(self, job: Job) -> str:
         return self.runs[job.name].asked.device
 
@@ -346,6 +352,7 @@ class _Running(ArmListener):
         self._pool = pool
         self._watch = DeviceWatch(pool, self)
         self._told: set[str] = set()
+        self._hung: list[tuple[Job, WorkerEnd]] = []
 
     def run(self, library: RunContent) -> None:
         """Run them all; those that the machine cannot run any more come to no verdict."""
@@ -353,18 +360,32 @@ class _Running(ArmListener):
             self._pool.prepare(LOAD_TRITON, None)
         try:
             self._pool.run((self._job(run, library) for run in self.runs.values()), self._watch)
+            for device in sorted({self.device_of(job) for job, _ in self._hung}):
+                self._gone(device)
         except MachineFailed as error:
             for run in self.runs.values():
                 self._leave_out(run, error.failure)
 
     def _job(self, run: ArmRun, library: RunContent) -> Job:
         def may_start() -> bool:
-            failure = self._watch.gone(run.asked.device)
+            failure = self._gone(run.asked.device)
             if failure is not None:
                 self._leave_out(run, failure)
             return failure is None
 
         return dataclasses.replace(run.job(library), may_start=may_start)
+
+    def _gone(self, device: str) -> MachineFailure | None:
+        """Return the failure that keeps arms off a device. Arms that hung on it are judged anew if it is gone; if it
+        answers, they hung by themselves. Raises as ``DeviceWatch.gone``."""
+        failure = self._watch.gone(device)
+        hung = [each for each in self._hung if self.device_of(each[0]) == device]
+        self._hung = [each for each in self._hung if each not in hung]
+        for job, end in hung if failure is not None else ():
+            self.results[job.name] = self._result(job, dataclasses.replace(end, failure=failure))
+            if self.progress is not None:
+                self.progress.notice(f"{job.name} hung on a device that is gone, which says nothing of it")
+        return failure
 
     def _leave_out(self, run: ArmRun, failure: MachineFailure) -> None:
         if run.key in self.results:
@@ -397,18 +418,23 @@ class _Running(ArmListener):
         return [self.results[key] for key in self.runs if key in self.results]
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
+        result = self.results[job.name] = self._result(job, end)
+        failure = result.outcome.machine
+        if failure is not None and failure.cause == "device":
+            self._watch.doubt(self.device_of(job), failure)
+        elif failure is None and (doubt := self.doubt_of(job, end)) is not None:
+            self._watch.doubt(self.device_of(job), doubt)
+            self._hung.append((job, end))
+        if self.progress is not None:
+            self.progress.arm_ended(result)
+
+    def _result(self, job: Job, end: WorkerEnd) -> ArmResult:
         outcome = self.ledgers[job.name].outcome(end)
-        failure = self.failure_of(job, outcome)
-        run, outcome = self.runs[job.name], dataclasses.replace(outcome, machine=failure)
+        run, outcome = self.runs[job.name], dataclasses.replace(outcome, machine=self.failure_of(job, outcome))
         against = None
         if self._baseline is not None:
             outcome, against = self._baseline.judge(run, outcome)
-        result = ArmResult(run, outcome, against)
-        self.results[job.name] = result
-        if failure is not None and failure.cause == "device":
-            self._watch.doubt(self.device_of(job), failure)
-        if self.progress is not None:
-            self.progress.arm_ended(result)
+        return ArmResult(run, outcome, against)
 
     def waiting(self) -> None:
         if self.progress is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdebug.errors import SpecDebugError
@@ -96,7 +97,8 @@ class WarmPool:
         """Return the result of the next arm to end, at least one being under way.
 
         An arm that the machine failed is run once more if its device answers again, or if somebody killed its worker.
-        Raises ArmLost otherwise, ArmAtFault, or WorkerStartError when there can be no workers.
+        One that hung on a device is lost, too, if that does not answer any more. Raises ArmLost for arms that are lost,
+        ArmAtFault, or WorkerStartError when there can be no workers.
         """
         while True:
             while not self._listener.ended_runs:
@@ -104,6 +106,11 @@ class WarmPool:
             ended = self._listener.ended_runs.popleft()
             if isinstance(ended, ArmAtFault):
                 raise ended
+            if isinstance(ended, Hung):
+                self._watch.doubt(ended.result.run.asked.device, ended.failure)
+                if (gone := self._watch.gone(ended.result.run.asked.device)) is not None:
+                    raise ArmLost(ended.result.run, gone)
+                ended = ended.result
             if isinstance(ended, ArmResult):
                 self._again.discard(ended.run.key)
                 return ended
@@ -124,7 +131,15 @@ class WarmPool:
         self._servers.close()
 
 
-Ended = ArmResult | ArmAtFault | tuple[ArmRun, MachineFailure]
+@dataclass(frozen=True)
+class Hung:
+    """The result of an arm that hung on a device, and the machine's ``failure`` that it is if that does not answer."""
+
+    result: ArmResult
+    failure: MachineFailure
+
+
+Ended = ArmResult | ArmAtFault | Hung | tuple[ArmRun, MachineFailure]
 """The end of an arm: a result, a fault of its scenario, or a failure of the machine."""
 
 
@@ -142,6 +157,8 @@ class _Collected(ArmListener):
             self.ended_runs.append(ArmAtFault(run, fault))
         elif failure is not None:
             self.ended_runs.append((run, failure))
+        elif outcome.signature == "hang" and (doubt := self.doubt_of(job, end)):
+            self.ended_runs.append(Hung(ArmResult(run, outcome), doubt))
         else:
             self.ended_runs.append(ArmResult(run, outcome))
         del self.runs[job.name], self.ledgers[job.name]

@@ -26,6 +26,7 @@ from specdebug.scenario.servers import LaunchedServer, TargetChoice
 from specdebug.targets.registry import find_target
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
 from specdebug.workers.job import WorkerEnd
+from specdebug.workers.machine_failure import MachineFailure
 from specdebug.yamlio import parse_yaml
 from tests.run.fakes import FakeLibrary, FakePool, good_run
 
@@ -145,6 +146,42 @@ def test_a_device_that_is_not_there_is_its_arm_s_unknown_and_the_others_run() ->
     assert (reverted.verdict, reverted.unavailable, reverted.violations) == ("unknown", True, ())
     assert "there is no CUDA" in reverted.detail
     assert answer.exit_code == 125
+
+
+HANGS = WorkerEnd("timeout", -9, 33.0, 1.0, "")
+GONE = MachineFailure("device", "no answer after fixed had hung for 33 s")
+
+
+def hung(script: Any, *answers: bool, device: str = "cuda") -> tuple[Replay, FakePool]:
+    pool = FakePool(script, answers=answers)
+    return replay(pool, FakeLibrary(), SCENARIO, Choices(engine={"device": device})), pool  # type: ignore[arg-type]
+
+
+def test_an_arm_that_hung_on_a_device_that_is_gone_comes_to_no_verdict() -> None:
+    answer, pool = hung(lambda job: ([], HANGS), False)
+    fixed, reverted = (each.outcome for each in answer.results)
+    assert (fixed.verdict, fixed.signature, fixed.machine) == ("unknown", None, GONE)
+    assert (reverted.verdict, reverted.machine) == ("unknown", GONE)
+    assert [job.name for job in pool.jobs] == ["fixed"]
+    assert answer.exit_code == 125
+
+
+def test_an_arm_that_hung_on_a_device_that_answers_has_hung() -> None:
+    answer, _ = hung(lambda job: ([], HANGS), True, True)
+    assert [(each.outcome.verdict, each.outcome.signature) for each in answer.results] == [("fail", "hang")] * 2
+    answer, _ = hung(lambda job: ([], HANGS), True, False)  # a device that is lost later says nothing of earlier arms
+    assert [each.outcome.verdict for each in answer.results] == ["fail", "unknown"]
+
+
+def test_what_an_arm_did_before_it_hung_on_a_lost_device_stands() -> None:
+    found = {"event": "violation", "kind": "guard", "site": "a.b", "step": 2, "detail": ""}
+    answer, _ = hung(lambda job: ([found], HANGS), False)
+    assert (answer.results[0].outcome.verdict, answer.results[0].outcome.signature) == ("fail", "guard@a.b")
+
+
+def test_a_hang_on_a_cpu_is_no_doubt_of_it() -> None:
+    answer, _ = hung(lambda job: ([], HANGS), device="cpu")
+    assert [each.outcome.signature for each in answer.results] == ["hang"] * 2
 
 
 def test_a_job_carries_its_parts_sealed() -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from specdebug.errors import SpecDebugError
-from specdebug.loops.replay import ArmRun, run_arms
-from specdebug.loops.warm import WarmPool
+from specdebug.loops.replay import ArmResult, ArmRun, run_arms
+from specdebug.loops.warm import ArmLost, Hung, WarmPool
 from specdebug.patching import Patch
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.grammar import CorpusPrompt, Limits, Scenario
 from specdebug.scenario.library import Library
 from specdebug.toggles import Detection, Toggle
 from specdebug.verdict.outcome import Outcome
-from specdebug.workers.machine_failure import MachineFailed
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
 
 Fresh = Callable[[list[ArmRun]], list[Outcome]]
@@ -153,6 +154,24 @@ def test_an_arm_whose_worker_somebody_killed_is_run_once_more(times: int, rerun:
             with pytest.raises(MachineFailed, match="somebody killed a worker"):
                 pool.wait()
         assert pool.rerun == rerun
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_arm_that_hung_is_lost_if_its_device_is(answers: bool) -> None:
+    lost = MachineFailure("device", "no answer after arm had hung for 9 s")
+    hung = ArmResult(run_of(NAME), Outcome("fail", "hang", None, "", None))
+    doubted: list[MachineFailure] = []
+    with WarmPool(LIBRARY.scenario(NAME), ["fixed"]) as pool:
+        pool._watch = SimpleNamespace(  # type: ignore[assignment]
+            doubt=lambda device, failure: doubted.append(failure), gone=lambda device: None if answers else lost
+        )
+        pool._listener.ended_runs.append(Hung(hung, lost))
+        if answers:
+            assert pool.wait() is hung
+        else:
+            with pytest.raises(ArmLost, match="no answer after arm had hung"):
+                pool.wait()
+    assert doubted == [lost]
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,8 @@ class ListSink:
 
 
 class FakePool:
-    """Plays back a script for each job: its events, then its end. ``interrupt_at`` stops before that job."""
+    """Plays back a script for each job: its events, then its end. ``interrupt_at`` stops before that job; ``answers``:
+    whether each probe of a device finds it."""
 
     limit = 2
 
@@ -204,8 +205,11 @@ class FakePool:
         self,
         script: Callable[[Any], tuple[list[dict[str, Any]], WorkerEnd]],
         interrupt_at: str | None = None,
+        answers: Sequence[bool] = (),
     ) -> None:
         self.script = script
+        self.answers = list(answers)
+        self.probe: Any = None
         self.interrupt_at = interrupt_at
         self.jobs: list[Any] = []
         self.prepared: list[str] = []
@@ -215,6 +219,8 @@ class FakePool:
 
     def run(self, jobs: Sequence[Any], listener: Any) -> None:
         for job in jobs:
+            if not job.may_start():
+                continue
             self.jobs.append(job)
             listener.started(job)
             if job.name == self.interrupt_at:
@@ -224,6 +230,14 @@ class FakePool:
             for event in events:
                 listener.event(job, event)
             listener.ended(job, end)
+
+    def launch(self, job: Any) -> None:
+        self.probe = job
+
+    def turn(self, listener: Any) -> None:
+        if self.answers.pop(0):
+            listener.event(self.probe, {"event": "answers"})
+        listener.ended(self.probe, WorkerEnd("done", 0, 0.1, 1.0, ""))
 
 
 class FakeLibrary:

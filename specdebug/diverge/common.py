@@ -1,5 +1,4 @@
-"""Recordings of two engines, or two workers, are cut down to what both have: sites, and requests that both must compute
-alike."""
+"""Recordings of arms that are not alike are cut down to what both have: sites, and requests that both compute alike."""
 
 from __future__ import annotations
 
@@ -18,18 +17,22 @@ WRITTEN = "kv_pool.write."
 """Sites of what is written to a pool of KV."""
 
 
+Sides = Literal["engines", "workers", "arms"]
+"""Two engines, two workers of our own, or one worker's arms that are configured otherwise."""
+
+
 @dataclass(frozen=True)
 class Looked:
     """The part of two recordings that was compared.
 
-    ``what``: whose recordings they are, two engines' or two workers' of our own. ``sites``: those of both. ``only``:
+    ``what``: whose recordings they are. ``sites``: those of both. ``only``:
     sites of the first alone, and of the second. ``alone``: requests that were not compared, and why not. ``left_out``:
     those that were up to a place, and why no further. ``prompts``: positions of prompts that both computed, the first
     alone and the second alone, where an engine cuts prompts otherwise. ``unlike``: by site, how many tensors were not
     compared, because the workers rightly have other rows there.
     """
 
-    what: Literal["engines", "workers"]
+    what: Sides
     sites: tuple[str, ...]
     only: tuple[tuple[str, ...], tuple[str, ...]]
     alone: Mapping[str, str]
@@ -42,7 +45,7 @@ def in_common(
     left: Sequence[RecordedStep],
     right: Sequence[RecordedStep],
     alone: Mapping[str, str],
-    what: Literal["engines", "workers"] = "engines",
+    what: Sides,
 ) -> tuple[list[RecordedStep], list[RecordedStep], Looked]:
     """The steps of both with the calls that both have, and with the requests not in ``alone``."""
     mine, others = sites_of(left), sites_of(right)

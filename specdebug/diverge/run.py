@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from specdebug import interrupts
-from specdebug.diverge.align import Difference, Place, in_lockstep, same_schedule
-from specdebug.diverge.common import Looked, in_common, unlike_by_worker
+from specdebug.diverge.align import Difference, in_lockstep, same_schedule
+from specdebug.diverge.common import Looked, Sides, in_common, unlike_by_worker
 from specdebug.diverge.judge import Pairs, Rounding, compared, judge, next_sites
 from specdebug.diverge.prefills import computed_again
 from specdebug.diverge.sides import EngineSide, Side, TapeSide, config_of
@@ -45,8 +45,8 @@ class Divergence:
     ``names``: of the arms, with what was done to them. ``alike``: their engines are configured alike, so everything
     must be equal to the bit. ``first``: the first difference (beyond rounding), with its ``values`` if those differ;
     ``after``: the first at each of the next sites. ``rescheduled``: the first step in which they computed other
-    requests or shapes. ``reason``: why they cannot be compared, empty if they can. ``looked``: of two engines or two
-    workers, what was compared.
+    requests or shapes. ``reason``: why they cannot be compared, empty if they can. ``looked``: what was compared, if
+    they are not alike.
     """
 
     names: tuple[str, str]
@@ -168,16 +168,15 @@ class Diverging:
     def _by_request(
         self, answer: Divergence, left: Sequence[RecordedStep], right: Sequence[RecordedStep]
     ) -> Divergence:
-        looked, unlike = None, frozenset[Place]()
         again = computed_again(left) | computed_again(right) | self._schedule.retracted
         alone = dict.fromkeys(sorted(again), "was computed again by one of them")
-        if self.runs[0].target != self.runs[1].target:
-            left, right, looked = in_common(left, right, alone | self._alone())
+        engines = self.runs[0].target != self.runs[1].target
+        what: Sides = "engines" if engines else "workers" if self._two_workers else "arms"
+        left, right, looked = in_common(left, right, alone | self._alone() if engines else alone, what)
+        unlike = unlike_by_worker(left, right) if what == "workers" else frozenset()
+        looked = dataclasses.replace(looked, unlike=Counter(site for _, _, _, site, _ in unlike))
+        if engines:
             looked = self._with_prompts(looked)
-        elif self._two_workers:
-            left, right, looked = in_common(left, right, alone, "workers")
-            unlike = unlike_by_worker(left, right)
-            looked = dataclasses.replace(looked, unlike=Counter(site for _, _, _, site, _ in unlike))
         answer = dataclasses.replace(answer, rescheduled=same_schedule(left, right), looked=looked)
         first, values, after, rounding = judge(left, right, self._kept, config_of(self.runs[0]), unlike)
         return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)

@@ -114,7 +114,8 @@ def _circumstances(answer: Divergence) -> list[str]:
             f"{len(only)} are the {which} arm's alone"
             for only, which in zip(looked.only, ("first", "second"), strict=True)
         ]
-        lines.append(f"two {looked.what}: {len(looked.sites)} sites of both were compared, {' and '.join(rest)}")
+        if looked.what != "arms" or any(looked.only):
+            lines.append(f"two {looked.what}: {len(looked.sites)} sites of both were compared, {' and '.join(rest)}")
         if looked.prompts is not None:
             both, *alone = looked.prompts
             rest = [f"{count} the {which} arm alone" for count, which in zip(alone, ("first", "second"), strict=True)]
@@ -126,7 +127,7 @@ def _circumstances(answer: Divergence) -> list[str]:
             )
         lines += [f"{rid} was not compared: it {why}" for rid, why in looked.alone.items()]
         lines += [f"{rid} was compared up to a step only: it {why}" for rid, why in looked.left_out.items()]
-    elif not answer.alike and answer.rescheduled is not None:
+    if looked is not None and looked.what == "arms" and answer.rescheduled is not None:
         lines.append(
             f"the arms are not alike, and schedule otherwise from step {answer.rescheduled} on: requests "
             "were compared step by step of their own; slots and places in the batch were not"

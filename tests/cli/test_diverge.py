@@ -85,6 +85,16 @@ def test_batches_of_other_sizes_differ_by_rounding(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
+def test_sites_of_graphs_are_no_divergence_from_an_eager_engine(
+    capsys: pytest.CaptureFixture[str], scenario: str
+) -> None:
+    code, found = diverge(capsys, scenario, "--arm", "eager", "--arm", "base")
+    assert (code, found["diverged"], found["looked"]["what"], found["looked"]["alone"]) == (0, False, "arms", {})
+    assert found["looked"]["only"][0] == []
+    assert "draft_graph.replay.topk_p" in found["looked"]["only"][1]
+
+
+@pytest.mark.slow
 def test_the_workers_v1_and_v2_differ_by_rounding(capsys: pytest.CaptureFixture[str], scenario: str) -> None:
     code, found = diverge(capsys, scenario, "--arm", "v1", "--arm", "base")
     assert (code, found["diverged"], found["looked"]["what"]) == (0, False, "workers")

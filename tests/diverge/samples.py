@@ -23,6 +23,7 @@ arms:
   base: {}
   same: {}
   one: {engine: {max_running_requests: 1, cuda_graph: {max_bs: 1, capture_bs: [1]}}}
+  eager: {engine: {cuda_graph: {enabled: false}}}
   v1: {engine: {speculative: {worker: v1}}}
   chain: {engine: {speculative: {eagle_topk: 1, num_draft_tokens: 4}}}
 """

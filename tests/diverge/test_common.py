@@ -22,7 +22,7 @@ def steps(*calls: Descriptor, last: int) -> list[RecordedStep]:
 def test_only_sites_and_requests_of_both_are_compared_and_calls_keep_their_numbers() -> None:
     ours, theirs = steps(IDS, SLOTS, LOGITS, last=99), steps(IDS, LOGITS, last=100)
     theirs[0].digests[2] = ours[0].digests[4]  # type: ignore[index]
-    left, right, looked = in_common(ours, theirs, {})
+    left, right, looked = in_common(ours, theirs, {}, "engines")
     assert looked.sites == ("target_prefill.input_ids", "verify.logits")
     assert looked.only == (("kv_pool.write.loc",), ())
     (found,) = by_request(left, right)
@@ -34,7 +34,7 @@ def test_only_sites_and_requests_of_both_are_compared_and_calls_keep_their_numbe
 
 def test_requests_that_stand_alone_are_not_compared() -> None:
     why = {"b": "is sampled", "z": "was never there"}
-    left, right, looked = in_common(steps(IDS, last=1), steps(IDS, last=2), why)
+    left, right, looked = in_common(steps(IDS, last=1), steps(IDS, last=2), why, "engines")
     assert looked.alone == {"b": "is sampled"}
     assert not list(by_request(left, right))
 

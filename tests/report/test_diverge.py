@@ -79,6 +79,17 @@ def test_two_workers_are_told_by_what_was_compared_and_where_they_rightly_differ
     assert (document["what"], document["unlike"]) == ("workers", unlike)
 
 
+def test_arms_configured_otherwise_are_told_what_was_left_out_and_that_their_schedules_part() -> None:
+    looked = Looked("arms", ("verify.logits",), ((), ()), {"a": "was computed again by one of them"})
+    answer = Divergence(("x", "y"), steps=(9, 9), alike=False, looked=looked, rescheduled=4)
+    said = text(answer)
+    assert "a was not compared: it was computed again by one of them" in said
+    assert "schedule otherwise from step 4 on" in said
+    assert "sites of both" not in said
+    eager = Looked("arms", ("verify.logits",), ((), ("draft_graph.replay.topk_p",)), {})
+    assert "two arms: 1 sites of both" in text(Divergence(("x", "y"), steps=(9, 9), alike=False, looked=eager))
+
+
 def test_as_data() -> None:
     document = divergence_document("two", Divergence(("x", "y"), steps=(9, 9), first=FOUND))
     assert document["first"] == {

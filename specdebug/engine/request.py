@@ -70,6 +70,8 @@ class Request:
     """The stop token or stop string that ended it."""
     cached_tokens: int = 0
     """Prompt positions served from the prefix cache at first admission."""
+    hit_len: int = 0
+    """Leading positions served from the prefix cache at the last admission: after a retraction, of the output too."""
     accept_lengths: list[int] = field(default_factory=list)
     """Tokens accepted by each verify step, the bonus included; the last step may accept more than is kept."""
     retractions: int = 0

@@ -146,8 +146,9 @@ class Scheduler:
             self._cache.release(request, keep=False)
             return False
         request.status = Status.PREFILLING
+        request.hit_len = request.kv_len
         if request.retractions == 0:
-            request.cached_tokens = request.kv_len
+            request.cached_tokens = request.hit_len
         return True
 
     def _promised(self) -> int:

@@ -12,6 +12,7 @@ from specdebug.reference.assistant import AssistantHead, TargetKV, assistant_log
 from specdebug.reference.draft import (
     DraftHead,
     draft_inputs,
+    draft_kv,
     draft_logits,
     finish_layer,
     project_heads,
@@ -118,6 +119,7 @@ class MTPText(DraftedText[Chains]):
     def __init__(self, head: MTPHead, ids: Tensor, features: Tensor, zeroed: Tensor | None = None) -> None:
         """Arguments as of :class:`HeadText`."""
         self._head = head
+        self._ids = ids
         self._hidden = features
         self._layers: list[HeadText] = []
         self._states: list[Tensor] = []
@@ -134,6 +136,13 @@ class MTPText(DraftedText[Chains]):
     @property
     def vocab_size(self) -> int:
         return self._layers[0].vocab_size
+
+    def kv(self) -> list[tuple[Tensor, Tensor]]:
+        """The keys and values that each layer writes, as ``mtp.mtp_kv`` has them; of chained layers, with what those
+        before them read zeroed."""
+        rows = [torch.arange(len(states)) for states in self._states]
+        following = [self._ids[1 + index :] for index in range(len(self._layers))]
+        return [draft_kv(*each) for each in zip(self._head.layers, following, self._states, rows, strict=True)]
 
     def outputs(self, lengths: Tensor) -> Tensor:
         return self._layers[0].outputs(lengths)

@@ -136,13 +136,21 @@ class DenseReference:
         eagle3 = isinstance(self.head, DraftHead) and self.head.is_eagle3
         return (states.aux if eagle3 else states.hidden)[: len(ids)]
 
+    @property
+    def chained(self) -> bool:
+        """True if layers of the draft read what the one before them has made of what it attended."""
+        return isinstance(self.head, MTPHead) and self.head.chained
+
     @torch.no_grad()
-    def draft_kv(self, ids: Sequence[int], stop: int) -> list[tuple[Tensor, Tensor]]:
+    def draft_kv(self, ids: Sequence[int], stop: int, zeroed: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
         """Draft keys (rotated) and values of positions [0, stop), as a pool holds them: for each layer float32
         [n, Hkv, D]; ``stop < len(ids)``, as position p is written from token p+1 and the target's state at p. Layer i
-        of multi-token prediction needs token p+1+i, so its n is i less."""
+        of multi-token prediction needs token p+1+i, so its n is i less. ``zeroed``: int64, positions that held zeros
+        whenever a layer read them, which is seen in what ``chained`` layers write."""
         hidden, tokens = self.features(ids[:stop]), torch.tensor(ids[: stop + 1])
         match self.head:
+            case MTPHead(chained=True) if zeroed is not None and zeroed.numel():
+                written, config = MTPText(self.head, tokens, hidden, zeroed).kv(), self.head.layers[0].config
             case MTPHead():
                 written, config = mtp_kv(self.head, tokens, hidden), self.head.layers[0].config
             case DraftHead():

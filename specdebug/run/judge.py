@@ -107,12 +107,13 @@ class Judge:
         """The workload, these requests, is served."""
         self._look([partial(oracle.on_served, session, rids) for oracle in self.oracles], "the run")
 
-    def look(self, engine: Any, requests: Sequence[Any]) -> None:
-        """With ``each_step``: judge requests that go on, each until something is wrong with it."""
+    def look(self, engine: Any, requests: Sequence[Any], emitted: Mapping[str, Sequence[int]]) -> None:
+        """With ``each_step``: judge requests that a step ``emitted`` tokens of and that go on, each until something is
+        wrong with it. One that is prefilled in part has stored nothing, and may have output of an earlier life."""
         if not self.bench.settings.spec.each_step:
             return
         for request in requests:
-            if request.rid in self._condemned or request.finish_reason is not None or not request.output_ids:
+            if request.rid in self._condemned or request.finish_reason is not None or not emitted.get(request.rid):
                 continue
             before = self._reported
             self._look([partial(oracle.on_going, engine, request) for oracle in self.oracles], request.rid)

@@ -177,7 +177,7 @@ class RunLoop:
         requests = [self.session.request(rid) for rid in report.rids]
         judge.after_step(requests, report.emitted)
         judge.on_step(self.session, report)
-        judge.look(self.session, requests)
+        judge.look(self.session, requests, report.emitted)
         self._step += 1
         if self._step > self.max_steps:
             self.report(Violation("hang", "", step, f"not done after {self.max_steps} steps"))

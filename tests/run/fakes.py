@@ -52,6 +52,7 @@ class FakeRequest:
     finish_reason: str | None = None
     matched_stop: int | str | None = None
     cached_tokens: int = 0
+    hit_len: int = 0
     accept_lengths: list[int] = field(default_factory=list)
     kv_len: int = 0
 
@@ -64,13 +65,16 @@ class FakeReference:
     """Says that every token is its predecessor plus one; draft KV of position p is p everywhere."""
 
     margin = 5.0
+    chained = False
 
     def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]:
         choices = [ids[position - 1] + 1 for position in range(start, len(ids))]
         gaps = [0.0 if c == g else self.margin for c, g in zip(choices, ids[start:], strict=True)]
         return choices, gaps, [10.0] * len(choices)
 
-    def draft_kv(self, ids: Sequence[int], stop: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def draft_kv(
+        self, ids: Sequence[int], stop: int, zeroed: torch.Tensor | None = None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [self.target_kv(ids, stop)]
 
     def target_kv(self, ids: Sequence[int], stop: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -91,12 +91,14 @@ def test_how_near_a_tie_must_be_depends_on_what_the_dtype_can_tell_apart(dtype: 
 def test_each_step_a_request_that_goes_on_is_judged_until_something_is_wrong_with_it() -> None:
     judge, found, ties = judge_of(each_step=True)
     engine, going = FakeEngine(), request((11, 12))
-    judge.look(engine, [going])
+    judge.look(engine, [going], {"a.0": [12]})
     assert found == []
     going.output_ids += [40]
-    judge.look(engine, [going])
+    judge.look(engine, [going], {})  # a step gave it nothing
+    assert found == []
+    judge.look(engine, [going], {"a.0": [40]})
     going.output_ids += [50]
-    judge.look(engine, [going, request(finish_reason="length")])
+    judge.look(engine, [going, request(finish_reason="length")], {"a.0": [50]})
     assert [(each.kind, each.data["position"]) for each in found] == [("mismatch", 2)]
     assert ties == []
 
@@ -110,7 +112,7 @@ def test_each_step_target_kv_is_compared_in_float32(dtype: str, signatures: list
             return k, v
 
     judge, found, _ = judge_of(each_step=True, dtype=dtype)
-    judge.look(Damaged(), [request()])
+    judge.look(Damaged(), [request()], {"a.0": [13]})
     assert [each.signature for each in found] == signatures
     judge.on_finishing(Damaged(), request(finish_reason="length"))  # and in the step that is the last
     assert [each.signature for each in found] == signatures * 2
@@ -123,7 +125,7 @@ def test_only_what_asks_for_it_is_judged_each_step() -> None:
             raise AssertionError("was asked")
 
     judge, found, _ = judge_of()
-    judge.look(Damaged(), [request((11, 40))])
+    judge.look(Damaged(), [request((11, 40))], {"a.0": [40]})
     judge.on_finishing(Damaged(), request(finish_reason="length"))
     assert found == []
 
@@ -179,7 +181,9 @@ def test_wrong_draft_kv_is_named_with_its_position(value: float, side: int) -> N
 class TwoLayers(FakeReference):
     """The second layer's last position is not known yet."""
 
-    def draft_kv(self, ids: Sequence[int], stop: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def draft_kv(
+        self, ids: Sequence[int], stop: int, zeroed: torch.Tensor | None = None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [self.target_kv(ids, stop), self.target_kv(ids, stop - 1)]
 
 
@@ -223,7 +227,7 @@ def test_where_a_wrong_position_lies(position: int, cached: int, place: str) -> 
 
 def test_zero_filled_positions_are_counted_only_where_policy_put_them() -> None:
     judge, found, _ = judge_of(zero_fill=True)
-    judge.on_finishing(BrokenDraft(3, 0.0), request(cached_tokens=7))
+    judge.on_finishing(BrokenDraft(3, 0.0), request(hit_len=7))
     assert [v.data["position"] for v in found] == [3]  # a zero key with a live value was not zero-filled
     found.clear()
 
@@ -233,14 +237,14 @@ def test_zero_filled_positions_are_counted_only_where_policy_put_them() -> None:
             k[0, 2:9], v[0, 2:9] = 0, 0
             return k, v
 
-    judge.on_finishing(Zeroed(), request(cached_tokens=9))
+    judge.on_finishing(Zeroed(), request(hit_len=9))
     assert found == []
     (note,) = judge.notes()
     assert "draft KV of 7 cached positions zero-filled" in note
-    judge.on_finishing(Zeroed(), request(cached_tokens=7))
+    judge.on_finishing(Zeroed(), request(hit_len=7))
     assert found[0].data["position"] == 7
     strict, found, _ = judge_of(zero_fill=False)
-    strict.on_finishing(Zeroed(), request(cached_tokens=9))
+    strict.on_finishing(Zeroed(), request(hit_len=9))
     assert found[0].data["position"] == 2
 
 

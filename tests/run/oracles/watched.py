@@ -76,4 +76,4 @@ class Watched:
         self.judge.inspect(self.session, self.steps, failed=False, last=False)
         requests = [self.session.request(rid) for rid in report.rids]
         self.judge.after_step(requests, report.emitted)
-        self.judge.look(self.session, requests)
+        self.judge.look(self.session, requests, report.emitted)

@@ -30,6 +30,11 @@ def checkpoint_path(name_or_path: str | Path) -> Path:
     )
 
 
+def name_of(folder: Path) -> str:
+    """A checkpoint's folder as a user would write it: a shipped one by its name."""
+    return folder.name if folder.parent == CHECKPOINTS and folder.name in NAMES else str(folder)
+
+
 def tokenizer_path(name_or_path: str | Path) -> Path:
     """The ``tokenizer.json`` of a target checkpoint. Raises CheckpointError when the folder has none."""
     path = checkpoint_path(name_or_path) / "tokenizer.json"

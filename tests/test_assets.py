@@ -50,6 +50,12 @@ def test_a_misspelt_name_gets_the_nearest(tmp_path: Path) -> None:
         assets.tokenizer_path("tiny-eagle")
 
 
+def test_a_shipped_folder_has_a_name_and_others_are_paths(tmp_path: Path) -> None:
+    assert all(assets.name_of(assets.checkpoint_path(name)) == name for name in assets.NAMES)
+    assert assets.name_of(tmp_path / "tiny") == str(tmp_path / "tiny")
+    assert assets.name_of(assets.CHECKPOINTS / "mine") == str(assets.CHECKPOINTS / "mine")
+
+
 def test_together_at_most_forty_megabytes() -> None:
     files = [path for path in assets.CHECKPOINTS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= SIZE_LIMIT

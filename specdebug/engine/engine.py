@@ -364,7 +364,8 @@ def usable_device(name: str) -> torch.device:
 def load_models(config: EngineConfig) -> Models:
     """Load the checkpoints that ``config`` names, the draft only if it speculates.
 
-    Raises CheckpointError if one cannot be read, InvalidOption if the device does not exist.
+    Raises CheckpointError if one cannot be read, InvalidOption if the device does not exist or the draft is another
+    algorithm's.
     """
     device, dtype, spec = usable_device(config.device), getattr(torch, config.dtype), config.speculative
     target = load_target(checkpoint_path(config.model), dtype=dtype, device=device, max_positions=config.reach)

@@ -13,6 +13,7 @@ from specdebug.engine.model.assistant import AssistantDraft
 from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.config import LlamaConfig, target_kv_layers
 from specdebug.engine.model.draft import TokenShare
+from specdebug.engine.model.draft_kind import ASSISTANT, require_kind
 from specdebug.engine.model.linear import as_weight
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import fc_bias, head_embedding
@@ -27,18 +28,16 @@ def load_assistant(
     """Load the assistant at ``path`` for ``target``, in its dtype and on its device.
 
     ``max_positions`` is as for ``loader.load_draft``. Raises CheckpointError if the folder, its config or a tensor is
-    not an assistant's, or not one for this target.
+    not an assistant's, or not one for this target; InvalidOption if the folder holds a draft for another algorithm.
     """
     checkpoint = Checkpoint(Path(path))
     where = str(checkpoint.config_file)
+    require_kind(checkpoint, algorithm, ASSISTANT)
     config = LlamaConfig.from_dict(checkpoint.config, where)
     if not isinstance(target.config, LlamaConfig):
         raise CheckpointError(f"{where}: an assistant reads keys and values by head, and this target stores latents")
     _require_fit(config, target.config, where)
     weights = Weights(checkpoint, config, target.embedding.dtype, target.embedding.device)
-    if weights.has("layers.0.self_attn.k_proj.weight") or weights.has("midlayer.self_attn.k_proj.weight"):
-        problem = f"has keys and values of its own, and {algorithm} reads the target's"
-        raise CheckpointError(f"{checkpoint.folder} {problem}; set speculative.algorithm to EAGLE or EAGLE3")
     layers = target_kv_layers(checkpoint.config, where, config.num_layers, target.config.num_layers)
     assistant = build_assistant(weights, target, layers, max_positions)
     checkpoint.refuse_leftovers()

@@ -11,15 +11,12 @@ from torch import Tensor
 
 from specdebug.engine.model.checkpoint import Checkpoint, TensorSource
 from specdebug.engine.model.deepseek_config import (
-    DEEPSEEK_ARCHITECTURE,
     LATENT_NORM_EPS,
-    NEXTN_ARCHITECTURE,
     DeepseekConfig,
     ExpertsConfig,
 )
 from specdebug.engine.model.draft import NormedPair
 from specdebug.engine.model.experts import RoutedExperts
-from specdebug.engine.model.keys import architecture_of
 from specdebug.engine.model.latent import DenseMlp, FeedForward, LatentLayer
 from specdebug.engine.model.latent_rope import LatentRotary
 from specdebug.engine.model.layers import Norm
@@ -172,18 +169,10 @@ def build_deepseek(weights: DeepseekWeights, max_positions: int | None = None) -
     return TargetModel(config, rotary, embedding, tuple(layers), final_norm, as_weight(lm_head))
 
 
-def is_nextn(checkpoint: Checkpoint) -> bool:
-    """Return True for a folder with the next-n layer of a DeepSeek model, alone or beside its target."""
-    return architecture_of(checkpoint.config) in (NEXTN_ARCHITECTURE, DEEPSEEK_ARCHITECTURE)
-
-
 def load_nextn(checkpoint: Checkpoint, target: TargetModel, max_positions: int | None) -> NextnDraft:
-    """Load the next-n layer of a checkpoint as a draft head; arguments and errors as for ``loader.load_draft``."""
+    """Load the one next-n layer of a checkpoint as a draft head; arguments and errors as for ``loader.load_draft``."""
     where = checkpoint.config_file
     config = DeepseekConfig.from_dict(checkpoint.config, str(where))
-    if config.num_nextn_layers != 1:
-        problem = f"num_nextn_predict_layers {config.num_nextn_layers}, but EAGLE drafts with one next-n layer"
-        raise CheckpointError(f"{where}: {problem}; give a checkpoint that has it")
     for key, ours, its in (
         ("vocab_size", config.vocab_size, target.config.vocab_size),
         ("hidden_size", config.hidden_size, target.config.hidden_size),

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.config import LLAMA_ARCHITECTURES, Eagle3Options, LlamaConfig
-from specdebug.engine.model.deepseek import is_nextn, load_deepseek, load_nextn
+from specdebug.engine.model.deepseek import load_deepseek, load_nextn
 from specdebug.engine.model.deepseek_config import DEEPSEEK_ARCHITECTURE
 from specdebug.engine.model.draft import TokenShare
+from specdebug.engine.model.draft_kind import EAGLE3_HEAD, EAGLE_HEAD, LATENT_NEXTN_LAYER, require_kind
 from specdebug.engine.model.eagle import EagleDraft
 from specdebug.engine.model.eagle3 import Eagle3Draft
 from specdebug.engine.model.interface import DraftModel
@@ -94,13 +95,13 @@ def load_draft(
 
     ``max_positions`` is the length of the RoPE table, by default the target's ``max_position_embeddings``: published
     heads were trained on short texts and state a limit of their own, which no server minds. Raises CheckpointError if
-    the folder, its config or a tensor is not such a head's, or not one for this target.
+    the folder, its config or a tensor is not such a head's, or not one for this target; InvalidOption if the folder
+    holds a draft for another algorithm.
     """
     checkpoint = Checkpoint(Path(path))
     where = str(checkpoint.config_file)
-    if is_nextn(checkpoint):
-        if algorithm != "EAGLE":
-            raise CheckpointError(f"{path} is a next-n layer; set speculative.algorithm to EAGLE")
+    wanted = (EAGLE_HEAD, LATENT_NEXTN_LAYER) if algorithm == "EAGLE" else (EAGLE3_HEAD,)
+    if require_kind(checkpoint, algorithm, *wanted) == LATENT_NEXTN_LAYER:
         return load_nextn(checkpoint, target, max_positions)
     options = Eagle3Options.from_dict(checkpoint.config, where)
     config = LlamaConfig.from_dict(options.decoder, where)
@@ -108,7 +109,6 @@ def load_draft(
         problem = f"vocab_size {config.vocab_size} is not the target's {target.config.vocab_size}"
         raise CheckpointError(f"{where}: {problem}; this head drafts for another model")
     weights = Weights(checkpoint, config, target.embedding.dtype, target.embedding.device)
-    _require_kind(weights, algorithm)
     draft: EagleDraft | Eagle3Draft
     if algorithm == "EAGLE":
         draft = build_eagle(weights, target, max_positions)
@@ -118,18 +118,6 @@ def load_draft(
         draft = _build_eagle3(weights, target, options, max_positions)
         checkpoint.refuse_leftovers(ignored=("t2d",))
     return draft
-
-
-def _require_kind(weights: Weights, algorithm: Literal["EAGLE", "EAGLE3"]) -> None:
-    """Name a mix-up as such; only an EAGLE-3 layer norms the hidden it is given."""
-    folder = weights.checkpoint.folder
-    if weights.has("layers.0.self_attn.q_proj.weight") and not weights.has("layers.0.self_attn.k_proj.weight"):
-        raise CheckpointError(f"{folder} is an assistant; set speculative.algorithm to FROZEN_KV_MTP")
-    if weights.has("midlayer.hidden_norm.weight") or weights.has("layers.0.hidden_norm.weight"):
-        if algorithm == "EAGLE":
-            raise CheckpointError(f"{folder} is an EAGLE-3 head; set speculative.algorithm to EAGLE3")
-    elif weights.has("layers.0.mlp.up_proj.weight") and algorithm == "EAGLE3":
-        raise CheckpointError(f"{folder} is an EAGLE head; set speculative.algorithm to EAGLE")
 
 
 def build_eagle(weights: Weights, target: TargetModel, max_positions: int | None = None) -> EagleDraft:

@@ -12,6 +12,7 @@ from pathlib import Path
 from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.config import LlamaConfig, MTPOptions
 from specdebug.engine.model.draft import NormedPair
+from specdebug.engine.model.draft_kind import NEXTN_LAYERS, require_kind
 from specdebug.engine.model.linear import as_weight
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.mtp import MTPDraft, NextNLayer
@@ -24,12 +25,12 @@ def load_mtp(path: str | Path, *, algorithm: str, target: TargetModel, max_posit
     """Load the next-n layers at ``path`` for ``target``, in its dtype and on its device.
 
     ``max_positions`` is the length of the RoPE table, by default the target's ``max_position_embeddings``. Raises
-    CheckpointError if the folder, its config or a tensor is not what such layers need, or not for this target.
+    CheckpointError if the folder, its config or a tensor is not what such layers need, or not for this target;
+    InvalidOption if the folder holds a draft for another algorithm.
     """
     checkpoint = Checkpoint(Path(path))
     where = str(checkpoint.config_file)
-    if "fc.weight" in checkpoint or "model.fc.weight" in checkpoint:
-        raise CheckpointError(f"{checkpoint.folder} is an EAGLE head; set speculative.algorithm to EAGLE or EAGLE3")
+    require_kind(checkpoint, algorithm, NEXTN_LAYERS)
     options = MTPOptions.from_dict(checkpoint.config, where)
     config = LlamaConfig.from_dict(checkpoint.config, where)
     _require_fit(config, target, where)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdebug.engine.model import AssistantDraft, load_assistant, load_draft, load_target
+from specdebug.engine.config import InvalidOption
+from specdebug.engine.model import AssistantDraft, load_assistant, load_target
 from specdebug.errors import CheckpointError
 from tests.engine.assistants import DenseAssistant
 from tests.engine.model.helpers import attend, layer_shapes, make_target, random_tensors, write_head
@@ -146,13 +147,9 @@ def test_tensors_without_a_place_and_missing_ones_are_named(tmp_path, target):
         load(tmp_path / "b", target, tensors=tensors)
 
 
-def test_a_head_of_another_kind_is_named_as_such(tmp_path, target):
+def test_keys_and_values_of_its_own_make_it_a_head(tmp_path, target):
     own = {
         name: torch.ones(32, 64) for name in ("layers.0.self_attn.k_proj.weight", "layers.0.self_attn.v_proj.weight")
     }
-    with pytest.raises(CheckpointError, match="has keys and values of its own, and FROZEN_KV_MTP reads the target's"):
+    with pytest.raises(InvalidOption, match=r"FROZEN_KV_MTP drafts with .*, and .* holds an EAGLE head"):
         load(tmp_path / "a", target, tensors=assistant_tensors() | own)
-    folder = write_head(tmp_path / "b", CONFIG, assistant_tensors())
-    for algorithm in ("EAGLE", "EAGLE3"):
-        with pytest.raises(CheckpointError, match=r"is an assistant; set speculative\.algorithm to FROZEN_KV_MTP"):
-            load_draft(folder, algorithm=algorithm, target=target)

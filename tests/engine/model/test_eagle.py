@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specdebug.engine.config import InvalidOption
 from specdebug.engine.model import EagleDraft, load_draft, load_target
 from specdebug.engine.model import draft as draft_module
 from specdebug.errors import CheckpointError
@@ -184,5 +185,5 @@ def test_a_head_that_does_not_fit_is_one_line(tmp_path, target, config, tensors,
 
 def test_an_eagle_head_given_as_eagle3_is_named(tmp_path, target):
     folder = write_head(tmp_path / "head", CONFIG, head_tensors())
-    with pytest.raises(CheckpointError, match=r"is an EAGLE head; set speculative\.algorithm to EAGLE$"):
+    with pytest.raises(InvalidOption, match=r"speculative\.algorithm: .* holds an EAGLE head; set EAGLE$"):
         load_draft(folder, algorithm="EAGLE3", target=target)

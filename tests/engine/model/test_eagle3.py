@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specdebug.engine.config import InvalidOption
 from specdebug.engine.model import Eagle3Draft, load_draft, load_target
 from specdebug.engine.model import draft as draft_module
 from specdebug.errors import CheckpointError
@@ -252,5 +253,5 @@ def test_a_head_that_does_not_fit_is_one_line(tmp_path, target, config, tensors,
 @pytest.mark.parametrize("prefix", ["midlayer", "layers.0"])
 def test_an_eagle3_head_given_as_eagle_is_named(tmp_path, target, prefix):
     folder = write_head(tmp_path / "head", CONFIG, head_tensors(prefix=prefix))
-    with pytest.raises(CheckpointError, match="is an EAGLE-3 head; set speculative\\.algorithm to EAGLE3"):
+    with pytest.raises(InvalidOption, match=r"speculative\.algorithm: .* holds an EAGLE-3 head; set EAGLE3$"):
         load_draft(folder, algorithm="EAGLE", target=target)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specdebug.engine.config import InvalidOption
 from specdebug.engine.model import NextnDraft, load_draft, load_target
 from specdebug.engine.model import draft as draft_module
 from specdebug.errors import CheckpointError
@@ -127,8 +128,7 @@ def test_the_folder_may_be_the_whole_published_checkpoint(tmp_path, target):
     [
         ({"vocab_size": 60}, {}, "vocab_size 60 is not the target's 61; it drafts for another model"),
         ({"hidden_size": 32}, {}, "hidden_size 32 is not the target's 64; it drafts for another model"),
-        ({"num_nextn_predict_layers": 2}, {}, "num_nextn_predict_layers 2, but EAGLE drafts with one next-n layer"),
-        ({"num_nextn_predict_layers": 0}, {}, "num_nextn_predict_layers 0, but EAGLE drafts with one next-n layer"),
+        ({"num_nextn_predict_layers": "1"}, {}, "num_nextn_predict_layers must be a positive integer, not '1'"),
         ({"num_hidden_layers": 5}, {}, "tensor 'model.layers.5.enorm.weight' is missing"),
         ({}, {"eh_proj.weight": (64, 64)}, r"has shape \[64, 64\], but config.json calls for \[64, 128\]"),
         ({}, {"self_attn.q_proj.weight": (96, 64)}, "has no place in this architecture"),
@@ -150,7 +150,7 @@ def test_a_layer_that_does_not_fit_is_one_line(tmp_path, target, config, tensors
 
 def test_a_next_n_layer_given_as_eagle3_or_as_a_target_is_named(tmp_path, target):
     make_nextn(tmp_path / "draft", tmp_path / "target")
-    with pytest.raises(CheckpointError, match=r"is a next-n layer; set speculative\.algorithm to EAGLE$"):
+    with pytest.raises(InvalidOption, match=r"holds one next-n layer of a latent \(MLA\) model; set EAGLE$"):
         load_draft(tmp_path / "draft", algorithm="EAGLE3", target=target)
     with pytest.raises(CheckpointError, match=r"'DeepseekV3ForCausalLMNextN'\] is none of LlamaForCausalLM"):
         load_target(tmp_path / "draft")

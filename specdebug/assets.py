@@ -1,14 +1,17 @@
-"""Where the shipped checkpoints lie, and how a user's word for a checkpoint becomes a folder."""
+"""Where the shipped checkpoints lie, how a user's word for one becomes a folder, and how many steps a draft takes."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 from specdebug.errors import CheckpointError, did_you_mean, one_line
+from specdebug.files import read_file
 
 CHECKPOINTS = Path(__file__).parent / "_assets" / "checkpoints"
 NAMES = ("tiny", "tiny-eagle", "tiny-eagle3", "tiny-mtp", "tiny-assistant", "tiny-mla", "tiny-mla-eagle")
+_MAX_CONFIG_BYTES = 1 << 20
 
 
 def checkpoint_path(name_or_path: str | Path) -> Path:
@@ -33,6 +36,17 @@ def checkpoint_path(name_or_path: str | Path) -> Path:
 def name_of(folder: Path) -> str:
     """A checkpoint's folder as a user would write it: a shipped one by its name."""
     return folder.name if folder.parent == CHECKPOINTS and folder.name in NAMES else str(folder)
+
+
+def nextn_layers(name_or_path: str) -> int | None:
+    """The number of next-n layers that the checkpoint's ``config.json`` gives. None where it gives none, or cannot be
+    read, which is for whoever loads the checkpoint to say."""
+    try:
+        config = json.loads(read_file(checkpoint_path(name_or_path) / "config.json", _MAX_CONFIG_BYTES))
+    except (CheckpointError, OSError, ValueError, RecursionError):
+        return None
+    layers = config.get("num_nextn_predict_layers") if isinstance(config, dict) else None
+    return layers if type(layers) is int and layers > 0 else None
 
 
 def tokenizer_path(name_or_path: str | Path) -> Path:

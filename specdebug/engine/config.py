@@ -10,10 +10,11 @@ import re
 import types
 import typing
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar
 
+from specdebug.assets import nextn_layers
 from specdebug.attention_plans import PLANS
 from specdebug.engine.sites import Drafting
 from specdebug.engine.speculative.registry import ALGORITHMS, SHIPPED
@@ -167,8 +168,12 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EngineConfig:
-        """Build and check. Raises :class:`InvalidOption` naming the key, with the nearest known one."""
+        """Build and check. Next-n layers draft a token each, so that ``num_steps`` left out is the draft's number of
+        them. Raises :class:`InvalidOption` naming the key, with the nearest known one."""
         config = _build(cls, data, ())
+        spec, draft = config.speculative, config.draft_model
+        if spec and draft and spec.drafting == "layers" and "num_steps" not in data["speculative"]:
+            config = replace(config, speculative=replace(spec, num_steps=nextn_layers(draft) or spec.num_steps))
         config.check()
         return config
 

@@ -61,8 +61,9 @@ def made_consistent(scenario: Scenario) -> Scenario:
     if isinstance(spec, Mapping) and spec.get("num_draft_tokens") is not None:
         steps, topk = spec.get("num_steps", 5), spec.get("eagle_topk", 1)
         most = 1 + topk + topk**2 * (steps - 1)
-        nodes = steps + 1 if topk == 1 else min(spec["num_draft_tokens"], most)
-        engine["speculative"] = {**spec, "num_draft_tokens": nodes}
+        rest = {key: value for key, value in spec.items() if key != "num_draft_tokens"}
+        # a chain has a node for each step, however many the engine takes
+        engine["speculative"] = rest if topk == 1 else {**rest, "num_draft_tokens": min(spec["num_draft_tokens"], most)}
     graph = engine.get("cuda_graph")
     if isinstance(graph, Mapping) and graph.get("capture_bs"):
         largest = graph.get("max_bs", 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,41 @@ def test_a_draft_that_is_not_named_is_called_after_the_target_and_the_algorithm(
     assert draft(algorithm="EAGLE3") == "small-eagle3"
     assert draft(algorithm="FROZEN_KV_MTP") == "small-assistant"
     assert draft(draft_model="other") == "other"
+
+
+@pytest.mark.parametrize(
+    ("config", "steps"),
+    [
+        ('{"num_nextn_predict_layers": 2}', 2),
+        ('{"num_nextn_predict_layers": 0}', 5),
+        ('{"num_nextn_predict_layers": true}', 5),
+        ("{}", 5),
+        ("[2]", 5),
+        ("{", 5),
+        (None, 5),
+    ],
+)
+def test_layers_draft_as_many_steps_as_they_are_unless_told(tmp_path: Path, config: str | None, steps: int) -> None:
+    """A checkpoint that does not say, or is not there, is for its loader to complain of."""
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+
+    def shape(**speculative: Any) -> tuple[int, int]:
+        spec = EngineConfig.from_dict({"speculative": {"draft_model": str(tmp_path), **speculative}}).speculative
+        assert spec is not None
+        return spec.num_steps, spec.tree_size
+
+    assert shape(algorithm="MTP") == (steps, steps + 1)
+    assert shape(algorithm="MTP", num_steps=4) == (4, 5)
+    assert shape(algorithm="EAGLE") == (5, 6)
+
+
+def test_a_shape_that_does_not_fit_the_draft_s_own_steps_is_refused() -> None:
+    found = _complaint({"speculative": {"algorithm": "MTP", "num_draft_tokens": 6}})
+    assert (found.key_path, found.reason[:26]) == (("speculative", "num_draft_tokens"), "must be num_steps + 1 = 4 ")
+    config = EngineConfig.from_dict({"speculative": {"algorithm": "MTP"}})
+    assert config.draft_model == "tiny-mtp"
+    assert EngineConfig.from_dict(config.to_dict()) == config
 
 
 def test_a_draft_without_kv_reserves_a_tree_and_has_nothing_to_fill() -> None:

@@ -1,6 +1,10 @@
 """Numbers made smaller."""
 
-from specdebug.scenario.load import engine_config
+import textwrap
+
+from specdebug.scenario.load import engine_config, scenario_of
+from specdebug.shrink.engine_knobs import made_consistent
+from specdebug.yamlio import parse_yaml
 from tests.shrink.spaces import shrunk_to_the_end, space
 
 
@@ -24,3 +28,13 @@ def test_text_prompts_are_cut_but_never_to_white_space():
     """
     smallest = shrunk_to_the_end(space(text, "base"))
     assert smallest.workload[0].prompt.text.strip()
+
+
+def test_a_chain_s_nodes_follow_its_steps_wherever_they_come_from():
+    text = """
+    name: layers
+    engine: {speculative: {algorithm: MTP, num_draft_tokens: 4}}
+    workload: [{prompt: {text: a}}]
+    """
+    made = made_consistent(scenario_of(parse_yaml(textwrap.dedent(text))))
+    assert engine_config(made, "base").speculative.tree_size == 4

@@ -19,7 +19,7 @@ from specdebug.diverge.stream import RecordedStep, Share
 from specdebug.engine.sites import held_at
 
 What = Literal["value", "shape", "schedule", "end"]
-Place = tuple[str, str, int, str, int]
+SharePlace = tuple[str, str, int, str, int]
 """The place of a request's share in its run: request, kind and number of its step, site, and which call of that."""
 
 PREFILL = "target_prefill.input_ids"
@@ -77,7 +77,7 @@ def in_lockstep(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> 
 
 
 def by_request(
-    left: Sequence[RecordedStep], right: Sequence[RecordedStep], unlike: Container[Place] = ()
+    left: Sequence[RecordedStep], right: Sequence[RecordedStep], unlike: Container[SharePlace] = ()
 ) -> Iterator[Difference]:
     """Differences of the shares of each request, in the order of the right run. Places that are ``unlike`` in the two
     by right are passed over.
@@ -119,7 +119,7 @@ def is_where(name: str) -> bool:
     return held_at(name).places
 
 
-def placed(steps: Sequence[RecordedStep]) -> Iterator[tuple[Place, Share]]:
+def placed(steps: Sequence[RecordedStep]) -> Iterator[tuple[SharePlace, Share]]:
     """The shares of requests, each with its place."""
     counts: dict[tuple[str, str], int] = {}
     for step in steps:

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from specdebug.diverge.align import Place, is_where, placed
+from specdebug.diverge.align import SharePlace, is_where, placed
 from specdebug.diverge.stream import PADDING, Descriptor, RecordedStep
 
 EXTENDED = "draft_extend."
 """Sites of what a draft is extended over, and of what comes of it."""
 WRITTEN = "kv_pool.write."
 """Sites of what is written to a pool of KV."""
-
 
 Sides = Literal["engines", "workers", "arms"]
 """Two engines, two workers of our own, or one worker's arms that are configured otherwise."""
@@ -25,9 +24,9 @@ Sides = Literal["engines", "workers", "arms"]
 class Looked:
     """The part of two recordings that was compared.
 
-    ``what``: whose recordings they are. ``sites``: those of both. ``only``:
-    sites of the first alone, and of the second. ``alone``: requests that were not compared, and why not. ``left_out``:
-    those that were up to a place, and why no further. ``prompts``: positions of prompts that both computed, the first
+    ``what``: whose recordings they are. ``sites``: those of both. ``only``: sites of the first alone, and of the
+    second. ``alone``: requests that were not compared, and why not. ``left_out``: those that were up to a place, and
+    why no further. ``prompts``: positions of prompts that both computed, the first
     alone and the second alone, where an engine cuts prompts otherwise. ``unlike``: by site, how many tensors were not
     compared, because the workers rightly have other rows there.
     """
@@ -61,7 +60,7 @@ def in_common(
     return one, other, looked
 
 
-def unlike_by_worker(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> frozenset[Place]:
+def unlike_by_worker(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> frozenset[SharePlace]:
     """The places in requests' decode steps where the workers v1 and v2 rightly have other rows.
 
     v2 extends a draft over every node of a tree, v1 over what was accepted, so that they write other rows of KV. And
@@ -75,7 +74,7 @@ def unlike_by_worker(left: Sequence[RecordedStep], right: Sequence[RecordedStep]
         if kind == "decode":
             last[rid] = max(last.get(rid, 0), number)
 
-    def rightly(place: Place) -> bool:
+    def rightly(place: SharePlace) -> bool:
         rid, kind, number, site, _ = place
         if kind != "decode" or is_where(site) or not all(place[:3] in steps for steps in made):
             return False

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdebug.assets import checkpoint_path
-from specdebug.diverge.align import Difference, by_request
-from specdebug.diverge.align import Place as RunPlace
+from specdebug.diverge.align import Difference, SharePlace, by_request
 from specdebug.diverge.choices import DRAFT_LOGITS, DRAFTED, Place, explained, grounds
 from specdebug.diverge.common import sites_of
 from specdebug.diverge.stream import RecordedStep, Share
@@ -66,7 +65,7 @@ def judge(
     right: Sequence[RecordedStep],
     look: Look,
     config: Any,
-    unlike: Container[RunPlace] = (),
+    unlike: Container[SharePlace] = (),
 ) -> Judgement:
     """Find the first difference between two arms that rounding does not explain.
 

@@ -1,4 +1,4 @@
-"""What the recordings of two engines, or of two workers, have in common."""
+"""Recordings of two engines, or of two workers, are cut down to what they have in common."""
 
 from __future__ import annotations
 

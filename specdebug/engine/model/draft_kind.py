@@ -1,4 +1,4 @@
-"""What kind of draft a checkpoint holds, and the one error for a draft that its algorithm has no use for.
+"""Tells what kind of draft a checkpoint holds, and refuses one that its algorithm has no use for.
 
 Published EAGLE heads carry the architecture of their target, and often more of its ``config.json``, so that alone it
 does not tell a head from anything else. The names of the tensors do: every kind has some that no other has.

@@ -59,7 +59,7 @@ class DraftKV(Oracle):
                 self.zero_filled[request.rid] = int(skipped.sum())
         zeroed = skipped.nonzero().flatten()
         expected = reference.draft_kv(request.all_ids, stop, zeroed)
-        if not torch.equal(self._zeroed.setdefault(request.rid, zeroed), zeroed) and reference.chained:
+        if reference.chained and not torch.equal(self._zeroed.setdefault(request.rid, zeroed), zeroed):
             expected = expected[:1]  # what the others read was zeros at times
         every = (~skipped).nonzero().flatten()
         for layer, (keys, values) in enumerate(expected):
@@ -69,7 +69,14 @@ class DraftKV(Oracle):
             if report_first_bad(self.bench, "draft", request, stop, pairs, partial(_at, kept), number):
                 return
 
-    on_finishing = on_going = _compare
+    def on_finishing(self, session: Any, request: Any) -> None:
+        self._compare(session, request)
+        self.on_aborting(session, request)
+
+    def on_aborting(self, session: Any, request: Any) -> None:
+        self._zeroed.pop(request.rid, None)
+
+    on_going = _compare
 
 
 def _at(kept: torch.Tensor, row: int) -> int:

@@ -158,19 +158,19 @@ class DeviceRing:
 
     def take(self) -> list[RawFinding]:
         """The findings since the last call (at most ``capacity``), in program order. Waits for the stream."""
-        found = self._arrived(wait=True)
+        if self._transfer is not None:  # it writes to where the next copy goes
+            self._transfer.synchronize()
+            self._transfer = None
         self._host_header.copy_(self._header, non_blocking=True)
         if self._on_gpu:
             _cuda.current_stream(self._device).synchronize()
-        found += self._read(int(self._host_header[CURSOR]))
-        return found[: self.capacity]
+        return self._read(int(self._host_header[CURSOR]))[: self.capacity]
 
     def salvage(self) -> list[RawFinding]:
         """The findings since the last call of what a device, lost by now, had finished. Asks the host alone."""
-        tickets = range(self._taken, self._taken + self._rows)
-        rows = ((ticket, self._table[ticket % self._rows].tolist()) for ticket in tickets)
-        written = itertools.takewhile(lambda each: each[1][0] == each[0] + 1, rows)
-        return merge([row for _, row in written])[: self.capacity]
+        tickets = torch.arange(self._taken, self._taken + self._rows)
+        rows = self._table[tickets % self._rows]
+        return merge(rows[rows[:, 0] == tickets + 1].tolist())[: self.capacity]
 
     def poll(self) -> list[RawFinding]:
         """Findings that have reached the host, after a few calls, never waiting. Launches nothing during a capture."""
@@ -179,10 +179,14 @@ class DeviceRing:
         if _cuda.is_current_stream_capturing():
             return []
         with _cuda.device(self._device):
-            found = self._arrived(wait=False)
+            if self._transfer is not None and self._transfer.query():
+                found = self._read(int(self._host_header[CURSOR]))
+                self._transfer = None
+                if found:  # handed over before the device, which may be lost by now, is asked for anything more
+                    return found[: self.capacity]
             if self._transfer is None:
                 self._send_header()
-        return found[: self.capacity]
+        return []
 
     def totals(self, entries: int) -> list[int]:
         """Bad elements by entry, those of dropped findings included. Waits for the stream."""
@@ -305,16 +309,6 @@ class DeviceRing:
 
     # The way to the host
 
-    def _arrived(self, *, wait: bool) -> list[RawFinding]:
-        """Findings that the counters copied so far tell of; ``wait`` for a copy that is under way."""
-        event = self._transfer
-        if event is None or not (wait or event.query()):
-            return []
-        if wait:
-            event.synchronize()
-        self._transfer = None
-        return self._read(int(self._host_header[CURSOR]))
-
     def _send_header(self) -> None:
         """Begin copying the counters as they are between the last launch and the next one."""
         self._snapshot.copy_(self._header)
@@ -335,8 +329,9 @@ class DeviceRing:
         stop = min(cursor, self._room_until)
         places = torch.arange(self._taken, stop) % self._rows
         rows = intact(self._table[places].tolist(), self._taken, more=cursor > stop)
-        self._taken, self._room_until = cursor, cursor + self._rows
-        self._limit.fill_(self._room_until)
+        room_until = cursor + self._rows
+        self._limit.fill_(room_until)  # fails if the device is lost: what was not read until then can be salvaged
+        self._taken, self._room_until = cursor, room_until
         return merge(rows)
 
 

@@ -82,8 +82,8 @@ class Ring:
         return self.take()
 
     def salvage(self) -> list[RawFinding]:
-        """Return nothing: this ring is on the device, and that is lost."""
-        return []
+        """As :meth:`take` on a CPU, which is never lost; nothing elsewhere: this ring is on the device."""
+        return self.take() if self._rows.device.type == "cpu" else []
 
     def totals(self, entries: int) -> list[int]:
         """Bad elements by entry, those of dropped findings included. Waits for the device."""
@@ -98,6 +98,8 @@ class Recorder:
     step: int = 0
     entries: dict[FindingKey, int] = field(default_factory=dict)
     rings: dict[torch.device, Ring | DeviceRing] = field(default_factory=dict)
+    _read: list[RawFinding] = field(default_factory=list)
+    """Findings that have left their ring and were not handed over: another ring's device failed just then."""
 
     def set_step(self, step: int) -> None:
         self.step = step
@@ -139,15 +141,21 @@ class Recorder:
 
     def drain(self) -> list[ProbeFinding]:
         """The findings since the last drain in the order they were made (several devices: step by step)."""
-        return self._resolved([finding for ring in self.rings.values() for finding in ring.take()])
+        for ring in self.rings.values():
+            self._read += ring.take()
+        return self._handed_over()
 
     def poll(self) -> list[ProbeFinding]:
         """Those of the findings that :meth:`drain` would give which the host can have without waiting."""
-        return self._resolved([finding for ring in self.rings.values() for finding in ring.poll()])
+        for ring in self.rings.values():
+            self._read += ring.poll()
+        return self._handed_over()
 
     def salvage(self) -> list[ProbeFinding]:
         """Those of the findings that can be had once a device is lost."""
-        return self._resolved([finding for ring in self.rings.values() for finding in ring.salvage()])
+        for ring in self.rings.values():
+            self._read += ring.salvage()
+        return self._handed_over()
 
     def totals(self) -> dict[tuple[str, str], int]:
         """Bad elements by (site, kind) since the start, those of dropped findings too; zeros are left out."""
@@ -157,9 +165,10 @@ class Recorder:
                 sums[entry.site, entry.kind] += total
         return dict(+sums)
 
-    def _resolved(self, findings: list[RawFinding]) -> list[ProbeFinding]:
+    def _handed_over(self) -> list[ProbeFinding]:
         entries = list(self.entries)
         found = []
+        findings, self._read = self._read, []
         for raw in findings:
             site, kind, phrase = entries[raw.entry]
             bound = bound_text(phrase, raw.limit)

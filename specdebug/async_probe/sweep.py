@@ -64,7 +64,10 @@ def _append(state, origin, tag, count, index, value, limit):
         tl.store(row + 6, value)
         tl.store(row + 7, count)
         tl.store(row + 8, limit)
-        tl.store(row, ticket + 1)  # last: what a lost device leaves behind is read by this
+        # A store to the host's memory may be under way when the launch ends, and is lost if the next one costs the
+        # device. Each of these waits until what came before it has arrived: first the row, then what says it is there.
+        tl.atomic_xchg(row, ticket + 1, sem="release", scope="sys")
+        tl.atomic_add(state + _CURSOR, 0, sem="acq_rel", scope="sys")
 
 
 @triton.jit

@@ -29,6 +29,7 @@ from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.coredump import wait_for_coredump
 from specdebug.workers.device import DeviceUnavailable, leave_now
 from specdebug.workers.machine_failure import MachineFailed, machine_failure
+from specdebug.workers.termination import before_termination
 from specdebug.workers.wire import Sink
 
 if TYPE_CHECKING:
@@ -231,6 +232,7 @@ class _Arm:
     def _serve(self, loop: RunLoop, judge: Judge) -> None:
         from specdebug.run.loop import Stopped
 
+        undo = before_termination(partial(self._speak_last, loop))
         try:
             with self._stage("run"):
                 loop.run()
@@ -239,13 +241,20 @@ class _Arm:
                 self._note(note)
             judge.active = False  # what is served again is compared with what was judged
             for oracle in (each for each in judge.oracles if each.stage is not None):
-                with self._stage(str(oracle.stage)):
+                with self._stage(str(oracle.stage)), loop.noticing_loss():
                     oracle.after_run(loop)
                     loop.settle()
         except Stopped:
             self._lost = loop.lost
         finally:
+            undo()
             self._sink.emit("looked", counts=dict(judge.looks))
+
+    def _speak_last(self, loop: RunLoop) -> None:
+        """C++ code ends this process: report what is known, and leave the driver time for its core dump."""
+        loop.last_words()
+        if self._coredump is not None:
+            wait_for_coredump(self._coredump)
 
     def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge]:
         from specdebug.faults.injector import Injector

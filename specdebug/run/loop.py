@@ -6,7 +6,8 @@ session's onlooker. Nothing here decides a verdict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
@@ -58,6 +59,25 @@ class RunLoop:
         Where a session has no steps, a step's arrivals and aborts are due once as many requests have finished; with
         nothing under way, the next come at once.
         """
+        with self.noticing_loss():
+            self._serve()
+
+    @contextmanager
+    def noticing_loss(self) -> Iterator[None]:
+        """Report a device that whoever looks at the engine finds lost, as that of a failed step. Raises Stopped."""
+        try:
+            yield
+        except Exception as error:
+            if not device_lost(error):
+                raise
+            self._inspect(self.judge.step, error)
+            raise Stopped from error
+
+    def last_words(self) -> None:
+        """This process ends in the middle of a step: report what had reached the host. Asks the device for nothing."""
+        self.judge.salvage(self.session, self._step + 1)
+
+    def _serve(self) -> None:
         by_step, time = "steps" in self.session.shows, 0
         while True:
             time = self._step if by_step else max(time, len(self._finished))
@@ -119,7 +139,7 @@ class RunLoop:
         except Exception as error:
             if _cannot_be_served(error):
                 raise
-            self._failed(error, self._step)
+            self._inspect(self._step, error)
             raise Stopped from error
 
     def _one_step(self) -> None:

@@ -23,10 +23,13 @@ from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Violation
 from specdebug.workers.device import leave_now
 from specdebug.workers.machine_failure import machine_failure
+from specdebug.workers.termination import before_termination
 from specdebug.workers.wire import LineReader, Sink
 
 if TYPE_CHECKING:
+    from specdebug.async_probe import ProbeFinding
     from specdebug.engine import StepReport
+    from specdebug.engine.memory.arena import GuardViolation
 
 T = TypeVar("T")
 
@@ -68,22 +71,30 @@ class EngineLoop:
     def run(self) -> int:
         """Serve until the front goes away; return the exit status of this process, 1 after a failure."""
         self._sink.emit("ready", vocab_size=self._session.vocab_size)
+        undo = before_termination(self._salvage)
         try:
             while self._hear():
                 self._advance()
-        except _Failed:
-            self._injector.finish()
-            self._tell_coverage()
-            if device_lost_in(self._failure):  # everything is told: no destructor may touch the device any more
-                leave_now()
-            return 1
-        return 0
+            return 0
+        except FRONT_GONE:
+            raise
+        except _Hanging as error:
+            self._tell(Violation("hang", "", self._step, str(error)))
+            lost = False
+        except Exception as error:
+            self._fail(error)
+            lost = device_lost(error)
+        finally:
+            undo()
+        self._injector.finish()
+        self._tell_coverage()
+        if lost:  # everything is told: no destructor may touch the device any more
+            leave_now()
+        return 1
 
     def close(self) -> None:
         """Nothing is served any more."""
         self._session.close(False)
-
-    _failure: Exception | None = None
 
     def _hear(self) -> bool:
         """Take in what the front has sent, and wait for it while there is nothing to do. False once it is gone."""
@@ -103,22 +114,17 @@ class EngineLoop:
 
     def _obey(self, command: Mapping[str, Any]) -> None:
         """Do what the front asks for. A request that the engine rejects is the client's fault."""
-        try:
-            match command["do"]:
-                case "add":
-                    self._add(command)
-                case "abort":
-                    self._abort(command["rid"], command["key"])
-                case "flush":
-                    self._flush()
-                case "info":
-                    if not self._session.has_work:
-                        self._check_pools()
-                    self._tell_coverage()
-        except FRONT_GONE:
-            raise
-        except Exception as error:
-            raise self._fail(error) from error
+        match command["do"]:
+            case "add":
+                self._add(command)
+            case "abort":
+                self._abort(command["rid"], command["key"])
+            case "flush":
+                self._flush()
+            case "info":
+                if not self._session.has_work:
+                    self._check_pools()
+                self._tell_coverage()
 
     def _add(self, command: Mapping[str, Any]) -> None:
         from specdebug.engine import SamplingParams
@@ -167,22 +173,19 @@ class EngineLoop:
         self._tell_gauges()
 
     def _advance(self) -> None:
-        """Run one step and tell what came of it. Raises _Failed."""
+        """Run one step and tell what came of it; what it recorded before it failed is told first. Raises _Hanging."""
         step = self._step + 1
         self._injector.before_step(step)
         began = time.perf_counter()
-        failure: Exception | None = None
-        report = None
         try:
             report = self._engine.step()
         except Exception as error:
-            failure = error
+            if not device_lost(error):
+                self._inspect(step, wait=True)
+            raise
         seconds = time.perf_counter() - began
-        if failure is None:
-            self._injector.after_step()
-        self._inspect(step, failure)
-        if failure is not None or report is None:
-            raise self._fail(failure or AssertionError("a step has no report"))
+        self._injector.after_step()
+        self._inspect(step, wait=not self._on_gpu)
         self._step = step
         self._tell_step(report, seconds)
         self._watch_progress(report)
@@ -221,20 +224,26 @@ class EngineLoop:
         reached = {**async_probe.reached(), **kernel_memory.launches()}
         self._sink.emit("coverage", step=self._step, reached=reached, hits=self._hits(), **self._gauges())
 
-    def _inspect(self, step: int, failure: Exception | None) -> None:
-        """Tell what a step left behind. Of a device that is lost, only what had reached the host by then is left."""
+    def _inspect(self, step: int, *, wait: bool) -> None:
+        """Tell what a step left behind; ``wait`` for what has not reached the host."""
         for one in kernel_memory.poll():
             self._tell(Violation(one.kind, one.site, step, one.message(), one.count))
-        if failure is not None and device_lost(failure):
-            findings, damage = async_probe.salvage(), self._session.damage_seen()
-        else:
-            wait = failure is not None or not self._on_gpu
-            findings = async_probe.drain() if wait else async_probe.poll()
-            damage = self._session.check_guards() if self._engine.config.memory.guards else ()
+        self._tell_found(step, async_probe.drain() if wait else async_probe.poll())
+        if self._engine.config.memory.guards:
+            self._tell_damage(step, self._session.check_guards())
+
+    def _salvage(self) -> None:
+        """Tell what had reached the host before the device was lost."""
+        self._tell_found(self._step + 1, async_probe.salvage())
+        self._tell_damage(self._step + 1, self._session.damage_seen())
+
+    def _tell_found(self, step: int, findings: Iterable[ProbeFinding]) -> None:
         for found in findings:
             data = {"index": found.index, "value": found.value, "bound": found.bound}
             made_in, count = found.step or step, found.count or 1
             self._tell(Violation(found.kind, found.site, made_in, found.message(), count, data))
+
+    def _tell_damage(self, step: int, damage: Iterable[GuardViolation]) -> None:
         for guard in damage:
             self._tell(Violation("guard", f"{guard.buffer}->{guard.victim}", step, str(guard)))
 
@@ -248,29 +257,22 @@ class EngineLoop:
     def _watch_progress(self, report: StepReport) -> None:
         self._idle = self._idle + 1 if report.kind == "idle" and self._session.has_work else 0
         if self._idle > IDLE_LIMIT:
-            detail = f"the engine has work but did nothing for {IDLE_LIMIT} steps"
-            self._tell(Violation("hang", "", self._step, detail))
-            raise _Failed
+            raise _Hanging(f"the engine has work but did nothing for {IDLE_LIMIT} steps")
 
-    def _fail(self, error: Exception) -> _Failed:
-        """Tell of an exception out of the engine; raise what this returns."""
+    def _fail(self, error: Exception) -> None:
+        """Tell of an exception out of the engine."""
         traceback.print_exception(error)
-        self._failure = error
+        if device_lost(error):
+            self._salvage()
         machine = machine_failure(error)
         if machine is not None:
             self._sink.emit("machine", cause=machine.cause, line=machine.line)
         else:
             self._tell(violation_of(error, self._step + 1))
-        return _Failed()
 
     def _tell(self, violation: Violation) -> None:
         self._sink.emit("violation", **asdict(violation))
 
 
-class _Failed(Exception):
-    """The engine cannot go on; why has been told."""
-
-
-def device_lost_in(error: Exception | None) -> bool:
-    """Return True if a failure cost this process its device."""
-    return error is not None and device_lost(error)
+class _Hanging(Exception):
+    """The engine does nothing any more."""

@@ -340,6 +340,66 @@ def test_polls_and_takes_together_lose_nothing(steps: list[str]) -> None:
     assert [finding.step for finding in found] == launched
 
 
+class _Lost(_Later):
+    """A device whose copies arrive and that then fails whatever it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived = True
+        self.lost = False
+
+    def wait_event(self, event: _Later) -> None:
+        self._fail()
+
+    def synchronize(self) -> None:
+        self._fail()
+
+    def fill_(self, value: int) -> None:
+        self.lost = True
+        self._fail()
+
+    def _fail(self) -> None:
+        if self.lost:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="plays the part of the device; test_cuda.py loses a real one")
+@pytest.mark.parametrize("read", ["poll", "take"])
+@pytest.mark.parametrize("limit", [False, True], ids=["at the next copy", "at the limit"])
+def test_a_device_lost_while_findings_are_read_loses_none(
+    monkeypatch: pytest.MonkeyPatch, read: str, limit: bool
+) -> None:
+    later = _Lost()
+    monkeypatch.setattr(device, "_cuda", later)
+    ring = _ring()
+    ring._on_gpu = True
+    ring.look([_bad(-1)], [(0, 1)])
+    ring.poll()  # the counters are on their way
+    ring.look([_bad(-2)], [(0, 1)])
+    if limit:
+        monkeypatch.setattr(ring, "_limit", later)
+    else:
+        later.lost = True
+    told = []
+    for _ in range(2):
+        try:
+            told += getattr(ring, read)()
+        except RuntimeError:
+            break
+    told += ring.salvage()
+    assert [finding.value for finding in told] == [-1, -2]
+
+
+def test_a_row_that_is_not_there_hides_no_later_one_from_a_salvage() -> None:
+    ring = _ring()
+    for bad in (-1, -2, -3):
+        ring.look([_bad(bad)], [(0, 1)])
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    ring._table[1, 0] = 0
+    assert [finding.value for finding in ring.salvage()] == [-1, -3]
+
+
 def test_compiling_in_advance_finds_nothing() -> None:
     ring = _ring()
     ring.compile((torch.bfloat16,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +82,11 @@ def act(fate: str, step: int) -> None:
             store_far_away()
         elif fate == "full":
             allocate_too_much()
+        elif fate == "terminated":
+            found_only()
+            terminate()
+        elif fate == "pinned":
+            drop_pinned_memory_of_a_lost_device()
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda").tolist()
 
@@ -87,6 +94,28 @@ def act(fate: str, step: int) -> None:
 def probe() -> None:
     async_probe.configure("assert")
     async_probe.maybe_detect_oob(torch.tensor([3, 12], device="cuda"), 0, 9, "verify.input_ids")
+
+
+def found_only() -> None:
+    """As :func:`probe`, but the run goes on."""
+    async_probe.configure("record")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    async_probe.maybe_detect_oob(torch.tensor([3, 12], device=device), 0, 9, "verify.input_ids")
+
+
+def terminate() -> None:
+    """As C++ code that cannot go on."""
+    ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
+
+
+def drop_pinned_memory_of_a_lost_device() -> None:
+    """What an upload does to which a device is lost: of torch's destructor of pinned memory, C++ ends the process."""
+    found_only()
+    pinned = torch.zeros(8, pin_memory=True)
+    there = pinned.to("cuda", non_blocking=True)
+    with contextlib.suppress(RuntimeError):
+        there[torch.tensor([9], device="cuda")].tolist()
+    del pinned
 
 
 def allocate_too_much() -> None:

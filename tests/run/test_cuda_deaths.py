@@ -78,3 +78,11 @@ def test_a_core_dump_is_named_when_one_was_asked_for(tmp_path: Path, monkeypatch
         pytest.skip("the driver here writes no core dumps (debugging is not allowed)")
     assert str(dumps[0]) in found.detail
     assert found.violations[0].data["coredump"] == str(dumps[0])
+
+
+@pytest.mark.parametrize("fate", ["pinned", "terminated"])
+def test_what_was_found_outlives_a_destructor_that_meets_the_lost_device(fate: str) -> None:
+    found = outcomes([fate])[fate]
+    assert found.signature == "oob@verify.input_ids"
+    assert found.where_step == BAD_STEP
+    assert any("SIGABRT" in each.detail for each in found.violations), found

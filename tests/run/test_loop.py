@@ -276,6 +276,44 @@ def test_an_oracle_that_finds_the_device_gone_does_not_take_the_blame() -> None:
     assert signatures(sink) == ["assert@engine"]
 
 
+@pytest.mark.parametrize("when", ["on_step", "on_served", "abort"])
+def test_a_device_that_is_found_lost_between_steps_ends_the_run_like_one_in_a_step(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def fault(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    seen = async_probe.ProbeFinding("draft.input_ids", "oob", 1, 0, 9, 1)
+    monkeypatch.setattr(async_probe, "salvage", lambda: [seen])
+    engine = FakeEngine()
+    loop, sink, judge = loop_of(engine, planned("a.0", tokens=4, abort_after=2 if when == "abort" else None))
+    monkeypatch.setattr(*((engine, "abort") if when == "abort" else (judge.oracles[-1], when)), fault)
+    with pytest.raises(Stopped):
+        loop.run()
+    assert signatures(sink) == ["oob@draft.input_ids", "assert@engine"]
+    assert [event["step"] for event in sink.of("violation")] == [1, {"on_step": 1, "on_served": 4, "abort": 2}[when]]
+    assert loop.lost
+
+
+def test_an_error_of_an_oracle_that_is_not_the_device_s_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, sink, judge = loop_of(FakeEngine(), planned("a.0"))
+
+    def fail(*_: object) -> None:
+        raise KeyError("a bug of ours")
+
+    monkeypatch.setattr(judge, "on_served", fail)
+    with pytest.raises(KeyError):
+        loop.run()
+    assert signatures(sink) == []
+
+
+def test_the_last_words_of_a_run_are_what_had_reached_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_probe, "salvage", lambda: [async_probe.ProbeFinding("draft.logits", "nan", 3, 0, 1.0, 1)])
+    loop, sink, _ = loop_of(FakeEngine(), planned("a.0"))
+    loop.last_words()
+    assert [(each["site"], each["step"]) for each in sink.of("violation")] == [("draft.logits", 3)]
+
+
 def test_what_had_reached_the_host_comes_before_the_fault_that_lost_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost(FakeEngine):
         def damage_seen(self) -> list[Any]:

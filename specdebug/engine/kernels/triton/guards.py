@@ -22,7 +22,10 @@ def _look(memory, starts, stops, seen, pattern, BLOCK: tl.constexpr):
         last = tl.max(tl.where(bad, offset, -1), 0).to(tl.int64)
         tl.store(seen + region * 3, first)
         tl.store(seen + region * 3 + 1, last + 1)
-        tl.store(seen + region * 3 + 2, count)
+        # A store to the host's memory may be under way when the launch ends, and is lost if the next one costs the
+        # device: each of these waits until what came before it has arrived.
+        tl.atomic_xchg(seen + region * 3 + 2, count, sem="release", scope="sys")
+        tl.atomic_add(seen + region * 3 + 2, 0, sem="acq_rel", scope="sys")
 
 
 def look_at_guards(memory: Tensor, starts: Tensor, stops: Tensor, pattern: int, longest: int, seen: Tensor) -> None:

@@ -19,6 +19,7 @@ from specdebug.async_probe.gate import OFF, RECORD, Rule
 from specdebug.targets.inside.words import say
 from specdebug.targets.sglang.inside.batches import follow_batches
 from specdebug.targets.sglang.sites import site_of
+from specdebug.workers.termination import before_termination
 
 _NAME = "__specdebug_probes__"
 
@@ -114,6 +115,7 @@ def probe(rules: Sequence[Mapping[str, Any]]) -> Callable[[], Mapping[str, int]]
         theirs = getattr(upstream, name)
         theirs.__code__, theirs.__defaults__ = ours.__code__, ours.__defaults__
     follow_batches(_begin, _tell, _salvage)
+    before_termination(_tell_salvaged)
     return async_probe.reached
 
 
@@ -132,6 +134,10 @@ def _salvage() -> None:
     """A GPU has died of what it met: what was found until then is told before the scheduler ends."""
     with contextlib.suppress(RuntimeError):  # which a device that is lost raises whatever it is asked
         _tell()
+    _tell_salvaged()
+
+
+def _tell_salvaged() -> None:
     _tell_found(async_probe.salvage())
 
 

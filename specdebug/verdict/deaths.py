@@ -28,7 +28,8 @@ def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
     if assertion is not None:
         how = end.signal_name or f"exit status {end.status}"
         detail = f"{assertion.text}; ended by {how} in stage {stage}"
-        return Violation(assertion.kind, assertion.site, step, detail, data={"device": "cuda", "lost": True})
+        data = {"device": "cuda", "lost": True, "died": True}
+        return Violation(assertion.kind, assertion.site, step, detail, data=data)
     frame = innermost_frame(end.log)
     at = f"; innermost specdebug frame {frame}" if frame else ""
     if end.kind in ("interrupted", "refused") or death_by_machine(end) is not None:

@@ -61,7 +61,7 @@ class Violation:
     def order(self) -> tuple[int, float]:
         """Sort key: deaths last, else by step (violations of no step after all steps), then by rank."""
         rank = RANK.get(self.kind, _LAST_RANK)
-        if rank == _LAST_RANK:
+        if rank == _LAST_RANK or self.data.get("died"):
             return (1, 0.0)
         return (0, float("inf") if self.step is None else self.step + rank / (_LAST_RANK + 1))
 

@@ -56,6 +56,19 @@ def outcome_of(events: list[dict[str, Any]], how: WorkerEnd | None = None) -> Ou
     return ledger.outcome(how or end())
 
 
+def test_what_was_found_in_the_step_that_a_lost_device_ended_names_the_failure() -> None:
+    asserted = "x/Index.cu:9: void gather(): block: [0,0,0], thread: [1,0,0] Assertion `index < size` failed.\n"
+    died = end("signal", -6, asserted)
+    alone = outcome_of([*START, step(1)], died)
+    assert (alone.verdict, alone.signature, alone.where_step) == ("fail", "assert@Index.cu", 1)
+    seen = {"event": "violation", "kind": "oob", "site": "draft.input_ids", "step": 2, "detail": "below 0"}
+    outcome = outcome_of([*START, step(1), seen], died)
+    assert (outcome.signature, outcome.where_step) == ("oob@draft.input_ids", 2)
+    assert [found.signature for found in outcome.violations] == ["oob@draft.input_ids", "assert@Index.cu"]
+    assert "then the device was lost: Index.cu: assertion `index < size` failed" in outcome.detail
+    assert "ended by SIGABRT in stage run" in outcome.detail
+
+
 def test_a_finished_run() -> None:
     outcome = outcome_of([*START, step(1, tokens=(5, 6)), step(2), *FINISH])
     assert (outcome.verdict, outcome.signature, outcome.reasons) == ("pass", None, ())

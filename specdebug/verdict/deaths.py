@@ -18,20 +18,22 @@ from specdebug.verdict.outcome import Violation
 from specdebug.workers.job import WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure, failure_in_log
 
+_LAST_WORDS = "specdebug/workers/termination.py"
+"""Of which the fault handler dumps a frame, too: it is what was done about the end, not what came to it."""
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
 
 
 def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
     """The violation that an unfinished worker's end amounts to; None if it was interrupted or the machine failed."""
     where = f"in stage {stage}, after step {step}"
+    frame = innermost_frame(end.log)
+    at = f"; innermost specdebug frame {frame}" if frame else ""
     assertion = assertion_in(end.log) if end.kind in ("signal", "exit") else None
     if assertion is not None:
         how = end.signal_name or f"exit status {end.status}"
-        detail = f"{assertion.text}; ended by {how} in stage {stage}"
+        detail = f"{assertion.text}; ended by {how} in stage {stage}{at}"
         data = {"device": "cuda", "lost": True, "died": True}
         return Violation(assertion.kind, assertion.site, step, detail, data=data)
-    frame = innermost_frame(end.log)
-    at = f"; innermost specdebug frame {frame}" if frame else ""
     if end.kind in ("interrupted", "refused") or death_by_machine(end) is not None:
         return None
     if end.kind == "lost":
@@ -77,7 +79,7 @@ def innermost_frame(log: str) -> str | None:
     if start < 0:
         return None
     for match in _FRAME.finditer(log, start):
-        if "specdebug/" in match["file"]:
+        if "specdebug/" in match["file"] and not match["file"].endswith(_LAST_WORDS):
             short = "specdebug/" + match["file"].rpartition("specdebug/")[2]
             return f"{short}:{match['line']} in {match['name']}"
     return None

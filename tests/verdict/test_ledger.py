@@ -251,3 +251,15 @@ def test_the_innermost_specdebug_frame_of_a_dump() -> None:
     outcome = outcome_of([*START, step(1)], end("signal", -11, FAULT_DUMP))
     assert "pointer.py:41 in store" in outcome.detail
     assert outcome.signature == "crash:SIGSEGV"
+
+
+def test_the_frame_of_the_last_words_is_not_where_c_plus_plus_gave_up() -> None:
+    first = "Current thread 0x00007f12 (most recent call first):\n"
+    assert first in FAULT_DUMP
+    speaking = f'{first}  File "/somewhere/specdebug/workers/termination.py", line 64 in speak\n'
+    spoken = FAULT_DUMP.replace(first, speaking)
+    asserted = "x/Index.cu:9: void gather(): block: [0,0,0], thread: [1,0,0] Assertion `index < size` failed.\n"
+    for log, signature in ((spoken, "crash:SIGABRT"), (asserted + spoken, "assert@Index.cu")):
+        outcome = outcome_of([*START, step(1)], end("signal", -6, log))
+        assert outcome.signature == signature
+        assert "innermost specdebug frame specdebug/engine/kernels/pointer.py:41 in store" in outcome.detail

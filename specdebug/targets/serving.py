@@ -95,8 +95,9 @@ class ServerView(Protocol):
     @property
     def own(self) -> bool: ...
 
-    def check_alive(self, *, generates: bool) -> str | None:
-        """Ask it if it is well, by a request of its own if ``generates``; what is wrong, or None."""
+    def check_alive(self, *, generates: bool) -> SessionFailed | None:
+        """Ask it if it is well, by a request of its own if ``generates``; what is wrong, or None. Of one whose process
+        is known to have ended, that is what it died of."""
 
     def counted(self, rid: str) -> Mapping[str, Any]:
         """Its ``meta_info`` of a request that has ended; empty of one that was aborted."""

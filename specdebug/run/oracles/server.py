@@ -75,7 +75,7 @@ class ServerAlive(_OfServer):
         wrong = server.check_alive(generates=generates)
         if wrong is not None:
             self._sick = True
-            self.bench.report(Violation("error", "server.health", self.bench.step, f"the server is not well: {wrong}"))
+            self.bench.report(Violation(wrong.kind, wrong.site, self.bench.step, f"the server is not well: {wrong}"))
 
 
 class ServerCounts(_OfServer):

@@ -9,8 +9,11 @@ from typing import Any
 from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.client import FAILURES, ServerClient
 from specdebug.targets.http.facts import first_of, one_token, own_words
-from specdebug.targets.http.host import Host
+from specdebug.targets.http.host import Host, failure_of
+from specdebug.targets.serving import SessionFailed
 
+HEALTH = "server.health"
+"""The site of what is wrong with a server that runs and does not answer that it is well."""
 _NO_ROUTE = (404, 405, 501)
 
 
@@ -34,7 +37,7 @@ class HttpServerView:
         self._host = host
         self._told: set[str] = set()
 
-    def check_alive(self, *, generates: bool) -> str | None:
+    def check_alive(self, *, generates: bool) -> SessionFailed | None:
         path, method, body = "/health_generate" if generates else "/health", "GET", None
         if generates and self._host is not None and not self.own:
             # the same of an engine that was started here, which looks only once a second whether it has answered that
@@ -42,10 +45,12 @@ class HttpServerView:
         try:
             answer = self._loop.run_until_complete(self._client.ask(method, path, body))
         except FAILURES as error:
-            return f"{path}: {error}"
+            if self._host is not None and self._host.status() is not None:
+                return failure_of(error, self._host, self._client.url)
+            return SessionFailed(f"{path}: {error}", HEALTH)
         if answer.status_code == 200 or (generates and answer.status_code in _NO_ROUTE):
             return None
-        return f"{path} answers {answer.status_code} {answer.text[:200]}".rstrip()
+        return SessionFailed(f"{path} answers {answer.status_code} {answer.text[:200]}".rstrip(), HEALTH)
 
     def counted(self, rid: str) -> Mapping[str, Any]:
         return self._answers[rid].meta if self._answers[rid].finish_reason != "abort" else {}

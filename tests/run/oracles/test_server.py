@@ -13,6 +13,7 @@ from specdebug.run.oracles.registry import ORACLES
 from specdebug.run.oracles.server import ASK_EVERY, ServerAlive, ServerCounts, ServerFindings, wrong_counts
 from specdebug.scenario.grammar import OracleSpec
 from specdebug.targets.base import INSIDE, Asked
+from specdebug.targets.serving import SessionFailed
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeRequest
 
@@ -31,13 +32,13 @@ class Server:
 
     def __init__(self) -> None:
         self.asked: list[bool] = []
-        self.wrong: str | None = None
+        self.wrong: SessionFailed | None = None
         self.meta: Mapping[str, Any] = GOOD
         self.taken_back: str | None = None
         self.mean: Any = 2.0
         self.told: list[tuple[str, str]] = []
 
-    def check_alive(self, *, generates: bool) -> str | None:
+    def check_alive(self, *, generates: bool) -> SessionFailed | None:
         self.asked.append(generates)
         return self.wrong
 
@@ -99,7 +100,7 @@ def test_a_server_is_asked_when_it_is_idle_and_now_and_then_when_it_never_is() -
 
 def test_a_server_that_is_not_well_is_told_once() -> None:
     watching = Watching(ServerAlive)
-    watching.server.wrong = "/health answers 503"
+    watching.server.wrong = SessionFailed("/health answers 503", "server.health")
     watching.session.has_work = False
     watching.step("a.0")
     watching.step("a.1")

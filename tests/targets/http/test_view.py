@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from specdebug.logs.scan import LogReader
+from specdebug.targets.http.client import Unreachable
 from specdebug.targets.http.view import HttpServerView
 
 
@@ -63,7 +65,31 @@ def test_a_token_shows_that_it_is_well(
 
 
 def test_what_is_wrong_is_said_with_its_route(loop: asyncio.AbstractEventLoop) -> None:
-    assert view(loop, Client(503), host=HOST).check_alive(generates=True) == "/generate answers 503 busy"
+    wrong = view(loop, Client(503), host=HOST).check_alive(generates=True)
+    assert wrong is not None
+    assert (str(wrong), wrong.kind, wrong.site) == ("/generate answers 503 busy", "error", "server.health")
+
+
+@pytest.mark.parametrize(
+    ("status", "named", "words"),
+    [
+        (-11, ("crash:SIGSEGV", ""), "the server ended (signal 11); its log is server.log"),
+        (None, ("error", "server.health"), "/health: nobody listens"),
+    ],
+)
+def test_of_a_server_that_has_ended_it_is_said_what_it_died_of(
+    loop: asyncio.AbstractEventLoop, status: int | None, named: tuple[str, str], words: str
+) -> None:
+    class Gone(Client):
+        url = "http://127.0.0.1:1"
+
+        async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+            raise Unreachable("nobody listens")
+
+    host = SimpleNamespace(status=lambda: status, scan=LogReader().close, log_path="server.log")
+    wrong = view(loop, Gone(), host=host).check_alive(generates=False)
+    assert wrong is not None
+    assert ((wrong.kind, wrong.site), str(wrong)) == (named, words)
 
 
 def test_only_our_own_server_is_asked_what_it_found(loop: asyncio.AbstractEventLoop) -> None:

@@ -7,11 +7,15 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+import torch
 
+from specdebug import async_probe
 from specdebug.engine.lineup import LINEUP
+from specdebug.server import engine_loop
 from specdebug.server.engine_loop import FRONT_GONE
 from specdebug.server.engine_process import serve
 from specdebug.server.launch import Launch
+from specdebug.targets.embedded import EmbeddedSession
 from specdebug.workers.wire import PipeSink
 from tests.server.serving import Serving, events_of, wait_until
 
@@ -86,3 +90,24 @@ def test_a_front_that_goes_is_no_failure_of_the_engine(since: str, capfd: pytest
     with theirs, pytest.raises(FRONT_GONE):
         serve(Launch(dict(LINEUP["EAGLE v1"].options(3, 2, 6))), theirs, Unheard(theirs, since))
     assert capfd.readouterr().err == ""
+
+
+def test_of_a_device_that_the_look_at_guards_finds_lost_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(session: EmbeddedSession) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    seen = async_probe.ProbeFinding("draft.input_ids", "oob", 1, 0, 9, 1)
+    monkeypatch.setattr(EmbeddedSession, "check_guards", lost)
+    monkeypatch.setattr(async_probe, "salvage", lambda: [seen])
+    monkeypatch.setattr(engine_loop, "leave_now", lambda: None)
+    add = {"do": "add", "rid": "a", "key": "1", "ids": [5, 6], "sampling": {}, "speculative": True, "logprobs": None}
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(json.dumps(add).encode() + b"\n")
+        options = {**LINEUP["EAGLE v1"].options(3, 2, 6), "memory": {"guards": True}}
+        assert serve(Launch(options), theirs, PipeSink(theirs.fileno())) == 1
+        theirs.shutdown(socket.SHUT_WR)
+        events = [json.loads(line) for line in ours.makefile()]
+    found = [(each["kind"], each["site"]) for each in events if each["event"] == "violation"]
+    assert found[0] == ("oob", "draft.input_ids")
+    assert [kind for kind, _ in found] == ["oob", "assert"]

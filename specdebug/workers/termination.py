@@ -16,6 +16,8 @@ from typing import Any
 _LIBRARY = "libstdc++.so.6"
 _SET_TERMINATE = "_ZSt13set_terminatePFvvE"
 _Handler = ctypes.CFUNCTYPE(None)
+_arranged: list[Any] = []
+"""The handlers that C++ may call: it keeps their addresses, and nothing alive."""
 
 
 def before_termination(say: Callable[[], None]) -> Callable[[], None]:
@@ -31,21 +33,20 @@ def before_termination(say: Callable[[], None]) -> Callable[[], None]:
     set_terminate.argtypes, set_terminate.restype = [ctypes.c_void_p], ctypes.c_void_p
     last = _LastWords(say)
     handler = _Handler(last.speak)
+    _arranged.append(handler)
     last.previous = set_terminate(ctypes.cast(handler, ctypes.c_void_p))
 
     def undo() -> None:
         set_terminate(last.previous)
-        last.handler = None  # until here, C++ may call it
+        _arranged.remove(handler)
 
-    last.handler = handler
     return undo
 
 
 class _LastWords:
-    """The handler's own memory, which must live as long as C++ may call it."""
+    """What one handler does. ``previous``: the address of the handler before it."""
 
     previous: int | None = None
-    handler: Any = None
 
     def __init__(self, say: Callable[[], None]) -> None:
         self._say = say

@@ -363,7 +363,7 @@ class _Lost(_Later):
             raise RuntimeError("CUDA error: device-side assert triggered")
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="plays the part of the device; test_cuda.py loses a real one")
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="plays the part of the device; test_cuda_deaths.py loses a real one")
 @pytest.mark.parametrize("read", ["poll", "take"])
 @pytest.mark.parametrize("limit", [False, True], ids=["at the next copy", "at the limit"])
 def test_a_device_lost_while_findings_are_read_loses_none(

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from specdebug import async_probe
 from specdebug.async_probe import checks, recorder
 from specdebug.async_probe.recorder import Recorder
+from specdebug.async_probe.rows import RawFinding
 
 
 def _write(target: Recorder, site: str, values: list[float] | list[int], high: float = 1) -> None:
@@ -32,6 +33,26 @@ def test_a_full_ring_keeps_the_first_findings_and_counts_all() -> None:
     assert target.totals() == {("a.b", "oob"): 8}
     _write(target, "a.b", [5])
     assert [found.value for found in target.drain()] == [5]
+
+
+@pytest.mark.parametrize("read", ["drain", "poll"])
+def test_a_device_that_fails_over_the_reading_takes_no_other_s_findings_along(
+    monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    def fail() -> list[RawFinding]:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    target = Recorder(capacity=2)
+    _write(target, "a.b", [7])
+    lost = recorder.Ring(torch.device("cpu"), 2, 0)
+    for name in ("take", "poll"):
+        monkeypatch.setattr(lost, name, fail)
+    monkeypatch.setattr(lost, "salvage", list)
+    target.rings[torch.device("meta")] = lost
+    with pytest.raises(RuntimeError):
+        getattr(target, read)()
+    assert [found.value for found in target.salvage()] == [7]
+    assert target.salvage() == []
 
 
 def test_findings_come_in_program_order() -> None:

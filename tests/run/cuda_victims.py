@@ -109,7 +109,7 @@ def terminate() -> None:
 
 
 def drop_pinned_memory_of_a_lost_device() -> None:
-    """What an upload does to which a device is lost: of torch's destructor of pinned memory, C++ ends the process."""
+    """An upload drops its pinned memory after the device is lost; torch's destructor then has C++ end the process."""
     found_only()
     pinned = torch.zeros(8, pin_memory=True)
     there = pinned.to("cuda", non_blocking=True)

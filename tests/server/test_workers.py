@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,35 @@ def test_of_a_device_that_the_look_at_guards_finds_lost_all_is_told(monkeypatch:
     monkeypatch.setattr(EmbeddedSession, "check_guards", lost)
     monkeypatch.setattr(async_probe, "salvage", lambda: [seen])
     monkeypatch.setattr(engine_loop, "leave_now", lambda: None)
+    events = told_of_one_request()
+    found = [(each["kind"], each["site"]) for each in events if each["event"] == "violation"]
+    assert found[0] == ("oob", "draft.input_ids")
+    assert [kind for kind, _ in found] == ["oob", "assert"]
+
+
+def test_what_was_found_in_the_step_that_c_plus_plus_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    speaking: list[Callable[[], None]] = []
+
+    def arrange(say: Callable[[], None]) -> Callable[[], None]:
+        speaking.append(say)
+        return speaking.clear
+
+    def end(session: EmbeddedSession) -> None:
+        (say,) = speaking
+        say()
+        raise AssertionError("here C++ ends the process")
+
+    seen = async_probe.ProbeFinding("draft.input_ids", "oob", 1, 0, 9, 1)
+    monkeypatch.setattr(engine_loop, "before_termination", arrange)
+    monkeypatch.setattr(EmbeddedSession, "check_guards", end)
+    monkeypatch.setattr(async_probe, "salvage", lambda: [seen])
+    found = [each for each in told_of_one_request() if each["event"] == "violation"]
+    assert [(each["kind"], each["step"]) for each in found] == [("oob", 1), ("assert", 1)]
+    assert speaking == [], "after the run nothing of it is told any more"
+
+
+def told_of_one_request() -> list[dict[str, Any]]:
+    """What an engine tells until it fails over one request."""
     add = {"do": "add", "rid": "a", "key": "1", "ids": [5, 6], "sampling": {}, "speculative": True, "logprobs": None}
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -107,7 +137,4 @@ def test_of_a_device_that_the_look_at_guards_finds_lost_all_is_told(monkeypatch:
         options = {**LINEUP["EAGLE v1"].options(3, 2, 6), "memory": {"guards": True}}
         assert serve(Launch(options), theirs, PipeSink(theirs.fileno())) == 1
         theirs.shutdown(socket.SHUT_WR)
-        events = [json.loads(line) for line in ours.makefile()]
-    found = [(each["kind"], each["site"]) for each in events if each["event"] == "violation"]
-    assert found[0] == ("oob", "draft.input_ids")
-    assert [kind for kind, _ in found] == ["oob", "assert"]
+        return [json.loads(line) for line in ours.makefile()]

@@ -1,4 +1,4 @@
-"""What is said last when C++ code ends a process, and that the process ends as it would have."""
+"""The last words are heard when C++ code ends a process, which then ends as it would have."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from specdebug.workers.termination import before_termination
 
 END = """
 import ctypes
+import gc
 from specdebug.workers.termination import before_termination
 
 def end():
@@ -51,6 +52,11 @@ def test_who_spoke_last_before_speaks_again_once_it_is_undone() -> None:
     script = "before_termination(lambda: say('first'))\nundo = before_termination(lambda: say('second'))\n"
     assert ended(script + "end()")[1] == "second\nfirst\n"
     assert ended(script + "undo()\nend()")[1] == "first\n"
+
+
+def test_whoever_drops_what_undoes_it_is_heard_all_the_same() -> None:
+    script = "class Speaker:\n    def speak(self): say('found')\nbefore_termination(Speaker().speak)\n"
+    assert ended(f"{script}gc.collect()\n[object() for _ in range(10**5)]\nend()")[:2] == (-signal.SIGABRT, "found\n")
 
 
 def test_another_c_plus_plus_library_arranges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

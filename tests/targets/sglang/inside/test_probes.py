@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,21 +62,31 @@ except RuntimeError as error:
     print(error)
 tell(pid=1, reached=reached())
 """
+ENDING = """
+import ctypes
+from specdebug.targets.sglang.inside.probes import probe
+from sglang.srt.managers.scheduler import maybe_detect_oob
+import torch
+probe([{"glob": "*", "mode": "record", "kinds": ["oob"]}])
+maybe_detect_oob(torch.tensor([99]), 0, 10, "move_kv_cache src_loc")
+ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
+"""
+
+
+def played(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """A script that has run beside modules that stand for SGLang's."""
+    for name, text in (("utils/async_probe", UPSTREAM), ("managers/scheduler", SCHEDULER)):
+        file = folder / "sglang" / "srt" / f"{name}.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    (folder / "main.py").write_text(script)
+    root = Path(__file__).resolve().parents[4]
+    command = [sys.executable, str(folder / "main.py")]
+    return subprocess.run(command, env={"PYTHONPATH": f"{folder}:{root}"}, capture_output=True, text=True)
 
 
 def test_its_calls_are_recorded_by_our_names_and_told_after_each_batch(tmp_path: Path) -> None:
-    for name, text in (("utils/async_probe", UPSTREAM), ("managers/scheduler", SCHEDULER)):
-        file = tmp_path / "sglang" / "srt" / f"{name}.py"
-        file.parent.mkdir(parents=True)
-        file.write_text(text)
-    (tmp_path / "main.py").write_text(MAIN)
-    root = Path(__file__).resolve().parents[4]
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "main.py")],
-        env={"PYTHONPATH": f"{tmp_path}:{root}"},
-        capture_output=True,
-        text=True,
-    )
+    done = played(tmp_path, MAIN)
     assert (done.returncode, done.stdout) == (0, "2 3\nCUDA error: device-side assert triggered\n"), done.stderr
     log = tmp_path / "log"
     log.write_text(done.stderr)
@@ -88,6 +99,14 @@ def test_its_calls_are_recorded_by_our_names_and_told_after_each_batch(tmp_path:
     assert "[step 2, 2 bad, first 12 at 1]" in done.stderr
     assert read.reached()["verify.input_ids"] == 2
     assert "while_graphs_are_captured" not in "".join(signature for signature, _ in read.findings())
+
+
+def test_what_was_found_in_the_batch_that_c_plus_plus_ends_is_told(tmp_path: Path) -> None:
+    done = played(tmp_path, ENDING)
+    assert done.returncode == -signal.SIGABRT, done.stderr
+    log = tmp_path / "log"
+    log.write_text(done.stderr)
+    assert "oob@move_kv_cache.src_loc" in [signature for signature, _ in ServerLog(log).findings()]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from specdebug import __version__
 from specdebug.assets import NAMES, checkpoint_path
 from specdebug.errors import SpecDebugError
 from specdebug.scenario.library import Library
+from specdebug.workers.at_risk import AT_RISK, VARIABLE, at_risk_limit, slot_folder
 from specdebug.workers.job import GPU_MEMORY_MB, Job
 from specdebug.workers.pool import WorkerPool, run_one
 from specdebug.workers.system import cpu_count
@@ -66,6 +67,8 @@ def _gpu_facts(packages: Mapping[str, Any], found: Mapping[str, Any] | None) -> 
         facts["torch"] = f"{found['torch']} ({built})"
         gpus = [f"{gpu['name']} (sm {gpu['capability']}, {gpu['memory_mb']} MiB)" for gpu in found["gpus"]]
         facts["GPUs"] = gpus or "none; everything runs on the CPU"
+        if gpus:
+            facts["arms at risk on a GPU"] = _at_risk()
     for name, label in _GPU_PACKAGES.items():
         if name in packages:
             facts[label] = packages[name] or "not installed"
@@ -90,6 +93,15 @@ def _limit_text() -> str:
     if not os.path.exists("/proc/self/statm"):
         return "no /proc: not enforced"
     return f"enforced; on a GPU {GPU_MEMORY_MB:.0f} MiB above the scenario's"
+
+
+def _at_risk() -> str:
+    """Return the bound on arms that may destroy a GPU's context, with advice."""
+    limit = at_risk_limit()
+    bound = f"{limit} at a time, by slots in {slot_folder()}"
+    if limit > AT_RISK:
+        return f"{bound}; a GPU may be lost when more than {AT_RISK} contexts die at a time: unset {VARIABLE}"
+    return f"{bound}; {VARIABLE} changes it"
 
 
 def _memory() -> str:

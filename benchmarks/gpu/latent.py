@@ -32,6 +32,7 @@ from specdebug.engine.model.experts import RoutedExperts
 from specdebug.engine.model.llama import TargetModel
 
 sys.path.insert(0, str(Path(__file__).parent))
+from bounds import Bound, add_flag, verdict
 from decode import Row, bandwidth, counted_replays, timed
 from models import RandomTensors
 
@@ -63,6 +64,9 @@ CASES = ((1, 512), (1, 4096), (8, 4096), (32, 4096), (64, 4096))
 
 MLPS = {"experts": 1, "dense": V2_LITE.num_layers}
 """The layers before the first one with experts."""
+
+BOUNDS = {1: 2.5, 8: 2.3, 32: 2.1, 64: 2.0}
+"""By requests at once: the most that a forward may take of what reading alone would (docs/benchmarks.md)."""
 
 STEPS = 16
 """Timed in one go."""
@@ -172,7 +176,7 @@ def measure(mlp: str, backend: str, rounds: int, speed: float) -> list[dict[str,
         what = f"{mlp}, batch {batch}, {length} tokens"
         step, row = Row.of(f"{what}: a step", whole, "ms"), Row.of(f"{what}: its forward", forward, "ms")
         found = {"experts": experts, "floor_ms": floor_ms, "times_floor": row.median / floor_ms, "step": asdict(step)}
-        rows.append({**asdict(row), **found})
+        rows.append({**asdict(row), **found, "batch": batch})
         read = f" with {experts:.1f} experts a layer" if experts else ""
         print(
             f"{what}: forward {row.median:.3f} ms, {row.median / floor_ms:.2f} times reading alone"
@@ -188,13 +192,15 @@ def main() -> int:
     parser.add_argument("--backend", default="triton")
     parser.add_argument("--rounds", type=int, default=9, help=f"at most 15, of {STEPS} steps each")
     parser.add_argument("--mlp", action="append", choices=sorted(MLPS))
+    add_flag(parser)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     speed = bandwidth()
     print(f"reading: {speed / 1e12:.2f} TB/s on {torch.cuda.get_device_name()}")
     rows = [row for mlp in options.mlp or MLPS for row in measure(mlp, options.backend, options.rounds, speed)]
     (options.out / "latent.json").write_text(json.dumps(rows, indent=2))
-    return 0
+    figures = ((row["what"], row["times_floor"], Bound(at_most=BOUNDS[row["batch"]])) for row in rows)
+    return verdict(figures, no_bounds=options.no_bounds)
 
 
 if __name__ == "__main__":

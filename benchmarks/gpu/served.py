@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from specdebug import async_probe
 from specdebug.diverge.recorder import HashRecorder
@@ -20,29 +22,32 @@ from specdebug.engine.engine import Models
 
 sys.path.insert(0, str(Path(__file__).parent))
 import seeds
+from bounds import Bound, verdict
 
 STEPS = 3
 EAGLE = {"algorithm": "EAGLE", "num_steps": STEPS}
 PROMPT = 512
-POOL = 160_000
+CONTEXT = 6144
+SLOTS_EACH = 1024
+"""Slots of an engine for each request at a time, more than any has when its steps are over."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; ``unit`` says what the numbers are."""
+    """One line of the table; ``unit`` says what the numbers are, ``bound`` what the median must keep."""
 
     what: str
     median: float
     low: float
     high: float
     unit: str
-    asked: str = ""
+    bound: Bound | None = None
 
     @classmethod
-    def of(cls, what: str, values: Sequence[float], unit: str, asked: str = "") -> Row:
+    def of(cls, what: str, values: Sequence[float], unit: str, bound: Bound | None = None) -> Row:
         ordered = sorted(values)
         quarter = len(ordered) // 4
-        return cls(what, statistics.median(ordered), ordered[quarter], ordered[-1 - quarter], unit, asked)
+        return cls(what, statistics.median(ordered), ordered[quarter], ordered[-1 - quarter], unit, bound)
 
 
 def bandwidth() -> float:
@@ -83,7 +88,6 @@ class Served:
         backend: str,
         probes: str,
         spec: Mapping[str, Any] | None = EAGLE,
-        num_slots: int = POOL,
         recorder: HashRecorder | None = None,
     ) -> None:
         async_probe.on_site(None)
@@ -100,12 +104,12 @@ class Served:
                     "device": str(embedding.device),
                     "dtype": str(embedding.dtype).removeprefix("torch."),
                     "attention_backend": backend,
-                    "context_length": 6144,
+                    "context_length": CONTEXT,
                     "max_running_requests": batch,
                     "radix_cache": False,
                     "speculative": spec,
                     "cuda_graph": {"max_bs": batch, "capture_bs": [batch]},
-                    "memory": {"num_slots": num_slots, "fill": "zeros"},
+                    "memory": {"num_slots": max(CONTEXT, batch * SLOTS_EACH), "fill": "zeros"},
                 }
             ),
             models,
@@ -157,3 +161,15 @@ def release(*served: Served) -> None:
         one.__dict__.clear()
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def show(rows: Sequence[Row], title: str, *, no_bounds: bool) -> int:
+    """Print the table of what was measured and the bounds that are missed; return the exit code."""
+    table = Table(title=title)
+    for column in ("what", "median", "quartiles", "unit", "bound"):
+        table.add_column(column)
+    for row in rows:
+        quartiles = f"{row.low:.3g} to {row.high:.3g}"
+        table.add_row(row.what, f"{row.median:.3g}", quartiles, row.unit, str(row.bound or ""))
+    Console(width=120).print(table)
+    return verdict(((row.what, row.median, row.bound) for row in rows), no_bounds=no_bounds)

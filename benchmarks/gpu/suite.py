@@ -3,7 +3,8 @@
 ``python benchmarks/gpu/suite.py OUT`` (or ``make gpu OUT=folder``) runs the stages below one after another, each in
 processes of its own with a time limit, writes their logs and tables to the folder OUT and ends with one summary. Checks
 run two at a time; what is timed has the machine to itself. ``stages.py`` says what they are. Those that take long, as
-the matrix over twenty seeds does, are run by their names, or with ``--long``.
+the matrix over twenty seeds does, are run by their names, or with ``--long``. A figure that misses its bound
+(``bounds.py``) fails its stage; ``--no-bounds`` is for a noisy machine.
 
 It runs from a checkout that is not installed and needs no variable set: every stage finds the checkout on its path and
 gets as many threads as the cores allow. A stage whose packages are missing is skipped, and the line that installs them
@@ -299,13 +300,14 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="folder for tables and logs")
     parser.add_argument("--only", nargs="+", help="names of the stages to run")
     parser.add_argument("--long", action="store_true", help="the stages, too, that are run by name otherwise")
+    parser.add_argument("--no-bounds", action="store_true", help="no figure fails its stage: a noisy machine")
     parser.add_argument("--jobs", type=int, default=min(8, cores() // 2))
     budget = f"seconds for all; {BUDGET_S:.0f}, or none where a long stage is among them"
     parser.add_argument("--budget", type=float, help=budget)
     options = parser.parse_args()
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    known = stages(out, max(options.jobs, 1))
+    known = stages(out, max(options.jobs, 1), bounds=not options.no_bounds)
     unknown = set(options.only or ()) - {stage.name for stage in known}
     if unknown:
         parser.error(f"no stage {', '.join(sorted(unknown))}; there are {', '.join(stage.name for stage in known)}")

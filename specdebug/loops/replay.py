@@ -125,7 +125,9 @@ class ArmRun:
             "elsewhere": reverts_itself(find_target(self.target)),
             **more,
         }
-        return Job(self.key, target, payload, limits.timeout_s, float(limits.memory_mb), self.asked.device != "cpu")
+        device = self.asked.device
+        at_risk = device if device != "cpu" and (self.toggles or self.scenario.faults_of(self.arm)) else ""
+        return Job(self.key, target, payload, limits.timeout_s, float(limits.memory_mb), device != "cpu", at_risk)
 
     def at_fault(self, message: str, option: tuple[str, ...]) -> SpecDebugError:
         """Return a worker's complaint about the scenario, with the place of the engine option in question, if any."""

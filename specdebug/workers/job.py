@@ -26,8 +26,9 @@ EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", 
 @dataclass(frozen=True)
 class Job:
     """One run in a worker: ``target`` (``module:function``) is called there with ``payload`` and a sink. ``memory_mb``
-    bounds resident memory, without a GPU's :data:`GPU_MEMORY_MB`. ``may_start`` is asked right before a job of a list
-    is launched; one that may not is dropped, and nobody hears of it again."""
+    bounds resident memory, without a GPU's :data:`GPU_MEMORY_MB`. ``at_risk`` names the GPU whose context the job may
+    destroy, if any: few such jobs run at a time (``at_risk.py``). ``may_start`` is asked right before a job of a list
+    is launched; one that may not is dropped, and no listener hears of it again."""
 
     name: str
     target: str
@@ -35,6 +36,7 @@ class Job:
     timeout_s: float = 120.0
     memory_mb: float = 4096.0
     uses_gpu: bool = False
+    at_risk: str = ""
     may_start: Callable[[], bool] = lambda: True
 
 
@@ -81,6 +83,7 @@ class Worker:
     job: Job
     event_fd: int
     log_fd: int
+    slot: int | None = None
     pid: int = 0
     started_at: float = 0.0
     deadline: float = float("inf")

@@ -10,7 +10,8 @@ parent polls ``/proc``, where there is one, every :data:`TICK_S`; a runaway over
 **Hangs.** At its deadline a worker is first asked where it is (``faulthandler`` dumps every thread to the log), then
 killed. What it reports to be busy with (an event ``progress``: compiling a kernel, capturing a graph) does not count.
 
-**GPUs.** Jobs share a GPU's memory and time, so fewer of them run side by side, and each may keep more resident.
+**GPUs.** Jobs share a GPU's memory and time, so fewer of them run side by side, and each may keep more resident. Of
+those that may destroy their context still fewer do (``at_risk.py``): the others are held until there is a slot.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import pickle
 import selectors
 import signal
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specdebug import interrupts
+from specdebug.workers.at_risk import take
 from specdebug.workers.forkserver import DUMP_SIGNAL
 from specdebug.workers.job import Job, Listener, Worker, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, failure_in_log, machine_failure
@@ -58,6 +61,7 @@ class WorkerPool:
             raise refused(error) from error
         self._server: Server | None = None
         self._workers: dict[str, Worker] = {}
+        self._held: deque[Job] = deque()
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -85,16 +89,34 @@ class WorkerPool:
     @property
     def running(self) -> int:
         """Return how many jobs launched have not ended."""
-        return len(self._workers)
+        return len(self._workers) + len(self._held)
 
     def launch(self, job: Job) -> None:
-        """Begin a job now, whatever else runs; :meth:`turn` brings what becomes of it. Raises WorkerStartError, or
-        MachineFailed when the system has no process or no pipe left to give."""
+        """Begin a job now, whatever else runs; :meth:`turn` brings what becomes of it. One that may destroy a GPU's
+        context begins in a turn, once it has a slot there. Raises WorkerStartError, AtRiskError, or MachineFailed when
+        the system has no process, no file or no pipe left to give."""
+        self._held.append(job)
+        self._launch_held()
+
+    def _launch_held(self) -> None:
+        """Begin the jobs held for which there is a slot by now."""
+        for _ in range(len(self._held)):
+            job = self._held.popleft()
+            try:
+                slot = take(job.at_risk) if job.at_risk else None
+            except OSError as error:
+                raise refused(error) from error
+            if job.at_risk and slot is None:
+                self._held.append(job)
+            else:
+                self._begin(job, slot)
+
+    def _begin(self, job: Job, slot: int | None) -> None:
         self.start()
         (event_read, event_write), (log_read, log_write) = pipes(2)
         for fd in (event_read, log_read):
             os.set_blocking(fd, False)
-        worker = Worker(job, event_read, log_read)
+        worker = Worker(job, event_read, log_read, slot)
         self._workers[job.name] = worker
         # Pickled twice: the server must not unpickle what the worker gets, or it would import that code itself.
         message = {"job": job.name, "target": job.target, "payload": pickle.dumps(job.payload)}
@@ -106,6 +128,7 @@ class WorkerPool:
     def turn(self, listener: Listener) -> None:
         """Wait until something happens, a moment at most, and pass it on. Raises WorkerStartError, and
         KeyboardInterrupt once this process was asked to end."""
+        self._launch_held()
         for key, _ in self._selector.select(TICK_S):
             # An earlier callback of this round may have ended this worker, or the whole server.
             if self._selector.get_map().get(key.fd) == key:
@@ -130,7 +153,7 @@ class WorkerPool:
         try:
             interrupts.check()
             while True:
-                while not exhausted and len(self._workers) < self.limit:
+                while not exhausted and len(self._workers) < self.limit and len(self._held) < self.limit:
                     if upcoming is None:
                         upcoming = next(waiting, None)
                     if upcoming is None:
@@ -145,12 +168,14 @@ class WorkerPool:
                             self.launch(job)
                     except MachineFailed as error:
                         failed, exhausted = error, True
-                if not self._workers:
+                        self._held.clear()
+                if not self.running:
                     break
                 self.turn(listener)
             if failed is not None:
                 raise failed
         except KeyboardInterrupt:
+            self._held.clear()
             for worker in list(self._workers.values()):
                 self._signal(worker, signal.SIGKILL)
                 worker.killed_for = "interrupted"
@@ -158,7 +183,11 @@ class WorkerPool:
             raise
 
     def close(self) -> None:
-        """End the fork server (and with it every worker). Can be started again."""
+        """End the fork server (and with it every worker), and drop the jobs held. Can be started again."""
+        self._held.clear()
+        self._end_server()
+
+    def _end_server(self) -> None:
         if self._server is None:
             return
         for worker in list(self._workers.values()):
@@ -208,7 +237,7 @@ class WorkerPool:
         workers = list(self._workers.values()) if server.ready or killed else []
         for worker in workers:
             self._finish(worker, listener, status)
-        self.close()
+        self._end_server()
         if not server.ready and not workers:
             raise server.last_words(status)
 
@@ -283,6 +312,8 @@ class WorkerPool:
         for fd in (worker.event_fd, worker.log_fd):
             self._unregister(fd)
             os.close(fd)
+        if worker.slot is not None:
+            os.close(worker.slot)
         del self._workers[worker.job.name]
 
     def _unregister(self, fd: int) -> None:

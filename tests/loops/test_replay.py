@@ -86,6 +86,8 @@ def test_engine_options_from_outside_go_over_every_arm_and_ask_for_a_gpu() -> No
     assert all(run.job(FakeLibrary()).uses_gpu for run in runs)
     assert not any(run.job(FakeLibrary()).uses_gpu for run in planned())
     assert SCENARIO.overrides == {}
+    assert [(run.arm, run.job(FakeLibrary()).at_risk) for run in runs] == [("fixed", ""), ("reverted", "cuda:1")]
+    assert not any(run.job(FakeLibrary()).at_risk for run in planned())
     unpickled = pickle.loads(pickle.loads(pickle.dumps(runs[0].job(FakeLibrary()).payload))["scenario"])
     assert unpickled.engine_of("reverted") == {"device": "cuda:1", "attention_backend": "fa3"}
 

@@ -182,7 +182,7 @@ def test_a_stage_without_its_packages_is_skipped_and_the_line_that_mends_it_is_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     poor = Stage("poor", (sys.executable, "-c", ""), 60, needs=("json", "no_such_package_a", "no_such_package_b"))
-    monkeypatch.setattr(suite, "stages", lambda out, jobs: [poor, played("rich", "print('fine')")])
+    monkeypatch.setattr(suite, "stages", lambda out, jobs, bounds: [poor, played("rich", "print('fine')")])
     monkeypatch.setitem(suite.DISTRIBUTIONS, "no_such_package_b", "package-b")
     assert call(monkeypatch, str(tmp_path)) == 125
     told = capsys.readouterr().out
@@ -213,8 +213,34 @@ def imported(tree: ast.Module) -> Iterator[str]:
 def test_no_test_module_needs_more_to_be_collected_than_the_stage_looks_for() -> None:
     ours = {"specdebug", "tests", "benchmarks", "tools"}
     known = {*sys.stdlib_module_names, *ours, *stages.TESTS} - {"transformers"}
+    of_a_gpu = {ROOT / file for file in stages.gpu_tests()}
     for file in sorted((ROOT / "tests").rglob("*.py")):
-        assert set(imported(ast.parse(file.read_text()))) <= known, file
+        also = set() if file in of_a_gpu else set(stages.SERVERS)
+        assert set(imported(ast.parse(file.read_text()))) <= known | also, file
+
+
+def test_tests_of_a_gpu_are_collected_where_nothing_of_servers_is_installed(tmp_path: Path) -> None:
+    refusal = f"""
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {stages.SERVERS!r}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refused())
+"""
+    (tmp_path / "sitecustomize.py").write_text(refusal)
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu", *stages.gpu_tests()],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout
+    assert "error" not in found.stdout
 
 
 def test_every_script_declares_what_it_imports(tmp_path: Path) -> None:
@@ -406,7 +432,7 @@ def test_a_signal_ends_what_runs_and_the_summary_is_still_made(
 ) -> None:
     source = f"import os, signal, time; os.kill({os.getpid()}, signal.{number.name}); time.sleep(60)"
     first, second = played("first", source, timed=True), played("second", "print('never')", timed=True)
-    monkeypatch.setattr(suite, "stages", lambda out, jobs: [first, second])
+    monkeypatch.setattr(suite, "stages", lambda out, jobs, bounds: [first, second])
     before = signal.getsignal(number)
     assert call(monkeypatch, str(tmp_path)) == 128 + number
     assert signal.getsignal(number) is before

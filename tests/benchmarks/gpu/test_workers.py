@@ -18,7 +18,7 @@ def test_every_algorithm_and_worker_has_a_row() -> None:
 
 
 def test_all_take_steps_and_are_laid_beside_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "BATCHES", {2: (20, 2, 8192)})
+    monkeypatch.setattr(workers, "BATCHES", {2: (20, 2)})
     models = workers.draft_models(make_target(SMALL, torch.float32, "cpu", max_positions=6400))
     rows = {row.what: row for row in workers.step_rows(models, "triton", rounds=2, batch=2)}
     for kind in workers.KINDS:

@@ -4,7 +4,8 @@
 directory; in one folder ``.specdebug.toml`` comes first. ``SPECDEBUG_CONFIG`` names another file, or, empty, none.
 A setting counts as if the command line had it, for every command that has the option, unless the command line does.
 
-``content`` names folders whose toggles are code, so it is taken only from a file that is the user's own (or root's).
+``content`` names folders whose toggles are code, so a file that was only found counts if it is the user's own (or
+root's), and so is a link that leads to it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from specdebug.attention_plans import PLANS
 from specdebug.errors import SpecDebugError, Where, did_you_mean
-from specdebug.files import TooLarge, read_file
+from specdebug.files import NotOwn, TooLarge, read_file
 
 VARIABLE = "SPECDEBUG_CONFIG"
 OWN_NAME = ".specdebug.toml"
@@ -67,17 +68,22 @@ def load(start: Path | None = None, environment: Mapping[str, str] = os.environ)
         table = _table_of(path, _read(path, VARIABLE))
         if table is None:
             raise ConfigurationError(f"{path}: has no [tool.specdebug] ({VARIABLE} names it)")
-        return _configuration(path, table, trusted=True)
+        return _configuration(path, table)
     folder = (start or Path()).absolute()
     for path in (each / name for each in (folder, *folder.parents) for name in (OWN_NAME, PROJECT_NAME)):
         if path.is_file() and (table := _table_of(path, _read(path))) is not None:
-            return _configuration(path, table, trusted=_is_own(path))
+            own = _table_of(path, _read(path, own=True))  # read anew, for by now it may be another
+            return Configuration() if own is None else _configuration(path, own)
     return Configuration()
 
 
-def _read(path: Path, named_by: str = "") -> str:
+def _read(path: Path, named_by: str = "", own: bool = False) -> str:
     try:
-        raw = read_file(path, _MAX_BYTES)
+        raw = read_file(path, _MAX_BYTES, own)
+    except NotOwn as error:
+        raise ConfigurationError(
+            f"{path}: {error.strerror}, and may name code; to use it say {VARIABLE}={path}, to use none {VARIABLE}="
+        ) from None
     except TooLarge:
         raise ConfigurationError(f"{path}: is larger than {_MAX_BYTES >> 20} MiB") from None
     except OSError as error:
@@ -106,7 +112,7 @@ def _table_of(path: Path, text: str) -> tuple[str, dict[str, Any]] | None:
     return text, table
 
 
-def _configuration(path: Path, found: tuple[str, dict[str, Any]], *, trusted: bool) -> Configuration:
+def _configuration(path: Path, found: tuple[str, dict[str, Any]]) -> Configuration:
     text, table = found
     settings: dict[str, Setting] = {}
     for key, value in table.items():
@@ -117,10 +123,6 @@ def _configuration(path: Path, found: tuple[str, dict[str, Any]], *, trusted: bo
             raise ConfigurationError(f"{where}: unknown key '{key}'{did_you_mean(key.replace('_', '-'), shown)}")
         if name in settings:
             raise ConfigurationError(f"{where}: '{key}' is set twice, in line {settings[name].where.line} as well")
-        if name == "content" and not trusted:
-            raise ConfigurationError(
-                f"{where}: content names code, and the file belongs to somebody else; to use it say {VARIABLE}={path}"
-            )
         try:
             settings[name] = Setting(KEYS[name](value, path.absolute().parent), where)
         except ValueError as error:
@@ -148,10 +150,6 @@ def _shown(value: object) -> str:
     except (ValueError, RecursionError):
         return f"a {type(value).__name__} too long to show"
     return text if len(text) <= 100 else f"{text[:97]}..."
-
-
-def _is_own(path: Path) -> bool:
-    return not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0)
 
 
 def _value(

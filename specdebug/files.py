@@ -26,6 +26,10 @@ class NotAFile(OSError):
     """A path leads to a pipe, a socket, a device or a folder; ``strerror`` says to which."""
 
 
+class NotOwn(OSError):
+    """What lies at a path may be another user's word; ``strerror`` says why."""
+
+
 class TooLarge(OSError):
     """A file holds more bytes than its reader takes; ``strerror`` says how many that is."""
 
@@ -56,13 +60,39 @@ def open_file(path: str | Path) -> BinaryIO:
         raise
 
 
-def read_file(path: str | Path, limit: int) -> bytes:
-    """Return the bytes of a regular file of at most ``limit`` bytes. Raises as ``open_file``, and TooLarge."""
+def read_file(path: str | Path, limit: int, own: bool = False) -> bytes:
+    """Return the bytes of a regular file of at most ``limit`` bytes. Raises as ``open_file``, TooLarge, and where it
+    must be the user's ``own``, as ``require_own``."""
     with open_file(path) as file:
+        if own:
+            require_own(path, os.fstat(file.fileno()))
         data = file.read(limit + 1)
     if len(data) > limit:
         raise TooLarge(27, f"is larger than the {limit >> 20} MiB that are read of it", str(path))
     return data
+
+
+def require_own(path: str | Path, found: os.stat_result | None = None) -> None:
+    """Raise NotOwn where a file or folder, or a link that leads to it, belongs to another user than this one and root,
+    or anybody may change it. ``found``: of what was opened there, which a path may not lead to any more."""
+    owners = _owners()
+    for each in (os.lstat(path), found or os.stat(path)):
+        if each.st_uid not in owners:
+            raise NotOwn(1, f"belongs to another user (uid {each.st_uid})", str(path))
+        kept = stat.S_ISLNK(each.st_mode) or (stat.S_ISDIR(each.st_mode) and each.st_mode & stat.S_ISVTX)
+        if each.st_mode & stat.S_IWOTH and not kept:
+            raise NotOwn(1, "can be written by every user", str(path))
+
+
+def _owners() -> tuple[int, ...]:
+    """The users whose files count as this user's own; where files have no owners, that of all."""
+    return (os.getuid(), 0) if hasattr(os, "getuid") else (0,)
+
+
+def cache_folder(name: str) -> Path:
+    """A folder of the user's own cache, which may not be there yet: what is kept there lies in no shared folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "specdebug" / name
 
 
 def kind_of(path: str | Path) -> str | None:

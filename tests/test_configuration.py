@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug import configuration
+from specdebug import files
 from specdebug.configuration import KEYS, OWN_NAME, PROJECT_NAME, VARIABLE, Configuration, ConfigurationError, load
 
 NONE: dict[str, str] = {}
@@ -128,28 +128,29 @@ def test_a_file_that_is_not_toml(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"{tmp_path / PROJECT_NAME}: tool.specdebug must be a table"
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owners here")
-def test_content_of_somebody_else_s_file_is_used_only_if_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_s_file_is_used_only_if_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     file = write(tmp_path / OWN_NAME, 'jobs = 2\ncontent = ["mine"]\n')
-    monkeypatch.setattr(configuration, "_is_own", lambda path: False)
+    assert load(tmp_path, NONE).content == [tmp_path / "mine"]
+    owner = file.stat().st_uid
+    monkeypatch.setattr(files, "_owners", lambda: (owner + 1,))
     assert refusal(tmp_path) == (
-        f"{file}:2: content names code, and the file belongs to somebody else; to use it say {VARIABLE}={file}"
+        f"{file}: belongs to another user (uid {owner}), and may name code; "
+        f"to use it say {VARIABLE}={file}, to use none {VARIABLE}="
     )
     assert load(tmp_path, {VARIABLE: str(file)}).content == [tmp_path / "mine"]
-    write(file, "jobs = 2\n")
-    assert load(tmp_path, NONE).values == {"jobs": 2}
+    assert load(tmp_path, {VARIABLE: ""}).values == {}
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owners here")
-def test_whose_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write(tmp_path / OWN_NAME, "")
-    owner = file.stat().st_uid
-    assert configuration._is_own(file)
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    assert configuration._is_own(file) is (owner == 0)
+def test_a_file_that_every_user_may_write_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / OWN_NAME, "jobs = 2\n")
+    file.chmod(0o666)
+    assert refusal(tmp_path).startswith(f"{file}: can be written by every user, and may name code")
+
+
+def test_a_project_s_file_without_our_table_may_be_anybody_s(tmp_path: Path) -> None:
+    write(tmp_path / PROJECT_NAME, "[project]\n").chmod(0o666)
+    assert load(tmp_path, NONE).values == {}
 
 
 def test_a_pipe_is_refused_and_nothing_waits(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.errors import SpecDebugError, one_line
-from specdebug.files import read_file, replace_file
+from specdebug.files import NotOwn, cache_folder, read_file, replace_file, require_own
 from specdebug.installs.recipe import nearest_recipe
 from specdebug.installs.release import Release, between_releases, order
 
@@ -96,8 +96,7 @@ def store_folder(into: Path | None) -> Path:
         return into.absolute()
     if named := os.environ.get(VARIABLE):
         return Path(named).absolute()
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "specdebug" / "engines"
+    return cache_folder("engines")
 
 
 def folder_of(store: Path, release: Release, device: str) -> Path:
@@ -139,9 +138,11 @@ def held(folder: Path) -> Iterator[None]:
     """Keep others from installing into a folder meanwhile. Raises StoreError where somebody does, or it cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for each in (folder.parent, folder):
+            require_own(each)
         lock = open(folder / ".lock", "wb")  # noqa: SIM115 - closed below
     except OSError as error:
-        raise StoreError(f"cannot make {folder}: {error.strerror}") from None
+        raise StoreError(f"cannot make {folder}: {error.filename} {error.strerror}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,8 +157,15 @@ def _install(release: Release) -> str:
 
 def _read(path: Path) -> Installed:
     try:
-        plain = json.loads(read_file(path, _MAX_BYTES))
+        for folder in (path.parent.parent, path.parent):
+            require_own(folder)
+        plain = json.loads(read_file(path, _MAX_BYTES, own=True))
         return Installed(**{**plain, "folder": path.parent, "done": tuple(plain["done"])})
+    except NotOwn as error:
+        raise StoreError(
+            f"{error.filename} {error.strerror}: an environment's record names a program, so it must be yours; name a "
+            f"store of your own by --into or {VARIABLE}"
+        ) from None
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specdebug import files
 from specdebug.installs.release import Release
 from specdebug.installs.store import (
     RECORD,
@@ -86,3 +87,20 @@ def test_the_store_is_told_or_named_by_a_variable_or_in_the_cache(
     monkeypatch.delenv("SPECDEBUG_ENGINES")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
     assert store_folder(None) == tmp_path / "c" / "specdebug" / "engines"
+
+
+def test_a_record_of_another_user_names_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = environment(tmp_path, "0.5.13", "installed")
+    for path, mode in ((made.folder / RECORD, 0o666), (made.folder, 0o777), (tmp_path, 0o777)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        with pytest.raises(StoreError, match=rf"{path} can be written by every user: .* must be yours; name a store"):
+            find_installed(tmp_path, Release("sglang"))
+        path.chmod(before)
+    assert find_installed(tmp_path, Release("sglang")) == made
+    owner = tmp_path.stat().st_uid
+    monkeypatch.setattr(files, "_owners", lambda: (owner + 1,))
+    with pytest.raises(StoreError, match=rf"{tmp_path} belongs to another user \(uid {owner}\)"):
+        find_installed(tmp_path, Release("sglang"))
+    with pytest.raises(StoreError, match=rf"cannot make .*: {tmp_path} belongs to another user"), held(made.folder):
+        pass

@@ -7,10 +7,8 @@ said when a step begins and one when it ends, and what pip says is in a log.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from specdebug.installs.checkout import checkout_version
 from specdebug.installs.recipe import Recipe, nearest_recipe, python_for
 from specdebug.installs.release import Release, between_releases, order
 from specdebug.installs.store import Installed, folder_of, held, installed
+from specdebug.interpreters import other_python
 
 LOG = "install.log"
 _PROBE = """
@@ -81,7 +80,7 @@ def install(recipe: Recipe, store: Path, steps: Steps, run: Run = run_logged) ->
     with held(folder):
         now = _begun(recipe, folder)
         interpreter = Path(now.python)
-        pip = [now.python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+        pip = other_python(now.python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install")
         for name, what, words in _commands(recipe, folder, python, pip):
             if name in now.done:
                 steps.skipped(what)
@@ -138,13 +137,11 @@ def look_into(python: Path, engine: str) -> dict[str, Any]:
     """Ask an environment's own Python what it has. Raises InstallError where that does not run."""
     try:
         done = subprocess.run(
-            [str(python), "-c", _PROBE, engine],
+            other_python(str(python), "-c", _PROBE, engine),
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
             timeout=120,
-            cwd=tempfile.gettempdir(),
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         )
         told: dict[str, Any] = json.loads(done.stdout)
     except OSError as error:
@@ -176,7 +173,7 @@ def _commands(recipe: Recipe, folder: Path, python: str, pip: list[str]) -> list
     """Each step: its name, what it does in words, and the command."""
     version = ".".join(map(str, sys.version_info[:3]))
     made = ("environment", f"an environment of Python {version} in {folder / 'venv'}",
-            [python, "-m", "venv", "--clear", str(folder / "venv")])  # fmt: skip
+            other_python(python, "-m", "venv", "--clear", str(folder / "venv")))  # fmt: skip
     alone = [(each, each, [*pip, each]) for each in recipe.first]
     rest = [each for each in recipe.requirements if each not in recipe.first]
     told = f", without {len(recipe.left_out)} that are not needed here" if recipe.left_out else ""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import replace
 
+from specdebug.interpreters import own_python
 from specdebug.server.launch import Launch
 from specdebug.workers.forkserver import DUMP_SIGNAL
 from specdebug.workers.job import LOG_LIMIT, EndKind, WorkerEnd
@@ -24,10 +23,7 @@ from specdebug.workers.wire import JOB, send
 GONE_S = 1.0
 """Seconds that the engine's process may take to be gone once its socket is closed."""
 _LOOK_S = 0.01
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from specdebug.server.engine_process import main, leave; leave(main(sys.argv[2:]))"
-)
+_BOOT = "from specdebug.server.engine_process import main, leave; leave(main(sys.argv[1:]))"
 
 
 class EngineProcess:
@@ -43,12 +39,12 @@ class EngineProcess:
         """Raises WorkerStartError, or MachineFailed when the system has no process or no descriptor left to give."""
         env = {name: value for name, value in os.environ.items() if name != "SGLANG_DEBUG_REVERT_PR"}
         env.setdefault("OMP_NUM_THREADS", "1")
-        env.update(TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
+        env["TOKENIZERS_PARALLELISM"] = "false"
         try:
             self.channel, theirs = socket.socketpair()
         except OSError as error:
             raise refused(error) from error
-        command = [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())]
+        command = own_python(_BOOT, str(theirs.fileno()))
         try:
             with theirs, lifeline.starting(env) as (self._key, own):
                 self._process = subprocess.Popen(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
-import tempfile
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdebug.engine.config import EngineConfig
+from specdebug.files import cache_folder
 from specdebug.installs.store import Installed, find_installed, store_folder
+from specdebug.interpreters import ENGINE_ENV
 from specdebug.targets.base import Asked, Opening, OverThere
 from specdebug.targets.http.target import asked_of_server
 from specdebug.targets.inside import VARIABLE
@@ -25,6 +25,9 @@ from specdebug.targets.serving import EngineSettings
 
 if TYPE_CHECKING:
     from specdebug.targets.http.session import HttpSession
+
+_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+"""Where torch keeps what it has compiled, for servers to come."""
 
 
 class InstalledTarget(StartedTarget):
@@ -75,12 +78,12 @@ class InstalledTarget(StartedTarget):
         ConfigError where a fix cannot be reverted."""
         env = {name: value for name, value in os.environ.items() if name not in (REVERTS, "PYTHONPATH")}
         wanted = {"device": here.device, "release": here.version, "reverts": patches_of(here, there.toggles), **inside}
-        ours = {"PYTHONPATH": str(site), VARIABLE: json.dumps(wanted), "TMPDIR": SCRATCH, **_compiled_elsewhere()}
+        ours = {
+            **ENGINE_ENV,
+            "PYTHONPATH": str(site),
+            VARIABLE: json.dumps(wanted),
+            "TMPDIR": SCRATCH,
+            # torch's own choice is a folder of all temporary files, whose name anybody can guess and make first
+            _COMPILED: os.environ.get(_COMPILED) or str(cache_folder("torchinductor")),
+        }
         return env | dict(own) | ours | dict(self._settings.env)
-
-
-def _compiled_elsewhere() -> dict[str, str]:
-    """Where torch keeps what it has compiled: where it would without a temporary folder of the server's own."""
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-        return {}
-    return {"TORCHINDUCTOR_CACHE_DIR": os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
@@ -18,6 +17,7 @@ from specdebug.drift.fit import fit
 from specdebug.drift.members import open_package
 from specdebug.errors import ConfigError
 from specdebug.installs.store import Installed
+from specdebug.interpreters import other_python
 from specdebug.patching import Patch
 from specdebug.toggles import Toggle
 
@@ -83,9 +83,9 @@ def _dist(engine: str, python: str, version: str) -> Dist:
 @cache
 def _package(python: str, name: str) -> Path:
     """Where an environment imports a package from. Raises ConfigError."""
-    words = [python, "-I", "-c", _FIND, name]
+    words = other_python(python, "-c", _FIND, name)
     try:
-        told = subprocess.run(words, capture_output=True, text=True, cwd=tempfile.gettempdir(), timeout=60, check=True)
+        told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         raise ConfigError(f"{python} cannot import {name} any more; install it again") from None
     return Path(told.stdout.strip())

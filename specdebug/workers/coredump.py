@@ -1,4 +1,5 @@
-"""GPU core dumps, off unless ``SPECDEBUG_CUDA_COREDUMP`` asks for them: ``1``, or a folder to put them in.
+"""GPU core dumps, off unless ``SPECDEBUG_CUDA_COREDUMP`` asks for them: ``1`` (they lie in ``specdebug/coredumps``
+of the user's cache), or a folder to put them in.
 
 The driver writes one when a kernel asserts or faults: which kernel, which warp, which line. It reads its settings
 (NVIDIA's CUDA-GDB manual, "GPU core dump support") from the environment when a process makes its first context. Both
@@ -10,10 +11,11 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import time
 from collections.abc import MutableMapping
 from pathlib import Path
+
+from specdebug.files import cache_folder
 
 VARIABLE = "SPECDEBUG_CUDA_COREDUMP"
 
@@ -32,7 +34,7 @@ def arrange_coredump(label: str, environment: MutableMapping[str, str] = os.envi
     wish = environment.get(VARIABLE, "").strip()
     if wish.lower() in _OFF:
         return None
-    folder = Path(tempfile.gettempdir(), "specdebug-coredumps") if wish.lower() in _ON else Path(wish)
+    folder = cache_folder("coredumps") if wish.lower() in _ON else Path(wish)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', label)}-{os.getpid()}.nvcudmp"
     environment.update(

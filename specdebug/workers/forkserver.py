@@ -28,6 +28,7 @@ import tempfile
 import traceback
 from typing import Any, NoReturn
 
+from specdebug.interpreters import own_python
 from specdebug.workers.machine_failure import machine_failure
 from specdebug.workers.wire import ASK, JOB, PREPARE, PipeSink, receive
 
@@ -165,10 +166,7 @@ def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> None:
         os._exit(code)  # the exit handlers registered before the fork are the server's, not ours
 
 
-_AFRESH = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from specdebug.workers.forkserver import begin_afresh; begin_afresh(*sys.argv[2:])"
-)
+_AFRESH = "from specdebug.workers.forkserver import begin_afresh; begin_afresh(*sys.argv[1:])"
 
 
 def start_over(target: str, payload: Any, sink: PipeSink) -> NoReturn:
@@ -183,8 +181,8 @@ def start_over(target: str, payload: Any, sink: PipeSink) -> NoReturn:
         sys.stderr.flush()
         for fd in (file.fileno(), sink.fileno()):
             os.set_inheritable(fd, True)
-        arguments = [json.dumps(sys.path), target, str(file.fileno()), str(sink.fileno())]
-        os.execv(sys.executable, [sys.executable, "-P", "-c", _AFRESH, *arguments])
+        words = own_python(_AFRESH, target, str(file.fileno()), str(sink.fileno()))
+        os.execv(words[0], words)
 
 
 def begin_afresh(target: str, payload_fd: str, event_fd: str) -> None:

@@ -8,19 +8,18 @@ which is all its workers. Those past their time have hung; the others say why th
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from specdebug import interrupts
 from specdebug.errors import SpecDebugError
+from specdebug.interpreters import own_python
 from specdebug.workers.job import LOG_LIMIT
 from specdebug.workers.lifeline import lifeline
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure, failure_in_log, machine_failure
@@ -34,11 +33,7 @@ BUSY_S = 600.0
 _LOOK_S = 0.25
 """Seconds that one look at the silent server counts for at most, and that one wait for its end takes."""
 
-# The server searches modules where its parent does: `-m` would put the current folder first, whatever lies there.
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from specdebug.workers.forkserver import main; sys.exit(main(sys.argv[2:]))"
-)
+_BOOT = "from specdebug.workers.forkserver import main; sys.exit(main(sys.argv[1:]))"
 
 
 class WorkerStartError(SpecDebugError):
@@ -71,12 +66,12 @@ class Server:
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
             env[name] = "1"
         env.update(TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
-        command = [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())]
+        command = own_python(_BOOT, str(theirs.fileno()), *preload)
         try:
             # A session of its own, so that a Ctrl-C in the terminal reaches the parent alone.
             with lifeline.starting(env) as (self._key, own):
                 self._process = subprocess.Popen(
-                    [*command, *preload],
+                    command,
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +122,9 @@ def test_what_comes_after_the_release_that_is_named_is_taken_and_anything_else_i
 
 
 def test_an_environment_says_where_its_editable_checkout_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment that is made up: a folder of site packages, and Python started with it."""
-    site = tmp_path / "site"
+    """Looked at as it is, from a folder of temporary files in which a stranger has left modules."""
+    venv.create(tmp_path / "env", symlinks=True)
+    (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
     info = site / "sglang-0.5.14.dev3+gabc.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.14.dev3+gabc\n")
@@ -131,8 +132,11 @@ def test_an_environment_says_where_its_editable_checkout_is(tmp_path: Path, monk
     (site / "torch.py").write_text(
         "__version__ = '2.13'\nclass cuda:\n    is_available = staticmethod(lambda: False)\n"
     )
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
-    python.chmod(0o755)
-    told = look_into(python, "sglang")
+    for name in ("json", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger ran')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    told = look_into(tmp_path / "env" / "bin" / "python", "sglang")
     assert (told["version"], told["checkout"]) == ("0.5.14.dev3+gabc", "/my code/sglang/python")

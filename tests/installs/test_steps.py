@@ -56,7 +56,7 @@ class Runner:
 def test_the_steps_in_their_order(tmp_path: Path) -> None:
     run, steps = Runner(), Steps()
     there = install(RECIPE, tmp_path, steps, run)
-    assert [words[1:3] for words in run.commands] == [["-m", "venv"], ["-m", "pip"], ["-m", "pip"]]
+    assert [words[1:4] for words in run.commands] == [["-I", "-m", each] for each in ("venv", "pip", "pip")]
     assert run.commands[1][-1] == "torch==2"
     assert "--no-deps" not in run.commands[1]
     assert run.commands[2][-3:] == ["--no-deps", "a==1", "sglang==0.5.13"]

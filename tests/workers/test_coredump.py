@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,11 +22,11 @@ def test_without_a_wish_the_driver_is_told_nothing(wish: str | None) -> None:
 def test_a_wish_sets_the_driver_up_for_a_small_dump_that_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     environment = {VARIABLE: "1"}
     path = arrange_coredump("topk/kv indices", environment)
-    assert path == str(tmp_path / "specdebug-coredumps" / f"topk-kv-indices-{os.getpid()}.nvcudmp")
-    assert (tmp_path / "specdebug-coredumps").is_dir()
+    assert path == str(tmp_path / "specdebug" / "coredumps" / f"topk-kv-indices-{os.getpid()}.nvcudmp")
+    assert Path(path).parent.is_dir()
     assert environment["CUDA_COREDUMP_FILE"] == path
     assert environment["CUDA_ENABLE_COREDUMP_ON_EXCEPTION"] == "1"
     assert environment["CUDA_ENABLE_CPU_COREDUMP_ON_EXCEPTION"] == "0"

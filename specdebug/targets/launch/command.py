@@ -7,13 +7,13 @@ import os
 import random
 import shlex
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specdebug.engine_flags import arguments_of
 from specdebug.errors import ConfigError
+from specdebug.interpreters import own_python
 from specdebug.targets.base import OverThere
 from specdebug.targets.serving import LaunchSettings, NoServer
 
@@ -21,6 +21,7 @@ SERVE = "serve"
 REVERTS = "SGLANG_DEBUG_REVERT_PR"
 """The variable that tells an engine which fixes to leave out."""
 SCRATCH = "{scratch}"
+_SERVE = "from specdebug.__main__ import main; main()"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def command_of(settings: LaunchSettings, options: Mapping[str, Any], seed: int, 
         more += [("--probes", name) for name in there.probes]
         more += [("--mode", there.mode)] if there.mode else []
         more += [("--content", folder) for folder in there.content]
-        own = (sys.executable, "-P", "-m", "specdebug", "serve", "--port", "{port}", *flags)
+        own = own_python(_SERVE, "serve", "--port", "{port}", *flags)
         return StartCommand((*own, *(word for pair in more for word in pair)), env)
     try:
         words = tuple(shlex.split(settings.command))

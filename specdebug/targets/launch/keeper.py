@@ -19,7 +19,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
@@ -195,7 +194,3 @@ def _started(wish: ServerWish, talk: TextIO, shelf: Shelf) -> ServerProcess | No
 def _say(talk: TextIO, **said: Any) -> None:
     talk.write(json.dumps(said) + "\n")
     talk.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))

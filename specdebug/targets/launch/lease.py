@@ -7,12 +7,12 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdebug.interpreters import own_python
 from specdebug.logs.scan import Scan
 from specdebug.targets.launch.keeper import MAX_IDLE, ServerWish
 from specdebug.targets.launch.log import ServerLog
@@ -20,6 +20,7 @@ from specdebug.targets.launch.process import NeverReady, StartFailed
 from specdebug.targets.serving import NoServer
 from specdebug.workers.lifeline import lifeline
 
+_KEEP = "from specdebug.targets.launch.keeper import main; sys.exit(main(sys.argv[1], int(sys.argv[2])))"
 PATIENCE_S = 30.0
 """Seconds that a keeper has to end its servers, and to answer anything but a start."""
 
@@ -101,7 +102,7 @@ class ServerKeeper:
         """Start it; ``room``: servers that may wait. Raises NoServer."""
         self._folder = tempfile.mkdtemp(prefix="specdebug-servers-")
         self.address = os.path.join(self._folder, "socket")
-        words = [sys.executable, "-P", "-m", "specdebug.targets.launch.keeper", self.address, str(room)]
+        words = own_python(_KEEP, self.address, str(room))
         try:
             with lifeline.starting(env) as (self._key, own):
                 self._process = subprocess.Popen(

@@ -64,7 +64,7 @@ class ServerProcess:
         try:
             self._start()
         except NoServer:
-            self._remove_scratch()
+            self._remove_folders()
             raise
         threading.Thread(target=self._watch_log, daemon=True).start()
 
@@ -176,7 +176,7 @@ class ServerProcess:
         """End it, and all that it has started, and wait until that is gone. May be called more than once."""
         self._over.set()
         self._end_process()
-        self._remove_scratch()
+        self._remove_folders()
         self.log.cut()
 
     def _end_process(self) -> None:
@@ -189,9 +189,9 @@ class ServerProcess:
         self._process.wait()
         wait_for({self._process.pid, *others})
         lifeline.ended(self._key)
-        shutil.rmtree(looks_folder(self.log_path), ignore_errors=True)
 
-    def _remove_scratch(self) -> None:
+    def _remove_folders(self) -> None:
+        shutil.rmtree(looks_folder(self.log_path), ignore_errors=True)
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -220,7 +220,8 @@ def _log_file(label: str, folder: str | None) -> Path:
         if folder is not None:
             os.makedirs(folder, exist_ok=True)
         handle, path = tempfile.mkstemp(".log", f"specdebug-{label}-", folder)
+        os.close(handle)
+        os.mkdir(looks_folder(path), 0o700)  # before others can, who may write to the folder of logs, too
     except OSError as error:
         raise NoServer(f"target.log: no log can be written to {folder}: {error.strerror}") from None
-    os.close(handle)
     return Path(path)

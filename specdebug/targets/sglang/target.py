@@ -10,6 +10,7 @@ from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig
 from specdebug.installs.recipe import nearest_recipe
 from specdebug.installs.store import Installed, StoreError
+from specdebug.interpreters import engine_python
 from specdebug.targets.added_sites import added_sites
 from specdebug.targets.base import Asked, OverThere
 from specdebug.targets.installed import InstalledTarget
@@ -69,10 +70,8 @@ class SglangTarget(InstalledTarget):
         here = self.installed()
         cpu = here.device == "cpu"
         site = make_site(here.folder, site_files(stand_ins_of(here), cpu=cpu))
-        words = (
-            here.python, "-m", "sglang.launch_server", "--port", "{port}",
-            *self._mapped(options, seed, here).words, *self._settings.arguments,
-        )  # fmt: skip
+        flags = (*self._mapped(options, seed, here).words, *self._settings.arguments)
+        words = tuple(engine_python(here.python, "-m", "sglang.launch_server", "--port", "{port}", *flags))
         own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {}) | (NATIVE_MOVES if cpu and not there.kernels else {})
         probes = [asdict(rule) for rule in there.rules]
         sites = sites_of(here, added_sites(here))[0] if probes or there.faults else []

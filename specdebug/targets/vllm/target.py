@@ -9,6 +9,7 @@ from typing import Any
 from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig
 from specdebug.installs.store import Installed
+from specdebug.interpreters import engine_python
 from specdebug.targets.base import Asked, OverThere
 from specdebug.targets.installed import InstalledTarget
 from specdebug.targets.launch.command import StartCommand
@@ -48,7 +49,8 @@ class VllmTarget(InstalledTarget):
         own = ALWAYS_ENV | (ON_CPU_ENV if here.device == "cpu" else {})
         wanted = {"engine": arguments, "probes": [asdict(rule) for rule in there.rules], "tape": there.tape}
         env = self.environment(make_site(here.folder, {}), here, there, own, **wanted)
-        return StartCommand((here.python, "-P", "-m", SERVE, "--port", "{port}", *self._settings.arguments), env)
+        words = engine_python(here.python, "-m", SERVE, "--port", "{port}", *self._settings.arguments)
+        return StartCommand(tuple(words), env)
 
     def _mapped(self, options: Mapping[str, Any], here: Installed) -> VllmOptions:
         """The arguments, checkpoints by their folders."""

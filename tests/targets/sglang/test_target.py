@@ -39,7 +39,7 @@ def target(store: Path, **more: Any) -> SglangTarget:
 def test_a_server_of_the_release_is_started_with_the_scenario_s_options(store: Path) -> None:
     command = target(store, arguments=("--log-level", "debug"), env={"A": "b"}).command(OPTIONS, 7, OverThere())
     said = " ".join(command.words)
-    assert said.startswith("/env/bin/python -m sglang.launch_server --port {port} ")
+    assert said.startswith("/env/bin/python -P -s -m sglang.launch_server --port {port} ")
     assert said.endswith(" --log-level debug")
     for part in (
         "--page-size 4",

@@ -32,7 +32,7 @@ def target(tmp_path: Path) -> VllmTarget:
 def test_our_server_is_run_by_its_python_with_the_scenario_s_options(target: VllmTarget, tmp_path: Path) -> None:
     command = target.command(OPTIONS, 7, OverThere(tape="/a/tape"))
     assert command.words == (
-        "/env/bin/python", "-P", "-m", "specdebug.targets.vllm.inside.serve", "--port", "{port}",
+        "/env/bin/python", "-P", "-s", "-m", "specdebug.targets.vllm.inside.serve", "--port", "{port}",
     )  # fmt: skip
     wanted = json.loads(command.env[VARIABLE])
     assert (wanted["device"], wanted["reverts"], command.env["A"]) == ("cpu", [], "b")

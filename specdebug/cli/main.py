@@ -120,9 +120,7 @@ def run(argv: Sequence[str]) -> int:
             return interrupts.exit_code()
         return code if isinstance(code, int) else 0
     except SpecDebugError as error:
-        # Where the terminal went away, writing to it fails because of that.
-        code = interrupts.exit_code() if interrupts.was_heard() else error.exit_code
-        return _failed([str(each) for each in problems_in(error)], code, error)
+        return _failed([str(each) for each in problems_in(error)], error.exit_code, error)
     except (KeyboardInterrupt, typer.Abort):
         return interrupts.exit_code()
     except _USAGE as error:
@@ -148,11 +146,13 @@ def _configured() -> Mapping[str, Any]:
 
 
 def _failed(messages: Sequence[str], code: int, error: BaseException) -> int:
+    """Say what ended the command, and return its exit code: a signal's, if one was heard. Where the terminal went away
+    writing to it fails because of that, and what was cut short may lack what a report wants."""
     if debug_wanted():
         traceback.print_exception(error, file=sys.stderr)
     for each in messages:
         complain(each)
-    return code
+    return interrupts.exit_code() if interrupts.was_heard() else code
 
 
 def main() -> None:

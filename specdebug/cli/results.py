@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from specdebug.cli.options import JsonOptions, ResultOptions, command_line
-from specdebug.cli.output import OutputError, note, show, write, write_file
-from specdebug.errors import SpecDebugError
-from specdebug.plugins import PluginError
+from specdebug.cli.options import JsonOptions, ResultOptions, command_line, debug_wanted
+from specdebug.cli.output import OutputError, complain, note, show, write, write_file
+from specdebug.errors import CannotRunHere, SpecDebugError, one_line
 from specdebug.report.foreign import shown
+from specdebug.workers.machine_failure import machine_failure
 
 if TYPE_CHECKING:
     from specdebug.bundle.again import Again
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 
 WantedFile: TypeAlias = tuple[Path | None, Callable[[], str]]
 """The path of a file, None where it is not wanted, and its text."""
+Work: TypeAlias = tuple[str, Callable[[], None]]
+"""Something that tells of results, by its name."""
+
+
+class ReportFailed(SpecDebugError):
+    """A report could not be made, which is our own fault. All others were told."""
+
+    exit_code = 3
 
 
 def tell_results(
@@ -34,7 +43,7 @@ def tell_results(
     annotations: Callable[[], Sequence[Annotation]] = lambda: (),
     trouble: SpecDebugError | None = None,
 ) -> None:
-    """Print the report, or the JSON document in its place; write the files and tell GitHub. Raises as tell_work."""
+    """Print the report, or the JSON document in its place; write the files and tell GitHub. Raises as tell_all."""
 
     @cache
     def text() -> str:
@@ -42,14 +51,13 @@ def tell_results(
 
         return to_json(document())
 
-    def keep() -> None:
-        try:
-            write_files(*files, (options.json_file, lambda: text() + "\n"))
-        finally:
-            if summary is not None:
-                tell_github(summary, annotations)
-
-    tell_work(trouble, lambda: write(text()) if options.as_json else report(), keep)
+    works: list[Work] = [("the report", lambda: write(text()) if options.as_json else report())]
+    for path, content in ((options.json_file, lambda: text() + "\n"), *files):
+        if path is not None:
+            works.append((str(path), partial(_write, path, content)))
+    if summary is not None:
+        works.append(("what GitHub is told", lambda: tell_github(summary, annotations)))
+    tell_all(trouble, works)
 
 
 def tell_replay(answer: Replay, options: ResultOptions, recording: Recording | None, again: Again | None = None) -> int:
@@ -82,35 +90,47 @@ def files_of(options: ResultOptions, told: Told) -> list[WantedFile]:
     return [(path, partial(render, name, told)) for name, path in options.wanted()]
 
 
-def write_files(*files: WantedFile) -> None:
-    """Write every file that is wanted. Raises the first error, after all have been tried."""
-    failures: list[SpecDebugError] = []
-    for path, text in files:
-        try:
-            if path is not None:
-                write_file(path, text())
-        except (OutputError, PluginError) as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
-
-
-def tell_work(trouble: SpecDebugError | None, report: Callable[[], None], keep: Callable[[], None]) -> None:
-    """Call ``report``, which prints, then ``keep``, which writes files, also where stdout is gone.
+def tell_all(trouble: SpecDebugError | None, works: Iterable[Work]) -> None:
+    """Do each of these, whatever becomes of the others: also where stdout is gone, or one report is at fault.
 
     Raises ``trouble``, the error that cut the work short, if there is one: an output that cannot be written then has
-    the same cause, or can be had by the same command again. Otherwise OutputError where one of the two could not write.
+    the same cause, or can be had by the same command again. Otherwise the gravest of what failed, ReportFailed if a
+    report could not be made; the others are said on stderr.
     """
-    try:
-        try:
-            report()
-        finally:
-            keep()
-    except OutputError:
-        if trouble is None:
-            raise
+    failures = [error for error in starmap(_failure_of, works) if error is not None]
     if trouble is not None:
-        raise trouble
+        failures = [error for error in failures if not isinstance(error, OutputError)]
+    raised = trouble or max(failures, key=lambda error: error.exit_code, default=None)
+    for error in failures:
+        if error is not raised:
+            complain(str(error))
+    if raised is not None:
+        raise raised
+
+
+def _failure_of(name: str, work: Callable[[], None]) -> SpecDebugError | None:
+    try:
+        work()
+    except SpecDebugError as error:
+        return error
+    except Exception as error:
+        failed = _told(name, error)
+        failed.__cause__ = error
+        return failed
+    return None
+
+
+def _told(name: str, error: Exception) -> SpecDebugError:
+    machine = machine_failure(error)
+    if machine is not None:
+        return CannotRunHere(f"{name} could not be made: {machine.reason}")
+    hint = "" if debug_wanted() else " (--debug shows where; please report it)"
+    what = f"{type(error).__name__}: {one_line(str(error))}"
+    return ReportFailed(f"internal error: {name} could not be made: {what}{hint}")
+
+
+def _write(path: Path, content: Callable[[], str]) -> None:
+    write_file(path, content())
 
 
 def tell_github(summary: Callable[[], str], annotations: Callable[[], Sequence[Annotation]] = lambda: ()) -> None:

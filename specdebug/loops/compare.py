@@ -105,6 +105,7 @@ class Comparison:
                     "detail": outcome.detail,
                     "trace_hash": outcome.trace_hash,
                     "metrics": asdict(outcome.metrics),
+                    "not_engine_code": list(outcome.not_engine_code),
                 }
                 for outcome in self.outcomes
             ],

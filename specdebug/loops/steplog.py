@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from specdebug.verdict.ledger import accepted_in
+from specdebug.verdict.outcome import mean
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
@@ -17,10 +20,11 @@ class EngineStep:
 
     Attributes:
         number: counts from 1, as everywhere.
-        kind: ``prefill``, ``decode`` or ``idle``.
+        kind: ``prefill``, ``decode`` or ``idle``; ``served`` of a target without steps: a look at what had ended.
         rids: the requests in the batch.
         emitted: the number of tokens of all requests that came out.
-        accept: the tokens accepted of each request that was verified, the bonus token included.
+        accept: by request the tokens that each verify accepted, the bonus token included: one verify a step, or all of
+            a request that was ``served``.
         finished: the requests that ended.
         retracted: the requests that had to give their slots back.
         seconds: the engine's time: CPU time on a CPU, wall time on a GPU.
@@ -30,15 +34,20 @@ class EngineStep:
     kind: str
     rids: tuple[str, ...]
     emitted: int
-    accept: Mapping[str, int]
+    accept: Mapping[str, tuple[int, ...]]
     finished: tuple[str, ...]
     retracted: tuple[str, ...]
     seconds: float
 
     @property
     def accept_mean(self) -> float | None:
-        """The mean accept length of the step's requests; None where none was verified."""
-        return sum(self.accept.values()) / len(self.accept) if self.accept else None
+        """The mean accept length of the step's verifies; None where none was verified."""
+        return mean(self.lengths)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The accept lengths of all verifies."""
+        return tuple(length for lengths in self.accept.values() for length in lengths)
 
     @classmethod
     def of(cls, event: Mapping[str, Any]) -> EngineStep:
@@ -48,7 +57,7 @@ class EngineStep:
             kind=event["kind"],
             rids=tuple(event["rids"]),
             emitted=sum(len(tokens) for tokens in event["emitted"].values()),
-            accept=dict(event["accept"]),
+            accept=accepted_in(event),
             finished=tuple(event["finished"]),
             retracted=tuple(event["retracted"]),
             seconds=event["s"],

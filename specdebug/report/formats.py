@@ -60,11 +60,12 @@ def _html(told: Told) -> str:
 
 def _junit(told: Told) -> str:
     from specdebug.report.junit import junit_xml, verdict_xml
-    from specdebug.report.terminal import comparison_line
+    from specdebug.report.terminal import comparison_line, not_engine_lines
 
     if told.comparison is None:
         return junit_xml([told.answer])
-    case, said = " and ".join(told.comparison.names), comparison_line(told.comparison)
+    case = " and ".join(told.comparison.names)
+    said = "\n".join([comparison_line(told.comparison), *not_engine_lines(told.answer.results)])
     return verdict_xml(told.answer.scenario.name, case, told.comparison.exit_code, said, told.answer.wall_s)
 
 

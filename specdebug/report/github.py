@@ -18,7 +18,7 @@ from specdebug.loops.last_failed import as_it_should
 from specdebug.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.foreign import shown, shown_lines
-from specdebug.report.terminal import COMPARED, accept_text, closing_line, comparison_line, step_text
+from specdebug.report.terminal import COMPARED, accept_text, closing_line, comparison_line, not_engine_lines, step_text
 from specdebug.report.words import ended
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -84,6 +84,7 @@ def replay_summary(replay: Replay) -> str:
     lines = _table(("arm", "verdict", "signature", "step", "accept length", "time"), rows)
     for result in replay.results:
         lines += _findings(result)
+    lines += [f"- {plain(each)}" for each in not_engine_lines(replay.results)]
     lines += [f"- {plain(f'{arm.arm}: {arm.text}')}" for arm in replay.left_out]
     sign = {0: "✅", 1: "❌", 2: "❌"}.get(replay.exit_code, "❔")
     return _summary(sign, f"replay: {plain(replay.scenario.name)}", closing_line(replay), lines)
@@ -93,8 +94,9 @@ def comparison_summary(replay: Replay, comparison: Comparison) -> str:
     """The same for two arms side by side."""
     sign = "✅" if comparison.exit_code == 0 else "❔" if comparison.unavailable else "❌"
     rows = [(name, *map(tell, comparison.outcomes)) for name, tell in COMPARED.items()]
-    table = _table(("", *comparison.names), rows)
-    return _summary(sign, f"compare: {plain(replay.scenario.name)}", comparison_line(comparison), table)
+    lines = _table(("", *comparison.names), rows)
+    lines += [f"- {plain(each)}" for each in not_engine_lines(replay.results)]
+    return _summary(sign, f"compare: {plain(replay.scenario.name)}", comparison_line(comparison), lines)
 
 
 def text_summary(command: str, exit_code: int, text: str) -> str:

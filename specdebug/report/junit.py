@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 from specdebug.loops.last_failed import as_it_should
 from specdebug.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
-from specdebug.report.terminal import ties_text
+from specdebug.report.terminal import not_engine_lines, ties_text
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -113,6 +113,7 @@ def _facts(result: ArmResult) -> str:
         facts.append(f"mean accept length {metrics.accept_mean:.3f}")
     if outcome.ties:
         facts.append(ties_text(outcome))
+    facts += not_engine_lines([result])
     facts += () if result.against is None else result.against.lines
     return "\n".join([*facts, *outcome.reasons, *outcome.notes])
 

@@ -1,8 +1,9 @@
 """A replay's steps as a trace that Perfetto and chrome://tracing open: the JSON Trace Event format.
 
-A process is an arm, a thread a phase of its engine. The engine's own time is all that is recorded, so steps stand one
-after another as if nothing lay between them. Besides a slice for each step there are counters (accept length, batch
-size, tokens that came out) and instants (findings, injections, requests that finished or were retracted).
+A process is an arm, a thread a phase of its engine; a target without steps has one, in which requests are served. The
+engine's own time is all that is recorded, so steps stand one after another as if nothing lay between them. Besides a
+slice for each step there are counters (accept length, batch size, tokens that came out) and instants (findings,
+injections, requests that finished or were retracted).
 
 Format: "Trace Event Format", Google, 2016; times are in microseconds.
 """
@@ -10,17 +11,19 @@ Format: "Trace Event Format", Google, 2016; times are in microseconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specdebug import __version__
 from specdebug.loops.replay import ArmResult, Replay
 from specdebug.loops.steplog import EngineStep, Recording
+from specdebug.report.terminal import not_engine_lines
+from specdebug.report.words import NOT_ENGINE_CODE
 
-PHASES = {"prefill": 1, "decode": 2, "idle": 3}
+PHASES = {"prefill": 1, "decode": 2, "idle": 3, "served": 4}
 """Threads; findings and ends of requests lie on one of their own."""
 
-EVENTS = 4
+EVENTS = 5
 
 Event = dict[str, Any]
 
@@ -30,7 +33,8 @@ def perfetto_json(replay: Replay, recording: Recording) -> str:
     events: list[Event] = []
     for pid, result in enumerate(replay.results, 1):
         events += arm_events(result, recording.of(result.run.key), pid)
-    about = {"specdebug": __version__, "scenario": replay.scenario.name, "path": str(replay.scenario.path)}
+    about: dict[str, Any] = {"specdebug": __version__, "scenario": replay.scenario.name}
+    about |= {"path": str(replay.scenario.path), NOT_ENGINE_CODE: not_engine_lines(replay.results)}
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, allow_nan=False)
 
 
@@ -67,8 +71,8 @@ def _step_events(step: EngineStep, at: float, pid: int) -> Iterator[Event]:
         "ts": _time(at),
         "dur": _time(1e6 * step.seconds),
         "pid": pid,
-        "tid": PHASES[step.kind],
-        "args": {"step": step.number, "requests": list(step.rids), "accept": dict(step.accept)},
+        "tid": PHASES.get(step.kind, PHASES["served"]),
+        "args": {"step": step.number, "requests": list(step.rids), "accept": _plain(step.accept)},
     }
     yield _counter("batch size", len(step.rids), at, pid)
     yield _counter("tokens out", step.emitted, at, pid)
@@ -78,6 +82,11 @@ def _step_events(step: EngineStep, at: float, pid: int) -> Iterator[Event]:
     for what, rids in (("finished", step.finished), ("retracted", step.retracted)):
         for rid in rids:
             yield _instant(f"{rid} {what}", what, end, pid, {"request": rid, "step": step.number})
+
+
+def _plain(accept: Mapping[str, Sequence[int]]) -> dict[str, int | list[int]]:
+    """A single verify of a request as its number."""
+    return {rid: lengths[0] if len(lengths) == 1 else list(lengths) for rid, lengths in accept.items()}
 
 
 def _instant(name: str, category: str, at: float, pid: int, args: Event) -> Event:

@@ -16,7 +16,7 @@ from specdebug.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, Prose, columns, line, unbroken
-from specdebug.report.words import counted, ended
+from specdebug.report.words import counted, ended, not_engine_code
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Violation
 
 PLAIN_WIDTH = 160
@@ -47,6 +47,7 @@ def render_replay(replay: Replay) -> RenderableType:
     return Group(
         results_table(replay.scenario.name, replay.results),
         *(line(each, "dim") for each in stack_text(replay.results).splitlines()),
+        *(line(each, "dim") for each in not_engine_lines(replay.results)),
         *(evidence(result) for result in replay.results if wants_evidence(result)),
         *(line(each) for each in lines_of(replay.results)),
         *(line(f"{arm.arm}: {arm.text}", "yellow") for arm in replay.left_out),
@@ -157,6 +158,11 @@ def stack_text(results: Sequence[ArmResult]) -> str:
     return "\n".join(f"{', '.join(arms)}: on {phrase}" for phrase, arms in phrases.items())
 
 
+def not_engine_lines(results: Sequence[ArmResult]) -> list[str]:
+    """A line on what was not the engine's own code for all arms that share it."""
+    return not_engine_code((result.run.arm, result.outcome.not_engine_code) for result in results)
+
+
 def closing_line(replay: Replay) -> str:
     """The meaning of the exit code, in words."""
     if replay.plain:
@@ -175,7 +181,9 @@ def render_comparison(scenario: str, comparison: Comparison) -> RenderableType:
     measures = Listing([Column("", key=True), *columns(*comparison.names)], rows, scenario)
     named = zip(comparison.names, comparison.against, strict=False)
     against = [line(f"{name}: {told}") for name, one in named if one is not None for told in one.lines]
-    return Group(measures, Text(), _request_table(comparison), *against, line(comparison_line(comparison)))
+    parts = not_engine_code(zip(comparison.names, (left.not_engine_code, right.not_engine_code), strict=True))
+    told = (line(each, "dim") for each in parts)
+    return Group(measures, Text(), _request_table(comparison), *against, *told, line(comparison_line(comparison)))
 
 
 def comparison_line(comparison: Comparison) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def times(count: int) -> str:
@@ -24,6 +24,17 @@ def some(names: Sequence[str], most: int) -> str:
     """The first names; of more than ``most`` also how many are left: ``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+NOT_ENGINE_CODE = "in place of the engine's own GPU code"
+
+
+def not_engine_code(arms: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """A line on what is not the engine's own code (``Outcome.not_engine_code``) for all arms that share it."""
+    sharing: dict[tuple[str, ...], list[str]] = {}
+    for arm, parts in arms:
+        sharing.setdefault(tuple(parts), []).append(arm)
+    return [f"{', '.join(names)}: {NOT_ENGINE_CODE}: {'; '.join(parts)}" for parts, names in sharing.items() if parts]
 
 
 def journal_line(path: str, reason: str, resumed: int, trials: int) -> str:

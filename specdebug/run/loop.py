@@ -152,11 +152,12 @@ class RunLoop:
             kind=report.kind,
             rids=list(report.rids),
             emitted=emitted,
-            accept=self._accepted(report),
+            accept=dict(report.accept_lengths),
             cached=dict(report.cached),
             finished=list(report.finished),
             retracted=list(report.retracted),
             s=round(seconds, 6),
+            **self._verifies(report),
         )
         for rid, tokens in emitted.items():
             wrong = [token for token in tokens if not 0 <= token < self.session.vocab_size]
@@ -167,11 +168,11 @@ class RunLoop:
             self._end(rid)
         self._watch_progress(report)
 
-    def _accepted(self, report: StepView) -> dict[str, int | list[int]]:
-        """How many tokens the step's verifies accepted; without steps, all verifies of the requests that ended."""
+    def _verifies(self, report: StepView) -> dict[str, dict[str, list[int]]]:
+        """Without steps, the accept lengths of all verifies of the requests that ended."""
         if "steps" in self.session.shows:
-            return dict(report.accept_lengths)
-        return {rid: list(self.session.request(rid).accept_lengths) for rid in report.finished}
+            return {}
+        return {"verifies": {rid: list(self.session.request(rid).accept_lengths) for rid in report.finished}}
 
     def _advance(self) -> tuple[Any, float]:
         """One engine step and the checks after it; what a step recorded before it failed is reported first."""

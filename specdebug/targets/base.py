@@ -132,7 +132,8 @@ class RequestView(Protocol):
 
 class StepView(Protocol):
     """The decisions of one step. ``kind``: ``prefill``, ``decode`` or ``idle``. ``cached``: prompt tokens out of the
-    prefix cache, of requests that were admitted. A session without steps reports what has been completed."""
+    prefix cache, of requests that were admitted. A session without steps reports what has been completed, as
+    ``served``."""
 
     @property
     def kind(self) -> str: ...

@@ -71,6 +71,13 @@ def _told(violations: Sequence[Violation], first: Violation) -> str:
     return f"{first.detail}; then the device was lost: {loss.detail}"
 
 
+def accepted_in(step: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """By request the accept lengths that a ``step`` event tells of: ``accept`` has the one of a step's verify,
+    ``verifies``, of a session without steps, all of a request that has ended."""
+    one = {rid: (length,) for rid, length in step["accept"].items()}
+    return one | {rid: tuple(lengths) for rid, lengths in step.get("verifies", {}).items()}
+
+
 class Ledger:
     """The state of one arm's run, built from its worker's events. ``target``: the name of what it was asked for on."""
 
@@ -101,6 +108,7 @@ class Ledger:
         self._lacks: tuple[str, ...] = ()
         self._cannot_show: tuple[str, ...] = ()
         self._blind = False
+        self._not_engine_code: tuple[str, ...] = ()
         self._injections: list[Injection] = []
         self._unfired: dict[int, str] = {}
         self._engine_s = 0.0
@@ -180,6 +188,7 @@ class Ledger:
             interrupted=interrupted,
             target=self._target,
             cannot_show=self._cannot_show,
+            not_engine_code=self._not_engine_code,
             log_tail=end.log[-LOG_TAIL:],
         )
 
@@ -262,6 +271,9 @@ class Ledger:
         self._cannot_show = tuple(event["cannot_show"])
         self._blind = not event["looking"] and bool(self._cannot_show)
 
+    def _on_not_engine_code(self, event: Mapping[str, Any]) -> None:
+        self._not_engine_code = tuple(event["parts"])
+
     def _on_injected(self, event: Mapping[str, Any]) -> None:
         self._injections.append(Injection(**{**event, "index": tuple(event["index"])}))
 
@@ -280,8 +292,8 @@ class Ledger:
         self._engine_s += event["s"]
         for rid, tokens in event["emitted"].items():
             self._requests[rid].output_ids.extend(tokens)
-        for rid, accepted in event["accept"].items():  # a step's verify, or all of a request that has no steps
-            self._requests[rid].accept_lengths.extend(accepted if isinstance(accepted, list) else [accepted])
+        for rid, lengths in accepted_in(event).items():
+            self._requests[rid].accept_lengths.extend(lengths)
         for rid, cached in event["cached"].items():
             self._requests[rid].cached_tokens = cached
         facts = [event[key] for key in TRACED]

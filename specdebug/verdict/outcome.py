@@ -169,8 +169,9 @@ class Outcome:
     failure, if it was that. ``injections``: the damage done on purpose, in order. ``complete``: every planned request
     came to its end, so that what was not found did not happen. ``looks``: by oracle, how often it compared something
     with the reference. ``interrupted``: its worker was ended before it was done. ``cannot_show``: oracles that were
-    asked for and could not look, each with what the target does not show. ``located``: where the failure began, if that
-    was looked for and found; ``signature``, ``site`` and ``where_step`` are then of that place.
+    asked for and could not look, each with what the target does not show. ``not_engine_code``: what ran in the place of
+    another engine's own code, as on a CPU: names of stand-ins, and what that engine lacks there. ``located``: where the
+    failure began, if that was looked for and found; ``signature``, ``site`` and ``where_step`` are then of that place.
     """
 
     verdict: Verdict
@@ -196,6 +197,7 @@ class Outcome:
     interrupted: bool = False
     target: str = "embedded"
     cannot_show: tuple[str, ...] = ()
+    not_engine_code: tuple[str, ...] = ()
     located: Located | None = None
 
     @property
@@ -245,7 +247,8 @@ class Outcome:
         fields["machine"] = MachineFailure(**data["machine"]) if data.get("machine") else None
         if place := data.get("located"):
             fields["located"] = Located(**_without(place, "from"), seen=place["from"])
-        return cls(**_tuples({"cannot_show": (), **fields}, "reasons", "notes", "cannot_show"))
+        later = {"cannot_show": (), "not_engine_code": ()}
+        return cls(**_tuples({**later, **fields}, "reasons", "notes", *later))
 
 
 def not_run(failure: MachineFailure, target: str) -> Outcome:

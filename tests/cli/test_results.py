@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from specdebug import interrupts
 from specdebug.cli.main import run
+from specdebug.cli.options import JsonOptions
 from specdebug.cli.output import OutputError
-from specdebug.cli.results import tell_work, write_files
+from specdebug.cli.results import ReportFailed, tell_all, tell_results
 from specdebug.errors import SpecDebugError
 from tests.report.html.samples import MINI, Page
 
@@ -45,20 +48,37 @@ def test_a_page_that_cannot_be_written_is_said_before_anything_runs(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_file_is_tried_before_the_first_failure_is_told(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"gone/a\.xml"):
-        write_files(
+def test_every_report_is_tried_and_the_gravest_failure_is_raised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def of_two_shapes() -> str:
+        return str(sum([1, [2]]))  # type: ignore[list-item]
+
+    with pytest.raises(
+        ReportFailed, match=r"^internal error: .*/p\.html could not be made: TypeError: .*'int' and 'list'"
+    ):
+        tell_results(
+            JsonOptions(as_json=False, json_file=tmp_path / "all.json"),
+            lambda: {"verdict": "pass"},
+            lambda: print("the report"),
             (tmp_path / "gone" / "a.xml", lambda: "a"),
             (None, lambda: pytest.fail("it is not wanted")),
+            (tmp_path / "p.html", of_two_shapes),
             (tmp_path / "b.html", lambda: "b"),
+            summary=lambda: pytest.fail("outside of a job nobody wants it"),
         )
     assert (tmp_path / "b.html").read_text() == "b"
+    assert json.loads((tmp_path / "all.json").read_text()) == {"verdict": "pass"}
+    assert not (tmp_path / "p.html").exists()
+    out, err = capsys.readouterr()
+    assert out == "the report\n"
+    assert err == f"error: cannot write {tmp_path}/gone/a.xml: No such file or directory\n"
 
 
 @pytest.mark.parametrize("trouble", [None, SpecDebugError("the journal is full")])
 @pytest.mark.parametrize("broken", [(), ("report",), ("files",), ("report", "files")])
 def test_what_cannot_be_printed_is_written_all_the_same_and_what_cut_it_short_is_told(
-    broken: tuple[str, ...], trouble: SpecDebugError | None
+    broken: tuple[str, ...], trouble: SpecDebugError | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried: list[str] = []
 
@@ -69,11 +89,12 @@ def test_what_cannot_be_printed_is_written_all_the_same_and_what_cut_it_short_is
 
     told = None
     try:
-        tell_work(trouble, lambda: say("report"), lambda: say("files"))
+        tell_all(trouble, [(what, partial(say, what)) for what in ("report", "files")])
     except SpecDebugError as error:
         told = error
     assert tried == ["report", "files"]
-    assert str(told) == (str(trouble) if trouble else f"cannot write {broken[-1]}" if broken else "None")
+    assert str(told) == (str(trouble) if trouble else f"cannot write {broken[0]}" if broken else "None")
+    assert ("error: cannot write files" in capsys.readouterr().err) == (len(broken) == 2 and trouble is None)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -161,3 +182,16 @@ def test_compare_leaves_a_page_and_cases() -> None:
     assert "Requests: 0 with other outputs" in page.text
     (case,) = ET.parse("c.xml").getroot().findall("testsuite/testcase")
     assert (case.get("name"), case.find("failure")) == ("fixed and plain", None)
+
+
+def test_after_a_signal_a_fault_of_ours_ends_with_the_signals_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def faulty(*_: object) -> None:
+        raise TypeError("two shapes")
+
+    monkeypatch.setattr("typer.main.get_command", faulty)
+    assert run(["doctor"]) == 3
+    monkeypatch.setattr(interrupts, "was_heard", lambda: True)
+    assert run(["doctor"]) == 130
+    assert capsys.readouterr().err.count("internal error: TypeError: two shapes") == 2

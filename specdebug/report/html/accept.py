@@ -57,7 +57,7 @@ def accept_plot(steps: Sequence[EngineStep], outcome: Outcome, arms: int = 1) ->
 
 def accept_overlay(arms: Mapping[str, Sequence[EngineStep]]) -> Markup | None:
     """The means of two arms in one plot; None where neither verified anything."""
-    drawn = {name: spans(steps) for name, steps in arms.items() if any(step.accept for step in steps)}
+    drawn = {name: spans(steps) for name, steps in arms.items() if any(step.lengths for step in steps)}
     if not drawn:
         return None
     x, y = _scales([steps for steps in arms.values() if steps])
@@ -72,12 +72,12 @@ def accept_overlay(arms: Mapping[str, Sequence[EngineStep]]) -> Markup | None:
 
 
 def request_lines(steps: Sequence[EngineStep], points: int = MAX_POINTS) -> dict[str, list[svg.Point]]:
-    """Of the first requests, the accept length at each of their verifies; thinned to so many ``points`` in all."""
+    """Of the first requests, the mean accept length in each step that verified them; thinned to ``points`` in all."""
     series: dict[str, list[svg.Point]] = {}
     for step in steps:
-        for rid, length in step.accept.items():
-            if rid in series or len(series) < MAX_LINES:
-                series.setdefault(rid, []).append((step.number, length))
+        for rid, lengths in step.accept.items():
+            if lengths and (rid in series or len(series) < MAX_LINES):
+                series.setdefault(rid, []).append((step.number, sum(lengths) / len(lengths)))
     most = max(2, points // max(1, len(series)))
     return {rid: [_middle(run) for run in chunks(those, most)] for rid, those in series.items()}
 
@@ -97,7 +97,7 @@ def step_scale(steps: Sequence[EngineStep]) -> svg.Scale:
 
 def _scales(arms: Sequence[Sequence[EngineStep]]) -> tuple[svg.Scale, svg.Scale]:
     low, high = min(steps[0].number for steps in arms), max(steps[-1].number for steps in arms)
-    longest = max((length for steps in arms for step in steps for length in step.accept.values()), default=1)
+    longest = max((length for steps in arms for step in steps for length in step.lengths), default=1)
     return svg.across(low - 0.5, high + 0.5), svg.Scale(0, longest + 0.5, BOTTOM, TOP)
 
 

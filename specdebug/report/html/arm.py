@@ -13,9 +13,9 @@ from specdebug.report.explain import explain
 from specdebug.report.html.accept import accept_plot
 from specdebug.report.html.page import Chip
 from specdebug.report.html.series import Span, spans
-from specdebug.report.html.timeline import timeline_plot
+from specdebug.report.html.timeline import kinds_of, timeline_plot
 from specdebug.report.terminal import accept_text, step_text
-from specdebug.report.words import ended
+from specdebug.report.words import NOT_ENGINE_CODE, ended
 from specdebug.verdict.outcome import Outcome, Tie
 
 MAX_FOLDED = 100
@@ -24,7 +24,8 @@ MAX_FOLDED = 100
 
 @dataclass(frozen=True)
 class ArmView:
-    """The parts of an arm's page that the template fills in. ``ties``: of ``outcome``, the widest first."""
+    """The parts of an arm's page that the template fills in. ``kinds``: the phases that its steps were in.
+    ``ties``: of ``outcome``, the widest first."""
 
     name: str
     outcome: Outcome
@@ -34,6 +35,7 @@ class ArmView:
     remarks: Sequence[str]
     accept: Markup | None
     timeline: Markup | None
+    kinds: Sequence[str]
     spans: Sequence[Span]
     ties: Sequence[tuple[str, Tie]]
 
@@ -60,6 +62,7 @@ def arm_view(result: ArmResult, steps: Sequence[EngineStep], arms: int) -> ArmVi
         ],
         accept=accept_plot(steps, outcome, arms),
         timeline=timeline_plot(steps, outcome, arms),
+        kinds=kinds_of(steps),
         spans=spans(steps, MAX_FOLDED),
         ties=sorted(outcome.ties, key=lambda named: named[1].used, reverse=True),
     )
@@ -106,6 +109,7 @@ def _facts(result: ArmResult) -> dict[str, str]:
         "time": f"{metrics.wall_s:.1f} s",
         "peak memory": f"{metrics.peak_rss_mb:.0f} MiB",
         "trace": outcome.trace_hash,
+        NOT_ENGINE_CODE: "; ".join(outcome.not_engine_code),
     }
     if stack:
         libraries = ("torch", "triton", "flashinfer", "flash_attn", "flash_attn_3")

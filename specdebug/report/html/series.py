@@ -95,7 +95,7 @@ def spans(steps: Sequence[EngineStep], most: int = MAX_SPANS) -> list[Span]:
 
 
 def _span(run: Sequence[EngineStep]) -> Span:
-    lengths = [length for step in run for length in step.accept.values()]
+    lengths = [length for step in run for length in step.lengths]
     means = [mean for step in run if (mean := step.accept_mean) is not None]
     return Span(
         first=run[0].number,

@@ -13,7 +13,7 @@ from specdebug.report.html.series import Span, spans, spans_for
 from specdebug.report.html.svg import LEFT, Scale, dot, drawing, join, polygon, rect, text, x_axis, y_axis
 from specdebug.verdict.outcome import Outcome
 
-KINDS = ("prefill", "decode", "idle")
+KINDS = ("prefill", "decode", "idle", "served")
 
 _PHASE = (34, 54)
 _BATCH = (92, 142)
@@ -29,11 +29,11 @@ def timeline_plot(steps: Sequence[EngineStep], outcome: Outcome, arms: int = 1) 
         return None
     drawn = spans(steps, spans_for(arms))
     x = step_scale(steps)
-    counts = {kind: sum(span.kinds[kind] for span in drawn) for kind in KINDS}
+    counts = {kind: sum(span.kinds[kind] for span in drawn) for kind in kinds_of(steps)}
     finished, retracted = sum(len(span.finished) for span in drawn), sum(len(span.retracted) for span in drawn)
     batches, seconds = [span.batch for span in drawn], [span.seconds for span in drawn]
     label = (
-        f"Timeline of {len(steps)} steps: {', '.join(f'{count} {kind}' for kind, count in counts.items() if count)}; "
+        f"Timeline of {len(steps)} steps: {', '.join(f'{count} {kind}' for kind, count in counts.items())}; "
         f"largest batch {max(batches)}, {finished} requests finished, {retracted} retractions"
     )
     batch = Scale(0, max(1, *batches), _BATCH[1], _BATCH[0])
@@ -53,6 +53,12 @@ def timeline_plot(steps: Sequence[EngineStep], outcome: Outcome, arms: int = 1) 
         hits(drawn, x, _PHASE[0] - 10, _BOTTOM),
         marks(outcome, x, _PHASE[0] - 19, _BOTTOM),
     )
+
+
+def kinds_of(steps: Sequence[EngineStep]) -> list[str]:
+    """The phases that some steps are in."""
+    there = {step.kind for step in steps}
+    return [kind for kind in KINDS if kind in there]
 
 
 def _phases(span: Span, x: Scale) -> Markup:

@@ -37,6 +37,9 @@ class Host(Protocol):
     def new_injections(self) -> Sequence[Mapping[str, Any]]:
         """Return what its log newly tells of faults: ``ledger`` is the event, the rest its fields."""
 
+    def not_engine_code(self) -> Sequence[str]:
+        """What of a run is not the engine's own code, by its own words: names of stand-ins, and what it lacks here."""
+
     def new_problems(self) -> Sequence[str]:
         """Laws of memory pools that its log newly says are broken, each ``law: what``."""
 

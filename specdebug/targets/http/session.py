@@ -64,7 +64,7 @@ class Completed:
     rids: Sequence[str] = ()
     emitted: Mapping[str, Sequence[int]] = field(default_factory=dict)
     cached: Mapping[str, int] = field(default_factory=dict)
-    kind: str = "decode"
+    kind: str = "served"
     accept_lengths: Mapping[str, int] = field(default_factory=dict)
     retracted: Sequence[str] = ()
 

@@ -74,6 +74,9 @@ class LentServer:
     def new_injections(self) -> Sequence[Mapping[str, Any]]:
         return self._log.new_injections()
 
+    def not_engine_code(self) -> Sequence[str]:
+        return self._log.not_engine_code()
+
     def new_problems(self) -> Sequence[str]:
         return self._log.new_problems()
 

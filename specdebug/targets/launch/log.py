@@ -139,6 +139,10 @@ class ServerLog:
             every.update(told)
         return dict(every)
 
+    def not_engine_code(self) -> tuple[str, ...]:
+        """What all processes of the engine said is not the engine's own code, each once."""
+        return tuple(dict.fromkeys(each for told in self._last_told("not_engine_code") for each in told))
+
     def new_problems(self) -> Sequence[str]:
         """Broken laws of memory pools, each ``law: what``, that were told since the last call."""
         known, self._problems = set(self._problems), self._all_problems()

@@ -163,6 +163,9 @@ class ServerProcess:
     def new_injections(self) -> Sequence[Mapping[str, Any]]:
         return self.log.new_injections()
 
+    def not_engine_code(self) -> Sequence[str]:
+        return self.log.not_engine_code()
+
     def new_problems(self) -> Sequence[str]:
         return self.log.new_problems()
 

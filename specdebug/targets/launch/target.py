@@ -55,6 +55,8 @@ class StartedTarget(ABC):
             raise SessionFailed(str(error), site, kind) from None
         opening.say("note", text=f"the server's log is {server.log_path}")
         try:
+            if parts := server.not_engine_code():
+                opening.say("not_engine_code", parts=list(parts))
             inside = Inside(server, shows, options) if (shows := opening.over_there.shows) else None
             return open_session(server.url, self._settings, self.asked(options), opening, server, inside)
         except BaseException:

@@ -29,6 +29,7 @@ RULES = {
     },
     "timeline": {
         ".plot .kind.prefill": "prefill", ".plot .kind.decode": "decode", ".plot .kind.idle": "idle",
+        ".plot .kind.served": "decode",
         ".plot .area.batch": "batch", ".plot .area.time": "time", ".plot .finished": "pass",
         ".plot .retracted": "retracted", ".plot line.finding": "fail", ".plot line.injected": "injected",
         ".key.retracted::before": "retracted", ".key.finished::before": "pass",

@@ -22,6 +22,11 @@ from specdebug.targets.sglang.inside.looks import look
 from specdebug.targets.sglang.inside.probes import probe
 from specdebug.targets.sglang.inside.tape import record
 
+WITHOUT_A_GPU = (
+    "CUDA graphs: a replay calls the captured Python again",
+    "CUDA streams and events: there are none, what overlaps on a GPU runs in order",
+)
+"""What differs on a CPU beside the stand-ins (:func:`replace_for_cpu`), in words for reports."""
 FAILED = 86
 """Exit status of a process in which this failed."""
 
@@ -41,7 +46,7 @@ def register() -> None:
 
             told_when_asked(inject(wanted["faults"], wanted["seed"]))
         if wanted.get("device") == "cpu":
-            say(f"replaced on this CPU: {', '.join(replace_for_cpu())}")
+            tell(pid=os.getpid(), not_engine_code=[*WITHOUT_A_GPU, *replace_for_cpu()])
         if wanted.get("tape"):
             told_when_asked(record(wanted["tape"]))
         show(wanted.get("shows") or (), on_cpu=wanted.get("device") == "cpu")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.inside.reverts import revert
-from specdebug.targets.inside.words import say
+from specdebug.targets.inside.words import say, tell
 from specdebug.targets.vllm.inside.engine import FAILED, EngineThread, Event, Served
 from specdebug.targets.vllm.inside.watch import CannotWatch, watch
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+WITHOUT_A_GPU = ["GPU kernels, CUDA graphs and streams: there are none, its own code for CPUs runs in their place"]
+"""What of a run on a CPU is not the code that serves on a GPU, in words for reports."""
 SAMPLED = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "ignore_eos")
 """Sampling parameters that are vLLM's by name."""
 
@@ -169,7 +171,8 @@ def main() -> int:
     wanted = json.loads(os.environ[VARIABLE])
     tell_hits = revert(wanted["reverts"]) if wanted["reverts"] else lambda: None
     engine = EngineThread(wanted["engine"])
-    say("replaced: nothing")
+    if wanted.get("device") == "cpu":
+        tell(pid=os.getpid(), not_engine_code=WITHOUT_A_GPU)
     try:
         tell_reached = watch(engine, wanted)
     except CannotWatch as error:
@@ -178,11 +181,11 @@ def main() -> int:
 
     import uvicorn
 
-    def tell() -> None:
+    def tell_counts() -> None:
         tell_hits()
         tell_reached()
 
-    uvicorn.run(routes(Interface(engine, tell)), host=asked.host, port=asked.port, log_level="warning")
+    uvicorn.run(routes(Interface(engine, tell_counts)), host=asked.host, port=asked.port, log_level="warning")
     return 0
 
 

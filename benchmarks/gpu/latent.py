@@ -190,7 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for latent.json")
     parser.add_argument("--backend", default="triton")
-    parser.add_argument("--rounds", type=int, default=9, help=f"at most 15, of {STEPS} steps each")
+    parser.add_argument("--rounds", type=int, default=5, help=f"at most 15, of {STEPS} steps each")
     parser.add_argument("--mlp", action="append", choices=sorted(MLPS))
     add_flag(parser)
     options = parser.parse_args()

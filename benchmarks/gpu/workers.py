@@ -41,8 +41,8 @@ BESIDE = {kind: "EAGLE, worker v2, topk 4" if "topk" in kind else "EAGLE, worker
 """Whose step each is divided by."""
 BATCHES = {1: (PROMPT, 8), 32: (128, 4)}
 """By requests at a time: tokens of a prompt, and steps a round."""
-V1_AT_MOST, OTHERS_AT_MOST = Bound(at_most=1.5), Bound(at_most=1.1)
-"""A worker's step over that of the worker v2; of v1 1.30 was measured, of the others 1.00 (docs/benchmarks.md)."""
+V1_AT_MOST, OTHERS_AT_MOST = Bound(at_most=1.8), Bound(at_most=1.1)
+"""A worker's step over that of the worker v2; of v1 1.3 to 1.5 was measured, of the others 1.0 (docs/benchmarks.md)."""
 
 
 def draft_models(target: TargetModel) -> dict[str, Models]:

@@ -70,13 +70,13 @@ def _search(
 ) -> int:
     """Search to the end, or as far as it goes, tell the findings, and return the exit code."""
     from specdebug.report.bisect import bisect_progress
-    from specdebug.trials.command import digest_of
     from specdebug.trials.search import Search
+    from specdebug.trials.state import digest_of
 
-    identity = digest_of(over, plan.source.identity, str(budget.seed))
+    identity = digest_of(over, plan.origin.question, str(budget.seed))
     path = kept_in.path("bisect", identity)
     subject = plan.subject(over, str(path))
-    with kept_in.opened(path, identity, f"{plan.what} over {over}, seed {budget.seed}") as journal:
+    with kept_in.opened(path, identity, f"{plan.what} over {over}, seed {budget.seed}", plan.origin.state()) as journal:
         search = Search(
             plan.source,
             journal,

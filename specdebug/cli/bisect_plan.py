@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specdebug.scenario.library import Library
     from specdebug.trials.faults import FaultSource
     from specdebug.trials.search import Chooser
-    from specdebug.trials.source import TrialSource
+    from specdebug.trials.source import Origin, TrialSource
 
 Reproduce: TypeAlias = Callable[[frozenset[str], int], str]
 """Make the command that runs a trial again, of the candidates that it switched on and its seed."""
@@ -72,12 +72,13 @@ class BisectQuestion:
 
 @dataclass(frozen=True)
 class Plan:
-    """One search: the source that runs its trials, the chooser that picks them, and the words for them.
+    """One search: the source that runs its trials, what they are of, the chooser that picks them, and the words.
 
     ``make`` makes the source on another machine, whose workers then need so many ``gpus``.
     """
 
     source: TrialSource
+    origin: Origin
     chooser: Callable[[], Chooser]
     opening: frozenset[str]
     what: str
@@ -145,7 +146,7 @@ def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
         return "; ".join(f"specdebug toggles show {one}" for one in sorted(culprits, key=int))
 
     make = partial(command_source, asked.command, library.folders[1:], timeout)
-    return Plan(source, asked.bisector(names), frozenset(names), what, reproduce, next_step, make=make)
+    return Plan(source, source, asked.bisector(names), frozenset(names), what, reproduce, next_step, make=make)
 
 
 def _over_scenario(asked: BisectQuestion) -> Plan:
@@ -169,6 +170,7 @@ def _over_scenario(asked: BisectQuestion) -> Plan:
         raise SpecDebugError(f"arm '{source.arm}' reverts every fix there is; nothing is left to suspect")
     told = _told_of_options if asked.subject.over is Over.CONFIG else _told_of_fixes
     return Plan(
+        source,
         source,
         asked.bisector(names),
         frozenset(names),
@@ -217,6 +219,7 @@ def _over_faults(asked: BisectQuestion) -> Plan:
     # What other arms are expected to fail with has other causes.
     expected = {source.arm: scenario.expect[source.arm]} if source.arm in scenario.expect else {}
     return Plan(
+        source,
         source,
         asked.bisector(names),
         frozenset(names),
@@ -274,4 +277,4 @@ def _over_commits(asked: BisectQuestion) -> Plan:
         return "; ".join(f"{git} show {commit[:12]}" for commit in culprits)
 
     chooser = partial(CommitChooser, commits, asked.confidence)
-    return Plan(source, chooser, frozenset(commits[-1:]), what, reproduce, next_step, name_length=12)
+    return Plan(source, source, chooser, frozenset(commits[-1:]), what, reproduce, next_step, name_length=12)

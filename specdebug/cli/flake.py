@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from specdebug.report.flake import Question
     from specdebug.scenario.library import Library
     from specdebug.stats.claims import Claim
+    from specdebug.trials.command import CommandSource
     from specdebug.trials.journal import Journal
     from specdebug.trials.sampling import Sampled
-    from specdebug.trials.source import TrialSource
+    from specdebug.trials.scenario import ScenarioSource
 
 TRIALS = 1000
 """The most trials, unless the command line sets it, or a claim needs more than a quarter of them when nothing fails."""
@@ -115,13 +116,14 @@ def _measure(
 ) -> int:
     """Run trials until the rate is known, or as far as it goes, tell it, and return the exit code."""
     from specdebug.report.flake import Question, flake_progress
-    from specdebug.trials.command import digest_of
     from specdebug.trials.sampling import RateSampling
+    from specdebug.trials.state import digest_of
 
-    identity = digest_of("flake", plan.source.identity, ",".join(plan.reverted), str(measured.seed))
+    identity = digest_of("flake", plan.source.question, ",".join(plan.reverted), str(measured.seed))
     path = kept_in.path("flake", identity)
+    about = f"the failure rate of {plan.what}, seed {measured.seed}"
     question = Question(plan.what, claim, level, str(path), plan.reproduce)
-    with kept_in.opened(path, identity, f"the failure rate of {plan.what}, seed {measured.seed}") as journal:
+    with kept_in.opened(path, identity, about, plan.source.state()) as journal:
         sampling = RateSampling(
             plan.source,
             journal,
@@ -153,7 +155,7 @@ def _enough(claim: Claim | None, confidence: float) -> Callable[[int, int], bool
 class _Plan:
     """The source that runs the trials, the fixes reverted in them, and the words for them."""
 
-    source: TrialSource
+    source: CommandSource | ScenarioSource
     reverted: list[str]
     what: str
     reproduce: Callable[[int], str]

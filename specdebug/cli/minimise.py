@@ -96,9 +96,9 @@ def minimise(
     plan = _plan(shared.library(), subject, engine.overrides(), budget.jobs)
 
     from specdebug.report.minimise import Minimisation
-    from specdebug.trials.command import digest_of
+    from specdebug.trials.state import digest_of
 
-    identity = digest_of("minimise", plan.source.identity, str(budget.seed), subject.signature or "", str(level))
+    identity = digest_of("minimise", plan.source.question, str(budget.seed), subject.signature or "", str(level))
     path = kept_in.path("minimise", identity)
     told = Minimisation(plan.what, len(plan.space.start.workload), str(subject.output), str(path), level)
     with contextlib.closing(plan.source), interrupts.held():
@@ -146,7 +146,10 @@ def _search(
     from specdebug.trials.trial import trial_seed
 
     about = f"minimising {plan.what}, seed {budget.seed}"
-    with kept_in.opened(Path(told.journal), identity, about) as journal, on_stderr(MinimiseProgress) as watcher:
+    with (
+        kept_in.opened(Path(told.journal), identity, about, plan.source.state()) as journal,
+        on_stderr(MinimiseProgress) as watcher,
+    ):
         search = Minimiser(
             plan.space,
             ShrunkTrials(plan.source, InOrder(plan.source, journal, budget.seed, budget.max_trials)),

@@ -99,12 +99,13 @@ def _measure(
 ) -> int:
     from specdebug.mutants.measure import MutantSearch, identity_of
     from specdebug.report.mutants import MutantQuestion, mutants_progress
+    from specdebug.trials.state import own_packages
 
     arms = _arms(drawing, shared)
     identity = identity_of(arms, drawing.sample, drawing.seed, drawing.file or ())
     path = kept_in.path("mutants", identity)
     about = f"mutants of the engine, {drawing.sample or 'all'} of them, seed {drawing.seed}"
-    with kept_in.opened(path, identity, about) as journal:
+    with kept_in.opened(path, identity, about, own_packages()) as journal:
         jobs, spread = drawing.jobs or 2, _spread(drawing)
         measurement = MutantSearch(arms, found, drawing.sample, drawing.seed, jobs, spread)
         with on_stderr(mutants_progress) as watcher:

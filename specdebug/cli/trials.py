@@ -15,13 +15,16 @@ from specdebug.cli.output import OutputError, note, write_file
 from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.trials.journal import Journal
+    from specdebug.trials.journal import Earlier, Journal
+    from specdebug.trials.state import State
 
 UNDECIDED = 125
 """The exit code of a command that came to no answer."""
 FOLDER = Path(".specdebug")
 """The folder for files that nobody named a place for."""
 _COMMAND = "specdebug.command"
+MOST_DIFFERENCES = 3
+"""Differences between two states that are named."""
 
 
 class WithCommand(OldJson):
@@ -94,12 +97,34 @@ class JournalOptions:
         """Return the path of the journal; without one on the command line, in our own folder."""
         return self.journal or own_folder() / f"{command}-{identity}.sqlite"
 
+    resume_anyway: Annotated[
+        bool,
+        typer.Option("--resume-anyway", help="Go on with the journal of before, though what it ran has changed since."),
+    ] = False
+
     @contextlib.contextmanager
-    def opened(self, path: Path, identity: str, about: str) -> Iterator[Journal]:
-        """Open the journal; if ``--fresh`` put another aside, say on stderr where."""
+    def opened(self, path: Path, identity: str, about: str, state: State) -> Iterator[Journal]:
+        """Open the journal; if another was put aside, say on stderr where and why. Raises SpecDebugError."""
         from specdebug.trials.journal import Journal
 
-        with Journal(path, identity, about, fresh=self.fresh) as journal:
+        if self.fresh and self.resume_anyway:
+            raise SpecDebugError("--fresh starts over, --resume-anyway goes on; give one of them")
+        asked = {"fresh": self.fresh, "anyway": self.resume_anyway}
+        with Journal(path, identity, about, state=state, **asked) as journal:
             if journal.kept is not None:
                 note(f"the journal of before is kept as {journal.kept}")
+            if journal.earlier is not None and journal.earlier.trials:
+                note(_told_of(journal.earlier))
             yield journal
+
+
+def _told_of(earlier: Earlier) -> str:
+    """Say in one line that a journal is there of another state."""
+    differs = "; ".join(earlier.differs[:MOST_DIFFERENCES])
+    if len(earlier.differs) > MOST_DIFFERENCES:
+        differs += f"; and {len(earlier.differs) - MOST_DIFFERENCES} more"
+    trials = "1 trial" if earlier.trials == 1 else f"{earlier.trials} trials"
+    if earlier.adopted:
+        return f"going on with {trials} of before a change, as --resume-anyway says ({differs})"
+    begun = "goes on with the trials of this state" if earlier.back else "is another search, from nothing"
+    return f"{differs}: this {begun}; --resume-anyway goes on with the {trials} of before, kept in {earlier.path}"

@@ -54,7 +54,8 @@ def shrink(hunt: Hunt, one: Judged, max_trials: int) -> Path | None:
     source = ShrunkSource(space, runner.library.packs(space.start.probes), toggles, runner.jobs)
     path = hunt.record.folder / f"{one.number:05d}-small.sqlite"
     about = f"making scenario {one.number} small, which fails with {one.signature}"
-    with contextlib.closing(source), Journal(path, f"{source.identity} {one.signature}", about) as journal:
+    identity = f"{source.question} {one.signature}"
+    with contextlib.closing(source), Journal(path, identity, about, state=source.state()) as journal:
         search = Minimiser(
             space,
             ShrunkTrials(source, InOrder(source, journal, runner.seed, max_trials)),

@@ -11,8 +11,8 @@ from specdebug.hunt.hunting import HuntRunner, result_with
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.scenario.servers import TargetChoice
-from specdebug.trials.command import digest_of
 from specdebug.trials.source import Candidate
+from specdebug.trials.state import digest_of
 from specdebug.trials.trial import Trial, TrialResult
 from specdebug.workers.pool import WorkerPool
 

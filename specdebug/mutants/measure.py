@@ -19,10 +19,10 @@ from specdebug.mutants.find import ROOT, Mutant
 from specdebug.mutants.rows import MutantRow, Score, score
 from specdebug.mutants.sound import Sound, commons, measure_sound
 from specdebug.mutants.source import MutantSource
-from specdebug.trials.command import digest_of
 from specdebug.trials.inorder import InOrder
 from specdebug.trials.journal import Journal
 from specdebug.trials.source import TrialSource
+from specdebug.trials.state import digest_of
 from specdebug.trials.trial import Trial, trial_seed
 
 DECIDING = ("engine", "run", "reference", "verdict", "async_probe", "diverge", "mutants")

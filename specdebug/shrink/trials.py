@@ -9,7 +9,8 @@ from specdebug.errors import CannotRunHere
 from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.loops.warm import ArmAtFault, WarmPool
 from specdebug.minimise import Attempt, Seen
-from specdebug.trials.command import digest_of
+from specdebug.trials.arm_state import arm_question, arm_state
+from specdebug.trials.state import digest_of
 from specdebug.trials.trial import Trial, TrialResult
 from specdebug.trials.warm import WarmSource
 
@@ -43,10 +44,22 @@ class ShrunkSource(WarmSource):
         self._ended_once = False
 
     @property
+    def question(self) -> str:
+        fixes = (str(toggle.pr) for toggle in self._toggles)
+        return digest_of("minimise", *arm_question(self._space.start, self._space.arm), *fixes)
+
+    @property
     def identity(self) -> str:
         """Return a digest of the whole, packs, fixes and versions."""
-        facts = (self._space.start.to_dict(), self._toggles, self._packs)
-        return digest_of("minimise", *map(repr, facts), __version__)
+        return digest_of("minimise", *self._facts)
+
+    def state(self) -> dict[str, str]:
+        return arm_state(self._space.start, self._space.arm, self._facts)
+
+    @property
+    def _facts(self) -> tuple[str, ...]:
+        told = (self._space.start.to_dict(), self._space.start.overrides, self._toggles, self._packs)
+        return (*map(repr, told), __version__)
 
     def leave(self, number: int, left: Scenario) -> None:
         """Say what is left of the scenario in a trial that may be started."""

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ from specdebug.logs.scan import Scan
 from specdebug.toggles import REVERT_VARIABLE, Registry, Toggle
 from specdebug.trials.process import Ended
 from specdebug.trials.source import Candidate
+from specdebug.trials.state import command_state, content_digest, digest_of, files_of
 from specdebug.trials.threads import ThreadedSource
 from specdebug.trials.trial import Trial, TrialResult
 from specdebug.workers.machine_failure import MachineFailed, machine_failure
@@ -26,8 +26,6 @@ from specdebug.workers.machine_failure import MachineFailed, machine_failure
 SEED_VARIABLE = "SPECDEBUG_TRIAL_SEED"
 UNTESTABLE = 125
 TAIL_CHARS = 4000
-
-_READ_LIMIT = 16 * 2**20
 
 
 class CommandError(SpecDebugError):
@@ -47,14 +45,13 @@ class CommandSource(ThreadedSource):
         self._cwd = Path.cwd()
         require_program(self._command[0], self._cwd)
         self.candidates = toggle_candidates(registry.toggles.values())
-        self.identity = digest_of(
-            limited("toggles", timeout_s),
-            __version__,
-            REVISION,
-            str(self._cwd),
-            *command_facts(self._command, self._cwd),
-            *(toggle.path.read_text(encoding="utf-8") for toggle in registry.toggles.values()),
-        )
+        self.question = digest_of(limited("toggles", timeout_s), str(self._cwd), *self._command)
+        self._toggles = digest_of(*(toggle.path.read_text(encoding="utf-8") for toggle in registry.toggles.values()))
+        facts = command_facts(self._command, self._cwd)
+        self.identity = digest_of(self.question, __version__, REVISION, *facts, self._toggles)
+
+    def state(self) -> dict[str, str]:
+        return {**reader_state(), "toggles": f"#{self._toggles}", **command_state(self._command, self._cwd)}
 
     def run(self, trial: Trial) -> TrialResult:
         env = trial_environment(trial)
@@ -130,24 +127,11 @@ def limited(kind: str, timeout_s: float | None) -> str:
     return kind if timeout_s is None else f"{kind}, {timeout_s} s each"
 
 
+def reader_state() -> dict[str, str]:
+    """Return what names of failures belong to: the version, and the revision of the rules that read a log."""
+    return {"specdebug": __version__, "names of failures": f"revision {REVISION}"}
+
+
 def command_facts(command: Sequence[str], cwd: Path) -> list[str]:
-    """Return a command's words, and digests of the files they name: results of an older script are of no use."""
-    facts = list(command)
-    for number, word in enumerate(command):
-        found = shutil.which(word) if number == 0 and os.sep not in word else None
-        path = cwd / (found or word)
-        try:
-            if path.is_file() and path.stat().st_size <= _READ_LIMIT:
-                facts.append(hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest())
-        except (OSError, ValueError):  # an argument that only looks like a path
-            continue
-    return facts
-
-
-def digest_of(*facts: str) -> str:
-    """Return one short name for several facts."""
-    digest = hashlib.blake2b(digest_size=8)
-    for fact in facts:
-        data = fact.encode("utf-8", errors="surrogateescape")
-        digest.update(len(data).to_bytes(8, "big") + data)
-    return digest.hexdigest()
+    """Return a command's words, and digests of the files they name."""
+    return [*command, *map(content_digest, files_of(command, cwd).values())]

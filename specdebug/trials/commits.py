@@ -25,13 +25,14 @@ from specdebug.trials.command import (
     TAIL_CHARS,
     cannot_run,
     command_facts,
-    digest_of,
     limited,
+    reader_state,
     require_program,
     result_of,
     trial_environment,
 )
 from specdebug.trials.repository import GIT, ask, between, commit_of, environment, top_of
+from specdebug.trials.state import command_state, digest_of
 from specdebug.trials.threads import ThreadedSource
 from specdebug.trials.trial import Trial, TrialResult
 from specdebug.workers.system import is_gone
@@ -116,20 +117,19 @@ class CommitSource(ThreadedSource):
         self._command = self._located(command)
         self._build = build
         self._timeout_s = timeout_s
-        self.identity = digest_of(
-            limited("commits", timeout_s),
-            __version__,
-            REVISION,
-            self._good,
-            self._bad,
-            build or "",
-            os.fspath(self._folder),
-            *command_facts(self._command, self.top),
-        )
+        history = (self._good, self._bad, build or "", os.fspath(self._folder))
+        self.question = digest_of(limited("commits", timeout_s), str(self.top), *history, *self._command)
+        self.identity = digest_of(self.question, __version__, REVISION, *command_facts(self._command, self.top))
         self._lock = threading.Lock()
         self._broken: dict[str, str] = {}
         self._root: Path | None = None
         self._free: list[_Slot] = []
+
+    def state(self) -> dict[str, str]:
+        """Return that of the command, but for the repository, of which each trial has a commit of its own."""
+        state = command_state(self._command, Path.cwd())
+        own = {f"working tree {self.top}", *(word for word in self._command if self._has(self._folder / word))}
+        return {**reader_state(), **{name: value for name, value in state.items() if name not in own}}
 
     def run(self, trial: Trial) -> TrialResult:
         """Check the trial's commit out, build it and run the command."""

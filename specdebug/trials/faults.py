@@ -16,9 +16,10 @@ from specdebug.loops.warm import WarmPool
 from specdebug.scenario.checks import check_faults, engine_config
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.trials.command import digest_of
-from specdebug.trials.scenario import MachineCheck, ScenarioTrialError, arm_facts, arm_of, result_of
+from specdebug.trials.arm_state import arm_facts, arm_question, arm_state
+from specdebug.trials.scenario import MachineCheck, ScenarioTrialError, arm_of, result_of
 from specdebug.trials.source import Candidate
+from specdebug.trials.state import digest_of
 from specdebug.trials.trial import Trial, TrialResult
 from specdebug.trials.warm import WarmSource
 from specdebug.verdict.outcome import Outcome
@@ -70,13 +71,21 @@ class FaultSource(WarmSource):
         self.candidates = tuple(Candidate(name, CLASSES[fault.name].summary) for name, fault in self._faults.items())
 
     @property
+    def question(self) -> str:
+        return digest_of("faults", *arm_question(self._scenario, self.arm), *self._faults)
+
+    @property
     def identity(self) -> str:
         """Return a digest of the scenario with all faults, arm, packs, the arm's own fixes and versions."""
-        return digest_of(
-            "faults",
-            *arm_facts(self._scenario, self.arm, self._packs),
-            *(toggle.path.read_text(encoding="utf-8") for toggle in self._own),
-        )
+        return digest_of("faults", *self._facts)
+
+    def state(self) -> dict[str, str]:
+        return arm_state(self._scenario, self.arm, self._facts)
+
+    @property
+    def _facts(self) -> tuple[str, ...]:
+        told = (toggle.path.read_text(encoding="utf-8") for toggle in self._own)
+        return (*arm_facts(self._scenario, self.arm, self._packs), *told)
 
     def run_of(self, trial: Trial, key: str) -> ArmRun:
         """Return the arm with the trial's faults, numbered as in a replay with these, so that they draw the same."""

@@ -1,15 +1,17 @@
 """The journal of a search: one sqlite row for every finished trial, on the disk before the trial counts.
 
 A search is a function of its journal, so resuming is reading it again. The journal belongs to what is searched (its
-identity) and to one process at a time: a lock file beside it holds that process's id, and the lock goes with the
-process, however it ends. The reaper shares the lock (``workers/lifeline.py``): that of a killed process is free once
-all is gone that it had started. Who resumes waits for that, so no trial runs beside an orphan.
+identity) in one state (``state.py``): where that has changed another begins, and the one of before waits beside it for
+the state to come back. It belongs to one process at a time: a lock file beside it holds that process's id, and the lock
+goes with the process, however it ends. The reaper shares the lock (``workers/lifeline.py``): that of a killed process
+is free once all is gone that it had started. Who resumes waits for that, so no trial runs beside an orphan.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import json
 import math
@@ -18,13 +20,15 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import quote
 
 from specdebug import interrupts
 from specdebug.errors import SpecDebugError
 from specdebug.files import kind_of
+from specdebug.trials.journal_files import ASIDE, Kept, aside_of, facts_in, kept_in, move, set_aside
+from specdebug.trials.state import State, differences
 from specdebug.trials.trial import Outcome, Trial, TrialResult
 from specdebug.workers import reaper
 from specdebug.workers.lifeline import lifeline
@@ -33,11 +37,12 @@ from specdebug.workers.system import is_gone
 from specdebug.yamlio import one_line
 
 FORMAT = "2"
-_MAX_FACTS = 100
-"""Rows of ``facts`` that are looked at; there are three."""
-
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT", "SQLITE_ERROR")
 """Names of sqlite's errors for a file that is broken, or is a database but no journal."""
+
+SEVERAL = {"trials": "of several states"}
+"""In the place of the state of a journal that was gone on with after a change: none is like it."""
+_UNKNOWN = "the journal's trials are of several states, or of one that it does not tell"
 
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -66,12 +71,26 @@ class JournalFull(JournalError):
     exit_code = 125
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """The journal of the same search in another state, in ``path``, of so many ``trials``: the differences in words; if
+    it is gone on with (``adopted``), and else if one of the present state was there already (``back``)."""
+
+    path: Path
+    trials: int
+    differs: tuple[str, ...]
+    adopted: bool = False
+    back: bool = False
+
+
 class Journal:
     """The finished trials of one search. A context manager; leaving it frees the journal for others.
 
     Args:
         path: the file; it and its folder are made if need be.
         identity: what the trials belong to; ``about`` says the same for a reader.
+        state: that of what is searched; None where whoever searches answers for that. A journal of another state is
+            kept beside the new one, unless ``anyway`` goes on with it (see ``earlier``).
         fresh: begin anew; a journal that is there is kept under another name (see ``kept``), in the place of the one
             that was kept before. One without a trial is not kept.
 
@@ -82,17 +101,30 @@ class Journal:
     Raises JournalError when it belongs to another search, is in use, is damaged, or cannot be written.
     """
 
-    def __init__(self, path: Path, identity: str, about: str, *, fresh: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        identity: str,
+        about: str,
+        *,
+        state: State | None = None,
+        fresh: bool = False,
+        anyway: bool = False,
+    ) -> None:
         self.path = path
         self.kept: Path | None = None
+        self.earlier: Earlier | None = None
         self._lock: int | None = None
         self._database: sqlite3.Connection | None = None
         try:
             self._lock = self._take_lock()
             self._share_lock(self._lock)
-            if fresh:
-                self.kept = self._set_aside()
-            self._database = self._open(identity, about)
+            with self._moving():
+                if fresh:
+                    self.kept = set_aside(path)
+                elif state is not None:
+                    self.earlier = self._settle(identity, state, anyway)
+            self._database = self._open(identity, about, state)
             self.trials, self.evidence = self._read()
         except BaseException:
             self.close()
@@ -187,51 +219,64 @@ class Journal:
             raise JournalError(f"the journal {self.path} is in use by {what}; {hint}")
         time.sleep(_PAUSE_S)
 
-    def _set_aside(self) -> Path | None:
-        if not self.path.exists():
-            return None
-        kept = self.path.with_name(self.path.name + ".bak")
-        # With an unfinished transaction of a process that was killed: sqlite finds it by the file's name, and would
-        # otherwise play it back into the new one.
-        unfinished, its_kept = (file.with_name(file.name + "-journal") for file in (self.path, kept))
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
         try:
-            if not unfinished.exists() and self._is_empty():
-                self.path.unlink()
-                return None
-            its_kept.unlink(missing_ok=True)
-            self.path.replace(kept)
-            if unfinished.exists():
-                unfinished.rename(its_kept)
+            yield
         except OSError as error:
-            raise JournalError(f"cannot keep the journal {self.path} as {kept.name}: {error.strerror}") from None
-        return kept
+            raise JournalError(f"cannot keep the journal {self.path} under another name: {error.strerror}") from None
 
-    def _is_empty(self) -> bool:
-        """Return True if the file is a journal, and holds no trial."""
-        try:
-            with contextlib.closing(sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro", uri=True)) as database:
-                return not database.execute("SELECT count(*) FROM trials").fetchone()[0]
-        except sqlite3.Error:
-            return False
+    def _settle(self, identity: str, state: State, anyway: bool) -> Earlier | None:
+        """Put the journal of this state in its place, or with ``anyway`` the last one of another; return the other."""
+        here, own = kept_in(self.path), aside_of(self.path, state)
+        if here is not None and here.identity != identity:
+            return None  # of another search, as is told when it is opened
+        if here is None or here.state == state:
+            if anyway and (last := self._last_but(own)) is not None and (other := kept_in(last)) is not None:
+                self.kept = set_aside(self.path)
+                move(last, self.path)
+                return _earlier(self.path, other, state, adopted=True)
+            if not self.path.exists() and own.exists():
+                move(own, self.path)
+            return None
+        if anyway:
+            return _earlier(self.path, here, state, adopted=True)
+        aside = aside_of(self.path, here.state)
+        if here.trials:
+            move(self.path, aside)
+        else:
+            self.path.unlink()
+        if back := own.exists():
+            move(own, self.path)
+        return _earlier(aside, here, state, back=back)
 
-    def _open(self, identity: str, about: str) -> sqlite3.Connection:
+    def _last_but(self, own: Path) -> Path | None:
+        """The journal of another state that was written last."""
+        beside = self.path.parent.glob(f"{glob.escape(self.path.name)}.*")
+        others = (path for path in beside if path != own and ASIDE.fullmatch(path.name.removeprefix(self.path.name)))
+        return max(others, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+    def _open(self, identity: str, about: str, state: State | None) -> sqlite3.Connection:
         with self._trouble():
             database = sqlite3.connect(self.path, isolation_level=None, timeout=5)
             self._database = database
             database.execute("PRAGMA synchronous = FULL")
+            said = {} if state is None else {"state": json.dumps(state, sort_keys=True)}
             if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                facts = {"format": FORMAT, "identity": identity, "about": about}
+                facts = {"format": FORMAT, "identity": identity, "about": about, **said}
                 rows = ", ".join(f"({_quoted(name)}, {_quoted(value)})" for name, value in facts.items())
                 database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO facts VALUES {rows}; COMMIT;")
                 return database
-            stated = database.execute("SELECT name, value FROM facts").fetchmany(_MAX_FACTS)
-        found = {name: value for name, value in stated if isinstance(name, str) and isinstance(value, str)}
+            found = facts_in(database)
         if found.get("format") != FORMAT or "identity" not in found:
             raise self._damaged("it is no journal of this version")
         if found["identity"] != identity:
             other = one_line(found.get("about") or "something else", 200)
             hint = "name another with --journal, or start over with --fresh"
-            raise JournalError(f"the journal {self.path} is of {other}, or of what that was before a change; {hint}")
+            raise JournalError(f"the journal {self.path} is of {other}; {hint}")
+        if self.earlier is not None and self.earlier.adopted:
+            with self._trouble():
+                database.execute("INSERT OR REPLACE INTO facts VALUES ('state', ?)", (json.dumps(SEVERAL),))
         return database
 
     def _read(self) -> tuple[dict[int, tuple[Trial, TrialResult]], dict[str, str]]:
@@ -273,6 +318,11 @@ class Journal:
     def _damaged(self, how: str) -> JournalError:
         hint = "start over with --fresh, which keeps it under another name, or name another with --journal"
         return JournalError(f"the journal {self.path} is damaged: {how}; {hint}")
+
+
+def _earlier(path: Path, other: Kept, state: State, *, adopted: bool = False, back: bool = False) -> Earlier:
+    differs = differences(other.state, state) if other.state and other.state != SEVERAL else [_UNKNOWN]
+    return Earlier(path, other.trials, tuple(differs), adopted, back)
 
 
 def _trial_of(row: Sequence[Any]) -> tuple[Trial, TrialResult] | None:

@@ -61,6 +61,15 @@ def ask(folder: Path, *words: str) -> str | None:
     return asked.stdout.decode(errors="replace").strip() if asked.returncode == 0 else None
 
 
+def changed_files(top: Path) -> list[tuple[str, str]]:
+    """Return the files of a working tree that differ from its commit, or that git neither knows nor ignores, each with
+    git's two letters for how."""
+    words = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=none")
+    asked = _run(top, "--no-optional-locks", *words)
+    listed = os.fsdecode(asked.stdout).split("\0") if asked.returncode == 0 else []
+    return [(entry[:2], entry[3:]) for entry in listed if len(entry) > 3]
+
+
 def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     command = [*GIT, "-C", str(folder), *words]
     return subprocess.run(command, capture_output=True, env=environment(), stdin=subprocess.DEVNULL)

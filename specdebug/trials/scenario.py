@@ -7,8 +7,6 @@ not be set up) is untestable.
 
 from __future__ import annotations
 
-import json
-import platform
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,16 +14,16 @@ from typing import Any
 
 import yaml
 
-from specdebug import __version__
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.errors import CannotRunHere, SpecDebugError, did_you_mean
 from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.loops.warm import ArmAtFault, WarmPool
 from specdebug.scenario.grammar import Scenario, merge
 from specdebug.scenario.library import Library
-from specdebug.scenario.packs import ProbePack
-from specdebug.trials.command import digest_of, toggle_candidates
+from specdebug.trials.arm_state import arm_facts, arm_question, arm_state
+from specdebug.trials.command import toggle_candidates
 from specdebug.trials.source import Candidate
+from specdebug.trials.state import digest_of
 from specdebug.trials.trial import Trial, TrialResult
 from specdebug.trials.warm import WarmSource
 from specdebug.verdict.outcome import Evidence, Outcome, decide
@@ -79,15 +77,23 @@ class ScenarioSource(WarmSource):
         self._machine = MachineCheck()
 
     @property
+    def question(self) -> str:
+        return digest_of("scenario", *arm_question(self._scenario, self.arm), *self._options)
+
+    @property
     def identity(self) -> str:
         """Return a digest of scenario, arm, packs, the registry's files and versions."""
-        registry = self._library.registry.toggles.values()
-        return digest_of(
-            "scenario",
-            *arm_facts(self._scenario, self.arm, self._packs),
-            *(candidate.id for candidate in self.candidates),
-            *(toggle.path.read_text(encoding="utf-8") for toggle in registry),
-        )
+        names = (candidate.id for candidate in self.candidates)
+        return digest_of("scenario", *arm_facts(self._scenario, self.arm, self._packs), *names, *self._registry)
+
+    def state(self) -> dict[str, str]:
+        facts = arm_facts(self._scenario, self.arm, self._packs)
+        return {"toggles": f"#{digest_of(*self._registry)}", **arm_state(self._scenario, self.arm, facts)}
+
+    @property
+    def _registry(self) -> list[str]:
+        """The text of every toggle."""
+        return [toggle.path.read_text(encoding="utf-8") for toggle in self._library.registry.toggles.values()]
 
     def start(self, trial: Trial) -> None:
         """Begin a trial. Options that do not go together make it untestable."""
@@ -144,17 +150,6 @@ def arm_of(scenario: Scenario, arm: str | None) -> str:
         raise ScenarioTrialError(f"{scenario.path}: no arm '{arm}'{did_you_mean(arm, scenario.arms)}")
     plain = [one.name for one in scenario.arms.values() if not one.revert]
     return arm or [*plain, *scenario.arms][0]
-
-
-def arm_facts(scenario: Scenario, arm: str, packs: Sequence[ProbePack]) -> tuple[str, ...]:
-    """Return what an arm's trials depend on beside seed and what is switched on: versions, scenario, packs."""
-    return (
-        __version__,
-        platform.python_version(),  # prompts are cut from its library
-        json.dumps([scenario.to_dict(), scenario.overrides], sort_keys=True),
-        arm,
-        repr([(pack.name, pack.mode, [entry.rule for entry in pack.entries]) for pack in packs]),
-    )
 
 
 def result_of(outcome: Outcome) -> TrialResult:

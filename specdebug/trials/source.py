@@ -16,6 +16,17 @@ class Candidate:
     label: str
 
 
+class Origin(Protocol):
+    """The thing that the trials of a journal are of."""
+
+    @property
+    def question(self) -> str:
+        """Return a digest of what is searched, which stays the same when the thing that is searched changes."""
+
+    def state(self) -> dict[str, str]:
+        """Return the state of that thing, as in ``trials/state.py``: results belong to it."""
+
+
 class TrialSource(Protocol):
     """Runs trials, several at a time."""
 
@@ -25,7 +36,7 @@ class TrialSource(Protocol):
 
     @property
     def identity(self) -> str:
-        """Return what results belong to: equal only where a result of one source may stand for one of the other."""
+        """Return a digest that every node of a cluster must have: of the question, and of files that they share."""
 
     @property
     def capacity(self) -> int:

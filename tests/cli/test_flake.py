@@ -171,3 +171,20 @@ def test_a_scenario_for_real(capsys: pytest.CaptureFixture[str]) -> None:
     assert seen["signature"] == "oob@draft.forward.positions"
     again = f"--arm fixed --revert 25015 --backend fa3 --page-size 16 --seed {seen['seed']}"
     assert seen["reproduce"] == f"specdebug replay {scenario} {again}"
+
+
+def test_a_claim_that_held_is_not_shown_again_once_what_it_ran_has_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("engine.py").write_text("works = True\n")
+    subprocess.run(["git", "init", "-q"], check=True)
+    script, claim = "grep -q True *.py", ("--claim", "rate<20%")
+    assert flake(capsys, *claim, script=script)[1].startswith("`rate<20%` holds")
+    Path("engine.py").write_text("works = False\n")
+    code, out, err = flake(capsys, *claim, script=script)
+    assert code == 1
+    assert out.startswith("`rate<20%` is refuted")
+    (line,) = (line for line in err.splitlines() if "another search" in line)
+    assert line.startswith(f"working tree {Path.cwd()} changed: this is another search, from nothing; --resume-anyway")
+    code, out, err = flake(capsys, *claim, "--resume-anyway", script=script)
+    assert (code, out.partition(" holds")[0]) == (0, "`rate<20%`")
+    assert "going on with 14 trials of before a change, as --resume-anyway says" in err
+    assert flake(capsys, *claim, "--resume-anyway", "--fresh", script=script)[0] == 2

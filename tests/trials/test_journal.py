@@ -70,6 +70,80 @@ def test_another_search_is_refused_and_nothing_is_touched(tmp_path: Path) -> Non
         assert list(journal.trials) == [0]
 
 
+A = {"tree": "commit a"}
+B = {"tree": "commit b"}
+
+
+def test_another_state_is_another_search_and_the_one_of_before_waits_for_it_to_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    for number, state in enumerate((A, B)):
+        with Journal(path, "id", "about", state=state) as journal:
+            assert not journal.trials
+            journal.record(trial(number), FAILED)
+    assert journal.earlier is not None
+    assert (journal.earlier.trials, journal.earlier.differs) == (1, ("tree: commit a -> commit b",))
+    with Journal(path, "id", "about", state=A) as journal:
+        assert list(journal.trials) == [0]
+        assert journal.earlier is not None
+        assert journal.earlier.back
+    with Journal(path, "id", "about", state=A) as journal:
+        assert list(journal.trials) == [0]
+        assert journal.earlier is None
+    with Journal(journal.path.parent / next(tmp_path.glob("j.*")).name, "id", "about") as other:
+        assert list(other.trials) == [1]
+
+
+def test_a_journal_of_before_a_change_is_gone_on_with_where_that_is_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with Journal(path, "id", "about", state=A) as journal:
+        journal.record(trial(0), FAILED)
+    with Journal(path, "id", "about", state=B, anyway=True) as journal:
+        assert list(journal.trials) == [0]
+        journal.record(trial(1), FAILED)
+    for state in (A, B):  # it is of neither from now on
+        with Journal(path, "id", "about", state=state) as journal:
+            assert not journal.trials
+    with Journal(path, "id", "about", state=B) as journal:
+        journal.record(trial(2), FAILED)
+    with Journal(path, "id", "about", state=B, anyway=True) as journal:
+        assert list(journal.trials) == [0, 1]
+    with Journal(tmp_path / "j.bak", "id", "about") as kept:
+        assert list(kept.trials) == [2]
+
+
+@pytest.mark.parametrize("state", [None, "[]", "{", '{"a": 1}', "[" * 100_000])
+def test_a_journal_that_does_not_tell_its_state_is_of_another(tmp_path: Path, state: str | None) -> None:
+    with Journal(tmp_path / "j", "id", "about") as journal:
+        journal.record(trial(0), FAILED)
+    if state is not None:
+        with sqlite3.connect(tmp_path / "j") as database:
+            database.execute("INSERT INTO facts VALUES ('state', ?)", (state,))
+        database.close()
+    with Journal(tmp_path / "j", "id", "about", state=A) as journal:
+        assert not journal.trials
+        assert journal.earlier is not None
+        assert "does not tell" in journal.earlier.differs[0]
+
+
+def test_the_state_is_looked_at_though_the_last_process_was_killed_as_it_wrote(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from specdebug.trials.journal import Journal\n"
+        "from specdebug.trials.trial import Trial, TrialResult\n"
+        "j = Journal(Path(sys.argv[1]), 'id', 'about', state={'tree': 'commit a'})\n"
+        "j.record(Trial(0, frozenset(), 1), TrialResult('pass', None, 0.1))\n"
+        "d = j._database; d.execute('PRAGMA cache_size=1'); d.execute('BEGIN IMMEDIATE')\n"
+        "d.execute('DELETE FROM trials')\n"
+        "d.execute('CREATE TABLE t (x)'); d.executemany('INSERT INTO t VALUES (?)', [('x' * 9999,)] * 9)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "j")], check=False)
+    assert (tmp_path / "j-journal").exists()
+    with Journal(tmp_path / "j", "id", "about", state=B) as journal:
+        assert not journal.trials
+    with Journal(tmp_path / "j", "id", "about", state=A) as journal:
+        assert list(journal.trials) == [0]
+
+
 def test_starting_over_keeps_the_last_one(tmp_path: Path) -> None:
     path = tmp_path / "j"
     for n in range(4):

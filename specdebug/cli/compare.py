@@ -26,7 +26,6 @@ from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import files_of, tell_replay, tell_results
 from specdebug.errors import SpecDebugError
-from specdebug.verdict.signatures import is_seen_in_outputs
 
 if TYPE_CHECKING:
     from specdebug.loops.replay import Progress, Replay
@@ -87,8 +86,8 @@ def _two_arms(scenario: Scenario, named: Sequence[str] | None) -> tuple[str, ...
 
 
 def _located(pool: WorkerPool, library: Library, answer: Replay, progress: Progress) -> Replay:
-    """Return the answer with the places where failures began that were seen in outputs."""
-    if not any(is_seen_in_outputs(result.outcome) for result in answer.results):
+    """Return the answer with the places where failures began."""
+    if not any(result.to_locate for result in answer.results):
         return answer  # importing what follows takes seconds
     from specdebug.diverge.locate import Locator
 

@@ -14,7 +14,6 @@ from specdebug.cli.output import OutputError, check_writable, note, show
 from specdebug.cli.results import tell_replay, tell_results
 from specdebug.cli.trials import FOLDER, own_folder
 from specdebug.errors import SpecDebugError
-from specdebug.verdict.signatures import is_seen_in_outputs
 
 if TYPE_CHECKING:
     from specdebug.loops.replay import Choices, PlannedRuns, Progress
@@ -93,8 +92,8 @@ def run_plans(
 
 
 def located(pool: WorkerPool, library: Library, answer: Replays, progress: Progress) -> Replays:
-    """Return the answer with the places where failures began that were seen in outputs."""
-    if not any(is_seen_in_outputs(result.outcome) for replay in answer.replays for result in replay.results):
+    """Return the answer with the places where failures began."""
+    if not any(result.to_locate for replay in answer.replays for result in replay.results):
         return answer  # importing what follows takes seconds
     from specdebug.diverge.locate import Locator
 

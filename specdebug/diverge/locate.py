@@ -1,14 +1,17 @@
-"""Where a failure began that was seen in outputs: the failing arm again beside its sound twin, both recorded.
+"""Where a failure began: the failing arm again beside its sound twin, both recorded.
 
 A wrong token, wrong KV or a low accept length is a consequence: seven different bugs were ``mismatch@request``, and one
-bug may be seen here under one seed and there under the next. So the arm runs again beside the same arm with its fixes
-in place and without its faults. Engines configured alike compute equal things to the bit, so the first tensor that
-differs is where it began, and rounding has no part in it. Both runs stop soon after the step in which the failure was
-seen, run side by side and are not judged again (but for a twin that is not known to pass): together they take no
-longer than the arm did.
+bug may be seen here under one seed and there under the next. A NaN that a probe finds, or an index that leaves its
+pool, may have come from elsewhere, too. So the arm runs again beside the same arm with its fixes in place and without
+its faults. Engines configured alike compute equal things to the bit, so the first tensor that differs is where it
+began, and rounding has no part in it. Both runs stop after the step in which the failure was seen, run side by side and
+are not judged again (but for a twin that is not known to pass): together they take no longer than the arm did.
 
-An arm without reverts and faults has no twin. It runs again with its oracles looking after every step, and what they
-find first is where it began, as far as the dense reference can tell.
+A failure keeps its name where nothing differs before it is seen, and a probe's finding also where the arm goes another
+way first (a prefix that is taken from the cache): what was wrong there is what the probe holds.
+
+An arm without reverts and faults has no twin. What was seen of it in outputs is looked for again with its oracles
+looking after every step: what they find first is where it began, as far as the dense reference can tell.
 """
 
 from __future__ import annotations
@@ -29,14 +32,12 @@ from specdebug.diverge.stream import RecordedStep, Share, read
 from specdebug.errors import SpecDebugError
 from specdebug.loops.replay import ArmResult, ArmRun, Progress, Replay, RunContent, run_arms
 from specdebug.verdict.outcome import Located, Outcome
-from specdebug.verdict.signatures import OUTPUTS, SCHEDULE, is_seen_in_outputs
+from specdebug.verdict.signatures import OUTPUTS, SCHEDULE, SHARED
 from specdebug.workers.pool import WorkerPool
 
-SHARED = ("attention.", "kv_pool.")
-"""Sites that the forwards of all stages pass: what follows in the step says whose it was."""
 REFERENCE = "the dense reference after every step"
-LATER = 8
-"""Steps after that in which a failure was seen: what is stored wrongly is seen by an oracle before a site passes it."""
+IN_PLACE = ""
+"""Why a failure is not located that is named where it began: nothing needs to be said of it."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ class Locator:
         )
 
     def located(self, results: Sequence[ArmResult]) -> list[ArmResult]:
-        """Return the results; those with failures seen in outputs say where they began, or in a note why not."""
+        """Return the results; those whose failures began before they were seen say where, or in a note why not."""
         suspects: dict[int, Suspect] = {}
         told = list(results)
         for at, result in enumerate(results):
-            if is_seen_in_outputs(result.outcome):
+            if result.to_locate:
                 found = self._suspect(result)
                 if isinstance(found, str):
                     told[at] = _noted(result, found)
@@ -125,7 +126,8 @@ class Locator:
         return told
 
     def locate(self, suspects: Sequence[Suspect]) -> list[Located | str]:
-        """Return where each failure began, or why that is not known, in words that fit behind "not located: "."""
+        """Return where each failure began, or why that is not known, in words that fit behind "not located: "; empty
+        where it is named."""
         if not suspects or self.interrupted:
             return ["interrupted"] * len(suspects)
         if self._progress is not None:
@@ -147,11 +149,10 @@ class Locator:
         seen, step = outcome.signature or "", outcome.where_step
         sound = twin_of(run)
         if sound is None:
-            return Suspect(run, None, seen, step, REFERENCE)
+            return Suspect(run, None, seen, step, REFERENCE) if _kind(seen) in OUTPUTS else IN_PLACE
         words = [f"fix {pr} applied" for pr in run.reverts]
         words += ["no fault injected"] * bool(run.scenario.faults_of(run.arm))
-        until = None if step is None else step + LATER
-        return Suspect(run, sound, seen, until, f"the same arm with {' and '.join(words)}")
+        return Suspect(run, sound, seen, step, f"the same arm with {' and '.join(words)}")
 
     def _record(self, suspects: Sequence[Suspect], folder: Path) -> list[_Recorded]:
         """Return the recordings of the failing runs, and keep those of the sound ones, all made side by side."""
@@ -201,19 +202,23 @@ class Locator:
 def place_of(sound: Sequence[RecordedStep], failing: Sequence[RecordedStep], suspect: Suspect) -> Located | str:
     """Return where a failing run's recording first differs from a sound one's; why there is no telling, if it does
     not."""
-    until = suspect.until
+    until, kind = suspect.until, _kind(suspect.seen)
     sides = [[step for step in side if until is None or step.number <= until] for side in (sound, failing)]
     found = next(in_lockstep(*sides), None)
+    if kind not in OUTPUTS and (found is None or found.what != "value"):
+        return IN_PLACE
     if found is None:
         when = "in all its steps" if until is None else f"up to step {until}"
         return f"{suspect.beside} computes the same {when}"
     if found.left is None and found.right is None:
         return Located(found.step, None, SCHEDULE, _tensor(found), suspect.seen, suspect.beside)
     # what the arm leaves out is wrong, or else what it does besides
-    share, steps = (found.right, sides[1]) if found.left is None or found.what == "value" else (found.left, sides[0])
-    assert share is not None  # for the type checker: a value differs of two shares
+    share, side = (found.right, sides[1]) if found.left is None else (found.left, sides[0])
+    assert share is not None  # for the type checker: one of them is there
     site = share.descriptor.site
-    stage = _stage(share, {step.number: step for step in steps})
+    if suspect.seen == f"{kind}@{site}":
+        return IN_PLACE
+    stage = _stage(share, next(step for step in side if step.number == share.step))
     return Located(found.step, found.owner, site, _tensor(found), suspect.seen, suspect.beside, stage)
 
 
@@ -223,6 +228,10 @@ def _first_seen(outcome: Outcome, suspect: Suspect) -> Located | str:
     if first is None or first.step is None or first.signature == suspect.seen:
         return f"no fix is reverted and no fault injected, and {suspect.beside} sees nothing before"
     return Located(first.step, first.data.get("rid"), first.site, first.detail, suspect.seen, suspect.beside)
+
+
+def _kind(signature: str) -> str:
+    return signature.partition("@")[0]
 
 
 def _tensor(found: Difference) -> str:
@@ -237,15 +246,18 @@ def _tensor(found: Difference) -> str:
     return found.right.descriptor.dtype + ("" if rows is None else f", {rows} {'row' if rows == 1 else 'rows'}")
 
 
-def _stage(share: Share, steps: dict[int, RecordedStep]) -> str:
-    """Whose forward passed a site that those of all stages pass; empty for any other site."""
+def _stage(share: Share, step: RecordedStep) -> str:
+    """The stage whose forward passed a site that those of all stages pass; empty for any other site. A value differs in
+    both runs: the sound one has the rest of the step, too."""
     if not share.descriptor.site.startswith(SHARED):
         return ""
-    later = (call.site for call in steps[share.step].calls[share.call :])
+    later = (call.site for call in step.calls[share.call :])
     return next((site.partition(".")[0] for site in later if not site.startswith(SHARED)), "")
 
 
 def _noted(result: ArmResult, why: str) -> ArmResult:
+    if why == IN_PLACE:
+        return result
     outcome = result.outcome
     return dataclasses.replace(
         result, outcome=dataclasses.replace(outcome, notes=(*outcome.notes, f"not located: {why}"))

@@ -118,6 +118,7 @@ SITES: Mapping[str, SiteRows] = {
     "verify.hidden_states": SiteRows("nodes"),
     "verify.input_ids": SiteRows("nodes"),
     "verify.logits": SiteRows("nodes"),
+    "verify.out_cache_loc": SiteRows("nodes", places=True),
 }
 
 UNKNOWN = SiteRows("even")

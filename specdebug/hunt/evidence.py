@@ -29,7 +29,6 @@ from specdebug.scenario.servers import ReleasedEngine, StartedServer, TargetChoi
 from specdebug.targets.base import OverThere
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.registry import DEFAULT, find_target
-from specdebug.verdict.signatures import is_seen_in_outputs
 
 RUNS = 3
 """Runs in which a failure may show again."""
@@ -161,7 +160,7 @@ def _bundle(hunt: Hunt, file: Path, traced: Traced, report: Mapping[str, Any]) -
 
 def _located(hunt: Hunt, result: ArmResult) -> str:
     """Where the failure began, in words; empty where that cannot be looked for, or was not found."""
-    if result.run.target != DEFAULT or not is_seen_in_outputs(result.outcome):
+    if result.run.target != DEFAULT or not result.to_locate:
         return ""
     (told,) = Locator(hunt.runner.pool, hunt.runner.library).located([result])
     return "" if told.outcome.located is None else told.outcome.located.text

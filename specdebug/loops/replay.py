@@ -27,6 +27,7 @@ from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.targets.serving import reverts_itself, slowness_of
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_run
+from specdebug.verdict.signatures import may_have_begun_before
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
@@ -163,6 +164,12 @@ class ArmResult:
         if self.outcome.interrupted or (self.outcome.machine is not None and self.outcome.verdict == "unknown"):
             return False
         return self.run.expectation.met_by(self.outcome.verdict, self.outcome.signature, self.outcome.seen)
+
+    @property
+    def to_locate(self) -> bool:
+        """Return True if its failure may have begun before what names it."""
+        expected = self.run.expectation
+        return may_have_begun_before(self.outcome, () if expected is None else expected.signatures)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from specdebug.loops.kept_servers import KeptServers
 from specdebug.loops.plans import exists_in
 from specdebug.loops.replay import ArmResult, ArmRun, Progress, run_arms
 from specdebug.scenario.checks import engine_config
-from specdebug.scenario.grammar import Arm, Scenario
+from specdebug.scenario.grammar import Arm, Expectation, Scenario
 from specdebug.scenario.servers import TargetChoice
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.verdict.signatures import stated
@@ -179,10 +179,11 @@ def _runs(library: ScenarioContent, toggle: Toggle, seeds: int, over: LaidOver) 
     """Return a toggle's runs seed by seed, one with the fix applied and one with it reverted."""
     scenario, base = _base(library, toggle, over)
     packs = library.packs(scenario.probes_of(base.name))
-    pairs = product(range(scenario.seed, scenario.seed + seeds), ((), (toggle,)))
+    wanted = Expectation("fail", toggle.detected_by.signatures)
+    sides = ((), None), ((toggle,), wanted)
     return [
-        ArmRun(_key(scenario, base, seed, reverts), scenario, base.name, seed, packs, reverts)
-        for seed, reverts in pairs
+        ArmRun(_key(scenario, base, seed, reverts), scenario, base.name, seed, packs, reverts, expected)
+        for seed, (reverts, expected) in product(range(scenario.seed, scenario.seed + seeds), sides)
     ]
 
 

@@ -41,6 +41,9 @@ RANK: dict[str, int] = {kind: rank for rank, kinds in enumerate(_ORDER) for kind
 
 _LAST_RANK = len(_ORDER)
 
+PASSED_ON = (*async_probe.KINDS, "illegal-address")
+"""Kinds of what a tensor holds, which may have come to where it is seen from elsewhere."""
+
 
 @dataclass(frozen=True)
 class Violation:
@@ -134,8 +137,8 @@ class Metrics:
 class Located:
     """Where a failure began that was ``seen`` in outputs: the first thing computed otherwise than by its ``twin``.
 
-    ``seen``: the signature of what was found. ``site``: the place of a probe, or :data:`SCHEDULE`. ``stage``: whose
-    forward it was in, where the site does not say. ``rid``: None for rows of several requests or of nobody.
+    ``seen``: the signature of what was found. ``site``: the place of a probe, or :data:`SCHEDULE`. ``stage``: the
+    stage whose forward it was in, where the site does not say. ``rid``: None for rows of several requests or of none.
     ``tensor``: what differs there.
     """
 
@@ -149,15 +152,21 @@ class Located:
 
     @property
     def signature(self) -> str:
-        """The kind of what was seen, at the site where it began."""
-        return f"{self.seen.partition('@')[0]}@{self.site}"
+        """The kind of what was seen, at the stage and site where it began. What is passed on (a NaN, an index) differs
+        there from the twin's and need not be bad yet: a ``mismatch``."""
+        kind = self.seen.partition("@")[0]
+        return f"{'mismatch' if kind in PASSED_ON else kind}@{self.place}"
+
+    @property
+    def place(self) -> str:
+        """The site, behind its stage where stages share it."""
+        return f"{self.stage}.{self.site}" if self.stage else self.site
 
     @property
     def text(self) -> str:
         """For a person."""
         owner = f", request {self.rid}" if self.rid else ""
-        stage = f" ({self.stage})" if self.stage else ""
-        return f"began at {self.site}{stage}, step {self.step}{owner}: {self.tensor}; beside {self.twin}"
+        return f"began at {self.place}, step {self.step}{owner}: {self.tensor}; beside {self.twin}"
 
 
 @dataclass(frozen=True)
@@ -207,7 +216,7 @@ class Outcome:
 
     def began_at(self, place: Located) -> Outcome:
         """This outcome under the signature of the place where it began."""
-        return replace(self, signature=place.signature, site=place.site, where_step=place.step, located=place)
+        return replace(self, signature=place.signature, site=place.place, where_step=place.step, located=place)
 
     @property
     def ties(self) -> tuple[tuple[str, Tie], ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from specdebug.engine.sites import SITES
 from specdebug.errors import did_you_mean
-from specdebug.verdict.outcome import RANK, Outcome
+from specdebug.verdict.outcome import PASSED_ON, RANK, Outcome
 
 SITE_KINDS = tuple(sorted({*RANK, "oom"}))
 """Kinds written ``kind@site``; ``oom@cuda`` is the device's memory, ``oom`` alone the worker's own."""
@@ -20,8 +20,13 @@ BARE_KINDS = ("hang", "oom")
 CRASH = "crash:"
 """A worker that died of a signal: ``crash:SIGSEGV``."""
 
-OUTPUTS = ("mismatch", "accept-drop", "sampling", "ends")
-"""Kinds of what is found in outputs and in stored state, which began somewhere before."""
+OUTPUTS = ("mismatch", "accept-drop", "sampling")
+"""Kinds of what is found in outputs and in stored state, which began somewhere before. How a request ends (``ends``) is
+decided where it is seen."""
+DECIDED = ("mismatch@acceptance",)
+"""Signatures of those kinds that are judged by what the engine itself decided from: they name their place."""
+SHARED = ("attention.", "kv_pool.")
+"""Sites that the forwards of all stages pass: a place is written with its stage, as in ``verify.kv_pool.write.loc``."""
 SCHEDULE = "schedule"
 """The place where a failure began if the engine went on with other requests, not with other numbers."""
 
@@ -29,10 +34,14 @@ SHAPE = r"^(crash:.+|hang|oom|[^@]+@.+)$"
 """The same as a regular expression, for the JSON schema; it does not know the kinds."""
 
 
-def is_seen_in_outputs(outcome: Outcome) -> bool:
-    """Return True if a failure began before what names it."""
-    kind = (outcome.signature or "").partition("@")[0]
-    return outcome.verdict == "fail" and not outcome.interrupted and outcome.located is None and kind in OUTPUTS
+def may_have_begun_before(outcome: Outcome, wanted: Sequence[str] = ()) -> bool:
+    """Return True if a failure may have begun before what names it. What a tensor holds where a probe looks did not, if
+    that is ``wanted``: it is then where one of these patterns has it."""
+    signature = outcome.signature or ""
+    kind = signature.partition("@")[0]
+    if outcome.verdict != "fail" or outcome.interrupted or outcome.located is not None or signature in DECIDED:
+        return False
+    return kind in OUTPUTS or (kind in PASSED_ON and not stated(wanted, signature))
 
 
 def complaint(pattern: str) -> str | None:
@@ -54,6 +63,9 @@ def complaint(pattern: str) -> str | None:
 def names_place(pattern: str) -> bool:
     """Return True if a pattern is of located failures: one of :data:`OUTPUTS`, at a probe's site or the schedule."""
     kind, _, site = pattern.partition("@")
+    behind_stage = site.partition(".")[2]
+    if behind_stage.startswith(SHARED):
+        site = behind_stage
     place = site == SCHEDULE or ("." in site and bool(fnmatch.filter(SITES, site)))
     return place and bool(fnmatch.filter(OUTPUTS, kind))
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from specdebug.diverge import locate as module
-from specdebug.diverge.locate import LATER, Locator, Suspect, place_of, twin_of
+from specdebug.diverge.locate import IN_PLACE, Locator, Suspect, place_of, twin_of
 from specdebug.diverge.stream import Descriptor, RecordedStep
 from specdebug.errors import SpecDebugError
 from specdebug.faults.declare import parse_fault
 from specdebug.loops.replay import ArmResult, ArmRun, Replay, run_arms
 from specdebug.run.preload import PRELOAD
+from specdebug.scenario.grammar import Expectation
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Located, Outcome, Violation
 from specdebug.workers.pool import WorkerPool
@@ -46,15 +47,41 @@ def steps(changed: int | None = None, last: int = 5) -> list[RecordedStep]:
     ]
 
 
-def place(sound: list[RecordedStep], failing: list[RecordedStep], until: int | None = None) -> Located | str:
-    return place_of(sound, failing, Suspect(RUN, RUN, "mismatch@request", until, "its twin"))
+def place(
+    sound: list[RecordedStep], failing: list[RecordedStep], until: int | None = None, seen: str = "mismatch@request"
+) -> Located | str:
+    return place_of(sound, failing, Suspect(RUN, RUN, seen, until, "its twin"))
 
 
 def test_the_first_tensor_that_differs_is_named_with_its_step_request_and_stage() -> None:
     found = place(steps(), steps(changed=2))
     assert found == Located(2, "b", K, "float32, 6 rows", "mismatch@request", "its twin", "verify")
-    assert found.signature == f"mismatch@{K}"
-    assert found.text == f"began at {K} (verify), step 2, request b: float32, 6 rows; beside its twin"
+    assert found.signature == f"mismatch@verify.{K}"
+    assert found.text == f"began at verify.{K}, step 2, request b: float32, 6 rows; beside its twin"
+
+
+def test_what_a_probe_finds_is_named_where_the_tensor_that_it_came_from_first_differs() -> None:
+    found = place(steps(), steps(changed=2), seen="nan@verify.logits")
+    assert isinstance(found, Located)
+    assert (found.signature, found.seen) == (f"mismatch@verify.{K}", "nan@verify.logits")
+    found = place(steps(), steps(changed=2), seen="illegal-address@attention.kv_cache")
+    assert isinstance(found, Located)
+    assert found.signature == f"mismatch@verify.{K}"
+
+
+def test_the_stage_of_a_run_that_ended_within_the_step_is_that_of_the_sound_one() -> None:
+    ended = [*steps(last=1), step(2, k=[9, 4])]
+    found = place([step(1, k=[3, 4], logits=[5, 6])], [step(1, k=[9, 4])], seen="illegal-address@attention.kv_cache")
+    assert isinstance(found, Located)
+    assert found.signature == f"mismatch@verify.{K}"
+    assert place(steps(), ended, until=1) == "its twin computes the same up to step 1"
+
+
+def test_what_a_probe_finds_keeps_its_name_where_nothing_differs_before() -> None:
+    assert place(steps(), steps(changed=2), seen=f"nan@{K}") == IN_PLACE
+    assert place(steps(), steps(), seen="nan@verify.logits") == IN_PLACE
+    another_way = [*steps()[:2], step(3, "a", inputs=[1])]
+    assert place(steps(), another_way, seen="nan@verify.logits") == IN_PLACE, "a hit, say: that is not what is wrong"
 
 
 def test_nothing_after_the_last_step_to_look_at_is_the_cause() -> None:
@@ -141,13 +168,13 @@ def test_a_failure_seen_in_outputs_is_told_by_where_it_began(bench: Bench) -> No
     (told,) = locator().located([ArmResult(RUN, SEEN)])
     outcome = told.outcome
     assert (outcome.signature, outcome.seen, outcome.site, outcome.where_step) == (
-        f"mismatch@{K}",
+        f"mismatch@verify.{K}",
         "mismatch@request",
-        K,
+        f"verify.{K}",
         2,
     )
     assert outcome.violations == SEEN.violations
-    assert bench.limits == [3 + LATER] * 2, "neither goes on long after the step in which it was seen"
+    assert bench.limits == [3] * 2, "what differs after the step in which it was seen is not where it began"
     plain = json.loads(json.dumps(outcome.to_dict()))
     assert plain["located"] == {
         "step": 2,
@@ -165,7 +192,10 @@ def test_a_failure_seen_in_outputs_is_told_by_where_it_began(bench: Bench) -> No
     "outcome",
     [
         FINE,
-        replace(SEEN, signature="nan@verify.logits"),
+        replace(SEEN, signature="ends@stop"),
+        replace(SEEN, signature="mismatch@acceptance"),
+        replace(SEEN, signature="guard@draft.kv_indices->draft.kv_indptr"),
+        replace(SEEN, signature="pools@reserve"),
         replace(SEEN, signature="crash:SIGSEGV"),
         replace(SEEN, signature="oom"),
         replace(SEEN, signature="hang"),
@@ -176,6 +206,18 @@ def test_what_names_its_place_already_and_deaths_are_left_alone(bench: Bench, ou
     (told,) = locator().located([ArmResult(RUN, outcome)])
     assert told.outcome == outcome
     assert bench.ran == []
+
+
+def test_a_probe_finding_is_located_unless_it_is_what_is_expected(bench: Bench) -> None:
+    seen = replace(SEEN, signature="nan@verify.logits")
+    (told,) = locator().located([ArmResult(RUN, seen)])
+    assert (told.outcome.signature, told.outcome.seen) == (f"mismatch@verify.{K}", "nan@verify.logits")
+    bench.ran.clear()
+    stated = replace(RUN, expectation=Expectation("fail", ("nan@verify*",)))
+    (told,) = locator().located([ArmResult(stated, seen)])
+    assert (told.outcome, bench.ran) == (seen, [])
+    (told,) = locator().located([ArmResult(replace(RUN, toggles=()), seen)])
+    assert (told.outcome, bench.ran) == (seen, []), "it has no twin, and no oracle sees more"
 
 
 def test_the_sound_run_is_recorded_once_for_all_that_need_it(bench: Bench) -> None:
@@ -214,7 +256,7 @@ def test_what_cannot_be_located_keeps_its_signature_and_says_why(bench: Bench) -
     assert note(RUN).endswith("fix 1 applied fails, too: nan@verify.logits")
     bench.sound = replace(FINE, violations=(Violation("hang", "", 3, "not done after 3 steps"),))
     bench.bug_at = 99
-    assert note(RUN).endswith("computes the same up to step 11")
+    assert note(RUN).endswith("computes the same up to step 3")
     bench.error = SpecDebugError("no worker could be started")
     assert note(RUN) == "not located: no worker could be started"
     bench.error, bench.interrupted = None, True
@@ -263,6 +305,6 @@ def test_a_wrong_token_is_located_for_real() -> None:
 def test_bugs_that_are_all_seen_as_wrong_tokens_have_a_place_each_under_any_seed() -> None:
     runs = [(name, failing_run(name, seed)) for name in BUGS for seed in range(3)]
     told = located_for_real([run for _, run in runs])
-    found = [result.outcome.site for result in told]
+    found = [result.outcome.located and result.outcome.located.site for result in told]
     assert found == [BUGS[name].site for name, _ in runs]
     assert len(set(found)) == len(BUGS)

@@ -293,13 +293,13 @@ def test_where_a_failure_began_is_told_everywhere() -> None:
     wrong = Outcome("fail", "mismatch@request", "request", "got 4", 9, (Violation("mismatch", "request", 9, "got 4"),))
     place = Located(3, "g0.1", "kv_pool.write.k", "float32, 6 rows", "mismatch@request", "its twin", "verify")
     told = answer(result("reverted", wrong.began_at(place), Expectation()))
-    began = "began at kv_pool.write.k (verify), step 3, request g0.1: float32, 6 rows; beside its twin"
+    began = "began at verify.kv_pool.write.k, step 3, request g0.1: float32, 6 rows; beside its twin"
     text = text_of(render_replay(told))
     (row,) = [line for line in text.splitlines() if line.startswith("│ reverted  ")]
-    assert "mismatch@kv_pool.write.k" in row
+    assert "mismatch@verify.kv_pool.write.k" in row
     assert text.index(began) < text.index("mismatch@request at step 9  got 4")
     assert began in junit_xml([told])
     assert html.escape(began) in replay_page(told, Recording(), "specdebug replay x")
     assert plain(began) in replay_summary(told)
     (data,) = replay_document(told)["arms"]
-    assert (data["signature"], data["located"]["from"]) == ("mismatch@kv_pool.write.k", "mismatch@request")
+    assert (data["signature"], data["located"]["from"]) == ("mismatch@verify.kv_pool.write.k", "mismatch@request")

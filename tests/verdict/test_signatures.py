@@ -36,6 +36,8 @@ def test_patterns_that_never_match_say_what_is_wrong(pattern, says):
         ("mismatch@draft_extend.logits", True),
         ("mismatch@draft.*", True),
         ("accept-drop@schedule", True),
+        ("mismatch@verify.kv_pool.write.loc", True),
+        ("ends@prefix_cache.release.first_free", False),
         ("mismatch@request", False),
         ("mismatch@*", False),
         ("mismatch@nowhere.at_all", False),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdebug.async_probe import maybe_detect_oob
 from specdebug.engine.config import round_up
 from specdebug.engine.device import upload
 from specdebug.engine.errors import EngineError
@@ -78,6 +79,7 @@ class StepSlots:
         self._write(rows, list(held), counts, fresh)
         table = parts.pools.req_to_token.table
         out_cache_loc = verify_cache_locs(table, rows, seq_lens, parts.spec.tree_size)
+        maybe_detect_oob(out_cache_loc, 0, parts.pools.target.size, "verify.out_cache_loc")
         return Taken(out_cache_loc, torch.split(fresh, counts), held)
 
     def keep_nodes(

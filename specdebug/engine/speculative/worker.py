@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from specdebug.async_probe import maybe_detect_oob
 from specdebug.engine.attention.planner import SequenceLayout
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
@@ -84,6 +85,7 @@ class EagleWorker(StagedWorker[Drafter[Any]]):
         observers.stage("draft")
         state = self.state.gather(rows)
         slots = verify_cache_locs(table, rows, state.seq_lens, self._parts.spec.tree_size)
+        maybe_detect_oob(slots, 0, self._parts.pools.target.size, "verify.out_cache_loc")
         candidates = self.drafter.draft(rows, state, slots, lens_cpu)
 
         observers.stage("tree")

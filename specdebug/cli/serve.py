@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import time
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, make_dataclass
 from enum import StrEnum
@@ -14,8 +13,8 @@ import typer
 
 from specdebug import interrupts
 from specdebug.cli import complete
+from specdebug.cli.log import BoundedLog
 from specdebug.cli.options import ContentOptions, Faults, Reverts, numbers_of
-from specdebug.cli.output import note
 from specdebug.cli.params import Help, grouped
 from specdebug.engine_flags import ENGINE_FLAGS, EngineFlag, flag_of, options_of, refusal
 from specdebug.errors import ConfigError, SpecDebugError
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 PORT = 30000
+_KEY = re.compile(r"[!-~]+")
 _KINDS = {"text": str, "sizes": str, "whole": int, "number": float}
 
 
@@ -115,20 +115,27 @@ def serve(
     if ctx.args:
         _refuse(ctx)
     options = options_of(asdict(engine))
+    settings = _settings(engine, server)
     launch = _launch(options, revert, fault, probes, mode, shared.library())
     _check(options, launch.faults)
     from specdebug.server.run import serve
 
-    serve(launch, _settings(engine, server), _address(server), say=_say, pass_on=_pass_on)
+    with contextlib.closing(BoundedLog(2)) as log, log.of_loggers():
+        serve(launch, settings, _address(server), say=log.say, pass_on=log.pass_on)
     return 0
 
 
 def _settings(engine: Any, server: ServerFlags) -> Settings:
+    """The server's settings. Raises SpecDebugError for a key that no client could send."""
     from specdebug.server.state import Settings
 
+    key = server.api_key
+    if key is not None and _KEY.fullmatch(key) is None:
+        raise SpecDebugError("--api-key must be one or more visible ASCII characters, as an HTTP header can carry them")
     return Settings(
         served_model_name=server.served_model_name or engine.model_path,
-        api_key=server.api_key,
+        api_key=key,
+        hosts=None if key is not None else frozenset({"localhost", server.host.lower()}),
         max_queued_requests=server.max_queued_requests,
         incremental_output=server.incremental_streaming_output,
         enable_metrics=server.enable_metrics,
@@ -199,17 +206,3 @@ def _told(engine: Any, server: ServerFlags) -> dict[str, Any]:
     """All flags' values, for whoever asks the server; the key stays secret."""
     own = {field.name: getattr(server, field.name) for field in fields(server)}
     return {**asdict(engine), **own, "api_key": None if server.api_key is None else "***"}
-
-
-def _say(text: str) -> None:
-    """Write to the log, with the time."""
-    for line in text.splitlines():
-        note(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {line}")
-
-
-def _pass_on(data: bytes) -> None:
-    """Write what the engine printed to the log, as it is."""
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.buffer.write(data)
-            sys.stderr.buffer.flush()

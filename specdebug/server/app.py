@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,7 +11,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from specdebug.server import info, openai_routes
+from specdebug.server import gate, info, openai_routes
 from specdebug.server.answers import ClientGone, Refusal, as_refusal
 from specdebug.server.fields import BadField
 from specdebug.server.generate import generate
@@ -21,11 +20,12 @@ from specdebug.server.state import ServerState
 
 Route = Callable[[ServerState, Request], Awaitable[Response]]
 
-OPEN = ("/health", "/metrics")
-"""Routes that begin so need no key: whoever watches a server has none."""
-
 CLIENT_CLOSED = 499
 """The status, for the log alone, of an answer for which nobody waited."""
+
+CHANGING = frozenset({generate, info.flush_cache, info.abort_request, info.health_generate,
+                      openai_routes.completions, openai_routes.chat_completions})  # fmt: skip
+"""Routes that do more than tell of the server."""
 
 ROUTES: tuple[tuple[str, tuple[str, ...], Route], ...] = (
     ("/generate", ("POST", "PUT"), generate),
@@ -65,7 +65,7 @@ def _answered(state: ServerState, route: Route) -> Callable[[Request], Awaitable
 
     async def answered(http: Request) -> Response:
         try:
-            _check_key(state, http)
+            gate.check(http, state.settings, changes=route in CHANGING)
             return await route(state, http)
         except BadField as error:
             return as_refusal(error).response()
@@ -78,13 +78,3 @@ def _answered(state: ServerState, route: Route) -> Callable[[Request], Awaitable
             return Refusal(500, f"internal error: {type(error).__name__}").response()
 
     return answered
-
-
-def _check_key(state: ServerState, http: Request) -> None:
-    """Raise Refusal unless the request has the key that is needed."""
-    key = state.settings.api_key
-    if key is None or http.url.path.startswith(OPEN):
-        return
-    given = http.headers.get("authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
-        raise Refusal(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY")

@@ -100,9 +100,12 @@ async def _serve(
         uvicorn.Config(
             app,
             log_level=address.log_level,
+            log_config=None,  # the caller's log takes in what loggers say
             lifespan="off",
             loop="asyncio",
+            http="h11",
             ws="none",
+            proxy_headers=False,  # a client may write there what it likes
             timeout_graceful_shutdown=GRACE_S,
             timeout_keep_alive=60,
         )

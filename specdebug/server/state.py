@@ -18,10 +18,12 @@ from specdebug.server.text import GrowingText, ModelText
 
 @dataclass(frozen=True)
 class Settings:
-    """The server's own settings. ``arguments``: all flags with their values, for ``/server_info``."""
+    """The server's own settings. ``hosts``: names beside this machine's loopback addresses by which clients may call
+    it, None for any. ``arguments``: all flags with their values, for ``/server_info``."""
 
     served_model_name: str
     api_key: str | None = None
+    hosts: frozenset[str] | None = None
     max_queued_requests: int | None = None
     incremental_output: bool = False
     enable_metrics: bool = False

@@ -218,7 +218,7 @@ def test_a_client_that_goes_away_frees_its_slots(serving: Serving, stream: bool)
         host, port = serving.url.removeprefix("http://").split(":")
         data = json.dumps({**body, "stream": False}).encode()
         with socket.create_connection((host, int(port))) as sock:
-            sock.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+            sock.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
             wait_until(lambda: serving.client.totals.running, "it runs")
     wait_until(serving.idle, "nothing is held")
 

@@ -122,6 +122,8 @@ def replace_file(path: Path, data: bytes) -> None:
         undo.callback(beside.unlink, missing_ok=True)
         with file:
             file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # its name must not be on the disk before it is
         if path.exists():
             shutil.copymode(path, beside)
         os.replace(beside, path)

@@ -165,6 +165,17 @@ def parse_yaml(text: str, path: str = "<text>") -> Doc:
     return doc
 
 
+def parse_json(raw: bytes, path: str, line: int = 0) -> Doc:
+    """Parse JSON that a program wrote, a file or, with its number, a line of one: all of it has that place. Raises
+    ContentError."""
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        at = line or (error.lineno if isinstance(error, json.JSONDecodeError) else 0)
+        raise ContentError(f"it is not JSON: {one_line(str(error), 80)}", Where(path, at)) from None
+    return Doc(path, data, _Node(line, 0, None))
+
+
 def as_json(data: Any) -> str:
     """One line of JSON that is YAML as well. Some non-ASCII characters YAML takes for line breaks or refuses, so they
     are escaped; not those beyond U+FFFF, which JSON escapes as two, and YAML refuses that."""

@@ -33,9 +33,11 @@ from specdebug.cli.output import note, show
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
+from specdebug.records.record import RecordError
 from specdebug.verdict.outcome import EXIT_CODES
 
 if TYPE_CHECKING:
+    from specdebug.errors import SpecDebugError
     from specdebug.hunt.evidence import SeenFailure
     from specdebug.hunt.hunting import Hunt
     from specdebug.report.hunt import HuntAnswer
@@ -98,18 +100,22 @@ def hunt(search: HuntSearch, results: JsonOptions, shared: ContentOptions) -> in
     find_target(target)
     library, jobs = shared.library(), search.jobs or 1
     about = {"target": str(target), "seed": search.seed, "reverts": list(reverts), **search.engine}
-    record = HuntRecord(search.output, about)
-    answer = HuntAnswer(record, str(target), search.seed, _words(search), {}, {}, reverts)
-    with workers(1 if search.executor is Executor.RAY else jobs) as pool:
-        with progress() as watcher:
-            runner = HuntRunner(pool, library, target, search.seed, reverts, watcher, search.engine, jobs)
+    with HuntRecord(search.output, about) as record:
+        answer = HuntAnswer(record, str(target), search.seed, _words(search), {}, {}, reverts)
+        trouble: SpecDebugError | None = None
+        with workers(1 if search.executor is Executor.RAY else jobs) as pool:
+            runner = HuntRunner(pool, library, target, search.seed, reverts, None, search.engine, jobs)
             hunting = Hunt(runner, record, _cluster(search, library, target, reverts))
-            answer = replace(answer, interrupted=hunting.run(range(search.count), until))
-        if not answer.interrupted:
-            runner.progress = None  # it is told of scenarios, by their numbers
-            answer = replace(answer, small=_make_small(hunting, search))
-            answer = _with_evidence(hunting, answer)
-    return _tell(answer, results)
+            try:
+                with progress() as runner.progress:
+                    answer = replace(answer, interrupted=hunting.run(range(search.count), until))
+                runner.progress = None  # it is told of scenarios, by their numbers
+                if not answer.interrupted:
+                    answer = replace(answer, small=_make_small(hunting, search))
+                    answer = _with_evidence(hunting, answer)
+            except RecordError as error:  # what was judged before is kept, and told
+                trouble = error
+        return _tell(answer, results, trouble)
 
 
 def _cluster(
@@ -125,12 +131,13 @@ def _cluster(
     return lambda: RaySource(make(), make, address=search.ray_address, jobs=search.jobs)
 
 
-def _tell(answer: HuntAnswer, results: JsonOptions) -> int:
-    """Tell the results, write a page of the hunt and one of each failure, and return the exit code."""
+def _tell(answer: HuntAnswer, results: JsonOptions, trouble: SpecDebugError | None) -> int:
+    """Tell the results, write a page of the hunt and one of each failure, and return the exit code. Raises what cut
+    the hunt short."""
     from specdebug.report.hunt import hunt_document, hunt_page, render_hunt
     from specdebug.report.hunt_issue import issue_page
 
-    code = _exit_code(answer)
+    code = _exit_code(answer) if trouble is None else trouble.exit_code
     pages = [(answer.issue_of(one), partial(issue_page, answer, one)) for one in answer.record.findings]
     tell_results(
         results,
@@ -138,6 +145,7 @@ def _tell(answer: HuntAnswer, results: JsonOptions) -> int:
         lambda: show(render_hunt(answer)),
         (answer.record.folder / "report.md", lambda: hunt_page(answer)),
         *pages,
+        trouble=trouble,
     )
     return code
 

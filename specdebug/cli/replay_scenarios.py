@@ -44,7 +44,7 @@ def plan_named(
     from specdebug.loops.replays import only_failed, plan_all
     from specdebug.loops.selection import parse_expression
 
-    record = LastFailed.read(FOLDER)
+    record = LastFailed.read(FOLDER) if last_failed else LastFailed()
     if not named and not record.files:
         raise SpecDebugError("--lf: no failure is recorded in this folder; name a FILE to run")
     expression = None if keyword is None else parse_expression(keyword)
@@ -67,7 +67,7 @@ def run_plans(
     locate: bool,
 ) -> int:
     """Run the plans, locate failures, record which arms failed, tell the results, save a baseline; the exit code."""
-    from specdebug.loops.last_failed import LastFailed
+    from specdebug.loops.last_failed import keep_failed
     from specdebug.loops.replays import replay_all
 
     recording, baseline = results.recording(), baselines.open()
@@ -76,7 +76,9 @@ def run_plans(
         if locate and not answer.interrupted:
             answer = located(pool, library, answer, watcher)
     ended = [result for replay in answer.replays for result in replay.results]
-    LastFailed.read(FOLDER).update([result for result in ended if not result.outcome.interrupted], own_folder)
+    whole = [result for result in ended if not result.outcome.interrupted]
+    if trouble := keep_failed(FOLDER, whole, own_folder):
+        note(f"--lf: {trouble}")
     if answer.trouble is not None and not (several and ended):
         raise answer.trouble
     try:

@@ -19,6 +19,7 @@ from specdebug.bundle import ENDING
 from specdebug.bundle.content import write_bundle
 from specdebug.bundle.run import Traced, run_traced, versions_here
 from specdebug.diverge.locate import Locator
+from specdebug.errors import ContentError
 from specdebug.files import read_file
 from specdebug.hunt.hunting import Hunt
 from specdebug.installs.steps import look_into
@@ -26,9 +27,11 @@ from specdebug.installs.store import find_installed, store_folder
 from specdebug.loops.replay import ArmResult, ArmRun, Choices, Replay, plan
 from specdebug.scenario.load import load_scenario
 from specdebug.scenario.servers import ReleasedEngine, StartedServer, TargetChoice
+from specdebug.schema import Item
 from specdebug.targets.base import OverThere
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.registry import DEFAULT, find_target
+from specdebug.yamlio import parse_json
 
 RUNS = 3
 """Runs in which a failure may show again."""
@@ -65,14 +68,28 @@ class SeenFailure:
 
     @classmethod
     def read(cls, path: Path) -> SeenFailure | None:
-        """What was kept; None where nothing was, or something else lies there."""
+        """What was kept; None where nothing was, or something else lies there: it can be seen again."""
         try:
-            plain = json.loads(read_file(path, _MAX_BYTES))
-            found = tuple((str(one), step, str(what)) for one, step, what in plain["found"])
-            versions = tuple((str(name), str(version)) for name, version in plain["versions"])
-            return cls(**{**plain, "found": found, "versions": versions})
-        except (OSError, ValueError, TypeError, KeyError):
+            return cls._of(parse_json(read_file(path, _MAX_BYTES), str(path)).root)
+        except (OSError, ContentError):
             return None
+
+    @classmethod
+    def _of(cls, item: Item) -> SeenFailure:
+        """Inverse of ``asdict``. Raises ContentError."""
+        texts = ("scenario", "signature", "bundle", "arm", "located", "command", "log")
+        table = item.table(required=(*texts, "runs", "found", "versions"))
+        found = [each.items(at_least=3) for each in table["found"].items()]
+        versions = [each.items(at_least=2) for each in table["versions"].items()]
+        return cls(
+            runs=table["runs"].integer(low=0),
+            found=tuple(
+                (one.text(empty=True), None if step.is_null else step.integer(), what.text(empty=True))
+                for one, step, what, *_ in found
+            ),
+            versions=tuple((name.text(empty=True), version.text(empty=True)) for name, version, *_ in versions),
+            **{name: table[name].text(empty=True) for name in texts},
+        )
 
 
 Document = Callable[[Replay], Mapping[str, Any]]

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, get_args
 
-from specdebug.errors import SpecDebugError
-from specdebug.workers.machine_failure import machine_failure
+from specdebug.errors import ContentError, one_line
+from specdebug.files import replace_file
+from specdebug.records.lines import Lines
+from specdebug.records.record import Record, RecordError
+from specdebug.schema import Item
+from specdebug.verdict.outcome import Verdict
 
 RECORD = "hunt.jsonl"
-
-
-class RecordError(SpecDebugError):
-    """The folder cannot be used, or belongs to another hunt."""
-
-
-class RecordFull(RecordError):
-    """The record cannot be written because the machine failed: nothing is said of what was hunted for."""
-
-    exit_code = 125
+_ELSEWHERE = "name another folder with -o"
 
 
 @dataclass(frozen=True)
@@ -39,43 +31,62 @@ class Judged:
     requests: int = 0
     tokens: int = 0
 
+    @classmethod
+    def read(cls, item: Item) -> Judged:
+        """Inverse of ``asdict``. Raises ContentError."""
+        table = item.table(
+            required=("number", "verdict"), optional=("signature", "detail", "wall_s", "requests", "tokens")
+        )
 
-@dataclass
+        def text(name: str) -> str:
+            return table[name].text(empty=True) if name in table else ""
+
+        def count(name: str) -> int:
+            return table[name].integer(low=0) if name in table else 0
+
+        return cls(
+            table["number"].integer(low=0),
+            table["verdict"].text(choices=(*get_args(Verdict), "refused")),
+            text("signature"),
+            text("detail"),
+            table["wall_s"].number(low=0) if "wall_s" in table else 0.0,
+            count("requests"),
+            count("tokens"),
+        )
+
+
 class HuntRecord:
-    """The record in ``folder``. ``about``: what it is of; one that is there must be of the same."""
+    """The record in ``folder``, which no other hunt may use until this is closed. A context manager.
 
-    folder: Path
-    about: Mapping[str, Any]
-    judged: dict[int, Judged] = field(default_factory=dict)
+    ``about``: what it is of; one that is there must be of the same. ``judged``: scenarios that were run, by number.
+    Raises RecordError.
+    """
 
-    def __post_init__(self) -> None:
-        """Raises RecordError."""
-        path = self.folder / RECORD
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.judged: dict[int, Judged] = {}
+        mend = "delete the line, and its scenario is run again"
+        self._record = Record(folder / RECORD, "the record of a hunt", _ELSEWHERE, mend)
+        self._lines = Lines(self._record)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        except OSError as error:
-            raise RecordError(f"cannot use {error.filename or self.folder}: {error.strerror}") from None
-        for number, line in enumerate(lines, 1):
-            try:
-                plain = json.loads(line)
-            except ValueError:
-                if number == len(lines):  # cut off as it was written: that scenario is run again
-                    break
-                raise RecordError(f"{path}:{number}: is no record of a hunt; name another folder") from None
-            if number == 1 and plain != dict(self.about):
-                raise RecordError(f"{path} is of another hunt ({_said(plain)}); name another folder")
-            if number > 1:
-                one = Judged(**plain)
-                self.judged[one.number] = one
-        if not lines:
-            self._write(dict(self.about))
-        elif len(self.judged) + 1 < len(lines):
-            self._rewrite()
+            self._take(dict(about))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> HuntRecord:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another hunt have the folder. May be called more than once."""
+        self._lines.close()
 
     def add(self, one: Judged) -> None:
         """Keep what became of a scenario. Raises RecordError."""
-        self._write(asdict(one))
+        self._lines.add(asdict(one))
         self.judged[one.number] = one
 
     @property
@@ -91,30 +102,27 @@ class HuntRecord:
         return sum(one.verdict == verdict for one in self.judged.values())
 
     def write(self, name: str, text: str) -> None:
-        """Write a file beside the record. Raises RecordError."""
-        with self._writing(name, "w") as file:
-            file.write(text)
-
-    def _rewrite(self) -> None:
-        """Write the record without what was cut off."""
-        plain: Sequence[Mapping[str, Any]] = (dict(self.about), *map(asdict, self.judged.values()))
-        self.write(RECORD, "".join(json.dumps(each) + "\n" for each in plain))
-
-    def _write(self, plain: Mapping[str, Any]) -> None:
-        with self._writing(RECORD, "a") as file:
-            file.write(json.dumps(plain) + "\n")
-
-    @contextmanager
-    def _writing(self, name: str, mode: str) -> Iterator[IO[str]]:
+        """Write a file beside the record, whole or not at all. Raises RecordError."""
+        beside = Record(self.folder / name, "a hunt's file", _ELSEWHERE)
         try:
-            with (self.folder / name).open(mode, encoding="utf-8") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
+            replace_file(beside.path, text.encode("utf-8"))
         except OSError as error:
-            kind = RecordError if machine_failure(error) is None else RecordFull
-            raise kind(f"cannot write {self.folder / name}: {error.strerror}") from None
+            raise beside.not_written(error) from None
+
+    def _take(self, about: dict[str, Any]) -> None:
+        """Take in what is there. Raises RecordError."""
+        if not self._lines.read:
+            self._lines.add(about)
+            return
+        first, *others = self._lines.read
+        if first.value != about:
+            raise RecordError(f"{self._record} is of another hunt ({_said(first.value)}); {_ELSEWHERE}")
+        try:
+            self.judged = {one.number: one for one in map(Judged.read, others)}
+        except ContentError as error:
+            raise self._record.damaged(error) from None
 
 
 def _said(plain: Any) -> str:
-    return ", ".join(f"{name} {value}" for name, value in plain.items()) if isinstance(plain, dict) else "unreadable"
+    words = ", ".join(f"{name} {value}" for name, value in plain.items()) if isinstance(plain, dict) else "unreadable"
+    return one_line(words, 200)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from specdebug.errors import ContentError, SpecDebugError
 from specdebug.files import replace_file
 from specdebug.loops.last_failed import as_it_should
+from specdebug.records.lock import Lock
+from specdebug.records.record import Record
 from specdebug.scenario.grammar import merge
 from specdebug.schema import Item
 from specdebug.verdict.accept import MIN_VERIFIES, AcceptSample, accept_drop, samples
@@ -32,6 +34,8 @@ SLOWER = 2.0
 """Tokens a second that are fewer by more than this factor are told, on the machine that wrote the baseline."""
 
 _TINY = 1e-9
+_WAIT_S = 10.0
+"""Seconds to wait for another run that saves in the same file."""
 
 
 @dataclass(frozen=True)
@@ -255,12 +259,14 @@ def saveable(results: Sequence[ArmResult]) -> tuple[list[ArmResult], list[str]]:
 def save(path: Path, results: Sequence[ArmResult]) -> list[str]:
     """Put these results into the baseline file, and return words for what was done. Raises SpecDebugError."""
     kept, left = saveable(results)
-    before = Baseline.read(path) if path.exists() else Baseline(path, {})
     if kept:
-        try:
-            replace_file(path, before.updated(kept).text().encode())
-        except OSError as error:
-            raise SpecDebugError(f"cannot write {path}: {error.strerror}") from None
+        record = Record(path, "the baseline", "name another with --save-baseline")
+        with Lock(record, wait_s=_WAIT_S):
+            before = Baseline.read(path) if path.exists() else Baseline(path, {})
+            try:
+                replace_file(path, before.updated(kept).text().encode())
+            except OSError as error:
+                raise record.not_written(error) from None
     count = f"{len(kept)} {'arm' if len(kept) == 1 else 'arms'}"
     return [*(f"baseline: not saved: {each}" for each in left), f"baseline: {count} saved in {path}"]
 

@@ -6,37 +6,41 @@ arm leaves it by doing what it should; an arm that does not run stays.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specdebug.files import read_file
+from specdebug.errors import ContentError
 from specdebug.loops.replay import ArmResult, ArmRun
+from specdebug.records.lock import Lock
+from specdebug.records.record import Record, RecordError
 
 NAME = "last-failed.json"
 _MAX_BYTES = 16 << 20
+_WAIT_S = 10.0
+"""Seconds to wait for another replay that writes to it."""
 
 
 @dataclass
 class LastFailed:
     """The record of a working directory. ``arms`` are those that failed, by scenario file, in the order they did."""
 
-    path: Path
     arms: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> LastFailed:
-        """Return the folder's record; one that is missing or cannot be read is empty."""
-        path = folder / NAME
+        """Return the folder's record; one that is missing is empty. Raises RecordError."""
+        record = _record_in(folder)
         try:
-            found = json.loads(read_file(path, _MAX_BYTES))
-        except (OSError, ValueError, RecursionError):
-            found = None
-        arms = found if isinstance(found, dict) else {}
-        return cls(path, {file: [*map(str, names)] for file, names in arms.items() if isinstance(names, list)})
+            files = record.read(_MAX_BYTES).entries()
+            return cls({file: [arm.text() for arm in arms.items()] for file, arms in files.items()})
+        except (FileNotFoundError, NotADirectoryError):
+            return cls()
+        except OSError as error:
+            raise RecordError(f"cannot read {record}: {error.strerror}") from None
+        except ContentError as error:
+            raise record.damaged(error) from None
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -46,31 +50,44 @@ class LastFailed:
     def has(self, run: ArmRun) -> bool:
         return run.arm in self.arms.get(_file_of(run), ())
 
-    def update(self, results: Iterable[ArmResult], make_folder: Callable[[], object]) -> None:
-        """Take over these results and, if they change the record, call ``make_folder`` and write it.
-
-        A folder that cannot be written costs the record and nothing else.
-        """
-        before = json.dumps(self.arms)
+    def take(self, results: Iterable[ArmResult]) -> None:
+        """Take over these results."""
         for result in results:
             file, arm = _file_of(result.run), result.run.arm
             others = [name for name in self.arms.pop(file, []) if name != arm]
             if left := others if as_it_should(result) else [*others, arm]:
                 self.arms[file] = left
-        if json.dumps(self.arms) != before:
-            beside = self.path.with_suffix(f".{os.getpid()}")
-            with contextlib.suppress(OSError):
-                make_folder()
-                try:
-                    beside.write_text(json.dumps(self.arms, indent=1), encoding="utf-8")
-                    beside.replace(self.path)
-                except OSError:
-                    beside.unlink(missing_ok=True)  # of a full disk: half of it
+
+
+def keep_failed(folder: Path, results: Sequence[ArmResult], make_folder: Callable[[], object]) -> str:
+    """Take these results into the record of a folder, which ``make_folder`` makes. Return what is wrong with the record,
+    in words: a damaged one is made anew; one that cannot be written costs nothing else."""
+    record, trouble = _record_in(folder), ""
+    if not record.path.exists() and all(map(as_it_should, results)):
+        return ""
+    try:
+        make_folder()
+        with Lock(record, wait_s=_WAIT_S):
+            try:
+                kept = LastFailed.read(folder)
+            except RecordError as error:
+                kept, trouble = LastFailed(), f"{error}; it is made anew"
+            before = {file: [*arms] for file, arms in kept.arms.items()}
+            kept.take(results)
+            if kept.arms != before or trouble:
+                record.write(kept.arms)
+    except RecordError as error:
+        return str(error)
+    return trouble
 
 
 def as_it_should(result: ArmResult) -> bool:
     """Return True if an arm met its expectation, or passed where there was none."""
     return result.outcome.verdict == "pass" if result.met is None else result.met
+
+
+def _record_in(folder: Path) -> Record:
+    return Record(folder / NAME, "the record of failures", "remove it")
 
 
 def _file_of(run: ArmRun) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import specdebug
 from specdebug.errors import SpecDebugError
 from specdebug.files import replace_file
+from specdebug.workers.machine_failure import blamed
 
 
 def make_site(folder: Path, files: Mapping[str, str]) -> Path:
@@ -33,7 +34,8 @@ def make_site(folder: Path, files: Mapping[str, str]) -> Path:
         if not link.is_symlink():
             _link(link, package)
     except OSError as error:
-        raise SpecDebugError(f"cannot write {error.filename or site}: {error.strerror}") from None
+        told = f"cannot write {error.filename or site}: {error.strerror}"
+        raise blamed(SpecDebugError, told, error) from None
     return site
 
 

@@ -2,38 +2,31 @@
 
 A search is a function of its journal, so resuming is reading it again. The journal belongs to what is searched (its
 identity) in one state (``state.py``): where that has changed another begins, and the one of before waits beside it for
-the state to come back. It belongs to one process at a time: a lock file beside it holds that process's id, and the lock
-goes with the process, however it ends. The reaper shares the lock (``workers/lifeline.py``): that of a killed process
-is free once all is gone that it had started. Who resumes waits for that, so no trial runs beside an orphan.
+the state to come back. It belongs to one process at a time (``records/lock.py``): no trial runs beside an orphan of a
+process that was killed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import json
 import math
-import os
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from specdebug import interrupts
-from specdebug.errors import SpecDebugError
 from specdebug.files import kind_of
+from specdebug.records.lock import Lock
+from specdebug.records.record import Record, RecordError
 from specdebug.trials.journal_files import ASIDE, Kept, aside_of, facts_in, kept_in, move, set_aside
 from specdebug.trials.state import State, differences
 from specdebug.trials.trial import Outcome, Trial, TrialResult
-from specdebug.workers import reaper
-from specdebug.workers.lifeline import lifeline
-from specdebug.workers.machine_failure import machine_failure
-from specdebug.workers.system import is_gone
+from specdebug.workers.machine_failure import blamed
 from specdebug.yamlio import one_line
 
 FORMAT = "2"
@@ -54,21 +47,13 @@ CREATE TABLE trials (
 CREATE TABLE evidence (signature TEXT PRIMARY KEY, number INTEGER NOT NULL, detail TEXT NOT NULL);
 """
 
-_REAPER_S = reaper.LIMIT_S + 5.0
-"""Seconds to wait for the reaper of a process that was killed."""
-_PAUSE_S = 0.02
+_ELSEWHERE = "name another with --journal"
 
 _COLUMNS = "number, reverted, seed, outcome, signature, seconds, besides, digest"
 
 
-class JournalError(SpecDebugError):
-    """The journal cannot be opened, read or written."""
-
-
-class JournalFull(JournalError):
-    """The journal cannot be written because there is no room: nothing is said of what was searched for."""
-
-    exit_code = 125
+class JournalError(RecordError):
+    """The journal cannot be opened, read or written; without room nothing is said of what was searched for (125)."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +99,11 @@ class Journal:
         self.path = path
         self.kept: Path | None = None
         self.earlier: Earlier | None = None
-        self._lock: int | None = None
         self._database: sqlite3.Connection | None = None
+        if kind := kind_of(path):
+            raise JournalError(f"the journal {path} is {kind}; name a file with --journal")
+        self._lock = Lock(Record(path, "the journal", _ELSEWHERE, kind=JournalError), shared=True)
         try:
-            self._lock = self._take_lock()
-            self._share_lock(self._lock)
             with self._moving():
                 if fresh:
                     self.kept = set_aside(path)
@@ -163,61 +148,7 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):  # what was recorded is on the disk already
                 self._database.close()
             self._database = None
-        if self._lock is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(self._lock_path)
-            lifeline.lets_go(self._lock)
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # the reaper has it open, too
-            os.close(self._lock)
-            self._lock = None
-
-    @property
-    def _lock_path(self) -> Path:
-        return self.path.with_name(self.path.name + ".lock")
-
-    def _take_lock(self) -> int:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if kind := kind_of(self.path):
-                raise JournalError(f"the journal {self.path} is {kind}; name a file with --journal")
-            until = time.monotonic() + _REAPER_S
-            while True:
-                interrupts.check()
-                lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    # The one who had it may have removed the file meanwhile; then the lock is on nothing.
-                    if _same_file(lock, self._lock_path):
-                        os.ftruncate(lock, 0)
-                        os.pwrite(lock, str(os.getpid()).encode(), 0)
-                        return lock
-                    os.close(lock)
-                except BlockingIOError:
-                    owner = os.pread(lock, 20, 0).decode(errors="replace").strip() or "?"
-                    os.close(lock)
-                    self._wait_for_owner(owner, until)
-                except OSError:
-                    os.close(lock)
-                    raise
-        except OSError as error:
-            message = f"cannot write the journal {self.path}: {error.strerror}"
-            raise JournalError(f"{message}; name another place with --journal") from None
-
-    def _share_lock(self, lock: int) -> None:
-        try:
-            lifeline.holds(lock)
-        except OSError as error:
-            raise JournalError(f"cannot start the process that guards the journal {self.path}: {error}") from error
-
-    def _wait_for_owner(self, owner: str, until: float) -> None:
-        """Wait a moment, if who has the lock was killed and what it had started may still be there; else raise."""
-        hint = "wait for it to end, or name another with --journal"
-        if not (owner.isdecimal() and is_gone(int(owner))):
-            raise JournalError(f"the journal {self.path} is in use by process {owner}; {hint}")
-        if time.monotonic() > until:
-            what = f"process {owner}, which is gone, but not all that it had started"
-            raise JournalError(f"the journal {self.path} is in use by {what}; {hint}")
-        time.sleep(_PAUSE_S)
+        self._lock.close()
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
@@ -312,8 +243,7 @@ class Journal:
                 raise self._damaged(str(error)) from error
             message = f"cannot write the journal {self.path}: {error}{consequence}"
             hint = "make room and run the same command again, or name another place with --journal"
-            kind = JournalError if machine_failure(error) is None else JournalFull
-            raise kind(f"{message}; {hint}") from error
+            raise blamed(JournalError, f"{message}; {hint}", error) from error
 
     def _damaged(self, how: str) -> JournalError:
         hint = "start over with --fresh, which keeps it under another name, or name another with --journal"
@@ -357,13 +287,6 @@ def _texts_of(cell: object) -> tuple[str, ...] | None:
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         return None
     return tuple(found)
-
-
-def _same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _digest(row: Sequence[object]) -> str | None:

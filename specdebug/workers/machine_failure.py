@@ -15,10 +15,11 @@ import errno
 import os
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from specdebug.errors import SpecDebugError
 
+Told = TypeVar("Told", bound=SpecDebugError)
 Cause = Literal["device", "disk", "memory", "processes", "descriptors", "killed"]
 
 TOLD: dict[Cause, str] = {
@@ -113,6 +114,14 @@ def machine_failure(error: BaseException) -> MachineFailure | None:
             return failure
         current = current.__cause__
     return None
+
+
+def blamed(kind: type[Told], message: str, error: BaseException) -> Told:
+    """Return an error of a kind for another that it was met by; it ends in exit code 125 if that is the machine's."""
+    told = kind(message)
+    if machine_failure(error) is not None:
+        told.exit_code = MachineFailed.exit_code
+    return told
 
 
 def failure_in_log(log: str) -> MachineFailure | None:

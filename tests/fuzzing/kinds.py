@@ -19,7 +19,7 @@ import io
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -36,6 +36,8 @@ from specdebug.drift.check import check
 from specdebug.engine.model.checkpoint import Checkpoint, read_json_object
 from specdebug.engine.model.config import Eagle3Options, LlamaConfig
 from specdebug.errors import SpecDebugError
+from specdebug.hunt.evidence import SeenFailure
+from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.logs.scan import scan_bytes
 from specdebug.loops.baseline import Baseline
 from specdebug.loops.last_failed import LastFailed
@@ -294,6 +296,23 @@ def _(folder: Path) -> Subject:
             raise
 
     return Subject(good, read)
+
+
+HUNTED = {"target": "embedded", "seed": 0, "reverts": []}
+
+
+@_kind("record of a hunt", 1000, "hunt.jsonl")
+def _(folder: Path) -> Subject:
+    with HuntRecord(folder / "good", HUNTED) as record:
+        record.add(Judged(0, "pass", wall_s=0.5, requests=3, tokens=40))
+        record.add(Judged(1, "fail", "nan@x", "words", 0.5, 3, 40))
+    return Subject((folder / "good/hunt.jsonl").read_bytes(), lambda path: HuntRecord(path.parent, HUNTED).close())
+
+
+@_kind("evidence of a hunt", 600, "e.json")
+def _(folder: Path) -> Subject:
+    seen = SeenFailure("a.yaml", "nan@x", 3, "a.specdebug", "drawn", (("nan@x", 3, "words"),), "", (("torch", "2"),))
+    return Subject(json.dumps(asdict(seen), indent=1).encode(), SeenFailure.read)
 
 
 FAILED = b'{"scenarios/a.yaml": ["fixed", "other"], "b.yaml": ["x"]}'

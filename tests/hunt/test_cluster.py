@@ -59,6 +59,7 @@ def test_every_scenario_that_is_left_is_run_and_kept(tmp_path: Path) -> None:
         0: "pass", 1: "unknown", 2: "fail", 3: "pass", 4: "pass",
     }  # fmt: skip
     assert (nodes.most, nodes.closed, (tmp_path / "00002.yaml").exists()) == (2, True, True)
+    made.record.close()
     assert hunt(tmp_path, Nodes(cut=0)).run(range(5)) is False  # nothing is left, so no cluster is asked
 
 

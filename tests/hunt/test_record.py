@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from specdebug.hunt.record import RECORD, HuntRecord, Judged, RecordError
+from specdebug.hunt.record import RECORD, HuntRecord, Judged
+from specdebug.records.record import RecordError
+from tests.records.disks import full
 
 ABOUT = {"target": "embedded", "seed": 0, "reverts": []}
 
@@ -17,56 +19,103 @@ def record(folder: Path) -> HuntRecord:
     return HuntRecord(folder, ABOUT)
 
 
+def judged(folder: Path) -> dict[int, Judged]:
+    with record(folder) as held:
+        return held.judged
+
+
 def test_what_was_judged_is_there_again(tmp_path: Path) -> None:
-    first = record(tmp_path / "new")
     ones = [Judged(0, "pass", tokens=9), Judged(2, "fail", "a@b", "words"), Judged(1, "fail", "a@b", "others")]
-    for one in ones:
-        first.add(one)
-    again = record(tmp_path / "new")
-    assert again.judged == {one.number: one for one in ones}
-    assert [one.number for one in again.findings["a@b"]] == [1, 2]
-    assert (again.count("fail"), again.count("unknown")) == (2, 0)
+    with record(tmp_path / "new") as first:
+        for one in ones:
+            first.add(one)
+    with record(tmp_path / "new") as again:
+        assert again.judged == {one.number: one for one in ones}
+        assert [one.number for one in again.findings["a@b"]] == [1, 2]
+        assert (again.count("fail"), again.count("unknown")) == (2, 0)
 
 
-def test_a_line_that_was_cut_off_is_run_again_and_the_rest_is_kept(tmp_path: Path) -> None:
-    first = record(tmp_path)
-    first.add(Judged(0, "pass"))
-    first.add(Judged(1, "pass"))
+@pytest.mark.parametrize("cut", [1, 9])
+def test_a_line_that_was_cut_off_is_run_again_and_the_rest_is_kept(cut: int, tmp_path: Path) -> None:
+    with record(tmp_path) as first:
+        first.add(Judged(0, "pass"))
+        first.add(Judged(1, "pass"))
     path = tmp_path / RECORD
-    path.write_bytes(path.read_bytes()[:-9])
-    again = record(tmp_path)
-    assert set(again.judged) == {0}
-    again.add(Judged(1, "fail", "x@y"))
-    assert set(record(tmp_path).judged) == {0, 1}
+    path.write_bytes(path.read_bytes()[:-cut])
+    with record(tmp_path) as again:
+        assert set(again.judged) == {0}
+        again.add(Judged(1, "fail", "x@y"))
+    assert {number: one.verdict for number, one in judged(tmp_path).items()} == {0: "pass", 1: "fail"}
 
 
 def test_a_record_of_another_hunt_is_refused(tmp_path: Path) -> None:
-    record(tmp_path)
+    record(tmp_path).close()
     with pytest.raises(RecordError, match=r"is of another hunt \(target embedded, seed 0, reverts \[\]\)"):
         HuntRecord(tmp_path, {**ABOUT, "seed": 1})
-    (tmp_path / RECORD).write_text("nonsense\n{}\n")
-    with pytest.raises(RecordError, match=f"{RECORD}:1: is no record of a hunt"):
+    record(tmp_path).close()  # and the folder is free again
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"nonsense", "it is not JSON"),
+        (b"\xff\xfe{}", "it is not JSON"),
+        (b"\0\0\0\0", "it is not JSON"),
+        (b"", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b"3", "the file must be a mapping, not 3"),
+        (b"{}", "lacks the key 'number'"),
+        (b'{"number": "0", "verdict": "pass"}', "number must be a whole number"),
+        (b'{"number": 0, "verdict": "passed"}', "verdict cannot be 'passed'; did you mean 'pass'"),
+        (b'{"number": 0, "verdict": "pass", "wall_s": NaN}', "wall_s must be a"),
+        (b'{"number": 0, "verdict": "pass", "tokens": null}', "tokens must be a whole number"),
+        (b'{"number": 0, "verdict": "pass", "more": 1}', "unknown key 'more'"),
+    ],
+)
+def test_a_damaged_line_is_named_and_the_file_stays(line: bytes, said: str, tmp_path: Path) -> None:
+    with record(tmp_path) as first:
+        first.add(Judged(0, "pass"))
+        first.add(Judged(1, "pass"))
+    path = tmp_path / RECORD
+    lines = path.read_bytes().split(b"\n")
+    lines[1] = line
+    damaged = b"\n".join(lines)
+    path.write_bytes(damaged)
+    with pytest.raises(RecordError, match=rf"{RECORD}:2: the record of a hunt is damaged: .*delete the line") as caught:
         record(tmp_path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert path.read_bytes() == damaged
 
 
-def test_no_room_is_told_with_the_file_and_says_nothing_of_the_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_two_hunts_do_not_share_a_folder(tmp_path: Path) -> None:
+    with record(tmp_path), pytest.raises(RecordError, match=rf"in use by process {os.getpid()}; .* folder with -o"):
+        record(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [RECORD]
+    record(tmp_path).close()
+
+
+@pytest.mark.parametrize("room", [0, 7])
+def test_a_full_disk_loses_nothing_and_says_nothing_of_the_engine(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = record(tmp_path)
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RecordError, match=r"cannot write .*00004.yaml: No space") as caught:
-        held.write("00004.yaml", "name: x")
-    assert caught.value.exit_code == 125
-    with pytest.raises(RecordError, match=RECORD):
-        held.add(Judged(4, "fail"))
-    assert held.judged == {}
+    with record(tmp_path) as held:
+        held.add(Judged(3, "pass"))
+        before = (tmp_path / RECORD).read_bytes()
+        with full(monkeypatch, room):
+            for write in (lambda: held.add(Judged(4, "fail")), lambda: held.write("00004.yaml", "name: x")):
+                with pytest.raises(RecordError, match=r"cannot write .*: No space left") as caught:
+                    write()
+                assert caught.value.exit_code == 125
+        assert set(held.judged) == {3}
+        assert (tmp_path / RECORD).read_bytes() == before
+        held.add(Judged(4, "pass"))  # there is room again
+    assert [json.loads(line).get("number") for line in (tmp_path / RECORD).read_text().splitlines()] == [None, 3, 4]
+    assert not (tmp_path / "00004.yaml").exists()
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match=r"cannot use .*file"):
+    with pytest.raises(RecordError, match=r"cannot write the record of a hunt .*file"):
         record(tmp_path / "file")

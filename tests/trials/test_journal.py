@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdebug.trials.journal import Journal, JournalError, JournalFull, _digest
+from specdebug.trials.journal import Journal, JournalError, _digest
 from specdebug.trials.trial import Trial, TrialResult
 
 BESIDES = st.none() | st.lists(st.text()).map(tuple)
@@ -226,14 +226,14 @@ def test_who_resumes_waits_until_all_is_gone_that_a_killed_process_had_started(
             os.kill(reaper, signal.SIGCONT)
         pause(seconds)
 
-    monkeypatch.setattr("specdebug.trials.journal.time.sleep", look)
+    monkeypatch.setattr("specdebug.records.lock.time.sleep", look)
     Journal(tmp_path / "j", "id", "about").close()
     assert len(looked) >= 3
 
 
 def test_who_waits_for_a_killed_process_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "j")], stdout=subprocess.PIPE, check=False)
-    monkeypatch.setattr("specdebug.trials.journal._REAPER_S", 0.05)
+    monkeypatch.setattr("specdebug.records.lock._REAPER_S", 0.05)
     with pytest.raises(JournalError, match=r"process \d+, which is gone, but not all that it had started; wait for it"):
         Journal(tmp_path / "j", "id", "about")
     os.kill(int(ended.stdout), signal.SIGCONT)
@@ -303,7 +303,7 @@ def test_a_journal_without_room_ends_a_search_without_a_verdict(tmp_path: Path) 
         assert journal._database is not None
         pages = journal._database.execute("PRAGMA page_count").fetchone()[0]
         journal._database.execute(f"PRAGMA max_page_count = {pages + 2}")
-        with pytest.raises(JournalFull, match=r"cannot write the journal .*disk is full.*make room") as caught:
+        with pytest.raises(JournalError, match=r"cannot write the journal .*disk is full.*make room") as caught:
             fill()
         assert caught.value.exit_code == 125
         assert journal.trials

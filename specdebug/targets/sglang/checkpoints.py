@@ -14,6 +14,7 @@ from pathlib import Path
 from specdebug.assets import checkpoint_path
 from specdebug.errors import CheckpointError, SpecDebugError
 from specdebug.files import replace_file
+from specdebug.workers.machine_failure import blamed
 
 _CONFIG = "config.json"
 
@@ -39,5 +40,6 @@ def draft_folder(name: str, below: Path) -> Path:
     except FileExistsError:
         pass  # somebody else was quicker
     except OSError as error:
-        raise SpecDebugError(f"cannot write {error.filename or made}: {error.strerror}") from None
+        told = f"cannot write {error.filename or made}: {error.strerror}"
+        raise blamed(SpecDebugError, told, error) from None
     return made

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from specdebug.assets import checkpoint_path
 from specdebug.errors import CheckpointError, SpecDebugError
 from specdebug.files import replace_file
+from specdebug.workers.machine_failure import blamed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +56,8 @@ def draft_folder(name: str, target: str, below: Path) -> Path:
                 link.symlink_to(file)
         replace_file(made / _CONFIG, (json.dumps(config, indent=1) + "\n").encode())  # last: it says that all is there
     except OSError as error:
-        raise SpecDebugError(f"cannot write {error.filename or made}: {error.strerror}") from None
+        told = f"cannot write {error.filename or made}: {error.strerror}"
+        raise blamed(SpecDebugError, told, error) from None
     return made
 
 

@@ -1,0 +1,49 @@
+"""A record has one writer at a time, and the next is told which, or waits for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from specdebug.records import lock
+from specdebug.records.lock import Lock
+from specdebug.records.record import Record, RecordError
+
+
+def record(folder: Path) -> Record:
+    return Record(folder / "r", "the record", "name another")
+
+
+def test_the_second_is_told_who_has_it_and_how_to_mend_it(tmp_path: Path) -> None:
+    with Lock(record(tmp_path)):
+        with pytest.raises(RecordError) as caught:
+            Lock(record(tmp_path))
+        assert str(caught.value) == (
+            f"the record {tmp_path / 'r'} is in use by process {os.getpid()}; wait for it to end, or name another"
+        )
+    assert list(tmp_path.iterdir()) == []
+    Lock(record(tmp_path)).close()
+
+
+def test_one_that_waits_has_it_once_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, pauses = Lock(record(tmp_path)), list[float]()
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            first.close()
+
+    monkeypatch.setattr(lock.time, "sleep", pause)
+    Lock(record(tmp_path), wait_s=600.0).close()
+    assert len(pauses) == 3
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "r.lock").symlink_to(victim)
+    with pytest.raises(RecordError, match="cannot write the record"):
+        Lock(record(tmp_path))
+    assert victim.read_text() == "precious"

@@ -60,8 +60,8 @@ class LastFailed:
 
 
 def keep_failed(folder: Path, results: Sequence[ArmResult], make_folder: Callable[[], object]) -> str:
-    """Take these results into the record of a folder, which ``make_folder`` makes. Return what is wrong with the record,
-    in words: a damaged one is made anew; one that cannot be written costs nothing else."""
+    """Take these results into the record of a folder, which ``make_folder`` makes. Return what is wrong with it, in
+    words: a damaged record is made anew; one that cannot be written costs nothing else."""
     record, trouble = _record_in(folder), ""
     if not record.path.exists() and all(map(as_it_should, results)):
         return ""

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from specdebug.errors import ContentError, one_line
 from specdebug.files import replace_file
-from specdebug.records.lines import Lines
+from specdebug.records.lines import LineRecord
 from specdebug.records.record import Record, RecordError
 from specdebug.schema import Item
 from specdebug.verdict.outcome import Verdict
@@ -67,7 +67,7 @@ class HuntRecord:
         self.judged: dict[int, Judged] = {}
         mend = "delete the line, and its scenario is run again"
         self._record = Record(folder / RECORD, "the record of a hunt", _ELSEWHERE, mend)
-        self._lines = Lines(self._record)
+        self._lines = LineRecord(self._record)
         try:
             self._take(dict(about))
         except BaseException:

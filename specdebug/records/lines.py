@@ -22,7 +22,7 @@ from specdebug.yamlio import parse_json
 MAX_BYTES = 64 << 20
 
 
-class Lines:
+class LineRecord:
     """The lines of a record. It belongs to one process until it is closed.
 
     Attributes:

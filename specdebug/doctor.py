@@ -13,9 +13,10 @@ from specdebug import __version__
 from specdebug.assets import NAMES, checkpoint_path
 from specdebug.errors import SpecDebugError
 from specdebug.scenario.library import Library
-from specdebug.workers.at_risk import AT_RISK, VARIABLE, at_risk_limit, slot_folder
+from specdebug.workers.at_risk import AT_RISK, VARIABLE, at_risk_limit
 from specdebug.workers.job import GPU_MEMORY_MB, Job
 from specdebug.workers.pool import WorkerPool, run_one
+from specdebug.workers.slots import slot_folder
 from specdebug.workers.system import cpu_count
 
 
@@ -98,7 +99,7 @@ def _limit_text() -> str:
 def _at_risk() -> str:
     """Return the bound on arms that may destroy a GPU's context, with advice."""
     limit = at_risk_limit()
-    bound = f"{limit} at a time, by slots in {slot_folder()}"
+    bound = f"{limit} at a time, by slots in {slot_folder('gpu')}"
     if limit > AT_RISK:
         return f"{bound}; a GPU may be lost when more than {AT_RISK} contexts die at a time: unset {VARIABLE}"
     return f"{bound}; {VARIABLE} changes it"

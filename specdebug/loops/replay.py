@@ -21,7 +21,7 @@ from specdebug.loops.left_out import LeftOut, left_out, refusal
 from specdebug.loops.steplog import Recording
 from specdebug.scenario.checks import asked_of, check_faults, engine_config, option_error
 from specdebug.scenario.grammar import Arm, Expectation, ProbeMode, Scenario
-from specdebug.scenario.servers import TargetChoice
+from specdebug.scenario.servers import TargetChoice, place_of
 from specdebug.targets.base import Asked
 from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.targets.serving import reverts_itself, slowness_of
@@ -128,7 +128,8 @@ class ArmRun:
         }
         device = self.asked.device
         at_risk = device if device != "cpu" and (self.toggles or self.scenario.faults_of(self.arm)) else ""
-        return Job(self.key, target, payload, limits.timeout_s, float(limits.memory_mb), device != "cpu", at_risk)
+        memory_mb, server = float(limits.memory_mb), place_of(self.target)
+        return Job(self.key, target, payload, limits.timeout_s, memory_mb, device != "cpu", at_risk, server)
 
     def at_fault(self, message: str, option: tuple[str, ...]) -> SpecDebugError:
         """Return a worker's complaint about the scenario, with the place of the engine option in question, if any."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
+from urllib.parse import urlsplit
 
 from specdebug.errors import ContentError, SpecDebugError, one_line
 from specdebug.installs.release import ENGINES, RELEASE, Release, parse_release
@@ -150,6 +151,16 @@ class ReleasedEngine(StartedServer):
 def engine_of(target: TargetChoice) -> str:
     """The engine whose source a target runs, as toggles name it; of a server that is another's own affair, ours."""
     return target.kind if isinstance(target, ReleasedEngine) else OWN_ENGINE
+
+
+def place_of(target: TargetChoice) -> str:
+    """The host and port of a server that is there; empty for a target that is not one."""
+    if not isinstance(target, HttpServer):
+        return ""
+    parts = urlsplit(target.url)
+    host = "localhost" if parts.hostname in ("127.0.0.1", "::1") else parts.hostname
+    port = re.search(r":(\d+)$", parts.netloc)
+    return f"{host}:{port[1] if port else parts.scheme}"
 
 
 Server = HttpServer | LaunchedServer | ReleasedEngine

@@ -12,6 +12,8 @@ killed. What it reports to be busy with (an event ``progress``: compiling a kern
 
 **GPUs.** Jobs share a GPU's memory and time, so fewer of them run side by side, and each may keep more resident. Of
 those that may destroy their context still fewer do (``at_risk.py``): the others are held until there is a slot.
+
+**Servers.** A server that is there is used by one job at a time, for what it counts and caches is of all its requests.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specdebug import interrupts
-from specdebug.workers.at_risk import take
 from specdebug.workers.forkserver import DUMP_SIGNAL
 from specdebug.workers.job import Job, Listener, Worker, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, failure_in_log, machine_failure
@@ -92,9 +93,9 @@ class WorkerPool:
         return len(self._workers) + len(self._held)
 
     def launch(self, job: Job) -> None:
-        """Begin a job now, whatever else runs; :meth:`turn` brings what becomes of it. One that may destroy a GPU's
-        context begins in a turn, once it has a slot there. Raises WorkerStartError, AtRiskError, or MachineFailed when
-        the system has no process, no file or no pipe left to give."""
+        """Begin a job now, whatever else runs; :meth:`turn` brings what becomes of it. One that needs a slot
+        (:attr:`Job.slots`) begins in a turn, once it has one. Raises WorkerStartError, AtRiskError, or MachineFailed
+        when the system has no process, no file or no pipe left to give."""
         self._held.append(job)
         self._launch_held()
 
@@ -102,11 +103,12 @@ class WorkerPool:
         """Begin the jobs held for which there is a slot by now."""
         for _ in range(len(self._held)):
             job = self._held.popleft()
+            slots = job.slots
             try:
-                slot = take(job.at_risk) if job.at_risk else None
+                slot = None if slots is None else slots.take()
             except OSError as error:
                 raise refused(error) from error
-            if job.at_risk and slot is None:
+            if slots is not None and slot is None:
                 self._held.append(job)
             else:
                 self._begin(job, slot)

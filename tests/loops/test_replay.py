@@ -22,7 +22,7 @@ from specdebug.loops.replay import (
 )
 from specdebug.scenario.grammar import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.load import scenario_of
-from specdebug.scenario.servers import LaunchedServer, TargetChoice
+from specdebug.scenario.servers import LaunchedServer, TargetChoice, parse_target
 from specdebug.targets.registry import find_target
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
 from specdebug.workers.job import WorkerEnd
@@ -90,6 +90,24 @@ def test_engine_options_from_outside_go_over_every_arm_and_ask_for_a_gpu() -> No
     assert not any(run.job(FakeLibrary()).at_risk for run in planned())
     unpickled = pickle.loads(pickle.loads(pickle.dumps(runs[0].job(FakeLibrary()).payload))["scenario"])
     assert unpickled.engine_of("reverted") == {"device": "cuda:1", "attention_backend": "fa3"}
+
+
+@pytest.mark.parametrize(
+    ("target", "place"),
+    [
+        ("http://127.0.0.1:30000", "localhost:30000"),
+        ("http://localhost:30000/v1", "localhost:30000"),
+        ("https://GPU-7", "gpu-7:https"),
+        ("{http: 'http://[::1]:80', connections: 2}", "localhost:80"),
+        ("serve", ""),
+        ("embedded", ""),
+        ("reference", ""),
+    ],
+)
+def test_a_server_that_is_there_is_used_by_one_arm_at_a_time(target: str, place: str) -> None:
+    jobs = [run.job(FakeLibrary()) for run in planned(target=parse_target(target), reverts=())]
+    assert [job.server for job in jobs] == [place] * 2
+    assert [job.slots and (job.slots.name, job.slots.most) for job in jobs] == [(place, 1) if place else None] * 2
 
 
 @pytest.mark.parametrize(("device", "prepared"), [("cuda", [LOAD_TRITON]), ("cpu", [])])

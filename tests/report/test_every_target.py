@@ -31,7 +31,7 @@ from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import WorkerEnd
 from specdebug.workers.pool import WorkerPool
 from tests.report.html.samples import Page
-from tests.report.test_reports import text_of
+from tests.run.fakes import text_of
 from tests.targets.http.fake import FakeServer, serving
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -81,7 +81,7 @@ def taped(target: str) -> Ran:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    with WorkerPool(1, PRELOAD) as pool:
+    with WorkerPool(2, PRELOAD) as pool:
         yield pool
 
 

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.workers.at_risk import AT_RISK, VARIABLE, AtRiskError, at_risk_limit, slot_folder, take
+from specdebug.workers.at_risk import AT_RISK, VARIABLE, AtRiskError, at_risk_limit, slots_at_risk
 from specdebug.workers.job import Job
 from specdebug.workers.pool import WorkerPool
+from specdebug.workers.slots import slot_folder
 from tests.workers.test_pool import VICTIMS, Record
 
 HOLDER = """
 import sys
-from specdebug.workers.at_risk import take
-print(take("cuda") is not None, take("cuda") is not None, take("cuda") is not None, flush=True)
+from specdebug.workers.at_risk import slots_at_risk
+slots = slots_at_risk("cuda")
+print(slots.take() is not None, slots.take() is not None, slots.take() is not None, flush=True)
 sys.stdin.read()
 """
 
@@ -35,7 +37,7 @@ def _own_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 def taken(device: str) -> list[int]:
     """Take all slots of a device that are free."""
-    return list(iter(lambda: take(device), None))
+    return list(iter(lambda: slots_at_risk(device).take(), None))
 
 
 def test_so_many_are_free_and_one_more_once_one_is_given_back() -> None:
@@ -51,12 +53,12 @@ def test_so_many_are_free_and_one_more_once_one_is_given_back() -> None:
 def test_each_gpu_has_its_own_and_is_known_by_its_place_among_those_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "1")
     held = taken("cuda:1")
-    assert take("cuda") is not None
+    assert slots_at_risk("cuda").take() is not None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert take("cuda") is None
+    assert slots_at_risk("cuda").take() is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1/2, ../3")
-    assert take("cuda:1") is not None
-    assert {file.parent for file in slot_folder().iterdir()} == {slot_folder()}
+    assert slots_at_risk("cuda:1").take() is not None
+    assert {file.parent for file in slot_folder("gpu").iterdir()} == {slot_folder("gpu")}
     assert len(held) == 1
 
 
@@ -83,17 +85,17 @@ def test_without_a_cache_the_bound_holds_in_this_process(tmp_path: Path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     slot_folder.cache_clear()
     assert len(taken("cuda")) == AT_RISK
-    assert slot_folder().stat().st_mode & 0o077 == 0
+    assert slot_folder("gpu").stat().st_mode & 0o077 == 0
 
 
 class Most(Record):
-    """Counts the jobs at risk that run at a time."""
+    """Counts the jobs at risk, or with a server, that run at a time."""
 
     most = 0
 
     def started(self, job: Job) -> None:
         super().started(job)
-        self.most = max(self.most, sum(name.startswith("risky") for name in self.known - set(self.ends)))
+        self.most = max(self.most, sum(name.startswith(("risky", "asks")) for name in self.known - set(self.ends)))
 
 
 def test_a_pool_holds_jobs_at_risk_until_there_is_a_slot_and_runs_the_others_meanwhile(
@@ -114,7 +116,7 @@ def test_a_job_launched_by_itself_begins_in_a_turn_once_another_pool_s_has_ended
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(VARIABLE, "1")
-    held = take("cuda")
+    held = slots_at_risk("cuda").take()
     assert held is not None
     with WorkerPool(1, preload=()) as pool:
         pool.launch(Job("risky", f"{VICTIMS}:obey", 1, at_risk="cuda"))
@@ -128,7 +130,17 @@ def test_a_job_launched_by_itself_begins_in_a_turn_once_another_pool_s_has_ended
 
 def test_jobs_held_are_dropped_when_the_pool_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "1")
-    assert take("cuda") is not None
+    assert slots_at_risk("cuda").take() is not None
     with WorkerPool(1, preload=()) as pool:
         pool.launch(Job("risky", f"{VICTIMS}:obey", 1, at_risk="cuda"))
     assert pool.running == 0
+
+
+def test_a_server_is_used_by_one_job_at_a_time_and_others_run_meanwhile() -> None:
+    jobs = [Job(f"asks {n}", f"{VICTIMS}:obey", n, server="localhost:30000") for n in range(5)]
+    jobs += [Job(f"beside {n}", f"{VICTIMS}:obey", n) for n in range(3)]
+    jobs += [Job("another", f"{VICTIMS}:obey", 1, server="localhost:30001")]
+    with WorkerPool(4, preload=()) as pool:
+        pool.run(jobs, record := Most())
+    assert len(record.ends) == len(jobs)
+    assert record.most == 1

@@ -36,7 +36,7 @@ class BisectQuestion:
     budget: BisectBudget
     command: tuple[str, ...]
     shared: ContentOptions
-    engine: Mapping[str, str | int]
+    engine: Mapping[str, str | int | float]
     confidence: float
 
     @property

@@ -166,7 +166,7 @@ def _plan(
     subject: FlakeSubject,
     measured: Measurement,
     shared: ContentOptions,
-    engine: Mapping[str, str | int],
+    engine: Mapping[str, str | int | float],
 ) -> _Plan:
     if command and subject.arm is not None:
         raise SpecDebugError("--arm is for a scenario; a command has none")

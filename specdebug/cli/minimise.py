@@ -107,7 +107,7 @@ def minimise(
     return _tell(summary, told, plan.name, results)
 
 
-def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | int], jobs: int) -> _Plan:
+def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | int | float], jobs: int) -> _Plan:
     from specdebug.shrink.space import ScenarioSpace
     from specdebug.shrink.trials import ShrunkSource
 

@@ -87,17 +87,17 @@ def engine_overrides(
     return over if page_size is None else over | {"page_size": page_size}
 
 
-def engine_words(over: Mapping[str, str | int]) -> list[str]:
+def engine_words(over: Mapping[str, str | int | float]) -> list[str]:
     """Return the words of a command line that sets these engine options."""
     from specdebug.scenario.checks import OVERRIDES
 
     return [word for option, value in over.items() for word in (OVERRIDES[option], str(value))]
 
 
-def positive(timeout: float | None) -> float | None:
-    """Return the ``--timeout``. Raises SpecDebugError unless it is above 0 seconds."""
+def positive(timeout: float | None, option: str = "--timeout") -> float | None:
+    """Return the seconds of an option. Raises SpecDebugError unless they are above 0."""
     if timeout is not None and not timeout > 0:
-        raise SpecDebugError(f"--timeout must be above 0 seconds, got {timeout:g}")
+        raise SpecDebugError(f"{option} must be above 0 seconds, got {timeout:g}")
     return timeout
 
 
@@ -195,6 +195,11 @@ OnTarget = Annotated[
     ),
 ]
 
+ReadyTimeout = Annotated[
+    float | None,
+    typer.Option("--ready-timeout", metavar="SECONDS", help="For a server that is started to be ready, not its own."),
+]
+
 # Of commands that run trials. Those that are only a typer.Option have a type or a least value of the command's own.
 ScenarioOrCommand = Annotated[
     str | None,
@@ -273,24 +278,28 @@ class EngineOptions:
     backend: WithBackend = None
     page_size: WithPageSize = None
     target: OnTarget = None
+    ready_timeout: ReadyTimeout = None
 
     def choices(self) -> Choices:
-        """Return them as the choices of a replay. Raises SpecDebugError for a device or a target that is none."""
+        """Return them as the choices of a replay. Raises SpecDebugError for a device, a target or a time that is
+        none."""
         from specdebug.loops.replay import Choices
         from specdebug.scenario.servers import parse_target
 
         target = None if self.target is None else parse_target(self.target)
-        return Choices(engine=self._of_engine(), target=target)
+        ready_s = positive(self.ready_timeout, "--ready-timeout")
+        return Choices(engine=self._of_engine(), target=target, ready_timeout_s=ready_s)
 
-    def overrides(self) -> dict[str, str | int]:
+    def overrides(self) -> dict[str, str | int | float]:
         """Return them by the engine's names, and the target, for ``Scenario.laid_over``. Raises SpecDebugError for a
-        device that is none."""
-        return self._of_engine() | ({} if self.target is None else {"target": self.target})
+        device or a time that is none."""
+        of_target = {"target": self.target, "ready_timeout_s": positive(self.ready_timeout, "--ready-timeout")}
+        return self._of_engine() | {name: value for name, value in of_target.items() if value is not None}
 
     def _of_engine(self) -> dict[str, str | int]:
         return engine_overrides(self.device, self.dtype, self.backend, self.page_size)
 
-    def overrides_of(self, ctx: typer.Context, scenario: str | None) -> dict[str, str | int]:
+    def overrides_of(self, ctx: typer.Context, scenario: str | None) -> dict[str, str | int | float]:
         """Return them for trials of a scenario; a command has none. Raises SpecDebugError for one named then."""
         if scenario is not None:
             return self.overrides()

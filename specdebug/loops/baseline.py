@@ -286,9 +286,11 @@ def beside(name: str, base: AcceptSample, now: AcceptSample, drop: float | None 
 
 
 def machine_of(outcome: Outcome) -> str:
-    """Return the device of a run and, of a CPU, the processor, in plain ASCII, for files."""
+    """Return the device of a run and, of a CPU, the processor, in plain ASCII, for files; of a server that is there
+    its host."""
     stack = outcome.stack
-    names = [stack.get("name", "unknown"), (stack.get("arithmetic") or {}).get("cpu", "")]
+    device = stack.get("machine") or stack.get("name", "unknown")  # of a server the name is its address and version
+    names = [device, (stack.get("arithmetic") or {}).get("cpu", "")]
     return ", ".join(filter(None, names)).encode("ascii", "replace").decode()
 
 

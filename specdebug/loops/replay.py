@@ -54,6 +54,7 @@ class Choices:
     """The choices that the command line makes beside the file.
 
     ``target`` replaces every arm's, ``engine`` options go over every arm's, ``faults`` are added to those of the arm.
+    ``ready_timeout_s``: of servers that are started.
     """
 
     arms: tuple[str, ...] = ()
@@ -65,6 +66,7 @@ class Choices:
     timeout_s: float | None = None
     target: TargetChoice | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
+    ready_timeout_s: float | None = None
 
     @property
     def plain(self) -> bool:
@@ -280,6 +282,8 @@ def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
 
     if choices.target is not None:
         scenario = scenario.on(choices.target)
+    if choices.ready_timeout_s is not None:
+        scenario = scenario.ready_within(choices.ready_timeout_s)
     limits = scenario.limits
     slower = max(slowness_of(find_target(scenario.target_of(name))) for name in scenario.arms)
     timeout_s = limits.timeout_s * slower if choices.timeout_s is None else choices.timeout_s

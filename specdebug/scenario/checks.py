@@ -114,8 +114,9 @@ OVERRIDES = {
     "attention_backend": "--backend",
     "page_size": "--page-size",
     "target": "--target",
+    "ready_timeout_s": "--ready-timeout",
 }
-"""Engine options, and the target, that the command line can override, and how."""
+"""Engine options, the target, and its time to be ready, that the command line can override, and how."""
 
 
 def engine_config(scenario: Scenario, arm: str) -> EngineConfig:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from specdebug import plugins
-from specdebug.errors import Where
+from specdebug.errors import ConfigError, Where
 from specdebug.faults.model import Fault
 from specdebug.scenario.elsewhere import ENGINE, FAULT
 from specdebug.scenario.kinds import (
@@ -35,7 +35,7 @@ from specdebug.scenario.kinds import (
     whole,
 )
 from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
-from specdebug.scenario.servers import TARGET, TargetChoice, parse_target
+from specdebug.scenario.servers import TARGET, StartedServer, TargetChoice, parse_target, ready_within
 from specdebug.scenario.target_ranges import TARGET_RANGE, said_of
 from specdebug.schema import Gather, Item
 from specdebug.targets.registry import DEFAULT, find_target
@@ -501,16 +501,26 @@ class Scenario(Part):
 
     def laid_over(self, over: Mapping[str, Any]) -> Scenario:
         """The scenario with engine options from outside the file over those of every arm; ``target`` among them is in
-        the place of every arm's. Raises SpecDebugError for a target that is none."""
+        the place of every arm's, ``ready_timeout_s`` that of every server that is started. Raises SpecDebugError for a
+        target that is none."""
         options = dict(over)
-        target = options.pop("target", None)
+        target, ready_s = options.pop("target", None), options.pop("ready_timeout_s", None)
         scenario = replace(self, overrides=options)
-        return scenario if target is None else scenario.on(parse_target(target))
+        scenario = scenario if target is None else scenario.on(parse_target(target))
+        return scenario if ready_s is None else scenario.ready_within(ready_s)
 
     def on(self, target: TargetChoice) -> Scenario:
         """The scenario with a target in the place of every arm's. Raises ConfigError for one that there is not."""
         find_target(target)
         return replace(self, target=target, arms={name: replace(arm, target=None) for name, arm in self.arms.items()})
+
+    def ready_within(self, seconds: float) -> Scenario:
+        """The scenario with so many seconds for every server that is started to be ready. Raises ConfigError where no
+        arm has one."""
+        if not any(isinstance(self.target_of(arm), StartedServer) for arm in self.arms):
+            raise ConfigError(f"{self.path}: none of its arms starts a server, which --ready-timeout is for")
+        arms = {name: replace(arm, target=ready_within(arm.target, seconds)) for name, arm in self.arms.items()}
+        return replace(self, target=ready_within(self.target, seconds), arms=arms)
 
     def why_not(self, arm: str) -> str | None:
         """Why an arm is not run on its target, in the file's words; None where it is."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -151,6 +151,11 @@ class ReleasedEngine(StartedServer):
 def engine_of(target: TargetChoice) -> str:
     """The engine whose source a target runs, as toggles name it; of a server that is another's own affair, ours."""
     return target.kind if isinstance(target, ReleasedEngine) else OWN_ENGINE
+
+
+def ready_within(target: TargetChoice | None, seconds: float) -> Any:
+    """A target with so many seconds to be ready; one that is not started as it is."""
+    return replace(target, ready_timeout_s=seconds) if isinstance(target, StartedServer) else target
 
 
 def place_of(target: TargetChoice) -> str:

@@ -32,7 +32,7 @@ def arithmetic() -> dict[str, str]:
     found = _BLAS.search(torch.__config__.show())
     settings = [f"{name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)]
     return {
-        "cpu": _processor(),
+        "cpu": processor(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
         "blas": "unknown" if found is None else f"MKL {found[1]}" if found[1] else found[2],
         "numpy": numpy.__version__,
@@ -41,6 +41,7 @@ def arithmetic() -> dict[str, str]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of this machine's processor."""
     found = re.search(r"^model name\s*: (.+)$", text_of(_CPUINFO) or "", re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()

@@ -106,6 +106,8 @@ def test_a_malformed_scenario_is_one_line_with_its_place(
         (["replay", "cache_hit", "--arm", "recompte"], "did you mean 'recompute'"),
         (["replay", "cache_hit", "--probes", "defualt"], "did you mean 'default'"),
         (["replay", "cache_hit", "--timeout", "0"], "--timeout must be above 0"),
+        (["replay", "cache_hit", "--ready-timeout", "0"], "--ready-timeout must be above 0 seconds, got 0"),
+        (["replay", "cache_hit", "--ready-timeout", "5"], "none of its arms starts a server"),
         (["replay", "cache_hit", "--mode", "loud"], "loud"),
         (["replay", "cache_hit", "--seed", "-1"], "--seed"),
         (["replay", "cache_hit", "--junit", "no/such/folder/x.xml"], "no folder no/such/folder"),

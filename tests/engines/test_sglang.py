@@ -76,7 +76,7 @@ def test_a_fix_that_is_not_in_it_is_refused_before_it_is_started() -> None:
 def test_a_stop_string_that_is_complete_early_in_what_a_verify_accepted_is_missed() -> None:
     """SGLang's own bug, mended by its pull request 23802 after this release."""
     code, arm = replayed("request_ends", "--arm", "fixed", "--target", RELEASE)
-    assert (code, arm["signature"]) == (1, "ends@stop")
+    assert (code, arm["signature"]) == (1, "ends@stop.string")
 
 
 def test_what_a_release_lacks_is_put_in_and_cures_it(monkeypatch: pytest.MonkeyPatch) -> None:

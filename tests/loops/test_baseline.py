@@ -151,6 +151,22 @@ def test_speed_is_told_and_never_a_verdict(baseline: Baseline, speed: float, cpu
     assert (judged.verdict, against.lines[-1]) == ("pass", line)
 
 
+@pytest.mark.parametrize(
+    ("stack", "same"),
+    [
+        ({"name": "http://127.0.0.1:25999, version 1", "machine": "Some Processor"}, True),
+        ({"name": "http://127.0.0.1:31007, version 1", "machine": "Some Processor"}, True),
+        ({"name": "http://127.0.0.1:25999, version 1", "machine": "Other"}, False),
+    ],
+)
+def test_a_server_s_port_is_no_machine(stack: dict[str, str], same: bool, tmp_path: Path) -> None:
+    first = outcome(GOOD, stack={"name": "http://127.0.0.1:25999, version 1", "machine": "Some Processor"})
+    held = Baseline(tmp_path / "b.json", {}).updated([ArmResult(run_of(), first)])
+    _, against = held.judge(run_of(), outcome(GOOD, stack=stack))
+    assert against.same_machine == same
+    assert ("on another machine" in " ".join(against.lines)) != same
+
+
 def test_an_update_replaces_its_own_entries_and_keeps_others(baseline: Baseline) -> None:
     other = ArmResult(run_of(dataclasses.replace(SCENARIO, name="other")), outcome(GOOD))
     both = baseline.updated([other, ArmResult(run_of(), outcome(POOR))])

@@ -135,9 +135,9 @@ def test_everyone_tells_of_it() -> None:
 
 
 def test_the_expectation_is_that_of_the_target() -> None:
-    there = scenario("there", 'expect_on: {"sglang==0.5.13": {fixed: {verdict: fail, signature: "ends@stop"}}}')
+    there = scenario("there", 'expect_on: {"sglang==0.5.13": {fixed: {verdict: fail, signature: "ends@stop.string"}}}')
     (run,) = plan(there, ON_13, FakeLibrary())  # type: ignore[arg-type]
-    assert run.expectation == Expectation("fail", ("ends@stop",))
+    assert run.expectation == Expectation("fail", ("ends@stop.string",))
     assert {run.expectation for run in plan(there, Choices(), FakeLibrary())} == {Expectation()}  # type: ignore[arg-type]
 
 

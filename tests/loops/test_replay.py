@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.errors import SpecDebugError
+from specdebug.errors import ConfigError, SpecDebugError
 from specdebug.loops.replay import (
     LOAD_TRITON,
     ArmResult,
@@ -108,6 +108,16 @@ def test_a_server_that_is_there_is_used_by_one_arm_at_a_time(target: str, place:
     jobs = [run.job(FakeLibrary()) for run in planned(target=parse_target(target), reverts=())]
     assert [job.server for job in jobs] == [place] * 2
     assert [job.slots and (job.slots.name, job.slots.most) for job in jobs] == [(place, 1) if place else None] * 2
+
+
+def test_the_time_to_be_ready_goes_over_that_of_every_server_that_is_started() -> None:
+    (fixed, reverted) = planned(target=parse_target("serve"), ready_timeout_s=7.5)
+    assert [run.target for run in (fixed, reverted)] == [LaunchedServer(command="serve", ready_timeout_s=7.5)] * 2
+    laid = SCENARIO.laid_over({"target": "{launch: serve, ready_timeout_s: 9}", "ready_timeout_s": 5.0})
+    assert laid.target == LaunchedServer(command="serve", ready_timeout_s=5.0)
+    assert laid.overrides == {}
+    with pytest.raises(ConfigError, match="none of its arms starts a server, which --ready-timeout is for"):
+        planned(ready_timeout_s=7.5)
 
 
 @pytest.mark.parametrize(("device", "prepared"), [("cuda", [LOAD_TRITON]), ("cpu", [])])

@@ -147,7 +147,7 @@ FULL = {
     },
     "expect": {"fixed": {"verdict": "pass"}, "other": {"verdict": "fail", "signature": ["nan@*", "hang"]}},
     "not_on": {"sglang": "pages of 3", "sglang>=0.5.13,<0.5.18": "and more"},
-    "expect_on": {"sglang==0.5.13": {"fixed": {"verdict": "fail", "signature": ["ends@stop"]}}},
+    "expect_on": {"sglang==0.5.13": {"fixed": {"verdict": "fail", "signature": ["ends@stop.string"]}}},
 }
 
 INTRUDERS = [None, True, "word", "", -1, 2**70, 0.25, [], [None], {}, {"word": 1}]

@@ -23,7 +23,7 @@ workload:
   - {id: plain, prompt: {token_ids: [1]}, speculative: false}
   - {id: drawn, prompt: {token_ids: [1]}, temperature: 1}
 not_on: {vllm: chains}
-expect_on: {"sglang==0.5.13": {base: {verdict: fail, signature: "ends@stop"}}}
+expect_on: {"sglang==0.5.13": {base: {verdict: fail, signature: "ends@stop.string"}}}
 """
 ONE: Scenario = scenario_of(parse_yaml(TEXT, "one.yaml"))
 
@@ -82,9 +82,9 @@ def test_a_run_is_held_against_what_its_scenario_expects_there(tool: ModuleType)
     def wrong(target: str, verdict: str, signature: str | None = None) -> bool:
         return bool(tool.wrong(ONE, ours, tool.Ran("one", target, verdict, signature, requests=OURS)))
 
-    assert not wrong("sglang==0.5.13", "fail", "ends@stop")
+    assert not wrong("sglang==0.5.13", "fail", "ends@stop.string")
     assert wrong("sglang==0.5.13", "pass")
-    assert wrong("sglang==0.5.18", "fail", "ends@stop")
+    assert wrong("sglang==0.5.18", "fail", "ends@stop.string")
     assert wrong("sglang==0.5.18", "unknown")
     assert not wrong("vllm==0.32.0", "")
     assert wrong("sglang==0.5.18", "")  # it could not be run, and nobody had said so

@@ -70,12 +70,12 @@ class Ends(Oracle):
         due = "stop" if stops else "length" if len(output) >= most else None
         if stops and (stop < last or not finished):
             goes_on = f"is followed by {_named(output[stop + 1 :], output)}" if stop < last else "does not end it"
-            self._report(rid, "stop", f"{rid} output {stop}: {_stop(stops[0])} {goes_on}", stop)
+            self._report(rid, _kind_of(stops[0]), f"{rid} output {stop}: {_stop(stops[0])} {goes_on}", stop)
         elif len(output) > most or (len(output) == most and not finished):
             held = f"{rid} has {len(output)} tokens, max_new_tokens is {most}"
             self._report(rid, "length", f"{held}{'' if finished else ', and goes on'}; {_last(output)}", most)
         elif finished and due is None:
-            site = reason if reason in ("stop", "length") else "reason"
+            site = _claimed(request) if reason == "stop" else "length" if reason == "length" else "reason"
             held = f"{rid} ended ({reason}) after {len(output)} of {most} tokens and no stop"
             self._report(rid, site, f"{held}; {_last(output)}", last)
         elif not ours and stops and reason == "length" and len(output) == most:
@@ -134,6 +134,17 @@ def _named(tokens: Sequence[int], output: Sequence[int]) -> str:
 
 def _last(output: Sequence[int]) -> str:
     return f"the last is {output[-1]}" if output else "there is none"
+
+
+def _kind_of(stop: int | str) -> str:
+    return "stop.token" if isinstance(stop, int) else "stop.string"
+
+
+def _claimed(request: RequestView) -> str:
+    """The kind of the stop that is said to have ended a request; where that is not said, of the stops that it has."""
+    if request.matched_stop is not None:
+        return _kind_of(request.matched_stop)
+    return "stop.string" if request.sampling.stop else "stop.token"
 
 
 def _stop(stop: int | str) -> str:

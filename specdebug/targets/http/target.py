@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from specdebug.errors import ConfigError, SpecDebugError
 from specdebug.targets.base import Ability, Asked, Opening
 from specdebug.targets.serving import HttpSettings, ServerSettings
+from specdebug.workers.arithmetic import processor
 
 if TYPE_CHECKING:
     from specdebug.targets.http.client import ServerClient
@@ -124,7 +126,7 @@ def open_session(
     session.server().pass_over(facts.told)
     if settings.flush:
         session.flush_cache()
-    opening.say("stack", **_stack(facts, asked, url))
+    opening.say("stack", **_stack(facts, asked, url, started=host is not None))
     opening.before()
     return session
 
@@ -151,9 +153,10 @@ def _shown(facts: ServerFacts, settings: ServerSettings, *, dense: bool, plain: 
     return ALWAYS | {ability for ability, shown in more.items() if shown}
 
 
-def _stack(facts: ServerFacts, asked: Asked, url: str) -> dict[str, Any]:
+def _stack(facts: ServerFacts, asked: Asked, url: str, *, started: bool) -> dict[str, Any]:
     own = facts.own.get("stack")
     return {
+        "machine": processor() if started else urlsplit(url).hostname,
         "device": "cpu",  # of this side, which needs no other
         "name": f"{url}, version {facts.version}",
         "dtype": asked.dtype,

@@ -113,29 +113,33 @@ def test_an_aborted_request_ends_anywhere_and_is_given_nothing_more() -> None:
 
 WRONG: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     "a stop token in the middle": (
-        "stop",
+        "stop.token",
         "a.0 output 1: stop token 9 is followed by 2 more tokens, the first 5 (4 in all)",
         [{"emitted": [3, STOP, 5, 6]}],
     ),
-    "a stop token that ends nothing": ("stop", "stop token 9 does not end it", [{"emitted": [3, STOP]}]),
+    "a stop token that ends nothing": ("stop.token", "stop token 9 does not end it", [{"emitted": [3, STOP]}]),
     "stopped by none": (
-        "stop",
+        "stop.string",
         "ended (stop) after 2 of 8 tokens and no stop",
         [{"emitted": [3, 4], "reason": "stop"}],
     ),
     "a stop string in the middle": (
-        "stop",
+        "stop.string",
         "a.0 output 2: stop string 'kl' is followed by 1 more tokens, the first 5 (4 in all)",
         [{"emitted": [3, 11, 12, 5]}],
     ),
     "a stop string over two steps that ends nothing": (
-        "stop",
+        "stop.string",
         "a.0 output 1: stop string 'kl' does not end it",
         [{"emitted": [11]}, {"emitted": [12]}],
     ),
-    "a stop string within a token that ends nothing": ("stop", "output 0: stop string 'kl'", [{"emitted": [30]}]),
+    "a stop string within a token that ends nothing": (
+        "stop.string",
+        "output 0: stop string 'kl'",
+        [{"emitted": [30]}],
+    ),
     "stopped before the string is complete": (
-        "stop",
+        "stop.string",
         "ended (stop) after 2 of 8 tokens and no stop; the last is 11",
         [{"emitted": [3, 11], "reason": "stop", "matched": STRING}],
     ),
@@ -304,11 +308,11 @@ COMPLETED = StopStrings.completed
 @pytest.mark.parametrize(
     ("bug", "signature"),
     [
-        (stop_only_at_the_end, "ends@stop"),
+        (stop_only_at_the_end, "ends@stop.token"),
         (longer_than_asked, "ends@length"),
         (streams_what_it_drops, "ends@stream"),
         (length_before_stop, "ends@reason"),
-        (drops_what_a_string_ends, "ends@stop"),
+        (drops_what_a_string_ends, "ends@stop.string"),
         (names_no_stop, "ends@reason"),
     ],
 )
@@ -346,5 +350,5 @@ STRINGS = ("e(M", "a message", ".value")
 def test_stop_strings_missed_or_matched_too_early_are_caught(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StopStrings, "completed", bug)
     found, _, _ = serve("request_ends", **ALONE)
-    assert {violation.signature for violation in found} == {"ends@stop"}
+    assert {violation.signature for violation in found} == {"ends@stop.string"}
     assert all(violation.data["rid"].startswith("string") for violation in found)

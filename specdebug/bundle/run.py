@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specdebug import __version__
 from specdebug.loops.replay import ArmResult, ArmRun, Progress, RunContent
 from specdebug.loops.steplog import Recording
-from specdebug.verdict.ledger import TRACED, Ledger
+from specdebug.verdict.ledger import TRACED
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.stack import driver_version, versions
 
@@ -143,7 +143,7 @@ class _Listener:
         self._run = run
         self._progress = progress
         self._recording = recording
-        self._ledger = Ledger(run.target_name)
+        self._ledger = run.ledger()
 
     def started(self, job: Job) -> None:
         if self._progress is not None:

@@ -225,7 +225,10 @@ RayAddress = Annotated[
 ]
 TrialSeed = Annotated[int, typer.Option("--seed", min=0, help="Of the trials' seeds.")]
 TrialTimeout = Annotated[
-    float | None, typer.Option("--timeout", metavar="SECONDS", help="A trial that takes longer has failed: hang.")
+    float | None,
+    typer.Option(
+        "--timeout", metavar="SECONDS", help="A command that takes longer hangs; an arm only if it stands still."
+    ),
 ]
 NoLocate = Annotated[
     bool, typer.Option("--no-locate", help="Do not run failing arms again to find where wrong outputs began.")

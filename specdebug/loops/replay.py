@@ -133,6 +133,10 @@ class ArmRun:
         memory_mb, server = float(limits.memory_mb), place_of(self.target)
         return Job(self.key, target, payload, limits.timeout_s, memory_mb, device != "cpu", at_risk, server)
 
+    def ledger(self) -> Ledger:
+        """Return a ledger for the run, with nothing in it."""
+        return Ledger(self.target_name, deadline=self.scenario.limits.exceeded == "hang")
+
     def at_fault(self, message: str, option: tuple[str, ...]) -> SpecDebugError:
         """Return a worker's complaint about the scenario, with the place of the engine option in question, if any."""
         if option:
@@ -315,7 +319,7 @@ class ArmListener:
         self._used: set[str] = set()
 
     def started(self, job: Job) -> None:
-        self.ledgers[job.name] = Ledger(self.runs[job.name].target_name)
+        self.ledgers[job.name] = self.runs[job.name].ledger()
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
         self.ledgers[job.name].fold(event)
@@ -428,7 +432,7 @@ class _Running(ArmListener):
         if interrupted:
             for key in self.runs.keys() - self.results.keys():
                 run = self.runs[key]
-                self.results[key] = ArmResult(run, Ledger(run.target_name).outcome(_NEVER_BEGUN))
+                self.results[key] = ArmResult(run, run.ledger().outcome(_NEVER_BEGUN))
         return [self.results[key] for key in self.runs if key in self.results]
 
     def ended(self, job: Job, end: WorkerEnd) -> None:

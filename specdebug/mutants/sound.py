@@ -95,6 +95,7 @@ class Sound:
             limits,
             timeout_s=min(limits.timeout_s, SLOWER * self.seconds + GRACE_S),
             max_steps=min(limits.max_steps, STEPS_MORE * len(self.steps) + GRACE_STEPS),
+            exceeded="hang",
         )
         scenario = dataclasses.replace(self.run.scenario, limits=limited)
         patch = None if mutant is None else mutant.patch

@@ -103,6 +103,7 @@ class RunLoop:
         self._add(again, self.arrived[rid])
         while self.session.has_work:
             self._advance()
+            self.sink.emit("alive")
         served = self.session.request(again)
         if served.cached_tokens:
             detail = f"{again} found {served.cached_tokens} tokens in a cache that had just been flushed"
@@ -201,7 +202,7 @@ class RunLoop:
         judge.look(self.session, requests, report.emitted)
         self._step += 1
         if self._step > self.max_steps:
-            self.report(Violation("hang", "", step, f"not done after {self.max_steps} steps"))
+            self.sink.emit("overrun", steps=self.max_steps)
             raise Stopped
         return report, seconds
 

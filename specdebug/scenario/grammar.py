@@ -365,11 +365,23 @@ class OracleSpec(Part):
 
 @dataclass(frozen=True)
 class Limits(Part):
-    """The limits at which a run is stopped: wall seconds, engine steps, MiB of resident memory."""
+    """The limits at which a run is stopped: wall seconds, engine steps, MiB of resident memory. A run whose requests
+    still advance at a limit of time or steps is ``exceeded``: ``unknown``, or a ``hang`` where the limit is what is
+    tested."""
 
     timeout_s: Annotated[float, real(0, 10**6, above=True), "wall seconds"] = 120.0
     max_steps: Annotated[int, whole(1, 10**9), "engine steps"] = 5000
     memory_mb: Annotated[int, whole(64, 2**24), "MiB of host memory"] = 4096
+    exceeded: Annotated[
+        Literal["unknown", "hang"],
+        choice("unknown", "hang"),
+        "what a run is that goes on beyond its seconds or steps; `hang`: it fails, for the limit is what is tested",
+    ] = "unknown"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As any part; what was written before there was ``exceeded`` is the same scenario still."""
+        plain = super().to_dict()
+        return plain if self.exceeded != "unknown" else {name: plain[name] for name in plain if name != "exceeded"}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P
 
 
 def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
-    """The violation that an unfinished worker's end amounts to; None if it was interrupted or the machine failed."""
+    """The violation that an unfinished worker's end amounts to; None if it was interrupted, the machine failed, or it
+    was slow: its time was over while it went on."""
     where = f"in stage {stage}, after step {step}"
     frame = innermost_frame(end.log)
     at = f"; innermost specdebug frame {frame}" if frame else ""
@@ -35,6 +36,8 @@ def death_of(end: WorkerEnd, step: int, stage: str) -> Violation | None:
         data = {"device": "cuda", "lost": True, "died": True}
         return Violation(assertion.kind, assertion.site, step, detail, data=data)
     if end.kind in ("interrupted", "refused") or death_by_machine(end) is not None:
+        return None
+    if end.kind == "timeout" and end.going:
         return None
     if end.kind == "lost":
         return Violation("error", "worker", step, f"the fork server died under it {where}")

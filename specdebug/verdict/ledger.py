@@ -41,6 +41,9 @@ TRACED = ("step", "kind", "rids", "emitted", "accept", "cached", "finished", "re
 START = "start"
 """The stage before the first that a worker reports."""
 
+STANDS_STILL = 64
+"""Steps in which a request that is computed advances, or else it stands still."""
+
 LOG_TAIL = 4000
 """Characters of a worker's log kept in its outcome."""
 
@@ -63,6 +66,15 @@ class _Request:
         return RequestResult(**{**vars(self), **lists})
 
 
+@dataclass
+class _Way:
+    """The steps in which a request that has not ended was last ``computed``, and last ``advanced``: a part of its
+    prompt was prefilled, or it got tokens. At first the step before which it arrived."""
+
+    computed: int
+    advanced: int
+
+
 def _told(violations: Sequence[Violation], first: Violation) -> str:
     """The words of the violation that names the failure, and what became of the device if it was lost over it."""
     loss = next((found for found in violations if found.data and found.data.get("lost")), None)
@@ -79,9 +91,10 @@ def accepted_in(step: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 class Ledger:
-    """The state of one arm's run, built from its worker's events. ``target``: the name of what it was asked for on."""
+    """The state of one arm's run, built from its worker's events. ``target``: the name of what it was asked for on.
+    ``deadline``: a run that exceeds its limits has failed, also if it goes on."""
 
-    def __init__(self, target: str = DEFAULT) -> None:
+    def __init__(self, target: str = DEFAULT, *, deadline: bool = False) -> None:
         self.step = 0
         self.stage = START
         self.activity = ""
@@ -93,6 +106,9 @@ class Ledger:
         self._stack: dict[str, Any] = {}
         self._claiming = ""
         self._requests: dict[str, _Request] = {}
+        self._ways: dict[str, _Way] = {}
+        self._deadline = deadline
+        self._overrun: int | None = None
         self._violations: list[Violation] = []
         self._notes: list[str] = []
         self._impossible: str | None = None
@@ -137,7 +153,9 @@ class Ledger:
         """Judge the run, now that its worker has ended."""
         coredump = self._stack.get("coredump")
         violations = [explained(found, end.log, self.step, coredump) for found in self._violations]
-        death = None if self._done else death_of(end, self.step, self.stage)
+        if self._deadline:
+            end = replace(end, going=False)
+        death = self._endless() if self._done else death_of(end, self.step, self.stage)
         machine = self._failure_of_machine(end)
         if machine is not None and self._was_made_to_die():
             if machine.cause == "memory":
@@ -147,7 +165,7 @@ class Ledger:
         impossible = self._impossible or (machine.reason if machine is not None else self._not_for_this_target())
         if death is not None and impossible is None:
             violations.append(explained(death, "", self.step, coredump))
-        ordered = merge_violations(violations)
+        ordered = merge_violations([self._naming_requests(each) for each in violations])
         requests = tuple(request.result() for request in self._requests.values())
         interrupted = end.kind == "interrupted" and not self._done
         # How often its edits ran, a worker takes with it when it dies; none of them is known to be idle then.
@@ -158,8 +176,7 @@ class Ledger:
             sites_reached=sum(count > 0 for count in self._reached.values()),
             generated=sum(len(request.output_ids) for request in requests),
             impossible=impossible,
-            interrupted=interrupted,
-            begun=self.stage != START,
+            cut_short=self._cut_short(end, interrupted=interrupted, endless=death is not None),
             idle_faults=tuple(self._idle_faults()),
             blind=self._blind,
         )
@@ -191,6 +208,46 @@ class Ledger:
             not_engine_code=self._not_engine_code,
             log_tail=end.log[-LOG_TAIL:],
         )
+
+    def _cut_short(self, end: WorkerEnd, *, interrupted: bool, endless: bool) -> str:
+        """Return why the run was ended before it was done, if it was; nothing if it had come to no end by itself."""
+        if interrupted:
+            return "interrupted before it was done" if self.stage != START else "interrupted before it began"
+        if self._overrun is not None and not endless:
+            return f"not done after {self._overrun} steps, and it still went on: raise limits.max_steps in the scenario"
+        if end.kind == "timeout" and end.going and not self._done:
+            where = f"in stage {self.stage}, after step {self.step}"
+            return (
+                f"not done within {end.wall_s:.0f} s, {where}, and it still went on: raise limits.timeout_s in the "
+                "scenario, or give --timeout"
+            )
+        return ""
+
+    def _endless(self) -> Violation | None:
+        """Return the hang that a run without end is; None if it ended, or if all that was computed went on."""
+        if self._overrun is None:
+            return None
+        since = self._overrun - STANDS_STILL
+        ways = self._ways.values()
+        idle = bool(ways) and max(way.advanced for way in ways) <= since
+        stuck = idle or any(way.computed > since >= way.advanced for way in ways)
+        if stuck or self._deadline:
+            return Violation("hang", "", self.step, f"not done after {self._overrun} steps")
+        return None
+
+    def _naming_requests(self, violation: Violation) -> Violation:
+        """Return a hang with the requests that advance no more, and since which step; any other violation as it is."""
+        if violation.kind != "hang" or not self._ways or "steps" in self._lacks:
+            return violation
+        since = min(way.advanced for way in self._ways.values())
+        rids = [rid for rid, way in self._ways.items() if way.advanced == since]
+        named = ", ".join(rids[:3]) + f" and {len(rids) - 3} more" * (len(rids) > 3)
+        have = "requests {} have" if len(rids) > 1 else "request {} has"
+        told = f"{have.format(named)} not advanced since step {since}"
+        if others := len(self._ways) - len(rids):
+            told += f", {others} more not since a later one"
+        data = {**violation.data, "rid": rids[0], "since": since}
+        return replace(violation, detail=f"{violation.detail}; {told}", data=data)
 
     @property
     def unavailable(self) -> bool:
@@ -285,6 +342,7 @@ class Ledger:
 
     def _on_arrive(self, event: Mapping[str, Any]) -> None:
         self._requests[event["rid"]] = _Request(event["rid"], event["group"], event["prompt_tokens"])
+        self._ways[event["rid"]] = _Way(self.step, self.step)
 
     def _on_step(self, event: Mapping[str, Any]) -> None:
         self.step, self.activity = event["step"], ""
@@ -296,6 +354,11 @@ class Ledger:
             self._requests[rid].accept_lengths.extend(lengths)
         for rid, cached in event["cached"].items():
             self._requests[rid].cached_tokens = cached
+        for rid in event["rids"]:
+            if (way := self._ways.get(rid)) is not None:
+                way.computed = self.step
+                if event["kind"] == "prefill" or event["emitted"].get(rid):
+                    way.advanced = self.step
         facts = [event[key] for key in TRACED]
         self._trace.update(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
 
@@ -309,6 +372,7 @@ class Ledger:
     def _on_request(self, event: Mapping[str, Any]) -> None:
         request = self._requests[event["rid"]]
         request.text, request.finish_reason = event["text"], event["finish_reason"]
+        self._ways.pop(event["rid"], None)
 
     def _on_cold(self, event: Mapping[str, Any]) -> None:
         self._requests[event["rid"]].cold_accept_lengths = tuple(event["accept_lengths"])
@@ -320,6 +384,9 @@ class Ledger:
         self._counted = True
         self._reached = dict(event["reached"])
         self._on_reverts(event)
+
+    def _on_overrun(self, event: Mapping[str, Any]) -> None:
+        self._overrun = event["steps"]
 
     def _on_note(self, event: Mapping[str, Any]) -> None:
         self._notes.append(event["text"])

@@ -330,8 +330,8 @@ class Evidence:
     ``reverts``: per reverted fix (by number), how often each of its edits ran. ``probes_enabled``: the probe sites that
     the packs switched on, ``sites_reached``: those of them that were evaluated. ``generated``: tokens emitted.
     ``impossible``: why the run could not take place, if so. ``idle_faults``: a sentence for each declared fault that
-    did no damage. ``blind``: no oracle could look, though some were asked for. ``interrupted``: its worker was ended
-    before it was done; ``begun``: the worker had reported something by then.
+    did no damage. ``blind``: no oracle could look, though some were asked for. ``cut_short``: why it was ended before
+    it was done, if neither by itself nor for what was found.
     """
 
     reverts: Mapping[str, Mapping[str, int]]
@@ -339,8 +339,7 @@ class Evidence:
     sites_reached: int
     generated: int
     impossible: str | None = None
-    interrupted: bool = False
-    begun: bool = True
+    cut_short: str = ""
     idle_faults: tuple[str, ...] = ()
     blind: bool = False
 
@@ -348,15 +347,15 @@ class Evidence:
 def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict, tuple[str, ...]]:
     """Verdict of a run and, unless it is a plain pass or fail, the reasons.
 
-    Unknown, in the absence of violations, is a run that was interrupted, of which no more is said; that could not take
+    Unknown, in the absence of violations, is a run that was cut short, of which no more is said; that could not take
     place; in which none of a reverted fix's edits ever ran (of edits on exclusive paths one suffices); whose enabled
     probes were never evaluated; that generated nothing; or in which a declared fault was not injected or changed
     nothing.
     """
     reasons = [evidence.impossible] if evidence.impossible else []
-    if evidence.interrupted:
+    if evidence.cut_short:
         # What it had not come to by then says nothing of it.
-        reasons.append("interrupted before it was done" if evidence.begun else "interrupted before it began")
+        reasons.append(evidence.cut_short)
         return ("fail" if violations else "unknown"), tuple(reasons)
     if not evidence.impossible:
         idle = [number for number, edits in evidence.reverts.items() if not any(edits.values())]

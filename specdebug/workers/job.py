@@ -19,6 +19,14 @@ BUSY_LIMIT_S = 300.0
 GPU_MEMORY_MB = 4096.0
 """Host memory of a worker that uses a GPU, beyond its job's limit: a context with torch, Triton and FlashInfer loaded
 has 1 to 3 GiB resident before the engine allocates anything."""
+STILL_S = 5.0
+"""Seconds without a report after which a worker that has made a step may be standing still..."""
+STILL_TIMES = 10
+"""... if that is also as many times as long as it ever took from one report to the next since its first step."""
+SETUP_S = 10.0
+"""Before its first step it stands still once it reports nothing for so long, and for half of its time."""
+PATIENCE_S = 30.0
+"""Seconds beyond its deadline in which a worker that has made a step may show by a report that it goes on."""
 LOG_LIMIT = 64 * 1024
 """Bytes that are kept of the end of what a process prints."""
 
@@ -57,6 +65,7 @@ class WorkerEnd:
 
     ``failure``: what of the machine failed it, where the pool saw that: no process could be started (then it is
     ``refused``), the kernel killed it for lack of memory, or somebody else did. No bug ends in SIGKILL.
+    ``going``: its time was over, and it went on.
     """
 
     kind: EndKind
@@ -65,6 +74,7 @@ class WorkerEnd:
     peak_rss_mb: float
     log: str
     failure: MachineFailure | None = None
+    going: bool = False
 
     @property
     def signal_name(self) -> str:
@@ -108,6 +118,10 @@ class Worker:
     log_size: int = 0
     oom_kills: int | None = field(default_factory=lambda: oom_kills())
     failure: MachineFailure | None = None
+    heard_at: float = 0.0
+    longest_s: float | None = None
+    """The longest time from one report to the next since its first step, None before that."""
+    going: bool = False
 
     @property
     def memory_limit_mb(self) -> float:
@@ -116,7 +130,7 @@ class Worker:
 
     def start(self, pid: int, now: float) -> None:
         """Take in that it exists, and start its clock."""
-        self.pid, self.started_at = pid, now
+        self.pid, self.started_at, self.heard_at = pid, now, now
         self.deadline = now + self.job.timeout_s
 
     def lose(self, given_up: str | None) -> None:
@@ -142,7 +156,7 @@ class Worker:
         log = b"".join(self.log).decode("utf-8", "replace")[-LOG_LIMIT:]
         if status == -signal.SIGKILL and kind in ("signal", "lost") and self.failure is None:
             self.failure = self.killed_by_others()
-        return WorkerEnd(kind, status, wall_s, self.peak_rss_mb, log, self.failure)
+        return WorkerEnd(kind, status, wall_s, self.peak_rss_mb, log, self.failure, self.going)
 
     def killed_by_others(self) -> MachineFailure:
         """Return, by the kernel's count of kills, who killed this worker or its server, if not the pool.
@@ -161,6 +175,25 @@ class Worker:
         self.deadline = self.deadline_at(now)
         busy = event.get("event") == "progress" and bool(event.get("text"))
         self.busy_since = now if busy else None
+        if self.longest_s is not None:
+            self.longest_s = max(self.longest_s, now - self.heard_at)
+        elif event.get("event") == "step":
+            self.longest_s = 0.0
+        self.heard_at = now
+
+    def stands_still(self, now: float) -> bool:
+        """Return True if it has reported nothing for so long that it is not just slow."""
+        if self.longest_s is None:
+            return now - self.heard_at >= max(SETUP_S, self.job.timeout_s / 2)
+        return now - self.heard_at >= max(STILL_S, STILL_TIMES * self.longest_s)
+
+    def is_over(self, now: float) -> bool:
+        """Return True if its time is over, and it is known whether it stands still, or has been waited for in vain."""
+        deadline = self.deadline_at(now)
+        if now < deadline:
+            return False
+        known = self.longest_s is None or self.heard_at >= deadline or self.stands_still(now)
+        return known or now >= deadline + PATIENCE_S
 
     def deadline_at(self, now: float) -> float:
         """Return the deadline, put off by how long the worker has been busy."""

@@ -9,6 +9,8 @@ parent polls ``/proc``, where there is one, every :data:`TICK_S`; a runaway over
 
 **Hangs.** At its deadline a worker is first asked where it is (``faulthandler`` dumps every thread to the log), then
 killed. What it reports to be busy with (an event ``progress``: compiling a kernel, capturing a graph) does not count.
+One that is slow and one that stands still are told apart by what they report; where that is not clear yet, a worker
+that has made a step is given a little more time.
 
 **GPUs.** Jobs share a GPU's memory and time, so fewer of them run side by side, and each may keep more resident. Of
 those that may destroy their context still fewer do (``at_risk.py``): the others are held until there is a slot.
@@ -284,8 +286,9 @@ class WorkerPool:
             if rss > worker.memory_limit_mb:
                 worker.killed_for = "memory"
                 self._signal(worker, signal.SIGKILL)
-            elif now >= worker.deadline_at(now):
+            elif worker.is_over(now):
                 worker.killed_for = "timeout"
+                worker.going = not worker.stands_still(now)
                 worker.dump_until = now + DUMP_GRACE_S
                 self._signal(worker, DUMP_SIGNAL)
 

@@ -105,7 +105,7 @@ FULL = {
         "each_step": True,
         "accept": {"min_ratio": 0.9, "min": 1.5, "drop": 0.1},
     },
-    "limits": {"timeout_s": 1.5, "max_steps": 10, "memory_mb": 512},
+    "limits": {"timeout_s": 1.5, "max_steps": 10, "memory_mb": 512, "exceeded": "hang"},
     "arms": {
         "fixed": None,
         "other": {

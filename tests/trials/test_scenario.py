@@ -62,7 +62,7 @@ def test_a_revert_that_never_ran_has_not_shown_but_a_run_that_could_show_nothing
     assert result_of(outcome(reverts={"1": never, "3": never})).outcome == "pass"
     assert result_of(outcome(reverts={"1": never}, generated=0)).outcome == "untestable"
     assert result_of(outcome(reverts={"2": ran}, sites_reached=0)).outcome == "untestable"
-    assert result_of(outcome(interrupted=True)).outcome == "untestable"
+    assert result_of(outcome(cut_short="interrupted before it was done")).outcome == "untestable"
     impossible = result_of(outcome(reverts={"1": never}, impossible="toggle 1: does not fit"))
     assert (impossible.outcome, impossible.detail) == ("untestable", "toggle 1: does not fit")
 

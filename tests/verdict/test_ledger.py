@@ -127,6 +127,53 @@ def test_a_death_is_a_failure_and_loses_nothing(kind: Any, status: int, signatur
     assert outcome.metrics.steps == 2
 
 
+def test_a_run_that_is_slow_is_no_hang_and_says_how_to_give_it_more_time() -> None:
+    slow = replace(end("timeout", -9), going=True)
+    outcome = outcome_of([*START, step(1), step(2)], slow)
+    assert (outcome.verdict, outcome.signature, outcome.unavailable) == ("unknown", None, False)
+    assert outcome.detail.startswith("not done within 2 s, in stage run, after step 2, and it still went on: raise")
+    assert "limits.timeout_s" in outcome.detail
+    found = {"event": "violation", "kind": "guard", "site": "a.b", "step": 2, "detail": ""}
+    assert outcome_of([*START, step(1), found], slow).signature == "guard@a.b"
+    deadline = Ledger(deadline=True)
+    for event in [*START, step(1)]:
+        deadline.fold(event)
+    assert deadline.outcome(slow).signature == "hang", "the limit is what is tested"
+
+
+def arrivals(*rids: str) -> list[dict[str, Any]]:
+    return [{"event": "arrive", "rid": rid, "group": "g", "prompt_tokens": 12} for rid in rids]
+
+
+def test_a_hang_names_the_requests_that_do_not_advance_and_since_when() -> None:
+    rids = ("a", "b", "c", "d", "e")
+    first = step(1, kind="prefill", rids=list(rids), emitted={rid: [5] for rid in rids}, accept={})
+    others = step(2, rids=list(rids), emitted={"a": [], "b": [5], "c": [], "d": [], "e": []}, accept={})
+    ended = {"event": "request", "rid": "e", "finish_reason": "length", "text": ""}
+    outcome = outcome_of([*START[:-1], *arrivals(*rids), first, others, ended], end("timeout", -9))
+    assert outcome.signature == "hang"
+    assert outcome.detail.endswith("; requests a, c, d have not advanced since step 1, 1 more not since a later one")
+    assert (outcome.violations[0].data["rid"], outcome.violations[0].data["since"]) == ("a", 1)
+
+
+def overrun(emitted: dict[str, list[int]], last: int = 70) -> Outcome:
+    """A run that is stopped after its last step; of each of the steps from the second on ``emitted`` is what came."""
+    steps = [step(1, rids=["a", "b"], kind="prefill", emitted={"a": [1], "b": [1]}, accept={})]
+    steps += [step(n, rids=["a", "b"], emitted=emitted, accept={}) for n in range(2, last + 1)]
+    over = {"event": "overrun", "steps": last}
+    return outcome_of([*START[:-1], *arrivals("a", "b"), *steps, over, *FINISH[1:]])
+
+
+def test_a_run_of_too_many_steps_hangs_if_a_request_of_them_stands_still() -> None:
+    outcome = overrun({"a": [7], "b": []})
+    assert (outcome.verdict, outcome.signature) == ("fail", "hang")
+    assert "not done after 70 steps; request b has not advanced since step 1" in outcome.detail
+    outcome = overrun({"a": [7], "b": [7]})
+    assert (outcome.verdict, outcome.signature) == ("unknown", None)
+    assert "not done after 70 steps, and it still went on: raise limits.max_steps" in outcome.detail
+    assert overrun({"a": [7], "b": []}, last=20).verdict == "unknown", "too few to tell"
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [

@@ -38,9 +38,9 @@ FOUND = [Violation("nan", "draft.logits", 3)]
         ([], {"sites_reached": 0, "probes_enabled": 0}, "pass", None),
         ([], {"generated": 0}, "unknown", "nothing was generated"),
         (FOUND, {"generated": 0}, "fail", "nothing was generated"),
-        ([], {"interrupted": True}, "unknown", "interrupted"),
-        ([], {"interrupted": True, "reverts": {"1": {"a": 0}}, "generated": 0}, "unknown", "before it was done"),
-        ([], {"interrupted": True, "begun": False, "probes_enabled": 1}, "unknown", "before it began"),
+        ([], {"cut_short": "interrupted before it was done"}, "unknown", "interrupted"),
+        ([], {"cut_short": "not done", "reverts": {"1": {"a": 0}}, "generated": 0}, "unknown", "not done"),
+        (FOUND, {"cut_short": "not done within 9 s"}, "fail", "within 9 s"),
         ([], {"impossible": "no fit", "generated": 0, "sites_reached": 0}, "unknown", "no fit"),
     ],
 )

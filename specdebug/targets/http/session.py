@@ -75,7 +75,8 @@ class Completed:
 
 class HttpSession(Plain):
     """Serves requests on a server. ``host``: who knows the server's process, if anybody does. ``inside``: what that
-    process shows of itself, if it does. ``waiting``: called once a :data:`TICK_S` while no request ends."""
+    process shows of itself, if it does. ``waiting``: called once a :data:`TICK_S` while no request ends. ``alive``:
+    called once a :data:`TICK_S` while something comes of requests."""
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class HttpSession(Plain):
         inside: Inside | None = None,
         note: Callable[[str], None] = lambda text: None,
         waiting: Callable[[], None] | None = None,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.shows = shows
         self.vocab_size = vocab_size
@@ -107,6 +109,7 @@ class HttpSession(Plain):
         self._inside = inside
         self._note = note
         self._waiting = waiting
+        self._alive, self._alive_at = alive, 0.0
         self._noted: set[str] = set()
         self._onlooker: RequestOnlooker | None = None
         self._run = uuid.uuid4().hex[:8]  # a server may remember the ids of other runs
@@ -292,6 +295,9 @@ class HttpSession(Plain):
             async with aclosing(self._client.stream("/generate", {**body, "stream": True})) as events:
                 async for event in events:
                     answer.take(event, incremental=self._incremental)
+                    if (now := self._loop.time()) - self._alive_at >= TICK_S:
+                        self._alive_at = now
+                        self._alive()
         else:
             answer.take(await self._client.post("/generate", body), incremental=False)
         answer.end()

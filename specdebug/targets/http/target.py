@@ -120,6 +120,7 @@ def open_session(
         host=host,
         inside=inside,
         note=lambda text: opening.say("note", text=text),
+        alive=lambda: opening.say("alive"),
         waiting=partial(_tell_injections, host, opening) if host is not None and opening.over_there.faults else None,
     )
     session.server().switch, session.server().own = facts.switch, bool(facts.own)

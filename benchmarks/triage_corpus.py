@@ -1,11 +1,13 @@
 """How well the reader names failures of other people: precision and recall over public reports.
 
-    python benchmarks/triage_corpus.py [--misses]
+    python benchmarks/triage_corpus.py [--misses] [--cases DIR]
 
 ``tests/logs/corpus`` holds error lines of public issues with the answer that a person gives, half of them put aside
 before the patterns were written. *Named* are reports for which a signature is given, *right* those of them that have
 the expected one. Precision is right over named, recall right over those that have something to name. A *false reason*
-is a fix that triage ranks where naming one would be a guess. Needs no GPU and takes a few seconds.
+is a fix that triage ranks where naming one would be a guess. ``--cases`` prints, of every ``*/log.txt`` in a folder,
+what the ``triage.md`` beside it wants, the name that is given, the engine and the suspects. Needs no GPU and takes a
+few seconds.
 """
 
 from __future__ import annotations
@@ -76,12 +78,29 @@ def row(half: str, found: Sequence[Report]) -> str:
     )
 
 
+def cases(folder: Path, library: Library) -> Iterator[str]:
+    """The lines of a table of the logs in a folder."""
+    yield "| log | wanted | named | engine | suspects |"
+    yield "|---|---|---|---|---|"
+    for log in sorted(folder.glob("*/log.txt")):
+        found = scan_bytes(log.read_bytes())
+        told = log.with_name("triage.md").read_text("utf-8").splitlines()
+        wanted = next((line.removeprefix("Wanted: ") for line in told if line.startswith("Wanted: ")), "")
+        name = "none" if found.main is None else found.main.signature
+        suspects = ", ".join(str(one.toggle.pr) for one in candidates(found, library)) or "none"
+        yield f"| {log.parent.name} | {wanted} | `{name}` | {found.facts.origin.engine} | {suspects} |"
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--misses", action="store_true", help="List what is not as expected.")
+    parser.add_argument("--cases", type=Path, metavar="DIR", help="Print the logs of a folder instead.")
     wanted = parser.parse_args()
     library = Library()
+    if wanted.cases is not None:
+        print("\n".join(cases(wanted.cases, library)))
+        return
     print("| reports | all | named | right | precision | recall | fixes ranked | false reasons |")
     print("|---|---|---|---|---|---|---|---|")
     halves = {half: list(reports(half, library)) for half in HALVES}

@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from specdebug import interrupts
 from specdebug.cli.options import ContentOptions, Jobs, JsonOptions
-from specdebug.cli.output import note, show
+from specdebug.cli.output import check_writable, note, show
 from specdebug.cli.params import grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
@@ -43,11 +44,14 @@ def triage(
     *,
     log: Annotated[str, typer.Argument(metavar="LOG|-", help="A log file; - reads standard input.")],
     run: Annotated[bool, typer.Option("--run", help="Try the candidates: does one fail as the log did?")] = False,
+    scenario: Annotated[
+        Path | None, typer.Option("--scenario", metavar="FILE", help="Write the launch flags in the log as a scenario.")
+    ] = None,
     results: JsonOptions,
     jobs: Jobs = 0,
     shared: ContentOptions,
 ) -> int:
-    """Name the failure in a CI log (ours, an SGLang server's, pytest's), the fixes to suspect, and what to run next.
+    """Name the failure in a log (ours, an engine's, a test runner's), the fixes to suspect, and what to run next.
 
     Exit code 0 when a failure was found, 1 when the log holds none. With --run: 0 when a candidate fails as the log
     did, 125 when none does.
@@ -55,6 +59,8 @@ def triage(
     from specdebug.logs.scan import scan
 
     results.check()
+    if scenario is not None:
+        check_writable(scenario)
     name = "stdin" if log == "-" else log
     shown = one_line(name, MAX_NAME)
     try:
@@ -65,11 +71,13 @@ def triage(
     except ValueError:  # a zero byte in its name
         raise LogError(f"{shown}: is no name of a file") from None
     library = shared.library()
-    return _answer(name, found, library, results, run=run, jobs=jobs)
+    return _answer(name, found, library, results, run=run, jobs=jobs, scenario=scenario)
 
 
 @interrupts.held()
-def _answer(name: str, found: Scan, library: Library, results: JsonOptions, *, run: bool, jobs: int) -> int:
+def _answer(
+    name: str, found: Scan, library: Library, results: JsonOptions, *, run: bool, jobs: int, scenario: Path | None
+) -> int:
     """Rank the candidates, try them if that is wanted, tell the results, and return the exit code."""
     from specdebug.report.triage import render_triage
     from specdebug.triage.candidates import candidates, commands
@@ -87,18 +95,38 @@ def _answer(name: str, found: Scan, library: Library, results: JsonOptions, *, r
             cut_short = True
         except SpecDebugError as error:  # what the log told is said all the same
             trouble = error
-    told = commands(found, best, library)
+    told, made, unmade = _with_scenario(commands(found, best, library), name, found, scenario)
     tell_results(
         results,
         lambda: _document(name, found, best, told, tried),
         lambda: show(render_triage(one_line(name, MAX_NAME), found, best, told, tried), fold=False),
-        trouble=trouble,
+        (scenario if made else None, lambda: made),
+        trouble=trouble or unmade,
     )
     if cut_short:
         return interrupts.exit_code()
     if found.main is None:
         return 1
     return UNDECIDED if run and not any(one.alike for one in tried) else 0
+
+
+def _with_scenario(
+    told: tuple[str, ...], name: str, found: Scan, scenario: Path | None
+) -> tuple[tuple[str, ...], str, SpecDebugError | None]:
+    """The commands to run next, with that for a scenario of the launch flags; its text, empty where none is wanted or
+    can be made; and why none can."""
+    from specdebug.triage.scenario import scenario_text
+
+    if scenario is not None:
+        try:
+            text = scenario_text(found.facts, one_line(name, MAX_NAME))
+        except SpecDebugError as error:
+            return told, "", error
+        return (*told, shlex.join(("specdebug", "replay", str(scenario)))), text, None
+    if found.main is None or not found.facts.origin.flags:
+        return told, "", None
+    again = shlex.join(("specdebug", "triage", "LOG" if name == "stdin" else name, "--scenario", "from-log.yaml"))
+    return (*told, f"{again}   # its launch flags as a scenario"), "", None
 
 
 def _progress(name: str) -> Callable[[int], None]:

@@ -1,4 +1,4 @@
-"""The setting of a failure, as its log has it: attention backend, page size, branches, cache hits, reverts."""
+"""The setting of a failure, as its log has it: engine, attention backend, page size, branches, cache hits, reverts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 
 from specdebug.attention_plans import SHIPPED
 from specdebug.logs.engine import compiled
+from specdebug.logs.origin import WORDS as ORIGIN_WORDS
+from specdebug.logs.origin import LogOrigin
 
 MAX_FUNCTIONS = 1000
 
@@ -29,7 +31,7 @@ _CLOSING = compiled(rb"^([a-z0-9]+(?:-[a-z0-9]+)*): ([A-Za-z0-9_-]+) fail ")
 _OF_BACKEND = (b"backend", b"flashinfer/")
 _OF_REVERTED = (b"fixes reverted: ", b"SGLANG_DEBUG_REVERT_PR")
 _OF_NUMBERS = tuple(word for words, _ in _NUMBERS.values() for word in words)
-WORDS = (*_OF_BACKEND, *_OF_NUMBERS, *_OF_REVERTED, b" fail ", b", in ")
+WORDS = (*_OF_BACKEND, *_OF_NUMBERS, *_OF_REVERTED, *ORIGIN_WORDS, b" fail ", b", in ")
 """One of these is in every line that says something of the setting."""
 
 
@@ -42,6 +44,7 @@ class Facts:
         cached_tokens: those of the first batch that hit the prefix cache.
         functions: those that tracebacks pass through.
         scenario, arm: those of ours of which the log says that they failed.
+        origin: the engine that wrote it, its version and flags, and the test that failed.
     """
 
     backend: str | None = None
@@ -52,6 +55,7 @@ class Facts:
     functions: set[str] = field(default_factory=set)
     scenario: str | None = None
     arm: str | None = None
+    origin: LogOrigin = field(default_factory=LogOrigin)
 
     def read(self, lines: bytes, words: Set[bytes]) -> None:
         """Take in some whole lines, which hold these ``words`` of ``WORDS``.
@@ -70,6 +74,7 @@ class Facts:
             self.scenario, self.arm = found[1].decode(), found[2].decode()
         if b", in " in words:
             self._read_frames(lines)
+        self.origin.read(lines, words)
 
     def _read_frames(self, lines: bytes) -> None:
         frames = _FRAME.finditer(lines)
@@ -78,5 +83,12 @@ class Facts:
 
     def to_dict(self) -> dict[str, object]:
         """Plain data; functions are many and say little by themselves, so they are left out."""
-        facts = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "functions"}
-        return facts | {"reverted": sorted(self.reverted)}
+        facts = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("functions", "origin")}
+        return {
+            "engine": self.origin.engine,
+            "version": self.origin.version,
+            **facts,
+            "reverted": sorted(self.reverted),
+            "flags": dict(self.origin.flags),
+            "test": list(self.origin.test),
+        }

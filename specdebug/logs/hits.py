@@ -24,21 +24,27 @@ class Strength(IntEnum):
     PROBE = 2
     """An asynchronous probe of SGLang's, in its own words."""
     CHECK = 3
-    """A check that says what it found: an assertion on the device, NaN in the logits, a leaking pool."""
+    """A check that says what it found: an assertion on the device or of C++, NaN in the logits, a leaking pool."""
     DEVICE = 4
     """A CUDA error, which surfaces later and elsewhere than what caused it."""
-    DEATH = 5
+    FATAL = 5
+    """An exception of which the engine says that a process of its own ended with it."""
+    DEATH = 6
     """The end of a process by a fault of its own, or of the machine's memory."""
-    HANG = 6
-    """A time limit that was exceeded."""
-    EXCEPTION = 7
-    """Any other exception or failed assertion of Python's."""
-    LEFT = 8
-    """A consequence of another failure: killed from outside, waiting for a rank that is gone."""
-    MENTION = 9
-    """An exception that another message quotes, as those that are tried again do."""
-    TEST = 10
+    HANG = 7
+    """A watchdog of the engine's, or a call between its processes that was not answered."""
+    REPORTED = 8
+    """The reason that a test runner gives for a failed test."""
+    EXCEPTION = 9
+    """Any other exception or failed assertion of Python's; a time limit that was exceeded."""
+    SAID = 10
+    """An error that an engine logs without an exception."""
+    LEFT = 11
+    """A consequence of another failure: killed from outside, waiting for a rank or a server that is gone."""
+    TEST = 12
     """A test that failed, without a reason."""
+    MENTION = 13
+    """What was tried again or is said as a warning; an exception that another message quotes."""
 
 
 class Hit(NamedTuple):
@@ -48,3 +54,5 @@ class Hit(NamedTuple):
     signature: str
     strength: Strength
     means: str
+    vague: bool = False
+    """The line does not tell failures apart, as a lone ``AssertionError`` does not: what stands around it must."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import signal
 
-from specdebug.logs.rules import died_of
+from specdebug.logs.checks import died_of
 from specdebug.logs.scan import Scan
 
-REVISION = "names 2"
+REVISION = "names 3"
 
 HANG = "hang"
-_LITTLE = ("exit:", "signal:", "error:", "assert:", "test:", "crash:SIGKILL", "crash:SIGTERM")
+_LITTLE = ("exit:", "signal:", "error:", "assert:", "test:", "panic:", "crash:SIGKILL", "crash:SIGTERM")
 
 
 def name_of(log: Scan, status: int) -> str:
@@ -25,7 +25,7 @@ def name_of(log: Scan, status: int) -> str:
         status: its exit status; negative for the signal that killed it, 128 + n where a shell says that of signal n.
     """
     main, died = log.main, died_of(status)
-    if main is not None and (died is None or main.strength <= died.strength):
+    if main is not None and (died is None or main.strength <= died.strength or _aborts(main.signature, died.signature)):
         return main.signature
     if died is not None:
         return died.signature
@@ -37,6 +37,12 @@ def name_of(log: Scan, status: int) -> str:
         return f"signal:{-status}"
 
 
+def _aborts(said: str, died: str) -> bool:
+    """Return True for an abort after a hang: a watchdog ends its process so."""
+    return died == "crash:SIGABRT" and said.startswith(HANG)
+
+
 def tells_of_damage(signature: str) -> bool:
-    """Return False for a name that only says that an exception, a test, a kill or an exit code ended the run."""
+    """Return False for a name that only says that an exception, a test, a kill or an exit code ended the run, however
+    precisely."""
     return not signature.startswith(_LITTLE)

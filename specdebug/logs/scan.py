@@ -7,26 +7,31 @@ be in the block runs over them once, the strongest first, and a line that a rule
 
 from __future__ import annotations
 
-import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress, islice
 from typing import BinaryIO
 
+from specdebug.logs.around import REACH, Around
 from specdebug.logs.engine import Pattern, bounded, word_finder
 from specdebug.logs.facts import WORDS as FACT_WORDS
 from specdebug.logs.facts import Facts
-from specdebug.logs.hits import Hit, Strength
-from specdebug.logs.rules import FINDERS, RULES, LogRule, named, printable
+from specdebug.logs.findings import RANK, Finding, FoundFailures
+from specdebug.logs.frames import LOOKED_AT
+from specdebug.logs.hits import Hit
+from specdebug.logs.notes import WORDS as NOTE_WORDS
+from specdebug.logs.notes import Notes
+from specdebug.logs.rule import LogRule
+from specdebug.logs.rules import FINDERS, RULES, named
 
 BLOCK = 1 << 20
-MAX_FINDINGS = 500
-MAX_TEXT = 240
 MAX_NAMED = 1000
 """Different lines of one block that one rule names. Weaker rules do not look at the lines that follow them."""
+MAX_ALIKE = 8
+"""Equal lines of one block of which each is looked at with what stands around it, where the line alone is vague."""
 MAX_ASKED = 3000
 """Different lines of one block that one rule finds and tries to name."""
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]{0,32}[A-Za-z]")
@@ -36,29 +41,9 @@ _TABLE = ("│".encode(), "┃".encode())
 _DIGITS_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
 
 _RULE_WORDS = tuple(dict.fromkeys(word for rule in RULES for word in rule.words))
-_WORDS = tuple(dict.fromkeys((*_RULE_WORDS, *FACT_WORDS)))
+_WORDS = tuple(dict.fromkeys((*_RULE_WORDS, *FACT_WORDS, *NOTE_WORDS)))
 _WORDS_IN = word_finder(_WORDS)
 _RULES_OF = {word: [number for number, rule in enumerate(RULES) if word in rule.words] for word in _WORDS}
-
-
-@dataclass
-class Finding:
-    """One signature in a log: where it stood first and how often."""
-
-    signature: str
-    strength: Strength
-    means: str
-    line: int
-    text: str
-    count: int = 1
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data."""
-        names = ("signature", "means", "strength", "line", "count", "text")
-        return {name: getattr(self, name) for name in names} | {"strength": self.strength.name.lower()}
-
-
-_RANK = operator.attrgetter("strength", "line")
 
 
 @dataclass
@@ -72,12 +57,13 @@ class Scan:
 
     @property
     def main(self) -> Finding | None:
-        """The finding that names the failure: the first of the strongest kind of message there is."""
-        return next(iter(self.ranked()), None)
+        """The finding that names the failure: the first of the strongest kind of message there is; None where nothing
+        was found, or all of it was overcome."""
+        return next((finding for finding in self.ranked() if not finding.over), None)
 
     def ranked(self) -> list[Finding]:
-        """All findings, the strongest first."""
-        return sorted(self.findings.values(), key=_RANK)
+        """All findings, the strongest first, and behind them what was overcome."""
+        return sorted(self.findings.values(), key=RANK)
 
 
 class LogReader:
@@ -89,7 +75,10 @@ class LogReader:
     def __init__(self, *, settings: bool = True) -> None:
         self.scan = Scan()
         self._settings = settings
-        self._weakest = len(Strength)
+        self._findings = FoundFailures()
+        self._notes = Notes()
+        self._before: list[bytes] = []
+        """The last lines of the block before."""
         self._rest = bytearray()
         self._searched = 0
         self._ended = True
@@ -113,6 +102,7 @@ class LogReader:
             self._read(len(self._rest))
         self.scan.lines += not self._ended
         self._ended = True
+        self.scan.findings = self._findings.settle(self._notes)
         return self.scan
 
     def _read(self, cut: int) -> None:
@@ -125,33 +115,13 @@ class LogReader:
         if self._settings and not words.isdisjoint(FACT_WORDS):
             self.scan.facts.read(bounded(text), words)
         due = sorted({number for word in words for number in _RULES_OF[word]})
+        if not words.isdisjoint(NOTE_WORDS):
+            self._notes.read(text, words, self.scan.lines)
         if due:
-            _Block(bounded(text, _RULE_WORDS), self._keep).look(due)
+            _Block(bounded(text, _RULE_WORDS), self._before, self.scan.lines, self._findings).look(due)
+        self._before = text[-REACH * LOOKED_AT :].rsplit(b"\n", REACH)[1:] if cut >= BLOCK else []
         self.scan.lines += block.count(b"\n")
         self._ended = block.endswith(b"\n")
-
-    def _keep(self, hit: Hit, place: int, line: bytes, at: int, count: int) -> None:
-        findings, number = self.scan.findings, self.scan.lines + 1 + place
-        if known := findings.get(hit.signature):
-            known.count += count
-            known.strength = min(hit.strength, known.strength)
-            if number < known.line:
-                known.line, known.text = number, _excerpt(line, at)
-        elif self._has_room(hit.strength):
-            findings[hit.signature] = Finding(*hit, number, _excerpt(line, at), count)
-
-    def _has_room(self, strength: Strength) -> bool:
-        """Return True if a finding is to be kept; of too many, the last of the weakest gives way to a stronger one."""
-        if len(self.scan.findings) < MAX_FINDINGS:
-            return True
-        if strength >= self._weakest:  # as most are in a log of so many: what is kept only becomes stronger
-            return False
-        weakest = max(self.scan.findings.values(), key=_RANK)
-        self._weakest = weakest.strength
-        if strength >= weakest.strength:
-            return False
-        del self.scan.findings[weakest.signature]
-        return True
 
 
 def scan(stream: BinaryIO, progress: Callable[[int], None] | None = None) -> Scan:
@@ -173,7 +143,10 @@ def scan_bytes(log: bytes) -> Scan:
 
 
 def _tidied(block: bytes) -> bytes:
-    """Lines without colours and other control characters, and with XML's ``-&gt;`` as an arrow."""
+    """Lines without colours and other control characters, and with XML's ``-&gt;`` as an arrow; where a record holds a
+    whole traceback, tabs stand for the ends of its lines."""
+    if b"\\n  File " in block:
+        block = block.replace(b"\\n", b"\t").replace(b'\\"', b'"')
     if b"\x1b" in block:
         block = _ESCAPES.sub(b"", block)
     return block.translate(None, _CONTROL).replace(b"\r\n", b"\n").replace(b"-&gt;", b"->")
@@ -186,15 +159,25 @@ class _Block:
     something. Python code runs for lines that are named, and a rule names so many and no more.
 
     Args:
-        keep: gets the hit, the line's place in the block, the line, the place in it, and the number of such lines.
+        text: the block.
+        above: the last lines of the block before.
+        lines: the number of lines before the block.
+        findings: gets what is found.
     """
 
-    def __init__(self, text: bytes, keep: Callable[[Hit, int, bytes, int, int], None]) -> None:
+    def __init__(self, text: bytes, above: Sequence[bytes], lines: int, findings: FoundFailures) -> None:
         self._text = text
-        self._keep = keep
+        self._above = above
+        self._first = lines + 1
+        self._findings = findings
         self._tables = any(mark in text for mark in _TABLE)
         self._left: dict[bytes, list[bytes]] = {}
         """Of kinds of which some lines are named, the others."""
+
+    @cached_property
+    def _lines(self) -> list[bytes]:
+        """The lines of the block, behind those above it."""
+        return [*self._above, *self._text.split(b"\n")]
 
     @cached_property
     def _counts(self) -> Counter[bytes]:
@@ -271,14 +254,14 @@ class _Block:
             if all("0" not in hit.signature for hit in hits):
                 count = sum(map(self._counts.__getitem__, lines)) if hits else 0
                 for hit in hits:
-                    self._keep(hit, self._place[lines[0]], lines[0], at, count)
+                    self._keep(rule, hit, lines[0], at, count)
                 return bool(hits), bool(hits)
         left = []
         told = 0
         for line in lines:
             hits = named(rule, line, at)
             for hit in hits:
-                self._keep(hit, self._place[line], line, at, self._counts[line])
+                self._keep(rule, hit, line, at, self._counts[line])
             if not hits:
                 left.append(line)
             elif (told := told + 1) >= room:
@@ -287,13 +270,25 @@ class _Block:
             self._left[kind] = left
         return told, not left
 
+    def _keep(self, rule: LogRule, hit: Hit, line: bytes, at: int, count: int) -> None:
+        """Keep a hit of a line, of which there are so many; of a vague one some of these lines, each for itself."""
+        places = self._places(line, count) if hit.vague and count > 1 else [self._place[line]]
+        for place in places:
+            some = count - len(places) + 1 if place == places[0] else 1
+            around = partial(Around, self._lines, len(self._above) + place, at)
+            self._findings.add(rule, hit, self._first + place, line, at, some, around)
+
+    def _places(self, line: bytes, count: int) -> list[int]:
+        """The first places of a line that comes up more than once."""
+        lines, found = self._lines, [self._place[line]]
+        while len(found) < min(count, MAX_ALIKE):
+            try:
+                found.append(lines.index(line, len(self._above) + found[-1] + 1) - len(self._above))
+            except ValueError:  # the others of so many differ in digits
+                break
+        return found
+
 
 def _alike(text: bytes) -> bytes:
     """Lines with every digit as a zero."""
     return text.translate(_DIGITS_ALIKE)
-
-
-def _excerpt(line: bytes, at: int) -> str:
-    """A line, or of a long one the part around what was found."""
-    begin = 0 if at < MAX_TEXT else at - MAX_TEXT // 4
-    return " ".join(printable(line[begin : begin + 4 * MAX_TEXT].replace(b"\t", b" ")).split())[:MAX_TEXT]

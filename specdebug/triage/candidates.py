@@ -1,10 +1,10 @@
 """The fixes of the registry that might be missing where a log is from, each with its reasons.
 
-Only evidence names a fix: the log says that it was reverted, holds a signature that the fix's scenario fails with, or
-tells of damage that the fix's stated symptom speaks of. An exception, a failed assertion of a test, a process that
-was killed or took too long is no such damage. The log's setting only orders the fixes that evidence has named. Points
-do that and mean nothing else: only running the candidates decides. The very signature, or the revert, settles it and
-outweighs everything that only makes a fix likelier.
+Only evidence names a fix, and only one of the engine that wrote the log: the log says that it was reverted, holds a
+signature that the fix's scenario fails with, or tells of damage that the fix's stated symptom speaks of. An exception,
+a failed assertion of a test, a process that was killed or took too long is no such damage. The log's setting only
+orders the fixes that evidence has named. Points do that and mean nothing else: only running the candidates decides.
+The very signature, or the revert, settles it and outweighs everything that only makes a fix likelier.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from specdebug.attention_plans import PLANS
 from specdebug.logs.facts import Facts
+from specdebug.logs.findings import Finding
 from specdebug.logs.hits import Strength
-from specdebug.logs.scan import Finding, Scan
+from specdebug.logs.scan import Scan
 from specdebug.loops.plans import exists_in
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
@@ -25,7 +26,10 @@ from specdebug.toggles import Toggle
 
 MAX_CANDIDATES = 5
 MAX_REPLAYS = 3
-HOW_OFTEN = "specdebug flake -- COMMAND   # how often it fails, and in which ways"
+OWN = "specdebug"
+"""The engine that ships here; its fixes are SGLang's."""
+REGISTRY = "sglang"
+"""The engine whose debug variable takes the fixes to revert."""
 CONSEQUENCE = 8
 """Points for a signature of a fix among the consequences. Only evidence that settles it has more."""
 
@@ -75,10 +79,11 @@ class CandidateFix:
 
 def candidates(found: Scan, library: Library) -> tuple[CandidateFix, ...]:
     """The likeliest fixes, best first; none when there is no evidence for any. Raises ContentError."""
-    if found.main is None:
+    engine = engine_of(found)
+    if found.main is None or engine is None:
         return ()
     ranked = []
-    for toggle in (_as_seen(each, found) for each in library.all_toggles()):
+    for toggle in (_as_seen(each, found) for each in library.all_toggles() if _is_of(each, engine)):
         evidence = (*_seen(toggle, found), *_damage(toggle, found.main))
         if not evidence:
             continue
@@ -95,10 +100,26 @@ def candidates(found: Scan, library: Library) -> tuple[CandidateFix, ...]:
     return tuple(ranked[:MAX_CANDIDATES])
 
 
+def engine_of(found: Scan) -> str | None:
+    """The engine that wrote a log: ours where a signature of ours names the failure, unless it is said to be another's;
+    None where nothing shows one."""
+    engine = found.facts.origin.engine
+    ours = found.main is not None and found.main.strength <= Strength.NAMED
+    return OWN if ours and engine in (None, REGISTRY) else engine
+
+
+def _is_of(toggle: Toggle, engine: str) -> bool:
+    """Return True if a fix is one of an engine's: made there, or known to be in it."""
+    upstream = toggle.url.lower().partition("github.com/")[2].split("/")
+    return engine == OWN or engine in upstream[1:2] or toggle.is_in(engine)
+
+
 def commands(found: Scan, best: tuple[CandidateFix, ...], library: Library) -> tuple[str, ...]:
-    """The commands to run next, the most telling first. Raises ContentError."""
+    """The commands to run next, the most telling first, as they fit the engine. Raises ContentError."""
+    job = shlex.join(found.facts.origin.test) or "COMMAND"
+    how_often = f"specdebug flake -- {job}   # how often it fails, and in which ways"
     if found.main is None:
-        return (HOW_OFTEN,)
+        return (how_often,)
     lines: list[tuple[str, ...]] = []
     named = next((one for one in library.scenarios() if one.name == found.facts.scenario), None)
     if named is not None:
@@ -107,10 +128,13 @@ def commands(found: Scan, best: tuple[CandidateFix, ...], library: Library) -> t
     if best:
         lines.append(best[0].bisect)
     told = [shlex.join(line) for line in dict.fromkeys(lines)]
-    if not best or not best[0].exact:
-        told.append("specdebug bisect -- COMMAND   # what failed: reverts each fix in turn, tells flaky from broken")
+    engine = engine_of(found)
+    if engine in (OWN, REGISTRY) and not (best and best[0].exact):
+        told.append(f"specdebug bisect -- {job}   # reverts each fix in turn, tells flaky from broken")
+    if engine != OWN and not best:
+        told.append(f"specdebug bisect --over commits --good REV -- {job}   # which commit broke it")
     if not best:
-        told.append(HOW_OFTEN)
+        told.append(how_often)
     return tuple(told)
 
 

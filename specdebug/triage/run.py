@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from specdebug.logs.scan import Finding
+from specdebug.logs.findings import Finding
 from specdebug.loops.replay import ArmRun, Choices, Progress, plan, run_arms
 from specdebug.scenario.library import Library
 from specdebug.triage.candidates import CandidateFix

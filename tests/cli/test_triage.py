@@ -22,7 +22,7 @@ def test_signature_line_candidates_and_commands_are_printed(capsys: pytest.Captu
     out = capsys.readouterr().out
     assert out.startswith(f"{CRASH}: illegal-address@cuda\n")
     assert f"{CRASH}:3: CUDA Error" in out
-    assert "the log says: backend flashinfer, topk 2" in out
+    assert "the log says: engine sglang, backend flashinfer, topk 2" in out
     assert "27338 size the draft graph's kv_indices rows for topk branches" in out
     assert "specdebug replay topk_kv_indices --arm reverted" in out
 
@@ -97,7 +97,7 @@ def test_a_log_that_says_nothing_leads_to_no_fix_and_to_a_next_step(
     assert out.startswith(f"{log}: test:tests/x.py::test_y\n")
     assert "nothing in the log points to a known fix" in out
     assert "candidates:" not in out
-    assert "specdebug bisect -- COMMAND" in out
+    assert "specdebug bisect --over commits --good REV -- python -m pytest tests/x.py::test_y" in out
     log.write_text("all is well\n")
     assert run(["triage", str(log)]) == 1
     assert "specdebug flake -- COMMAND" in capsys.readouterr().out

@@ -19,7 +19,8 @@ import specdebug.logs
 from specdebug.logs import engine, scan
 from specdebug.logs.engine import Match, Pattern, compiled
 from specdebug.logs.hits import Hit
-from specdebug.logs.rules import AHEAD, FINDERS, REACH, RULES, LogRule, named
+from specdebug.logs.rule import LogRule
+from specdebug.logs.rules import AHEAD, FINDERS, REACH, RULES, named
 from specdebug.logs.scan import BLOCK, scan_bytes
 
 ROOM = Path(specdebug.logs.__file__).parent
@@ -164,7 +165,7 @@ def test_of_lines_that_tell_of_nothing_after_all_a_block_asks_so_many(monkeypatc
     lines = [b"exit code 0 %s" % letters(number) for number in range(4 * scan.MAX_ASKED)]
     found = scan_bytes(b"\n".join([*lines, b"Segmentation fault", b"ValueError: x"]))
     assert calls["named"] <= 2 * scan.MAX_ASKED + 2  # two rules read exit codes
-    assert found.findings.keys() == {"crash:SIGSEGV", "error:ValueError"}
+    assert found.findings.keys() == {"crash:SIGSEGV", "error:ValueError:x"}
 
 
 def test_lines_that_are_equal_or_differ_in_digits_are_all_counted() -> None:

@@ -19,15 +19,15 @@ from specdebug.workers.job import WorkerEnd
         ("first accept-drop@g0, then mismatch@request", "accept-drop@g0"),
         ("worker: crash:SIGSEGV", "crash:SIGSEGV"),
         ("/a/k.cu:88: void f(int): block: [1,0,0], thread: [3,0,0] Assertion `i < 64` failed.", "assert@k.cu"),
-        ("prog: src/tree.c:12: build: Assertion `n > 0' failed.", "assert@tree.c"),
+        ("prog: src/tree.c:12: build: Assertion `n > 0' failed.", "assert:n>#@tree.c"),
         ("Traceback\n  File\nAssertionError: got 17 of 18 at 0x7ffe01", "assert:got # of # at #"),
         ("E   AssertionError\n", "assert:AssertionError"),
         ("write to someone.error@example.com", "exit:1"),
         ("all is well: 3 passed", "exit:1"),
         ("ValueError: Detected errors during sampling! NaN in the logits.", "nan@sampler.logits"),
-        ("httpx.ReadTimeout: The read operation timed out", "error:ReadTimeout"),
+        ("httpx.ReadTimeout: The read operation timed out", "error:ReadTimeout:The read operation timed out"),
         ("WARNING: ConnectionError: again\nValueError: NaN in the logits\nnan@verify.logits", "nan@verify.logits"),
-        ("ValueError: x\n" + "ordinary\n" * 100_000 + "that is all", "error:ValueError"),
+        ("ValueError: x\n" + "ordinary\n" * 100_000 + "that is all", "error:ValueError:x"),
     ],
 )
 def test_a_failed_command_is_named_by_its_output(output: str, signature: str) -> None:
@@ -46,7 +46,7 @@ def test_without_a_word_the_end_is_the_name(status: int, signature: str) -> None
 def test_the_stronger_of_output_and_end_is_the_name() -> None:
     log = scan_bytes(b"ValueError: x\n")
     assert name_of(log, -11) == "crash:SIGSEGV"
-    assert name_of(log, -9) == "error:ValueError"  # what was killed from outside had failed before
+    assert name_of(log, -9) == "error:ValueError:x"  # what was killed from outside had failed before
     assert name_of(scan_bytes(b"nan@verify.logits\n"), -11) == "nan@verify.logits"
 
 
@@ -76,6 +76,8 @@ def test_damage(name: str) -> None:
     assert tells_of_damage(name)
 
 
-@pytest.mark.parametrize("name", ["exit:1", "error:ReadTimeout", "assert:x", "test:a::b", "crash:SIGKILL", "signal:40"])
+@pytest.mark.parametrize(
+    "name", ["exit:1", "error:ReadTimeout", "assert:x", "panic:x@y.rs", "test:a::b", "crash:SIGKILL", "signal:40"]
+)
 def test_no_damage(name: str) -> None:
     assert not tells_of_damage(name)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdebug.logs import scan as scanning
-from specdebug.logs.scan import MAX_FINDINGS, scan
+from specdebug.logs.findings import MAX_FINDINGS
+from specdebug.logs.scan import scan
 
 LOGS = Path(__file__).parent / "quoted"
 

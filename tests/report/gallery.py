@@ -17,8 +17,9 @@ from specdebug.drift.nearest import Near
 from specdebug.errors import Where
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Injection
+from specdebug.logs.findings import Finding
 from specdebug.logs.hits import Strength
-from specdebug.logs.scan import Finding, Scan
+from specdebug.logs.scan import Scan
 from specdebug.loops.compare import compare
 from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
 from specdebug.loops.replay import ArmResult, ArmRun, Replay

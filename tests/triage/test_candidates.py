@@ -66,7 +66,7 @@ def test_the_backend_decides_between_fixes_of_backends() -> None:
 
 
 def test_one_branch_rules_out_what_needs_several() -> None:
-    crash = "CUDA error: an illegal memory access was encountered\n"
+    crash = "[TP0] Scheduler hit an exception: CUDA error: an illegal memory access was encountered\n"
     assert {27338, 27360} <= set(numbers(crash))
     assert not {27338, 27360} & set(numbers("--speculative-eagle-topk 1\n" + crash))
 
@@ -89,9 +89,46 @@ def test_nothing_is_guessed_from_nothing() -> None:
     found, best = triaged("ValueError: something else\n")
     assert best == ()
     assert commands(found, best, LIBRARY) == (
-        "specdebug bisect -- COMMAND   # what failed: reverts each fix in turn, tells flaky from broken",
+        "specdebug bisect --over commits --good REV -- COMMAND   # which commit broke it",
         "specdebug flake -- COMMAND   # how often it fails, and in which ways",
     )
+
+
+FAULT = "CUDA error: an illegal memory access was encountered\n"
+FRAMES = {
+    "sglang": '  File "/app/sglang/srt/managers/scheduler.py", line 9, in run_batch\n',
+    "sglang-jax": '  File "/app/sgl_jax/srt/managers/scheduler.py", line 9, in run_batch\n',
+    "vllm": '(EngineCore pid=9)   File "/app/vllm/v1/engine/core.py", line 9, in step\n',
+    "vllm-ascend": '  File "/app/vllm/v1/core.py", line 9, in step\n  File "/x/vllm_ascend/a.py", line 1, in b\n',
+    "tensorrt-llm": '  File "/app/tensorrt_llm/_torch/pyexecutor/py_executor.py", line 9, in _executor_loop\n',
+    "tgi": '  File "/opt/text_generation_server/server.py", line 9, in Decode\n',
+    "openvino": "Exception from src/plugins/intel_gpu/src/graph/network.cpp:9:\n",
+    "llama.cpp": "/app/build/bin/libggml-base.so.0(+0x1588b)[0x7f1]\n",
+}
+
+
+@pytest.mark.parametrize("engine", FRAMES)
+def test_only_the_fixes_of_the_engine_that_wrote_a_log_are_suspects(engine: str) -> None:
+    found, best = triaged(FRAMES[engine] + FAULT)
+    assert found.facts.origin.engine == engine
+    assert bool(best) == (engine == "sglang")
+    told = commands(found, best, LIBRARY)
+    assert all(("replay" not in line and "bisect --over commits" in line) or "flake" in line for line in told) != bool(
+        best
+    )
+
+
+def test_a_log_that_shows_no_engine_has_no_suspects() -> None:
+    found, best = triaged(FAULT)
+    assert found.main is not None
+    assert best == ()
+
+
+def test_the_test_that_failed_stands_in_the_commands() -> None:
+    found, best = triaged("FAILED tests/a b.py::test_x\nFAILED tests/x.py::Case::test_y[a-1] - ValueError: z\n")
+    (commits, flake) = commands(found, best, LIBRARY)
+    assert "-- python -m pytest 'tests/x.py::Case::test_y[a-1]'   #" in commits
+    assert flake.startswith("specdebug flake -- python -m pytest ")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ NAN = "ValueError: Detected errors during sampling! NaN in the logits."
 def test_failures_are_named_by_what_is_printed_and_told_apart(registry: Registry) -> None:
     assert result(registry, f"echo '{NAN}' >&2; exit 1").signature == "nan@sampler.logits"
     assert result(registry, "echo 'httpx.ReadTimeout: The read operation timed out'; exit 1").signature == (
-        "error:ReadTimeout"
+        "error:ReadTimeout:The read operation timed out"
     )
     assert result(registry, f"echo '{NAN}'; echo 'x: fail guard@a.b->c.d, 1 s'; exit 1").signature == "guard@a.b->c.d"
     assert result(registry, f"echo '{NAN}'; exit 0").signature is None

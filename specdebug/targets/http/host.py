@@ -76,13 +76,19 @@ def failure_of(error: Exception, host: Host | None, url: str, rid: str = "") -> 
 
 
 def split(signature: str) -> tuple[str, str]:
-    """Kind and site of a signature. What a log names without a site, as ``assert:WORDS`` or ``exit:1``, is a failed
-    assertion, or an error, of the server's, at these words."""
-    kind, at, site = signature.partition("@")
-    if at or kind in ("hang", "oom") or kind.startswith("crash:"):
-        return kind, site
-    kind, _, words = signature.partition(":")
-    site = _NO_SITE.sub("-", words if kind == "assert" else signature.replace(":", ".")).strip("-")
+    """Kind and site of a signature. What a log names by words, as ``assert:WORDS@PLACE``, ``error:TYPE:WORDS@PLACE`` or
+    ``exit:1``, is a failed assertion of the server's at these words, or an error at its type and place."""
+    head, _, place = signature.partition("@")
+    kind, colon, words = head.partition(":")
+    if kind in ("hang", "oom"):
+        return kind, "" if kind == "hang" else place
+    if not colon or kind == "crash":
+        return head, place
+    if kind == "error":
+        words = ".".join(part for part in (kind, words.partition(":")[0], place) if part)
+    elif kind != "assert":
+        words = head.replace(":", ".")
+    site = _NO_SITE.sub("-", words).strip("-")
     return "assert" if kind == "assert" else "error", f"server.{site[:MAX_WORDS]}"
 
 

@@ -67,7 +67,22 @@ def test_the_name_of_a_failure(error: Exception, host: Process | None, signature
     assert str(failed).startswith("request a.0: ")
 
 
-@pytest.mark.parametrize("name", ["guard@a->b", "hang", "crash:SIGSEGV", "assert:x == y", "error:ValueError", "exit:3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "guard@a->b",
+        "hang",
+        "crash:SIGSEGV",
+        "assert:x == y",
+        "error:ValueError",
+        "exit:3",
+        "assert:x>=#@scheduler.run",
+        "error:KeyError:no key a@core.step",
+        "panic:x@q.rs",
+        "hang@core.step",
+        "assert:obj@ggml.c",
+    ],
+)
 def test_every_name_becomes_a_signature_that_a_scenario_can_state(name: str) -> None:
     kind, site = split(name)
     assert complaint(f"{kind}@{site}" if site else kind) is None

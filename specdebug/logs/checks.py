@@ -1,0 +1,360 @@
+"""Rules for what engines and their libraries check, and for how a process ends or hangs."""
+
+from __future__ import annotations
+
+import signal
+
+from specdebug.logs.around import Around
+from specdebug.logs.device import ASSERTION, FAULT_WORDS, FAULTS, assertion_in
+from specdebug.logs.engine import compiled
+from specdebug.logs.hits import Hit, Strength
+from specdebug.logs.rule import LogRule, printable, said, slug
+from specdebug.logs.wording import expression_of, message_of
+
+# Numbers, indices, pools.
+
+_LEAK = (
+    rb"(\w+ Pool|\w+) [Mm]em(?:ory)? [Ll]eak [Dd]etected|\b((?:KV|kv)[ _-]?cache(?: pool)?) leak|"
+    rb"\bleaked \d* ?((?:KV|kv)[\w ]*?(?:blocks|pages|slots)|blocks|pages|slots)\b"
+)
+_FIND_LEAK = compiled(_LEAK)
+
+
+def _leak(line: bytes, at: int) -> list[Hit]:
+    found = _FIND_LEAK.search(line)
+    if found is None:
+        return []
+    return [Hit(f"pools@{slug(printable(found[1] or found[2] or found[3]))}", Strength.CHECK, "pools")]
+
+
+_VALUES = (
+    said(
+        "nan@sampler.logits",
+        Strength.CHECK,
+        (b"NaN ", b"nan ", b"NaNs "),
+        rb"\b(?:NaN|nan)s? (?:detected |found )?in (?:the )?(?:\w+ )?(?:logits|logprobs|probabilit)",
+    ),
+    said(
+        "nan@sampler.probs",
+        Strength.CHECK,
+        (b"probability tensor", b"contain NaN", b"contains NaN", b"contain nan"),
+        rb"probability tensor contains either `?inf`?, `?nan`?",
+        rb"\bprob(?:s|abilities) contains? (?:NaN|nan)\b",
+    ),
+    said("nan@eagle_tree", Strength.CHECK, (b"invalid eagle tree",), rb"invalid eagle tree!!!"),
+    said("oob@embedding", Strength.CHECK, (b"IndexError",), rb"IndexError: index out of range in self"),
+    said(
+        "oob@vocabulary",
+        Strength.CHECK,
+        (b"oken id",),
+        rb"[Tt]oken ids?\b[^\n]{0,40}\bout of (?:vocab|range|bounds)",
+    ),
+    said(
+        "oob@index",
+        Strength.CHECK,
+        (b"out of bounds for",),
+        rb"index -?\d+ is out of bounds for (?:dimension|axis) \d+ with size",
+    ),
+    said("oob@tensor", Strength.CHECK, (b"Out Of Bound",), rb"Out Of Bound Tensor access detected"),
+    LogRule((b" Leak ", b" leak", b"eaked "), (_LEAK,), _leak),
+    said(
+        "error@grammar",
+        Strength.CHECK,
+        (b"rammar", b"FSM", b"not accepted", b"matcher"),
+        rb"(?i:\bgrammar\b[^\n]{0,30}\b(?:rejected|did not accept|refused)|failed to (?:advance|accept)[^\n]{0,40}"
+        rb"\b(?:fsm|grammar|matcher|token)|\btokens? (?:was |were )?not accepted\b|empty grammar stack|"
+        rb"\b(?:fsm|matcher) (?:rejected|did not accept|has terminated))",
+    ),
+    said(
+        "mismatch@collective",
+        Strength.CHECK,
+        (b"ollective", b"op.preamble", b"runcated", b"MPI_ERR_TRUNCATE", b"EI0005", b"inconsistent", b"ismatch"),
+        rb"[Mm]ismatch between collectives|op\.preamble\.\w+ <= op\.|MPI_ERR_TRUNCATE|[Mm]essage truncated|\bEI0005\b|"
+        rb"(?i:collective\b[^\n]{0,80}\b(?:mismatch|inconsistent|differ)|(?:inconsistent|"
+        rb"mismatch\w*)\b[^\n]{0,60}\branks\b)",
+    ),
+)
+
+# What is asserted outside of Python.
+
+_ABOUT_INDEX = compiled(rb"(?i:\b(?:ind(?:ex|ices)?|srcIndex|idx|sizes?)\b|out of bounds)")
+_FILE = rb"([^\s:/'\"()\[\]]+\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|hip|m|mm|metal|rs)\b)"
+_STATED = (
+    rb"(?:^|[ \t])(?:[^\s:]*/)?" + _FILE + rb":\d+: GGML_ASSERT\((.*)\) failed|"
+    rb"GGML_ASSERT: (?:[^\s:]*/)?" + _FILE + rb":\d+: ([^\n]+)|"
+    rb"(?:[^\s:]*/)?" + _FILE + rb":\d+: (?:[^\n]*: )?Assertion [`']([^\n]*)['`] failed|"
+    rb"(?:Assertion|Check) [`'\"]([^\n]+)['`\"] failed(?: at (?:[^\s:]*/)?" + _FILE + rb")?|"
+    rb"\bCheck failed: ([^\n]+)"
+)
+_FIND_STATED = compiled(_STATED)
+_TENSORRT = rb"Assertion failed: ([^\n]+?)(?: \((?:[^\s:()]*/)?" + _FILE + rb":\d+\))?[ \t]*$"
+_FIND_TENSORRT = compiled(_TENSORRT)
+_GGML = rb"(?:^|[ \t])(?:[^\s:]*/)?" + _FILE + rb":\d+: (fatal error)[ \t]*$|GGML_ABORT\(([^\n]*)\)"
+_FIND_GGML = compiled(_GGML)
+_BRACKETED = compiled(rb"^\((.*)\) (?:is )?false\b[: ]*([^\n]*)")
+
+
+def _device_assertion(line: bytes, at: int) -> list[Hit]:
+    found = assertion_in(printable(line))
+    if found is None:
+        return []
+    means = "oob" if _ABOUT_INDEX.search(line.partition(b"Assertion `")[2]) else found.kind
+    return [Hit(f"{found.kind}@{found.site}", Strength.CHECK, means)]
+
+
+def _stated(line: bytes, at: int) -> list[Hit]:
+    """An assertion that says its expression, and mostly its file."""
+    found = _FIND_STATED.search(line)
+    if found is None:
+        return []
+    pairs = ((found[1], found[2]), (found[3], found[4]), (found[5], found[6]), (found[8], found[7]), (b"", found[9]))
+    file, text = next((file or b"", text) for file, text in pairs if text is not None)
+    if bare := _BRACKETED.search(text):
+        text = bare[1]
+    return [_asserted(expression_of(text), file)]
+
+
+def _tensorrt(line: bytes, at: int) -> list[Hit]:
+    found = _FIND_TENSORRT.search(line)
+    return [] if found is None else [_asserted(message_of(found[1]), found[2] or b"")]
+
+
+def _ggml(line: bytes, at: int) -> list[Hit]:
+    found = _FIND_GGML.search(line)
+    if found is None:
+        return []
+    return [_asserted(message_of(found[2] or found[3] or b"") or "abort", found[1] or b"")]
+
+
+def _asserted(words: str, file: bytes) -> Hit:
+    site = f"@{printable(file[:60])}" if file else ""
+    return Hit(f"assert:{words or 'failed'}{site}", Strength.CHECK, "assert")
+
+
+_PANIC = rb"\bpanicked at (?:'([^\n]*)', )?(?:[^\s:']*/)?([\w.-]+\.rs):\d+"
+_FIND_PANIC = compiled(_PANIC)
+
+
+def _panic(line: bytes, at: int) -> list[Hit]:
+    found = _FIND_PANIC.search(line)
+    if found is None:
+        return []
+    words = message_of(found[1] or b"")
+    name = f"panic:{words}@{printable(found[2][:60])}" if words else f"panic@{printable(found[2][:60])}"
+    return [Hit(name, Strength.CHECK, "panic", vague=not words)]
+
+
+def _panic_said(hit: Hit, around: Around) -> Hit:
+    """A panic with its message, which newer versions of Rust print below the place."""
+    words = message_of(around.line(1)) if hit.vague else ""
+    return hit._replace(signature=hit.signature.replace("panic@", f"panic:{words}@", 1)) if words else hit
+
+
+_ABORTED = "crash:SIGABRT"
+_WHAT = compiled(rb"^[^\n]*?what\(\):[ ]*([^\n]*)")
+_THROWN = rb"terminate called after throwing an instance of '([^'\n]*)'"
+_FIND_THROWN = compiled(_THROWN)
+
+
+def _thrown(line: bytes, at: int) -> list[Hit]:
+    found = _FIND_THROWN.search(line)
+    return [] if found is None else [Hit(f"error:{printable(found[1][:60])}", Strength.DEATH, "crash", vague=True)]
+
+
+def _thrown_said(hit: Hit, around: Around) -> Hit:
+    """An exception of C++ that ended the process, with what it says of itself on the next line."""
+    found = _WHAT.search(around.line(1)) or _WHAT.search(around.line(2))
+    words = message_of(found[1]) if found is not None else ""
+    if b"collective operation" in around.line(1):
+        return hit._replace(signature=_ABORTED, strength=Strength.LEFT)
+    return hit._replace(signature=f"{hit.signature}:{words}" if words else _ABORTED)
+
+
+_STATEMENTS = (
+    LogRule((b"Assertion `",), (ASSERTION,), _device_assertion),
+    LogRule(
+        (b"GGML_ASSERT", b"Assertion `", b"Assertion '", b'Assertion "', b"Check '", b"Check `", b"Check failed: "),
+        (_STATED,),
+        _stated,
+    ),
+    LogRule((b"Assertion failed: ",), (_TENSORRT,), _tensorrt),
+    LogRule((b"fatal error", b"GGML_ABORT"), (_GGML,), _ggml),
+    LogRule((b"panicked at ",), (_PANIC,), _panic, complete=_panic_said),
+)
+
+# Devices, and their memory.
+
+_DEVICES = (
+    *(said(f"{kind}@cuda", Strength.DEVICE, FAULT_WORDS, pattern) for kind, _, pattern in FAULTS),
+    said("oom@npu", Strength.DEVICE, (b"NPU out of memory", b"EL0004"), rb"NPU out of memory|\bEL0004\b"),
+    said(
+        "illegal-address@npu",
+        Strength.DEVICE,
+        (b"MTE instruction", b"instruction is out of range", b"ccess out of"),
+        rb"address of (?:the )?\w+ instruction is out of range|aicore\b[^\n]*\baccess out of",
+    ),
+    said(
+        "launch-failure@npu",
+        Strength.DEVICE,
+        (b"aicore", b"AICORE", b"AICore", b"vector core", b"aivec", b"AI Core", b"507015", b"507035", b"507011"),
+        rb"(?i:\b(?:aicore|aivec(?:tor)?|vector core|ai core)\b[^\n]{0,40}\b(?:exception|error|trap|timed? ?out)|"
+        rb"error code is 5070(?:11|14|15|35)\b)",
+    ),
+    said(
+        "oom@xla",
+        Strength.DEVICE,
+        (b"RESOURCE_EXHAUSTED",),
+        rb"RESOURCE_EXHAUSTED[^\n]*(?:[Oo]ut of memory|[Aa]ttempting to (?:allocate|reserve)|exceeds)",
+    ),
+)
+
+
+def _of_capacity(hit: Hit, around: Around) -> Hit:
+    if around.passed_over:
+        return hit._replace(strength=Strength.MENTION)
+    return hit._replace(strength=Strength.FATAL if around.fatal else Strength.EXCEPTION)
+
+
+_CAPACITY = said(
+    "oom@kv",
+    Strength.EXCEPTION,
+    (
+        b"out of memory. Try",
+        b"KV",
+        b"kv",
+        b"free blocks",
+        b"free pages",
+        b"memory slot",
+        b"OutOfPages",
+        b"out of memory",
+    ),
+    rb"\b(?:Decode|Prefill|Extend) out of memory|(?i:\bout of (?:free )?kv\b|"
+    rb"\bno (?:more )?free (?:kv )?(?:cache )?(?:blocks?|pages?|"
+    rb"slots?)\b|cannot get \d+ free (?:blocks|pages)|failed to find (?:a memory slot|free space in the kv)|"
+    rb"no available memory for the cache blocks|kv[ _-]?cache[^\n]{0,30}\b(?:exhausted|ran out|out of (?:memory|space|"
+    rb"blocks)))|\bOutOfPages\b",
+    complete=_of_capacity,
+)
+
+# How a process ended.
+
+_SIGNALS = dict.fromkeys(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"), Strength.DEATH)
+_SIGNALS |= {"SIGKILL": Strength.LEFT, "SIGTERM": Strength.LEFT}
+_DIED_OF = {int(getattr(signal, name)): Hit(f"crash:{name}", strength, "crash") for name, strength in _SIGNALS.items()}
+_EXIT = rb"(?i:\bexit(?:ed|s)?(?:[ _-]?(?:with|code|status|value))*)[ \t]*[:=]?[ \t]*\(?(-?\d{1,3})\b"
+_FIND_EXIT = compiled(_EXIT)
+_PROC = rb"\{'\w+': (-\d{1,2})\b"
+_FIND_PROC = compiled(_PROC)
+_DEATHS = (
+    (
+        "SIGSEGV",
+        (b"egmentation fault", b"egfault", b"SIGSEGV", b"SegFault", b"SEGFAULT"),
+        rb"[Ss]egmentation fault|\b[Ss]egfault\b|\bSIGSEGV\b|\bSegFault\b|\bSEGFAULT\b",
+    ),
+    (
+        "SIGABRT",
+        (b"Aborted", b"terminate called", b"SIGABRT", b"double free"),
+        rb"Fatal Python error: Aborted|\bAborted\b[ \t]*(?:$|\(core dumped\))|terminate called|\bSIGABRT\b|"
+        rb"\bdouble free or corruption",
+    ),
+    ("SIGBUS", (b"Bus error", b"SIGBUS"), rb"\bBus error\b|\bSIGBUS\b"),
+    ("SIGFPE", (b"loating point exception", b"SIGFPE"), rb"[Ff]loating point exception|\bSIGFPE\b"),
+    ("SIGILL", (b"SIGILL",), rb"\bSIGILL\b"),
+)
+_KILLED = rb"^(?:\d{4}-\S+ )?[ \t]*(?:\S+: line \d+: +)?\d* *Killed\b|\bSIGKILL\b"
+
+
+def died_of(status: int) -> Hit | None:
+    """The signal that ended a process, by the status a shell (128 + n) or Python (-n) gives of it; None for others."""
+    return _DIED_OF.get(status - 128 if status > 128 else -status)
+
+
+def _exit(strength: Strength) -> LogRule:
+    """The rule for exit codes that tell of a death of that strength."""
+
+    def name(line: bytes, at: int) -> list[Hit]:
+        found = _FIND_EXIT.search(line) or _FIND_PROC.search(line)
+        hit = died_of(int(found[1])) if found else None
+        return [hit] if hit and hit.strength is strength else []
+
+    return LogRule((b"exit", b"Exit", b"EXIT", b"': -"), (_EXIT, _PROC), name, numbers=True)
+
+
+_ENDS = (
+    said(
+        "oom",
+        Strength.DEATH,
+        (b"oom-kill", b"Out of memory: Kill", b"OOMKilled", b"oom_reaper", b"out of memory"),
+        rb"oom-kill|Out of memory: Kill|OOMKilled|oom_reaper|Memory cgroup out of memory",
+    ),
+    LogRule((b"terminate called",), (_THROWN,), _thrown, complete=_thrown_said),
+    *(said(f"crash:{name}", Strength.DEATH, words, pattern) for name, words, pattern in _DEATHS),
+    _exit(Strength.DEATH),
+)
+
+# What does not end.
+
+_CALLED = compiled(rb"\bRPC (?:call )?(?:to )?['`\"]?(\w+)")
+
+
+def _hung(hit: Hit, around: Around) -> Hit:
+    """A hang with the place where it hangs, or the call that is not answered, if that is said."""
+    strength = Strength.MENTION if hit.strength is Strength.EXCEPTION and around.passed_over else hit.strength
+    called = _CALLED.search(around.line(0))
+    words = {b"call", b"timed", b"timeout", b"failed", b"error"}
+    place = called[1].decode("ascii", "replace") if called and called[1] not in words else around.stuck
+    return hit._replace(signature=f"hang@{place[:60]}" if place else "hang", strength=strength)
+
+
+_HANGS = (
+    said(
+        "hang",
+        Strength.HANG,
+        (b"atchdog", b"ang detected", b"RPC", b"rpc", b"deadlock", b"EI0002", b"imed out waiting"),
+        rb"[Ww]atchdog (?:timeout|timed out|triggered)|\b[Hh]ang detected|\bRPC\b[^\n]{0,80}\btimed? ?-?out|"
+        rb"\bdeadlock detected|"
+        rb"\bEI0002\b|gloo[^\n]*Timed out waiting|\brpc (?:call|time)[^\n]{0,60}\btimed out",
+        complete=_hung,
+    ),
+    said(
+        "hang",
+        Strength.EXCEPTION,
+        (
+            b"Timeout >",
+            b"imed out after",
+            b"maximum execution time",
+            b"killed after",
+            b"imed out waiting",
+            b"(Timeout)",
+        ),
+        rb"\bTimeout >|[Tt]imed out after|exceeded the maximum execution time|killed after [\d.]+ s in stage|"
+        rb"[Tt]imed out waiting|\*\*\*Timeout|- \S+ \(Timeout\)",
+        complete=_hung,
+    ),
+)
+_WAITED = (
+    said(
+        "hang",
+        Strength.LEFT,
+        (b"collective operation", b"broadcast block", b" (active", b" (idle", b"yspy dump", b"y-spy dump"),
+        rb"Watchdog caught collective operation timeout|No available shared memory broadcast block|"
+        rb"^(?:\S+[ \t]+\|?[ \t]*)?Thread \S+ \((?:active|idle)[^\n]*\): \"|(?i:py-?spy dump) for",
+        complete=_hung,
+    ),
+    said("crash:SIGKILL", Strength.LEFT, (b"Killed", b"SIGKILL"), _KILLED),
+    _exit(Strength.LEFT),
+    said(
+        "error@http.500",
+        Strength.LEFT,
+        (b'" 500', b"' 500", b"Internal Server Error"),
+        rb"HTTP/[\d.]+['\"] 500\b",
+    ),
+)
+
+CHECKS = (*_VALUES, *_STATEMENTS, *_DEVICES)
+"""Rules of the strengths CHECK and DEVICE."""
+DEATHS = _ENDS
+HANGS = (_HANGS[0],)
+SLOW = (_CAPACITY, _HANGS[1])
+"""A time limit that was exceeded, and memory of KV that ran out: as strong as an exception, and before it on a line."""
+LEFT = _WAITED

@@ -1,0 +1,219 @@
+"""Rules for exceptions, failed assertions, error lines of engines, and failed tests."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from specdebug.logs.around import Around
+from specdebug.logs.engine import compiled
+from specdebug.logs.hits import Hit, Strength
+from specdebug.logs.rule import LogRule, placed, printable, short
+from specdebug.logs.wording import asserted_in, expression_of, message_of
+
+MAX_TEST = 240
+"""Characters of a test's name."""
+
+_PREFIX = rb"^(?:[^\n]*[ \t])?"
+_ASSERTED = rb"(?:^|[ \t])AssertionError(?::[ \t]+[^\n]*)?$"
+_BARE_ASSERT = _PREFIX + rb"E[ \t]+(assert [^\n]+)|" + _PREFIX + rb"(?:FAILED|ERROR) \S+::[^\n]* - (assert [^\n]+)"
+_FIND_BARE_ASSERT = compiled(_BARE_ASSERT)
+_CLASS = (
+    rb"([A-Z]\w*(?:Error|Exception|Timeout|TimeoutExpired|Disconnected|NotFound|Interrupt)|Exception|OutOfResources)"
+)
+_RAISED = rb"(?:^|[ \t])(?:[A-Za-z_]\w*\.)*" + _CLASS + rb"(?::(?:[ \t]|$)|[ \t]*$)"
+_QUOTED = rb"\b(?:[A-Za-z_]\w*\.)*" + _CLASS + rb"\([\"']"
+_EXCEPTIONS = (b"Error", b"Exception", b"Timeout", b"OutOfResources", b"Disconnected", b"NotFound")
+
+_AFTERMATH = frozenset(
+    {"APIConnectionError", "APITimeoutError", "ActorDiedError", "AsyncEngineDeadError", "BrokenPipeError",
+     "CalledProcessError", "CancelledError", "ChunkedEncodingError", "ClientConnectorError",
+     "ClientPayloadError", "ConnectError", "ConnectTimeout", "ConnectionAbortedError", "ConnectionError",
+     "ConnectionRefusedError", "ConnectionResetError", "EOFError", "EngineDeadError", "HTTPError",
+     "HTTPStatusError", "HfHubHTTPError", "IncompleteRead", "InternalServerError", "KeyboardInterrupt",
+     "MQEngineDeadError", "MaxRetryError", "NewConnectionError", "ProcessRaisedException", "ProtocolError",
+     "ProxyError", "RayActorError", "ReadError", "ReadTimeout", "ReadTimeoutError", "RemoteDisconnected",
+     "RemoteProtocolError", "SSLError", "ServerDisconnectedError", "WorkerCrashedError"}
+)  # fmt: skip
+"""What is raised where another process has ended or does not answer, and what a network does."""
+_OF_ANOTHER = compiled(
+    rb"(?i:connection (?:closed|reset|refused|aborted)|broken pipe|died unexpectedly|"
+    rb"engine(?: ?core)? (?:process )?(?:failed|died|"
+    rb"is dead|initialization failed|encountered an issue)|see (?:stack trace|root cause) above|"
+    rb"server (?:process )?(?:exited|"
+    rb"failed to start|died)|communicator was aborted|remote process exited|worker (?:proc\S* )?(?:died|failed)|"
+    rb"cancelled by|peer (?:is )?gone|terminated by signal|exited with code)"
+)
+_NODE = compiled(rb"(?:FAILED|ERROR) ([^\s:]+)(?:::[^\s:\[]+)*::(\w+)")
+_ACCEPT = compiled(rb"(?i:acc(?:ept(?:ance|ed)?)?[_ ]?(?:len|length|rate|ratio)|spec_acc|mean_acc)")
+_COMPARED = compiled(
+    rb"(?:^|[ \t:])(?:assert )?(?:np\.float\d*\()?(-?\d+\.?\d*)\)? (?:not greater than|not less than|is not greater|"
+    rb"[<>]=?|not >=?|below|less than|under)"
+)
+
+
+def compared_in(text: bytes) -> bytes:
+    """The number that a failed comparison found too small or too great, as printed; empty where none was compared."""
+    found = _COMPARED.search(text)
+    return b"" if found is None else bytes(found[1])
+
+
+def accept_drop(place: str) -> str:
+    """The name of an accept length that a test found too small; ``place`` is the test's."""
+    test = place.rpartition(".")[2]
+    return f"accept-drop@{test or 'test'}"
+
+
+# Exceptions.
+
+
+def _raised(line: bytes, at: int) -> tuple[Hit, ...]:
+    text = line[at:].lstrip()
+    name, _, message = text.partition(b":")
+    kind = name.split(None, 1)[0].rpartition(b".")[2][:80]
+    return _exception(kind, message.split(b"\t", 1)[0].strip()[:400])
+
+
+@lru_cache(1000)  # a log has few kinds of them, and may have very many of each
+def _exception(kind: bytes, message: bytes) -> tuple[Hit, ...]:
+    words = message_of(message)
+    name = f"error:{printable(kind)}"
+    strength = Strength.EXCEPTION
+    if printable(kind) in _AFTERMATH or _OF_ANOTHER.search(message) is not None:
+        strength = Strength.LEFT
+    return (Hit(f"{name}:{words}" if words else name, strength, "error", vague=not words),)
+
+
+def _with_place(hit: Hit, around: Around) -> Hit:
+    """An exception with its place, as strong as what stands around it says."""
+    place = _place(around)
+    return hit._replace(
+        signature=f"{hit.signature}@{place}" if place else hit.signature, strength=_strength(hit.strength, around)
+    )
+
+
+def _place(around: Around) -> str:
+    """The place of a failure; of a line of pytest's summary the test."""
+    if found := _NODE.search(around.line(0)):
+        stem = printable(found[1]).rpartition("/")[2].removesuffix(".py")
+        return f"{stem}.{printable(found[2])}"[:80]
+    return around.place
+
+
+def _strength(own: Strength, around: Around) -> Strength:
+    reported = around.reported or _NODE.search(around.line(0)) is not None
+    if own is Strength.LEFT:
+        return Strength.MENTION if around.passed_over and not reported else own
+    if reported:
+        return Strength.REPORTED
+    if around.fatal and around.place:
+        return Strength.FATAL
+    return Strength.MENTION if around.passed_over else own
+
+
+# Assertions of Python's.
+
+
+def _assertion(line: bytes, at: int) -> list[Hit]:
+    text = line[at:].lstrip()
+    if text.startswith(b"AssertionError"):
+        text = text.removeprefix(b"AssertionError").lstrip(b": \t").split(b"\t", 1)[0]
+    else:
+        found = _FIND_BARE_ASSERT.search(line)
+        if found is None:
+            return []
+        text = found[1] or found[2]
+    values = text.startswith(b"assert ")
+    words = message_of(text.removeprefix(b"assert "))
+    name = f"assert:{words}" if words else "assert:AssertionError"
+    return [Hit(name, Strength.EXCEPTION, "assert", vague=values or not words)]
+
+
+def _stated(hit: Hit, around: Around) -> Hit:
+    """A failed assertion with its place, by its expression where it has no words of its own."""
+    source = around.source
+    words = expression_of(asserted_in(source)) if hit.vague else ""
+    place = _place(around)
+    strength = _strength(hit.strength, around)
+    said = around.said
+    if compared_in(said) and (_ACCEPT.search(source) or _ACCEPT.search(said) or _ACCEPT.search(place.encode())):
+        return Hit(accept_drop(place), strength, "accept-drop")
+    name = f"assert:{words}" if words else hit.signature
+    return hit._replace(signature=f"{name}@{place}" if place else name, strength=strength)
+
+
+# Errors that an engine logs.
+
+_LOGGED = (
+    rb"\bERROR (?:\d\d-\d\d [\d:.]+ )?\[(\w+)\.py:\d+\] ([^\n]+)|\[TensorRT-LLM\]\[ERROR\] ()([^\n]+)|"
+    rb"\[TRT-LLM\] \[E\] ()([^\n]+)|^[\d.]+ E ([a-z_]\w*): ([^\n]+)|"
+    rb"(?:^|[ \t])(?:([a-z_][\w]*): (?:[^\n]*\| )?)?([Ff]ailed to (?:process|decode|encode|eval(?:uate)?|"
+    rb"allocate|capture|prepare|"
+    rb"verify|sample|compute|load model|create context|initialize)\b[^\n]*)"
+)
+_FIND_LOGGED = compiled(_LOGGED)
+_NO_ERROR = compiled(
+    rb"(?i:fatal error\.?$|shutting down|stack trace|output_handler failed|traceback|retriev|download|fetch|"
+    rb"died unexpectedly|"
+    rb"failed with an internal error|terminating request|engine ?core|retry|worker failed|^\W*$)"
+)
+
+
+def _logged(line: bytes, at: int) -> list[Hit]:
+    found = _FIND_LOGGED.search(line)
+    if found is None:
+        return []
+    pairs = ((found[one], found[one + 1]) for one in (1, 3, 5, 7, 9))
+    place, text = next((place or b"", text) for place, text in pairs if text is not None)
+    words = "" if _NO_ERROR.search(text) is not None else message_of(text)
+    where = f"@{printable(place[:60])}" if place else ""
+    return [Hit(f"error:{words}{where}", Strength.SAID, "error")] if words else []
+
+
+def _logged_said(hit: Hit, around: Around) -> Hit:
+    return hit._replace(strength=Strength.MENTION) if around.passed_over else hit
+
+
+# Tests.
+
+_FAILED_TEST = (
+    _PREFIX + rb"(?:FAILED|ERROR) ([\w./]\S*::\S+|[\w./]\S*\.py(?: - |[ \t]*$))|"
+    + _PREFIX + rb"(?:FAIL|ERROR): (\w+ \([\w.]+\))|"
+    rb"\b(\d+) failed(?:, \d+ (?:passed|skipped|deselected|xfailed|xpassed|warnings?|errors?)\b| in \d)|"
+    rb"^=*[ ]?(\d+) failed[ ]?=*$|"
+    rb"\[  FAILED  \] (\w[\w/]*\.[\w/]+)|^(?:\S+Z )?[ \t]*\d+ - (\S+) \((?:Failed|SEGFAULT|Timeout|Subprocess aborted|"
+    rb"Child aborted|ILLEGAL|OTHER_FAULT)|\btest (\S+) \.\.\. FAILED"
+)  # fmt: skip
+_FIND_FAILED_TEST = compiled(_FAILED_TEST)
+UNNAMED = "test:unnamed"
+
+
+def _failed_test(line: bytes, at: int) -> list[Hit]:
+    found = _FIND_FAILED_TEST.search(line)
+    if found is None or int(found[3] or found[4] or 1) == 0:
+        return []
+    test = printable(found[1] or found[5] or found[6] or found[7] or b"").removesuffix(" - ").rstrip()
+    if found[2]:
+        name, _, where = printable(found[2]).partition(" ")
+        test = f"{where.strip('()').removesuffix('.' + name)}.{name}"
+    return [Hit(f"test:{test[:MAX_TEST]}" if test else UNNAMED, Strength.TEST, "test")]
+
+
+RAISED = (
+    LogRule((b"AssertionError", b"assert "), (_ASSERTED, _BARE_ASSERT), _assertion, complete=_stated),
+    LogRule(_EXCEPTIONS, (_RAISED,), _raised, complete=_with_place),
+    LogRule(
+        (b"ERROR [", b"ERROR ", b"[ERROR]", b"[E]", b" E ", b"ailed to "),
+        (_LOGGED,),
+        _logged,
+        complete=_logged_said,
+    ),
+)
+TESTS = (
+    LogRule(
+        (b"FAILED", b"ERROR ", b"FAIL: ", b"ERROR: ", b" failed", b"(Failed", b"(SEGFAULT", b"(Timeout", b"aborted)"),
+        (_FAILED_TEST,),
+        _failed_test,
+        True,
+    ),
+)
+QUOTED = (placed("error:", Strength.MENTION, _EXCEPTIONS, _QUOTED, short),)

@@ -1,0 +1,136 @@
+"""The words of a message or of an asserted expression as a name has them: short, the same from run to run, and safe.
+
+What varies is ``#``: numbers, addresses, identifiers of requests, data in quotes. What a pattern, a terminal or the
+``@`` before a place would misread (brackets, quotes, control characters) is replaced or left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
+
+from specdebug.logs.engine import Match, Pattern, compiled
+
+MAX_WORDS = 80
+"""Characters of a message or an expression in a name."""
+_LOOKED_AT = 8 * MAX_WORDS
+
+_ADDRESS = compiled(rb"(?i:https?://[^\s'\"<>)]+)")
+_UUID = compiled(rb"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
+_REQUEST = compiled(rb"\b((?i:chatcmpl|cmpl|rid|req|request|resp|session)[-_])[\w-]*[0-9][\w-]*")
+_PATH = compiled(rb"(?:~|\.{1,2})?(?:/[\w.+@-]+)+/([\w.+-]+)")
+_DIGIT = compiled(rb"\d")
+_MIXED = compiled(rb"\b\w*\d\w*")
+_NUMBER = compiled(rb"\b(?:0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\b")
+_SEVERAL = compiled(rb"-?#(?:(?:[ ]*[,x;][ ]*|[ ]+)-?#)+,?")
+_QUOTED = compiled(rb"'([^'\n]*)'|\"([^\"\n]*)\"|`([^`\n]*)`")
+_PLAIN = compiled(rb"^[A-Za-z_#][\w.#:<>-]{0,60}$|[=<>!]=|[<>]|->|::")
+_OWNER = compiled(rb"\b[A-Za-z_]\w*(?:\(\)|\[[^\[\]]*\])*(?:\.|->)([A-Za-z_])")
+_AROUND = compiled(rb"[ ]*(==|!=|<=|>=|&&|\|\||[<>+*/%,()=-])[ ]*")
+_SAFE = bytes.maketrans(b"[]{}\\@\t", b"()()/. ")
+_DROPPED = b"\"'`"
+
+
+def message_of(text: bytes) -> str:
+    """A message of an exception or of a log, as a name has it; empty where it says nothing."""
+    line = text[:_LOOKED_AT].split(b"\n", 1)[0]
+    line = _replaced(_ADDRESS, line, lambda found: b"URL")
+    line = _replaced(_UUID, line, lambda found: b"#")
+    line = _replaced(_REQUEST, line, lambda found: found[1] + b"#")
+    line = _replaced(_PATH, line, lambda found: b"#" if _DIGIT.search(found[1]) else found[1])
+    line = _replaced(_QUOTED, _without_numbers(line), _unquoted)
+    return _bounded(_replaced(_SEVERAL, line, lambda found: b"#"))
+
+
+def expression_of(text: bytes) -> str:
+    """An asserted expression as a name has it: no blanks, and of ``request.count`` the last word only."""
+    line = b" ".join(text[:_LOOKED_AT].split())
+    line = _replaced(_QUOTED, _without_numbers(line), _unquoted)
+    for _ in range(3):  # owners of owners
+        line = _replaced(_OWNER, line, lambda found: found[1])
+    return _bounded(_replaced(_AROUND, line, lambda found: found[1]))
+
+
+def asserted_in(source: bytes) -> bytes:
+    """The expression of an ``assert`` statement, without its message; empty of another statement."""
+    statement, word, rest = source.strip().partition(b"assert")
+    if statement or not word or rest[:1] not in (b" ", b"(", b"\t"):
+        return b""
+    return _unwrapped(_until_comma(rest.strip()))
+
+
+def _until_comma(text: bytes) -> bytes:
+    """A text up to its first comma, or comment, that is in no brackets and no quotes."""
+    depth, quote = 0, 0
+    for place, char in enumerate(text):
+        if quote:
+            quote = 0 if char == quote else quote
+        elif char in b"'\"":
+            quote = char
+        elif char in b"([{":
+            depth += 1
+        elif char in b")]}":
+            depth -= 1
+        elif depth == 0 and char in b",#":
+            return text[:place].strip()
+    return text
+
+
+def _unwrapped(text: bytes) -> bytes:
+    """A text without the one pair of brackets that is around all of it."""
+    if not (text.startswith(b"(") and text.endswith(b")")):
+        return text
+    depth = 0
+    for place, char in enumerate(text):
+        depth += (char == ord("(")) - (char == ord(")"))
+        if depth == 0:
+            return text[1:-1].strip().rstrip(b",") if place == len(text) - 1 else text
+    return text
+
+
+def _without_numbers(text: bytes) -> bytes:
+    text = _replaced(_NUMBER, text, lambda found: b"#")
+    return _replaced(_MIXED, text, lambda found: _mixed(found[0]))
+
+
+@lru_cache(1000)
+def _mixed(word: bytes) -> bytes:
+    """A word with digits in it: an identifier or a checksum is ``#``, of another only its digits are."""
+    kinds = [chr(char).isdigit() for char in word if char != ord("_")]
+    turns = sum(one != other for one, other in pairwise(kinds))
+    checksum = len(word) >= 8 and all(char in b"0123456789abcdefABCDEFx" for char in word)
+    if turns > 2 or checksum:
+        return b"#"
+    made = bytearray()
+    for char in word:
+        if not chr(char).isdigit():
+            made.append(char)
+        elif made[-1:] != b"#":
+            made += b"#"
+    return bytes(made)
+
+
+def _unquoted(found: Match) -> bytes:
+    """What stands in quotes: a name or an expression as it is, anything else is data."""
+    inner: bytes = found[1] or found[2] or found[3] or b""
+    return inner if _PLAIN.search(inner) is not None else b"#"
+
+
+def _replaced(pattern: Pattern, text: bytes, by: Callable[[Match], bytes]) -> bytes:
+    parts, end = [], 0
+    for found in pattern.finditer(text):
+        parts += [text[end : found.start()], by(found)]
+        end = found.end()
+    return b"".join([*parts, text[end:]])
+
+
+def _bounded(line: bytes) -> str:
+    """A line as text that does nothing to a terminal, a shell's wildcards or a signature, cut behind a word."""
+    plain = line.translate(_SAFE, _DROPPED).decode("utf-8", "replace")
+    text = "".join(char if char.isprintable() else " " for char in plain)
+    text = " ".join(text.split()).strip(" .,:-_")
+    if len(text) > MAX_WORDS:
+        cut = text.rfind(" ", MAX_WORDS // 2, MAX_WORDS)
+        text = text[: cut if cut > 0 else MAX_WORDS].rstrip(" .,:-_(")
+    return text

@@ -61,10 +61,14 @@ def install(
     if cpu and cuda:
         raise SpecDebugError("--cpu or --cuda, not both")
     named, store, device = parse_release(release), store_folder(into), "cuda" if cuda else "cpu"
-    if python is None:
-        there = install_by(find_recipe(named, device), store, _Told())
-    else:
-        there = adopt(named, device, python, store)
+    try:
+        if python is None:
+            there = install_by(find_recipe(named, device), store, _Told())
+        else:
+            there = adopt(named, device, python, store)
+    except KeyboardInterrupt:
+        note("stopped; the same command goes on from here")
+        raise
     write(f"{there.release} for {there.device} is in {there.folder}")
     if there.taken_as:
         write(there.taken_as)
@@ -73,14 +77,17 @@ def install(
 
 @app.command("list")
 def list_engines(into: Into = None, as_json: Json = False, debug: Debug = False) -> int:
-    """Every environment, what it was checked to do, and what else could be installed."""
+    """Every environment, what it was checked to do, and what else could be installed; exit code 2 where the record of
+    one is damaged."""
     from specdebug.installs.recipe import recipes
-    from specdebug.installs.store import installed, store_folder
+    from specdebug.installs.store import look, store_folder
     from specdebug.report.engines import engines_document, engines_table
 
     store = store_folder(into)
-    there, known = installed(store), recipes()
-    answer(as_json, engines_document(store, there, known), lambda: engines_table(store, there, known))
+    (there, damaged), known = look(store), recipes()
+    answer(as_json, engines_document(store, there, damaged, known), lambda: engines_table(store, there, damaged, known))
+    if damaged:
+        raise damaged[0].error
     return 0
 
 
@@ -110,10 +117,14 @@ def remove(release: Named, into: Into = None, debug: Debug = False) -> int:
 
     folder = kept.store_folder(into)
     named = parse_release(release)
-    there = [each for each in kept.installed(folder) if each.engine == named.engine and named.admits(each.version)]
-    if len(there) != 1:
+    every, lost = kept.look(folder)
+    there = [each for each in every if each.engine == named.engine and named.admits(each.version)]
+    found = {each.folder: str(each.release) for each in there}
+    found |= {each.folder: each.folder.name for each in lost if each.may_be(named)}
+    if len(found) != 1:
         kept.find_installed(folder, named)  # which says what is there
-        raise SpecDebugError(f"{release} may be any of {', '.join(str(each.release) for each in there)}; name one")
-    kept.remove(there[0])
-    write(f"{there[0].release} is " + ("removed" if there[0].ours else f"forgotten; {there[0].python} is as it was"))
+        raise SpecDebugError(f"{release} may be any of {', '.join(found.values())}; name one")
+    kept.remove(*found)
+    own = [each.python for each in there if not each.ours]
+    write(f"{', '.join(found.values())} is " + (f"forgotten; {own[0]} is as it was" if own else "removed"))
     return 0

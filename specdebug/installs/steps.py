@@ -1,27 +1,37 @@
 """Install an environment, step by step: one that is cut short goes on with the step that it was at.
 
 Packages come from where pip looks by the user's own settings. On a terminal pip shows its progress; elsewhere a line is
-said when a step begins and one when it ends, and what pip says is in a log.
+said when a step begins and one when it ends, and what pip says is in a log. The record has the version and the hash of
+each. A package whose installation was cut short is installed again.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from specdebug.errors import SpecDebugError, one_line
+from specdebug.errors import ContentError, one_line
 from specdebug.installs.checkout import checkout_version
+from specdebug.installs.packages import Package, drop_half_made, packages_in
 from specdebug.installs.recipe import Recipe, nearest_recipe, python_for
 from specdebug.installs.release import Release, between_releases, order
+from specdebug.installs.running import Ended, InstallError, ask, run_logged
 from specdebug.installs.store import Installed, folder_of, held, installed
 from specdebug.interpreters import other_python
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure, blamed, failure_in_log
 
 LOG = "install.log"
+_REPORT = "pip-report.json"
+_ROOM_BYTES = 64 << 10
+"""A disk with less room is full."""
+_ASK_S = 120.0
+"""Seconds that an interpreter may take to say what it has."""
 _PROBE = """
 import importlib, importlib.metadata, json, sys, urllib.parse
 name = sys.argv[1]
@@ -46,10 +56,6 @@ print(json.dumps(told))
 """
 
 
-class InstallError(SpecDebugError):
-    """A step failed; the message says where its output is."""
-
-
 class Steps(Protocol):
     """Told of each step."""
 
@@ -58,37 +64,31 @@ class Steps(Protocol):
     def skipped(self, what: str) -> None: ...
 
 
-Run = Callable[[Sequence[str], Path], int]
-"""Runs a command, its output going to a log unless somebody watches; returns its exit status."""
+Run = Callable[[Sequence[str], Path], Ended]
+"""Runs a command, its output going to a log, too."""
 
 
-def run_logged(words: Sequence[str], log: Path) -> int:
-    """Run a command: on a terminal for all to see, else into the end of a log. Raises InstallError."""
-    try:
-        if sys.stdout is not None and sys.stdout.isatty():
-            return subprocess.call(words)
-        with log.open("ab") as sink:
-            return subprocess.call(words, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
-    except OSError as error:
-        raise InstallError(f"cannot run {words[0]}: {error.strerror}") from None
+@dataclass(frozen=True)
+class _Step:
+    """``name`` in the record, what it does in words, and the command."""
+
+    name: str
+    what: str
+    words: list[str]
 
 
 def install(recipe: Recipe, store: Path, steps: Steps, run: Run = run_logged) -> Installed:
-    """Install a release by its recipe, or go on with it. Raises InstallError, StoreError or NoRecipe."""
+    """Install a release by its recipe, or go on with it. Raises InstallError, StoreError or NoRecipe, KeyboardInterrupt
+    for a signal."""
     python = python_for(recipe)
     folder = folder_of(store, recipe.release, recipe.device)
     with held(folder):
         now = _begun(recipe, folder)
-        interpreter = Path(now.python)
-        pip = other_python(now.python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install")
-        for name, what, words in _commands(recipe, folder, python, pip):
-            if name in now.done:
-                steps.skipped(what)
-                continue
-            if name != "environment" and not interpreter.exists():
-                raise InstallError(f"{interpreter} is gone; remove {folder} and install again")
-            _step(what, words, folder / LOG, steps, run)
-            now = now.after(name)
+        for step in _steps(recipe, now, python):
+            if step.name in now.done:
+                steps.skipped(step.what)
+            else:
+                now = now.after(step.name, _made(step, now, steps, run))
         return now if now.complete else now.after("installed")
 
 
@@ -134,30 +134,22 @@ def _follows(release: Release, version: str) -> bool:
 
 
 def look_into(python: Path, engine: str) -> dict[str, Any]:
-    """Ask an environment's own Python what it has. Raises InstallError where that does not run."""
+    """Ask an environment's own Python what it has. Raises InstallError where that does not run, KeyboardInterrupt for a
+    signal."""
+    said, trouble = ask(other_python(str(python), "-c", _PROBE, engine), _ASK_S)
     try:
-        done = subprocess.run(
-            other_python(str(python), "-c", _PROBE, engine),
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=120,
-        )
-        told: dict[str, Any] = json.loads(done.stdout)
-    except OSError as error:
-        raise InstallError(f"{python} does not run: {error.strerror}; name a Python interpreter") from None
-    except subprocess.TimeoutExpired:
-        raise InstallError(f"{python} did not answer within two minutes") from None
+        told: dict[str, Any] = json.loads(said)
     except ValueError:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (trouble.strip().splitlines() or ["it said nothing"])[-1]
         raise InstallError(f"{python} is no Python that can be used: {one_line(last)}") from None
     return told
 
 
 def _begun(recipe: Recipe, folder: Path) -> Installed:
-    """The record to go on with: the one that is there, or a new one where the recipe is another now."""
+    """The record to go on with: the one that is there, or a new one where the recipe is another now, the record is
+    damaged, or what it is of has gone."""
     there = next((each for each in installed(folder.parent) if each.folder == folder), None)
-    if there is not None and there.digest == recipe.digest:
+    if there is not None and there.digest == recipe.digest and not there.gone:
         return there
     if there is not None and not there.ours:
         raise InstallError(
@@ -169,31 +161,59 @@ def _begun(recipe: Recipe, folder: Path) -> Installed:
     return record
 
 
-def _commands(recipe: Recipe, folder: Path, python: str, pip: list[str]) -> list[tuple[str, str, list[str]]]:
-    """Each step: its name, what it does in words, and the command."""
+def _steps(recipe: Recipe, now: Installed, python: str) -> list[_Step]:
     version = ".".join(map(str, sys.version_info[:3]))
-    made = ("environment", f"an environment of Python {version} in {folder / 'venv'}",
-            other_python(python, "-m", "venv", "--clear", str(folder / "venv")))  # fmt: skip
-    alone = [(each, each, [*pip, each]) for each in recipe.first]
+    pip = other_python(now.python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install")
+    pip += ["--report", str(now.folder / _REPORT)]
     rest = [each for each in recipe.requirements if each not in recipe.first]
     told = f", without {len(recipe.left_out)} that are not needed here" if recipe.left_out else ""
-    return [made, *alone, ("packages", f"{len(rest)} packages{told}", [*pip, "--no-deps", *rest])]
+    made = other_python(python, "-m", "venv", "--clear", str(now.venv))
+    return [
+        _Step("environment", f"an environment of Python {version} in {now.venv}", made),
+        *(_Step(each, each, [*pip, each]) for each in recipe.first),
+        _Step("packages", f"{len(rest)} packages{told}", [*pip, "--no-deps", *rest]),
+    ]
 
 
-def _step(what: str, words: Sequence[str], log: Path, steps: Steps, run: Run) -> None:
-    steps.begin(what)
+def _made(step: _Step, now: Installed, steps: Steps, run: Run) -> dict[str, Package]:
+    """Do a step, and return the packages that it took. Raises InstallError."""
+    report = now.folder / _REPORT
+    steps.begin(step.what)
     began = time.monotonic()
-    status = run(words, log)
-    if status:
-        said = "what it says is above" if not log.exists() else f"{log} ends with: {_last_line(log)}"
-        raise InstallError(
-            f"pip ended with exit status {status} ({said}); the same command goes on from here"
-            if "pip" in words
-            else f"{words[0]} ended with exit status {status} ({said})"
-        )
+    try:
+        report.unlink(missing_ok=True)
+        drop_half_made(now.venv)
+        ended = run(step.words, now.folder / LOG)
+        if ended.status:
+            raise _failed(step, now.folder, ended)
+        packages = packages_in(report)
+        report.unlink(missing_ok=True)
+    except OSError as error:
+        raise blamed(InstallError, f"{error.filename or now.folder}: {error.strerror}", error) from None
+    except ContentError as error:
+        raise InstallError(f"pip's report cannot be read: {error}") from None
     steps.done(time.monotonic() - began)
+    return packages
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return one_line(lines[-1], 160) if lines else "nothing"
+def _failed(step: _Step, folder: Path, ended: Ended) -> InstallError:
+    """The error for a command that failed; exit code 125 where that was for want of room, memory or processes."""
+    machine = failure_in_log(ended.tail)
+    if machine is None and _is_full(folder):
+        machine = MachineFailure("disk", f"{folder} has no room left")
+    who = "pip" if "pip" in step.words else step.words[0]
+    told = f"{who} ended with exit status {ended.status}"
+    if machine is not None:
+        made = InstallError(f"{told}: {machine.reason}; mend that, and the same command goes on from here")
+        made.exit_code = MachineFailed.exit_code
+        return made
+    last = next((line for line in reversed(ended.tail.splitlines()) if line.strip()), "it said nothing")
+    return InstallError(
+        f"{told} ({one_line(last, 160)}); all that it said is in {folder / LOG}; the same command goes on from here"
+    )
+
+
+def _is_full(folder: Path) -> bool:
+    """Return True if there is no room on a folder's disk. Not every command says so: venv hides what ensurepip says."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize < _ROOM_BYTES

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specdebug.installs.store import Installed
+from specdebug.installs.store import Installed, keep_check
 from specdebug.loops.replay import Choices, Progress, Replay, RunContent, replay
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.servers import ReleasedEngine
@@ -36,7 +36,6 @@ def check_engine(
     answer = replay(pool, library, scenario, Choices(target=target), progress)
     told = {result.run.arm: result.outcome.verdict for result in answer.results}
     means = [result.outcome.metrics.accept_mean for result in answer.results if result.run.arm == "drafts"]
-    kept = replace(there, checked={**told, "accept_length": means[0] if means else None})
-    if not answer.interrupted:
-        kept.write()
+    checked = {**told, "accept_length": means[0] if means else None}
+    kept = replace(there, checked=checked) if answer.interrupted else keep_check(there, checked)
     return EngineChecked(kept, answer)

@@ -10,16 +10,19 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from specdebug.installs.recipe import Recipe
-from specdebug.installs.store import Installed
+from specdebug.installs.store import Damaged, Installed
 from specdebug.loops.engine_check import EngineChecked
 from specdebug.report.tables import Column, Listing, line
 
 
-def engines_table(store: Path, there: Sequence[Installed], recipes: Sequence[Recipe]) -> RenderableType:
+def engines_table(
+    store: Path, there: Sequence[Installed], damaged: Sequence[Damaged], recipes: Sequence[Recipe]
+) -> RenderableType:
     """List the environments that are installed, then the releases that can be."""
     columns = (Column("release", key=True), Column("for", key=True), Column("state", prose=True),
                Column("Python", prose=True))  # fmt: skip
     rows = [(str(each.release), each.device, _state(each), each.python) for each in there]
+    rows += [(each.folder.name, "?", f"damaged: {each.error}", "?") for each in damaged]
     known = [(str(each.release), each.device, each.says or "-", ", ".join(each.pythons)) for each in recipes]
     offered = (Column("to install", key=True), Column("for", key=True), Column("what it can do here", prose=True),
                Column("on Python"))  # fmt: skip
@@ -27,7 +30,9 @@ def engines_table(store: Path, there: Sequence[Installed], recipes: Sequence[Rec
     return Group(line(f"in {store}"), head, Text(), Listing(offered, known))
 
 
-def engines_document(store: Path, there: Sequence[Installed], recipes: Sequence[Recipe]) -> dict[str, Any]:
+def engines_document(
+    store: Path, there: Sequence[Installed], damaged: Sequence[Damaged], recipes: Sequence[Recipe]
+) -> dict[str, Any]:
     """Return the same as plain data, for programs."""
     return {
         "store": str(store),
@@ -39,11 +44,14 @@ def engines_document(store: Path, there: Sequence[Installed], recipes: Sequence[
                 "own": not each.ours,
                 "like": each.like,
                 "complete": each.complete,
+                "gone": each.gone,
+                "packages": each.packages,
                 "checked": each.checked,
                 "folder": str(each.folder),
             }
             for each in there
         ],
+        "damaged": [{"folder": str(each.folder), "why": str(each.error)} for each in damaged],
         "recipes": [
             {
                 "release": str(each.release),
@@ -72,6 +80,8 @@ def check_lines(checked: EngineChecked) -> list[str]:
 
 
 def _state(each: Installed) -> str:
+    if each.gone:
+        return f"{each.gone}; install it again"
     if not each.complete:
         return f"not complete ({len(each.done)} steps done)"
     if not each.checked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ def engines(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     checked = {"plain": "pass", "drafts": "pass", "accept_length": 2.25}
-    Installed(tmp_path / "a", "sglang", "0.5.13", "cpu", "/p", False, done=("installed",), checked=checked).write()
-    Installed(tmp_path / "b", "sglang", "0.5.9", "cpu", "/q", True, done=("environment",)).write()
+    Installed(
+        tmp_path / "a", "sglang", "0.5.13", "cpu", sys.executable, False, done=("installed",), checked=checked
+    ).write()
+    Installed(tmp_path / "b", "sglang", "0.5.9", "cpu", sys.executable, True, done=("environment",)).write()
     return tmp_path
 
 
@@ -47,7 +50,7 @@ def test_removing(capsys: pytest.CaptureFixture[str], store: Path) -> None:
     code, _, err = engines(capsys, "remove", "sglang", "--into", str(store))
     assert (code, "may be any of sglang==0.5.13, sglang==0.5.9; name one" in err) == (2, True)
     code, out, _ = engines(capsys, "remove", "sglang==0.5.13", "--into", str(store))
-    assert (code, out) == (0, "sglang==0.5.13 is forgotten; /p is as it was\n")
+    assert (code, out) == (0, f"sglang==0.5.13 is forgotten; {sys.executable} is as it was\n")
     code, out, _ = engines(capsys, "remove", "sglang", "--into", str(store))
     assert (code, out) == (0, "sglang==0.5.9 is removed\n")
     code, _, err = engines(capsys, "remove", "sglang", "--into", str(store))

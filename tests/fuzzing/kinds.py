@@ -18,6 +18,7 @@ import hashlib
 import io
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ from specdebug.engine.model.config import Eagle3Options, LlamaConfig
 from specdebug.errors import SpecDebugError
 from specdebug.hunt.evidence import SeenFailure
 from specdebug.hunt.record import HuntRecord, Judged
+from specdebug.installs.release import Release
+from specdebug.installs.store import RECORD, Installed, find_installed
 from specdebug.logs.scan import scan_bytes
 from specdebug.loops.baseline import Baseline
 from specdebug.loops.last_failed import LastFailed
@@ -313,6 +316,16 @@ def _(folder: Path) -> Subject:
 def _(folder: Path) -> Subject:
     seen = SeenFailure("a.yaml", "nan@x", 3, "a.specdebug", "drawn", (("nan@x", 3, "words"),), "", (("torch", "2"),))
     return Subject(json.dumps(asdict(seen), indent=1).encode(), SeenFailure.read)
+
+
+@_kind("record of an environment", 1000, "sglang-0.5.13-cpu/install.json")
+def _(folder: Path) -> Subject:
+    packages = {"torch": {"version": "2.13.0", "sha256": "0" * 64}}
+    apart = folder / "apart" / "good"
+    made = Installed(apart, "sglang", "0.5.13", "cpu", sys.executable, False, "", ("installed",), {}, packages)
+    made.write()
+    release = Release("sglang", "0.5.13")
+    return Subject((made.folder / RECORD).read_bytes(), lambda path: find_installed(path.parents[1], release))
 
 
 FAILED = b'{"scenarios/a.yaml": ["fixed", "other"], "b.yaml": ["x"]}'

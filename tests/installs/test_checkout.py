@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import venv
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 
 from specdebug.installs.checkout import checkout_version
 from specdebug.installs.release import Release, parse_release
-from specdebug.installs.steps import InstallError, adopt, look_into
+from specdebug.installs.running import InstallError
+from specdebug.installs.steps import adopt, look_into
 from specdebug.installs.store import Installed, find_installed
 
-PYTHON = Path("/mine/bin/python")
+PYTHON = Path(sys.executable)
 
 
 class Checkout:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,13 +20,22 @@ from specdebug.installs.store import (
     find_installed,
     held,
     installed,
+    keep_check,
+    look,
     remove,
     store_folder,
 )
 
+WHOLE = json.dumps(
+    {
+        **asdict(Installed(Path("x"), "sglang", "0.5.13", "cpu", sys.executable, True, "digest", ("installed",))),
+        "folder": None,
+    }
+)
+
 
 def environment(store: Path, version: str, *done: str) -> Installed:
-    made = Installed(store / f"sglang-{version}-cpu", "sglang", version, "cpu", "/python", True, "digest", done)
+    made = Installed(store / f"sglang-{version}-cpu", "sglang", version, "cpu", sys.executable, True, "digest", done)
     made.write()
     return made
 
@@ -49,16 +63,49 @@ def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
         find_installed(tmp_path, Release("vllm"))
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
-    made = environment(tmp_path, "0.5.13")
-    (made.folder / RECORD).write_text('{"engine": 1}')
-    with pytest.raises(StoreError, match=r"install\.json is damaged \(.*\); remove the folder and install again"):
-        installed(tmp_path)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"engine": 1}', "lacks the key 'version'"),
+        ("", "it is not JSON"),
+        ("\0\0\0", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+        ("[1]", "the file must be a mapping"),
+        ('{"engine": "sglang", "version": "0.5.13", "done": 3}', "the file lacks the key"),
+        (WHOLE.replace('["installed"]', "[3]"), "done[0] must be text"),
+        (WHOLE.replace('"0.5.13"', '"newest"'), "'newest' is no version"),
+        (WHOLE.replace('"ours": true', '"ours": "yes"'), "ours must be true or false"),
+        (WHOLE.replace('"checked": {}', '"checked": 7'), "checked must be a mapping"),
+        (WHOLE.replace('"packages": {}', '"packages": {"a": {}}'), "packages.a lacks the key 'version'"),
+    ],
+)
+def test_a_damaged_record_is_named_and_hides_no_other(text: str, said: str, tmp_path: Path) -> None:
+    made, other = environment(tmp_path, "0.5.13", "installed"), environment(tmp_path, "0.5.9", "installed")
+    (made.folder / RECORD).write_text(text)
+    there, (lost,) = look(tmp_path)
+    assert there == [other]
+    assert f"{made.folder / RECORD}" in str(lost.error)
+    assert re.search(rf"the environment is damaged: .*{re.escape(said)}", str(lost.error))
+    assert "specdebug engines install makes it again" in str(lost.error)
+    assert (lost.error.exit_code, lost.folder) == (2, made.folder)
+    assert find_installed(tmp_path, Release("sglang")) == other
+    with pytest.raises(StoreError, match="is damaged"):
+        find_installed(tmp_path, Release("sglang", "0.5.13"))
+    assert len(str(lost.error).splitlines()) == 1
+
+
+def test_a_check_is_kept_in_the_record_as_it_is_by_then(tmp_path: Path) -> None:
+    made = environment(tmp_path, "0.5.13", "packages")
+    made.after("installed")
+    kept = keep_check(made, {"plain": "pass"})
+    assert installed(tmp_path) == [kept]
+    assert (kept.done, kept.checked) == (("packages", "installed"), {"plain": "pass"})
 
 
 def test_two_do_not_install_into_one_folder(tmp_path: Path) -> None:
+    told = f"in use by process {os.getpid()}; wait for it to end"
     with held(tmp_path / "one"):
-        with pytest.raises(StoreError, match="another process installs into"), held(tmp_path / "one"):
+        with pytest.raises(StoreError, match=told), held(tmp_path / "one"):
             pass
         with held(tmp_path / "other"):
             pass
@@ -68,7 +115,7 @@ def test_two_do_not_install_into_one_folder(tmp_path: Path) -> None:
 
 def test_what_is_removed_is_gone(tmp_path: Path) -> None:
     made = environment(tmp_path, "0.5.13", "installed")
-    remove(made)
+    remove(made.folder)
     assert installed(tmp_path) == []
 
 

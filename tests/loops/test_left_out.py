@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -105,7 +106,7 @@ def test_a_selection_and_the_last_failures_leave_out_as_they_select() -> None:
     assert [(each.scenario.name, [arm.arm for arm in each.left_out]) for each in chosen] == [("some", ["other"])]
     with pytest.raises(NotOnTarget, match="its <own>"):
         plan_all([SOME], ON_13, FakeLibrary(), parse_expression("other"))  # type: ignore[arg-type]
-    record = LastFailed(Path("none"), {str(Path("some.yaml").resolve()): ["fixed", "other"]})
+    record = LastFailed({str(Path("some.yaml").resolve()): ["fixed", "other"]})
     plans = plan_all([SOME, NONE], ON_13, FakeLibrary())  # type: ignore[arg-type]
     (failed,), _ = only_failed(plans, record)
     assert ([run.arm for run in failed.runs], failed.left_out) == (["fixed"], ())
@@ -146,6 +147,6 @@ def test_a_checkout_between_two_releases_has_the_fixes_of_the_one_before(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     version = "0.5.14.dev57+gabc1234"
-    Installed(tmp_path / "checkout", "sglang", version, "cpu", "python", ours=False, done=("installed",)).write()
+    Installed(tmp_path / "checkout", "sglang", version, "cpu", sys.executable, ours=False, done=("installed",)).write()
     there, library = Choices(target=parse_target(f"sglang=={version}")), Library()
     assert planned(library.scenario("draft_positions"), there, library).left_out == ()

@@ -128,12 +128,12 @@ def test_a_scenario_that_a_worker_finds_at_fault_costs_the_rest_but_not_what_has
     assert (answer.missing, answer.exit_code) == (1, 2)
 
 
-def test_what_failed_last_time_is_run_and_all_where_nothing_did(tmp_path: Path) -> None:
-    record = LastFailed(tmp_path / "record")
+def test_what_failed_last_time_is_run_and_all_where_nothing_did() -> None:
+    record = LastFailed()
     plans, said = only_failed(planned(ONE, TWO), record)
     assert (len(keys(plans)), said) == (3, "no failure is recorded here; running all")
     results = [ArmResult(each.runs[-1], Outcome("fail", None, None, "", None)) for each in plans]
-    record.update(results, lambda: None)
+    record.take(results)
     plans, said = only_failed(planned(ONE, TWO, TWIN), record)
     assert (keys(plans), said) == (["a/one.yaml::y", "a/two.yaml::x"], "running 2 arms that failed last time")
     plans, said = only_failed(planned(TWIN), record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_of_an_engine_without_a_version_the_newest_that_is_installed_counts(
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     assert not holds("sglang<0.6", parse_target("sglang"))  # nothing is installed: the run will say so
     for version in ("0.5.13", "0.5.18"):
-        Installed(tmp_path / version, "sglang", version, "cpu", "python", ours=True, done=("installed",)).write()
+        Installed(tmp_path / version, "sglang", version, "cpu", sys.executable, ours=True, done=("installed",)).write()
     assert holds("sglang==0.5.18", parse_target("sglang"))
     assert not holds("sglang==0.5.13", parse_target("sglang"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ OPTIONS: dict[str, Any] = {"attention_backend": "fa3", "speculative": {"num_step
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     Installed(
-        tmp_path / "sglang-0.5.13-cpu", "sglang", "0.5.13", "cpu", "/env/bin/python", False, done=("installed",)
+        tmp_path / "sglang-0.5.13-cpu", "sglang", "0.5.13", "cpu", sys.executable, False, done=("installed",)
     ).write()
     return tmp_path
 
@@ -39,7 +40,7 @@ def target(store: Path, **more: Any) -> SglangTarget:
 def test_a_server_of_the_release_is_started_with_the_scenario_s_options(store: Path) -> None:
     command = target(store, arguments=("--log-level", "debug"), env={"A": "b"}).command(OPTIONS, 7, OverThere())
     said = " ".join(command.words)
-    assert said.startswith("/env/bin/python -P -s -m sglang.launch_server --port {port} ")
+    assert said.startswith(f"{sys.executable} -P -s -m sglang.launch_server --port {{port}} ")
     assert said.endswith(" --log-level debug")
     for part in (
         "--page-size 4",

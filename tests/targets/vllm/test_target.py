@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ OPTIONS: dict[str, Any] = {"context_length": 256, "speculative": {"num_steps": 3
 @pytest.fixture
 def target(tmp_path: Path) -> VllmTarget:
     folder = tmp_path / "vllm-0.32.0-cpu"
-    Installed(folder, "vllm", "0.32.0", "cpu", "/env/bin/python", False, done=("installed",)).write()
+    Installed(folder, "vllm", "0.32.0", "cpu", sys.executable, False, done=("installed",)).write()
     made = find_target(ReleasedEngine(release="vllm==0.32.0", store=str(tmp_path), env={"A": "b"}))
     assert isinstance(made, VllmTarget)
     return made
@@ -32,7 +33,7 @@ def target(tmp_path: Path) -> VllmTarget:
 def test_our_server_is_run_by_its_python_with_the_scenario_s_options(target: VllmTarget, tmp_path: Path) -> None:
     command = target.command(OPTIONS, 7, OverThere(tape="/a/tape"))
     assert command.words == (
-        "/env/bin/python", "-P", "-s", "-m", "specdebug.targets.vllm.inside.serve", "--port", "{port}",
+        sys.executable, "-P", "-s", "-m", "specdebug.targets.vllm.inside.serve", "--port", "{port}",
     )  # fmt: skip
     wanted = json.loads(command.env[VARIABLE])
     assert (wanted["device"], wanted["reverts"], command.env["A"]) == ("cpu", [], "b")

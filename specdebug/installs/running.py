@@ -33,14 +33,14 @@ class InstallError(StoreError):
 
 
 @dataclass(frozen=True)
-class Ended:
+class StepEnded:
     """The end of a command: ``status`` is negative for the signal that killed it, ``tail`` the end of what it said."""
 
     status: int
     tail: str = ""
 
 
-def run_logged(words: Sequence[str], log: Path) -> Ended:
+def run_logged(words: Sequence[str], log: Path) -> StepEnded:
     """Run a command to its end. What it says goes to the end of a log, as far as there is room; on a terminal its
     progress is seen there. Raises InstallError where it cannot be started, KeyboardInterrupt for a signal."""
     watched = sys.stdout is not None and sys.stdout.isatty()
@@ -57,7 +57,7 @@ def run_logged(words: Sequence[str], log: Path) -> Ended:
                 with contextlib.suppress(OSError):
                     sys.stderr.write(data.decode("utf-8", "replace"))
                     sys.stderr.flush()
-        return Ended(process.wait(), tail.decode("utf-8", "replace"))
+        return StepEnded(process.wait(), tail.decode("utf-8", "replace"))
 
 
 def ask(words: Sequence[str], timeout_s: float) -> tuple[str, str]:

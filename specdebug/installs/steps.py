@@ -21,7 +21,7 @@ from specdebug.installs.checkout import checkout_version
 from specdebug.installs.packages import Package, drop_half_made, packages_in
 from specdebug.installs.recipe import Recipe, nearest_recipe, python_for
 from specdebug.installs.release import Release, between_releases, order
-from specdebug.installs.running import Ended, InstallError, ask, run_logged
+from specdebug.installs.running import InstallError, StepEnded, ask, run_logged
 from specdebug.installs.store import Installed, folder_of, held, installed
 from specdebug.interpreters import other_python
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure, blamed, failure_in_log
@@ -64,7 +64,7 @@ class Steps(Protocol):
     def skipped(self, what: str) -> None: ...
 
 
-Run = Callable[[Sequence[str], Path], Ended]
+Run = Callable[[Sequence[str], Path], StepEnded]
 """Runs a command, its output going to a log, too."""
 
 
@@ -196,7 +196,7 @@ def _made(step: _Step, now: Installed, steps: Steps, run: Run) -> dict[str, Pack
     return packages
 
 
-def _failed(step: _Step, folder: Path, ended: Ended) -> InstallError:
+def _failed(step: _Step, folder: Path, ended: StepEnded) -> InstallError:
     """The error for a command that failed; exit code 125 where that was for want of room, memory or processes."""
     machine = failure_in_log(ended.tail)
     if machine is None and _is_full(folder):

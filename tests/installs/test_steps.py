@@ -12,7 +12,7 @@ import pytest
 
 from specdebug.installs.recipe import Recipe
 from specdebug.installs.release import Release
-from specdebug.installs.running import Ended, InstallError
+from specdebug.installs.running import InstallError, StepEnded
 from specdebug.installs.steps import adopt, install, look_into
 from specdebug.installs.store import Installed, StoreError, find_installed, installed
 
@@ -44,14 +44,14 @@ class Runner:
         self.commands: list[list[str]] = []
         self.fails, self.says = fails, says
 
-    def __call__(self, words: Sequence[str], log: Path) -> Ended:
+    def __call__(self, words: Sequence[str], log: Path) -> StepEnded:
         self.commands.append(list(words))
         if "venv" in words:
             python = Path(words[-1]) / "bin" / "python"
             python.parent.mkdir(parents=True, exist_ok=True)
             python.write_text("")
         if self.fails and any(self.fails in word for word in words):
-            return Ended(1, f"one\n{self.says}\n")
+            return StepEnded(1, f"one\n{self.says}\n")
         if "--report" in words:
             named = [word.split("==") for word in words if "==" in word]
             taken = [
@@ -66,7 +66,7 @@ class Runner:
                 metadata = site_of(log.parent) / f"{name}-{version}.dist-info"
                 metadata.mkdir(parents=True, exist_ok=True)
                 (metadata / "INSTALLER").write_text("pip")
-        return Ended(0)
+        return StepEnded(0)
 
 
 def site_of(folder: Path) -> Path:
@@ -143,10 +143,10 @@ def test_each_package_is_kept_with_its_version_and_hash(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("report", ["nonsense", "[]", '{"install": [{"metadata": {"name": "a"}}]}', '{"install": 3}'])
 def test_a_report_that_pip_never_wrote_is_named(report: str, tmp_path: Path) -> None:
-    def run(words: Sequence[str], log: Path) -> Ended:
+    def run(words: Sequence[str], log: Path) -> StepEnded:
         if "--report" in words:
             Path(words[words.index("--report") + 1]).write_text(report)
-        return Ended(0)
+        return StepEnded(0)
 
     with pytest.raises(InstallError, match=r"pip-report\.json"):
         install(RECIPE, tmp_path, Steps(), run)
@@ -160,9 +160,9 @@ def test_a_package_that_was_cut_short_is_installed_again(tmp_path: Path) -> None
     (half / "METADATA").write_text("Name: a")
     seen = list[bool]()
 
-    def run(words: Sequence[str], log: Path) -> Ended:
+    def run(words: Sequence[str], log: Path) -> StepEnded:
         seen.append(half.exists())
-        return Ended(0)
+        return StepEnded(0)
 
     install(RECIPE, tmp_path, Steps(), run)
     assert seen == [False]

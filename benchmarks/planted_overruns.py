@@ -9,7 +9,7 @@ and with one argument that is too short or leads astray.
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -22,27 +22,29 @@ from typing import Any
 
 import torch
 
-HOMES = {
-    "0.5.13": {
+HOMES = (
+    {
         "cache_locs": "sglang.srt.speculative.triton_ops.cache_locs",
         "eagle": "sglang.srt.speculative.triton_ops.eagle",
         "common": "sglang.srt.mem_cache.triton_ops.common",
         "cache_move": "sglang.srt.mem_cache.triton_ops.cache_move",
         "allocator": "sglang.srt.mem_cache.triton_ops.allocator",
+        "decode": "sglang.srt.layers.attention.triton_ops.decode_attention",
         "kv_indices": "sglang.srt.layers.attention.triton_ops.kv_indices",
         "position": "sglang.srt.model_executor.triton_ops.position",
     },
-    "0.5.23": {
+    {
         "cache_locs": "sglang.kernels.ops.speculative.cache_locs",
         "eagle": "sglang.kernels.ops.speculative.eagle",
         "common": "sglang.kernels.ops.memory.common",
         "cache_move": "sglang.kernels.ops.kvcache.cache_move",
         "allocator": "sglang.kernels.ops.memory.allocator",
+        "decode": "sglang.kernels.ops.attention.decode_attention",
         "kv_indices": "sglang.kernels.ops.attention.kv_indices",
         "position": "sglang.kernels.ops.attention.position",
     },
-}
-"""Where a release has its kernels, by the first release that has them there."""
+)
+"""Where releases have their kernels."""
 TABLE = (4, 16)
 """Rows and cells of ``req_to_token``."""
 
@@ -163,7 +165,8 @@ def slot_read(kernel: Any, planted: bool) -> None:
     if planted:
         allocator.free(slots[3:])
     q, ends = torch.ones(1, 1, 4), longs(0, 4)
-    kernel(q, pool.k_buffer[0], pool.v_buffer[0], q.clone(), ends, slots, q, q, ends, 1, 1.0, 1.0, 1.0)
+    partial, sums, one = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1), longs(1)
+    kernel(q, pool.k_buffer[0], pool.v_buffer[0], q.clone(), ends, slots, partial, sums, one, 1, 1.0, 1.0, 1.0)
 
 
 CACHE_LOCS, COMMON, EAGLE, ALLOCATOR = "cache_locs", "common", "eagle", "allocator"
@@ -183,20 +186,31 @@ PLANTED = (
     Planted(EAGLE, "fill_bonus_tokens", "an accept length of 0", "accept_tokens", bonus_tokens),
     Planted(EAGLE, "fill_accept_out_cache_loc", "an index above the slots", "out_cache_loc", accept_locs),
     Planted(CACHE_LOCS, "get_target_cache_loc", "too few target slots", "tgt_cache_loc", target_locs),
-    Planted("attention", "decode_attention_fwd", "a slot that was given back", "k", slot_read, "unwritten"),
+    Planted("decode", "decode_attention_fwd", "a slot that was given back", "k", slot_read, "unwritten"),
 )
 
 
-def look(release: str) -> list[dict[str, Any]]:
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def look() -> list[dict[str, Any]]:
     """Launch all that this release has, in the engine's own process; what was told of each."""
     from specdebug import kernel_memory
     from specdebug.kernel_memory.rules import KernelRule
+    from specdebug.targets.inside.guard import EngineLook
     from specdebug.targets.sglang.inside.kv_slots import shadow_pools
-    from specdebug.targets.sglang.inside.releases import of_release
+    from specdebug.targets.sglang.inside.stand_ins import STAND_INS
 
-    homes = {**of_release(HOMES, release), "attention": "specdebug.targets.sglang.inside.attention"}
+    homes = next(each for each in HOMES if _is_there(each["cache_locs"]))
+    for stand_in in STAND_INS:
+        if "decode_attention" in stand_in.places[0]:
+            stand_in.put()
     watch = kernel_memory.begin([KernelRule("*")])
-    shadow_pools(watch)
+    shadow_pools(watch, EngineLook("planted"))
     told = []
     for each in PLANTED:
         kernel = getattr(importlib.import_module(homes[each.home]), each.kernel, None)
@@ -243,7 +257,7 @@ def main() -> int:
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside:
-        print(json.dumps(look(given.release)))
+        print(json.dumps(look()))
         return 0
     sys.path.insert(0, str(Path(__file__).parents[1]))
     rows = run(given.release)

@@ -145,6 +145,8 @@ class _Arm:
             server = None if self._session is None else self._session.server()
             for told in () if server is None else server.new_injections():
                 self._sink.emit(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
+            for lost in () if server is None else server.lost():
+                self._sink.emit("lost", text=str(lost), stand_in=lost.stand_in)
             here = {**async_probe.reached(), **kernel_memory.launches()}
             reached = here if server is None else dict(server.reached())
             self._sink.emit("coverage", reached=reached, hits=hits())

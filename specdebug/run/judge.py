@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, get_args
 
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings, Reference
 from specdebug.run.oracles.registry import CannotShow, oracles_of
 from specdebug.targets.base import Ability, Session, StepView
+from specdebug.targets.serving import NotShown
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation
 
@@ -142,6 +144,6 @@ class Judge:
             return
         began = self.clock()
         for look in looks:
-            with self.bench.judging(what):
+            with self.bench.judging(what), suppress(NotShown):
                 look()
         self.seconds += self.clock() - began

@@ -18,7 +18,7 @@ from specdebug.run.exceptions import beyond_the_machine, violation_of
 from specdebug.run.judge import Judge
 from specdebug.targets.base import RequestView, Session, StepView
 from specdebug.verdict.device_errors import device_lost
-from specdebug.verdict.outcome import Violation
+from specdebug.verdict.outcome import EXIT_CODES, Violation
 from specdebug.workers.machine_failure import machine_failure
 from specdebug.workers.wire import Sink
 
@@ -227,7 +227,7 @@ class RunLoop:
             self.lost = machine.cause == "device"
             self.sink.emit("machine", cause=machine.cause, line=machine.line)
             return
-        if reason := beyond_the_machine(error):
+        if reason := _tells_nothing(error) or beyond_the_machine(error):
             self.sink.emit("impossible", reason=reason, unavailable=True)
             return
         self.lost = device_lost(error)
@@ -250,6 +250,11 @@ class RunLoop:
 
     def report(self, violation: Violation) -> None:
         self.sink.emit("violation", **asdict(violation))
+
+
+def _tells_nothing(error: Exception) -> str | None:
+    """What an error says that leaves the engine unjudged; None of any other."""
+    return str(error) if isinstance(error, SpecDebugError) and error.exit_code == EXIT_CODES["unknown"] else None
 
 
 def _cannot_be_served(error: Exception) -> bool:

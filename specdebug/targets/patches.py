@@ -80,6 +80,11 @@ def _dist(engine: str, python: str, version: str) -> Dist:
     return Dist(engine, Version(version), open_package(_package(python, engine)))
 
 
+def package_of(here: Installed) -> Path:
+    """The folder of an installed engine's package. Raises ConfigError."""
+    return _package(here.python, here.engine)
+
+
 @cache
 def _package(python: str, name: str) -> Path:
     """Where an environment imports a package from. Raises ConfigError."""

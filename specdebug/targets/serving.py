@@ -6,6 +6,7 @@ Such a target's engine runs in another process, or on another machine, behind SG
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.errors import SpecDebugError
@@ -24,8 +25,27 @@ class SessionFailed(Exception):
         self.kind = kind
 
 
+class NotShown(Exception):
+    """A part of an engine that was to be looked at cannot be any more; its log says why (:class:`Lost`)."""
+
+
 class NoServer(SpecDebugError):
     """There is no server at an address, or none of the interface; or one could not be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A look at an engine, or a stand-in for a part of it, that does not fit this release. ``place``: ``file:line`` of
+    our code where that showed, if anywhere. What an engine does without a ``stand_in`` is not judged."""
+
+    what: str
+    why: str
+    place: str
+    stand_in: bool
+
+    def __str__(self) -> str:
+        told = "cannot stand in for" if self.stand_in else "cannot look at"
+        return f"specdebug {told} {self.what} in this release: {self.why}" + (f" ({self.place})" if self.place else "")
 
 
 class ServerSettings(Protocol):
@@ -113,6 +133,9 @@ class ServerView(Protocol):
 
     def new_injections(self) -> Sequence[Mapping[str, Any]]:
         """What it newly tells of the faults that it was started with: ``ledger`` is the event, the rest its fields."""
+
+    def lost(self) -> Sequence[Lost]:
+        """What of ours does not fit the server's engine, by its own words."""
 
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         """By fix that it was started without, how often each of its edits has run; empty where that is not known."""

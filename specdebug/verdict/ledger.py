@@ -124,6 +124,7 @@ class Ledger:
         self._lacks: tuple[str, ...] = ()
         self._cannot_show: tuple[str, ...] = ()
         self._blind = False
+        self._lost: dict[str, bool] = {}
         self._not_engine_code: tuple[str, ...] = ()
         self._injections: list[Injection] = []
         self._unfired: dict[int, str] = {}
@@ -179,9 +180,10 @@ class Ledger:
             cut_short=self._cut_short(end, interrupted=interrupted, endless=death is not None),
             idle_faults=tuple(self._idle_faults()),
             blind=self._blind,
+            lost=self._lost,
         )
         verdict, reasons = decide(ordered, evidence)
-        first = ordered[0] if ordered else None
+        first = ordered[0] if verdict == "fail" else None
         return Outcome(
             verdict=verdict,
             signature=first.signature if first else None,
@@ -327,6 +329,9 @@ class Ledger:
         self._target, self._lacks = event["name"], tuple(event["lacks"])
         self._cannot_show = tuple(event["cannot_show"])
         self._blind = not event["looking"] and bool(self._cannot_show)
+
+    def _on_lost(self, event: Mapping[str, Any]) -> None:
+        self._lost[event["text"]] = event["stand_in"]
 
     def _on_not_engine_code(self, event: Mapping[str, Any]) -> None:
         self._not_engine_code = tuple(event["parts"])

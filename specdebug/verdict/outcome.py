@@ -331,7 +331,8 @@ class Evidence:
     the packs switched on, ``sites_reached``: those of them that were evaluated. ``generated``: tokens emitted.
     ``impossible``: why the run could not take place, if so. ``idle_faults``: a sentence for each declared fault that
     did no damage. ``blind``: no oracle could look, though some were asked for. ``cut_short``: why it was ended before
-    it was done, if neither by itself nor for what was found.
+    it was done, if neither by itself nor for what was found. ``lost``: what of ours did not fit another engine's
+    release, a sentence each, and if that was a stand-in, of whose lack what was found may come.
     """
 
     reverts: Mapping[str, Mapping[str, int]]
@@ -342,6 +343,7 @@ class Evidence:
     cut_short: str = ""
     idle_faults: tuple[str, ...] = ()
     blind: bool = False
+    lost: Mapping[str, bool] = field(default_factory=dict)
 
 
 def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict, tuple[str, ...]]:
@@ -350,9 +352,11 @@ def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict
     Unknown, in the absence of violations, is a run that was cut short, of which no more is said; that could not take
     place; in which none of a reverted fix's edits ever ran (of edits on exclusive paths one suffices); whose enabled
     probes were never evaluated; that generated nothing; or in which a declared fault was not injected or changed
-    nothing.
+    nothing; or in which a look of ours did not fit the engine. One that lacks a stand-in is unknown whatever was found.
     """
-    reasons = [evidence.impossible] if evidence.impossible else []
+    reasons = [*filter(None, (evidence.impossible,)), *evidence.lost]
+    if any(evidence.lost.values()):
+        return "unknown", tuple(reasons)
     if evidence.cut_short:
         # What it had not come to by then says nothing of it.
         reasons.append(evidence.cut_short)

@@ -15,7 +15,7 @@ from specdebug.content import shipped_root
 from specdebug.errors import ContentError
 from specdebug.installs.store import Installed
 from specdebug.targets.added_sites import added_sites, read_sites
-from specdebug.targets.sglang.inside.probes import _Calls
+from specdebug.targets.sglang.inside.probes import _Probes
 
 FILE = """
 engine: toyserve
@@ -57,7 +57,7 @@ def test_every_shipped_call_is_one_that_there_is() -> None:
         for patches in read_sites(file).values():
             for edit in (edit for patch in patches for edit in patch.edits):
                 (call,) = (line for line in edit.replacement.splitlines() if "__specdebug_probes__" in line)
-                assert hasattr(_Calls, call.partition("__.")[2].partition("(")[0])
+                assert hasattr(_Probes, call.partition("__.")[2].partition("(")[0])
                 assert [line for line in edit.replacement.splitlines() if line != call] == edit.match.splitlines()
 
 
@@ -72,21 +72,21 @@ def test_draft_positions_are_the_length_and_the_step_and_padding_is_not_looked_a
     def forward(positions: list[int]) -> Any:
         return SimpleNamespace(positions=torch.tensor(positions), seq_lens=torch.tensor([7, 9, 1]))
 
-    _Calls().draft_positions(forward([8, 8, 10, 10, 0, 0]), 1)
+    _Probes().draft_positions(forward([8, 8, 10, 10, 0, 0]), 1)
     assert found() == []
-    _Calls().draft_positions(forward([8, 8, 10, 11, 0, 0]), 1)
+    _Probes().draft_positions(forward([8, 8, 10, 11, 0, 0]), 1)
     assert found() == ["oob@draft.forward.positions"]
 
 
 def test_behind_a_chunk_comes_the_prompt_s_next_token(found: Any) -> None:
     chunked = object()
     batch = SimpleNamespace(chunked_req_next_prompt_token=5, reqs=[object(), chunked], chunked_req=chunked)
-    _Calls().chunk_tail(torch.tensor([3, 5]), batch)
+    _Probes().chunk_tail(torch.tensor([3, 5]), batch)
     assert found() == []
-    _Calls().chunk_tail(torch.tensor([5, 3]), batch)
+    _Probes().chunk_tail(torch.tensor([5, 3]), batch)
     assert found() == ["oob@draft_prefill.input_ids"]
     batch.chunked_req_next_prompt_token = None
-    _Calls().chunk_tail(torch.tensor([5, 3]), batch)
+    _Probes().chunk_tail(torch.tensor([5, 3]), batch)
     assert found() == []
 
 
@@ -107,13 +107,13 @@ def test_a_verify_accepts_no_more_than_its_nodes(found: Any, where: str, value: 
     }
     if where:
         decided[where].view(-1)[-1] = value
-    _Calls().accepted(**decided, batch=SimpleNamespace(model_config=SimpleNamespace(vocab_size=90)))
+    _Probes().accepted(**decided, batch=SimpleNamespace(model_config=SimpleNamespace(vocab_size=90)))
     assert found() == signature
 
 
 def test_a_branch_lies_on_no_more_pages_than_its_row_has_columns(found: Any) -> None:
     table, slots = torch.zeros(2, 2), torch.tensor([[6, 7, 8, 9], [10, 11, 12, 13]])
-    _Calls().expand_page_table(table, slots, 4)
+    _Probes().expand_page_table(table, slots, 4)
     assert found() == []
-    _Calls().expand_page_table(table, torch.tensor([[6, 7, 8, 12], [8, 9, 10, 11]]), 4)
+    _Probes().expand_page_table(table, torch.tensor([[6, 7, 8, 12], [8, 9, 10, 11]]), 4)
     assert found() == ["oob@draft.expand_page_table"]

@@ -56,6 +56,16 @@ def outcome_of(events: list[dict[str, Any]], how: WorkerEnd | None = None) -> Ou
     return ledger.outcome(how or end())
 
 
+@pytest.mark.parametrize(("stand_in", "verdict", "signature"), [(False, "fail", "nan@a"), (True, "unknown", None)])
+def test_what_is_found_without_a_stand_in_is_not_judged(stand_in: bool, verdict: str, signature: str | None) -> None:
+    """A look of ours that does not fit takes nothing from what others found."""
+    found = {"event": "violation", "kind": "nan", "site": "a", "step": 1, "detail": ""}
+    lost = {"event": "lost", "text": "specdebug cannot", "stand_in": stand_in}
+    got = outcome_of([*START, step(1), found, lost, *FINISH])
+    assert (got.verdict, got.signature, got.reasons) == (verdict, signature, ("specdebug cannot",))
+    assert [each.signature for each in got.violations] == ["nan@a"]
+
+
 def test_what_was_found_in_the_step_that_a_lost_device_ended_names_the_failure() -> None:
     asserted = "x/Index.cu:9: void gather(): block: [0,0,0], thread: [1,0,0] Assertion `index < size` failed.\n"
     died = end("signal", -6, asserted)

@@ -41,6 +41,9 @@ FOUND = [Violation("nan", "draft.logits", 3)]
         ([], {"cut_short": "interrupted before it was done"}, "unknown", "interrupted"),
         ([], {"cut_short": "not done", "reverts": {"1": {"a": 0}}, "generated": 0}, "unknown", "not done"),
         (FOUND, {"cut_short": "not done within 9 s"}, "fail", "within 9 s"),
+        ([], {"lost": {"specdebug cannot look at the books": False}}, "unknown", "cannot look at the books"),
+        (FOUND, {"lost": {"specdebug cannot look at the books": False}}, "fail", "cannot look at the books"),
+        (FOUND, {"lost": {"specdebug cannot stand in for it": True}}, "unknown", "cannot stand in"),
         ([], {"impossible": "no fit", "generated": 0, "sites_reached": 0}, "unknown", "no fit"),
     ],
 )

@@ -10,7 +10,7 @@ from specdebug.logs.hits import Strength
 from specdebug.logs.naming import name_of
 from specdebug.logs.scan import LogReader, Scan
 from specdebug.targets.http.client import BadAnswer, Declined, Silent
-from specdebug.targets.serving import SessionFailed
+from specdebug.targets.serving import Lost, SessionFailed
 
 MAX_WORDS = 80
 _NO_SITE = re.compile(r"[^\w.#]+")
@@ -36,6 +36,9 @@ class Host(Protocol):
 
     def new_injections(self) -> Sequence[Mapping[str, Any]]:
         """Return what its log newly tells of faults: ``ledger`` is the event, the rest its fields."""
+
+    def lost(self) -> Sequence[Lost]:
+        """What of ours does not fit the engine, by its own words."""
 
     def not_engine_code(self) -> Sequence[str]:
         """What of a run is not the engine's own code, by its own words: names of stand-ins, and what it lacks here."""

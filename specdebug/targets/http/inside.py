@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdebug.engine.config import EngineConfig
+from specdebug.errors import SpecDebugError
 from specdebug.targets.base import INSIDE, Ability, RequestOnlooker, StoredDrafts
 from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.host import Host
 from specdebug.targets.http.looks import Look, read_look, stored_rows
 from specdebug.targets.inside.looks import looks_folder
+from specdebug.targets.serving import NotShown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,8 +21,10 @@ LOOKS: frozenset[Ability] = INSIDE - {"pools"}
 """Abilities that rest on looks."""
 
 
-class NoLook(Exception):
-    """An engine's process left no look of a request."""
+class NoLook(SpecDebugError):
+    """An engine's process left no look of a request: what was asked about it cannot be told."""
+
+    exit_code = 125
 
 
 class Inside:
@@ -34,10 +38,12 @@ class Inside:
         self._looks: dict[str, Look] = {}
 
     def show(self, session: Any, rid: str, answer: HttpAnswer, onlooker: RequestOnlooker) -> None:
-        """Show a request that has ended, by its id there. Raises NoLook."""
+        """Show a request that has ended, by its id there; nothing of it once the looks have ended. Raises NoLook."""
         if self._folder is None:
             return
         look = read_look(self._folder, rid, answer)
+        if look is None and self._host.lost():
+            return
         if look is None:
             words = self._host.said("looking ends") or "its log does not say why"
             raise NoLook(f"the engine left no look of request {answer.rid}: {words}; its log is {self._host.log_path}")
@@ -47,13 +53,20 @@ class Inside:
 
     def kv(self, pool: str, rid: str, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of positions [start, stop) at a request's end, of the ``draft`` or the ``target``: each
-        [layers, n, heads, head_dim]."""
+        [layers, n, heads, head_dim]. Raises NotShown."""
+        self._require(rid)
         keys, values = (self._looks[rid].kv[f"{pool}_{kind}"][:, start:stop] for kind in ("k", "v"))
         return keys, values
 
     def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
-        """The rows that these requests store."""
+        """The rows that these requests store. Raises NotShown."""
+        for each in requests:
+            self._require(each.rid)
         return stored_rows(requests)
+
+    def _require(self, rid: str) -> None:
+        if rid not in self._looks:
+            raise NotShown(rid)
 
     def new_problems(self) -> Sequence[str]:
         """Laws of the pools that were broken since the last call, each ``law: what``."""

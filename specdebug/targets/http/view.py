@@ -10,7 +10,7 @@ from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.client import FAILURES, ServerClient
 from specdebug.targets.http.facts import first_of, one_token, own_words
 from specdebug.targets.http.host import Host, failure_of
-from specdebug.targets.serving import SessionFailed
+from specdebug.targets.serving import Lost, SessionFailed
 
 HEALTH = "server.health"
 """The site of what is wrong with a server that runs and does not answer that it is well."""
@@ -79,6 +79,9 @@ class HttpServerView:
     def new_injections(self) -> Sequence[Mapping[str, Any]]:
         self._server_info()  # asked, an engine also tells its log of those that were not due yet
         return () if self._host is None else self._host.new_injections()
+
+    def lost(self) -> Sequence[Lost]:
+        return () if self._host is None else self._host.lost()
 
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         hits = own_words(self._server_info()).get("reverts")  # asked, an engine also tells its log

@@ -17,7 +17,7 @@ from specdebug.logs.scan import Scan
 from specdebug.targets.launch.keeper import MAX_IDLE, ServerWish
 from specdebug.targets.launch.log import ServerLog
 from specdebug.targets.launch.process import NeverReady, StartFailed
-from specdebug.targets.serving import NoServer
+from specdebug.targets.serving import Lost, NoServer
 from specdebug.workers.lifeline import lifeline
 
 _KEEP = "from specdebug.targets.launch.keeper import main; sys.exit(main(sys.argv[1], int(sys.argv[2])))"
@@ -73,6 +73,9 @@ class LentServer:
 
     def new_injections(self) -> Sequence[Mapping[str, Any]]:
         return self._log.new_injections()
+
+    def lost(self) -> Sequence[Lost]:
+        return self._log.lost()
 
     def not_engine_code(self) -> Sequence[str]:
         return self._log.not_engine_code()

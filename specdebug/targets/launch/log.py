@@ -15,6 +15,7 @@ from specdebug.logs.hits import Strength
 from specdebug.logs.last_words import last_words
 from specdebug.logs.scan import LogReader, Scan
 from specdebug.targets.inside.words import facts_in
+from specdebug.targets.serving import Lost
 
 TAIL_BYTES = 8192
 WORDS_BYTES = 1 << 20
@@ -138,6 +139,11 @@ class ServerLog:
         for told in self._last_told("reached"):
             every.update(told)
         return dict(every)
+
+    def lost(self) -> tuple[Lost, ...]:
+        """What of ours does not fit the engine, as its processes told since it was started, each once."""
+        told = (facts["lost"] for facts in self._facts("lost"))
+        return tuple(dict.fromkeys(Lost(**{name: each[name] for name in Lost.__slots__}) for each in told))
 
     def not_engine_code(self) -> tuple[str, ...]:
         """What all processes of the engine said is not the engine's own code, each once."""

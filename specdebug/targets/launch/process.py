@@ -21,7 +21,7 @@ from specdebug.logs.scan import Scan
 from specdebug.targets.inside.looks import LOG_VARIABLE, looks_folder
 from specdebug.targets.launch.command import StartCommand, free_port
 from specdebug.targets.launch.log import LogRoom, ServerLog
-from specdebug.targets.serving import NoServer
+from specdebug.targets.serving import Lost, NoServer
 from specdebug.workers.lifeline import lifeline
 from specdebug.workers.reaper import kill_group, kill_marked, wait_for
 
@@ -45,7 +45,8 @@ class StartFailed(Exception):
 
 
 class NeverReady(NoServer):
-    """A server that did not answer in time: nothing is said of it, for this machine may be slow."""
+    """A server that nothing is said of: it did not answer in time, for this machine may be slow, or it ended without a
+    stand-in that its release has no place for."""
 
     exit_code = 125
 
@@ -129,6 +130,8 @@ class ServerProcess:
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         words = self.log.last_words() or "it said nothing"
         told = f"the server ended ({how}) before it was ready: {words}; its log is {self.log_path}"
+        if unfit := [each for each in self.log.lost() if each.stand_in]:
+            raise NeverReady(f"{unfit[0]}; without it {told}")
         name = name_of(self.log.scan(), status)
         if tells_of_damage(name) and not name.startswith("hang"):
             raise StartFailed(name, told)
@@ -162,6 +165,9 @@ class ServerProcess:
 
     def new_injections(self) -> Sequence[Mapping[str, Any]]:
         return self.log.new_injections()
+
+    def lost(self) -> Sequence[Lost]:
+        return self.log.lost()
 
     def not_engine_code(self) -> Sequence[str]:
         return self.log.not_engine_code()

@@ -9,7 +9,7 @@ from typing import Any
 from specdebug.errors import one_line
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Fault
-from specdebug.targets.sglang.inside.releases import of_release
+from specdebug.installs.release import order
 from specdebug.targets.sglang.sites import passed
 
 BETWEEN_BATCHES = (
@@ -38,11 +38,10 @@ NOT_AT_SITES = (
 """Classes that act at sites, but on buffers of our own engine, or on padding, which SGLang's probes are not given."""
 NOT_READ = dict.fromkeys(("tied_draft_logits", "one_hot_draft_logits"), frozenset({"draft_extend.logits"}))
 """Sites at which a class does no damage: of a row for each node of the trees the worker reads one a request."""
-LACKED: dict[str, dict[str, str]] = {
-    "0.5.13": {},
-    "0.5.23": {"cache_lock_lost": "its radix tree is in Rust: no node there counts its locks in Python"},
+LACKED: dict[str, tuple[str, str]] = {
+    "cache_lock_lost": ("0.5.23", "its radix tree is in Rust: no node there counts its locks in Python"),
 }
-"""Classes that act on what a release has not, and why, by the first release that it is so in."""
+"""Classes that act on what releases have not, from the first that it is so in, and why."""
 AT_CHUNKS = "draft_prefill.input_ids"
 """Passed behind a chunk that is not the prompt's last, and nowhere else."""
 
@@ -69,7 +68,8 @@ class SglangFaults:
 
     def lacks(self, name: str) -> str | None:
         """Why a class that has a meaning in SGLang cannot act in this release; None if it can."""
-        return None if self._release is None else of_release(LACKED, self._release).get(name)
+        first, why = LACKED.get(name, (None, ""))
+        return None if first is None or self._release is None or order(self._release) < order(first) else why
 
     def sites(self, name: str) -> tuple[str, ...] | None:
         """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""

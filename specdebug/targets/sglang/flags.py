@@ -6,13 +6,12 @@ has not, and those that a CPU needs besides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.engine_flags import ENGINE_FLAGS, values_of
-from specdebug.targets.sglang.inside.releases import of_release
 
 NO_FLAG: dict[tuple[str, ...], str] = {
     ("memory", "fill"): "its memory is torch's: what it holds is not decided",
@@ -26,16 +25,11 @@ NO_FLAG: dict[tuple[str, ...], str] = {
 KNOWN = ("EAGLE", "EAGLE3")
 """Algorithms whose drafts its checkpoints can be made from. Its own FROZEN_KV_MTP takes assistants of other layouts."""
 
-RENAMED: dict[str, dict[str, str]] = {
-    "0.5.13": {},
-    "0.5.18": {"--cuda-graph-max-bs": "--cuda-graph-max-bs-decode", "--cuda-graph-bs": "--cuda-graph-bs-decode"},
-}
-"""Flags that have another name from a release on."""
-
-NO_PREFILL_GRAPHS: dict[str, tuple[str, ...]] = {
-    "0.5.13": ("--disable-piecewise-cuda-graph",),
-    "0.5.18": ("--cuda-graph-backend-prefill", "disabled"),
-}
+BY_PHASE = "srt.model_executor.cuda_graph_config:Phase"
+"""There in releases that have graphs by phase, from 0.5.14 on, and flags for each."""
+RENAMED = {"--cuda-graph-max-bs": "--cuda-graph-max-bs-decode", "--cuda-graph-bs": "--cuda-graph-bs-decode"}
+"""The names of flags in those."""
+NO_PREFILL_GRAPHS = {False: ("--disable-piecewise-cuda-graph",), True: ("--cuda-graph-backend-prefill", "disabled")}
 ALWAYS = (
     "--skip-server-warmup", "--host", "127.0.0.1", "--log-level", "info", "--grammar-backend", "none",
     "--sampling-backend", "pytorch", "--mem-fraction-static", "0.5",
@@ -46,6 +40,7 @@ ON_CPU = ("--device", "cpu", "--sleep-on-idle")
 """A scheduler that has nothing to do would take a core from whoever judges."""
 ON_CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_USE_SGL_FA3_KERNEL": "1",  # else it asks a hub for one
     "TRITON_INTERPRET": "1",
     "TORCHDYNAMO_DISABLE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -85,10 +80,12 @@ def require_known(config: EngineConfig) -> None:
         raise InvalidOption(f"of SGLang's are mapped {known}; not {spec.algorithm}", ("speculative", "algorithm"))
 
 
-def mapped(options: Mapping[str, Any], *, cpu: bool, release: str) -> Mapped:
-    """A release's command line for an engine of these options, every default of ours written out. Raises ConfigError
-    for options that no engine can have, or not SGLang's."""
-    renamed = of_release(RENAMED, release)
+def mapped(options: Mapping[str, Any], *, cpu: bool, has: Callable[[str], bool]) -> Mapped:
+    """A release's command line for an engine of these options, every default of ours written out. ``has`` says if a
+    place is there in its files (``inside/seats.py``). Raises ConfigError for options that no engine can have, or not
+    SGLang's."""
+    by_phase = has(BY_PHASE)
+    renamed = RENAMED if by_phase else {}
     config = EngineConfig.from_dict(options)
     require_known(config)
     values = values_of(config.to_dict())
@@ -99,7 +96,7 @@ def mapped(options: Mapping[str, Any], *, cpu: bool, release: str) -> Mapped:
         words += _words(renamed.get(flag.name, flag.name), values[flag.parameter])
     lacking = [place for place in NO_FLAG if place != ("device",) and _is_given(options, place)]
     notes = [f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking]
-    words += (*of_release(NO_PREFILL_GRAPHS, release), *(ON_CPU if cpu else ("--device", "cuda")))
+    words += (*NO_PREFILL_GRAPHS[by_phase], *(ON_CPU if cpu else ("--device", "cuda")))
     return Mapped(tuple(words), tuple(notes))
 
 

@@ -14,6 +14,7 @@ _INSIDE = "specdebug.targets.sglang.inside"
 _METADATA = "Metadata-Version: 2.1\nName: specdebug-inside\nVersion: {version}\n"
 _FLASH_ATTN = f'''"""FlashAttention 3 without a GPU."""
 from {_INSIDE}.attention import flash_attn_with_kvcache
+from {_INSIDE}.refusals import refusing
 
 
 def is_fa3_supported(device=None):
@@ -24,9 +25,9 @@ def get_scheduler_metadata(*_, **__):
     return None
 
 
-def flash_attn_varlen_func(*_, **__):
-    raise NotImplementedError("specdebug's stand-in for sgl_kernel has no flash_attn_varlen_func")
+flash_attn_varlen_func = refusing("flash_attn_varlen_func")
 '''
+_FLASH_MLA = ("sgl_kernel/flash_mla.py", "flash_mla/__init__.py", "flash_mla/flash_mla_interface.py")
 
 
 def site_files(stand_ins: Sequence[str], *, cpu: bool) -> dict[str, str]:
@@ -38,8 +39,12 @@ def site_files(stand_ins: Sequence[str], *, cpu: bool) -> dict[str, str]:
         ),
     }
     if cpu:
-        files["sgl_kernel/__init__.py"] = f"from {_INSIDE}.sgl_kernel import *\n"
+        files["sgl_kernel/__init__.py"] = (
+            f"from {_INSIDE}.sgl_kernel import *\nfrom {_INSIDE}.sgl_kernel import __getattr__\n"
+        )
         files["sgl_kernel/flash_attn.py"] = _FLASH_ATTN
+        # what decides about graphs imports them to ask for a class
+        files |= dict.fromkeys(_FLASH_MLA, f"from {_INSIDE}.sgl_kernel import __getattr__\n")
         files["sitecustomize.py"] = (
             f"from {_INSIDE}.empty_modules import stand_in_for\n\nstand_in_for({list(stand_ins)!r})\n"
         )

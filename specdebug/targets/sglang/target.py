@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from specdebug.assets import checkpoint_path
 from specdebug.engine.config import EngineConfig
-from specdebug.installs.recipe import nearest_recipe
+from specdebug.installs.recipe import recipes
+from specdebug.installs.release import order
 from specdebug.installs.store import Installed, StoreError
 from specdebug.interpreters import engine_python
 from specdebug.targets.added_sites import added_sites
@@ -16,7 +19,7 @@ from specdebug.targets.base import Asked, OverThere
 from specdebug.targets.installed import InstalledTarget
 from specdebug.targets.launch.command import StartCommand
 from specdebug.targets.launch.target import StartedTarget
-from specdebug.targets.patches import sites_of
+from specdebug.targets.patches import package_of, sites_of
 from specdebug.targets.sglang.checkpoints import draft_folder
 from specdebug.targets.sglang.faults import SglangFaults, plain_fault
 from specdebug.targets.sglang.flags import (
@@ -28,6 +31,7 @@ from specdebug.targets.sglang.flags import (
     require_known,
     reserved_tokens,
 )
+from specdebug.targets.sglang.inside.seats import Source
 from specdebug.targets.sglang.site import site_files
 from specdebug.targets.site import make_site
 
@@ -96,10 +100,22 @@ class SglangTarget(InstalledTarget):
         if config.speculative is not None and config.draft_model is not None:
             draft = draft_folder(config.draft_model, here.folder / "checkpoints")
             folders["speculative"] = {**options["speculative"], "draft_model": str(draft)}
-        return mapped({**options, **folders}, cpu=here.device == "cpu", release=here.version)
+        return mapped({**options, **folders}, cpu=here.device == "cpu", has=source_of(here).has)
 
 
 def stand_ins_of(here: Installed) -> tuple[str, ...]:
-    """Modules that empty ones stand in for: those of the recipe, also in an environment of the user's own."""
-    recipe = nearest_recipe(here.engine, here.version, here.device)
-    return () if recipe is None else recipe.stand_ins
+    """Modules that empty ones stand in for: those of the recipe; of a release that has none, those of any, for one that
+    is there is taken."""
+    mine = [each for each in recipes() if each.engine == here.engine and each.device == here.device]
+    own = [each for each in mine if order(each.version) == order(here.version)]
+    return tuple(sorted({name for each in own or mine for name in each.stand_ins}))
+
+
+def source_of(here: Installed) -> Source:
+    """The files of an installed SGLang. Raises ConfigError where it cannot be found any more."""
+    return _source(package_of(here))
+
+
+@cache
+def _source(folder: Path) -> Source:
+    return Source(folder)

@@ -13,13 +13,18 @@ from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.inside import Inside, NoLook
 from specdebug.targets.inside.looks import looks_folder
+from specdebug.targets.serving import Lost, NotShown
 from specdebug.workers.machine_failure import machine_failure
 
 OPTIONS = {"speculative": {"num_steps": 2, "eagle_topk": 1}}
 
 
-def inside(log: Path, *shows: Any, said: str = "", problems: tuple[str, ...] = ()) -> Inside:
-    host: Any = SimpleNamespace(log_path=str(log), said=lambda _: said, new_problems=lambda: problems)
+def inside(
+    log: Path, *shows: Any, said: str = "", problems: tuple[str, ...] = (), lost: tuple[Lost, ...] = ()
+) -> Inside:
+    host: Any = SimpleNamespace(
+        log_path=str(log), said=lambda _: said, new_problems=lambda: problems, lost=lambda: lost
+    )
     return Inside(host, shows, OPTIONS)
 
 
@@ -48,6 +53,15 @@ def test_a_look_that_is_missing_is_told_by_the_log_and_is_the_machine_s_if_the_d
     assert failure.cause == "disk"
     with pytest.raises(NoLook, match="its log does not say why"):
         inside(tmp_path / "server.log", "kv").show(None, "r-g0.0", answer(), SimpleNamespace())
+
+
+def test_what_a_look_that_was_lost_does_not_show_says_so(tmp_path: Path) -> None:
+    one = inside(tmp_path / "server.log", "kv", lost=(Lost("requests inside", "moved", "", False),))
+    one.show(None, "r-g0.0", answer(), SimpleNamespace())
+    with pytest.raises(NotShown):
+        one.kv("draft", "g0.0", 0, 1)
+    with pytest.raises(NotShown):
+        one.draft_state([answer()])
 
 
 def test_where_only_the_pools_are_shown_no_look_is_wanted(tmp_path: Path) -> None:

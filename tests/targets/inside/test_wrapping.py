@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.inside.wrapping import Tapped, wrap_all, wrap_bound, wrap_method
 
 
@@ -28,7 +29,7 @@ def test_a_method_of_a_class_is_called_through_its_tap(monkeypatch: pytest.Monke
         seen.append((owner, args, named))
         return call(*args, **named) + 100
 
-    wrap_method(Adder, "add", tap)
+    wrap_method(Adder, "add", tap, EngineLook("it"))
     adder = Adder()
     assert adder.add(1, other=2) == 103
     assert seen == [(adder, (1,), {"other": 2})]
@@ -36,13 +37,13 @@ def test_a_method_of_a_class_is_called_through_its_tap(monkeypatch: pytest.Monke
 
 def test_a_method_of_one_object_is_wrapped_for_its_own_calls_and_for_no_other_object() -> None:
     adder, another = Adder(), Adder()
-    wrap_bound(adder, "add", lambda call, *args, **named: call(*args, **named) + 100)
+    wrap_bound(adder, "add", lambda call, *args, **named: call(*args, **named) + 100, EngineLook("it"))
     assert (adder.add(1), adder.twice(1), another.add(1)) == (101, 202, 1)
 
 
 def test_what_is_not_there_is_an_error() -> None:
     with pytest.raises(AttributeError, match="subtract"):
-        wrap_bound(Adder(), "subtract", lambda call: call())
+        wrap_bound(Adder(), "subtract", lambda call: call(), EngineLook("it"))
 
 
 def test_functions_of_a_module_are_wrapped_also_those_called_by_names_alone() -> None:
@@ -53,5 +54,5 @@ def test_functions_of_a_module_are_wrapped_also_those_called_by_names_alone() ->
         (module, "one", lambda call, a, b: call(b) * a),
         (module, "two", lambda call, **named: -call(**named)),
     ]
-    wrap_all(taps)
+    wrap_all(taps, EngineLook("it"))
     assert (module.one(7, 3), module.two(a=1)) == (28, -2)

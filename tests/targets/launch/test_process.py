@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from specdebug.targets.inside.words import SAID
 from specdebug.targets.launch import process
 from specdebug.targets.launch.command import SCRATCH, StartCommand
 from specdebug.targets.launch.log import LogRoom, ServerLog
@@ -142,6 +144,16 @@ def test_one_that_dies_of_damage_that_its_log_names_has_failed(started: list[Ser
     with pytest.raises(StartFailed) as caught:
         server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
     assert caught.value.signature == "guard@draft.kv_indices->draft.kv_indptr"
+
+
+def test_one_that_dies_without_a_stand_in_that_it_needs_comes_to_no_verdict(
+    started: list[ServerProcess], tmp_path: Path
+) -> None:
+    lost = {"what": "a kernel in torch", "why": "NoSeat: gone", "place": "", "stand_in": True}
+    said = f"{SAID}{json.dumps({'pid': 1, 'lost': lost})}\nx: fail guard@a->b"
+    server = start(started, tmp_path, "--say", said, "--end", "1")
+    with pytest.raises(NeverReady, match="cannot stand in for a kernel in torch in this release: NoSeat: gone"):
+        server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
 
 
 def test_its_status_tells_what_killed_it(started: list[ServerProcess], tmp_path: Path) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from specdebug.errors import ConfigError
-from specdebug.targets.sglang.flags import mapped
+from specdebug.targets.sglang.flags import BY_PHASE, mapped
 
 
-def words(options: dict[str, object], *, cpu: bool = True, release: str = "0.5.13") -> str:
-    return " ".join(mapped(options, cpu=cpu, release=release).words) + " "
+def in_0_5_13(_: str) -> bool:
+    """0.5.13, which has no graphs by phase."""
+    return False
+
+
+def words(options: dict[str, object], *, cpu: bool = True, has: Callable[[str], bool] = in_0_5_13) -> str:
+    return " ".join(mapped(options, cpu=cpu, has=has).words) + " "
 
 
 def test_every_option_is_said_defaults_too() -> None:
@@ -33,11 +40,10 @@ def test_every_option_is_said_defaults_too() -> None:
 def test_a_flag_has_the_name_that_a_release_has_for_it() -> None:
     options: dict[str, object] = {"cuda_graph": {"max_bs": 4, "capture_bs": [1, 4]}}
     assert "--disable-piecewise-cuda-graph " in words(options)
-    for release in ("0.5.18", "0.5.23"):
-        said = words(options, release=release)
-        assert "--cuda-graph-bs-decode 1 4 --" in said
-        assert "--cuda-graph-max-bs-decode 4 --" in said
-        assert said.endswith("--cuda-graph-backend-prefill disabled --device cpu --sleep-on-idle ")
+    said = words(options, has=lambda place: place == BY_PHASE)
+    assert "--cuda-graph-bs-decode 1 4 --" in said
+    assert "--cuda-graph-max-bs-decode 4 --" in said
+    assert said.endswith("--cuda-graph-backend-prefill disabled --device cpu --sleep-on-idle ")
 
 
 def test_only_on_a_cpu_does_an_idle_scheduler_sleep() -> None:
@@ -57,7 +63,7 @@ def test_what_is_not_there_is_not_said() -> None:
 def test_attention_plans_are_its_backends_everywhere(plan: str) -> None:
     for cpu in (True, False):
         assert f"--attention-backend {plan} " in words({"attention_backend": plan}, cpu=cpu)
-    assert mapped({"attention_backend": plan}, cpu=True, release="0.5.13").notes == ()
+    assert mapped({"attention_backend": plan}, cpu=True, has=in_0_5_13).notes == ()
 
 
 def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
@@ -66,7 +72,7 @@ def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
         "memory": {"guards": True, "fill": "nan"},
         "speculative": {"draft_kv_on_hit": "zero_fill", "worker": "v1"},
     }
-    assert mapped(options, cpu=True, release="0.5.13").notes == (
+    assert mapped(options, cpu=True, has=in_0_5_13).notes == (
         "memory.fill: its memory is torch's: what it holds is not decided",
         "memory.guards: its buffers have no guard regions",
         "speculative.draft_kv_on_hit: it always recomputes",
@@ -76,9 +82,9 @@ def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
 
 def test_an_algorithm_without_a_draft_of_sglangs_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"speculative\.algorithm: .* mapped EAGLE, EAGLE3; not FROZEN_KV_MTP"):
-        mapped({"speculative": {"algorithm": "FROZEN_KV_MTP"}}, cpu=True, release="0.5.13")
+        mapped({"speculative": {"algorithm": "FROZEN_KV_MTP"}}, cpu=True, has=in_0_5_13)
 
 
 def test_what_no_engine_can_have_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.page_size"):
-        mapped({"page_size": 0}, cpu=True, release="0.5.13")
+        mapped({"page_size": 0}, cpu=True, has=in_0_5_13)

@@ -24,7 +24,8 @@ OPTIONS: dict[str, Any] = {"attention_backend": "fa3", "speculative": {"num_step
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("specdebug.targets.sglang.target.package_of", lambda here: tmp_path)
     Installed(
         tmp_path / "sglang-0.5.13-cpu", "sglang", "0.5.13", "cpu", sys.executable, False, done=("installed",)
     ).write()

@@ -5,34 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from specdebug.targets.inside.guard import EngineLook
+from specdebug.targets.inside.wrapping import wrap_all
+from specdebug.targets.sglang.inside.seats import Seat
 
-def follow_batches(begin: Callable[[int], None], tell: Callable[[], None], died: Callable[[], None]) -> None:
+_SCHEDULER = "srt.managers.scheduler:Scheduler"
+RUN, TAKE = (
+    Seat("the scheduler's batches", (f"{_SCHEDULER}.{name}",)) for name in ("run_batch", "process_batch_result")
+)
+"""What launches a batch, and what takes its results."""
+
+
+def follow_batches(
+    begin: Callable[[int], None], tell: Callable[[], None], died: Callable[[], None], look: EngineLook
+) -> None:
     """Call ``begin`` with the number of each batch, from 1 on, and ``tell`` after it was launched and after its results
-    were taken; at a failure ``died`` instead.
+    were taken; at a failure ``died`` instead. Raises NoSeat.
 
     A GPU computes behind the scheduler's back, so its death shows in one batch or in the results of the one before.
     """
-    from sglang.srt.managers.scheduler import Scheduler
-
-    run, take = Scheduler.run_batch, Scheduler.process_batch_result
     steps = 0
 
-    def telling(call: Callable[[], Any]) -> Any:
+    def telling(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         try:
-            answer = call()
+            answer = call(*args, **named)
         except BaseException:
             died()
             raise
         tell()
         return answer
 
-    def run_batch(self: Any, *args: Any, **named: Any) -> Any:
+    def run_batch(call: Callable[..., Any], _: Any, *args: Any, **named: Any) -> Any:
         nonlocal steps
         steps += 1
         begin(steps)
-        return telling(lambda: run(self, *args, **named))
+        return telling(call, *args, **named)
 
-    def process_batch_result(self: Any, *args: Any, **named: Any) -> Any:
-        return telling(lambda: take(self, *args, **named))
+    def process_batch_result(call: Callable[..., Any], _: Any, *args: Any, **named: Any) -> Any:
+        return telling(call, *args, **named)
 
-    Scheduler.run_batch, Scheduler.process_batch_result = run_batch, process_batch_result
+    wrap_all(((*RUN.find(), run_batch), (*TAKE.find(), process_batch_result)), look)

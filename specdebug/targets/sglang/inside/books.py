@@ -7,38 +7,57 @@ the radix tree, or a request's own; rows of ``req_to_token``; and how many reque
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.inside.words import tell
+from specdebug.targets.inside.wrapping import wrap_method
+from specdebug.targets.sglang.inside.batches import TAKE
 from specdebug.targets.sglang.inside.requests import Held, holders
+from specdebug.targets.sglang.inside.seats import Seat
 
+BOOKS = "the books of the memory pools"
+NEEDED = tuple(
+    Seat(BOOKS, places)
+    for places in (
+        ("srt.managers.scheduler:Scheduler.req_to_token_pool",),
+        ("srt.managers.scheduler:Scheduler.token_to_kv_pool_allocator",),
+        ("srt.managers.scheduler:Scheduler.tree_cache",),
+        ("srt.mem_cache.memory_pool:ReqToTokenPool.free_slots",),
+        ("srt.mem_cache.memory_pool:ReqToTokenPool.req_to_token",),
+        (
+            "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator.get_all_free_pages",
+            "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator.free_pages",
+        ),
+        *((f"srt.mem_cache.radix_cache:RadixCache.{name}",) for name in
+          ("total_size", "all_values_flatten", "evictable_size", "protected_size")),
+    )
+)  # fmt: skip
+"""What is read beside the requests."""
 MOST_TOLD = 20
 """Violations of a process that are told; a leak is one after every batch."""
 
 
 def keep_books() -> None:
-    """Tell of each violated law once, with the number of the scheduler's batch."""
-    from sglang.srt.managers.scheduler import Scheduler
-
-    take = Scheduler.process_batch_result
+    """Tell of each violated law once, with the number of the scheduler's batch. Raises NoSeat."""
     told: set[str] = set()
     batches = 0
 
-    def process_batch_result(self: Any, *args: Any, **named: Any) -> Any:
+    def process_batch_result(call: Callable[..., Any], scheduler: Any, *args: Any, **named: Any) -> Any:
         nonlocal batches
-        answer = take(self, *args, **named)
+        answer = call(*args, **named)
         batches += 1
-        for problem in violated(self):
+        for problem in violated(scheduler):
             if problem not in told and len(told) < MOST_TOLD:
                 told.add(problem)
                 tell(pid=os.getpid(), law=problem, batch=batches)
         return answer
 
-    Scheduler.process_batch_result = process_batch_result
+    wrap_method(*TAKE.find(), process_batch_result, EngineLook(BOOKS))
 
 
 def violated(scheduler: Any) -> list[str]:

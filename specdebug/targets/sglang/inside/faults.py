@@ -14,9 +14,14 @@ from specdebug.engine.observer import ObservedBatch
 from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault
 from specdebug.random_streams import stream
+from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.inside.words import tell
+from specdebug.targets.inside.wrapping import wrap_method
+from specdebug.targets.sglang.inside.batches import RUN
 from specdebug.targets.sglang.inside.requests import held
 from specdebug.targets.sglang.inside.view import SeenEngine, SeenRequest, own_rid
+
+FAULTS = "what faults damage"
 
 
 class _Ledger:
@@ -28,19 +33,16 @@ class _Ledger:
 
 def inject(faults: Sequence[Mapping[str, Any]], seed: int) -> Callable[[], None]:
     """Have faults (``Fault`` as plain data) act in this process's scheduler, if it has one; returns what tells of each
-    that has not been injected why it was not."""
-    from sglang.srt.managers.scheduler import Scheduler
-
+    that has not been injected why it was not. Raises NoSeat."""
     declared = [Fault(**{**each, "step": tuple(each["step"]) if each["step"] else None}) for each in faults]
     acting = _Acting(Injector(declared, seed, _Ledger(), stream))
-    run = Scheduler.run_batch
 
-    def run_batch(self: Any, batch: Any, *args: Any, **named: Any) -> Any:
+    def run_batch(call: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **named: Any) -> Any:
         if not any(own_rid(request.rid) for request in batch.reqs):
-            return run(self, batch, *args, **named)
-        return acting.on_batch(self, batch, lambda: run(self, batch, *args, **named))
+            return call(batch, *args, **named)
+        return acting.on_batch(scheduler, batch, lambda: call(batch, *args, **named))
 
-    Scheduler.run_batch = run_batch
+    wrap_method(*RUN.find(), run_batch, EngineLook(FAULTS))
     return acting.tell_idle
 
 

@@ -7,17 +7,23 @@ right or wrong. Pages are of one slot, as SGLang has them. What no plan of its a
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
-from types import SimpleNamespace
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdebug.targets.sglang.inside.attend import attend, attend_slots, padded
-from specdebug.targets.sglang.inside.attention import from_pointer, merge_state_v2, refuse, tell_read, tell_reads
+from specdebug.targets.sglang.inside.attention import from_pointer, merge_state_v2, tell_read, tell_reads
 from specdebug.targets.sglang.inside.kernel_reads import Read, reads_like_a_kernel, rows_of
+from specdebug.targets.sglang.inside.refusals import refusal, refuse
+from specdebug.targets.sglang.inside.seats import NoSeat, Seat, installed
+from specdebug.targets.sglang.inside.trees import top_k_renorm_prob, top_p_renorm_prob
 
 _KV = tuple[Tensor, Tensor]
 
@@ -48,7 +54,7 @@ class _Wrapper:
 
     def __init__(self, workspace: Tensor, layout: str = "NHD", **more: Any) -> None:
         if layout != "NHD":
-            raise NotImplementedError(f"specdebug's stand-in for FlashInfer has no layout {layout}")
+            raise refusal("FlashInfer", f"layout {layout}")
         self.is_cuda_graph_enabled = bool(more.get("use_cuda_graph"))
         self._more = more
 
@@ -233,25 +239,58 @@ def _made_here(make: Any, *size: Any, **more: Any) -> Tensor:
     return whole[:count].view(shape)
 
 
+BACKEND = Seat("attention by FlashInfer", ("srt.layers.attention.flashinfer_backend:FlashInferAttnBackend",))
+_ASKS = ("srt.utils", "srt.utils.common")
+"""Modules by which SGLang asks if there is FlashInfer."""
+
+
 def use_flashinfer() -> list[str]:
-    """Put the wrappers in the place of FlashInfer's; returns what was replaced."""
-    from sglang.srt.layers.attention import attention_registry, flashinfer_backend
+    """Have SGLang's backend import these as FlashInfer, which it looks for once; returns what was replaced. Raises
+    NoSeat."""
+    module = BACKEND.place(installed()).partition(":")[0]
+    parts = _flashinfer()
+    sys.modules.update(parts)
+    asked = [each for name in _ASKS if hasattr(each := importlib.import_module(f"sglang.{name}"), _IS_THERE)]
+    before = [getattr(each, _IS_THERE) for each in asked]
+    for each in asked:
+        setattr(each, _IS_THERE, lambda *_, **__: True)
+    try:
+        backend: Any = importlib.import_module(f"sglang.{module}")
+    finally:
+        for each, answer in zip(asked, before, strict=True):
+            setattr(each, _IS_THERE, answer)
+    if not hasattr(backend, "_safe_merge_state"):
+        raise NoSeat(f"SGLang's {module} was imported before there was a stand-in for FlashInfer")
+    backend.torch = TorchHere()
+    torch.cuda.Stream = torch.cpu.Stream  # type: ignore[misc, assignment]
+    return ["flashinfer", "torch.cuda.Stream", "layers.attention.flashinfer_backend.torch"]
 
-    wrappers = (
-        BatchDecodeWithPagedKVCacheWrapper,
-        BatchPrefillWithPagedKVCacheWrapper,
-        BatchPrefillWithRaggedKVCacheWrapper,
-    )
-    parts: dict[str, Any] = {each.__name__: each for each in wrappers}
-    parts |= {"fast_decode_plan": fast_decode_plan, "_safe_merge_state": merge_state_v2, "torch": TorchHere()}
-    for name, part in parts.items():
-        setattr(flashinfer_backend, name, part)
 
-    def create(runner: Any) -> Any:
-        return flashinfer_backend.FlashInferAttnBackend(runner, init_new_workspace=runner.init_new_workspace)
+_IS_THERE = "is_flashinfer_available"
 
-    attention_registry.ATTENTION_BACKENDS["flashinfer"] = create
-    return [f"layers.attention.flashinfer_backend.{name}" for name in parts]
+
+def _flashinfer() -> dict[str, ModuleType]:
+    """FlashInfer's modules, as far as SGLang's backend and its sampling import them."""
+    names: dict[str, dict[str, Any]] = {
+        "flashinfer": {
+            each.__name__: each
+            for each in (
+                BatchDecodeWithPagedKVCacheWrapper,
+                BatchPrefillWithPagedKVCacheWrapper,
+                BatchPrefillWithRaggedKVCacheWrapper,
+                fast_decode_plan,
+            )
+        },
+        "flashinfer.cascade": {"merge_state": merge_state_v2},
+        "flashinfer.sampling": {"top_k_renorm_probs": top_k_renorm_prob, "top_p_renorm_probs": top_p_renorm_prob},
+    }
+    made = {}
+    for name, parts in names.items():
+        made[name] = module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None, is_package=name == "flashinfer")
+        module.__path__ = []
+        vars(module).update(parts)
+    return made
 
 
 def _refuse_options(kernel: str, given: dict[str, Any]) -> None:

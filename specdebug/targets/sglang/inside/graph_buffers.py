@@ -13,14 +13,38 @@ from typing import Any
 from torch import Tensor
 
 from specdebug.kernel_memory.watch import Watch
+from specdebug.targets.inside.guard import EngineLook
+from specdebug.targets.inside.wrapping import wrap_method
+from specdebug.targets.sglang.inside.batches import RUN
 from specdebug.targets.sglang.inside.graphs import backends_of, on_capture
 from specdebug.targets.sglang.inside.kernel_reads import Read, on_kernel
-from specdebug.targets.sglang.inside.releases import installed, of_release
+from specdebug.targets.sglang.inside.seats import Seat
+
+KERNEL_MEMORY = "the memory of kernels"
+_TARGET, _OLD_TARGET = (
+    "srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner",
+    "srt.model_executor.cuda_graph_runner:CudaGraphRunner",
+)
+_DRAFT, _EXTEND = (
+    "srt.speculative.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner",
+    "srt.speculative.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner",
+)
+EXTEND_REPLAY = Seat(KERNEL_MEMORY, (f"{_EXTEND}.execute", f"{_EXTEND}.replay"))
+REPLAYS: Mapping[str, tuple[Seat | None, Seat]] = {
+    "target": (
+        Seat(KERNEL_MEMORY, (f"{_TARGET}.load_batch", f"{_OLD_TARGET}.replay_prepare", f"{_TARGET}.replay_prepare")),
+        Seat(KERNEL_MEMORY, (f"{_TARGET}.execute", f"{_OLD_TARGET}.replay", f"{_TARGET}.replay")),
+    ),
+    "draft": (None, Seat(KERNEL_MEMORY, (f"{_DRAFT}.execute", f"{_DRAFT}.replay"))),
+    "draft_extend": (None, EXTEND_REPLAY),
+}
+"""By the name of a runner in findings, its method that others call to prepare a replay, if there is one, and that which
+replays."""
 
 
-def shadow_graph_buffers(watch: Watch) -> None:
-    """Follow every graph runner from its first capture on, through the batches of this process's scheduler."""
-    from sglang.srt.managers.scheduler import Scheduler
+def shadow_graph_buffers(watch: Watch, look: EngineLook) -> None:
+    """Follow every graph runner from its first capture on, through the batches of this process's scheduler. Raises
+    NoSeat."""
 
     def captured(runner: Any) -> None:
         for name, tensor, ahead in static_buffers(runner):
@@ -36,21 +60,21 @@ def shadow_graph_buffers(watch: Watch) -> None:
         finally:
             watch.operations.go_on()
 
-    launch, batches = Scheduler.run_batch, 0
+    batches = 0
 
-    def run_batch(self: Any, *args: Any, **named: Any) -> Any:
+    def run_batch(call: Callable[..., Any], _: Any, *args: Any, **named: Any) -> Any:
         nonlocal batches
         batches += 1
         watch.static.batch(batches)
         with watch.operations:
-            return launch(self, *args, **named)
+            return call(*args, **named)
 
-    on_capture(captured)
+    on_capture(lambda runner: look.attempt(lambda: captured(runner), None))
     on_kernel(kernel)
-    Scheduler.run_batch = run_batch
-    replays = ReplayPhases(watch)
-    for followed in of_release({"0.5.13": _of_0_5_13, "0.5.18": _of_0_5_18}, installed())():
-        replays.follow(*followed)
+    wrap_method(*RUN.find(), run_batch, look)
+    replays = ReplayPhases(watch, look)
+    for name, (prepare, replay) in REPLAYS.items():
+        replays.follow(name, prepare, replay)
 
 
 AHEAD = ("cuda_graph_custom_mask",)
@@ -117,68 +141,37 @@ class Leftovers:
 class ReplayPhases:
     """Tells when a runner's replay begins and ends."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, look: EngineLook) -> None:
         self._watch = watch
+        self._look = look
         self._prepared: Any = None  # the runner whose replay was prepared apart
         self._running = False
 
-    def follow(self, name: str, runner: Any, prepare: str | None, replay: str) -> None:
+    def follow(self, name: str, prepare: Seat | None, replay: Seat) -> None:
         """Wrap the methods of a class of runners. ``name``: in findings; ``prepare``: the method that others call
-        before ``replay``, if there is one."""
-        replayed = getattr(runner, replay)
+        before ``replay``, if there is one. Raises NoSeat."""
 
-        def call(this: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        def replayed(call: Callable[..., Any], runner: Any, batch: Any, *args: Any, **named: Any) -> Any:
             if self._running:
-                return replayed(this, batch, *args, **named)
-            if self._prepared is not this:
-                self._begin(name, this, batch)
+                return call(batch, *args, **named)
+            if self._prepared is not runner:
+                self._begin(name, runner, batch)
             self._running = True
             try:
-                return replayed(this, batch, *args, **named)
+                return call(batch, *args, **named)
             finally:
                 self._running, self._prepared = False, None
                 self._watch.static.end()
 
-        setattr(runner, replay, call)
-        if prepare is None:
-            return
-        prepared = getattr(runner, prepare)
-
-        def ahead(this: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        def ahead(call: Callable[..., Any], runner: Any, batch: Any, *args: Any, **named: Any) -> Any:
             if not self._running:
-                self._begin(name, this, batch)
-                self._prepared = this
-            return prepared(this, batch, *args, **named)
+                self._begin(name, runner, batch)
+                self._prepared = runner
+            return call(batch, *args, **named)
 
-        setattr(runner, prepare, ahead)
+        wrap_method(*replay.find(), replayed, self._look)
+        if prepare is not None:
+            wrap_method(*prepare.find(), ahead, self._look)
 
     def _begin(self, name: str, runner: Any, batch: Any) -> None:
         self._watch.static.begin(name, Leftovers(name, runner, batch.batch_size))
-
-
-Followed = tuple[str, Any, "str | None", str]
-"""The name of a runner in findings, its class, and its methods that prepare and replay."""
-
-
-def _of_0_5_13() -> tuple[Followed, ...]:
-    from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
-    from sglang.srt.speculative.eagle_draft_cuda_graph_runner import EAGLEDraftCudaGraphRunner
-    from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
-
-    return (
-        ("target", CudaGraphRunner, "replay_prepare", "replay"),
-        ("draft", EAGLEDraftCudaGraphRunner, None, "replay"),
-        ("draft_extend", EAGLEDraftExtendCudaGraphRunner, None, "replay"),
-    )
-
-
-def _of_0_5_18() -> tuple[Followed, ...]:
-    from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
-    from sglang.srt.speculative.eagle_draft_cuda_graph_runner import EAGLEDraftCudaGraphRunner
-    from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
-
-    return (
-        ("draft", EAGLEDraftCudaGraphRunner, None, "execute"),
-        ("draft_extend", EAGLEDraftExtendCudaGraphRunner, None, "execute"),
-        ("target", DecodeCudaGraphRunner, "load_batch", "execute"),
-    )

@@ -1,120 +1,160 @@
-"""SGLang's graph runners (target, draft, draft extend) on a CPU, as each release has them.
+"""SGLang's graph runners (target, draft, draft extend) on a CPU.
 
-In 0.5.13 each runner captures by a method of its own; from 0.5.18 on all have a graph backend that does.
+Which graphs there are, their warm-ups, buffers and replays are decided and done by SGLang's own code, which is told
+that this is a GPU while it decides; a capture keeps the function that it runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from specdebug.targets.sglang.inside.graphs import ReplayedCall
-from specdebug.targets.sglang.inside.releases import installed, of_release
+from specdebug.targets.sglang.inside.graphs import ReplayedCall, captured, capturing
+from specdebug.targets.sglang.inside.seats import Seat, installed
+
+GRAPHS = "graphs"
+_RUNNER = "srt.model_executor.runner.decode_cuda_graph_runner"
+_OLD_RUNNER = "srt.model_executor.cuda_graph_runner"
+_DRAFT, _EXTEND = (
+    "srt.speculative.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner",
+    "srt.speculative.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner",
+)
+_SETUP = "srt.model_executor.model_runner_components.cuda_graph_setup"
+_MODEL_RUNNER = "srt.model_executor.model_runner"
+_WORKER = "srt.speculative.eagle_worker_v2"
+TARGET_RUNNER = Seat(GRAPHS, (f"{_RUNNER}:DecodeCudaGraphRunner", f"{_OLD_RUNNER}:CudaGraphRunner"))
+DRAFT_RUNNERS = (Seat(GRAPHS, (_DRAFT,)), Seat(GRAPHS, (_EXTEND,)))
+STREAMS = Seat(GRAPHS, (f"{_RUNNER}:graph_capture", f"{_OLD_RUNNER}:graph_capture"))
+TARGET_CAPTURE = Seat(
+    GRAPHS,
+    (
+        f"{_SETUP}:capture_decode_graph",
+        f"{_MODEL_RUNNER}:ModelRunner.init_decode_cuda_graph",
+        f"{_MODEL_RUNNER}:ModelRunner.init_device_graphs",
+    ),
+)
+TARGET_MEMORY = Seat(GRAPHS, (f"{_SETUP}:get_available_gpu_memory", f"{_MODEL_RUNNER}:get_available_gpu_memory"))
+DRAFT_CAPTURE = Seat(
+    GRAPHS, (f"{_WORKER}:EagleDraftWorker._capture_cuda_graphs", f"{_WORKER}:EagleDraftWorker.init_cuda_graphs")
+)
+BACKEND = Seat(
+    GRAPHS,
+    ("srt.model_executor.runner_backend.full_cuda_graph_backend:FullCudaGraphBackend.capture_one",
+     f"{_OLD_RUNNER}:CudaGraphRunner._capture_graph"),
+)  # fmt: skip
+OWN_CAPTURES = tuple(f"{runner}._capture_graph" for runner in (_DRAFT, _EXTEND))
+"""Of runners that capture by a method of their own, as 0.5.13's do."""
+MODES = Seat(GRAPHS, ("srt.model_executor.forward_batch_info:ForwardMode.is_cpu_graph",))
+NEEDED = (TARGET_RUNNER, *DRAFT_RUNNERS, STREAMS, TARGET_CAPTURE, TARGET_MEMORY, DRAFT_CAPTURE, BACKEND, MODES)
 
 
 def use_captured_calls() -> list[str]:
-    """Have the graph runners capture on a CPU; returns what was replaced."""
-    from sglang.srt.model_executor import forward_batch_info
-
+    """Have the graph runners capture on a CPU; returns what was replaced. Raises NoSeat."""
     torch.cuda.CUDAGraph = ReplayedCall  # type: ignore[misc, assignment]
+    torch.cuda.graph = torch.cpu.graph = capturing  # type: ignore[misc, assignment, attr-defined]
     torch.cpu.graph_pool_handle = lambda: 0  # type: ignore[attr-defined]
     torch.cpu.is_current_stream_capturing = lambda: False  # type: ignore[attr-defined]
     torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
-    forward_batch_info.ForwardMode.is_cpu_graph = forward_batch_info.ForwardMode.is_cuda_graph
-    use = of_release({"0.5.13": _capturing_runners, "0.5.18": _capturing_backend}, installed())
-    return ["torch.cuda.CUDAGraph", "torch.cuda.current_stream", "ForwardMode.is_cpu_graph", *use()]
+    mode, name = MODES.find()
+    setattr(mode, name, mode.is_cuda_graph)
+    module, name = STREAMS.find()
+    setattr(module, name, _capture_context)
+    return [
+        "torch.cuda.CUDAGraph", "torch.cuda.graph", "torch.cuda.current_stream", "ForwardMode.is_cpu_graph",
+        _place(STREAMS), *_keep_what_is_captured(), *_capture_as_on_a_gpu(),
+    ]  # fmt: skip
 
 
-def _capture_context(*_: Any, **__: Any) -> Any:
+@contextlib.contextmanager
+def _capture_context(*_: Any, **__: Any) -> Iterator[Any]:
     """In the place of ``graph_capture``, which gives a stream to capture on."""
-    return contextlib.nullcontext(types.SimpleNamespace(stream=None))
+    yield types.SimpleNamespace(stream=None)
 
 
-def _capturing_runners() -> list[str]:
-    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-    from sglang.srt.model_executor import cuda_graph_runner
-    from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.speculative import eagle_draft_cuda_graph_runner as draft
-    from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as extend
-    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+def _keep_what_is_captured() -> list[str]:
+    """Have what is handed to a capture kept by the graph; the functions that capture are SGLang's own."""
+    owner, name = BACKEND.find()
+    if name == "capture_one":
+        capture_one = owner.capture_one
 
-    def capture(self: Any, graph: ReplayedCall, pool: Any, stream: Any, run_once_fn: Callable[[], Any]) -> Any:
-        return graph.capture(run_once_fn, self)
+        @functools.wraps(capture_one)
+        def noted(self: Any, key: Any, forward: Callable[[], Any], *args: Any, **named: Any) -> Any:
+            return capture_one(self, key, captured(forward, self._cuda_graph_runner), *args, **named)
 
-    def init_device_graphs(self: Any) -> None:
-        self.graph_runner, self.graph_mem_usage = None, 0
-        if self.is_generation and not self.server_args.disable_cuda_graph:
-            self.graph_runner = cuda_graph_runner.CudaGraphRunner(self)
-
-    runners = (
-        cuda_graph_runner.CudaGraphRunner,
-        draft.EAGLEDraftCudaGraphRunner,
-        extend.EAGLEDraftExtendCudaGraphRunner,
-    )
-    for runner in runners:
-        runner._capture_graph = capture
-    for module in (cuda_graph_runner, draft, extend):
-        if hasattr(module, "set_graph_pool_id"):
-            module.set_graph_pool_id = lambda *_: None
-    cuda_graph_runner.graph_capture = _capture_context
-    ModelRunner.init_device_graphs = init_device_graphs
-    EagleDraftWorker.init_cuda_graphs = _captures_drafts(
-        lambda worker: worker.server_args.disable_cuda_graph, (TritonAttnBackend,)
-    )
-    return [*(f"{runner.__name__}._capture_graph" for runner in runners),
-            "ModelRunner.init_device_graphs", "EagleDraftWorker.init_cuda_graphs"]  # fmt: skip
+        owner.capture_one = noted
+        return []
+    for seat in (BACKEND, *(Seat(GRAPHS, (place,)) for place in OWN_CAPTURES)):
+        _note_own_capture(*seat.find())
+    return []
 
 
-def _capturing_backend() -> list[str]:
-    from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
-    from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
-    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-    from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
-    from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
-    from sglang.srt.model_executor.runner import decode_cuda_graph_runner as decode
-    from sglang.srt.model_executor.runner_backend import full_cuda_graph_backend as full
-    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+def _note_own_capture(runner: Any, name: str) -> None:
+    capture_graph = getattr(runner, name)
 
-    def capture_one(self: Any, shape_key: Any, forward_fn: Callable[[], Any], *_: Any, **__: Any) -> None:
-        self._graphs[shape_key] = graph = ReplayedCall()
-        self._outputs[shape_key] = graph.capture(forward_fn, self._cuda_graph_runner)
+    @functools.wraps(capture_graph)
+    def noted(self: Any, graph: Any, pool: Any, stream: Any, run_once_fn: Callable[[], Any]) -> Any:
+        return capture_graph(self, graph, pool, stream, captured(run_once_fn, self))
 
-    def disabled(_: Any = None) -> bool:
-        return bool(check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED))
-
-    def capture_decode_graph(*, model_runner: Any) -> Any:
-        runner = None if disabled() else decode.DecodeCudaGraphRunner(model_runner)
-        phase = "target_verify" if model_runner.spec_algorithm.is_speculative() else "decode"
-        return cuda_graph_setup.GraphCapture(runner=runner, memory_phase=phase, memory_usage_gb=0.0, capture_time=0.0)
-
-    full.FullCudaGraphBackend.capture_one = capture_one
-    full.set_graph_pool_id = lambda *_: None
-    decode.graph_capture = _capture_context
-    cuda_graph_setup.capture_decode_graph = capture_decode_graph
-    extends = (TritonAttnBackend, FlashInferAttnBackend)
-    extends = of_release({"0.5.18": extends, "0.5.23": (*extends, FlashAttentionBackend)}, installed())
-    EagleDraftWorker._capture_cuda_graphs = _captures_drafts(disabled, extends)
-    return ["FullCudaGraphBackend.capture_one", "cuda_graph_setup.capture_decode_graph",
-            "EagleDraftWorker._capture_cuda_graphs"]  # fmt: skip
+    setattr(runner, name, noted)
 
 
-def _captures_drafts(disabled: Callable[[Any], bool], extends: tuple[type, ...]) -> Callable[[Any], None]:
-    """The method of a draft worker that captures its graphs. ``extends``: the attention backends, of those here, for
-    which SGLang captures the draft's extend."""
-    from sglang.srt.speculative import eagle_draft_cuda_graph_runner as draft
-    from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as extend
+def _capture_as_on_a_gpu() -> list[str]:
+    """Have what decides about graphs take its model runner, or its worker, for a GPU's."""
+    module, memory = TARGET_MEMORY.find()
+    setattr(module, memory, lambda *_, **__: 0.0)
+    named = _NamedCuda()
 
-    def capture_drafts(self: Any) -> None:
-        self.cuda_graph_runner = self.cuda_graph_runner_for_draft_extend = None
-        if disabled(self):
-            return
-        if self.speculative_num_steps > 1:
-            self.cuda_graph_runner = draft.EAGLEDraftCudaGraphRunner(self)
-        if isinstance(self.draft_extend_attn_backend, extends):
-            self.cuda_graph_runner_for_draft_extend = extend.EAGLEDraftExtendCudaGraphRunner(self)
+    def of_target(*args: Any, model_runner: Any = None) -> Any:
+        return args[0] if model_runner is None else model_runner
 
-    return capture_drafts
+    for seat, of in ((TARGET_CAPTURE, of_target), (DRAFT_CAPTURE, lambda worker: worker.target_worker)):
+        owner, name = seat.find()
+        setattr(owner, name, named.while_deciding(getattr(owner, name), of))
+    for seat in (TARGET_RUNNER, *DRAFT_RUNNERS):
+        runner = getattr(*seat.find())
+        runner.__init__ = named.not_while_made(runner.__init__)
+    return [_place(TARGET_MEMORY), f"the device that {_place(TARGET_CAPTURE)} sees",
+            f"the device that {_place(DRAFT_CAPTURE)} sees"]  # fmt: skip
+
+
+class _NamedCuda:
+    """Whose device is called ``cuda`` now, while SGLang decides what to capture; what is then made has its own name of
+    it."""
+
+    def __init__(self) -> None:
+        self._owners: list[tuple[Any, str]] = []
+
+    def while_deciding(self, decide: Callable[..., Any], of: Callable[..., Any]) -> Callable[..., Any]:
+        """``of``: the owner of the device, by what ``decide`` gets."""
+
+        @functools.wraps(decide)
+        def call(*args: Any, **named: Any) -> Any:
+            owner = of(*args, **named)
+            self._owners.append((owner, owner.device))
+            owner.device = "cuda"
+            try:
+                return decide(*args, **named)
+            finally:
+                _, owner.device = self._owners.pop()
+
+        return call
+
+    def not_while_made(self, init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def begin(*args: Any, **named: Any) -> None:
+            for owner, device in self._owners:
+                owner.device = device
+            init(*args, **named)
+            for owner, _ in self._owners:
+                owner.device = "cuda"
+
+        return begin
+
+
+def _place(seat: Seat) -> str:
+    return seat.place(installed()).removeprefix("srt.").replace(":", ".")

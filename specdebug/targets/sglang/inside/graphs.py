@@ -9,13 +9,17 @@ happens at each replay, which is the one difference.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdebug.targets.sglang.inside.refusals import refusal
+
+_GRAPH = "CUDAGraph"
 _captured: list[Callable[[Any], None]] = []
 
 
@@ -26,6 +30,10 @@ def on_capture(told: Callable[[Any], None]) -> None:
 
 _METADATA = ("forward_metadata", "forward_metadata_spec_decode_expand")
 """The attributes of SGLang's attention backends that hold what a forward was planned with."""
+
+
+_capturing: list[ReplayedCall] = []
+"""The graph that is captured now; it is one at a time."""
 
 
 class ReplayedCall:
@@ -61,6 +69,21 @@ class ReplayedCall:
             _write(self._answer, self._call())
 
 
+@contextlib.contextmanager
+def capturing(cuda_graph: ReplayedCall, *_: Any, **__: Any) -> Iterator[None]:
+    """In the place of ``torch.cuda.graph``: what is called within by :func:`captured` is what the graph replays."""
+    _capturing.append(cuda_graph)
+    try:
+        yield
+    finally:
+        _capturing.pop()
+
+
+def captured(call: Callable[[], Any], runner: Any) -> Callable[[], Any]:
+    """A graph runner's forward, as it hands it to be captured; it warms up with it, too."""
+    return lambda: _capturing[-1].capture(call, runner) if _capturing else call()
+
+
 @dataclass(frozen=True)
 class _Planned:
     """The metadata that a backend has at some time, by the names of its attributes."""
@@ -90,18 +113,47 @@ def _metadata(planned: Sequence[_Planned]) -> Iterator[None]:
             each.restore()
 
 
+_ATOMS = (bool, int, float, str, bytes, enum.Enum, torch.dtype, torch.device, type(None))
+"""What a graph keeps of an answer beside tensors: what it was at the capture."""
+
+
 def _write(kept: Any, new: Any) -> None:
-    """Copy an answer over the one that is kept, tensor by tensor."""
+    """Copy an answer over the one that is kept, tensor by tensor. Raises NotImplementedError for one that is of another
+    form, or has parts of a kind that is not known: a replay that left a part as the capture had it would be wrong
+    without a word."""
     if isinstance(kept, Tensor):
-        if isinstance(new, Tensor) and kept.data_ptr() != new.data_ptr():
+        if not isinstance(new, Tensor) or new.shape != kept.shape:
+            raise refusal(_GRAPH, f"answer in which {_form(kept)} of the capture is now {_form(new)}")
+        if kept.data_ptr() != new.data_ptr():
             kept.copy_(new)
-    elif isinstance(kept, (tuple, list)):
-        for old, each in zip(kept, new, strict=True):
-            _write(old, each)
-    elif hasattr(kept, "__dict__"):
-        for name, value in vars(kept).items():
-            if isinstance(value, (Tensor, tuple, list)):
-                _write(value, getattr(new, name, None))
+        return
+    if isinstance(kept, _ATOMS):
+        return
+    old, now = _parts(kept), _parts(new)
+    if old is None:
+        raise refusal(_GRAPH, f"answer with {_form(kept)} in it")
+    if now is None or old.keys() != now.keys():
+        raise refusal(_GRAPH, f"answer in which {_form(kept)} of the capture is now {_form(new)}")
+    for name, part in old.items():
+        _write(part, now[name])
+
+
+def _parts(answer: Any) -> dict[Any, Any] | None:
+    """The parts of an answer by their places in it; None of a kind that is not known."""
+    if isinstance(answer, Mapping):
+        return dict(answer)
+    if isinstance(answer, (tuple, list)):
+        return dict(enumerate(answer))
+    if callable(answer) or isinstance(answer, Set):
+        return None
+    if hasattr(answer, "__dict__"):
+        return dict(vars(answer))
+    slots = getattr(type(answer), "__slots__", None)
+    return None if slots is None else {name: getattr(answer, name) for name in slots if hasattr(answer, name)}
+
+
+def _form(part: Any) -> str:
+    return f"a tensor of {list(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
 
 
 def backends_of(runner: Any) -> list[Any]:

@@ -11,57 +11,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.inside.looks import Event, Looks, kept
-from specdebug.targets.inside.wrapping import Tapped, wrap_all
-from specdebug.targets.sglang.inside.releases import installed, of_release
+from specdebug.targets.inside.wrapping import wrap_all
 from specdebug.targets.sglang.inside.requests import held
+from specdebug.targets.sglang.inside.seats import KERNELS, Seat
+
+LOOKS = "requests inside"
+_DRAFTS = "srt.speculative.eagle_worker_v2:EagleDraftWorker"
+DRAFT, DRAFT_PREFILL, DRAFT_EXTEND = (
+    Seat(LOOKS, (f"{_DRAFTS}.{name}",)) for name in ("draft", "_draft_extend_for_prefill", "_draft_extend_for_decode")
+)
+RELEASE = Seat(LOOKS, ("srt.managers.scheduler_components.batch_result_processor:release_kv_cache",))
+SAMPLE = Seat(
+    LOOKS,
+    (
+        "srt.speculative.eagle_worker_common:eagle_sample",
+        "srt.speculative.eagle_worker_v2:eagle_sample",
+        "srt.speculative.eagle_info:EagleVerifyInput.sample",
+    ),
+)
+"""What decides a verify."""
+TOSS = Seat(
+    LOOKS,
+    tuple(
+        f"{module}:tree_speculative_sampling_target_only"
+        for module in (
+            "srt.speculative.eagle_utils",
+            "srt.speculative.eagle_info_v2",
+            "kernels.ops.speculative.sampling",
+            KERNELS,
+        )
+    ),
+)
+"""The kernel that samples a verify, by the name that it is called by."""
+NEEDED = (DRAFT, DRAFT_PREFILL, DRAFT_EXTEND, RELEASE, SAMPLE, TOSS)
 
 
 def look(looks: Looks, *, coin_of_step: bool) -> None:
     """Remember every request of this process's scheduler, if it has one. ``coin_of_step``: a verify's coins are by the
-    number of the step, as our stand-in for the kernel has them, and not by the node. Raises AttributeError where an
-    engine is another now."""
-    from sglang.srt.managers.scheduler_components import batch_result_processor
-    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-
+    number of the step, as our stand-in for the kernel has them, and not by the node. Raises NoSeat."""
     taps = _Taps(looks, coin_of_step)
     wrap_all(
         (
-            (EagleDraftWorker, "draft", taps.draft),
-            (EagleDraftWorker, "_draft_extend_for_prefill", taps.draft_prefill),
-            (EagleDraftWorker, "_draft_extend_for_decode", taps.draft_extend),
-            (batch_result_processor, "release_kv_cache", taps.release),
-            *of_release({"0.5.13": _of_0_5_13, "0.5.18": _of_0_5_18, "0.5.23": _of_0_5_23}, installed())(taps),
-        )
-    )
-
-
-def _of_0_5_13(taps: _Taps) -> tuple[Tapped, ...]:
-    from sglang.srt.speculative import eagle_info_v2
-    from sglang.srt.speculative.eagle_info import EagleVerifyInput
-
-    return (
-        (EagleVerifyInput, "sample", taps.sample),
-        (eagle_info_v2, "tree_speculative_sampling_target_only", taps.toss),
-    )
-
-
-def _of_0_5_18(taps: _Taps) -> tuple[Tapped, ...]:
-    import sgl_kernel  # type: ignore[import-not-found]
-    from sglang.srt.speculative import eagle_worker_common
-
-    return (
-        (eagle_worker_common, "eagle_sample", taps.sample),
-        (sgl_kernel, "tree_speculative_sampling_target_only", taps.toss),
-    )
-
-
-def _of_0_5_23(taps: _Taps) -> tuple[Tapped, ...]:
-    from sglang.srt.speculative import eagle_utils, eagle_worker_common
-
-    return (
-        (eagle_worker_common, "eagle_sample", taps.sample),
-        (eagle_utils, "tree_speculative_sampling_target_only", taps.toss),
+            (*DRAFT.find(), taps.draft),
+            (*DRAFT_PREFILL.find(), taps.draft_prefill),
+            (*DRAFT_EXTEND.find(), taps.draft_extend),
+            (*RELEASE.find(), taps.release),
+            (*SAMPLE.find(), taps.sample),
+            (*TOSS.find(), taps.toss),
+        ),
+        EngineLook(LOOKS),
     )
 
 

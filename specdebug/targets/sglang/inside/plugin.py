@@ -10,17 +10,23 @@ import json
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from specdebug.targets.inside import VARIABLE
+from specdebug.targets.inside.guard import EngineLook, tell_lost
 from specdebug.targets.inside.looks import LOG_VARIABLE, Looks, looks_folder
 from specdebug.targets.inside.reverts import revert
 from specdebug.targets.inside.words import say, tell
-from specdebug.targets.sglang.inside.books import keep_books
+from specdebug.targets.inside.wrapping import wrap_method
+from specdebug.targets.sglang.inside.books import BOOKS, keep_books
+from specdebug.targets.sglang.inside.graph_buffers import KERNEL_MEMORY
 from specdebug.targets.sglang.inside.kernels import watch_kernels
-from specdebug.targets.sglang.inside.looks import look
-from specdebug.targets.sglang.inside.probes import probe
-from specdebug.targets.sglang.inside.tape import record
+from specdebug.targets.sglang.inside.looks import LOOKS, look
+from specdebug.targets.sglang.inside.probes import PROBES, probe
+from specdebug.targets.sglang.inside.seats import Seat
+from specdebug.targets.sglang.inside.tape import RECORDING, record
+
+_T = TypeVar("_T")
 
 WITHOUT_A_GPU = (
     "CUDA graphs: a replay calls the captured Python again",
@@ -32,7 +38,8 @@ FAILED = 86
 
 
 def register() -> None:
-    """Do what the environment asks for."""
+    """Do what the environment asks for. Fixes that cannot be reverted end the process: it would be judged for what it
+    is not. A look or a stand-in that this release has no place for is told, and the arm comes to no verdict."""
     wanted = json.loads(os.environ.get(VARIABLE, "null"))
     if wanted is None:
         return
@@ -40,16 +47,9 @@ def register() -> None:
         if wanted.get("reverts") or wanted.get("sites"):
             # first: what is replaced below imports what is to be patched
             told_when_asked(revert(wanted["reverts"], wanted["sites"]))
-        look_at(wanted)
-        if wanted.get("faults"):
-            from specdebug.targets.sglang.inside.faults import inject
-
-            told_when_asked(inject(wanted["faults"], wanted["seed"]))
         if wanted.get("device") == "cpu":
             tell(pid=os.getpid(), not_engine_code=[*WITHOUT_A_GPU, *replace_for_cpu()])
-        if wanted.get("tape"):
-            told_when_asked(record(wanted["tape"]))
-        show(wanted.get("shows") or (), on_cpu=wanted.get("device") == "cpu")
+        look_at(wanted)
     except BaseException:
         traceback.print_exc()
         say("failed; this process ends")
@@ -57,55 +57,82 @@ def register() -> None:
 
 
 def look_at(wanted: Mapping[str, Any]) -> None:
-    """Have probes and kernels looked at as is wanted, and what was reached told. Faults act at sites, too."""
+    """Have what is wanted looked at, recorded and damaged, and what was reached told. Faults act at sites, too."""
     counts: list[Callable[[], Mapping[str, int]]] = []
     if wanted.get("probes") or wanted.get("faults"):
-        counts.append(probe(wanted.get("probes") or ()))
+        counts += _got(PROBES, lambda: probe(wanted.get("probes") or ()))
     if wanted.get("kernels") and wanted.get("device") == "cpu":
-        counts.append(watch_kernels(wanted["kernels"]))
+        counts += _got(KERNEL_MEMORY, lambda: watch_kernels(wanted["kernels"]))
     if counts:
         told_when_asked(
             lambda: tell(pid=os.getpid(), reached={name: n for each in counts for name, n in each().items()})
         )
+    if wanted.get("faults"):
+        from specdebug.targets.sglang.inside.faults import FAULTS, inject
+
+        for tell_idle in _got(FAULTS, lambda: inject(wanted["faults"], wanted["seed"])):
+            told_when_asked(tell_idle)
+    if wanted.get("tape"):
+        for wait in _got(RECORDING, lambda: record(wanted["tape"])):
+            told_when_asked(wait)
+    show(wanted.get("shows") or (), on_cpu=wanted.get("device") == "cpu")
+
+
+def _got(what: str, begin: Callable[[], _T]) -> list[_T]:
+    """What the beginning of a look returns; nothing of one that this release has no place for, which is told."""
+    try:
+        return [begin()]
+    except Exception as error:
+        tell_lost(what, error)
+        return []
 
 
 def show(shows: Sequence[str], *, on_cpu: bool) -> None:
     """Show the harness what its oracles ask for: the books of the ``pools``, and of each request all else."""
     if "pools" in shows:
-        keep_books()
+        _got(BOOKS, keep_books)
     if {*shows} - {"pools"} and (log := os.environ.get(LOG_VARIABLE)):
-        look(Looks(looks_folder(log)), coin_of_step=on_cpu)
+        _got(LOOKS, lambda: look(Looks(looks_folder(log)), coin_of_step=on_cpu))
+
+
+ANSWER = Seat("what it counted", ("srt.managers.scheduler:Scheduler.get_internal_state",))
 
 
 def told_when_asked(tell: Callable[[], None]) -> None:
     """Have something told whenever the engine is asked how it does (``/server_info``)."""
-    from sglang.srt.managers.scheduler import Scheduler
 
-    answer = Scheduler.get_internal_state
-
-    def get_internal_state(self: Any, *asked: Any) -> Any:
+    def get_internal_state(call: Callable[..., Any], _: Any, *asked: Any) -> Any:
         tell()
-        return answer(self, *asked)
+        return call(*asked)
 
-    Scheduler.get_internal_state = get_internal_state
+    _got(ANSWER.look, lambda: wrap_method(*ANSWER.find(), get_internal_state, EngineLook(ANSWER.look)))
 
 
 def replace_for_cpu() -> list[str]:
-    """Put the stand-ins in the place of what needs a GPU; returns the names of what was replaced."""
+    """Put the stand-ins in the place of what needs a GPU; returns the names of what was replaced. One that this release
+    has no place for is told."""
     import torch
 
     from specdebug.targets.sglang.inside.flashinfer import use_flashinfer
     from specdebug.targets.sglang.inside.graph_runners import use_captured_calls
     from specdebug.targets.sglang.inside.interpreter import interpret_fast
     from specdebug.targets.sglang.inside.processes import fork_for_spawn
-    from specdebug.targets.sglang.inside.releases import installed, of_release
     from specdebug.targets.sglang.inside.stand_ins import STAND_INS
 
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     torch.cuda.synchronize = nothing
     torch.cuda.empty_cache = nothing
     torch.Tensor.record_stream = nothing  # type: ignore[method-assign]
-    replaced = ["torch.cuda.synchronize", "torch.cuda.empty_cache", "torch.Tensor.record_stream"]
-    replaced += [fork_for_spawn(), *interpret_fast()]
-    replaced += [each.put() for each in of_release(STAND_INS, installed())]
-    return [*replaced, *use_flashinfer(), *use_captured_calls()]
+    replaced = ["torch.cuda.synchronize", "torch.cuda.empty_cache", "torch.Tensor.record_stream", fork_for_spawn()]
+    puts: list[tuple[str, Callable[[], Sequence[str]]]] = [
+        ("attention by FlashInfer", use_flashinfer),  # first: SGLang asks for it once
+        ("Triton's interpreter", interpret_fast),
+        *((each.places[0], lambda each=each: [each.put()] if each.applies else []) for each in STAND_INS),
+        ("graphs", use_captured_calls),
+    ]
+    for what, put in puts:
+        try:
+            replaced += put()
+        except Exception as error:
+            tell_lost(what, error, stand_in=True)
+    return replaced

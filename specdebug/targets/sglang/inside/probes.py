@@ -16,16 +16,31 @@ import torch
 from specdebug import async_probe
 from specdebug.async_probe.finding import ProbeFinding
 from specdebug.async_probe.gate import OFF, RECORD, Rule
+from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.inside.words import say
 from specdebug.targets.sglang.inside.batches import follow_batches
+from specdebug.targets.sglang.inside.seats import Seat
 from specdebug.targets.sglang.sites import site_of
 from specdebug.workers.termination import before_termination
 
 _NAME = "__specdebug_probes__"
+PROBES = "probes"
 
 
 class _Calls:
-    """Takes upstream's calls."""
+    """Takes upstream's calls, whose own modules go on where a look of ours fails; what a probe asserts is raised."""
+
+    def __init__(self, look: EngineLook) -> None:
+        self._probes = _Probes()
+        self._look = look
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        probe = getattr(self._probes, name)
+        return lambda *given: self._look.attempt(lambda: probe(*given), None)
+
+
+class _Probes:
+    """What upstream's calls come to."""
 
     def nan(self, tensor: Any, words: str) -> None:
         async_probe.maybe_detect_nan(tensor, site_of(words))
@@ -103,18 +118,24 @@ BECOME: Mapping[str, Any] = {
 """Upstream's probes, and the functions whose code and defaults they get."""
 
 
+def _upstream(name: str) -> Seat:
+    return Seat(PROBES, (f"srt.utils.async_probe:{name}",))
+
+
+NEEDED = tuple(map(_upstream, BECOME))
+
+
 def probe(rules: Sequence[Mapping[str, Any]]) -> Callable[[], Mapping[str, int]]:
     """Have upstream's probes follow our rules (``Rule`` as plain data); returns what counts the sites that are reached.
-    Raises AttributeError where upstream lacks one."""
-    from sglang.srt.utils import async_probe as upstream
-
+    Raises NoSeat where upstream lacks one."""
     chosen = [Rule(each["glob"], each["mode"], tuple(each["kinds"])) for each in rules]
     async_probe.configure(RECORD if chosen else OFF, chosen)
-    setattr(builtins, _NAME, _Calls())
+    look = EngineLook(PROBES)
+    setattr(builtins, _NAME, _Calls(look))
     for name, ours in BECOME.items():
-        theirs = getattr(upstream, name)
+        theirs = getattr(*_upstream(name).find())
         theirs.__code__, theirs.__defaults__ = ours.__code__, ours.__defaults__
-    follow_batches(_begin, _tell, _salvage)
+    follow_batches(_begin, _tell, _salvage, look)
     before_termination(_tell_salvaged)
     return async_probe.reached
 

@@ -1,11 +1,24 @@
-"""Which requests SGLang serves, and what each holds of the memory pools, by release."""
+"""Which requests SGLang serves, and what each holds of the memory pools, wherever a release keeps it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from specdebug.targets.sglang.inside.releases import installed, of_release
+from specdebug.targets.sglang.inside.seats import Seat
+
+_BATCH, _SCHEDULER = "srt.managers.schedule_batch", "srt.managers.scheduler:Scheduler"
+HELD = "what requests hold"
+NEEDED = (
+    *(
+        Seat(HELD, (f"{_BATCH}:ReqKvInfo.{name}", f"{_BATCH}:Req.{name}"))
+        for name in ("req_pool_idx", "cache_protected_len", "kv_committed_len", "kv_allocated_len")
+    ),
+    Seat(HELD, (f"{_BATCH}:Req.lock", f"{_BATCH}:Req.last_node")),
+    Seat(HELD, (f"{_SCHEDULER}.cur_batch_for_debug", f"{_SCHEDULER}.cur_batch")),
+    *(Seat(HELD, (f"{_SCHEDULER}.{name}",)) for name in ("running_batch", "last_batch", "chunked_req")),
+)
+"""What is read, by the names that it has had."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +35,10 @@ class Held:
     node: Any
 
 
-LAUNCHED = {"0.5.13": "cur_batch", "0.5.18": "cur_batch_for_debug"}
-"""What the scheduler calls the batch that it has launched last, by the first release."""
-
-
 def holders(scheduler: Any) -> list[Held]:
     """The requests that hold a row: of the batch that runs on, of the last one, and of the one that was launched last,
     which the others do not have while the results of the last are taken."""
-    launched = getattr(scheduler, of_release(LAUNCHED, installed()))
+    launched = scheduler.cur_batch if hasattr(scheduler, "cur_batch") else scheduler.cur_batch_for_debug
     batches = (scheduler.running_batch, scheduler.last_batch, launched)
     requests = [request for batch in batches if batch is not None for request in batch.reqs]
     requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
@@ -38,40 +47,20 @@ def holders(scheduler: Any) -> list[Held]:
 
 
 def held(request: Any) -> Held:
-    """What a request holds now."""
-    found: Held = of_release({"0.5.13": _of_0_5_13, "0.5.18": _of_0_5_18, "0.5.23": _of_0_5_23}, installed())(request)
-    return found
-
-
-def _of_0_5_13(request: Any) -> Held:
+    """What a request holds now. Raises AttributeError where a release keeps it elsewhere."""
+    own = request if hasattr(request, "req_pool_idx") else request.kv
     return Held(
         request.rid,
-        request.req_pool_idx,
-        request.cache_protected_len,
-        request.kv_committed_len,
-        request.kv_allocated_len,
-        request.last_node,
+        own.req_pool_idx,
+        own.cache_protected_len,
+        own.kv_committed_len,
+        _allocated(request),
+        getattr(request.lock, "node", None) if hasattr(request, "lock") else request.last_node,
     )
 
 
-def _of_0_5_18(request: Any) -> Held:
-    return Held(
-        request.rid,
-        request.req_pool_idx,
-        request.cache_protected_len,
-        request.kv_committed_len,
-        0 if request.kv is None else request.kv.kv_allocated_len,
-        request.last_node,
-    )
-
-
-def _of_0_5_23(request: Any) -> Held:
-    kv, lock = request.kv, request.lock
-    return Held(
-        request.rid,
-        kv.req_pool_idx,
-        kv.cache_protected_len,
-        kv.kv_committed_len,
-        kv.kv_allocated_len,
-        None if lock is None else lock.node,
-    )
+def _allocated(request: Any) -> int:
+    """Positions with slots: some releases know of a request that holds none by its having no ``kv``."""
+    if hasattr(request, "kv_allocated_len"):
+        return int(request.kv_allocated_len)
+    return 0 if request.kv is None else int(request.kv.kv_allocated_len)

@@ -1,30 +1,74 @@
-"""What is put into SGLang's modules on a CPU, by the first release that has them so.
+"""What is put into SGLang's modules on a CPU, where a release has it: kernels, and which device it takes this for.
 
-From 0.5.18 on much of EAGLE has a branch of its own for CPUs. Those branches are switched off: what is to be tested
-is what runs on a GPU, whose Triton kernels run in Triton's interpreter.
+Nothing is replaced but what cannot run here: SGLang's own function around a kernel runs as it is, so that what it gets
+wrong shows. From 0.5.16 on much of EAGLE has a branch of its own for CPUs. Those branches are switched off: what is to
+be tested is what runs on a GPU, whose other Triton kernels run in Triton's interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from specdebug.targets.sglang.inside import attention, trees
-from specdebug.targets.sglang.inside.releases import StandIn
+from specdebug.targets.sglang.inside.launches import TorchKernel
+from specdebug.targets.sglang.inside.refusals import refusing
+from specdebug.targets.sglang.inside.seats import Seat, installed
 
-_REGISTRY = "srt.layers.attention.attention_registry"
+STAND_INS_OF_KERNELS = "kernels in torch"
+_KERNELS, _OLD_KERNELS = "kernels.ops.attention", "srt.layers.attention.triton_ops"
 _UTILS = "srt.speculative.eagle_utils"
+_TREE, _SAMPLE = "kernels.ops.speculative.tree", "kernels.ops.speculative.sampling"
 _SAMPLING = (trees.tree_speculative_sampling_target_only, trees.top_k_renorm_prob, trees.top_p_renorm_prob)
-_GPU_BRANCHES: dict[str, tuple[str, ...]] = {
+_BRANCHES: dict[str, tuple[str, ...]] = {
     "kernels.ops.kvcache.cache_move": ("_is_cpu",),
     "kernels.ops.speculative.cache_locs": ("_is_cpu", "_is_cuda"),
     "kernels.ops.speculative.eagle": ("_is_cpu",),
+    "kernels.ops.speculative.spec_tree": ("_is_cpu", "_is_cuda"),
     "srt.mem_cache.allocation": ("_is_cpu",),
-    "srt.speculative.eagle_utils": ("_is_cpu",),
+    "srt.speculative.triton_ops.cache_locs": ("_is_cuda",),
+    "srt.speculative.eagle_utils": ("_is_cpu", "_is_cuda"),
     "srt.speculative.eagle_worker_common": ("_is_cpu",),
     "srt.speculative.eagle_worker_v2": ("_is_cpu", "_is_cuda"),
+    "srt.speculative.spec_utils": ("_is_cpu",),
 }
-"""Modules, from 0.5.18 on, in which SGLang is told that this is a GPU, and by which of their names."""
+"""Modules in which SGLang is told that this is a GPU, and by which of their names."""
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """What takes the place of a name. ``made``: out of what is there, None for what only a GPU's process imports.
+    ``needed``: every release must have one of the places; of others, a release that has none has nothing to replace."""
+
+    places: tuple[str, ...]
+    made: Callable[[Any], Any]
+    needed: bool = True
+
+    @property
+    def seat(self) -> Seat:
+        return Seat(STAND_INS_OF_KERNELS, self.places)
+
+    @property
+    def applies(self) -> bool:
+        """True where there is something to replace, or should be."""
+        return self.needed or any(map(installed().has, self.places))
+
+    def put(self) -> str:
+        """Put it there; returns the place. Raises NoSeat."""
+        owner, name = self.seat.find()
+        setattr(owner, name, self.made(getattr(owner, name, None)))
+        return self.seat.place(installed()).removeprefix("srt.").replace(":", ".")
+
+
+def _constant(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+def _triton(kernel: TorchKernel, module: str, name: str) -> StandIn:
+    return StandIn(tuple(f"{folder}.{module}:{name}" for folder in (_KERNELS, _OLD_KERNELS)), kernel.instead_of)
 
 
 def _hopper(*_: Any, **__: Any) -> tuple[int, int]:
@@ -32,49 +76,70 @@ def _hopper(*_: Any, **__: Any) -> tuple[int, int]:
     return 9, 0
 
 
+def _fa3_is_there(_: Any = None) -> bool:
+    return True
+
+
 def _leave_overlap(server_args: Any) -> None:
     """In the place of what turns overlap off for drafts on a CPU."""
 
 
-def _attention(kernels: str, flash: str) -> Iterator[StandIn]:
-    yield StandIn(f"{kernels}.decode_attention", "decode_attention_fwd", attention.decode_attention_fwd)
-    yield StandIn(f"{kernels}.extend_attention", "extend_attention_fwd", attention.extend_attention_fwd)
-    yield StandIn(flash, "fa3_flash_attn_with_kvcache", attention.flash_attn_with_kvcache)
-    yield StandIn(_REGISTRY, "get_device_capability", _hopper)
+def _tree_kernels() -> Any:
+    """In the place of the module that SGLang compiles for its tree kernels."""
+    return SimpleNamespace(
+        build_tree_kernel_efficient=trees.build_tree_kernel_efficient,
+        verify_tree_greedy=trees.verify_tree_greedy,
+        reconstruct_indices_from_tree_mask=refusing("reconstruct_indices_from_tree_mask"),
+    )
 
 
-def _of_0_5_13() -> Iterator[StandIn]:
-    yield from _attention("srt.layers.attention.triton_ops", "jit_kernel.flash_attention")
-    yield StandIn("srt.speculative.triton_ops.cache_locs", "_is_cuda", True)
-    yield StandIn(_UTILS, "sgl_build_tree_kernel_efficient", trees.build_tree_kernel_efficient, new=True)
-    for module in ("srt.speculative.eagle_info", "srt.speculative.eagle_info_v2"):
-        yield StandIn(module, "verify_tree_greedy_func", trees.verify_tree_greedy_func)
-        yield from (StandIn(module, kernel.__name__, kernel, new=True) for kernel in _SAMPLING)
-    yield StandIn("srt.speculative.eagle_info", "TREE_SPEC_KERNEL_AVAILABLE", True)
+def _sampling_kernels(*_: Any) -> Any:
+    """In the place of the module that SGLang compiles for its sampling kernel."""
+    return SimpleNamespace(sample=trees.tree_speculative_sampling_target_only)
 
 
-def _of_0_5_18() -> Iterator[StandIn]:
-    yield from _with_branches_of_a_gpu()
-    yield StandIn("srt.speculative.spec_utils", "_is_cpu", False)
-    yield StandIn(_UTILS, "sgl_build_tree_kernel_efficient", trees.build_tree_kernel_efficient, new=True)
+def _its_own(module: str, otherwise: Any) -> Callable[[Any], Any]:
+    """A function of SGLang's own around a kernel, by the name of the stand-in for that; the stand-in itself where a
+    release takes that from sgl-kernel."""
+
+    def made(_: Any) -> Any:
+        if not installed().has(f"{module}:{otherwise.__name__}"):
+            return otherwise
+        return getattr(importlib.import_module(f"sglang.{module}"), otherwise.__name__)
+
+    return made
 
 
-def _of_0_5_23() -> Iterator[StandIn]:
-    yield from _with_branches_of_a_gpu()
-    yield StandIn(_UTILS, "build_tree_kernel_efficient_func", trees.build_tree_kernel_efficient)
-    yield from (StandIn(_UTILS, kernel.__name__, kernel) for kernel in _SAMPLING)
+def _of_attention() -> Iterable[StandIn]:
+    yield _triton(attention.STAGE1, "decode_attention", "_fwd_kernel_stage1")
+    yield _triton(attention.STAGE1, "decode_attention", "_fwd_grouped_kernel_stage1")
+    yield _triton(attention.STAGE2, "decode_attention", "_fwd_kernel_stage2")
+    yield _triton(attention.EXTENDING, "extend_attention", "_fwd_kernel")
+    fa3 = tuple(f"{folder}.flash_attention_v3:_is_fa3_supported" for folder in (_KERNELS, "jit_kernel"))
+    yield StandIn(fa3, _constant(_fa3_is_there))
+    yield StandIn(("srt.layers.attention.attention_registry:get_device_capability",), _constant(_hopper))
 
 
-def _with_branches_of_a_gpu() -> Iterator[StandIn]:
-    yield from _attention("kernels.ops.attention", "kernels.ops.attention.flash_attention")
-    yield StandIn(_UTILS, "verify_tree_greedy_func", trees.verify_tree_greedy_func)
-    yield StandIn("srt.arg_groups.speculative_hook", "_disable_overlap_schedule_for_cpu", _leave_overlap)
-    for module, names in _GPU_BRANCHES.items():
-        yield from (StandIn(module, name, name == "_is_cuda") for name in names)
+def _of_trees() -> Iterable[StandIn]:
+    yield StandIn((f"{_TREE}:_jit_tree_module",), _constant(_tree_kernels), needed=False)
+    yield StandIn((f"{_SAMPLE}:_jit_sampling_module",), _constant(_sampling_kernels), needed=False)
+    builders = ("kernels.ops.speculative.spec_tree", _UTILS)
+    build = _its_own(_TREE, trees.build_tree_kernel_efficient)
+    yield StandIn(tuple(f"{module}:sgl_build_tree_kernel_efficient" for module in builders), build)
+    for kernel in _SAMPLING:
+        # other releases import them where they call them
+        for module in (_UTILS, "srt.speculative.eagle_info", "srt.speculative.eagle_info_v2"):
+            made = _its_own(_SAMPLE, kernel)
+            yield StandIn((f"{module}:{kernel.__name__}",), made, needed=False)
+    yield StandIn(("srt.speculative.eagle_info:TREE_SPEC_KERNEL_AVAILABLE",), _constant(True), needed=False)
 
 
-STAND_INS: dict[str, tuple[StandIn, ...]] = {
-    "0.5.13": tuple(_of_0_5_13()),
-    "0.5.18": tuple(_of_0_5_18()),
-    "0.5.23": tuple(_of_0_5_23()),
-}
+def _of_devices() -> Iterable[StandIn]:
+    hook = "srt.arg_groups.speculative_hook:_disable_overlap_schedule_for_cpu"
+    yield StandIn((hook,), _constant(_leave_overlap), needed=False)
+    for module, names in _BRANCHES.items():
+        for name in names:
+            yield StandIn((f"{module}:{name}",), _constant(name == "_is_cuda"), needed=False)
+
+
+STAND_INS: tuple[StandIn, ...] = (*_of_attention(), *_of_trees(), *_of_devices())

@@ -11,53 +11,39 @@ from typing import Any
 
 import torch
 
+from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.inside.tape import Tape
-from specdebug.targets.inside.wrapping import Tapped, wrap_all
-from specdebug.targets.sglang.inside.releases import installed, of_release
+from specdebug.targets.inside.wrapping import wrap_all
+from specdebug.targets.sglang.inside.batches import RUN, TAKE
+from specdebug.targets.sglang.inside.graph_buffers import EXTEND_REPLAY
+from specdebug.targets.sglang.inside.looks import DRAFT, DRAFT_EXTEND, DRAFT_PREFILL, SAMPLE
+from specdebug.targets.sglang.inside.seats import Seat
+
+RECORDING = "a recording"
+_DRAFTS = "srt.speculative.eagle_worker_v2:EagleDraftWorker"
+SEATS = {
+    "run_batch": RUN,
+    "process_batch_result": TAKE,
+    "target_forward": Seat(RECORDING, ("srt.managers.tp_worker:TpModelWorker.forward_batch_generation",)),
+    "model_forward": Seat(RECORDING, ("srt.model_executor.model_runner:ModelRunner.forward",)),
+    "draft": DRAFT,
+    "draft_forward": Seat(RECORDING, (f"{_DRAFTS}.draft_forward",)),
+    "draft_prefill": DRAFT_PREFILL,
+    "draft_extend": DRAFT_EXTEND,
+    "organize": Seat(RECORDING, ("srt.speculative.eagle_worker_v2:organize_draft_results",)),
+    "sample": SAMPLE,
+    "extend_replay": EXTEND_REPLAY,
+}
+"""What is tapped, by the tap."""
 
 
 def record(path: str) -> Callable[[], None]:
     """Record every batch of this process's scheduler, if it has one, to a file; returns what waits until all of it is
-    written. Raises AttributeError where an engine is another now."""
-    from sglang.srt.managers.scheduler import Scheduler
-    from sglang.srt.managers.tp_worker import TpModelWorker
-    from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.speculative import eagle_worker_v2
-    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-
+    written. Raises NoSeat."""
     tape = Tape(path)
     taps = _Taps(tape)
-    tapped: list[Tapped] = [
-        (Scheduler, "run_batch", taps.run_batch),
-        (Scheduler, "process_batch_result", taps.process_batch_result),
-        (TpModelWorker, "forward_batch_generation", taps.target_forward),
-        (ModelRunner, "forward", taps.model_forward),
-        (EagleDraftWorker, "draft", taps.draft),
-        (EagleDraftWorker, "draft_forward", taps.draft_forward),
-        (EagleDraftWorker, "_draft_extend_for_prefill", taps.draft_prefill),
-        (EagleDraftWorker, "_draft_extend_for_decode", taps.draft_extend),
-        (eagle_worker_v2, "organize_draft_results", taps.organize),
-        *of_release({"0.5.13": _of_0_5_13, "0.5.18": _of_0_5_18}, installed())(taps),
-    ]
-    wrap_all(tapped)
+    wrap_all([(*seat.find(), getattr(taps, name)) for name, seat in SEATS.items()], EngineLook(RECORDING))
     return tape.wait
-
-
-def _of_0_5_13(taps: _Taps) -> tuple[Tapped, ...]:
-    from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
-    from sglang.srt.speculative.eagle_info import EagleVerifyInput
-
-    return (EagleVerifyInput, "sample", taps.sample), (EAGLEDraftExtendCudaGraphRunner, "replay", taps.extend_replay)
-
-
-def _of_0_5_18(taps: _Taps) -> tuple[Tapped, ...]:
-    from sglang.srt.speculative import eagle_worker_common
-    from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
-
-    return (
-        (eagle_worker_common, "eagle_sample", taps.sample),
-        (EAGLEDraftExtendCudaGraphRunner, "execute", taps.extend_replay),
-    )
 
 
 class _Taps:

@@ -1,4 +1,8 @@
-"""sgl-kernel's tree kernels on a CPU: the engine's own torch kernels, with the arguments of those that they replace."""
+"""sgl-kernel's tree kernels on a CPU: the engine's own torch kernels, with the arguments of those that they replace.
+
+What a kernel reads is read here, every argument of it: a node's place in what is written is the one that
+``retrive_index`` says, as it is in the kernels.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from torch import Tensor
 
 from specdebug.engine.kernels.accept import walk_greedy, walk_sampling
 from specdebug.engine.kernels.build_tree import build_tree
+from specdebug.targets.sglang.inside.refusals import refusal
 
 FULL_MASK, QLEN_ONLY = 0, 1
 
@@ -32,7 +37,7 @@ def build_tree_kernel_efficient(
     mask of packed bits."""
     mode, nodes = int(tree_mask_mode), draft_token_num
     if mode not in (FULL_MASK, QLEN_ONLY):
-        raise NotImplementedError(f"specdebug's stand-in for build_tree_kernel_efficient has no mask of mode {mode}")
+        raise refusal("build_tree_kernel_efficient", f"mask of mode {mode}")
     lengths = verified_seq_len.tolist()
     batch = len(lengths)
     links = build_tree(parent_list.reshape(batch, -1), selected_index.reshape(batch, nodes - 1), topk)
@@ -48,24 +53,22 @@ def build_tree_kernel_efficient(
         start += nodes * (context + nodes)
 
 
-def verify_tree_greedy_func(
+def verify_tree_greedy(
     predicts: Tensor,
     accept_index: Tensor,
     accept_token_num: Tensor,
     candidates: Tensor,
-    retrieve_index: Tensor,
-    retrieve_next_token: Tensor,
-    retrieve_next_sibling: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
     target_predict: Tensor,
-    topk: int = -1,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Accept the path that the target wants; the first three are written, and returned. Of ``predicts`` only what is
-    emitted is written, as the kernel does."""
+) -> None:
+    """Accept the path that the target wants; the first three are written, of ``predicts`` only what is emitted.
+    ``target_predict``: a token for each place."""
     steps = accept_index.shape[1] - 1
-    wanted = target_predict.view(candidates.shape)
-    walked = walk_greedy(candidates, retrieve_next_token, retrieve_next_sibling, wanted, steps)
-    _write(walked, predicts, accept_index, accept_token_num)
-    return predicts, accept_index, accept_token_num
+    wanted = target_predict.reshape(-1)[_places(retrive_index)].view(candidates.shape)
+    walked = walk_greedy(candidates, retrive_next_token, retrive_next_sibling, wanted, steps)
+    _write(walked, retrive_index, predicts, accept_index, accept_token_num)
 
 
 def tree_speculative_sampling_target_only(
@@ -86,7 +89,10 @@ def tree_speculative_sampling_target_only(
 ) -> None:
     """Accept drafts by the target's probabilities [batch, nodes, vocabulary]; the first three are written. A request's
     coins are one a node; a step's is that of the node it stands at. Our walk takes one a step, so each step is given
-    the coin of its number, which has the same odds."""
+    the coin of its number, which has the same odds. Raises NotImplementedError for drafts that have probabilities of
+    their own."""
+    if bool(draft_probs.any()):
+        raise refusal("tree_speculative_sampling_target_only", "draft_probs that are not 0")
     steps = accept_index.shape[1] - 1
     coins = torch.cat((uniform_samples[:, : steps + 1], uniform_samples_for_final_sampling.unsqueeze(1)), 1)
     short = steps + 2 - coins.shape[1]
@@ -96,7 +102,7 @@ def tree_speculative_sampling_target_only(
         candidates, retrive_next_token, retrive_next_sibling, target_probs, coins, steps,
         min(threshold_single, 1.0), max(threshold_acc, 1e-9),
     )  # fmt: skip
-    _write(walked, predicts, accept_index, accept_token_num)
+    _write(walked, retrive_index, predicts, accept_index, accept_token_num)
 
 
 def top_k_renorm_prob(probs: Tensor, top_ks: Any) -> Tensor:
@@ -116,9 +122,16 @@ def top_p_renorm_prob(probs: Tensor, top_ps: Any) -> Tensor:
     return kept / kept.sum(-1, keepdim=True)
 
 
-def _write(walked: tuple[Tensor, Tensor, Tensor], predicts: Tensor, accept_index: Tensor, count: Tensor) -> None:
+def _places(retrive_index: Tensor) -> Tensor:
+    """The place of each node, int64 [batch * nodes]."""
+    return retrive_index.reshape(-1).long()
+
+
+def _write(
+    walked: tuple[Tensor, Tensor, Tensor], retrive_index: Tensor, predicts: Tensor, accept_index: Tensor, count: Tensor
+) -> None:
     predict, path, correct = walked
-    at = path[path >= 0].long()
-    predicts.view(-1)[at] = predict[at].to(predicts.dtype)
-    accept_index.copy_(path)
+    nodes, places = path[path >= 0].long(), _places(retrive_index)
+    predicts.view(-1)[places[nodes]] = predict[nodes].to(predicts.dtype)
+    accept_index.copy_(torch.where(path >= 0, places[path.clamp(min=0).long()], -1))
     count.copy_(correct)

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.inside.wrapping import wrap_bound
 
 Doing = Literal["prefill", "speculative", "plain"]
@@ -64,6 +65,7 @@ class Boundaries:
 
     def __init__(self, runner: Any, name_of: Callable[[str], str], onlookers: Sequence[BoundaryOnlooker]) -> None:
         """Raises AttributeError where a release has other functions."""
+        look = EngineLook("the stages of a step")
         self._runner = runner
         self._name_of = name_of
         self._onlookers = onlookers
@@ -79,17 +81,20 @@ class Boundaries:
             "_sample": self._sampled,
             "sample_tokens": self._finished,
         }.items():
-            wrap_bound(runner, name, tap)
+            wrap_bound(runner, name, tap, look)
         drafter = getattr(runner, "drafter", None)
         if drafter is not None:
-            wrap_bound(drafter, "prepare_next_token_ids_padded", self._next_tokens)
-            wrap_bound(drafter, "propose", self._proposed)
-            wrap_bound(drafter, "set_inputs_first_pass", self._first_pass)
-            wrap_bound(drafter, "_update_positions_dependent_metadata", self._draft_slots)
-            wrap_bound(drafter, "_sample_draft_tokens", self._draft_sampled)
-            wrap_bound(drafter.model, "compute_logits", self._draft_logits)
-            drafter.model.register_forward_pre_hook(self._draft_begins, with_kwargs=True)
-            drafter.model.register_forward_hook(self._draft_ends)
+            wrap_bound(drafter, "prepare_next_token_ids_padded", self._next_tokens, look)
+            wrap_bound(drafter, "propose", self._proposed, look)
+            wrap_bound(drafter, "set_inputs_first_pass", self._first_pass, look)
+            wrap_bound(drafter, "_update_positions_dependent_metadata", self._draft_slots, look)
+            wrap_bound(drafter, "_sample_draft_tokens", self._draft_sampled, look)
+            wrap_bound(drafter.model, "compute_logits", self._draft_logits, look)
+            begins, ends = self._draft_begins, self._draft_ends
+            drafter.model.register_forward_pre_hook(
+                lambda *told: look.attempt(lambda: begins(*told), None), with_kwargs=True
+            )
+            drafter.model.register_forward_hook(lambda *told: look.attempt(lambda: ends(*told), None))
             self._drafter = drafter
 
     def _prepared(self, call: Callable[..., Any], scheduled: Any, counts: Any, *args: Any, **named: Any) -> Any:

@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.inside.reverts import revert
-from specdebug.targets.inside.words import say, tell
-from specdebug.targets.vllm.inside.engine import FAILED, EngineThread, Event, Served
-from specdebug.targets.vllm.inside.watch import CannotWatch, watch
+from specdebug.targets.inside.words import tell
+from specdebug.targets.vllm.inside.engine import EngineThread, Event, Served
+from specdebug.targets.vllm.inside.watch import watch
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
-WITHOUT_A_GPU = ["GPU kernels, CUDA graphs and streams: there are none, its own code for CPUs runs in their place"]
+WITHOUT_A_GPU = [
+    "GPU kernels, CUDA graphs and streams: there are none, its own code for CPUs runs in their place",
+    "Triton kernels: vLLM's own stand-ins for CPUs (vllm.utils.cpu_triton_utils)",
+]
 """What of a run on a CPU is not the code that serves on a GPU, in words for reports."""
 SAMPLED = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "ignore_eos")
 """Sampling parameters that are vLLM's by name."""
@@ -173,11 +176,7 @@ def main() -> int:
     engine = EngineThread(wanted["engine"])
     if wanted.get("device") == "cpu":
         tell(pid=os.getpid(), not_engine_code=WITHOUT_A_GPU)
-    try:
-        tell_reached = watch(engine, wanted)
-    except CannotWatch as error:
-        say(str(error))
-        return FAILED
+    tell_reached = watch(engine, wanted)
 
     import uvicorn
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from specdebug.targets.inside.guard import EngineLook, tell_lost
 from specdebug.targets.inside.tape import Tape
 from specdebug.targets.inside.words import say
 from specdebug.targets.vllm.inside.books import MOST_BLOCKS, SchedulerBooks
@@ -14,13 +15,9 @@ from specdebug.targets.vllm.inside.probes import SiteProbes
 from specdebug.targets.vllm.inside.tape import StepTape
 
 
-class CannotWatch(Exception):
-    """This release, or this machine's model runner, has not the functions that are watched."""
-
-
 def watch(engine: EngineThread, wanted: Mapping[str, Any]) -> Callable[[], None]:
     """Have the scheduler's books looked at, and the engine's steps recorded and its sites probed if that is wanted;
-    returns what tells which sites were reached. Raises CannotWatch."""
+    returns what tells which sites were reached. What this release, or this machine's model runner, has not is told."""
     _keep_books(engine)
     onlookers: list[BoundaryOnlooker] = []
     tell_reached: Callable[[], None] = lambda: None  # noqa: E731
@@ -42,7 +39,7 @@ def watch(engine: EngineThread, wanted: Mapping[str, Any]) -> Callable[[], None]
         try:
             Boundaries(engine.runner, engine.name_of, onlookers)
         except AttributeError as error:
-            raise CannotWatch(f"only vLLM's model runner V1 can be probed and recorded: {error}") from None
+            tell_lost("the stages of a step, but of vLLM's model runner V1", error)
     return tell_reached
 
 
@@ -55,6 +52,7 @@ def _keep_books(engine: EngineThread) -> None:
         say(f"the scheduler's books are not looked at, for this release has others: {error}")
         return
     if books.fits:
-        engine.after_step = books.look
+        one = EngineLook("the scheduler's books")
+        engine.after_step = lambda: one.attempt(books.look, None)
     else:
         say(f"the scheduler's books are not looked at, for its pool has more than {MOST_BLOCKS} blocks")

@@ -3,10 +3,15 @@ and three of its own, of which two have KV."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from collections.abc import Mapping
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+
+from specdebug.targets.sglang.inside import seats
 
 PAGE, PAGES = 2, 8
 VOCAB = 64
@@ -105,3 +110,20 @@ def scheduler(*, running: bool = True) -> Any:
         model_config=SimpleNamespace(vocab_size=VOCAB),
         server_args=SimpleNamespace(speculative_num_steps=3, speculative_eagle_topk=2, speculative_num_draft_tokens=6),
     )
+
+
+def imported(monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, Mapping[str, Any]]) -> None:
+    """Have modules below ``sglang.srt`` that hold some names stand for SGLang's."""
+    for path, names in modules.items():
+        module = ModuleType(path)
+        module.__dict__.update(names)
+        monkeypatch.setitem(sys.modules, f"sglang.srt.{path}", module)
+
+    def has(place: str) -> bool:
+        module, _, names = place.partition(":")
+        found: Any = sys.modules.get(f"sglang.{module}")
+        for name in filter(None, names.split(".")):
+            found = getattr(found, name, None)
+        return found is not None
+
+    monkeypatch.setattr(seats, "installed", lambda: SimpleNamespace(has=has))

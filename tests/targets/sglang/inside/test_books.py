@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from specdebug.targets.sglang.inside import requests
 from specdebug.targets.sglang.inside.books import violated
 from tests.targets.sglang.inside.engine import scheduler
-
-
-@pytest.fixture(autouse=True)
-def _release(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "installed", lambda: "0.5.13")
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -24,15 +18,36 @@ def test_sound_pools_break_no_law(running: bool) -> None:
     assert violated(scheduler(running=running)) == []
 
 
-@pytest.mark.parametrize(("release", "name"), [("0.5.13", "cur_batch"), ("0.5.18", "cur_batch_for_debug")])
-def test_a_request_that_only_the_launched_batch_has_holds_its_row(
-    release: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(requests, "installed", lambda: release)
+def _as_it_was(one: Any) -> None:
+    """Releases up to 0.5.15."""
+
+
+def _allocated_apart(one: Any) -> None:
+    """Those up to 0.5.18."""
+    one.kv = SimpleNamespace(kv_allocated_len=one.kv_allocated_len)
+    del one.kv_allocated_len
+
+
+def _all_apart(one: Any) -> None:
+    """Those up to 0.5.21."""
+    names = ("req_pool_idx", "cache_protected_len", "kv_committed_len", "kv_allocated_len")
+    one.kv = SimpleNamespace(**{name: vars(one).pop(name) for name in names})
+
+
+def _with_locks(one: Any) -> None:
+    """Those from 0.5.22 on, in which a node that was the last is not always locked."""
+    _all_apart(one)
+    one.lock, one.last_node = SimpleNamespace(node=one.last_node), None
+
+
+@pytest.mark.parametrize("keeps", [_as_it_was, _allocated_apart, _all_apart, _with_locks])
+@pytest.mark.parametrize("name", ["cur_batch", "cur_batch_for_debug"])
+def test_what_a_request_holds_is_found_wherever_a_release_keeps_it(keeps: Callable[[Any], None], name: str) -> None:
+    """Here one that only the batch has that was launched last."""
     engine = scheduler()
     (one,) = engine.running_batch.reqs
-    one.kv = SimpleNamespace(kv_allocated_len=one.kv_allocated_len)
-    engine.cur_batch_for_debug = None
+    keeps(one)
+    del engine.cur_batch
     setattr(engine, name, engine.running_batch)
     engine.running_batch = engine.last_batch = None
     assert violated(engine) == []

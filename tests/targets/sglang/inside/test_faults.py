@@ -15,7 +15,7 @@ from specdebug.faults.injector import Injector
 from specdebug.random_streams import stream
 from specdebug.targets.inside.words import facts_in
 from specdebug.targets.sglang.faults import BETWEEN_BATCHES
-from specdebug.targets.sglang.inside import faults, requests
+from specdebug.targets.sglang.inside import faults
 from specdebug.targets.sglang.inside.books import violated
 from tests.targets.sglang.inside.engine import scheduler
 
@@ -23,8 +23,7 @@ Told = Callable[[], list[dict[str, Any]]]
 
 
 @pytest.fixture(autouse=True)
-def _release(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(requests, "installed", lambda: "0.5.13")
+def _no_faults_after() -> Any:
     yield
     async_probe.on_site(None)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +14,12 @@ pytest.importorskip("triton")
 
 from specdebug.kernel_memory.rules import KernelRule
 from specdebug.kernel_memory.watch import Watch
-from specdebug.targets.inside import VARIABLE
+from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.sglang.inside import graphs, kernel_reads
-from specdebug.targets.sglang.inside.attention import decode_attention_fwd
 from specdebug.targets.sglang.inside.graph_buffers import Leftovers, ReplayPhases, shadow_graph_buffers, static_buffers
+from specdebug.targets.sglang.inside.seats import Seat
+from tests.targets.sglang.inside.engine import imported
+from tests.targets.sglang.inside.launching import decode
 
 POOL = torch.zeros(4, 8, dtype=torch.int32)
 
@@ -62,11 +62,13 @@ def batch(size: int, *, prepare: bool = True) -> SimpleNamespace:
 
 
 @pytest.fixture
-def followed() -> tuple[Watch, Any]:
+def followed(monkeypatch: pytest.MonkeyPatch) -> tuple[Watch, Any]:
     """A runner of a class of its own, whose methods are wrapped, in the first batch."""
     watch = Watch([KernelRule("*")])
     kind: Any = type("Mine", (Runner,), dict(vars(Runner)))
-    ReplayPhases(watch).follow("draft", kind, "prepare", "replay")
+    imported(monkeypatch, {"mine": {"Mine": kind}})
+    prepare, replay = (Seat("", (f"srt.mine:Mine.{name}",)) for name in ("prepare", "replay"))
+    ReplayPhases(watch, EngineLook("")).follow("draft", prepare, replay)
     runner = kind()
     for name, tensor, ahead in static_buffers(runner):
         watch.static.add(name, tensor, ahead=ahead)
@@ -153,15 +155,11 @@ def test_batches_of_a_scheduler_are_followed_from_the_first_capture_on(
         "speculative.eagle_draft_cuda_graph_runner": {"EAGLEDraftCudaGraphRunner": drafts},
         "speculative.eagle_draft_extend_cuda_graph_runner": {"EAGLEDraftExtendCudaGraphRunner": drafts},
     }
-    for path, names in modules.items():
-        module = ModuleType(path)
-        module.__dict__.update(names)
-        monkeypatch.setitem(sys.modules, f"sglang.srt.{path}", module)
-    monkeypatch.setenv(VARIABLE, json.dumps({"release": release}))
+    imported(monkeypatch, modules)
     monkeypatch.setattr(graphs, "_captured", [])
     monkeypatch.setattr(kernel_reads, "_listeners", [])
     watch = Watch([KernelRule("*")])
-    shadow_graph_buffers(watch)
+    shadow_graph_buffers(watch, EngineLook(""))
     scheduler, runner = modules["managers.scheduler"]["Scheduler"](), kind()
     for told in graphs._captured:
         told(runner)
@@ -171,7 +169,7 @@ def test_batches_of_a_scheduler_are_followed_from_the_first_capture_on(
     def attend(batch: Any) -> None:
         indices[: batch.batch_size] = 3
         ends = torch.tensor([0, 1, 2], dtype=torch.int32)
-        decode_attention_fwd(q, kv, kv, o, ends, indices, q, q, ends, 1, 1.0, None, None)
+        decode(q, kv, kv, o, ends, indices, 1.0)
 
     monkeypatch.setattr(Runner, "prepare", lambda self, batch: attend(batch))
     for size in (2, 1):

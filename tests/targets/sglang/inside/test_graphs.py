@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from specdebug.targets.inside.words import facts_in
 from specdebug.targets.sglang.inside import graphs
-from specdebug.targets.sglang.inside.graphs import ReplayedCall, backends_of, on_capture
+from specdebug.targets.sglang.inside.graphs import ReplayedCall, backends_of, captured, capturing, on_capture
 
 
 @pytest.fixture
@@ -66,3 +67,81 @@ def test_the_backends_of_a_runner_are_its_own_and_those_within() -> None:
         eagle_worker=SimpleNamespace(draft_extend_attn_backend=extend),
     )  # fmt: skip
     assert list(map(id, backends_of(runner))) == list(map(id, (target, draft, extend, inner)))
+
+
+class Proxy:
+    """As SGLang's PPProxyTensors: an object with a dict of tensors in it."""
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        self.tensors = tensors
+
+
+class Slotted:
+    __slots__ = ("hidden", "unset")
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.hidden = hidden
+
+
+def replayed(context: list[str], answers: list[Any]) -> Any:
+    """The answer of a capture, once the graph of it was replayed: the first answer, then the second."""
+    runner = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=SimpleNamespace()))
+    left, graph = iter(answers), ReplayedCall()
+    kept = graph.capture(lambda: next(left), runner)
+    graph.replay()
+    return kept
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda tensor: Proxy(hidden_states=tensor, residual=tensor + 1),
+        lambda tensor: {"a": [tensor, {"b": (tensor + 2,)}]},
+        lambda tensor: Slotted(tensor),
+        lambda tensor: SimpleNamespace(logits=tensor, ids=None, size=3, dtype=torch.float32),
+    ],
+)
+def test_every_tensor_of_an_answer_is_written_wherever_it_lies(context: list[str], form: Any) -> None:
+    def values(answer: Any) -> list[Any]:
+        parts = graphs._parts(answer) or {}
+        return [[each.tolist()] if isinstance(each, torch.Tensor) else values(each) for each in parts.values()]
+
+    kept = replayed(context, [form(torch.zeros(2)), form(torch.tensor([3.0, 4.0]))])
+    assert values(kept) == values(form(torch.tensor([3.0, 4.0])))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (torch.zeros(2), torch.zeros(3), "a tensor of [2] of the capture is now a tensor of [3]"),
+        (torch.zeros(2), None, "a tensor of [2] of the capture is now a NoneType"),
+        ({"a": torch.zeros(1)}, {"b": torch.zeros(1)}, "a dict of the capture is now a dict"),
+        ([torch.zeros(1)], [], "a list of the capture is now a list"),
+        ({"a": {torch.zeros(1)}}, {"a": {torch.zeros(1)}}, "answer with a set in it"),
+        ([print], [print], "answer with a builtin_function_or_method in it"),
+    ],
+)
+def test_what_is_not_known_is_refused_and_told(
+    context: list[str], first: Any, second: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(NotImplementedError, match="stand-in for CUDAGraph has no") as refused:
+        replayed(context, [first, second])
+    assert said in str(refused.value)
+    (told,) = [facts["lost"] for line in capsys.readouterr().err.splitlines() if (facts := facts_in(line))]
+    assert told["stand_in"]
+
+
+def test_a_forward_is_kept_where_it_is_captured_and_only_called_where_it_warms_up(context: list[str]) -> None:
+    runner = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=SimpleNamespace()))
+    calls: list[int] = []
+
+    def forward() -> torch.Tensor:
+        calls.append(1)
+        return torch.full((1,), float(len(calls)))
+
+    noted, graph = captured(forward, runner), ReplayedCall()
+    noted()
+    with capturing(graph, pool=0, stream=None):
+        kept = noted()
+    graph.replay()
+    assert (len(calls), kept.tolist()) == (3, [3.0])

@@ -10,16 +10,13 @@ import torch
 from torch import Tensor
 
 from specdebug.targets.sglang.inside import kernel_reads
-from specdebug.targets.sglang.inside.attention import (
-    decode_attention_fwd,
-    extend_attention_fwd,
-    flash_attn_with_kvcache,
-)
+from specdebug.targets.sglang.inside.attention import flash_attn_with_kvcache
 from specdebug.targets.sglang.inside.flashinfer import (
     BatchDecodeWithPagedKVCacheWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
 )
 from specdebug.targets.sglang.inside.kernel_reads import Read, on_kernel, reads_like_a_kernel
+from tests.targets.sglang.inside.launching import decode, extend
 
 Told = dict[str, list[tuple[int, list[Any]]]]
 KV = torch.zeros(8, 1, 2)
@@ -56,11 +53,10 @@ def test_a_stand_in_that_nobody_listens_to_is_only_called(monkeypatch: pytest.Mo
 
 def test_decode_reads_the_slots_of_its_rows(told: Told) -> None:
     q, o = torch.zeros(2, 1, 2), torch.zeros(2, 1, 2)
-    splits = ints(1, 1, 9)
-    decode_attention_fwd(q, KV, KV, o, ints(0, 2, 3, 7), ints(4, 5, 6, 7, 7, 7, 7), q, q, splits, 1, 1.0, None, None)
-    assert told == {
-        "decode_attention_fwd.kv_indptr": [(0, [0, 2, 3])],
-        "decode_attention_fwd.num_kv_splits": [(0, [1, 1])],
+    decode(q, KV, KV, o, ints(0, 2, 3, 7), ints(4, 5, 6, 7, 7, 7, 7), 1.0, splits=ints(1, 1, 9))
+    assert told == {  # by both of its kernels
+        "decode_attention_fwd.kv_indptr": [(0, [0, 2, 3])] * 2,
+        "decode_attention_fwd.num_kv_splits": [(0, [1, 1])] * 2,
         "decode_attention_fwd.kv_indices": [(0, [4, 5]), (1, [6])],
     }
 
@@ -68,9 +64,9 @@ def test_decode_reads_the_slots_of_its_rows(told: Told) -> None:
 def test_extend_reads_of_its_mask_the_columns_of_new_tokens(told: Told) -> None:
     new = torch.zeros(3, 1, 2)
     mask = torch.arange(1, 9, dtype=torch.uint8)
-    extend_attention_fwd(
-        new, new, new, torch.zeros(3, 1, 2), KV, KV, ints(0, 1, 3), ints(0, 2, 2), ints(4, 5), mask, False,
-        ints(0, 3, 9), 2, None, None,
+    extend(
+        (new, new, new), torch.zeros(3, 1, 2), (KV, KV), ints(0, 1, 3), ints(0, 2, 2), ints(4, 5), 1.0, mask=mask,
+        mask_rows=ints(0, 3, 9),
     )  # fmt: skip
     assert told == {
         "extend_attention_fwd.qo_indptr": [(0, [0, 1, 3])],

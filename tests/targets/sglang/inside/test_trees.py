@@ -11,7 +11,7 @@ from specdebug.targets.sglang.inside.trees import (
     top_k_renorm_prob,
     top_p_renorm_prob,
     tree_speculative_sampling_target_only,
-    verify_tree_greedy_func,
+    verify_tree_greedy,
 )
 
 NODES = 4
@@ -76,17 +76,47 @@ def walked() -> dict[str, Tensor]:
 def test_the_path_that_the_target_wants_is_accepted() -> None:
     told = walked()
     links = build(1, [3, 5])
-    verify_tree_greedy_func(
+    verify_tree_greedy(
         **told,
         candidates=torch.tensor([[10, 11, 12, 13]]),
-        retrieve_index=links["retrive_index"][:1],
-        retrieve_next_token=links["retrive_next_token"][:1],
-        retrieve_next_sibling=links["retrive_next_sibling"][:1],
+        retrive_index=links["retrive_index"][:1],
+        retrive_next_token=links["retrive_next_token"][:1],
+        retrive_next_sibling=links["retrive_next_sibling"][:1],
         target_predict=torch.tensor([[12, 0, 20, 0]]),
     )
     assert told["accept_index"].tolist() == [[0, 2, -1]]
     assert told["accept_token_num"].tolist() == [1]
     assert told["predicts"].tolist() == [12, -5, 20, -5]  # and nothing else is written
+
+
+def test_a_node_s_place_is_the_one_that_the_index_says() -> None:
+    """As in the kernels, which find what the target wants there, and write there: so an argument in another's place
+    shows."""
+    told, links = walked(), build(1, [3, 5])
+    verify_tree_greedy(
+        **told,
+        candidates=torch.tensor([[10, 11, 12, 13]]),
+        retrive_index=torch.tensor([[1, 0, 3, 2]]),
+        retrive_next_token=links["retrive_next_token"][:1],
+        retrive_next_sibling=links["retrive_next_sibling"][:1],
+        target_predict=torch.tensor([[0, 12, 0, 20]]),
+    )
+    assert told["accept_index"].tolist() == [[1, 3, -1]]
+    assert told["predicts"].tolist() == [-5, 12, -5, 20]
+
+
+def test_drafts_with_probabilities_of_their_own_are_refused() -> None:
+    links, probs = build(1, [3, 5]), torch.full((1, NODES, 30), 1 / 30)
+    with pytest.raises(NotImplementedError, match="has no draft_probs that are not 0"):
+        tree_speculative_sampling_target_only(
+            **walked(),
+            candidates=torch.tensor([[10, 11, 12, 13]]),
+            **{name: links[name][:1] for name in ("retrive_index", "retrive_next_token", "retrive_next_sibling")},
+            uniform_samples=torch.zeros(1, NODES),
+            uniform_samples_for_final_sampling=torch.zeros(1),
+            target_probs=probs,
+            draft_probs=probs,
+        )
 
 
 def test_sampled_drafts_are_accepted_as_often_as_the_target_says() -> None:

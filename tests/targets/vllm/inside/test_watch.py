@@ -11,7 +11,7 @@ import pytest
 from specdebug import async_probe
 from specdebug.diverge.tape import TapeRecording
 from specdebug.targets.inside.words import facts_in
-from specdebug.targets.vllm.inside.watch import CannotWatch, watch
+from specdebug.targets.vllm.inside.watch import watch
 from tests.targets.vllm.inside.fake_runner import VOCABULARY, Runner
 from tests.targets.vllm.inside.test_books import scheduler
 
@@ -83,6 +83,8 @@ def test_probes_are_live_by_the_rules_of_the_arm(tmp_path: Path, capsys: pytest.
     async_probe.configure("off")
 
 
-def test_a_runner_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotWatch, match="only vLLM's model runner V1"):
-        watch(thread(SimpleNamespace()), {"engine": ENGINE, "tape": str(tmp_path / "t")})
+def test_a_runner_of_another_kind_is_served_with_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watch(thread(SimpleNamespace()), {"engine": ENGINE, "tape": str(tmp_path / "t")})
+    (told,) = [facts["lost"] for line in capsys.readouterr().err.splitlines() if (facts := facts_in(line))]
+    assert told["what"].endswith("but of vLLM's model runner V1")
+    assert not told["stand_in"]

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from specdebug.files import cache_folder
+
 
 @dataclass(frozen=True)
 class Slots:
@@ -41,9 +43,8 @@ class Slots:
 def slot_folder(kind: str) -> Path:
     """Return the folder of this user's slots of a kind; one of this process alone where the user's cache cannot be
     written."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    folder = cache / "specdebug" / kind
     try:
+        folder = cache_folder(kind)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -14,16 +14,16 @@ from starlette.types import Receive, Scope, Send
 
 from specdebug.server.client import EngineClient
 from specdebug.server.failure import ENDING
-from specdebug.server.fields import BadField, TooBig, parse
+from specdebug.server.fields import BadField
 from specdebug.server.served import ServedRequest
 
 T = TypeVar("T")
 
-ASIDE_BYTES = 16 << 10
 DONE = b"data: [DONE]\n\n"
 KINDS = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "BadRequestError",
@@ -63,29 +63,6 @@ def refusal_of(request: ServedRequest) -> Refusal | None:
     if request.failure is not None:
         return Refusal(503 if request.failure is ENDING else 500, str(request.failure))
     return None
-
-
-async def body_of(request: Request, limit: int) -> bytes:
-    """The body. Raises TooBig, as soon as it is known to be."""
-    told = request.headers.get("content-length", "0")
-    why = f"the body has more than {limit} bytes"
-    if told.isdigit() and int(told[:19]) > limit:
-        raise TooBig("", why)
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise TooBig("", why)
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def read_aside(body: bytes, read: Callable[[Any], T]) -> T:
-    """What ``read`` makes of a body's JSON; of a large one in a thread, so that others are served meanwhile.
-    Raises BadField."""
-    if len(body) < ASIDE_BYTES:
-        return read(parse(body))
-    return await asyncio.to_thread(lambda: read(parse(body)))
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

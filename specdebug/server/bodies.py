@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,10 @@ MAX_SAMPLES = 128
 MAX_STOPS = 64
 MAX_LOGPROBS = 128
 MAX_RID = 200
+MAX_STOP_CHARS = 1000
+MAX_STOP_IDS = 1024
+REQUEST_BYTES, TOKEN_BYTES, LOGPROB_BYTES = 48 << 10, 64, 150
+"""Memory of a request, of a token of its output with its text, and of a log probability, on their way to a client."""
 GREEDY_BELOW = 1e-6
 """Lower temperatures are greedy, as in SGLang: logits divided by them would be infinite."""
 
@@ -84,6 +89,23 @@ class AskedPrompt:
     wish: Wish
     sampling: SamplingFields
     text_logprobs: bool = False
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the prompt and its output."""
+        return len(self.wish.ids) + int(self.wish.sampling["max_new_tokens"])
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the front needs for it until its answer is sent, at most."""
+        wish = self.wish
+        places = output = int(wish.sampling["max_new_tokens"])
+        size = REQUEST_BYTES + 8 * len(wish.ids) + TOKEN_BYTES * output
+        if wish.logprobs is None:
+            return size
+        if wish.logprobs.start is not None:
+            places += len(wish.ids) - wish.logprobs.start
+        return size + LOGPROB_BYTES * places * (2 + 2 * wish.logprobs.top + len(wish.logprobs.ids))
 
 
 @dataclass(frozen=True)
@@ -171,11 +193,15 @@ def read_sampling(
         raise fields.bad("top_k", "must be -1 (all) or at least 1, got 0")
     stop_ids = fields.get("stop_token_ids")
     at = fields.at("stop_token_ids")
+    if isinstance(stop_ids, list) and len(stop_ids) > MAX_STOP_IDS:
+        raise BadField(at, f"must hold {MAX_STOP_IDS} at most, got {len(stop_ids)}")
     stop_ids = [whole(each, at, 0, 2**31) for each in (stop_ids if isinstance(stop_ids, list) else [stop_ids])
                 if each is not None]  # fmt: skip
     stops = fields.texts("stop", MAX_STOPS)
     if any(not stop or "\ufffd" in stop for stop in stops):
         raise fields.bad("stop", "must be neither empty nor hold U+FFFD, which stands for bytes that are no text")
+    if any(len(stop) > MAX_STOP_CHARS for stop in stops):
+        raise fields.bad("stop", f"must have {MAX_STOP_CHARS} characters at most")
     tokens = fields.whole(own("max_new_tokens"), default_tokens, least_tokens)
     temperature = fields.number("temperature", 1.0, 0.0, 2.0**53)
     eos = () if fields.switch("ignore_eos", False) else model.eos_ids
@@ -198,24 +224,36 @@ def new_rid() -> str:
     return uuid.uuid4().hex
 
 
-def prompt_ids(value: str, path: str, model: ModelText, context_length: int) -> list[int]:
-    """The ids of a prompt's text. Raises BadField for one that is empty, or certainly too long to be looked at."""
+def prompt_ids(value: str, path: str, model: ModelText, context_length: int) -> Sequence[int]:
+    """The ids of a prompt's text. Raises BadField for one that is empty or longer than ``context_length`` tokens."""
     if len(value) > context_length * model.longest_token:
         raise BadField(path, f"is too long: {len(value)} characters, context_length is {context_length} tokens")
     ids = model.encode(value)
     if not ids:
         raise BadField(path, "must not be empty")
-    return ids
+    if len(ids) > context_length:
+        raise BadField(path, f"is too long: {len(ids)} tokens, context_length is {context_length}")
+    return array("l", ids)
 
 
-def token_ids(value: Any, path: str, model: ModelText) -> list[int]:
+def token_ids(value: Any, path: str, model: ModelText, context_length: int) -> Sequence[int]:
     """A prompt that comes as ids, of the model's vocabulary. Raises BadField."""
     if not isinstance(value, list) or not value:
         raise BadField(path, "must be a list of token ids, at least one")
-    return [whole(each, path, 0, model.vocab_size - 1) for each in value]
+    if len(value) > context_length:
+        raise BadField(path, f"is too long: {len(value)} tokens, context_length is {context_length}")
+    return array("l", (whole(each, path, 0, model.vocab_size - 1) for each in value))
 
 
-def _prompts(fields: Fields, model: ModelText, context_length: int) -> tuple[list[list[int]], bool]:
+def request_name(value: Any, path: str) -> str:
+    """A ``rid``. Raises BadField."""
+    rid = text(value, path)
+    if not 0 < len(rid) <= MAX_RID:
+        raise BadField(path, f"must have 1 to {MAX_RID} characters")
+    return rid
+
+
+def _prompts(fields: Fields, model: ModelText, context_length: int) -> tuple[list[Sequence[int]], bool]:
     value, ids = fields.get("text"), fields.get("input_ids")
     if (value is None) == (ids is None):
         raise fields.bad("text", "either text or input_ids must be given, and not both")
@@ -229,7 +267,7 @@ def _prompts(fields: Fields, model: ModelText, context_length: int) -> tuple[lis
         raise fields.bad(name, f"must hold {MAX_BATCH} prompts at most, got {len(listed)}")
     at = fields.at(name)
     if ids is not None:
-        return [token_ids(each, at, model) for each in listed], single
+        return [token_ids(each, at, model, context_length) for each in listed], single
     return [prompt_ids(text(each, at), at, model, context_length) for each in listed], single
 
 
@@ -272,9 +310,7 @@ def _rids(fields: Fields, count: int, single: bool) -> Sequence[str]:
         value = [f"{value}_{number}" for number in range(count)]
     listed = value if isinstance(value, list) else [value]
     at = fields.at("rid")
-    rids = [text(each, at) for each in listed]
+    rids = [request_name(each, at) for each in listed]
     if len(rids) != count or len(set(rids)) != count:
         raise fields.bad("rid", f"must name each of the {count} prompts, no two alike")
-    if not all(0 < len(each) <= MAX_RID for each in rids):
-        raise fields.bad("rid", f"must have 1 to {MAX_RID} characters")
     return rids

@@ -119,7 +119,8 @@ class Fields:
                 if value is None or any(type(value) is type(each) and value == each for each in neutral[name]):
                     continue
                 raise self.bad(name, "is not supported by this server")
-            raise BadField(self.at(one_line(str(name), 60)), f"unknown field{_hint(name, {*neutral, *self._asked})}")
+            shown = one_line(str(name)[:100], 60)
+            raise BadField(self.at(shown), f"unknown field{_hint(shown, {*neutral, *self._asked})}")
 
 
 def whole(value: Any, path: str, least: int, most: int) -> int:

@@ -12,24 +12,22 @@ from specdebug.server.answers import (
     DONE,
     abort_all,
     begun,
-    body_of,
     event,
     finished,
-    read_aside,
     sse,
     while_connected,
 )
 from specdebug.server.bodies import AskedPrompt, GenerateBody, read_generate
+from specdebug.server.reading import read_body
 from specdebug.server.served import ServedRequest
 from specdebug.server.state import ServerState
-from specdebug.server.streaming import merged, pieces
+from specdebug.server.streaming import Piece, PiecewiseRequest, merged
 
 
 async def generate(state: ServerState, http: Request) -> Response:
     """Answer one body, with one object or a list of them, or a stream. Raises BadField, Refusal or ClientGone."""
-    raw = await body_of(http, state.settings.max_body_bytes)
-    body = await read_aside(raw, lambda data: read_generate(data, state.model, state.config.context_length))
-    requests = state.submit(body.asked)
+    body = await read_body(http, state, lambda data: read_generate(data, state.model, state.config.context_length))
+    requests = state.submit(body.asked, http.state.connection)
     try:
         if body.stream:
             await while_connected(http, begun(requests))
@@ -93,23 +91,24 @@ def logprobs_of(state: ServerState, asked: AskedPrompt, request: ServedRequest, 
 
 
 async def _stream(state: ServerState, body: GenerateBody, requests: Sequence[ServedRequest]) -> AsyncIterator[bytes]:
-    numbered = enumerate(zip(body.asked, requests, strict=True))
-    events = [_events(state, asked, request, None if body.single else at) for at, (asked, request) in numbered]
-    async for each in merged(events, state.say):
+    pairs = zip(body.asked, requests, strict=True)
+    streams = [_told(state, asked, request, None if body.single else at) for at, (asked, request) in enumerate(pairs)]
+    async for each in merged(streams, state.say):
         yield each
     yield DONE
 
 
-async def _events(
-    state: ServerState, asked: AskedPrompt, request: ServedRequest, index: int | None
-) -> AsyncIterator[bytes]:
+def _told(state: ServerState, asked: AskedPrompt, request: ServedRequest, index: int | None) -> PiecewiseRequest:
     """The events of one request: all so far in each, or with ``incremental_output`` what is new."""
     incremental = state.settings.incremental_output
-    async for piece in pieces(state, asked, request):
+
+    def make(piece: Piece) -> bytes:
         since = piece.since if incremental else 0
         document: dict[str, Any] = {
             "text": piece.text if incremental else piece.so_far,
             "output_ids": request.output_ids[since:],
             "meta_info": _meta(state, asked, request, since),
         }
-        yield event(document if index is None else document | {"index": index})
+        return event(document if index is None else document | {"index": index})
+
+    return PiecewiseRequest(request, state.growing(asked), make)

@@ -13,9 +13,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from specdebug import __version__
 from specdebug.engine_flags import values_of
-from specdebug.server.answers import Refusal, body_of, finished
+from specdebug.server.answers import Refusal, finished
 from specdebug.server.bodies import new_rid
 from specdebug.server.fields import BadField, Fields, parse
+from specdebug.server.reading import ASIDE_BYTES, body_of
 from specdebug.server.served import Wish
 from specdebug.server.state import ServerState
 
@@ -58,7 +59,7 @@ async def flush_cache(state: ServerState, http: Request) -> Response:
 async def abort_request(state: ServerState, http: Request) -> Response:
     """End a request by its ``rid`` (those whose rid begins with it, too, as SGLang does), or with ``abort_all`` all."""
     state.require_engine()
-    fields = Fields(parse(await body_of(http, state.settings.max_body_bytes) or b"{}"))
+    fields = Fields(parse(await body_of(http, ASIDE_BYTES) or b"{}"))
     rid, everything = fields.text("rid"), fields.switch("abort_all", False)
     fields.close({"abort_message": ("",), "finished_reason": ()})
     if not everything and not rid:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specdebug.errors import one_line
 from specdebug.server.bodies import (
     MAX_BATCH,
     SAMPLING_NEUTRAL,
@@ -14,6 +15,7 @@ from specdebug.server.bodies import (
     new_rid,
     prompt_ids,
     read_sampling,
+    request_name,
     sampled,
     token_ids,
 )
@@ -99,21 +101,22 @@ def read_chat(
 
 def _body(
     fields: Fields,
-    prompts: list[list[int]],
+    prompts: Sequence[Sequence[int]],
     sampling: SamplingFields,
     top: int | None,
     neutral: Mapping[str, tuple[Any, ...]],
 ) -> OpenAIBody:
     stream = fields.switch("stream", False)
     usage = False
-    if (given := fields.get("stream_options")) is not None:
+    if (stream_options := fields.get("stream_options")) is not None:
         if not stream:
             raise fields.bad("stream_options", "needs stream to be true")
-        options = Fields(given, fields.at("stream_options"))
+        options = Fields(stream_options, fields.at("stream_options"))
         usage = options.switch("include_usage", False)
         options.close({"continuous_usage_stats": (False,), "include_obfuscation": (False, True)})
     fields.text("user")
-    rid = fields.text("rid") or new_rid()
+    given = fields.get("rid")
+    rid = new_rid() if given is None else request_name(given, fields.at("rid"))
     speculative = fields.switch("speculative", True)
     fields.close(neutral)
     rids = [rid] if len(prompts) == 1 else [f"{rid}_{number}" for number in range(len(prompts))]
@@ -128,14 +131,14 @@ def _body(
 def _check_model(fields: Fields, names: tuple[str, ...]) -> None:
     name = fields.text("model")
     if name is not None and name not in names:
-        raise _NoModel("model", f"there is no model {name!r}; this server has {names[0]!r}")
+        raise _NoModel("model", f"there is no model {one_line(name, 80)!r}; this server has {names[0]!r}")
 
 
 class _NoModel(BadField):
     status = 404
 
 
-def _prompts(fields: Fields, model: ModelText, context_length: int) -> list[list[int]]:
+def _prompts(fields: Fields, model: ModelText, context_length: int) -> list[Sequence[int]]:
     value = fields.get("prompt")
     if not isinstance(value, str | list) or value == []:
         raise fields.bad("prompt", "must be a string, a list of strings, or token ids")
@@ -143,7 +146,7 @@ def _prompts(fields: Fields, model: ModelText, context_length: int) -> list[list
     if len(listed) > MAX_BATCH:
         raise fields.bad("prompt", f"must hold {MAX_BATCH} prompts at most, got {len(listed)}")
     return [
-        token_ids(each, "prompt", model)
+        token_ids(each, "prompt", model, context_length)
         if isinstance(each, list)
         else prompt_ids(text(each, "prompt"), "prompt", model, context_length)
         for each in listed

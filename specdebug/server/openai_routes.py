@@ -11,12 +11,13 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from specdebug.server.answers import DONE, abort_all, begun, body_of, event, finished, read_aside, sse, while_connected
+from specdebug.server.answers import DONE, abort_all, begun, event, finished, sse, while_connected
 from specdebug.server.bodies import AskedPrompt
 from specdebug.server.openai_bodies import OpenAIBody, read_chat, read_completion
+from specdebug.server.reading import read_body
 from specdebug.server.served import ServedRequest
 from specdebug.server.state import ServerState
-from specdebug.server.streaming import Piece, merged, pieces
+from specdebug.server.streaming import Piece, PiecewiseRequest, merged
 
 
 async def completions(state: ServerState, http: Request) -> Response:
@@ -30,8 +31,8 @@ async def chat_completions(state: ServerState, http: Request) -> Response:
 
 
 async def _answer(state: ServerState, http: Request, form: _Form) -> Response:
-    body = await read_aside(await body_of(http, state.settings.max_body_bytes), form.read)
-    requests = state.submit(body.asked)
+    body = await read_body(http, state, form.read)
+    requests = state.submit(body.asked, http.state.connection)
     pairs = list(zip(body.asked, requests, strict=True))
     head = form.head(body)
     try:
@@ -52,13 +53,15 @@ async def _stream(
 ) -> AsyncIterator[bytes]:
     head = {**head, "object": form.chunk_object}
 
-    async def events(at: int, asked: AskedPrompt, request: ServedRequest) -> AsyncIterator[bytes]:
-        for choice in form.opening(at):
-            yield event({**head, "choices": [choice]})
-        async for piece in pieces(form.state, asked, request):
-            yield event({**head, "choices": [form.delta(at, body, request, piece)]})
+    def told(at: int, asked: AskedPrompt, request: ServedRequest) -> PiecewiseRequest:
+        def make(piece: Piece) -> bytes:
+            return event({**head, "choices": [form.delta(at, body, request, piece)]})
 
-    async for each in merged([events(at, *pair) for at, pair in enumerate(pairs)], form.state.say):
+        return PiecewiseRequest(request, form.state.growing(asked), make)
+
+    for choice in [choice for at in range(len(pairs)) for choice in form.opening(at)]:
+        yield event({**head, "choices": [choice]})
+    async for each in merged([told(at, *pair) for at, pair in enumerate(pairs)], form.state.say):
         yield each
     if body.usage:
         yield event({**head, "choices": [], "usage": _usage([request for _, request in pairs], body.samples)})

@@ -19,6 +19,7 @@ from specdebug.errors import SpecDebugError
 from specdebug.server.app import make_app
 from specdebug.server.chat import ChatTemplate
 from specdebug.server.client import EngineClient, Refused
+from specdebug.server.connections import Connections, FrontConfig, Limits
 from specdebug.server.launch import Launch
 from specdebug.server.metrics import ServerMetrics
 from specdebug.server.state import ServerState, Settings
@@ -28,6 +29,12 @@ READY = "The server is fired up and ready to roll!"
 """SGLang's line, which whoever starts a server waits for; ours ends with the address."""
 GRACE_S = 3
 """Seconds that answers under way have to end once the server is told to."""
+
+
+KERNEL_BYTES = 64 << 10
+"""Bytes of a connection that lie in the kernel each way: at most what one read gives, and soon full if none reads."""
+CUT_S = 2
+"""Seconds after which answers that do not end are cut."""
 
 
 class ServeError(SpecDebugError):
@@ -56,6 +63,8 @@ def listen(address: Address, *, keyed: bool) -> socket.socket:
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for way in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # its connections inherit them
+            bound.setsockopt(socket.SOL_SOCKET, way, KERNEL_BYTES)
         bound.bind(place)
     except OSError as error:
         bound.close()
@@ -96,20 +105,7 @@ async def _serve(
     client = EngineClient(launch, watchdog_s=address.watchdog_s, say=say, pass_on=pass_on)
     metrics = ServerMetrics(client.totals, settings.served_model_name, config.usable_slots)
     app = make_app(ServerState(client, config, model, ChatTemplate(config.model), settings, say), metrics)
-    server = _Front(
-        uvicorn.Config(
-            app,
-            log_level=address.log_level,
-            log_config=None,  # the caller's log takes in what loggers say
-            lifespan="off",
-            loop="asyncio",
-            http="h11",
-            ws="none",
-            proxy_headers=False,  # a client may write there what it likes
-            timeout_graceful_shutdown=GRACE_S,
-            timeout_keep_alive=60,
-        )
-    )
+    server = front(app, Limits(), address.log_level)
     over = asyncio.Event()
     with _signals(over.set):
         interrupts.check()  # one may have come while all this was imported
@@ -179,9 +175,34 @@ def _signals(end: Callable[[], Any]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
+def front(app: Any, limits: Limits, log_level: str) -> uvicorn.Server:
+    """The HTTP server of an application, whose ``serve`` returns once ``should_exit`` is set."""
+    return _Front(
+        FrontConfig(
+            app,
+            Connections(limits),
+            log_level=log_level,
+            log_config=None,  # the caller's log takes in what loggers say
+            lifespan="off",
+            loop="asyncio",
+            ws="none",
+            proxy_headers=False,  # a client may write there what it likes
+            timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=60,
+        )
+    )
+
+
 class _Front(uvicorn.Server):
-    """Uvicorn, whose own handlers of signals would end the process before the engine is gone."""
+    """Uvicorn, whose own handlers of signals would end the process before the engine is gone, and which would cancel
+    what streams to clients that do not read: they are cut before."""
+
+    config: FrontConfig
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(CUT_S, self.config.connections.cut_all)
+        await super().shutdown(sockets)

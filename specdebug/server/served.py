@@ -93,6 +93,10 @@ class ServedRequest:
         """Wake whoever waits."""
         self._news.set()
 
+    def tell_by(self, news: asyncio.Event) -> None:
+        """Tell by this event from now on, which several requests may share."""
+        self._news = news
+
     def end(
         self, *, reason: str | None = None, rejected: str | None = None, failure: EngineFailure | None = None
     ) -> None:

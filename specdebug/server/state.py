@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,13 @@ from specdebug.server.answers import Refusal
 from specdebug.server.bodies import AskedPrompt
 from specdebug.server.chat import ChatTemplate
 from specdebug.server.client import EngineClient
+from specdebug.server.connections import Connection
 from specdebug.server.served import ServedRequest
 from specdebug.server.text import GrowingText, ModelText
+
+BODY_BYTES = 4 << 20
+"""Bytes of a body at most, but of a model with a long context: that of one prompt as token ids must have room."""
+TOKEN_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -28,14 +34,13 @@ class Settings:
     incremental_output: bool = False
     enable_metrics: bool = False
     log_requests: bool = False
-    max_body_bytes: int = 16 << 20
     weight_version: str = "default"
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """One server. ``say`` writes a line to the log."""
+    """One server. ``say`` writes a line to the log. ``reading``: held while a large body is read."""
 
     client: EngineClient
     config: EngineConfig
@@ -44,18 +49,32 @@ class ServerState:
     settings: Settings
     say: Callable[[str], None]
     began: float = field(default_factory=time.time)
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Bytes of a body at most."""
+        return max(BODY_BYTES, TOKEN_BYTES * self.config.context_length)
 
     @property
     def tree_size(self) -> int | None:
         """Nodes of a verify's tree; None where nothing is drafted."""
         return None if self.config.speculative is None else self.config.speculative.tree_size
 
-    def submit(self, asked: Sequence[AskedPrompt]) -> list[ServedRequest]:
+    def submit(self, asked: Sequence[AskedPrompt], connection: Connection) -> list[ServedRequest]:
         """Send the prompts of one body to the engine, all or none.
 
-        Raises Refusal: 503 where the engine is not there or the queue is full, 400 for a name that is taken.
+        Raises Refusal: 503 where the engine is not there, the queue is full or memory short, 400 for a prompt that is
+        too long with its output, or a name that is taken.
         """
         self.require_engine()
+        context = self.config.context_length
+        for each in asked:
+            if each.positions > context:
+                raise Refusal(
+                    400, f"request {each.wish.rid!r} needs {each.positions} positions, context_length is {context}"
+                )
+        connection.hold(sum(each.bytes for each in asked))
         most = self.settings.max_queued_requests
         if most is not None and len(self.client.open) + len(asked) > self.config.max_running_requests + most:
             raise Refusal(503, "the queue is full; try again later")

@@ -1,4 +1,8 @@
-"""A request's output as it comes: text in pieces that make up the whole, and the tokens that they are of."""
+"""Requests' outputs as they come: text in pieces that make up the whole, and the tokens that they are of.
+
+An event is made when the client has taken the one before, of all that is new by then. So of a client that reads slowly,
+or not at all, no more than one event waits.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from specdebug.server.answers import Refusal, error_body, event, refusal_of
-from specdebug.server.bodies import AskedPrompt
 from specdebug.server.served import ServedRequest
-from specdebug.server.state import ServerState
+from specdebug.server.text import GrowingText
 
 
 @dataclass(frozen=True)
@@ -22,49 +25,54 @@ class Piece:
     since: int
 
 
-async def pieces(state: ServerState, asked: AskedPrompt, request: ServedRequest) -> AsyncIterator[Piece]:
-    """The pieces of a request, until it ends. Raises Refusal where it ends with an error."""
-    growing = state.growing(asked)
-    told = 0
-    while True:
-        await request.changed()
-        if refusal := refusal_of(request):
-            raise refusal
+class PiecewiseRequest:
+    """A request whose output is told in pieces. ``make``: the event of a piece. ``done``: the last one is made."""
+
+    def __init__(self, request: ServedRequest, growing: GrowingText, make: Callable[[Piece], bytes]) -> None:
+        self.request = request
+        self.done = False
+        self._growing = growing
+        self._make = make
+        self._told = 0
+
+    def next(self) -> bytes | None:
+        """The event of what is new, None where nothing is. Raises Refusal once it has ended with an error."""
+        request, growing, since = self.request, self._growing, self._told
         ids = request.output_ids
         if request.done:
-            yield Piece(growing.finish(ids, request.matched), growing.sent, told)
-            return
-        if len(ids) > told:
-            since, told = told, len(ids)
-            yield Piece(growing.grow(ids), growing.sent, since)
+            self.done = True
+            if refusal := refusal_of(request):
+                raise refusal
+            return self._make(Piece(growing.finish(ids, request.matched), growing.sent, since))
+        if len(ids) == since:
+            return None
+        self._told = len(ids)
+        return self._make(Piece(growing.grow(ids), growing.sent, since))
 
 
-async def merged(sources: Sequence[AsyncIterator[bytes]], say: Callable[[str], None]) -> AsyncIterator[bytes]:
+async def merged(streams: Sequence[PiecewiseRequest], say: Callable[[str], None]) -> AsyncIterator[bytes]:
     """The events of several requests as they come. One that ends with an error has that as its last event; ``say``
     hears of one that is ours."""
-    queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+    news = asyncio.Event()
+    for each in streams:
+        each.request.tell_by(news)
+    left = list(streams)
+    while left:
+        news.clear()
+        for each in left:
+            if (found := _next(each, say)) is not None:
+                yield found
+        left = [each for each in left if not each.done]
+        if left:
+            await news.wait()
 
-    async def drain(source: AsyncIterator[bytes]) -> None:
-        try:
-            async for each in source:
-                queue.put_nowait(each)
-        except Refusal as refusal:
-            queue.put_nowait(event(error_body(refusal.status, str(refusal))))
-        except Exception as error:
-            say("".join(traceback.format_exception(error)).rstrip())
-            queue.put_nowait(event(error_body(500, f"internal error: {type(error).__name__}")))
-        finally:
-            queue.put_nowait(None)
 
-    tasks = [asyncio.create_task(drain(source)) for source in sources]
+def _next(stream: PiecewiseRequest, say: Callable[[str], None]) -> bytes | None:
     try:
-        left = len(tasks)
-        while left:
-            each = await queue.get()
-            if each is None:
-                left -= 1
-            else:
-                yield each
-    finally:
-        for task in tasks:
-            task.cancel()
+        return stream.next()
+    except Refusal as refusal:
+        return event(error_body(refusal.status, str(refusal)))
+    except Exception as error:
+        stream.done = True
+        say("".join(traceback.format_exception(error)).rstrip())
+        return event(error_body(500, f"internal error: {type(error).__name__}"))

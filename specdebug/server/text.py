@@ -114,8 +114,9 @@ class GrowingText:
         for stop in self.stops:
             if stop in self._whole[max(len(self.sent) - len(stop), 0) :]:
                 return len(self._whole) - max(self._whole.find(stop), len(self.sent))
-            for length in range(min(len(stop) - 1, len(self._whole)), most, -1):
-                if self._whole.endswith(stop[:length]):
-                    most = length
-                    break
+            at = self._whole.find(stop[0], max(len(self._whole) - len(stop) + 1, 0))
+            while at >= 0 and not stop.startswith(self._whole[at:]):
+                at = self._whole.find(stop[0], at + 1)
+            if at >= 0:
+                most = max(most, len(self._whole) - at)
         return min(most, len(self._whole) - len(self.sent))

@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import httpx
-import uvicorn
 
 from specdebug.engine.config import EngineConfig
 from specdebug.server.app import make_app
 from specdebug.server.chat import ChatTemplate
 from specdebug.server.client import EngineClient
+from specdebug.server.connections import Limits
 from specdebug.server.engine_process import serve
 from specdebug.server.launch import Launch
 from specdebug.server.metrics import ServerMetrics
+from specdebug.server.run import Address, front, listen
 from specdebug.server.state import ServerState, Settings
 from specdebug.server.text import ModelText
 from specdebug.workers.job import WorkerEnd
@@ -87,7 +88,8 @@ class EngineThread:
 class Serving:
     """A server of these engine options and settings, while its context lasts."""
 
-    def __init__(self, options: Mapping[str, Any] = EAGLE, **settings: Any) -> None:
+    def __init__(self, options: Mapping[str, Any] = EAGLE, limits: Limits = Limits(), **settings: Any) -> None:  # noqa: B008
+        self._limits = limits
         self.launch = Launch(dict(options))
         self._settings = Settings(served_model_name="tiny", **settings)
         self.said: list[str] = []
@@ -116,12 +118,10 @@ class Serving:
         self.state = ServerState(
             self.client, config, ModelText("tiny"), ChatTemplate("tiny"), self._settings, self.said.append
         )
-        bound = socket.create_server(("127.0.0.1", 0))
+        bound = listen(Address("127.0.0.1", 0, 300), keyed=False)
         self.url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         app = make_app(self.state, metrics)
-        self._server = uvicorn.Server(
-            uvicorn.Config(app, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
-        )
+        self._server = front(app, self._limits, "error")
         await self.client.start()
         await self.client.settled.wait()
         self._up.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -274,11 +275,38 @@ def test_none_of_thousands_makes_the_server_fail(small: Serving, path: str, body
     never_fails(small, path, body)
 
 
-def test_a_body_that_is_too_big_is_refused_unread() -> None:
-    with Serving(max_body_bytes=1000) as serving:
-        for body in (b"x" * 2000, (b"x" * 100 for _ in range(50))):
-            assert serving.http.post("/generate", content=body).status_code == 413
-        assert serving.generate(text="x", sampling_params={"max_new_tokens": 1})["text"]
+def test_a_body_that_is_too_big_is_refused(serving: Serving) -> None:
+    most = serving.state.max_body_bytes
+    for body in (b"x" * (most + 1), (b"x" * (1 << 16) for _ in range(most // (1 << 16) + 1))):
+        assert serving.http.post("/generate", content=body).status_code == 413
+    assert serving.generate(text="x", sampling_params={"max_new_tokens": 1})["text"]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"input_ids": [1] * 2049}, "is too long: 2049 tokens, context_length is 2048"),
+        ({"input_ids": [[1] * 2049] * 3}, "is too long: 2049 tokens, context_length is 2048"),
+        ({"text": "x y" * 2048}, "context_length is 2048"),
+        ({"text": "x", "sampling_params": {"stop": "x" * 1001}}, "must have 1000 characters at most"),
+        ({"text": "x", "sampling_params": {"stop_token_ids": [1] * 1025}}, "must hold 1024 at most, got 1025"),
+        ({"text": "x", "rid": "x" * 201}, "must have 1 to 200 characters"),
+        ({"text": "x", "x" * 10**5: 1}, "unknown field"),
+    ],
+)
+def test_what_is_too_long_is_measured_before_it_is_looked_at(body: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadField, match=re.escape(told)) as raised:
+        read_generate(body, model(), CONTEXT)
+    assert len(str(raised.value)) < 200
+
+
+def test_a_name_is_as_long_as_it_may_be_on_every_route() -> None:
+    body = {"prompt": "x", "rid": "x" * 201}
+    with pytest.raises(BadField, match="rid: must have 1 to 200"):
+        read_completion(body, model(), ("tiny",), CONTEXT)
+    with pytest.raises(BadField) as raised:
+        read_completion({"prompt": "x", "model": "x" * 10**5}, model(), ("tiny",), CONTEXT)
+    assert len(str(raised.value)) < 200
 
 
 @pytest.mark.parametrize("path", ["/", "/generat", "/v1", "/metrics/x"])

@@ -24,7 +24,7 @@ ASIDE_BYTES = 16 << 10
 MOST_BYTES = 16 << 20
 """Bytes of memory that the objects of one body may take."""
 MOST_QUOTES = 1 << 18
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
 _NUMBER, _TEXT, _CONTAINER = 36, 60, 100
 """Bytes that a number in a list takes at most, a short string, a small list or object."""
 

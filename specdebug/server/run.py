@@ -104,8 +104,9 @@ async def _serve(
     config = EngineConfig.from_dict(launch.options)
     client = EngineClient(launch, watchdog_s=address.watchdog_s, say=say, pass_on=pass_on)
     metrics = ServerMetrics(client.totals, settings.served_model_name, config.usable_slots)
-    app = make_app(ServerState(client, config, model, ChatTemplate(config.model), settings, say), metrics)
-    server = front(app, Limits(), address.log_level)
+    state = ServerState(client, config, model, ChatTemplate(config.model), settings, say)
+    limits = Limits(bytes=max(Limits.bytes, 3 * state.max_body_bytes))
+    server = front(make_app(state, metrics), limits, address.log_level)
     over = asyncio.Event()
     with _signals(over.set):
         interrupts.check()  # one may have come while all this was imported

@@ -34,7 +34,7 @@ Phase = Literal["idle", "head", "body", "answer"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """Seconds for a request's head, for its body, and for which an answer may lie unread; connections, and bytes that
     are held for them, at most."""
 
@@ -48,7 +48,7 @@ class Limits:
 class Connections:
     """All connections of one server. ``now`` tells the time in seconds."""
 
-    def __init__(self, limits: Limits, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: ConnectionLimits, now: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.now = now
         self.held = 0
@@ -199,7 +199,7 @@ class Connection(H11Protocol):
         answered = self.cycle is not None and self.cycle.response_complete
         return answered and not self.transport.get_write_buffer_size()
 
-    def is_late(self, limits: Limits) -> bool:
+    def is_late(self, limits: ConnectionLimits) -> bool:
         """Return True if it has waited for its client too long."""
         waited = self._table.now() - self.since
         late = {"head": limits.head_s, "body": limits.body_s}.get(self.phase)

@@ -19,7 +19,7 @@ from specdebug.errors import SpecDebugError
 from specdebug.server.app import make_app
 from specdebug.server.chat import ChatTemplate
 from specdebug.server.client import EngineClient, Refused
-from specdebug.server.connections import Connections, FrontConfig, Limits
+from specdebug.server.connections import ConnectionLimits, Connections, FrontConfig
 from specdebug.server.launch import Launch
 from specdebug.server.metrics import ServerMetrics
 from specdebug.server.state import ServerState, Settings
@@ -105,7 +105,7 @@ async def _serve(
     client = EngineClient(launch, watchdog_s=address.watchdog_s, say=say, pass_on=pass_on)
     metrics = ServerMetrics(client.totals, settings.served_model_name, config.usable_slots)
     state = ServerState(client, config, model, ChatTemplate(config.model), settings, say)
-    limits = Limits(bytes=max(Limits.bytes, 3 * state.max_body_bytes))
+    limits = ConnectionLimits(bytes=max(ConnectionLimits.bytes, 3 * state.max_body_bytes))
     server = front(make_app(state, metrics), limits, address.log_level)
     over = asyncio.Event()
     with _signals(over.set):
@@ -176,7 +176,7 @@ def _signals(end: Callable[[], Any]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def front(app: Any, limits: Limits, log_level: str) -> uvicorn.Server:
+def front(app: Any, limits: ConnectionLimits, log_level: str) -> uvicorn.Server:
     """The HTTP server of an application, whose ``serve`` returns once ``should_exit`` is set."""
     return _Front(
         FrontConfig(

@@ -24,7 +24,7 @@ from specdebug.engine.config import EngineConfig
 from specdebug.server.app import make_app
 from specdebug.server.chat import ChatTemplate
 from specdebug.server.client import EngineClient
-from specdebug.server.connections import Limits
+from specdebug.server.connections import ConnectionLimits
 from specdebug.server.engine_process import serve
 from specdebug.server.launch import Launch
 from specdebug.server.metrics import ServerMetrics
@@ -35,6 +35,7 @@ from specdebug.workers.job import WorkerEnd
 from specdebug.workers.wire import PipeSink
 
 PATIENCE_S = 60.0
+LIMITS = ConnectionLimits()
 EAGLE: Mapping[str, Any] = {
     "model": "tiny",
     "max_running_requests": 4,
@@ -88,7 +89,7 @@ class EngineThread:
 class Serving:
     """A server of these engine options and settings, while its context lasts."""
 
-    def __init__(self, options: Mapping[str, Any] = EAGLE, limits: Limits = Limits(), **settings: Any) -> None:  # noqa: B008
+    def __init__(self, options: Mapping[str, Any] = EAGLE, limits: ConnectionLimits = LIMITS, **settings: Any) -> None:
         self._limits = limits
         self.launch = Launch(dict(options))
         self._settings = Settings(served_model_name="tiny", **settings)

@@ -13,10 +13,10 @@ from fastapi import Response
 from uvicorn.server import ServerState
 
 from specdebug.server.answers import ClientGone, Refusal
-from specdebug.server.connections import Connection, Connections, FrontConfig, Limits
+from specdebug.server.connections import Connection, ConnectionLimits, Connections, FrontConfig
 from tests.server.serving import EAGLE, Serving, wait_until
 
-LIMITS = Limits(head_s=10, body_s=30, unread_s=100, connections=8, bytes=1000)
+LIMITS = ConnectionLimits(head_s=10, body_s=30, unread_s=100, connections=8, bytes=1000)
 HEAD = b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
 
 
@@ -245,7 +245,7 @@ async def test_what_can_never_be_held_is_the_request_s_fault(crowd: Crowd) -> No
 
 @pytest.fixture
 def hasty() -> Iterator[Serving]:
-    limits = Limits(head_s=0.2, body_s=0.2, unread_s=0.5, connections=16)
+    limits = ConnectionLimits(head_s=0.2, body_s=0.2, unread_s=0.5, connections=16)
     with Serving({**EAGLE, "max_running_requests": 2}, limits) as server:
         yield server
 

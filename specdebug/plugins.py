@@ -15,13 +15,25 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cache
-from typing import Any, Generic, TypeVar
+from types import FrameType
+from typing import Any, Generic, NoReturn, TypeVar
 
-from specdebug.errors import SpecDebugError
+from specdebug import interrupts
+from specdebug.errors import SpecDebugError, one_line
 
 T = TypeVar("T")
+
+
+LIMIT_S = 60.0
+"""Seconds that the import of a plugin may take."""
+_LOOK_S = 0.25
 
 
 class PluginError(SpecDebugError):
@@ -41,20 +53,73 @@ def names(kind: str) -> tuple[str, ...]:
 def load(kind: str, name: str) -> Any:
     """Import a plugin. Raises KeyError when none has that name, PluginError when it cannot be imported."""
     point = _entry_points(kind)[name]
-    try:
+    whose = "" if point.dist is None else f" of distribution {point.dist.name} {point.dist.version}"
+    with _blaming(f"plugin '{name}'{whose} cannot be imported from {point.value} (group specdebug.{kind})"):
         return point.load()
-    except Exception as error:
-        where = f"{point.value} (plugin '{name}' of group specdebug.{kind})"
-        raise PluginError(f"cannot import {where}: {type(error).__name__}: {error}") from error
 
 
 def import_named(reference: str, purpose: str) -> Any:
     """The object that ``module:name`` names. Raises PluginError when there is none."""
     module, _, name = reference.partition(":")
+    what = f"{purpose} cannot be loaded from {reference}"
     try:
-        return getattr(importlib.import_module(module), name)
+        with nullcontext() if module.startswith(f"{__package__}.") else _blaming(what):
+            return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise PluginError(f"{purpose} cannot be loaded from {reference}: {error}") from error
+        raise PluginError(f"{what}: {error}") from error
+
+
+class _Leaves(BaseException):
+    """Foreign code would end the process, or does not come to an end: ``str`` says which. No handler of exceptions that
+    it has may take it for one of its own."""
+
+
+@contextmanager
+def _blaming(what: str) -> Iterator[None]:
+    """Turn whatever comes of importing foreign code into a PluginError: that it raises, ends the process, or does not
+    come to an end. A signal from the user stays one."""
+    try:
+        with _staying():
+            yield
+    except SystemExit as error:
+        raise PluginError(f"{what}: it ends the process (SystemExit: {error.code})") from error
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and interrupts.was_heard():
+            raise
+        kind = "" if isinstance(error, _Leaves) else f"{type(error).__name__}: "
+        raise PluginError(f"{what}: {kind}{one_line(str(error))}") from error
+
+
+@contextmanager
+def _staying() -> Iterator[None]:
+    """Raise _Leaves in the main thread where code calls ``os._exit``, or has not ended after :data:`LIMIT_S`. Another
+    thread is left alone: it imports again what the main one has."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    until, pid, leave = time.monotonic() + LIMIT_S, os.getpid(), os._exit
+
+    def look(number: int, frame: FrameType | None) -> None:
+        if interrupts.was_heard():
+            raise KeyboardInterrupt
+        if time.monotonic() > until:
+            place = "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            raise _Leaves(f"it has not ended after {LIMIT_S:g} s, at {place}")
+
+    def stay(status: int) -> NoReturn:
+        if os.getpid() == pid and threading.current_thread() is threading.main_thread():
+            raise _Leaves(f"it ends the process (os._exit: {status})")
+        leave(status)
+
+    before = signal.signal(signal.SIGALRM, look)
+    left, every = signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+    os._exit = stay
+    try:
+        yield
+    finally:
+        os._exit = leave
+        signal.setitimer(signal.ITIMER_REAL, left, every)
+        signal.signal(signal.SIGALRM, before)
 
 
 class PluginRegistry(Mapping[str, T], Generic[T]):

@@ -27,6 +27,10 @@ def _leak(line: bytes, at: int) -> list[Hit]:
     return [Hit(f"pools@{slug(printable(found[1] or found[2] or found[3]))}", Strength.CHECK, "pools")]
 
 
+def _unless_passed_over(hit: Hit, around: Around) -> Hit:
+    return hit._replace(strength=Strength.MENTION) if around.passed_over else hit
+
+
 _VALUES = (
     said(
         "nan@sampler.logits",
@@ -60,16 +64,26 @@ _VALUES = (
     said(
         "error@grammar",
         Strength.CHECK,
-        (b"rammar", b"FSM", b"not accepted", b"matcher"),
+        (b"rammar", b"FSM", b"not accepted", b"atcher"),
         rb"(?i:\bgrammar\b[^\n]{0,30}\b(?:rejected|did not accept|refused)|failed to (?:advance|accept)[^\n]{0,40}"
         rb"\b(?:fsm|grammar|matcher|token)|\btokens? (?:was |were )?not accepted\b|empty grammar stack|"
-        rb"\b(?:fsm|matcher) (?:rejected|did not accept|has terminated))",
+        rb"\w*(?:fsm|matcher) (?:rejected|did not accept|has terminated))",
+        complete=_unless_passed_over,
     ),
     said(
         "mismatch@collective",
         Strength.CHECK,
-        (b"ollective", b"op.preamble", b"runcated", b"MPI_ERR_TRUNCATE", b"EI0005", b"inconsistent", b"ismatch"),
-        rb"[Mm]ismatch between collectives|op\.preamble\.\w+ <= op\.|MPI_ERR_TRUNCATE|[Mm]essage truncated|\bEI0005\b|"
+        (
+            b"ollective",
+            b"_MISMATCH",
+            b"op.preamble",
+            b"runcated",
+            b"MPI_ERR_TRUNCATE",
+            b"inconsistent",
+            b"ismatch",
+        ),
+        rb"[Mm]ismatch between collectives|[Mm]ismatched collective|SIZE_OR_SYNTAX_MISMATCH|"
+        rb"op\.preamble\.\w+ <= op\.|MPI_ERR_TRUNCATE|[Mm]essage truncated|"
         rb"(?i:collective\b[^\n]{0,80}\b(?:mismatch|inconsistent|differ)|(?:inconsistent|"
         rb"mismatch\w*)\b[^\n]{0,60}\branks\b)",
     ),
@@ -80,7 +94,7 @@ _VALUES = (
 _ABOUT_INDEX = compiled(rb"(?i:\b(?:ind(?:ex|ices)?|srcIndex|idx|sizes?)\b|out of bounds)")
 _FILE = rb"([^\s:/'\"()\[\]]+\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|hip|m|mm|metal|rs)\b)"
 _STATED = (
-    rb"(?:^|[ \t])(?:[^\s:]*/)?" + _FILE + rb":\d+: GGML_ASSERT\((.*)\) failed|"
+    rb"(?:^|[ \t])(?:[^\s:]*/)?" + _FILE + rb":\d+: [^\n]*?GGML_ASSERT\((.*)\) failed|"
     rb"GGML_ASSERT: (?:[^\s:]*/)?" + _FILE + rb":\d+: ([^\n]+)|"
     rb"(?:[^\s:]*/)?" + _FILE + rb":\d+: (?:[^\n]*: )?Assertion [`']([^\n]*)['`] failed|"
     rb"(?:Assertion|Check) [`'\"]([^\n]+)['`\"] failed(?: at (?:[^\s:]*/)?" + _FILE + rb")?|"
@@ -182,11 +196,35 @@ _STATEMENTS = (
     LogRule((b"panicked at ",), (_PANIC,), _panic, complete=_panic_said),
 )
 
+# Numbers that name a failure. The search for lines takes all digits for one, so the number is looked up here.
+
+_CODES = {
+    "EI0002": Hit("hang", Strength.HANG, "hang"),  # a rank waits for another's record
+    "EI0005": Hit("mismatch@collective", Strength.CHECK, "mismatch"),
+    "EI0006": Hit("hang", Strength.HANG, "hang"),  # a connection between ranks
+    "EL0004": Hit("oom@npu", Strength.DEVICE, "oom"),
+    "507011": Hit("launch-failure@npu", Strength.DEVICE, "launch-failure"),
+    "507014": Hit("launch-failure@npu", Strength.DEVICE, "launch-failure"),
+    "507015": Hit("launch-failure@npu", Strength.DEVICE, "launch-failure"),
+    "507035": Hit("launch-failure@npu", Strength.DEVICE, "launch-failure"),
+}
+_CODE = rb"\b(E[IL]\d{4})\b|\berror code(?: is)?[: ]+(\d{6})\b"
+_FIND_CODE = compiled(_CODE)
+
+
+def _coded(line: bytes, at: int) -> list[Hit]:
+    codes = (found[1] or found[2] for found in _FIND_CODE.finditer(line))
+    hits = (_CODES.get(code.decode("ascii", "replace")) for code in codes)
+    return [hit for hit in hits if hit is not None][:1]
+
+
+_CODED = LogRule(tuple(code.encode() for code in _CODES), (_CODE,), _coded, numbers=True)
+
 # Devices, and their memory.
 
 _DEVICES = (
     *(said(f"{kind}@cuda", Strength.DEVICE, FAULT_WORDS, pattern) for kind, _, pattern in FAULTS),
-    said("oom@npu", Strength.DEVICE, (b"NPU out of memory", b"EL0004"), rb"NPU out of memory|\bEL0004\b"),
+    said("oom@npu", Strength.DEVICE, (b"NPU out of memory",), rb"NPU out of memory"),
     said(
         "illegal-address@npu",
         Strength.DEVICE,
@@ -196,9 +234,8 @@ _DEVICES = (
     said(
         "launch-failure@npu",
         Strength.DEVICE,
-        (b"aicore", b"AICORE", b"AICore", b"vector core", b"aivec", b"AI Core", b"507015", b"507035", b"507011"),
-        rb"(?i:\b(?:aicore|aivec(?:tor)?|vector core|ai core)\b[^\n]{0,40}\b(?:exception|error|trap|timed? ?out)|"
-        rb"error code is 5070(?:11|14|15|35)\b)",
+        (b"aicore", b"AICORE", b"AICore", b"vector core", b"aivec", b"AI Core"),
+        rb"(?i:\b(?:aicore|aivec(?:tor)?|vector core|ai core)\b[^\n]{0,40}\b(?:exception|error|trap|timed? ?out))",
     ),
     said(
         "oom@xla",
@@ -243,18 +280,20 @@ _SIGNALS |= {"SIGKILL": Strength.LEFT, "SIGTERM": Strength.LEFT}
 _DIED_OF = {int(getattr(signal, name)): Hit(f"crash:{name}", strength, "crash") for name, strength in _SIGNALS.items()}
 _EXIT = rb"(?i:\bexit(?:ed|s)?(?:[ _-]?(?:with|code|status|value))*)[ \t]*[:=]?[ \t]*\(?(-?\d{1,3})\b"
 _FIND_EXIT = compiled(_EXIT)
-_PROC = rb"\{'\w+': (-\d{1,2})\b"
+_PROC = rb"\{'\w+': -(\d{1,2})\b|\b(?:by|with|received|got) signal:? (\d{1,2})\b"
 _FIND_PROC = compiled(_PROC)
 _DEATHS = (
     (
         "SIGSEGV",
-        (b"egmentation fault", b"egfault", b"SIGSEGV", b"SegFault", b"SEGFAULT"),
-        rb"[Ss]egmentation fault|\b[Ss]egfault\b|\bSIGSEGV\b|\bSegFault\b|\bSEGFAULT\b",
+        (b"egmentation fault", b"egfault", b"SIGSEGV", b"SegFault", b"SEGFAULT", b"access violation"),
+        rb"[Ss]egmentation fault|\b[Ss]egfault\b|\bSIGSEGV\b|\bSegFault\b|\bSEGFAULT\b|"
+        rb"\bexception: access violation\b",
     ),
     (
         "SIGABRT",
-        (b"Aborted", b"terminate called", b"SIGABRT", b"double free"),
+        (b"Aborted", b"terminate called", b"SIGABRT", b"double free", b"Abort trap", b"zsh: abort"),
         rb"Fatal Python error: Aborted|\bAborted\b[ \t]*(?:$|\(core dumped\))|terminate called|\bSIGABRT\b|"
+        rb"\bAbort trap: 6\b|\bzsh: abort\b|"
         rb"\bdouble free or corruption",
     ),
     ("SIGBUS", (b"Bus error", b"SIGBUS"), rb"\bBus error\b|\bSIGBUS\b"),
@@ -273,11 +312,13 @@ def _exit(strength: Strength) -> LogRule:
     """The rule for exit codes that tell of a death of that strength."""
 
     def name(line: bytes, at: int) -> list[Hit]:
-        found = _FIND_EXIT.search(line) or _FIND_PROC.search(line)
-        hit = died_of(int(found[1])) if found else None
+        ended = _FIND_EXIT.search(line)
+        killed = _FIND_PROC.search(line)
+        status = int(ended[1]) if ended else -int(killed[1] or killed[2]) if killed else 0
+        hit = died_of(status)
         return [hit] if hit and hit.strength is strength else []
 
-    return LogRule((b"exit", b"Exit", b"EXIT", b"': -"), (_EXIT, _PROC), name, numbers=True)
+    return LogRule((b"exit", b"Exit", b"EXIT", b"': -", b" signal"), (_EXIT, _PROC), name, numbers=True)
 
 
 _ENDS = (
@@ -310,10 +351,10 @@ _HANGS = (
     said(
         "hang",
         Strength.HANG,
-        (b"atchdog", b"ang detected", b"RPC", b"rpc", b"deadlock", b"EI0002", b"imed out waiting"),
+        (b"atchdog", b"ang detected", b"RPC", b"rpc", b"deadlock", b"imed out waiting"),
         rb"[Ww]atchdog (?:timeout|timed out|triggered)|\b[Hh]ang detected|\bRPC\b[^\n]{0,80}\btimed? ?-?out|"
         rb"\bdeadlock detected|"
-        rb"\bEI0002\b|gloo[^\n]*Timed out waiting|\brpc (?:call|time)[^\n]{0,60}\btimed out",
+        rb"gloo[^\n]*Timed out waiting|\brpc (?:call|time)[^\n]{0,60}\btimed out",
         complete=_hung,
     ),
     said(
@@ -346,12 +387,12 @@ _WAITED = (
     said(
         "error@http.500",
         Strength.LEFT,
-        (b'" 500', b"' 500", b"Internal Server Error"),
-        rb"HTTP/[\d.]+['\"] 500\b",
+        (b"Internal Server Error",),
+        rb"HTTP/[\d.]+['\"] \d+ Internal Server Error",
     ),
 )
 
-CHECKS = (*_VALUES, *_STATEMENTS, *_DEVICES)
+CHECKS = (*_VALUES, *_STATEMENTS, *_DEVICES, _CODED)
 """Rules of the strengths CHECK and DEVICE."""
 DEATHS = _ENDS
 HANGS = (_HANGS[0],)

@@ -106,10 +106,10 @@ class FoundFailures:
         for finding in self:
             if finding.means == "assert" and _is_length(finding, notes):
                 finding.signature, finding.means = accept_drop(finding.signature.partition("@")[2]), "accept-drop"
-            if notes.unlike and finding.signature.startswith(_HANG) and finding.strength is Strength.LEFT:
+            if notes.apart and finding.signature.startswith(_HANG):
                 finding.signature, finding.text = (
                     f"{_HANG}@collective.size_mismatch",
-                    f"{notes.unlike} ({finding.text})"[:MAX_TEXT],
+                    f"{notes.apart} ({finding.text})"[:MAX_TEXT],
                 )
         found: dict[str, Finding] = {}
         for finding in sorted(self, key=RANK):
@@ -145,7 +145,7 @@ def _weigh(found: dict[str, Finding], notes: Notes) -> None:
     failed = notes.red or bool(tests)
     for finding in found.values():
         passed = not failed and finding.strength > Strength.DEATH and finding.last < notes.green
-        mended = finding.strength is Strength.MENTION and not tests and finding.last < max(notes.alive, notes.green)
+        mended = finding.strength is Strength.MENTION and not failed and (finding.last < notes.alive or notes.green > 0)
         finding.over = passed or mended
 
 

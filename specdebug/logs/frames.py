@@ -39,6 +39,8 @@ _WAITS = (
 PYTHON = compiled(rb"File \"([^\"\n]+)\", line \d+,? in ([^\s,]+)")
 SAMPLED = compiled(rb"(?:^|[ \t])([A-Za-z_][\w.<>]*) \(([^()\s:]+\.(?:py|pyx|cu|cuh|cpp|cc|c|h|rs)):\d+\)")
 """A frame of py-spy."""
+TRACED = compiled(rb"#\d+ ([\w.<>]+) from (/[^\s:]+\.py):\d+")
+"""A frame of a failed collective operation, as torch's flight recorder prints it."""
 PYTEST = compiled(rb"^([^\s:]+\.py):\d+: (?:in (\S+)|[A-Z]\w*)")
 NATIVE = compiled(rb"\((_Z\w+|[A-Za-z_]\w+)\+0x[0-9a-f]+\)|^[ \t]*#\d+[ \t]+(?:0x[0-9a-f]+ in )?([\w:~]+) ?\(")
 """A frame of a native backtrace: glibc's or gdb's."""
@@ -53,7 +55,8 @@ class Frame(NamedTuple):
     @property
     def place(self) -> str:
         """Module and function, as in ``scheduler.run_batch``."""
-        stem = self.path.rpartition("/")[2].rpartition(".")[0]
+        parts = self.path.split("/")
+        stem = parts[-2] if len(parts) > 1 and parts[-1] == "__init__.py" else parts[-1].rpartition(".")[0]
         function = "".join(char for char in self.function if char.isalnum() or char in "_.:~")
         if function in ("", "module"):
             return stem[:MAX_PLACE]
@@ -87,6 +90,8 @@ def frame_in(line: bytes) -> Frame | None:
     if b" in " in short and (found := PYTHON.search(short)):
         return _frame(found[1], found[2])
     if b" (" in short and (found := SAMPLED.search(short)):
+        return _frame(found[2], found[1])
+    if b" from /" in short and (found := TRACED.search(short)):
         return _frame(found[2], found[1])
     return None
 

@@ -38,12 +38,14 @@ class Strength(IntEnum):
     EXCEPTION = 9
     """Any other exception or failed assertion of Python's; a time limit that was exceeded."""
     SAID = 10
-    """An error that an engine logs without an exception."""
-    LEFT = 11
+    """An error of drafting or verifying that an engine logs without an exception."""
+    LOGGED = 11
+    """Any other error that an engine logs without an exception."""
+    LEFT = 12
     """A consequence of another failure: killed from outside, waiting for a rank or a server that is gone."""
-    TEST = 12
+    TEST = 13
     """A test that failed, without a reason."""
-    MENTION = 13
+    MENTION = 14
     """What was tried again or is said as a warning; an exception that another message quotes."""
 
 

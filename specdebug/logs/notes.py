@@ -12,7 +12,7 @@ from specdebug.logs.engine import compiled
 
 MAX_VALUES = 1000
 FEW = 2
-"""Metrics in a row that must be low after better ones, and one more where there were none, to tell of a drop."""
+"""Metrics in a row at the end of a log that must be low to tell of a drop."""
 
 _METERS = {
     b"accept len: ": b"1.0",
@@ -39,23 +39,30 @@ _LIVES = (
 _LENGTH = compiled(rb"(?i:acc(?:ept(?:ance)?)?_len(?:gth)?)\w*['\"]?\s{0,3}[=:]\s{0,3}(\d+\.\d+)")
 _LENGTH_WORDS = (b"accept_len", b"acc_len", b"acceptance_len")
 _WORK = compiled(rb"(?:PG (?:ID|GUID|NAME)[ =:]?(\S+)[^\n]*)?WorkNCCL\(SeqNum=(\d+), OpType=(\w+), NumelIn=(\d+)")
-WORDS = (*_METERS, *_GREEN_WORDS, *_RED_WORDS, *_LIVES, *_LENGTH_WORDS, b"NumelIn=")
+_SIZED = compiled(
+    rb"(?i:\b(?:tp|dp|rank)[ _:=\[]?(\d{1,4})\b[^\n]{0,80}?\b(all_?reduce|all_?gather|reduce_?scatter|broadcast)"
+    rb"[^\n]{0,60}?\b(?:numel|count|nbytes|sizes?|elements|shape)[=: \[(]{1,8}([\d, ]*\d))"
+)
+_SIZED_WORDS = (
+    b"all_reduce", b"all_gather", b"allreduce", b"allgather", b"AllReduce", b"AllGather", b"ALLREDUCE", b"ALLGATHER",
+    b"reduce_scatter", b"broadcast",
+)  # fmt: skip
+WORDS = (*_SIZED_WORDS, *_METERS, *_GREEN_WORDS, *_RED_WORDS, *_LIVES, *_LENGTH_WORDS, b"NumelIn=")
 """One of these is in every line that is read here."""
 _POINT_TO_POINT = frozenset({b"SEND", b"RECV", b"GATHER", b"SCATTER"})
 
 
 @dataclass
 class _Meter:
-    """One metric: whether it was better once, and how many low ones there are in a row by now; where that row began."""
+    """One metric: how many low ones there are in a row by now, and where that row began."""
 
-    healthy: bool = False
     low: int = 0
     line: int = 0
     text: bytes = b""
 
     @property
     def fell(self) -> bool:
-        return self.low >= (FEW if self.healthy else FEW + 1)
+        return self.low >= FEW
 
 
 @dataclass
@@ -67,7 +74,7 @@ class Notes:
         red: whether a line says that a process ended with an error.
         alive: the last line that says that a server serves; 0 where none does.
         lengths: accept lengths that were printed, as printed.
-        unlike: two ranks' sizes, or operations, of one collective operation, where they differ.
+        unlike: two ranks' sizes of one collective operation, where they differ.
     """
 
     green: int = 0
@@ -75,8 +82,9 @@ class Notes:
     alive: int = 0
     lengths: set[bytes] = field(default_factory=set)
     unlike: str = ""
+    _last: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
     _meters: dict[bytes, _Meter] = field(default_factory=dict)
-    _works: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = field(default_factory=dict)
+    _works: dict[tuple[bytes, bytes, bytes], bytes] = field(default_factory=dict)
 
     def read(self, text: bytes, words: Set[bytes], lines: int) -> None:
         """Take in a block, which holds these ``words`` of ``WORDS`` and has so many lines before it."""
@@ -94,6 +102,18 @@ class Notes:
             self._measure(text, word, lines)
         if b"NumelIn=" in words and not self.unlike:
             self._compare(text)
+        if not words.isdisjoint(_SIZED_WORDS) and len(self._last) < MAX_VALUES:
+            self._last.update((found[1], (found[2].lower(), found[3])) for found in _SIZED.finditer(text))
+
+    @property
+    def apart(self) -> str:
+        """In which collective operation, of which sizes, two ranks stand, if that is one operation of two sizes; else
+        empty."""
+        sizes = {size for _, size in self._last.values()}
+        if self.unlike or len({what for what, _ in self._last.values()}) != 1 or len(sizes) < 2:
+            return self.unlike
+        what, one, other = next(iter(self._last.values()))[0], *sorted(sizes)[:2]
+        return _told(what, one, other)
 
     @property
     def dropped(self) -> tuple[int, bytes] | None:
@@ -117,19 +137,18 @@ class Notes:
             meter.line = lines + 1 + text.count(b"\n", 0, at)
             meter.text = text[text.rfind(b"\n", 0, at) + 1 :].split(b"\n", 1)[0][:2000]
         meter.low = meter.low + row if whole else row
-        meter.healthy |= all_of_it > low
 
     def _compare(self, text: bytes) -> None:
         for found in _WORK.finditer(text):
-            group, number, operation, size = found[1] or b"", found[2], found[3], found[4]
-            if operation in _POINT_TO_POINT or len(self._works) >= MAX_VALUES:
+            key, size = (found[1] or b"", found[2], found[3]), found[4]
+            if found[3] in _POINT_TO_POINT or len(self._works) >= MAX_VALUES:
                 continue
-            known = self._works.setdefault((group, number), (operation, size))
-            if known != (operation, size):
-                one, other = (
-                    b" of ".join((size, what)).decode("ascii", "replace") for what, size in (known, (operation, size))
-                )
-                self.unlike = (
-                    f"operation {number.decode('ascii', 'replace')}: {one} elements on one rank, {other} on another"
-                )
+            known = self._works.setdefault(key, size)
+            if known != size:
+                self.unlike = _told(found[3], known, size)
                 return
+
+
+def _told(what: bytes, one: bytes, other: bytes) -> str:
+    words = (part.decode("ascii", "replace") for part in (what, one, other))
+    return "{} of {} elements on one rank, of {} on another".format(*words)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from specdebug.logs.around import Around
 from specdebug.logs.engine import compiled
 from specdebug.logs.hits import Hit, Strength
-from specdebug.logs.rule import LogRule, placed, printable, short
+from specdebug.logs.rule import LogRule, printable, short
 from specdebug.logs.wording import asserted_in, expression_of, message_of
 
 MAX_TEST = 240
@@ -22,6 +22,7 @@ _CLASS = (
 )
 _RAISED = rb"(?:^|[ \t])(?:[A-Za-z_]\w*\.)*" + _CLASS + rb"(?::(?:[ \t]|$)|[ \t]*$)"
 _QUOTED = rb"\b(?:[A-Za-z_]\w*\.)*" + _CLASS + rb"\([\"']"
+_FIND_QUOTED = compiled(_QUOTED)
 _EXCEPTIONS = (b"Error", b"Exception", b"Timeout", b"OutOfResources", b"Disconnected", b"NotFound")
 
 _AFTERMATH = frozenset(
@@ -36,7 +37,7 @@ _AFTERMATH = frozenset(
 )  # fmt: skip
 """What is raised where another process has ended or does not answer, and what a network does."""
 _OF_ANOTHER = compiled(
-    rb"(?i:connection (?:closed|reset|refused|aborted)|broken pipe|died unexpectedly|"
+    rb"(?i:connection (?:closed|reset|refused|aborted)|broken pipe|died unexpectedly|worker\w* failed|failed to start|"
     rb"engine(?: ?core)? (?:process )?(?:failed|died|"
     rb"is dead|initialization failed|encountered an issue)|see (?:stack trace|root cause) above|"
     rb"server (?:process )?(?:exited|"
@@ -46,7 +47,8 @@ _OF_ANOTHER = compiled(
 _NODE = compiled(rb"(?:FAILED|ERROR) ([^\s:]+)(?:::[^\s:\[]+)*::(\w+)")
 _ACCEPT = compiled(rb"(?i:acc(?:ept(?:ance|ed)?)?[_ ]?(?:len|length|rate|ratio)|spec_acc|mean_acc)")
 _COMPARED = compiled(
-    rb"(?:^|[ \t:])(?:assert )?(?:np\.float\d*\()?(-?\d+\.?\d*)\)? (?:not greater than|not less than|is not greater|"
+    rb"(?:^|[ \t:])(?:assert )?(?:np\.float\d*\()?(-?\d+\.?\d*)\)? (?:is )?(?:not greater than|not less than|"
+    rb"is not greater|"
     rb"[<>]=?|not >=?|below|less than|under)"
 )
 
@@ -124,8 +126,9 @@ def _assertion(line: bytes, at: int) -> list[Hit]:
         text = found[1] or found[2]
     values = text.startswith(b"assert ")
     words = message_of(text.removeprefix(b"assert "))
+    says = any(char.isalpha() for char in words)
     name = f"assert:{words}" if words else "assert:AssertionError"
-    return [Hit(name, Strength.EXCEPTION, "assert", vague=values or not words)]
+    return [Hit(name, Strength.EXCEPTION, "assert", vague=values or not says)]
 
 
 def _stated(hit: Hit, around: Around) -> Hit:
@@ -144,12 +147,16 @@ def _stated(hit: Hit, around: Around) -> Hit:
 # Errors that an engine logs.
 
 _LOGGED = (
-    rb"\bERROR (?:\d\d-\d\d [\d:.]+ )?\[(\w+)\.py:\d+\] ([^\n]+)|\[TensorRT-LLM\]\[ERROR\] ()([^\n]+)|"
-    rb"\[TRT-LLM\] \[E\] ()([^\n]+)|^[\d.]+ E ([a-z_]\w*): ([^\n]+)|"
+    rb"\bERROR (?:\d\d-\d\d [\d:.]+ )?\[(?:[\w/]+/)?(\w+)\.py:\d+\] ([^\s][^\n]*)|"
+    rb"\[TensorRT-LLM\]\[ERROR\] ()([^\n]+)|"
+    rb"\[TRT-LLM\] \[E\] ()([^\n]+)|\bServer error: ()([^\n]+)|"
+    rb"^[\d.]+ E (?:\w+[ ]+)?([a-z_]\w*): ([^\n]+)|"
     rb"(?:^|[ \t])(?:([a-z_][\w]*): (?:[^\n]*\| )?)?([Ff]ailed to (?:process|decode|encode|eval(?:uate)?|"
-    rb"allocate|capture|prepare|"
-    rb"verify|sample|compute|load model|create context|initialize)\b[^\n]*)"
+    rb"allocate|capture|"
+    rb"prepare|verify|sample|compute|load model|create context|initialize)\b[^\n]*|"
+    rb"[^\n]{0,60}inconsistent sequence positions)"
 )
+_SPECULATION = compiled(rb"(?i:speculat|\bdraft|\bverif)")
 _FIND_LOGGED = compiled(_LOGGED)
 _NO_ERROR = compiled(
     rb"(?i:fatal error\.?$|shutting down|stack trace|output_handler failed|traceback|retriev|download|fetch|"
@@ -162,15 +169,24 @@ def _logged(line: bytes, at: int) -> list[Hit]:
     found = _FIND_LOGGED.search(line)
     if found is None:
         return []
-    pairs = ((found[one], found[one + 1]) for one in (1, 3, 5, 7, 9))
+    pairs = ((found[one], found[one + 1]) for one in (1, 3, 5, 7, 9, 11))
     place, text = next((place or b"", text) for place, text in pairs if text is not None)
     words = "" if _NO_ERROR.search(text) is not None else message_of(text)
     where = f"@{printable(place[:60])}" if place else ""
-    return [Hit(f"error:{words}{where}", Strength.SAID, "error")] if words else []
+    strength = Strength.SAID if _SPECULATION.search(text) is not None else Strength.LOGGED
+    return [Hit(f"error:{words}{where}", strength, "error")] if words else []
 
 
 def _logged_said(hit: Hit, around: Around) -> Hit:
     return hit._replace(strength=Strength.MENTION) if around.passed_over else hit
+
+
+def _quoted(line: bytes, at: int) -> list[Hit]:
+    """An exception that a message quotes, but not one that a line of source raises."""
+    found = _FIND_QUOTED.search(line)
+    if found is None or b"raise " in line[max(0, found.start() - 8) : found.start()]:
+        return []
+    return [Hit(f"error:{short(found[1])}", Strength.MENTION, "error")]
 
 
 # Tests.
@@ -202,7 +218,7 @@ RAISED = (
     LogRule((b"AssertionError", b"assert "), (_ASSERTED, _BARE_ASSERT), _assertion, complete=_stated),
     LogRule(_EXCEPTIONS, (_RAISED,), _raised, complete=_with_place),
     LogRule(
-        (b"ERROR [", b"ERROR ", b"[ERROR]", b"[E]", b" E ", b"ailed to "),
+        (b"ERROR [", b"ERROR ", b"[ERROR]", b"[E]", b" E ", b"ailed to ", b"Server error: ", b"inconsistent sequence"),
         (_LOGGED,),
         _logged,
         complete=_logged_said,
@@ -216,4 +232,4 @@ TESTS = (
         True,
     ),
 )
-QUOTED = (placed("error:", Strength.MENTION, _EXCEPTIONS, _QUOTED, short),)
+QUOTED = (LogRule(_EXCEPTIONS, (_QUOTED,), _quoted),)

@@ -26,7 +26,8 @@ _NUMBER = compiled(rb"\b(?:0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\b")
 _SEVERAL = compiled(rb"-?#(?:(?:[ ]*[,x;][ ]*|[ ]+)-?#)+,?")
 _QUOTED = compiled(rb"'([^'\n]*)'|\"([^\"\n]*)\"|`([^`\n]*)`")
 _PLAIN = compiled(rb"^[A-Za-z_#][\w.#:<>-]{0,60}$|[=<>!]=|[<>]|->|::")
-_OWNER = compiled(rb"\b[A-Za-z_]\w*(?:\(\)|\[[^\[\]]*\])*(?:\.|->)([A-Za-z_])")
+_CHAIN = compiled(rb"\b[A-Za-z_]\w*(?:\(\)|\[[^\[\]]*\])*(?:(?:\.|->)[A-Za-z_]\w*(?:\(\)|\[[^\[\]]*\])*)+")
+_LITTLE = frozenset({b"shape", b"ndim", b"dtype", b"device", b"size", b"data"})
 _AROUND = compiled(rb"[ ]*(==|!=|<=|>=|&&|\|\||[<>+*/%,()=-])[ ]*")
 _SAFE = bytes.maketrans(b"[]{}\\@\t", b"()()/. ")
 _DROPPED = b"\"'`"
@@ -44,12 +45,17 @@ def message_of(text: bytes) -> str:
 
 
 def expression_of(text: bytes) -> str:
-    """An asserted expression as a name has it: no blanks, and of ``request.count`` the last word only."""
+    """An asserted expression as a name has it: no blanks around operators, and of ``request.count`` the last word only,
+    or the last two where the last says little, as in ``tokens.size()``."""
     line = b" ".join(text[:_LOOKED_AT].split())
-    line = _replaced(_QUOTED, _without_numbers(line), _unquoted)
-    for _ in range(3):  # owners of owners
-        line = _replaced(_OWNER, line, lambda found: found[1])
+    line = _replaced(_CHAIN, _without_numbers(line), lambda found: _last_of(found[0]))
     return _bounded(_replaced(_AROUND, line, lambda found: found[1]))
+
+
+def _last_of(chain: bytes) -> bytes:
+    parts = chain.replace(b"->", b".").split(b".")
+    little = parts[-1].endswith((b")", b"]")) or parts[-1] in _LITTLE
+    return b".".join(parts[-2:]) if little else parts[-1]
 
 
 def asserted_in(source: bytes) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from specdebug.logs.engine import Match, Pattern, compiled
-from specdebug.logs.frames import LOOKED_AT, NATIVE, PYTEST, PYTHON, Frame, frame_in, place_of, stuck_in
+from specdebug.logs.frames import LOOKED_AT, PYTEST, PYTHON, Frame, frame_in, place_of, stuck_in
 
 REACH = 200
 """Lines above a line in which its stack, or the headline of its test, is looked for."""
@@ -88,14 +88,6 @@ class Around:
         lines = [self.line(offset) for offset in range(self._frames[0][0] + 1, min(0, self._frames[0][0] + 20))]
         own = [line for line in lines if line.startswith(self._head)] or lines
         return b" ".join(text for text in (_less(line, self._head).strip() for line in own) if text.strip(_CARETS))
-
-    @cached_property
-    def native(self) -> str:
-        """The function of the first frame with a name in a native backtrace below the line; empty where none is."""
-        for offset in range(1, 30):
-            if (found := NATIVE.search(self.line(offset))) is not None:
-                return bytes(found[1] or found[2]).decode("ascii", "replace")
-        return ""
 
     @cached_property
     def stuck(self) -> str:
@@ -205,13 +197,11 @@ class Around:
         return []
 
     def _marked(self) -> bytes:
-        if not self._of_pytest_line:
-            return b""
         for offset in range(-1, -_GAP, -1):
             text = self.line(offset)
             if (found := _MARKED.search(text)) is not None:
                 return bytes(found[1]).strip()
-        return b""
+        return self.line(-1).strip() if self._of_pytest_line else b""
 
     def _above(self, pattern: Pattern) -> bytes:
         for offset in range(-1, -REACH, -1):

@@ -125,6 +125,7 @@ def _stated(line: bytes, at: int) -> list[Hit]:
     file, text = next((file or b"", text) for file, text in pairs if text is not None)
     if bare := _BRACKETED.search(text):
         text = bare[1]
+    text = text.partition(b" (")[0] if b" vs" in text else text
     return [_asserted(expression_of(text), file)]
 
 

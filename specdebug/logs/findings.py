@@ -124,6 +124,7 @@ class FoundFailures:
                 "accept-drop@metrics",
                 Finding("accept-drop@metrics", Strength.SAID, "accept-drop", line, excerpt(text, 0), 1, line),
             )
+        _name_the_test(found)
         _weigh(found, notes)
         return found
 
@@ -132,6 +133,16 @@ def _is_length(finding: Finding, notes: Notes) -> bool:
     """Return True if the number that an assertion found too small was printed as an accept length."""
     number = compared_in(finding.text.partition("AssertionError")[2].encode() or finding.text.encode())
     return len(number) > 2 and any(one.startswith(number) or number.startswith(one) for one in notes.lengths)
+
+
+def _name_the_test(found: dict[str, Finding]) -> None:
+    """Give an accept length that some test found too small the test's name, which stands in another line."""
+    drop = found.get(accept_drop(""))
+    test = next((one for one in found.values() if one.means == "test" and one.signature != UNNAMED), None)
+    if drop is not None and test is not None:
+        name = accept_drop(test.signature.rpartition("::")[2].partition("[")[0])
+        drop.signature = name
+        found[name] = found.pop(accept_drop(""))
 
 
 def _weigh(found: dict[str, Finding], notes: Notes) -> None:

@@ -42,8 +42,6 @@ SAMPLED = compiled(rb"(?:^|[ \t])([A-Za-z_][\w.<>]*) \(([^()\s:]+\.(?:py|pyx|cu|
 TRACED = compiled(rb"#\d+ ([\w.<>]+) from (/[^\s:]+\.py):\d+")
 """A frame of a failed collective operation, as torch's flight recorder prints it."""
 PYTEST = compiled(rb"^([^\s:]+\.py):\d+: (?:in (\S+)|[A-Z]\w*)")
-NATIVE = compiled(rb"\((_Z\w+|[A-Za-z_]\w+)\+0x[0-9a-f]+\)|^[ \t]*#\d+[ \t]+(?:0x[0-9a-f]+ in )?([\w:~]+) ?\(")
-"""A frame of a native backtrace: glibc's or gdb's."""
 
 
 class Frame(NamedTuple):

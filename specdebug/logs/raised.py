@@ -22,6 +22,8 @@ _CLASS = (
 )
 _RAISED = rb"(?:^|[ \t])(?:[A-Za-z_]\w*\.)*" + _CLASS + rb"(?::(?:[ \t]|$)|[ \t]*$)"
 _QUOTED = rb"\b(?:[A-Za-z_]\w*\.)*" + _CLASS + rb"\([\"']"
+_LOCATION = compiled(rb"\.py:\d+:$")
+"""Before the type of an exception in the line with which pytest says where it was raised."""
 _FIND_QUOTED = compiled(_QUOTED)
 _EXCEPTIONS = (b"Error", b"Exception", b"Timeout", b"OutOfResources", b"Disconnected", b"NotFound")
 
@@ -69,6 +71,8 @@ def accept_drop(place: str) -> str:
 
 
 def _raised(line: bytes, at: int) -> tuple[Hit, ...]:
+    if _LOCATION.search(line[:at]) is not None:
+        return ()
     text = line[at:].lstrip()
     name, _, message = text.partition(b":")
     kind = name.split(None, 1)[0].rpartition(b".")[2][:80]
@@ -88,9 +92,10 @@ def _exception(kind: bytes, message: bytes) -> tuple[Hit, ...]:
 def _with_place(hit: Hit, around: Around) -> Hit:
     """An exception with its place, as strong as what stands around it says."""
     place = _place(around)
-    return hit._replace(
-        signature=f"{hit.signature}@{place}" if place else hit.signature, strength=_strength(hit.strength, around)
-    )
+    strength = _strength(hit.strength, around)
+    if strength is Strength.FATAL and hit.signature == "error:TimeoutError":
+        return Hit(f"hang@{place}", Strength.EXCEPTION, "hang")
+    return hit._replace(signature=f"{hit.signature}@{place}" if place else hit.signature, strength=strength)
 
 
 def _place(around: Around) -> str:
@@ -117,6 +122,8 @@ def _strength(own: Strength, around: Around) -> Strength:
 
 def _assertion(line: bytes, at: int) -> list[Hit]:
     text = line[at:].lstrip()
+    if _LOCATION.search(line[:at]) is not None:
+        return []
     if text.startswith(b"AssertionError"):
         text = text.removeprefix(b"AssertionError").lstrip(b": \t").split(b"\t", 1)[0]
     else:
@@ -159,7 +166,8 @@ _LOGGED = (
 _SPECULATION = compiled(rb"(?i:speculat|\bdraft|\bverif)")
 _FIND_LOGGED = compiled(_LOGGED)
 _NO_ERROR = compiled(
-    rb"(?i:fatal error\.?$|shutting down|stack trace|output_handler failed|traceback|retriev|download|fetch|"
+    rb"(?i:fatal error\.?$|(?:above|another) exception|shutting down|stack trace|output_handler failed|"
+    rb"traceback|retriev|download|fetch|"
     rb"died unexpectedly|"
     rb"failed with an internal error|terminating request|engine ?core|retry|worker failed|^\W*$)"
 )

@@ -157,25 +157,26 @@ class ServerAsker:
 
     async def _served(self, put: Put) -> Answered:
         from specdebug.targets.http.answers import accept_lengths_of
-        from specdebug.targets.http.client import BadAnswer
+        from specdebug.targets.http.checked import MOST_ENTRIES, BadAnswer
 
         answer = await self._session.generate({"text": put.prompt, **self._more})
-        meta, text = answer.get("meta_info"), answer.get("text")
-        if not isinstance(meta, Mapping) or not isinstance(text, str):
-            raise BadAnswer("an answer of /generate without text or meta_info")
-        reason = meta.get("finish_reason")
-        kind = str(reason.get("type")) if isinstance(reason, Mapping) else "none"
+        meta, text = answer["meta_info"], answer.get("text")
+        if text is None:
+            raise BadAnswer("/generate: text is missing")
+        kind = meta.get("finish_reason", {}).get("type", "none")
         if kind not in ("stop", "length"):
-            raise BadAnswer(f"an answer of /generate that ended by {kind}")
+            raise BadAnswer(f"/generate: ended by {kind}")
         ids = answer.get("output_ids")
+        if ids is None:
+            ids = [0] * min(meta.get("completion_tokens", 0), MOST_ENTRIES)
         return Answered(
             put.number,
             text,
-            ids if isinstance(ids, list) else [0] * int(meta.get("completion_tokens") or 0),
-            accept_lengths_of(meta),
+            ids,
+            accept_lengths_of(meta, len(ids)),
             kind,
-            int(meta.get("prompt_tokens") or 0),
-            int(meta.get("cached_tokens") or 0),
+            meta.get("prompt_tokens", 0),
+            meta.get("cached_tokens", 0),
             _first_of(meta) if self._odds else (),
         )
 
@@ -186,13 +187,12 @@ async def _awaited(task: asyncio.Task[Answered]) -> Answered:
 
 def _first_of(meta: Mapping[str, Any]) -> list[tuple[float, str]]:
     """The likeliest first tokens of an answer. Raises BadAnswer."""
-    from specdebug.targets.http.client import BadAnswer
+    from specdebug.targets.http.checked import BadAnswer
 
     best = meta.get("output_top_logprobs")
-    try:
-        return [(float(value), text) for value, _, text, *_ in best[0] if isinstance(text, str)]  # type: ignore[index]
-    except (TypeError, ValueError, LookupError):
-        raise BadAnswer("an answer of /generate without the log probabilities that were asked for") from None
+    if not best:
+        raise BadAnswer("/generate: answers without the log probabilities that were asked for")
+    return [(chance, text) for chance, _, text in best[0] if text is not None]
 
 
 def _unserved(put: Put, error: Exception) -> SpecDebugError:

@@ -159,10 +159,11 @@ class _Evaluating:
         self._sink.emit(
             "step",
             step=step,
-            kind="decode",
+            kind="served",
             rids=[rid],
             emitted={rid: list(answer.ids)},
-            accept={rid: list(answer.verifies)},
+            accept={},
+            verifies={rid: list(answer.verifies)},
             cached={rid: answer.cached_tokens},
             finished=[rid],
             retracted=[],

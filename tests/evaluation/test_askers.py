@@ -100,9 +100,9 @@ def test_a_question_that_the_server_declines_is_named() -> None:
 @pytest.mark.parametrize(
     ("response", "odds", "site", "said"),
     [
-        (told(text=None), False, "http.answer", "without text or meta_info"),
-        (told(finish_reason={"type": "abort"}), False, "http.answer", "that ended by abort"),
-        (told(finish_reason=None), False, "http.answer", "that ended by none"),
+        (told(text=None), False, "http.answer", "text is null"),
+        (told(finish_reason={"type": "abort"}), False, "http.answer", "/generate: ended by abort"),
+        (told(finish_reason=None), False, "http.answer", "/generate: ended by none"),
         (told(), True, "http.answer", "without the log probabilities that were asked for"),
         (httpx.Response(500, json={"error": {"message": "it broke"}}), False, "http.500", "it broke"),
     ],

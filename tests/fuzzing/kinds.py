@@ -12,6 +12,7 @@ may come of it, which for an error of the file is 2.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import hashlib
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import httpx
 import torch
 from safetensors.torch import save_file
 
@@ -36,7 +38,7 @@ from specdebug.drift import open_dist
 from specdebug.drift.check import check
 from specdebug.engine.model.checkpoint import Checkpoint, read_json_object
 from specdebug.engine.model.config import Eagle3Options, LlamaConfig
-from specdebug.errors import SpecDebugError
+from specdebug.errors import SpecDebugError, one_line
 from specdebug.hunt.evidence import SeenFailure
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.installs.release import Release
@@ -45,16 +47,21 @@ from specdebug.logs.scan import scan_bytes
 from specdebug.loops.baseline import Baseline
 from specdebug.loops.last_failed import LastFailed
 from specdebug.reference.config import read_config
+from specdebug.run.oracles.server import wrong_counts
 from specdebug.scenario.load import load_scenario
 from specdebug.scenario.packs import load_pack
 from specdebug.scenario.text import load_tokenizer
-from specdebug.scenario.workload import expand
+from specdebug.scenario.workload import RequestSampling, expand
+from specdebug.targets.http.answers import HttpAnswer
+from specdebug.targets.http.client import FAILURES, ServerClient
+from specdebug.targets.http.facts import ask_server
 from specdebug.toggles import load_toggle
 from specdebug.trials.journal import Journal
 from specdebug.trials.trial import Trial, TrialResult
 from tests.bundle.bundles import make_bundle, members_of, pack
 from tests.drift import releases
 from tests.fuzzing.measure import Subject
+from tests.targets.http.test_checked import ANSWER, INFO
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTED = (0, 1, 2, 125)
@@ -476,3 +483,52 @@ def _(folder: Path) -> Subject:
         tree.good,
         lambda path: command("toggles", "check", "--against", str(path.parent), "--content", str(folder / "content")),
     )
+
+
+_ANSWERS = {
+    "/health": b"{}",
+    "/server_info": json.dumps(INFO).encode(),
+    "/model_info": b'{"model_path": "tiny"}',
+    "/generate": json.dumps(ANSWER).encode(),
+}
+
+
+def _on_a_server(path: Path, route: str, *, stream: bool = False) -> None:
+    """Ask a server what it is and for a request, where one route answers what a file holds."""
+    answers = _ANSWERS | {route: path.read_bytes()}
+
+    async def ask() -> None:
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, content=answers[request.url.path]))
+        client = ServerClient("http://there", transport=transport)
+        held = HttpAnswer("a.0", (1, 2, 3), RequestSampling(8), speculative=True)
+        try:
+            if not stream:
+                await ask_server(client)
+                held.take(await client.post("/generate", {}), incremental=False)
+            else:
+                async for event in client.stream("/generate", {}):
+                    held.take(event, incremental=False)
+            held.end()
+            list(wrong_counts(held, held.meta))
+        except FAILURES as error:
+            raise Refused(one_line(str(error), 600)) from None
+        finally:
+            await client.close()
+
+    asyncio.run(ask())
+
+
+@_kind("answer of a server", 1000, "answer.json")
+def _(folder: Path) -> Subject:
+    return Subject(_ANSWERS["/generate"], lambda path: _on_a_server(path, "/generate"))
+
+
+@_kind("streamed answer of a server", 600, "answer.txt")
+def _(folder: Path) -> Subject:
+    good = b"data: " + _ANSWERS["/generate"] + b"\n\n"
+    return Subject(good * 2 + b"data: [DONE]\n\n", lambda path: _on_a_server(path, "/generate", stream=True))
+
+
+@_kind("words of a server", 1000, "info.json")
+def _(folder: Path) -> Subject:
+    return Subject(_ANSWERS["/server_info"], lambda path: _on_a_server(path, "/server_info"))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from specdebug.scenario.grammar import OracleSpec
 from specdebug.targets.base import Ability, Asked, Session, StepView
+from specdebug.targets.serving import SessionFailed
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation
 
@@ -85,6 +86,8 @@ class Bench:
         """Report what an oracle fails of, unless it is that the device is lost."""
         try:
             yield
+        except SessionFailed as error:  # a server that an oracle asked
+            self.report(Violation(error.kind, error.site, self.step, f"cannot judge {what}: {error}"))
         except Exception as error:  # not the engine's, though a damaged engine may have provoked it
             if device_lost(error):
                 raise  # the engine's after all: reading its memory is where a failed kernel first shows

@@ -7,7 +7,7 @@ from typing import Any
 
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.targets.base import Session, StepView
-from specdebug.targets.http.answers import HISTOGRAMS
+from specdebug.targets.http.checked import HISTOGRAMS
 from specdebug.verdict.outcome import Violation
 
 ASK_EVERY = 8

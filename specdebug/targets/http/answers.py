@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specdebug.targets.base import Sampling
-from specdebug.targets.http.client import BadAnswer
+from specdebug.targets.http.checked import HISTOGRAMS, MOST_CHARACTERS, BadAnswer
 
 
 @dataclass
@@ -42,16 +42,14 @@ class HttpAnswer:
 
     @property
     def cached_tokens(self) -> int:
-        cached = self.meta.get("cached_tokens", 0)
-        return cached if isinstance(cached, int) else 0
+        cached: int = self.meta.get("cached_tokens", 0)
+        return cached
 
     def take(self, event: Mapping[str, Any], *, incremental: bool) -> None:
-        """Take in an event, or a whole answer. ``incremental``: it holds what is new, not all so far. Raises
+        """Take in a checked event, or a whole answer. ``incremental``: it holds what is new, not all so far. Raises
         BadAnswer."""
-        meta = event.get("meta_info")
-        if not isinstance(meta, Mapping):
-            raise BadAnswer("an answer of /generate without meta_info")
-        text, ids = event.get("text", ""), _ids_of(event, meta)
+        meta = event["meta_info"]
+        text, ids = event.get("text", ""), ids_of(event)
         if incremental:
             self.text += text
             self.streamed += ids
@@ -62,18 +60,21 @@ class HttpAnswer:
                 self.revised = f"its text was {self.text[-40:]!r} at the end and then {text[-40:]!r}"
             self.streamed += ids[len(self.streamed) :]
             self.text, self.output_ids = text, ids
+        most = 2 * self.sampling.max_new_tokens + 1024
+        if len(self.output_ids) > most or len(self.text) > MOST_CHARACTERS:
+            raise BadAnswer(f"/generate: request {self.rid} goes on behind {most} tokens")
         self.meta = meta
 
     def end(self) -> None:
         """Take in that the last event has come: why it ended, and what its verifies accepted. Raises BadAnswer."""
         reason = self.meta.get("finish_reason")
-        if not isinstance(reason, Mapping) or not isinstance(reason.get("type"), str):
-            raise BadAnswer(f"request {self.rid} ended without a finish_reason")
+        if reason is None:
+            raise BadAnswer(f"/generate: request {self.rid} ended without a finish_reason")
         self.finish_reason = reason["type"]
         if self.finish_reason == "abort":
             self.output_ids, self.streamed = [], []  # what it had is no answer
             return
-        self.accept_lengths = accept_lengths_of(self.meta)
+        self.accept_lengths = accept_lengths_of(self.meta, len(self.output_ids))
         matched = self.matched_stop = reason.get("matched")
         stops = self.sampling.stop_token_ids
         if stops and isinstance(matched, int) and matched not in stops and self.output_ids[-1:] == [matched]:
@@ -81,33 +82,35 @@ class HttpAnswer:
             self.sampling = replace(self.sampling, stop_token_ids=(*stops, matched))  # type: ignore[type-var]
 
 
-def _ids_of(event: Mapping[str, Any], meta: Mapping[str, Any]) -> list[int]:
+def ids_of(event: Mapping[str, Any]) -> list[int]:
     """The tokens of an event: newer servers have them, others where log probabilities are asked for."""
-    ids = event.get("output_ids")
-    if ids is None:
-        ids = [each[1] for each in meta.get("output_token_logprobs") or ()]
-    if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
-        raise BadAnswer("an answer of /generate whose output_ids are no list of token ids")
-    return ids
+    ids: list[int] | None = event.get("output_ids")
+    return [token for _, token, _ in event["meta_info"].get("output_token_logprobs", ())] if ids is None else ids
 
 
-HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
-"""Names of SGLang's histogram of correct drafts, the newer one first."""
+def histogram_of(meta: Mapping[str, Any]) -> tuple[str, list[int]]:
+    """The histogram of correct drafts, with its name; empty where there is none."""
+    return next(((name, meta[name]) for name in HISTOGRAMS if meta.get(name)), ("", []))
 
 
-def accept_lengths_of(meta: Mapping[str, Any]) -> tuple[int, ...]:
+def accept_lengths_of(meta: Mapping[str, Any], output: int) -> tuple[int, ...]:
     """How many tokens each verify accepted, the bonus counted, the most first: the interface tells no order.
 
-    Without a histogram the verifies are made out to be as equal as their sum allows: their mean is right.
+    Without a histogram the verifies are made out to be as equal as their sum allows: their mean is right. ``output``:
+    the tokens that there are. Raises BadAnswer for so many verifies that they can be none of these.
     """
-    histogram = next((meta[name] for name in HISTOGRAMS if meta.get(name)), None)
+    name, histogram = histogram_of(meta)
+    verifies = sum(histogram) if histogram else meta.get("spec_verify_ct", 0)
+    if verifies > (most := 8 * output + 1024):
+        told = f"meta_info.{name or 'spec_verify_ct'} counts {verifies} verifies"
+        raise BadAnswer(f"/generate: {told}, of which there can be {most} at most for {output} tokens")
     if histogram:
         pairs = reversed(list(enumerate(histogram, start=1)))
-        return tuple(length for length, times in pairs for _ in range(int(times)))
-    verifies, tokens = int(meta.get("spec_verify_ct") or 0), int(meta.get("completion_tokens") or 0) - 1
+        return tuple(length for length, times in pairs for _ in range(times))
+    tokens = meta.get("completion_tokens", 0) - 1
     if verifies < 1 or tokens < verifies:
         return (1,) * verifies
-    low, more = divmod(tokens, verifies)
+    low, more = divmod(int(tokens), int(verifies))
     return (low + 1,) * more + (low,) * (verifies - more)
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from specdebug.errors import one_line
+from specdebug.targets.http.checked import GENERATED, BadAnswer, Check, read
+
+MOST_BYTES = 8 << 20
+"""Bytes of an answer, or of an event of a streamed one, at most."""
 
 
 class Unreachable(Exception):
@@ -20,10 +25,6 @@ class Silent(Exception):
     """Nothing came for as long as a request may take."""
 
 
-class BadAnswer(Exception):
-    """An answer that is none of the interface's."""
-
-
 class Declined(Exception):
     """An answer with an error's status, or an event that tells of one."""
 
@@ -31,6 +32,20 @@ class Declined(Exception):
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True)
+class HttpReply:
+    """An answer as it came, whatever its status. ``wait``: its Retry-After."""
+
+    status_code: int
+    content: bytes
+    wait: str = ""
+
+    @property
+    def text(self) -> str:
+        """The beginning of the body, for people."""
+        return self.content[:500].decode("utf-8", "replace")
 
 
 FAILURES = (Unreachable, Silent, BadAnswer, Declined)
@@ -56,7 +71,7 @@ class ServerClient:
         self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             limits=limits,
             timeout=httpx.Timeout(timeout_s, pool=None),
             trust_env=False,  # a proxy is not the server that was named
@@ -79,77 +94,104 @@ class ServerClient:
         await self._http.aclose()
         await self._aside.aclose()
 
-    async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+    async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpReply:
         """An answer as it came, whatever its status."""
-        with self._failing():
-            return await self._aside.request(method, path, json=body)
+        async with self._answering(self._aside, method, path, body) as answer:
+            return await _whole(path, answer)
 
-    async def get_json(self, path: str) -> dict[str, Any]:
-        """The object that a route answers."""
+    async def get_json(self, path: str, check: Check) -> dict[str, Any]:
+        """The object that a route answers, checked."""
         answer = await self.ask("GET", path)
-        _raise_for(answer, answer.content)
-        return _object(answer.content)
+        _raise_for(answer)
+        return _object(path, answer.content, check)
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The object that a request is answered with."""
-        with self._failing():
-            answer = await self._http.post(path, json=body)
-        _raise_for(answer, answer.content)
-        return _object(answer.content)
+    async def post(self, path: str, body: Mapping[str, Any], check: Check = GENERATED) -> dict[str, Any]:
+        """The object that a request is answered with, checked."""
+        async with self._answering(self._http, "POST", path, body) as streamed:
+            answer = await _whole(path, streamed)
+        _raise_for(answer)
+        return _object(path, answer.content, check)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The events of a streamed answer, to its end."""
-        with self._failing():
-            async with self._http.stream("POST", path, json=body) as answer:
-                if answer.status_code >= 400:
-                    _raise_for(answer, await answer.aread())
-                done = False
-                async for line in answer.aiter_lines():  # to its end: only then is the connection free for another
-                    if done or not line.startswith("data:"):
-                        continue
-                    text = line.removeprefix("data:").strip()
-                    done = text == "[DONE]"
-                    if not done:
-                        event = _object(text)
-                        if "error" in event:
-                            raise Declined(*_told(event, 500))
-                        yield event
+        """The events of a streamed answer, checked, to its end."""
+        async with self._answering(self._http, "POST", path, body) as answer:
+            if answer.status_code >= 400:
+                _raise_for(await _whole(path, answer))
+            done = False
+            async for line in _lines(path, answer):  # to its end: only then is the connection free for another
+                if done or not line.startswith(b"data:"):
+                    continue
+                data = line.removeprefix(b"data:").strip()
+                done = data == b"[DONE]"
+                if not done:
+                    event = _document(path, data)
+                    if event.get("error") is not None:
+                        raise Declined(*_told(event, 500))
+                    yield read(path, GENERATED, event)
         if not done:
             raise Unreachable("the stream broke off before [DONE]")
 
-    @contextmanager
-    def _failing(self) -> Any:
+    @asynccontextmanager
+    async def _answering(
+        self, client: httpx.AsyncClient, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> AsyncIterator[httpx.Response]:
         try:
-            yield
+            async with client.stream(method, path, json=body) as answer:
+                yield answer
         except httpx.TimeoutException as error:
             raise Silent(f"nothing came for {self._timeout_s:g} s ({type(error).__name__})") from None
         except httpx.HTTPError as error:
             raise Unreachable(one_line(f"{type(error).__name__}: {error}", 160)) from None
 
 
-def _object(content: bytes | str) -> dict[str, Any]:
+async def _whole(path: str, answer: httpx.Response) -> HttpReply:
+    body = bytearray()
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise BadAnswer(f"{path}: the answer has more than {MOST_BYTES >> 20} MiB")
+    return HttpReply(answer.status_code, bytes(body), answer.headers.get("Retry-After", ""))
+
+
+async def _lines(path: str, answer: httpx.Response) -> AsyncIterator[bytes]:
+    rest = b""
+    async for part in answer.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line
+        if len(rest) > MOST_BYTES:
+            raise BadAnswer(f"{path}: an event of the stream has more than {MOST_BYTES >> 20} MiB")
+    if rest:
+        yield rest
+
+
+def _document(path: str, content: bytes) -> dict[str, Any]:
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        shown = content if isinstance(content, str) else content[:200].decode("utf-8", "replace")
-        raise BadAnswer(f"not a JSON object: {one_line(shown, 80)!r}")
+        raise BadAnswer(f"{path}: not a JSON object: {one_line(content[:200].decode('utf-8', 'replace'), 80)!r}")
     return found
 
 
-def _raise_for(answer: httpx.Response, content: bytes) -> None:
+def _object(path: str, content: bytes, check: Check) -> dict[str, Any]:
+    checked: dict[str, Any] = read(path, check, _document(path, content))
+    return checked
+
+
+def _raise_for(answer: HttpReply) -> None:
     """Raise Declined for a status that says so."""
     if answer.status_code < 400:
         return
     try:
-        found = json.loads(content)
+        found = json.loads(answer.content)
     except (ValueError, RecursionError):
         found = None
-    told = found if isinstance(found, dict) else {"message": content[:500].decode("utf-8", "replace")}
-    wait = answer.headers.get("Retry-After", "")
+    told = found if isinstance(found, dict) else {"message": answer.text}
+    wait = answer.wait
     _, message = _told(told, answer.status_code)
-    raise Declined(answer.status_code, message, float(wait) if wait.isdigit() else None)
+    raise Declined(answer.status_code, message, float(wait) if wait.isascii() and wait.isdecimal() else None)
 
 
 def _told(document: Mapping[str, Any], status: int) -> tuple[int, str]:
@@ -159,4 +201,4 @@ def _told(document: Mapping[str, Any], status: int) -> tuple[int, str]:
         return status, one_line(str(inside), 300)
     message = inside.get("message") or inside.get("detail") or "no reason given"
     code = inside.get("code")
-    return (code if isinstance(code, int) else status), one_line(str(message), 300)
+    return (code if type(code) is int and 400 <= code < 600 else status), one_line(str(message), 300)

@@ -10,6 +10,7 @@ from typing import Any
 
 from specdebug.assets import checkpoint_path
 from specdebug.errors import CheckpointError, one_line
+from specdebug.targets.http.checked import MODEL_INFO, SERVER_INFO, Check
 from specdebug.targets.http.client import Declined, ServerClient, Unreachable
 from specdebug.targets.serving import NoServer
 
@@ -40,8 +41,8 @@ class ServerFacts:
 
 def own_words(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """Of ``/server_info`` what only our own server says."""
-    own = told.get("specdebug")
-    return own if isinstance(own, Mapping) else {}
+    own: Mapping[str, Any] = told.get("specdebug", {})
+    return own
 
 
 async def ask_server(client: ServerClient) -> ServerFacts:
@@ -50,17 +51,17 @@ async def ask_server(client: ServerClient) -> ServerFacts:
     health = await client.ask("GET", "/health")
     if health.status_code != 200:
         raise NoServer(f"the server at {client.url} is not well: /health answers {health.status_code}")
-    told = await first_of(client, "/server_info", "/get_server_info")
-    model = await first_of(client, "/model_info", "/get_model_info")
+    told = await server_info(client)
+    model = await first_of(client, MODEL_INFO, "/model_info", "/get_model_info")
     token = await client.post("/generate", one_token())
-    dtype = str(told.get("dtype", "")).removeprefix("torch.")
+    dtype = told.get("dtype", "").removeprefix("torch.")
     algorithm = told.get("speculative_algorithm")
     return ServerFacts(
-        model=str(model.get("model_path") or told.get("model_path") or ""),
-        version=one_line(str(told.get("version") or "unknown"), 40),
+        model=model.get("model_path") or told.get("model_path") or "",
+        version=one_line(told.get("version") or "unknown", 40),
         dtype=dtype if dtype in PRECISIONS else None,
         speculative=algorithm not in (None, "", "none", "NONE"),
-        switch=bool(own_words(told).get("speculative_switch")),
+        switch=own_words(told).get("speculative_switch", False),
         incremental=bool(told.get("stream_output") or told.get("incremental_streaming_output")),
         ids="output_ids" in token,
         told=told,
@@ -78,15 +79,20 @@ def no_server(error: Exception, url: str) -> NoServer:
     return NoServer(f"{url} is no server of SGLang's interface: {status}{error}{hint}")
 
 
-async def first_of(client: ServerClient, *paths: str) -> dict[str, Any]:
+async def server_info(client: ServerClient) -> dict[str, Any]:
+    """What a server says of itself."""
+    return await first_of(client, SERVER_INFO, "/server_info", "/get_server_info")
+
+
+async def first_of(client: ServerClient, check: Check, *paths: str) -> dict[str, Any]:
     """The answer of the first of some routes that there is: newer and older names of one."""
     for path in paths[:-1]:
         try:
-            return await client.get_json(path)
+            return await client.get_json(path, check)
         except Declined as error:
             if error.status not in (404, 405):
                 raise
-    return await client.get_json(paths[-1])
+    return await client.get_json(paths[-1], check)
 
 
 def one_token() -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from specdebug.logs.hits import Strength
 from specdebug.logs.naming import name_of
 from specdebug.logs.scan import LogReader, Scan
-from specdebug.targets.http.client import BadAnswer, Declined, Silent
+from specdebug.targets.http.checked import BadAnswer
+from specdebug.targets.http.client import Declined, Silent
 from specdebug.targets.serving import Lost, SessionFailed
 
 MAX_WORDS = 80

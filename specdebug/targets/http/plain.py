@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from specdebug.targets.http.client import BadAnswer, ServerClient
+from specdebug.targets.http.checked import BadAnswer
+from specdebug.targets.http.client import ServerClient
 
 NOMINAL_LOGIT = 16.0
 """In place of the largest logit at a position, which log probabilities do not tell: near-ties are allowed as a part of
@@ -62,14 +63,11 @@ class PlainText:
         if self.same_server:
             body["speculative"] = False
         answer = await self._client.post("/generate", body)
-        meta = answer.get("meta_info") or {}
-        own, best = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
-        if not own or not best or len(own) != len(best):
-            raise BadAnswer(f"{self._client.url} answers without the log probabilities that it was asked for")
-        return [
-            (int(each[1]), {int(token): float(value) for value, token, *_ in top})
-            for each, top in zip(own, best, strict=True)
-        ]
+        own, best = (answer["meta_info"].get(f"output_{what}_logprobs") for what in ("token", "top"))
+        if not own or not best or len(own) != len(best) or not all(best):
+            raise BadAnswer(f"/generate: {self._client.url} answers without the log probabilities that were asked for")
+        pairs = zip(own, best, strict=True)
+        return [(token, {other: chance for chance, other, _ in top}) for (_, token, _), top in pairs]
 
 
 def _gap(given: int, top: Mapping[int, float]) -> float:

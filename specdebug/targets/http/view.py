@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specdebug.errors import one_line
 from specdebug.targets.http.answers import HttpAnswer
+from specdebug.targets.http.checked import BadAnswer
 from specdebug.targets.http.client import FAILURES, ServerClient
-from specdebug.targets.http.facts import first_of, one_token, own_words
+from specdebug.targets.http.facts import one_token, own_words, server_info
 from specdebug.targets.http.host import Host, failure_of
 from specdebug.targets.serving import Lost, SessionFailed
 
@@ -50,7 +52,7 @@ class HttpServerView:
             return SessionFailed(f"{path}: {error}", HEALTH)
         if answer.status_code == 200 or (generates and answer.status_code in _NO_ROUTE):
             return None
-        return SessionFailed(f"{path} answers {answer.status_code} {answer.text[:200]}".rstrip(), HEALTH)
+        return SessionFailed(f"{path} answers {answer.status_code} {one_line(answer.text, 200)}".rstrip(), HEALTH)
 
     def counted(self, rid: str) -> Mapping[str, Any]:
         return self._answers[rid].meta if self._answers[rid].finish_reason != "abort" else {}
@@ -59,16 +61,16 @@ class HttpServerView:
         return self._answers[rid].revised
 
     def totals(self) -> Mapping[str, Any]:
-        states = self._server_info().get("internal_states")
-        return states[0] if isinstance(states, list) and states and isinstance(states[0], Mapping) else {}
+        states: Sequence[Mapping[str, Any]] = self._understood_info().get("internal_states") or ({},)
+        return states[0]
 
     def pass_over(self, server_info: Mapping[str, Any]) -> None:
         """Do not tell of violations that ``/server_info`` held before the run."""
-        self._told |= {str(each["signature"]) for each in own_words(server_info).get("violations") or ()}
+        self._told |= {each["signature"] for each in own_words(server_info).get("violations", ())}
 
     def findings(self) -> Sequence[tuple[str, str]]:
-        own = own_words(self._server_info() if self.own else {}).get("violations") or ()
-        said = [(str(each["signature"]), str(each["detail"])) for each in own]
+        own = own_words(self._understood_info() if self.own else {}).get("violations", ())
+        said = [(each["signature"], each["detail"]) for each in own]
         new: dict[str, str] = {}
         for signature, text in (*said, *(() if self._host is None else self._host.findings())):
             if signature not in self._told:
@@ -98,6 +100,15 @@ class HttpServerView:
     def _server_info(self) -> Mapping[str, Any]:
         """What the server says of itself; nothing, if it does not any more: that is told elsewhere."""
         try:
-            return self._loop.run_until_complete(first_of(self._client, "/server_info", "/get_server_info"))
+            return self._understood_info()
+        except SessionFailed:
+            return {}
+
+    def _understood_info(self) -> Mapping[str, Any]:
+        """The same. Raises SessionFailed where it cannot be understood."""
+        try:
+            return self._loop.run_until_complete(server_info(self._client))
+        except BadAnswer as error:
+            raise failure_of(error, self._host, self._client.url) from None
         except FAILURES:
             return {}

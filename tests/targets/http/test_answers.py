@@ -21,4 +21,4 @@ from specdebug.targets.http.answers import accept_lengths_of
     ],
 )
 def test_accept_lengths(meta: dict[str, Any], lengths: tuple[int, ...]) -> None:
-    assert accept_lengths_of(meta) == lengths
+    assert accept_lengths_of(meta, meta.get("completion_tokens", 0)) == lengths

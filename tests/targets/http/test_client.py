@@ -6,7 +6,7 @@ import asyncio
 
 from specdebug.targets.http.client import ServerClient
 
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+ANSWER = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n{"meta_info":{}}'
 
 
 def test_no_connection_is_used_again_since_nobody_would_hear_the_server_close_it() -> None:
@@ -30,7 +30,7 @@ def test_no_connection_is_used_again_since_nobody_would_hear_the_server_close_it
         client = ServerClient(f"http://{host}:{port}")
         try:
             for _ in range(2):
-                assert await client.post("/generate", {}) == {}
+                assert await client.post("/generate", {}) == {"meta_info": {}}
                 assert (await client.ask("POST", "/x", {})).status_code == 200
         finally:
             await client.close()

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from specdebug.logs.scan import LogReader, Scan
-from specdebug.targets.http.client import BadAnswer, Declined, Silent, Unreachable
+from specdebug.targets.http.checked import BadAnswer
+from specdebug.targets.http.client import Declined, Silent, Unreachable
 from specdebug.targets.http.host import failure_of, split
 from specdebug.verdict.signatures import complaint
 

@@ -83,6 +83,7 @@ def test_a_sound_server_passes_and_what_nobody_could_see_is_listed(file: Path) -
         ({"meta": {"spec_verify_ct": 99}}, "ends@counts"),
         ({"meta": {"spec_accept_length": 99.0}}, "ends@counts"),
         ({"meta": {"finish_reason": {"type": "stop", "matched": 3}}}, "ends@reason"),
+        ({"meta": {"spec_accept_histogram": [10**8]}}, "error@http.answer"),
         ({"status": {"/health_generate": 503}}, "error@server.health"),
         ({"die_after": 4}, "error@http.connection"),
     ],
@@ -97,6 +98,24 @@ def test_a_server_of_which_nothing_says_what_is_right_is_not_called_lossless(fil
     assert outcome.verdict == "pass"
     assert "lossless: this target cannot show what its model says without drafts" in outcome.cannot_show
     assert "server_findings: this target cannot show what it or its log says of failures" in outcome.cannot_show
+
+
+@pytest.mark.parametrize(
+    ("switches", "told"),
+    [
+        ({"event": {"text": None}}, "/generate: text is null"),
+        ({"event": {"output_ids": ["5"]}}, "/generate: output_ids is '5', not a token id"),
+        (
+            {"meta": {"spec_accept_histogram": [1, 10**12]}},
+            "/generate: meta_info.spec_accept_histogram.1 is 1000000000000",
+        ),
+    ],
+)
+def test_a_server_of_another_interface_is_named_before_the_run(file: Path, switches: dict[str, Any], told: str) -> None:
+    outcome = run_on(file, FakeServer(**switches))
+    assert outcome.verdict == "unknown"
+    assert "is no server of SGLang's interface: " in outcome.detail
+    assert told in outcome.detail
 
 
 def test_a_server_that_is_not_there_is_no_verdict_of_any_engine(file: Path) -> None:

@@ -25,7 +25,7 @@ class Client:
         self.asked.append((method, path))
         return SimpleNamespace(status_code=self.status, text="busy")
 
-    async def get_json(self, path: str) -> dict[str, Any]:
+    async def get_json(self, path: str, check: Any) -> dict[str, Any]:
         self.asked.append(("GET", path))
         return {"specdebug": {"violations": [{"signature": "nan@draft.x", "detail": "3 bad"}]}}
 

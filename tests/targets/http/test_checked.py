@@ -1,0 +1,228 @@
+"""Answers that are none of the interface's: one kind of error, which names route and field, and no memory for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from specdebug.scenario.workload import RequestSampling
+from specdebug.targets.http.answers import HttpAnswer
+from specdebug.targets.http.checked import GENERATED, SERVER_INFO, BadAnswer, read
+from specdebug.targets.http.client import MOST_BYTES, Declined, ServerClient
+from specdebug.targets.http.facts import ask_server
+
+META: dict[str, Any] = {
+    "prompt_tokens": 3,
+    "completion_tokens": 2,
+    "cached_tokens": None,
+    "spec_verify_ct": 1,
+    "spec_accept_histogram": [0, 1],
+    "finish_reason": {"type": "stop", "matched": 7},
+    "output_token_logprobs": [[-0.5, 7, None], [0, 8]],
+    "anything": {"else": [1]},
+}
+ANSWER: dict[str, Any] = {"text": "a b", "output_ids": [6, 7], "meta_info": META}
+OWN: dict[str, Any] = {
+    "speculative_switch": True,
+    "violations": [{"signature": "nan@draft.x", "step": 3, "detail": "3 bad", "value": 1.5}],
+    "reverts": {"27338": {"27338#1": 2}},
+    "reached_sites": {"draft.logits": 4},
+    "stack": {"device": "cpu", "flashinfer": None, "arithmetic": {"threads": "1"}},
+    "engine": {"state": "running", "step": 9, "pid": 1},
+}
+INFO: dict[str, Any] = {
+    "version": "0.5.13",
+    "dtype": "float32",
+    "speculative_algorithm": None,
+    "page_size": 1,
+    "internal_states": [{"avg_spec_accept_length": 2.5}],
+    "specdebug": OWN,
+}
+
+
+def test_what_is_known_is_kept_and_null_counts_are_left_out() -> None:
+    told = read("/generate", GENERATED, ANSWER)
+    assert "cached_tokens" not in told["meta_info"]
+    assert "anything" not in told["meta_info"]
+    assert told["meta_info"]["output_token_logprobs"] == [(-0.5, 7, None), (0.0, 8, None)]
+    info = read("/server_info", SERVER_INFO, INFO)
+    assert info["specdebug"]["violations"] == [{"signature": "nan@draft.x", "step": 3, "detail": "3 bad"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"text": None}, "text is null, not text of at most"),
+        ({"text": ["a"]}, "text is a list of 1, not text"),
+        ({"output_ids": None}, "output_ids is null, not a list of at most"),
+        ({"output_ids": "67"}, "output_ids is '67', not a list"),
+        ({"output_ids": [1, True]}, "output_ids is True, not a token id"),
+        ({"output_ids": [1, -1]}, "output_ids is -1, not a token id"),
+        ({"output_ids": [2**31]}, "output_ids is 2147483648, not a token id"),
+        ({"meta_info": None}, "meta_info is null, not an object"),
+        ({"meta_info": [META]}, "meta_info is a list of 1, not an object"),
+    ],
+)
+def test_of_an_answer(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadAnswer, match=rf"^/generate: {told}"):
+        read("/generate", GENERATED, ANSWER | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"completion_tokens": "2"}, "completion_tokens is '2', not a whole number"),
+        ({"completion_tokens": 2.0}, "completion_tokens is 2.0, not a whole number"),
+        ({"completion_tokens": True}, "completion_tokens is True, not a whole number"),
+        ({"completion_tokens": 10**400}, "completion_tokens is a very long number, not a whole number"),
+        ({"cached_tokens": -1}, "cached_tokens is -1, not a whole number"),
+        ({"spec_verify_ct": [1]}, "spec_verify_ct is a list of 1, not a whole number"),
+        ({"spec_accept_length": float("nan")}, "spec_accept_length is nan, not a number"),
+        ({"spec_accept_rate": "0.5"}, "spec_accept_rate is '0.5', not a number"),
+        ({"spec_accept_histogram": 3}, "spec_accept_histogram is 3, not a list"),
+        ({"spec_accept_histogram": [1] * 5000}, "spec_accept_histogram is a list of 5000, not a list"),
+        ({"spec_accept_histogram": [1, 10**12]}, r"spec_accept_histogram\.1 is 1000000000000, not a whole number"),
+        ({"spec_accept_histogram": [1, None]}, r"spec_accept_histogram\.1 is null, not a whole number"),
+        ({"finish_reason": "stop"}, "finish_reason is 'stop', not an object"),
+        ({"finish_reason": {}}, r"finish_reason\.type is missing"),
+        ({"finish_reason": {"type": 3}}, r"finish_reason\.type is 3, not text"),
+        ({"finish_reason": {"type": "stop", "matched": [3]}}, r"finish_reason\.matched is a list of 1, not a whole"),
+        ({"output_token_logprobs": [[-0.1]]}, r"output_token_logprobs\.0 is a list of 1, not a list of a log prob"),
+        ({"output_token_logprobs": [[2.5, 1]]}, r"output_token_logprobs\.0 is 2\.5, not a number from -inf to 1"),
+        ({"output_top_logprobs": [[[-0.1, "x"]]]}, r"output_top_logprobs\.0\.0 is 'x', not a whole number"),
+    ],
+)
+def test_of_its_counts(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadAnswer, match=rf"^/generate: meta_info\.{told}"):
+        read("/generate", GENERATED, ANSWER | {"meta_info": META | change})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"version": 5}, "version is 5, not text"),
+        ({"stream_output": "yes"}, "stream_output is 'yes', not true or false"),
+        ({"internal_states": [3]}, r"internal_states\.0 is 3, not an object"),
+        ({"internal_states": [{"avg_spec_accept_length": "2"}]}, r"internal_states\.0\.avg_spec_accept_length is '2'"),
+        ({"specdebug": None}, "specdebug is null, not an object"),
+        ({"specdebug": "ours"}, "specdebug is 'ours', not an object"),
+        ({"specdebug": {"violations": None}}, r"specdebug\.violations is null, not a list"),
+        ({"specdebug": {"violations": [{"detail": "x"}]}}, r"specdebug\.violations\.0\.signature is missing"),
+        (
+            {"specdebug": {"violations": [{"signature": "a b@c\nd", "detail": "x"}]}},
+            r"specdebug\.violations\.0\.signature is 'a b@c\\nd', not text",
+        ),
+        (
+            {"specdebug": {"violations": [{"signature": "nan@x", "detail": "x", "step": "3"}]}},
+            r"specdebug\.violations\.0\.step is '3', not a whole number",
+        ),
+        ({"specdebug": {"engine": {"step": "x"}}}, r"specdebug\.engine\.step is 'x', not a whole number"),
+        ({"specdebug": {"reverts": [1]}}, r"specdebug\.reverts is a list of 1, not an object"),
+        ({"specdebug": {"reverts": {"27338": {"a": "b"}}}}, r"specdebug\.reverts\.27338\.a is 'b', not a whole number"),
+        ({"specdebug": {"reached_sites": {"a": -1}}}, r"specdebug\.reached_sites\.a is -1, not a whole number"),
+        ({"specdebug": {"stack": {"arithmetic": {"x": [1]}}}}, r"specdebug\.stack\.arithmetic is an object of 1, not"),
+        ({"specdebug": {"speculative_switch": 1}}, r"specdebug\.speculative_switch is 1, not true or false"),
+    ],
+)
+def test_of_what_a_server_says_of_itself(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadAnswer, match=rf"^/server_info: {told}"):
+        read("/server_info", SERVER_INFO, INFO | change)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"spec_accept_histogram": [10**8]},
+        {"spec_accept_histogram": [0, 2**31 - 1]},
+        {"spec_accept_histogram": None, "spec_verify_ct": 10**8},
+    ],
+)
+def test_more_verifies_than_there_can_be_cost_no_memory(meta: dict[str, Any]) -> None:
+    held = HttpAnswer("a.0", (1, 2, 3), RequestSampling(2), speculative=True)
+    tracemalloc.start()
+    try:
+        held.take(read("/generate", GENERATED, ANSWER | {"meta_info": META | meta}), incremental=False)
+        with pytest.raises(BadAnswer, match=r"^/generate: meta_info\.spec_\w+ counts \d+ verifies, of which"):
+            held.end()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_request_that_never_ends_is_not_followed() -> None:
+    held = HttpAnswer("a.0", (1,), RequestSampling(2), speculative=True)
+    with pytest.raises(BadAnswer, match=r"^/generate: request a\.0 goes on behind 1028 tokens"):
+        held.take(read("/generate", GENERATED, ANSWER | {"output_ids": [1] * 2000}), incremental=False)
+
+
+def asked(ask: Callable[[ServerClient], Any], body: bytes, status: int = 200, **headers: str) -> Any:
+    """What a client makes of a body that every route answers."""
+
+    async def run() -> Any:
+        transport = httpx.MockTransport(lambda request: httpx.Response(status, content=body, headers=headers))
+        client = ServerClient("http://there", transport=transport)
+        try:
+            return await ask(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+async def events(client: ServerClient) -> list[dict[str, Any]]:
+    return [event async for event in client.stream("/generate", {})]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"nonsense", b"[" * 100_000, b"\xff\xfe", b'{"a": ' + b"9" * 5000 + b"}"])
+def test_a_body_that_is_no_object(body: bytes) -> None:
+    with pytest.raises(BadAnswer, match=r"^/generate: not a JSON object: "):
+        asked(lambda client: client.post("/generate", {}), body)
+    with pytest.raises(BadAnswer, match=r"^/generate: not a JSON object: "):
+        asked(events, b"data: " + body.replace(b"\n", b"") + b"\n\n")
+
+
+def test_a_body_has_a_size() -> None:
+    huge = b'{"text": "' + b"a" * MOST_BYTES + b'"}'
+    with pytest.raises(BadAnswer, match=r"^/generate: the answer has more than 8 MiB"):
+        asked(lambda client: client.post("/generate", {}), huge)
+    with pytest.raises(BadAnswer, match=r"^/health: the answer has more than 8 MiB"):
+        asked(lambda client: client.ask("GET", "/health"), huge)
+    with pytest.raises(BadAnswer, match=r"^/generate: an event of the stream has more than 8 MiB"):
+        asked(events, b"data: " + huge)
+
+
+def test_an_event_at_a_time_is_checked() -> None:
+    good = b"data: " + json.dumps(ANSWER).encode() + b"\n\n"
+    assert len(asked(events, good + good + b"data: [DONE]\n\n")) == 2
+    with pytest.raises(BadAnswer, match=r"^/generate: text is null"):
+        asked(events, good + b'data: {"text": null, "meta_info": {}}\n\n')
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b'{"error": {"message": "no", "code": 503}}', 400, "no"),
+        (b'{"error": {"message": {"a": 1}, "code": "x"}}', 500, "{'a': 1}"),
+        (b'{"error": null, "detail": "no"}', 404, "None"),
+        (b"\xff" * 2000, 500, "\\ufffd"),
+        (b"[]", 500, "[]"),
+    ],
+)
+def test_the_words_of_an_error_are_bounded_and_its_wait_is_a_number(body: bytes, status: int, told: str) -> None:
+    for wait, seconds in (("3", 3.0), ("²", None), ("soon", None), ("-1", None)):
+        with pytest.raises(Declined) as caught:
+            asked(lambda client: client.post("/x", {}), body, status, **{"Retry-After": wait.encode("latin1")})
+        assert (caught.value.status, caught.value.retry_after_s) == (status, seconds)
+        assert told in str(caught.value) or "\ufffd" in str(caught.value)
+        assert len(str(caught.value)) <= 500
+
+
+def test_a_server_whose_words_are_none_of_the_interface_s_is_none_of_it() -> None:
+    with pytest.raises(BadAnswer, match=r"^/server_info: version is 5, not text"):
+        asked(ask_server, json.dumps(INFO | {"version": 5}).encode())

@@ -130,6 +130,9 @@ class ReleasedEngine(StartedServer):
     arguments: Annotated[
         tuple[str, ...], list_of(TEXT), "more words of its command line, after those of the engine's options"
     ] = ()
+    mends: Annotated[
+        bool, FLAG, "fixes that the release lacks, and that are known (`mends` of toggles), are put into it"
+    ] = True
 
     request_timeout_s: Annotated[
         float, real(0, 10**6, above=True), "seconds in which something of each request must arrive"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -20,8 +20,9 @@ from specdebug.targets.http.target import asked_of_server
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.launch.command import REVERTS, SCRATCH
 from specdebug.targets.launch.target import StartedTarget
-from specdebug.targets.patches import patches_of
+from specdebug.targets.patches import Mends, mends_of, patches_of
 from specdebug.targets.serving import EngineSettings
+from specdebug.toggles import load_registry
 
 if TYPE_CHECKING:
     from specdebug.targets.http.session import HttpSession
@@ -60,11 +61,25 @@ class InstalledTarget(StartedTarget):
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
         here = self.installed()
-        for note in (*filter(None, (here.taken_as,)), *self.notes(options, here)):
+        for note in (*filter(None, (here.taken_as,)), *self.notes(options, here), *self._mended(here, opening)):
             opening.say("note", text=note)
         if opening.over_there.kernels and not self.interprets(here):
             opening.say("note", text="kernels: none of this engine's run interpreted here, so none is looked at")
         return super().open(options, seed, opening)
+
+    def _mends(self, here: Installed, there: OverThere) -> Mends:
+        """The fixes that the release lacks and is given: a bug that is known must not hide one that is not."""
+        if not self._settings.mends:
+            return Mends()
+        return mends_of(here, there.toggles, load_registry(there.content).all)
+
+    def _mended(self, here: Installed, opening: Opening) -> Iterator[str]:
+        """Which they are, in a line, and which of them do not fit."""
+        mends = self._mends(here, opening.over_there)
+        if mends.numbers:
+            numbers = ", ".join(map(str, mends.numbers))
+            yield f"known bugs of {here.release} are mended: {numbers}; `mends: false` in the target leaves them in"
+        yield from mends.left_out
 
     def installed(self) -> Installed:
         """The environment. Raises StoreError where there is none."""
@@ -77,7 +92,8 @@ class InstalledTarget(StartedTarget):
         """The variables of its processes: ours, the engine's ``own``, what is wanted ``inside``, and the user's. Raises
         ConfigError where a fix cannot be reverted."""
         env = {name: value for name, value in os.environ.items() if name not in (REVERTS, "PYTHONPATH")}
-        wanted = {"device": here.device, "release": here.version, "reverts": patches_of(here, there.toggles), **inside}
+        patches = [*patches_of(here, there.toggles), *self._mends(here, there).patches]
+        wanted = {"device": here.device, "release": here.version, "reverts": patches, **inside}
         ours = {
             **ENGINE_ENV,
             "PYTHONPATH": str(site),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,16 +32,55 @@ def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[dict[str, Any
     dist = _dist(here.engine, here.python, here.version)
     plain = []
     for toggle in toggles:
-        taken_for = (_dist(here.engine, here.python, version) for version in here.versions)
-        found = next(filter(None, (patches_for(each, toggle) for each in taken_for)), None)
-        if found is None:
+        patches = _patches_for(here, toggle)
+        if patches is None:
             raise ConfigError(f"{toggle.pr} cannot be reverted in {here.release}: {why_none(dist, toggle)}")
-        _, patches = found
         for problem in fit(dist, patches).problems:
             near = f"; nearest is {problem.near.where}" if problem.near else ""
             raise ConfigError(f"{toggle.pr} does not fit {here.release} in {dist.path}: {problem.what}{near}")
-        plain.append({"pr": toggle.pr, "patches": [asdict(patch) for patch in patches]})
+        plain.append(_plain(toggle, patches))
     return plain
+
+
+@dataclass(frozen=True)
+class Mends:
+    """Mends of a release's known bugs: the numbers of those that are put in, their patches as plain data, and why
+    others are not, a line each."""
+
+    numbers: tuple[int, ...] = ()
+    patches: tuple[dict[str, Any], ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def mends_of(here: Installed, toggles: Sequence[Toggle], known: Sequence[Toggle]) -> Mends:
+    """Of the ``known`` fixes those that a release lacks, beside ``toggles``, which are put in anyway or reverted. One
+    that edits what these do, or that does not fit the files that are there, is left out."""
+    dist = _dist(here.engine, here.python, here.version)
+    taken = [patch for toggle in toggles for patch in _patches_for(here, toggle) or ()]
+    asked = {toggle.pr for toggle in toggles}
+    numbers, plain, left_out = list[int](), list[dict[str, Any]](), list[str]()
+    for toggle in known:
+        patches = _patches_for(here, toggle) if here.engine in toggle.mends and toggle.pr not in asked else None
+        if patches is None:
+            continue
+        if problems := fit(dist, [*taken, *patches]).problems:
+            left_out.append(f"{toggle.pr} is not mended: {problems[0].what}")
+            continue
+        taken += patches
+        numbers.append(toggle.pr)
+        plain.append(_plain(toggle, patches))
+    return Mends(tuple(numbers), tuple(plain), tuple(left_out))
+
+
+def _patches_for(here: Installed, toggle: Toggle) -> tuple[Patch, ...] | None:
+    """The patches of a fix for a release, by the first of the versions that it is taken for; None if it has none."""
+    taken_for = (_dist(here.engine, here.python, version) for version in here.versions)
+    found = next(filter(None, (patches_for(each, toggle) for each in taken_for)), None)
+    return None if found is None else found[1]
+
+
+def _plain(toggle: Toggle, patches: Sequence[Patch]) -> dict[str, Any]:
+    return {"pr": toggle.pr, "patches": [asdict(patch) for patch in patches]}
 
 
 def sites_of(here: Installed, sites: Sequence[Patch]) -> tuple[list[dict[str, Any]], list[str]]:

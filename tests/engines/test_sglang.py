@@ -16,6 +16,7 @@ from tests.engines.replays import REPLAY, ROOT, alike, diverged, replayed
 pytestmark = pytest.mark.engines
 
 RELEASE = "sglang==0.5.13"
+UNMENDED = f"{{engine: {RELEASE}, mends: false}}"
 NEWER = ("sglang==0.5.18", "sglang==0.5.23")
 
 
@@ -74,9 +75,13 @@ def test_a_fix_that_is_not_in_it_is_refused_before_it_is_started() -> None:
 
 
 def test_a_stop_string_that_is_complete_early_in_what_a_verify_accepted_is_missed() -> None:
-    """SGLang's own bug, mended by its pull request 23802 after this release."""
-    code, arm = replayed("request_ends", "--arm", "fixed", "--target", RELEASE)
+    """SGLang's own bug, mended by its pull request 23802 after this release, and by us unless that is left out."""
+    words = ("request_ends", "--arm", "fixed", "--target")
+    code, arm = replayed(*words, UNMENDED)
     assert (code, arm["signature"]) == (1, "ends@stop.string")
+    code, arm = replayed(*words, RELEASE)
+    assert (code, arm["verdict"]) == (0, "pass")
+    assert any("are mended: 23802" in note for note in arm["notes"])
 
 
 def test_what_a_release_lacks_is_put_in_and_cures_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,10 +91,10 @@ def test_what_a_release_lacks_is_put_in_and_cures_it(monkeypatch: pytest.MonkeyP
     """
     monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
     monkeypatch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "10")
-    words = ("retracted_chunk_tail", "--arm", "fixed", "--target", RELEASE)
-    code, arm = replayed(*words)
+    words = ("retracted_chunk_tail", "--arm", "fixed", "--target")
+    code, arm = replayed(*words, UNMENDED)
     assert (code, arm["signature"]) == (1, "mismatch@draft_kv")
-    code, arm = replayed(*words, "--revert", "28254")
+    code, arm = replayed(*words, RELEASE)
     assert (code, arm["verdict"]) == (0, "pass")
 
 

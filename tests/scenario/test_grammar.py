@@ -142,7 +142,12 @@ FULL = {
             },
         },
         "release": {
-            "target": {"engine": "sglang==0.5.13", "store": "engines", "arguments": ["--log-level", "debug"]},
+            "target": {
+                "engine": "sglang==0.5.13",
+                "store": "engines",
+                "arguments": ["--log-level", "debug"],
+                "mends": False,
+            },
         },
     },
     "expect": {"fixed": {"verdict": "pass"}, "other": {"verdict": "fail", "signature": ["nan@*", "hang"]}},

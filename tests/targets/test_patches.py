@@ -10,7 +10,7 @@ import pytest
 from specdebug.errors import ConfigError
 from specdebug.installs.store import Installed
 from specdebug.targets import patches as module
-from specdebug.targets.patches import patches_of
+from specdebug.targets.patches import Mends, mends_of, patches_of
 from specdebug.toggles import Toggle, load_toggle
 
 TOGGLE = """
@@ -86,3 +86,40 @@ def test_a_checkout_between_two_releases_takes_the_patches_of_the_one_before_if_
         patches_of(checkout, [toggle])
     with pytest.raises(ConfigError, match=r"77 cannot be reverted in sglang==0\.5\.18\+gabc1234: patches are for"):
         patches_of(release(tmp_path, "0.5.18+gabc1234"), [toggle])
+
+
+MEND = """
+pr: {pr}
+title: narrow the rows
+url: https://example.org/pull/{pr}
+family: rows
+symptom: wide rows
+mends: [sglang]
+patches:
+  sglang:
+    ">=0.5.13,<0.5.14":
+      - target: sglang.rows:{name}
+        edits: [{{match: return {old}, replacement: return 1}}]
+"""
+
+
+def mend(tmp_path: Path, pr: int, name: str, old: int) -> Toggle:
+    (tmp_path / f"{pr}.yaml").write_text(MEND.format(pr=pr, name=name, old=old))
+    return load_toggle(tmp_path / f"{pr}.yaml")
+
+
+def test_known_bugs_of_a_release_are_mended(tmp_path: Path, toggle: Toggle, package: Path) -> None:
+    (package / "rows.py").write_text("def width():\n    return 3\n\n\ndef height():\n    return 4\n")
+    known = [toggle, mend(tmp_path, 78, "height", 4), mend(tmp_path, 79, "height", 5)]
+    found = mends_of(release(tmp_path), [], known)
+    assert (found.numbers, [each["pr"] for each in found.patches]) == ((78,), [78]), "a revert is no mend"
+    (why,) = found.left_out
+    assert why.startswith("79 is not mended: ")
+    assert mends_of(release(tmp_path, "0.5.14"), [], known) == Mends(), "of another release nothing is said"
+    assert mends_of(release(tmp_path), [known[1]], known[:2]) == Mends(), "it is put in anyway"
+
+
+def test_a_mend_of_what_is_reverted_is_left_out_and_says_so(tmp_path: Path, toggle: Toggle, package: Path) -> None:
+    found = mends_of(release(tmp_path), [toggle], [mend(tmp_path, 78, "width", 3)])
+    assert found.numbers == ()
+    assert [each.startswith("78 is not mended: ") for each in found.left_out] == [True]

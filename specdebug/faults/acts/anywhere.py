@@ -13,6 +13,7 @@ FAMILY = "anywhere"
 
 INDEX_SITES = (
     "verify.input_ids",
+    "verify.out_cache_loc",
     "accept.accept_index",
     "accept.num_correct_drafts",
     "accept.predict",

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from specdebug.assets import checkpoint_path
+from specdebug.drift.dist import Dist
+from specdebug.drift.fit import Fit
 from specdebug.errors import ConfigError
 from specdebug.installs.store import Installed, StoreError
 from specdebug.kernel_memory.rules import KernelRule
 from specdebug.scenario.servers import ReleasedEngine
-from specdebug.targets.base import OverThere
+from specdebug.targets import patches
+from specdebug.targets.base import Opening, OverThere
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.registry import find_target
 from specdebug.targets.sglang.target import SglangTarget
@@ -33,7 +37,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def target(store: Path, **more: Any) -> SglangTarget:
-    made = find_target(ReleasedEngine(release="sglang==0.5.13", store=str(store), **more))
+    made = find_target(ReleasedEngine(release="sglang==0.5.13", store=str(store), **{"mends": False, **more}))
     assert isinstance(made, SglangTarget)
     return made
 
@@ -127,3 +131,21 @@ def test_its_first_token_is_cut_by_top_k_and_top_p_at_once_and_without_drafts_ev
     assert target(store).asked(OPTIONS).joint == "first"
     assert target(store).asked({"model": "tiny"}).joint == "all"
     assert target(store).asked(OPTIONS).probed
+
+
+def test_known_bugs_are_mended_and_said_to_be_unless_that_is_left_out(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registry's mends of this release; that they fit it, tests/engines shows."""
+    monkeypatch.setattr(patches, "_dist", lambda engine, python, version: Dist(engine, Version(version), None))  # type: ignore[arg-type]
+    monkeypatch.setattr(patches, "fit", lambda dist, wanted: Fit((), ()))
+    known = [toggle.pr for toggle in load_registry().all if "sglang" in toggle.mends]
+    inside = json.loads(target(store, mends=True).command(OPTIONS, 7, OverThere()).env[VARIABLE])
+    assert [each["pr"] for each in inside["reverts"]] == known
+    there = OverThere(toggles=load_registry().select(27338, "sglang"))
+    inside = json.loads(target(store, mends=True).command(OPTIONS, 7, there).env[VARIABLE])
+    assert [each["pr"] for each in inside["reverts"]] == [27338, *known]
+    opening = Opening("x", lambda *_, **__: None, None)  # type: ignore[arg-type]
+    (said,) = target(store, mends=True)._mended(target(store).installed(), opening)
+    assert said.startswith("known bugs of sglang==0.5.13 are mended: 23802, 28254, 31599; `mends: false`")
+    assert list(target(store)._mended(target(store).installed(), opening)) == []

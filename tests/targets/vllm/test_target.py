@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {"context_length": 256, "speculative": {"num_steps": 3
 def target(tmp_path: Path) -> VllmTarget:
     folder = tmp_path / "vllm-0.32.0-cpu"
     Installed(folder, "vllm", "0.32.0", "cpu", sys.executable, False, done=("installed",)).write()
-    made = find_target(ReleasedEngine(release="vllm==0.32.0", store=str(tmp_path), env={"A": "b"}))
+    made = find_target(ReleasedEngine(release="vllm==0.32.0", store=str(tmp_path), env={"A": "b"}, mends=False))
     assert isinstance(made, VllmTarget)
     return made
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from specdebug.cli.options import Debug, Json, open_library
 from specdebug.cli.output import answer, note, write
 from specdebug.cli.replay import progress, workers
 from specdebug.errors import SpecDebugError
+
+if TYPE_CHECKING:
+    from specdebug.installs.store import Installed
 
 app = typer.Typer(help="Install releases of SGLang and vLLM, to run scenarios on.", no_args_is_help=False)
 
@@ -72,7 +75,10 @@ def install(
     write(f"{there.release} for {there.device} is in {there.folder}")
     if there.taken_as:
         write(there.taken_as)
-    return 0 if no_check else check(str(there.release), into=into)
+    if no_check:
+        write("\n".join(_fit_lines(there)))
+        return 0
+    return check(str(there.release), into=into)
 
 
 @app.command("list")
@@ -94,19 +100,28 @@ def list_engines(into: Into = None, as_json: Json = False, debug: Debug = False)
 @app.command("check")
 @interrupts.held()
 def check(release: Named, into: Into = None, debug: Debug = False) -> int:
-    """Serve ten tokens with a release, with drafts and without, and hold them to the reference; exit code 1 if they are
-    not right, 125 if it cannot be told."""
+    """Say what of ours fits a release by its files; serve ten tokens with it, with drafts and without, and hold them to
+    the reference. Exit code 1 if they are not right, 125 if it cannot be told."""
     from specdebug.installs.release import parse_release
     from specdebug.installs.store import find_installed, store_folder
     from specdebug.loops.engine_check import SCENARIO, check_engine
     from specdebug.report.engines import check_lines
 
     there = find_installed(store_folder(into), parse_release(release))
+    write("\n".join(_fit_lines(there)))
     library = open_library(None)
     with workers(1) as pool, progress() as watcher:
         checked = check_engine(pool, library, library.scenario(SCENARIO), there, watcher)
     write("\n".join(check_lines(checked)))
     return checked.exit_code
+
+
+def _fit_lines(there: Installed) -> list[str]:
+    """Every look and stand-in that has its places in a release, counted, and the others by name."""
+    from specdebug.report.engines import fit_lines
+    from specdebug.targets.fit import fit_of
+
+    return fit_lines(there, fit_of(there))
 
 
 @app.command("remove")

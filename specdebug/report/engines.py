@@ -13,6 +13,8 @@ from specdebug.installs.recipe import Recipe
 from specdebug.installs.store import Damaged, Installed
 from specdebug.loops.engine_check import EngineChecked
 from specdebug.report.tables import Column, Listing, line
+from specdebug.report.words import counted
+from specdebug.targets.fit import FitPart
 
 
 def engines_table(
@@ -63,6 +65,17 @@ def engines_document(
             for each in recipes
         ],
     }
+
+
+def fit_lines(there: Installed, parts: Sequence[FitPart]) -> list[str]:
+    """What of ours fits a release, in one line, and a line for each part that does not."""
+    counts = []
+    for kind, noun in ((False, "look"), (True, "stand-in")):
+        some = [each for each in parts if each.stand_in is kind]
+        if some:
+            counts.append(f"{sum(not each.lost for each in some)} of {counted(len(some), noun)}")
+    lost = [f"  lost: {each.what}: {why}" for each in parts for why in each.lost]
+    return [f"{' and '.join(counts)} fit {there.release}", *lost]
 
 
 def check_lines(checked: EngineChecked) -> list[str]:

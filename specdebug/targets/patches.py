@@ -19,6 +19,7 @@ from specdebug.errors import ConfigError
 from specdebug.installs.store import Installed
 from specdebug.interpreters import other_python
 from specdebug.patching import Patch
+from specdebug.targets.inside.source import Source
 from specdebug.toggles import Toggle
 
 _FIND = "import importlib.util, sys; print(importlib.util.find_spec(sys.argv[1]).submodule_search_locations[0])"
@@ -119,9 +120,14 @@ def _dist(engine: str, python: str, version: str) -> Dist:
     return Dist(engine, Version(version), open_package(_package(python, engine)))
 
 
-def package_of(here: Installed) -> Path:
-    """The folder of an installed engine's package. Raises ConfigError."""
-    return _package(here.python, here.engine)
+def source_of(here: Installed) -> Source:
+    """The files of an installed engine. Raises ConfigError where it cannot be found any more."""
+    return _source(_package(here.python, here.engine))
+
+
+@cache
+def _source(folder: Path) -> Source:
+    return Source(folder)
 
 
 @cache

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from specdebug.assets import checkpoint_path
@@ -19,7 +17,7 @@ from specdebug.targets.base import Asked, OverThere
 from specdebug.targets.installed import InstalledTarget
 from specdebug.targets.launch.command import StartCommand
 from specdebug.targets.launch.target import StartedTarget
-from specdebug.targets.patches import package_of, sites_of
+from specdebug.targets.patches import sites_of, source_of
 from specdebug.targets.sglang.checkpoints import draft_folder
 from specdebug.targets.sglang.faults import SglangFaults, plain_fault
 from specdebug.targets.sglang.flags import (
@@ -31,7 +29,6 @@ from specdebug.targets.sglang.flags import (
     require_known,
     reserved_tokens,
 )
-from specdebug.targets.sglang.inside.seats import Source
 from specdebug.targets.sglang.site import site_files
 from specdebug.targets.site import make_site
 
@@ -109,13 +106,3 @@ def stand_ins_of(here: Installed) -> tuple[str, ...]:
     mine = [each for each in recipes() if each.engine == here.engine and each.device == here.device]
     own = [each for each in mine if order(each.version) == order(here.version)]
     return tuple(sorted({name for each in own or mine for name in each.stand_ins}))
-
-
-def source_of(here: Installed) -> Source:
-    """The files of an installed SGLang. Raises ConfigError where it cannot be found any more."""
-    return _source(package_of(here))
-
-
-@cache
-def _source(folder: Path) -> Source:
-    return Source(folder)

@@ -20,6 +20,7 @@ from specdebug.scenario.servers import ReleasedEngine
 from specdebug.targets import patches
 from specdebug.targets.base import Opening, OverThere
 from specdebug.targets.inside import VARIABLE
+from specdebug.targets.inside.source import Source
 from specdebug.targets.registry import find_target
 from specdebug.targets.sglang.target import SglangTarget
 from specdebug.toggles import load_registry
@@ -29,7 +30,7 @@ OPTIONS: dict[str, Any] = {"attention_backend": "fa3", "speculative": {"num_step
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("specdebug.targets.sglang.target.package_of", lambda here: tmp_path)
+    monkeypatch.setattr("specdebug.targets.sglang.target.source_of", lambda here: Source(tmp_path))
     Installed(
         tmp_path / "sglang-0.5.13-cpu", "sglang", "0.5.13", "cpu", sys.executable, False, done=("installed",)
     ).write()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -80,17 +82,27 @@ def _keep_what_is_captured() -> list[str]:
     """Have what is handed to a capture kept by the graph; the functions that capture are SGLang's own."""
     owner, name = BACKEND.find()
     if name == "capture_one":
-        capture_one = owner.capture_one
-
-        @functools.wraps(capture_one)
-        def noted(self: Any, key: Any, forward: Callable[[], Any], *args: Any, **named: Any) -> Any:
-            return capture_one(self, key, captured(forward, self._cuda_graph_runner), *args, **named)
-
-        owner.capture_one = noted
+        _note_captures_of_backend(owner)
         return []
     for seat in (BACKEND, *(Seat(GRAPHS, (place,)) for place in OWN_CAPTURES)):
         _note_own_capture(*seat.find())
     return []
+
+
+def _note_captures_of_backend(backend: Any) -> None:
+    begin, capture_one = backend.__init__, backend.capture_one
+    runners: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    @functools.wraps(begin)
+    def begun(self: Any, runner: Any, *args: Any, **named: Any) -> None:
+        runners[self] = weakref.ref(runner)
+        begin(self, runner, *args, **named)
+
+    @functools.wraps(capture_one)
+    def noted(self: Any, key: Any, forward: Callable[[], Any], *args: Any, **named: Any) -> Any:
+        return capture_one(self, key, captured(forward, runners[self]()), *args, **named)
+
+    backend.__init__, backend.capture_one = begun, noted
 
 
 def _note_own_capture(runner: Any, name: str) -> None:

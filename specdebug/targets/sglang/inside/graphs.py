@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.targets.sglang.inside.refusals import refusal
+from specdebug.targets.sglang.inside.refusals import ours, refusal
 
 _GRAPH = "CUDAGraph"
 _captured: list[Callable[[Any], None]] = []
@@ -56,7 +56,8 @@ class ReplayedCall:
         from sglang.srt.model_executor.forward_context import get_forward_context
 
         self._call, self._context = call, get_forward_context()
-        self._planned = [_Planned.of(each) for each in backends_of(runner)]
+        with ours(_GRAPH):
+            self._planned = [_Planned.of(each) for each in backends_of(runner)]
         self._answer = call()
         for told in _captured:
             told(runner)

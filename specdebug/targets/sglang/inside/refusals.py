@@ -5,7 +5,8 @@ A refusal is a fact about the stand-in: the harness is told, and what the engine
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -23,10 +24,10 @@ def refusal(kernel: str, lacks: str) -> NotImplementedError:
 def refusing(kernel: str) -> Callable[..., None]:
     """A function in the place of a kernel that has no stand-in."""
 
-    def refuse(*_: Any, **__: Any) -> None:
+    def call(*_: Any, **__: Any) -> None:
         raise refusal("sgl_kernel", kernel)
 
-    return refuse
+    return call
 
 
 def refuse(kernel: str, given: dict[str, Any], **neutral: tuple[Any, ...]) -> None:
@@ -36,3 +37,13 @@ def refuse(kernel: str, given: dict[str, Any], **neutral: tuple[Any, ...]) -> No
         value = given.get(name, values[0])
         if not any(value is each or (not isinstance(value, Tensor) and value == each) for each in values):
             raise refusal(kernel, f"{name}, and was given {value!r}")
+
+
+@contextlib.contextmanager
+def ours(what: str) -> Iterator[None]:
+    """Code of a stand-in that reads SGLang's parts and calls none of it: what it raises is told to be ours."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        tell_lost(what, error, stand_in=True)
+        raise

@@ -41,11 +41,13 @@ _BRANCHES: dict[str, tuple[str, ...]] = {
 @dataclass(frozen=True)
 class StandIn:
     """What takes the place of a name. ``made``: out of what is there, None for what only a GPU's process imports.
-    ``needed``: every release must have one of the places; of others, a release that has none has nothing to replace."""
+    ``needed``: every release must have one of the places; of others, a release that has none has nothing to replace.
+    ``kernel``: of a Triton kernel, what it is stood in for by."""
 
     places: tuple[str, ...]
     made: Callable[[Any], Any]
     needed: bool = True
+    kernel: TorchKernel | None = None
 
     @property
     def seat(self) -> Seat:
@@ -68,7 +70,9 @@ def _constant(value: Any) -> Callable[[Any], Any]:
 
 
 def _triton(kernel: TorchKernel, module: str, name: str) -> StandIn:
-    return StandIn(tuple(f"{folder}.{module}:{name}" for folder in (_KERNELS, _OLD_KERNELS)), kernel.instead_of)
+    return StandIn(
+        tuple(f"{folder}.{module}:{name}" for folder in (_KERNELS, _OLD_KERNELS)), kernel.instead_of, kernel=kernel
+    )
 
 
 def _hopper(*_: Any, **__: Any) -> tuple[int, int]:

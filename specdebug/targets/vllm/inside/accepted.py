@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from specdebug.targets.inside.guard import EngineLook, Tap
+from specdebug.targets.inside.wrapping import wrap_method
+
 OnVerify = Callable[[str, int], None]
 """Told a request's own id, and how many of its drafts a verify accepted."""
 OnPreemption = Callable[[str], None]
@@ -14,25 +17,27 @@ OnPreemption = Callable[[str], None]
 
 def on_verify(told: OnVerify) -> None:
     """Have something told of every verify from now on."""
-    from vllm.v1.core.sched.scheduler import Scheduler
 
-    count = Scheduler.make_spec_decoding_stats
-
-    def make_spec_decoding_stats(self: Any, *args: Any, **named: Any) -> Any:
+    def counted(call: Callable[..., Any], _: Any, *args: Any, **named: Any) -> Any:
         told(named["request_id"], int(named["num_accepted_tokens"]))
-        return count(self, *args, **named)
+        return call(*args, **named)
 
-    Scheduler.make_spec_decoding_stats = make_spec_decoding_stats
+    _tap("make_spec_decoding_stats", counted)
 
 
 def on_preemption(told: OnPreemption) -> None:
     """Have something told of every preemption from now on."""
+
+    def preempted(call: Callable[..., Any], _: Any, request: Any, *args: Any, **named: Any) -> Any:
+        told(request.request_id)
+        return call(request, *args, **named)
+
+    _tap("_preempt_request", preempted)
+
+
+def _tap(name: str, tap: Tap) -> None:
+    """Tap the scheduler's function; a release that has none is served without, and that is told."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    preempt = Scheduler._preempt_request
-
-    def _preempt_request(self: Any, request: Any, *args: Any, **named: Any) -> Any:
-        told(request.request_id)
-        return preempt(self, request, *args, **named)
-
-    Scheduler._preempt_request = _preempt_request
+    look = EngineLook("accept lengths")
+    look.attempt(lambda: wrap_method(Scheduler, name, tap, look), None)

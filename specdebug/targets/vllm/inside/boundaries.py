@@ -22,6 +22,22 @@ from specdebug.targets.inside.wrapping import wrap_bound
 Doing = Literal["prefill", "speculative", "plain"]
 DOINGS: tuple[Doing, ...] = ("prefill", "speculative", "plain")
 
+RUNNER_TAPS = {
+    "_prepare_inputs": "_prepared",
+    "_get_slot_mappings": "_target_slots",
+    "_model_forward": "_target_forward",
+    "execute_model": "_executed",
+    "_sample": "_sampled",
+    "sample_tokens": "_finished",
+}
+DRAFTER_TAPS = {
+    "prepare_next_token_ids_padded": "_next_tokens",
+    "propose": "_proposed",
+    "set_inputs_first_pass": "_first_pass",
+    "_update_positions_dependent_metadata": "_draft_slots",
+    "_sample_draft_tokens": "_draft_sampled",
+}
+"""Functions of the runner and of the proposer, and the taps of each."""
 _FORWARD: dict[Doing, str] = {"prefill": "target_prefill", "speculative": "verify", "plain": "target_decode"}
 """The first part of our names of a target forward's sites."""
 
@@ -73,22 +89,12 @@ class Boundaries:
         self._shares: tuple[StepRequests, ...] = ()
         self._all = StepRequests("plain", (), (), (), (), (), (), (), ())
         self._forwards = 0  # of the draft model, in this step
-        for name, tap in {
-            "_prepare_inputs": self._prepared,
-            "_get_slot_mappings": self._target_slots,
-            "_model_forward": self._target_forward,
-            "execute_model": self._executed,
-            "_sample": self._sampled,
-            "sample_tokens": self._finished,
-        }.items():
-            wrap_bound(runner, name, tap, look)
+        for name, tap in RUNNER_TAPS.items():
+            wrap_bound(runner, name, getattr(self, tap), look)
         drafter = getattr(runner, "drafter", None)
         if drafter is not None:
-            wrap_bound(drafter, "prepare_next_token_ids_padded", self._next_tokens, look)
-            wrap_bound(drafter, "propose", self._proposed, look)
-            wrap_bound(drafter, "set_inputs_first_pass", self._first_pass, look)
-            wrap_bound(drafter, "_update_positions_dependent_metadata", self._draft_slots, look)
-            wrap_bound(drafter, "_sample_draft_tokens", self._draft_sampled, look)
+            for name, tap in DRAFTER_TAPS.items():
+                wrap_bound(drafter, name, getattr(self, tap), look)
             wrap_bound(drafter.model, "compute_logits", self._draft_logits, look)
             begins, ends = self._draft_begins, self._draft_ends
             drafter.model.register_forward_pre_hook(

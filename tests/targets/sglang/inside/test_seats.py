@@ -1,4 +1,4 @@
-"""Places in source files: found as a release has them, without importing anything."""
+"""Seats: of the places that something has been at, the first that is there counts."""
 
 from __future__ import annotations
 
@@ -6,62 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.targets.sglang.inside.seats import NoSeat, Seat, Source
-
-MODULE = """
-import os
-from sglang.srt.base import Base
-from .near import Near as Nearer
-if os.environ.get("GPU"):
-    from kernels import only_on_a_gpu as kernel
-else:
-    try:
-        kernel_of_a_cpu: int = 1
-    except ImportError:
-        neither = None
-
-class Own(Base):
-    field: int
-
-    def method(self):
-        self.made_here, local = 1, 2
-        other.not_its_own = 3
-
-class Grandchild(Own, Nearer):
-    pass
-"""
+from specdebug.targets.inside.source import Source
+from specdebug.targets.sglang.inside.seats import KERNELS, NoSeat, Seat
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Source:
-    files = {
-        "srt/module.py": MODULE,
-        "srt/base.py": "class Base:\n    inherited = 1\n",
-        "srt/near/__init__.py": "class Near:\n    def near(self): ...\n",
-        "srt/broken.py": "def (",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return Source(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("place", "there"),
-    [
-        ("srt.module", True), ("srt.gone", False), ("srt.broken:a", False), ("srt.near:Near.near", True),
-        ("srt.module:kernel", True), ("srt.module:kernel_of_a_cpu", True), ("srt.module:neither", True),
-        ("srt.module:only_on_a_gpu", False), ("srt.module:local", False), ("srt.module:Own", True),
-        ("srt.module:Own.field", True), ("srt.module:Own.method", True), ("srt.module:Own.made_here", True),
-        ("srt.module:Own.not_its_own", False), ("srt.module:Own.inherited", True), ("srt.module:Base.inherited", True),
-        ("srt.module:Grandchild.inherited", True), ("srt.module:Grandchild.near", True), ("sgl_kernel:any", True),
-    ],
-)  # fmt: skip
-def test_a_place_is_there_as_the_files_have_it(source: Source, place: str, there: bool) -> None:
-    assert source.has(place) is there
-
-
-def test_the_first_place_that_is_there_counts(source: Source) -> None:
-    assert Seat("a look", ("srt.gone:a", "srt.module:Own", "srt.base:Base")).place(source) == "srt.module:Own"
-    with pytest.raises(NoSeat, match=r"SGLang has no srt\.gone:a nor srt\.gone:b"):
-        Seat("a look", ("srt.gone:a", "srt.gone:b")).place(source)
+def test_the_first_place_that_is_there_counts(tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text("class Own: ...\nclass Other: ...\n")
+    source = Source(tmp_path)
+    assert Seat("a look", ("new:Own", "old:Own", "old:Other")).place(source) == "old:Own"
+    assert Seat("a look", ("new:Own", f"{KERNELS}:any")).place(source) == f"{KERNELS}:any"
+    with pytest.raises(NoSeat, match="SGLang has no new:a nor new:b"):
+        Seat("a look", ("new:a", "new:b")).place(source)

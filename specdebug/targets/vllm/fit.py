@@ -1,0 +1,32 @@
+"""Which of our looks have their places in a release of vLLM, by its files alone. Nothing of its is stood in for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specdebug.installs.store import Installed
+from specdebug.targets.fit import FitPart
+from specdebug.targets.patches import source_of
+from specdebug.targets.vllm.inside.boundaries import DRAFTER_TAPS, RUNNER_TAPS
+
+_SCHEDULER, _POOL = "v1.core.sched.scheduler:Scheduler", "v1.core.block_pool:BlockPool"
+LOOKS: dict[str, tuple[str, ...]] = {
+    "accept lengths": tuple(f"{_SCHEDULER}.{name}" for name in ("make_spec_decoding_stats", "_preempt_request")),
+    "the stages of a step": (
+        *(f"v1.worker.gpu_model_runner:GPUModelRunner.{name}" for name in RUNNER_TAPS),
+        *(f"v1.spec_decode.eagle:EagleProposer.{name}" for name in DRAFTER_TAPS),
+    ),
+    "the scheduler's books": (
+        *(f"{_SCHEDULER}.{name}" for name in ("kv_cache_manager", "requests", "running", "deferred_frees",
+                                              "num_spec_tokens", "num_lookahead_tokens")),
+        *(f"{_POOL}.{name}" for name in ("blocks", "free_block_queue", "null_block")),
+    ),
+}  # fmt: skip
+"""What each look holds on to."""
+
+
+def parts_of(here: Installed) -> Iterator[FitPart]:
+    """Every look."""
+    source = source_of(here)
+    for what, places in LOOKS.items():
+        yield FitPart(what, False, tuple(f"vLLM has no {place}" for place in places if not source.has(place)))

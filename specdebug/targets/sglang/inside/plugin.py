@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from specdebug.targets.inside.reverts import revert
 from specdebug.targets.inside.words import say, tell
 from specdebug.targets.inside.wrapping import wrap_method
 from specdebug.targets.sglang.inside.books import BOOKS, keep_books
+from specdebug.targets.sglang.inside.empty_modules import EmptyModule
 from specdebug.targets.sglang.inside.graph_buffers import KERNEL_MEMORY
 from specdebug.targets.sglang.inside.kernels import watch_kernels
 from specdebug.targets.sglang.inside.looks import LOOKS, look
@@ -48,7 +50,7 @@ def register() -> None:
             # first: what is replaced below imports what is to be patched
             told_when_asked(revert(wanted["reverts"], wanted["sites"]))
         if wanted.get("device") == "cpu":
-            tell(pid=os.getpid(), not_engine_code=[*WITHOUT_A_GPU, *replace_for_cpu()])
+            tell(pid=os.getpid(), not_engine_code=[*WITHOUT_A_GPU, *replace_for_cpu(), *_besides()])
         look_at(wanted)
     except BaseException:
         traceback.print_exc()
@@ -106,6 +108,16 @@ def told_when_asked(tell: Callable[[], None]) -> None:
         return call(*asked)
 
     _got(ANSWER.look, lambda: wrap_method(*ANSWER.find(), get_internal_state, EngineLook(ANSWER.look)))
+
+
+def _besides() -> list[str]:
+    """What else is not what a GPU runs: SGLang's own way round a kernel, and modules that are empty here."""
+    empty = sorted(name for name, module in sys.modules.items() if isinstance(module, EmptyModule) and "." not in name)
+    moves = "KV moves by torch, SGLang's own (SGLANG_NATIVE_MOVE_KV_CACHE)"
+    return [
+        *([moves] if "SGLANG_NATIVE_MOVE_KV_CACHE" in os.environ else ()),
+        *([f"empty modules: {', '.join(empty)}"] if empty else ()),
+    ]
 
 
 def replace_for_cpu() -> list[str]:

@@ -18,12 +18,13 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from specdebug.bisect import Bisector
+from specdebug.bisect import Bisector, openings
 from specdebug.scenario.library import Library
 from specdebug.toggles import Registry
 from specdebug.trials.command import CommandSource
 from specdebug.trials.journal import Journal
 from specdebug.trials.search import Findings, Search, Standing
+from specdebug.trials.takes import Takes
 from specdebug.trials.trial import Trial, TrialResult
 
 SCRIPT = """#!/bin/bash
@@ -64,14 +65,14 @@ def search(registry: Registry, culprit: str, rate: int, noise: int, seed: int, *
             job.write_text(text, encoding="utf-8")
             job.chmod(0o755)
             command = ["./job.sh"] if read else ["sh", "-c", "./job.sh >/dev/null"]
-            source = CommandSource(command, registry)
+            source = CommandSource(command, registry, takes=Takes.SET)
             names = [candidate.id for candidate in source.candidates]
             with Journal(Path("journal.sqlite"), source.identity, "benchmark") as journal:
                 return Search(
                     source,
                     journal,
-                    lambda: Bisector(names, confidence=0.95, seed=seed),
-                    opening=frozenset(names),
+                    lambda: Bisector(names, confidence=0.95, seed=seed, apart=source.apart),
+                    opening=openings(names, source.apart),
                     seed=seed,
                     max_trials=MAX_TRIALS,
                 ).run(Silent())

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from specdebug.bisect import Bisector
+from specdebug.bisect import Bisector, openings
 from specdebug.content import content_files
 from specdebug.scenario.library import Library
 from specdebug.trials.journal import Journal
@@ -42,6 +42,10 @@ class Kept:
     @property
     def identity(self) -> str:
         return self._source.identity
+
+    @property
+    def apart(self) -> frozenset[frozenset[str]]:
+        return self._source.apart
 
     @property
     def capacity(self) -> int:
@@ -79,8 +83,8 @@ def search(source: Kept, pattern: str | None, seed: int, confidence: float) -> F
         return Search(
             source,
             journal,
-            lambda: Bisector(names, confidence=confidence, seed=seed),
-            opening=frozenset(names),
+            lambda: Bisector(names, confidence=confidence, seed=seed, apart=source.apart),
+            opening=openings(names, source.apart),
             seed=seed,
             max_trials=MAX_TRIALS,
             pattern=pattern,

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from specdebug.bisect import Bisector
+from specdebug.bisect import Bisector, openings
 from specdebug.scenario.library import Library
 from specdebug.trials.command import CommandSource
 from specdebug.trials.journal import Journal
@@ -30,6 +30,7 @@ from specdebug.trials.remote import command_source, scenario_source
 from specdebug.trials.scenario import ScenarioSource, expected_signature
 from specdebug.trials.search import Findings, Search, Standing
 from specdebug.trials.source import TrialSource
+from specdebug.trials.takes import Takes
 from specdebug.trials.trial import Trial, TrialResult
 
 CULPRIT = "27360"
@@ -61,8 +62,11 @@ class Watcher:
         """Nothing to say of each."""
 
 
+Apart = frozenset[frozenset[str]]
+
+
 def search(
-    source: TrialSource, watcher: Watcher, folder: Path, seed: int, pattern: str | None
+    source: TrialSource, watcher: Watcher, folder: Path, seed: int, pattern: str | None, apart: Apart
 ) -> tuple[Findings, list[tuple[Trial, str, str | None]], float]:
     """What was found, the trials that counted, and how long it took."""
     names = [candidate.id for candidate in source.candidates]
@@ -71,8 +75,8 @@ def search(
         found = Search(
             source,
             journal,
-            lambda: Bisector(names, seed=seed),
-            opening=frozenset(names),
+            lambda: Bisector(names, seed=seed, apart=apart),
+            opening=openings(names, apart),
             seed=seed,
             max_trials=1000,
             pattern=pattern,
@@ -100,19 +104,19 @@ def main() -> int:
         library = Library()
         pattern = None
         make: Callable[[], TrialSource]
-        here: Callable[[], TrialSource]
+        here: Callable[[], CommandSource | ScenarioSource]
         if options.scenario:
             scenario = library.scenario(options.scenario)
             pattern = expected_signature(scenario)
             here = partial(ScenarioSource, library, scenario, jobs=NODES)
-            make = partial(scenario_source, scenario, (), ScenarioSource(library, scenario).arm, (), None)
+            make = partial(scenario_source, scenario, (), ScenarioSource(library, scenario).arm, (), None, Takes.ONE)
             what = options.scenario
         else:
             script = folder / "flaky.sh"
             script.write_text(SCRIPT.format(culprit=CULPRIT, percent=round(100 * options.rate)))
             script.chmod(0o755)
-            here = partial(CommandSource, ("./flaky.sh",), library.registry, capacity=NODES)
-            make = partial(command_source, ("./flaky.sh",), (), None)
+            here = partial(CommandSource, ("./flaky.sh",), library.registry, takes=Takes.SET, capacity=NODES)
+            make = partial(command_source, ("./flaky.sh",), (), None, Takes.SET)
             what = f"a command that fails {options.rate:.0%} of the time under {CULPRIT}"
         wrong = compare(what, here, make, folder, options.seeds, pattern)
         os.chdir("/")
@@ -121,7 +125,7 @@ def main() -> int:
 
 def compare(
     what: str,
-    here: Callable[[], TrialSource],
+    here: Callable[[], CommandSource | ScenarioSource],
     make: Callable[[], TrialSource],
     folder: Path,
     seeds: int,
@@ -147,10 +151,10 @@ def compare(
             cluster.remove_node(one, allow_graceful=False)
 
         local = here()
-        alone, expected, alone_s = search(local, Watcher(local), folder, seed, pattern)
+        alone, expected, alone_s = search(local, Watcher(local), folder, seed, pattern, local.apart)
         source = RaySource(here(), make, address=cluster.address, jobs=NODES)
         watcher = Watcher(source, len(expected) // 2, kill)
-        found, trials, found_s = search(source, watcher, folder, seed, pattern)
+        found, trials, found_s = search(source, watcher, folder, seed, pattern, local.apart)
         same = found.answer == alone.answer and trials == expected
         wrong += not same
         table.add_row(

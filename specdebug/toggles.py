@@ -21,6 +21,7 @@ from packaging.specifiers import SpecifierSet
 from specdebug.content import content_files
 from specdebug.errors import ContentError, SpecDebugError, Where, did_you_mean
 from specdebug.patching import Applied, Edit, Mode, Patch, apply, parse_target
+from specdebug.patching.overlap import shared_target
 from specdebug.schema import Item
 from specdebug.yamlio import Doc, load_yaml, one_line
 
@@ -109,6 +110,15 @@ class Toggle:
         """Return True if some edits revert it in an engine, of some version."""
         return bool(self.patches) if engine == OWN_ENGINE else engine in self.foreign
 
+    def clash_with(self, other: Toggle, engine: str = OWN_ENGINE) -> str | None:
+        """Where this fix and another edit the same line of an engine, so that only one can be reverted; None if they do
+        not. Of another engine than ours, whose source is not at hand: where they may."""
+        if engine == OWN_ENGINE:
+            return shared_target(self.patches, other.patches, here=True)
+        mine, theirs = (list(each.foreign.get(engine, {}).values()) for each in (self, other))
+        found = (shared_target(one, its, here=False) for one, its in itertools.product(mine, theirs))
+        return next(filter(None, found), None)
+
     @property
     def numbers(self) -> tuple[int, ...]:
         """Every number that selects it."""
@@ -146,7 +156,7 @@ class Registry:
         """The toggles of some numbers, each once, in the order first named.
 
         ``wanted``: a number, several, or text such as ``27360,27338``; ``#`` before a number is allowed. Raises
-        SelectionError: a part is not a number, no toggle has it, or its fix is not in the engine.
+        SelectionError: a part is not a number, no toggle has it, its fix is not in the engine, or two edit one line.
         """
         every = _by_number(self.all)
         if isinstance(wanted, str):
@@ -158,7 +168,20 @@ class Registry:
             if not every[number].is_in(engine):
                 raise SelectionError(not_in(engine, every[number]))
             chosen.setdefault(every[number].pr, every[number])
+        for one, other in itertools.combinations(chosen.values(), 2) if engine == OWN_ENGINE else ():
+            if (target := one.clash_with(other)) is not None:
+                raise SelectionError(f"{one.pr} and {other.pr} edit the same line of {target}; revert one of them")
         return tuple(chosen.values())
+
+
+def apart(toggles: Iterable[Toggle], engines: Iterable[str]) -> frozenset[frozenset[str]]:
+    """The pairs of fixes, by number, that edit the same line of one of the engines: they are not reverted together."""
+    pairs = itertools.combinations(toggles, 2)
+    return frozenset(
+        frozenset((str(one.pr), str(other.pr)))
+        for (one, other), engine in itertools.product(pairs, tuple(engines))
+        if one.clash_with(other, engine) is not None
+    )
 
 
 def not_in(engine: str, toggle: Toggle) -> str:

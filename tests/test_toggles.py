@@ -403,9 +403,8 @@ def test_overlapping_toggles_are_refused_by_name(root):
     (root / "toggles" / "55.yaml").write_text(
         OTHER.replace('"return self.count"', '"self.count += 1\\nreturn self.count"')
     )
-    text = refusal(apply_reverts, "101,55", error=PatchError)
-    assert "toggle 101" in text
-    assert "toggle 55" in text
+    text = refusal(apply_reverts, "101,55", error=SelectionError)
+    assert text == "101 and 55 edit the same line of toy_engine:Engine.step; revert one of them"
     with apply_reverts("55"):
         pass
 

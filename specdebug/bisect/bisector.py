@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -13,12 +14,15 @@ from specdebug.bisect.masking import Masking
 from specdebug.bisect.nuisance import Prior
 from specdebug.bisect.search import BayesianSearch
 
+MOST_OPENINGS = 4
+
 
 class Bisector(BayesianSearch[frozenset[str]]):
     """Bayesian search over "none", every single and every pair of candidates; a trial is the set switched on.
 
     There is an answer at the posterior probability ``confidence``. ``max_culprits`` of 1 leaves pairs out. ``seed``
-    draws the order of the candidates, the last of what ties are broken by (``design``).
+    draws the order of the candidates, the last of what ties are broken by (``design``). No trial holds two that are
+    ``apart``, so that they are no culprits together.
 
     Raises ValueError for no candidates or two of the same name, a confidence outside (0.5, 1), max_culprits not 1 or 2.
     """
@@ -31,6 +35,7 @@ class Bisector(BayesianSearch[frozenset[str]]):
         max_culprits: int = 2,
         seed: int = 0,
         prior: Prior | None = None,
+        apart: Collection[frozenset[str]] = (),
     ) -> None:
         if max_culprits not in (1, 2):
             raise ValueError(f"max_culprits is 1 or 2, not {max_culprits}")
@@ -41,8 +46,12 @@ class Bisector(BayesianSearch[frozenset[str]]):
         singles = np.arange(n, dtype=np.intp)
         self._first, self._second = singles, singles
         blame = np.full(n, 1 / max(n, 1))
-        if max_culprits == 2 and n > 1:
-            one, two = np.triu_indices(n, 1)
+        self._apart: Bools = np.zeros((n, n), dtype=bool)
+        for pair in apart:
+            here, there = (self._index[name] for name in pair)
+            self._apart[here, there] = self._apart[there, here] = True
+        one, two = np.nonzero(np.triu(~self._apart, 1))
+        if max_culprits == 2 and len(one):
             self._first, self._second = np.append(singles, one), np.append(singles, two)
             blame = np.append(blame * (1 - prior.pair), np.full(len(one), prior.pair / len(one)))
         super().__init__(names, blame, prior, confidence)
@@ -57,7 +66,8 @@ class Bisector(BayesianSearch[frozenset[str]]):
         n = len(self._names)
         criterion = Criterion(beliefs, self._first, self._second, np.ones(n) if clear else self._masking.clear)
         weights = self._belief.forecast()[0][1:]
-        members, bits = best(criterion, pool(weights, self._first, self._second, n))
+        sets = pool(weights, self._first, self._second, n)
+        members, bits = best(criterion, sets, self._apart) if self._apart.any() else best(criterion, sets)
         return frozenset(self._names[i] for i in np.flatnonzero(members)), bits
 
     def _learn_masking(self, trial: frozenset[str], masked: bool) -> None:
@@ -78,6 +88,21 @@ class Bisector(BayesianSearch[frozenset[str]]):
         if hypothesis == 0:
             return frozenset()
         return frozenset({self._names[self._first[hypothesis - 1]], self._names[self._second[hypothesis - 1]]})
+
+
+def openings(names: Sequence[str], apart: Collection[frozenset[str]]) -> tuple[frozenset[str], ...]:
+    """Return the fewest sets, as large as can be, that hold every candidate and no two that are ``apart``; none if that
+    takes more than ``MOST_OPENINGS``, when a search by single candidates is as good."""
+    sets: list[set[str]] = []
+    for name in names:
+        fits = [each for each in sets if not any(frozenset((name, other)) in apart for other in each)]
+        for each in fits[:1] if fits else [set[str]()]:
+            sets += [] if fits else [each]
+            each.add(name)
+    for each, name in itertools.product(sets, names):
+        if not any(frozenset((name, other)) in apart for other in each):
+            each.add(name)
+    return tuple(map(frozenset, sets)) if len(sets) <= MOST_OPENINGS else ()
 
 
 def _drawn(candidates: Sequence[str], seed: int) -> list[str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specdebug.bisect.belief import Belief
+from specdebug.bisect.belief import Belief, Bools
 from specdebug.bisect.nuisance import Floats
 from specdebug.reproducible import LEVEL, levels, log2, on_grid, product, total
 
@@ -123,14 +123,31 @@ def ranked(scores: Floats, sets: Floats) -> Indices:
     return np.lexsort((*absent.T[::-1], by_size))
 
 
-def best(criterion: Criterion, sets: Floats) -> tuple[Floats, float]:
-    """Return the best set found by climbing from the best rows of ``sets`` in single flips, and its expected bits."""
+def kept_apart(sets: Floats, apart: Bools) -> Floats:
+    """Return sets of which none holds two candidates that are ``apart``: of two the earlier stays, and in a second row
+    for each set the later."""
+    rows = []
+    for order in (range(len(apart)), range(len(apart) - 1, -1, -1)):
+        left = sets.copy()
+        for candidate in order:
+            left[np.ix_(left[:, candidate] == 1, apart[candidate])] = 0
+        rows.append(left)
+    return np.concatenate(rows)
+
+
+def best(criterion: Criterion, sets: Floats, apart: Bools | None = None) -> tuple[Floats, float]:
+    """Return the best set found by climbing from the best rows of ``sets`` in single flips, and its expected bits. No
+    set is tried that holds two candidates that are ``apart``."""
+    if apart is not None:
+        sets = kept_apart(sets, apart)
     scores = levels(criterion(sets))
     starts = ranked(scores, sets)[:CLIMBERS]
     sets, scores = sets[starts], scores[starts]
     rows = np.arange(len(sets))
     while True:
         options = levels(criterion.flips(sets))
+        if apart is not None:
+            options = np.where((sets == 0) & (sets @ apart > 0), -1, options)
         chosen = (2 * options + sets).argmax(axis=1)
         reached = options[rows, chosen]
         better = reached > scores

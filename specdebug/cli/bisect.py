@@ -45,12 +45,13 @@ def bisect(
     SCENARIO is run with fixes reverted, with engine options set (--over config), or with some of its faults injected
     and the others not (--over faults).
 
-    -- CMD ... is any command: the fixes to revert reach it in SGLANG_DEBUG_REVERT_PR, the trial's seed in
-    SPECDEBUG_TRIAL_SEED; it passes with 0, cannot be tested with 125, and fails with anything else. Over commits it
-    runs in a worktree of its own at each commit.
+    -- CMD ... is any command: the fix to revert reaches it in SGLANG_DEBUG_REVERT_PR (with --takes set, several), the
+    trial's seed in SPECDEBUG_TRIAL_SEED; it passes with 0, cannot be tested with 125, and fails with anything else.
+    Over commits it runs in a worktree of its own at each commit. Nothing shows that a command ran what it was to
+    revert, so that it can convict a fix and acquit none.
 
     Every trial is kept in a journal: the same command goes on where it was stopped. Exit code 0 when a culprit, or
-    that there is none, was named; 125 when it ended undecided.
+    that there is none, was named; 125 when it ended undecided, or unproven.
     """
     level = confidence_of(budget.confidence)
     positive(budget.timeout)
@@ -82,6 +83,7 @@ def _search(
             journal,
             plan.chooser,
             opening=plan.opening,
+            proven=plan.proven,
             seed=budget.seed,
             max_trials=budget.max_trials,
             pattern=pattern,

@@ -20,12 +20,14 @@ from specdebug.cli.options import (
     RayAddress,
     ScenarioOrCommand,
     SignatureOption,
+    TakesOption,
     TrialSeed,
     TrialTimeout,
     check_cluster,
 )
 from specdebug.cli.params import Help
 from specdebug.errors import SpecDebugError
+from specdebug.trials.takes import Takes
 
 
 class Over(StrEnum):
@@ -85,6 +87,7 @@ class Suspects:
         str | None, typer.Option("--build", metavar="CMD", help="Over commits: run in a shell after each checkout.")
     ] = None
 
+    takes: TakesOption = Takes.ONE
     signature: Annotated[
         SignatureOption, Help("Follow these failures; else what the scenario expects, or the most frequent.")
     ] = None
@@ -98,6 +101,8 @@ def check_together(subject: BisectSubject, budget: BisectBudget, suspects: Suspe
     for name in unwanted:
         if getattr(suspects, name) is not None:
             raise SpecDebugError(f"--{name} is of no use with --over {over.value}")
+    if suspects.takes is Takes.SET and over is not Over.TOGGLES:
+        raise SpecDebugError(f"--takes is of no use with --over {over.value}")
     if suspects.arm is not None and subject.scenario is None:
         raise SpecDebugError("--arm is for scenarios")
     check_cluster(budget.executor, budget.ray_address)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Over, Suspects
 from specdebug.cli.options import ContentOptions, engine_words
 from specdebug.errors import SpecDebugError
+from specdebug.trials.takes import Takes
 
 if TYPE_CHECKING:
     from specdebug.report.bisect import Bisection
@@ -63,27 +64,42 @@ class BisectQuestion:
         """Return the words that replay an arm of the scenario."""
         return ["specdebug", "replay", self.file, "--arm", arm, "--seed", str(seed)]
 
-    def bisector(self, names: Sequence[str]) -> Callable[[], Chooser]:
-        """Return a maker of a Bayesian search among these candidates."""
-        from specdebug.bisect import Bisector
+    def choice(
+        self, names: Sequence[str], apart: frozenset[frozenset[str]] = frozenset()
+    ) -> tuple[Callable[[], Chooser], tuple[frozenset[str], ...]]:
+        """Return a maker of a Bayesian search among these candidates, and what its first trials switch on."""
+        from specdebug.bisect import Bisector, openings
 
-        return partial(Bisector, names, confidence=self.confidence, seed=self.budget.seed)
+        chooser = partial(Bisector, names, confidence=self.confidence, seed=self.budget.seed, apart=apart)
+        return chooser, openings(names, apart)
+
+    def flake(self, *words: str) -> str:
+        """Return the command that measures how often it fails with nothing switched on."""
+        if self.command:
+            return shlex.join(["specdebug", "flake", "--", *self.command])
+        return shlex.join(["specdebug", "flake", self.file, *words, *self.where()])
 
 
 @dataclass(frozen=True)
 class Plan:
     """One search: the source that runs its trials, what they are of, the chooser that picks them, and the words.
 
+    ``how_often`` measures how often it fails with nothing switched on. ``proven``: what is switched on takes effect.
+    ``takes``: how many fixes its engine takes, where that is not ours; ``apart``: those that are never tried together.
     ``make`` makes the source on another machine, whose workers then need so many ``gpus``.
     """
 
     source: TrialSource
     origin: Origin
     chooser: Callable[[], Chooser]
-    opening: frozenset[str]
+    opening: tuple[frozenset[str], ...]
     what: str
     reproduce: Reproduce
     next_step: NextStep
+    how_often: str
+    proven: bool = True
+    takes: Takes | None = None
+    apart: frozenset[frozenset[str]] = frozenset()
     name_length: int | None = None
     signature: str | None = None
     make: Callable[[], TrialSource] | None = None
@@ -107,7 +123,15 @@ class Plan:
             journal=journal,
             reproduce=self.reproduce,
             next_step=self.next_step,
+            how_often=self.how_often,
+            takes=None if self.takes is None else self.takes.value,
+            apart=() if self.takes is Takes.ONE else tuple(sorted(candidates_of(self.apart))),
         )
+
+
+def candidates_of(pairs: Iterable[frozenset[str]]) -> Iterator[tuple[str, ...]]:
+    """Each pair in the order of its numbers."""
+    return (tuple(sorted(pair, key=int)) for pair in pairs)
 
 
 def plan_of(asked: BisectQuestion) -> Plan:
@@ -133,10 +157,11 @@ def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
     from specdebug.trials.command import SEED_VARIABLE, CommandSource, reverts_text
     from specdebug.trials.remote import command_source
 
-    timeout = asked.budget.timeout
+    timeout, takes = asked.budget.timeout, asked.suspects.takes
     what = shlex.join(asked.command)
     library = asked.shared.library()
-    source = CommandSource(asked.command, library.registry, capacity=asked.budget.jobs or 1, timeout_s=timeout)
+    capacity = asked.budget.jobs or 1
+    source = CommandSource(asked.command, library.registry, takes=takes, capacity=capacity, timeout_s=timeout)
     names = [candidate.id for candidate in source.candidates]
 
     def reproduce(reverted: frozenset[str], its_seed: int) -> str:
@@ -145,8 +170,19 @@ def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
     def next_step(culprits: frozenset[str], followed: str) -> str:
         return "; ".join(f"specdebug toggles show {one}" for one in sorted(culprits, key=int))
 
-    make = partial(command_source, asked.command, library.folders[1:], timeout)
-    return Plan(source, source, asked.bisector(names), frozenset(names), what, reproduce, next_step, make=make)
+    return Plan(
+        source,
+        source,
+        *asked.choice(names, source.apart),
+        what,
+        reproduce,
+        next_step,
+        asked.flake(),
+        proven=source.proven,
+        takes=takes,
+        apart=source.apart,
+        make=partial(command_source, asked.command, library.folders[1:], timeout, takes),
+    )
 
 
 def _over_scenario(asked: BisectQuestion) -> Plan:
@@ -157,27 +193,32 @@ def _over_scenario(asked: BisectQuestion) -> Plan:
 
     library = asked.shared.library()
     scenario = asked.scenario(library)
-    options, timeout = tuple(asked.suspects.option or ()), asked.budget.timeout
+    options, timeout, takes = tuple(asked.suspects.option or ()), asked.budget.timeout, asked.suspects.takes
     for text in options:
         if text.partition("=")[0] in asked.engine:
             flags = shlex.join(engine_words(asked.engine))
             raise SpecDebugError(f"--option {text} is suspected, but {flags} sets it for all")
     source = ScenarioSource(
-        library, scenario, arm=asked.suspects.arm, options=options, jobs=asked.jobs, timeout_s=timeout
+        library, scenario, arm=asked.suspects.arm, options=options, jobs=asked.jobs, timeout_s=timeout, takes=takes
     )
+    if source.proven and takes is Takes.SET:
+        raise SpecDebugError("--takes is for a command, or a server that is not ours")
     names = [candidate.id for candidate in source.candidates]
     if not names:
         raise SpecDebugError(f"arm '{source.arm}' reverts every fix there is; nothing is left to suspect")
-    told = _told_of_options if asked.subject.over is Over.CONFIG else _told_of_fixes
+    told = _told_of_options if options else _told_of_fixes
     return Plan(
         source,
         source,
-        asked.bisector(names),
-        frozenset(names),
+        *asked.choice(names, source.apart),
         f"{asked.file}, arm {source.arm},",
         *told(asked, source.arm),
+        asked.flake("--arm", source.arm),
+        proven=source.proven,
+        takes=None if source.proven or options else takes,
+        apart=source.apart,
         signature=expected_signature(scenario),
-        make=partial(scenario_source, scenario, library.folders[1:], source.arm, options, timeout),
+        make=partial(scenario_source, scenario, library.folders[1:], source.arm, options, timeout, takes),
         gpus=int(engine_config(scenario, source.arm).device != "cpu"),
     )
 
@@ -201,7 +242,11 @@ def _told_of_options(asked: BisectQuestion, arm: str) -> tuple[Reproduce, NextSt
         replay = shlex.join([*asked.replay(arm, its_seed), *asked.where()])
         return f"set {' and '.join(sorted(switched))} in the engine of arm '{arm}', then {replay}"
 
-    return reproduce, lambda culprits, followed: ""
+    def next_step(culprits: frozenset[str], followed: str) -> str:
+        words = ["specdebug", "minimise", asked.file, "--arm", arm, "--signature", followed, "-o", "small.yaml"]
+        return f"with {' and '.join(sorted(culprits))} set in the file, {shlex.join([*words, *asked.where()])}"
+
+    return reproduce, next_step
 
 
 def _over_faults(asked: BisectQuestion) -> Plan:
@@ -221,10 +266,10 @@ def _over_faults(asked: BisectQuestion) -> Plan:
     return Plan(
         source,
         source,
-        asked.bisector(names),
-        frozenset(names),
+        *asked.choice(names),
         f"{asked.file}, arm {source.arm},",
         *_told_of_faults(asked, source, names),
+        asked.flake("--arm", source.arm),
         signature=expected_signature(replace(scenario, expect=expected)),
         make=partial(fault_source, scenario, library.folders[1:], source.arm, added, timeout),
         gpus=int(engine_config(scenario, source.arm).device != "cpu"),
@@ -277,4 +322,8 @@ def _over_commits(asked: BisectQuestion) -> Plan:
         return "; ".join(f"{git} show {commit[:12]}" for commit in culprits)
 
     chooser = partial(CommitChooser, commits, asked.confidence)
-    return Plan(source, source, chooser, frozenset(commits[-1:]), what, reproduce, next_step, name_length=12)
+    opening = (frozenset(commits[-1:]),)
+    how_often = asked.flake()
+    return Plan(
+        source, source, chooser, opening, what, reproduce, next_step, how_often, proven=source.proven, name_length=12
+    )

@@ -22,6 +22,7 @@ from specdebug.cli.options import (
     Reverts,
     ScenarioOrCommand,
     SignatureOption,
+    TakesOption,
     TrialSeed,
     TrialTimeout,
     command_line,
@@ -34,6 +35,7 @@ from specdebug.cli.params import Help, grouped
 from specdebug.cli.results import tell_results
 from specdebug.cli.trials import UNDECIDED, JournalOptions, command_of, confidence_of, tell_rerun
 from specdebug.errors import SpecDebugError
+from specdebug.trials.takes import Takes
 
 if TYPE_CHECKING:
     from specdebug.report.flake import Question
@@ -55,6 +57,7 @@ class FlakeSubject:
     scenario: ScenarioOrCommand = None
     arm: Annotated[ArmOption, Help("Of the scenario; the first that reverts nothing unless given.")] = None
     revert: Annotated[Reverts, Help("Revert these fixes in every trial.")] = None
+    takes: TakesOption = Takes.ONE
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,12 @@ def flake(
 ) -> int:
     """Run one thing with fresh seeds until its failure rate is known, or a claim about it is decided.
 
-    -- CMD ... is any command: the fixes to revert reach it in SGLANG_DEBUG_REVERT_PR, the trial's seed in
-    SPECDEBUG_TRIAL_SEED; it passes with 0, cannot be tested with 125, and fails with anything else.
+    -- CMD ... is any command: the fix to revert reaches it in SGLANG_DEBUG_REVERT_PR (with --takes set, several), the
+    trial's seed in SPECDEBUG_TRIAL_SEED; it passes with 0, cannot be tested with 125, and fails with anything else.
 
     What is stated holds whenever one stops. Every trial is kept in a journal: the same command goes on where it was
     stopped. Exit code 0 when the claim holds (without one: when nothing failed), 1 when it is refuted (when something
-    failed), 125 when that is undecided.
+    failed), 125 when that is undecided, or nothing shows that the lines of a reverted fix ran.
     """
     from specdebug.stats.claims import parse_claim
 
@@ -122,7 +125,9 @@ def _measure(
     identity = digest_of("flake", plan.source.question, ",".join(plan.reverted), str(measured.seed))
     path = kept_in.path("flake", identity)
     about = f"the failure rate of {plan.what}, seed {measured.seed}"
-    question = Question(plan.what, claim, level, str(path), plan.reproduce)
+    question = Question(
+        plan.what, claim, level, str(path), plan.reproduce, plan.bisect, plan.switched, command=plan.is_command
+    )
     with kept_in.opened(path, identity, about, plan.source.state()) as journal:
         sampling = RateSampling(
             plan.source,
@@ -159,6 +164,14 @@ class _Plan:
     reverted: list[str]
     what: str
     reproduce: Callable[[int], str]
+    bisect: str
+    own: Sequence[str] = ()
+    is_command: bool = False
+
+    @property
+    def switched(self) -> list[str]:
+        """Every fix that is reverted in a trial, those of the arm itself included."""
+        return [*self.own, *self.reverted]
 
 
 def _plan(
@@ -170,32 +183,48 @@ def _plan(
 ) -> _Plan:
     if command and subject.arm is not None:
         raise SpecDebugError("--arm is for a scenario; a command has none")
+    from specdebug.toggles import OWN_ENGINE
+
     library = shared.library()
     numbers = numbers_of(subject.revert)
     if subject.scenario is None:
-        reverted = [str(toggle.pr) for toggle in library.toggles(numbers)]
-        return _plan_of_command(command, library, reverted, measured)
+        toggles = library.toggles(numbers)
+        subject.takes.check(toggles, (OWN_ENGINE,))
+        return _plan_of_command(command, library, [str(toggle.pr) for toggle in toggles], subject.takes, measured)
+    from specdebug.scenario.servers import engine_of
     from specdebug.trials.scenario import ScenarioSource
 
     laid_over = library.scenario(subject.scenario).laid_over(engine)
     source = ScenarioSource(library, laid_over, arm=subject.arm, jobs=measured.jobs, timeout_s=measured.timeout)
-    reverted = [str(toggle.pr) for toggle in library.toggles(numbers, laid_over.target_of(source.arm))]
+    target = laid_over.target_of(source.arm)
+    toggles = library.toggles(numbers, target)
+    if not source.proven:
+        subject.takes.check(toggles, (engine_of(target),))
+    reverted = [str(toggle.pr) for toggle in toggles]
     others = {candidate.id for candidate in source.candidates}
     reverted = [one for one in reverted if one in others]  # the arm reverts the rest itself
     words = [subject.scenario, "--arm", source.arm, *(("--revert", ",".join(reverted)) if reverted else ())]
     what = shlex.join([*words, *engine_words(engine), *shared.words()])
-    return _Plan(source, reverted, what, lambda one: f"specdebug replay {what} --seed {one}")
+    known = reverted or source.own_reverts
+    smaller = f"specdebug minimise {what} -o small.yaml   # the least that fails so"
+    bisect = smaller if known else f"specdebug bisect {what}   # what makes it fail"
+    return _Plan(
+        source, reverted, what, lambda one: f"specdebug replay {what} --seed {one}", bisect, source.own_reverts
+    )
 
 
-def _plan_of_command(command: Sequence[str], library: Library, reverted: list[str], measured: Measurement) -> _Plan:
+def _plan_of_command(
+    command: Sequence[str], library: Library, reverted: list[str], takes: Takes, measured: Measurement
+) -> _Plan:
     from specdebug.toggles import REVERT_VARIABLE
     from specdebug.trials.command import SEED_VARIABLE, CommandSource
 
     what = shlex.join(command)
     if reverted:
         what = f"{REVERT_VARIABLE}={','.join(reverted)} {what}"
-    source = CommandSource(command, library.registry, capacity=measured.jobs, timeout_s=measured.timeout)
-    return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}")
+    bisect = f"specdebug bisect -- {shlex.join(command)}   # what makes it fail"
+    source = CommandSource(command, library.registry, takes=takes, capacity=measured.jobs, timeout_s=measured.timeout)
+    return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}", bisect, is_command=True)
 
 
 def _tell(
@@ -210,8 +239,8 @@ def _tell(
     from specdebug.report.github import text_summary
     from specdebug.report.junit import verdict_xml
 
-    code = _exit_code(sampled, question)
     trials, evidence = journal.trials, journal.evidence
+    code = _exit_code(sampled, question, evidence)
     text = sampled_text(sampled, question, evidence)
 
     def page() -> str:
@@ -236,13 +265,15 @@ def _tell(
     return code
 
 
-def _exit_code(sampled: Sampled, question: Question) -> int:
-    from specdebug.report.flake import decision
+def _exit_code(sampled: Sampled, question: Question, evidence: Mapping[str, str]) -> int:
+    from specdebug.report.flake import decision, unproven
 
     if sampled.trouble is not None:
         return sampled.trouble.exit_code
     if sampled.reason == "interrupted":
         return interrupts.exit_code()
+    if unproven(sampled, question, evidence):
+        return UNDECIDED
     if question.claim is not None:
         return {True: 0, False: 1, None: UNDECIDED}[decision(sampled, question.claim)]
     if sampled.tally.failures:

@@ -17,6 +17,7 @@ from specdebug.cli import complete
 from specdebug.cli.output import check_writable, note
 from specdebug.cli.params import Help
 from specdebug.errors import SpecDebugError
+from specdebug.trials.takes import Takes
 
 if TYPE_CHECKING:
     from specdebug.loops.baseline import Baseline
@@ -229,6 +230,10 @@ TrialTimeout = Annotated[
     typer.Option(
         "--timeout", metavar="SECONDS", help="A command that takes longer hangs; an arm only if it stands still."
     ),
+]
+TakesOption = Annotated[
+    Takes,
+    typer.Option("--takes", help="What a command takes in SGLANG_DEBUG_REVERT_PR: one number, as SGLang, or a set."),
 ]
 NoLocate = Annotated[
     bool, typer.Option("--no-locate", help="Do not run failing arms again to find where wrong outputs began.")

@@ -76,6 +76,8 @@ def find_source(module: str, where: Where) -> ModuleSource:
     """
     spec = _find_spec(module, where)
     get_source = getattr(spec.loader, "get_source", None)
+    if get_source is None and spec.origin and spec.origin.endswith(".py"):  # of pytest's loader, which only compiles
+        get_source = importlib.machinery.SourceFileLoader(module, spec.origin).get_source
     try:
         text = get_source(module) if get_source else None
     except (ImportError, OSError, SyntaxError, UnicodeError) as error:

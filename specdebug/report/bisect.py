@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -16,6 +16,7 @@ from specdebug.bisect import Rate
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainTrials
 from specdebug.report.live import LiveDisplay
+from specdebug.report.next_steps import after_bisect
 from specdebug.report.words import counted, ended, journal_line, some, times
 from specdebug.trials.search import Findings, Standing
 from specdebug.trials.trial import Trial, TrialResult
@@ -36,6 +37,11 @@ _UNDECIDED = {
     "trouble": "stopped",
     "answered": "undecided",
 }
+_DOUBTED = {
+    "toggles": "a reverted line ran",
+    "config": "it has these options",
+    "commits": "the code of the commit ran",
+}
 _KINDS = {"toggles": "toggles", "config": "options", "faults": "faults", "commits": "commits"}
 _DONE = {"toggles": "reverted", "config": "set", "faults": "injected", "commits": "in"}
 
@@ -50,7 +56,10 @@ class Bisection:
         labels: of every candidate, a description.
         names: of every candidate, a short name.
         reproduce: the command that shows the failure with these candidates switched on, and this seed.
-        next_step: the advice for these culprits and the signature that was followed; may be empty.
+        next_step: the advice for these culprits and the signature that was followed.
+        how_often: the command that measures how often it fails with nothing switched on.
+        takes: ``one`` or ``set``, as many fixes as an engine takes that is not ours; None of any other.
+        apart: pairs of candidates that edit one line, and were never switched on together.
     """
 
     over: str
@@ -60,6 +69,9 @@ class Bisection:
     journal: str
     reproduce: Callable[[frozenset[str], int], str]
     next_step: Callable[[frozenset[str], str], str]
+    how_often: str
+    takes: str | None = None
+    apart: Sequence[Sequence[str]] = ()
 
     def called(self, culprits: frozenset[str]) -> str:
         """A culprit set in few words."""
@@ -170,13 +182,13 @@ def findings_text(findings: Findings, subject: Bisection, evidence: Mapping[str,
     """
     standing, answer = findings.standing, findings.answer
     lines = [verdict_line(findings, subject)]
-    if answer is None:
+    if answer is None and findings.reason != "unproven":
         lines += [f"  {probability:.3f} {subject.called(culprits)}" for culprits, probability in standing.posterior]
     lines += _seen(findings, subject, evidence)
+    lines += _never_together(subject)
     if (command := _reproduce(findings, subject)) is not None:
         lines.append(f"reproduce: {command}")
-    if answer and answer.culprits and (then := subject.next_step(answer.culprits, standing.followed or "*")):
-        lines.append(f"next: {then}")
+    lines.append(f"next: {after_bisect(findings, subject)}")
     lines.append(journal_line(subject.journal, findings.reason, standing.resumed, standing.trials))
     return "\n".join(map(shown, lines))
 
@@ -185,6 +197,9 @@ def verdict_line(findings: Findings, subject: Bisection) -> str:
     """The answer in one line, or why there is none."""
     standing, answer = findings.standing, findings.answer
     trials = counted(standing.trials, "trial")
+    if findings.reason == "unproven":
+        doubted = f"nothing shows that {_DOUBTED[subject.over]}"
+        return f"unproven after {trials}: {doubted}; {_innocent(findings, subject)}"
     if answer is None:
         return f"{_UNDECIDED[findings.reason]}, after {trials}; likeliest so far:"
     probability = f"{min(answer.probability, 0.999):.3f}".rstrip("0")
@@ -192,11 +207,7 @@ def verdict_line(findings: Findings, subject: Bisection) -> str:
     rates = standing.rates
     if not answer.culprits:
         among = f"no culprit among these {len(subject.labels)} {_KINDS[subject.over]} {after}"
-        if not standing.signatures and findings.silent:
-            bound = 1 - MISSED ** (1 / findings.silent)
-            switched = f"nothing failed, {findings.silent} times with all of them {_DONE[subject.over]}"
-            return f"{among}; {switched} (a failure as frequent as {bound:.2f} would have shown at {1 - MISSED:.0%})"
-        return f"{among}; fails {rate_text(rates.false_failure)} of the time whatever is switched"
+        return f"{among}; {_innocent(findings, subject)}"
     named = [
         subject.names[one] + (f' "{subject.labels[one]}"' if subject.over != "config" else "")
         for one in subject.ordered(answer.culprits)
@@ -208,6 +219,24 @@ def verdict_line(findings: Findings, subject: Bisection) -> str:
     it = "it" if len(named) == 1 else "them"
     often = f"fails {rate_text(rates.manifest)} of the time with {it}, {rate_text(rates.false_failure)} without"
     return f"{who} {after}; {often}"
+
+
+def _innocent(findings: Findings, subject: Bisection) -> str:
+    """How it went that no candidate is to blame, if they were switched on."""
+    standing = findings.standing
+    if standing.signatures or not findings.silent:
+        return f"fails {rate_text(standing.rates.false_failure)} of the time whatever is switched"
+    bound = 1 - MISSED ** (1 / findings.silent)
+    which = "each" if subject.apart or subject.takes == "one" else "all"
+    switched = f"nothing failed, {times(findings.silent)} with {which} of them {_DONE[subject.over]}"
+    return f"{switched} (a failure as frequent as {bound:.2f} would have shown at {1 - MISSED:.0%})"
+
+
+def _never_together(subject: Bisection) -> list[str]:
+    """The candidates that no trial switched on together, and why."""
+    if subject.takes == "one":
+        return ["one at a time: SGLang's SGLANG_DEBUG_REVERT_PR takes one number; --takes set is for what takes a list"]
+    return [f"never together, for they edit one line: {' and '.join(pair)}" for pair in subject.apart]
 
 
 def bisect_document(
@@ -222,7 +251,9 @@ def bisect_document(
         "exit_code": exit_code,
         "reason": findings.reason,
         "trouble": None if findings.trouble is None else str(findings.trouble),
-        "verdict": "undecided" if answer is None else ("culprit" if answer.culprits else "no culprit"),
+        "verdict": _verdict(findings),
+        "takes": subject.takes,
+        "apart": [list(pair) for pair in subject.apart],
         "culprits": [_candidate(one, subject) for one in subject.ordered(answer.culprits if answer else frozenset())],
         "probability": None if answer is None else round(answer.probability, 6),
         "trials": standing.trials,
@@ -244,6 +275,7 @@ def bisect_document(
         ],
         "candidates": [_candidate(one, subject) for one in subject.labels],
         "reproduce": _reproduce(findings, subject),
+        "next": after_bisect(findings, subject),
         "journal": subject.journal,
     }
 
@@ -263,9 +295,11 @@ def _seen(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -
         lines.append(f"also seen: {others}; follow another with --signature")
     if standing.untestable:
         where = ""
-        if subject.over == "commits":
-            named = [subject.called(one) if one else GOOD for one in findings.untestable]
-            where = f", at {some(named, MAX_UNTESTABLE)}" + (" commits" if len(named) > MAX_UNTESTABLE else "")
+        kind, at, nothing = ("commits", "at", GOOD) if subject.over == "commits" else ("fixes", "with", "none")
+        if subject.over == "commits" or subject.takes == "one":
+            named = [subject.called(one) if one else nothing for one in findings.untestable]
+            more = f" {kind}" if len(named) > MAX_UNTESTABLE else ""
+            where = f", {at} {some(named, MAX_UNTESTABLE)}{more}"
         lines.append(f"untestable: {times(standing.untestable)}{where}")
         if evidence.get(""):
             lines.append(f"  the first said: {evidence[''].strip().splitlines()[-1]}")
@@ -278,6 +312,13 @@ def _reproduce(findings: Findings, subject: Bisection) -> str | None:
     if trial is None or (answer is not None and not answer.culprits):
         return None
     return subject.reproduce(trial.reverted if answer is None else answer.culprits, trial.seed)
+
+
+def _verdict(findings: Findings) -> str:
+    answer = findings.answer
+    if answer is None:
+        return "unproven" if findings.reason == "unproven" else "undecided"
+    return "culprit" if answer.culprits else "no culprit"
 
 
 def _rate(rate: Rate) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
@@ -14,10 +14,12 @@ from specdebug import __version__
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainTrials
 from specdebug.report.live import LiveDisplay
+from specdebug.report.next_steps import after_flake
 from specdebug.report.words import ended, journal_line, times
 from specdebug.stats.claims import Claim, percent
 from specdebug.stats.clean import clean_bound
 from specdebug.stats.intervals import Interval, anytime_interval, clopper_pearson
+from specdebug.trials.journal import ran_key
 from specdebug.trials.sampling import Sampled, Tally
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -37,6 +39,9 @@ class Question:
         what: the command, as the user wrote it.
         claim: the claim to be decided; None to measure the rate.
         reproduce: the command that runs it with this seed.
+        bisect: the command to run where it fails, with a word on what that finds.
+        reverted: the fixes that every trial is to revert.
+        command: it is a command, of which nothing shows that it reverts them.
     """
 
     what: str
@@ -44,6 +49,9 @@ class Question:
     confidence: float
     journal: str
     reproduce: Callable[[int], str]
+    bisect: str
+    reverted: Sequence[str] = ()
+    command: bool = False
 
 
 class PlainFlake(PlainTrials):
@@ -121,7 +129,7 @@ def sampled_text(sampled: Sampled, question: Question, evidence: Mapping[str, st
     ``evidence``: of every signature, the text that its first trial left; of untestable trials under ``""``.
     """
     tally = sampled.tally
-    lines = [verdict_line(sampled, question)]
+    lines = [verdict_line(sampled, question, evidence)]
     if tally.failures:
         fixed = clopper_pearson(tally.failures, tally.runs, question.confidence)
         lines.append(f"the interval holds whenever one stops; for {tally.runs} runs fixed beforehand: {_span(fixed)}")
@@ -139,13 +147,25 @@ def sampled_text(sampled: Sampled, question: Question, evidence: Mapping[str, st
             lines.append(f"  the first said: {said.splitlines()[-1]}")
     if tally.measured:
         lines.append(f"reproduce: {question.reproduce(seeds[tally.measured[0]].seed)}")
+    doubted = bool(unproven(sampled, question, evidence))
+    lines.append(f"next: {after_flake(sampled, question, doubted)}")
     lines.append(journal_line(question.journal, sampled.reason, tally.resumed, tally.trials))
     return "\n".join(map(shown, lines))
 
 
-def verdict_line(sampled: Sampled, question: Question) -> str:
+def unproven(sampled: Sampled, question: Question, evidence: Mapping[str, str]) -> list[str]:
+    """Return the reverted fixes of which nothing shows that a line ran, where the result takes them for harmless."""
+    tally, claim = sampled.tally, question.claim
+    harmless = decision(sampled, claim) is True if claim is not None else tally.runs and not tally.failures
+    return [one for one in question.reverted if ran_key(one) not in evidence] if harmless else []
+
+
+def verdict_line(sampled: Sampled, question: Question, evidence: Mapping[str, str]) -> str:
     """The result in one line."""
     tally, claim = sampled.tally, question.claim
+    if doubted := unproven(sampled, question, evidence):
+        lines = f"a reverted line of {' and '.join(doubted)} ran"
+        return f"unproven: nothing shows that {lines}; {rate_text(tally, question.confidence)}"
     holds = decision(sampled, claim)
     if claim is not None and holds is not None:
         return f"{claim.verdict(holds)} at {percent(question.confidence)}: {rate_text(tally, question.confidence)}"
@@ -170,16 +190,18 @@ def flake_document(
 ) -> dict[str, Any]:
     """A measurement as plain data. ``evidence`` is that of :func:`sampled_text`."""
     tally, claim = sampled.tally, question.claim
+    doubted = unproven(sampled, question, evidence)
     seeds = dict(tally.first)
     return {
         "specdebug": __version__,
         "what": question.what,
         "reverted": reverted,
         "exit_code": exit_code,
-        "reason": sampled.reason,
+        "reason": "unproven" if doubted else sampled.reason,
         "trouble": None if sampled.trouble is None else str(sampled.trouble),
         "claim": None if claim is None else claim.text,
-        "holds": decision(sampled, claim),
+        "holds": None if doubted else decision(sampled, claim),
+        "unproven": doubted,
         "owed": None if claim is None else claim.owed(tally.failures, tally.runs),
         "confidence": question.confidence,
         **{name: getattr(tally, name) for name in COUNTS},
@@ -197,6 +219,7 @@ def flake_document(
             }
             for name, count in tally.signatures
         ],
+        "next": after_flake(sampled, question, bool(doubted)),
         "journal": question.journal,
     }
 

@@ -16,6 +16,7 @@ from specdebug.hunt.draw import ARM
 from specdebug.hunt.evidence import SeenFailure
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.report.foreign import shown
+from specdebug.report.next_steps import after_hunt
 from specdebug.report.tables import Column, Listing, columns, line
 from specdebug.report.words import counted
 
@@ -68,6 +69,7 @@ def render_hunt(answer: HuntAnswer) -> RenderableType:
     else:
         lines.append(line("nothing failed"))
     lines.append(line(f"report: {record.folder / 'report.md'}"))
+    lines.append(line(f"next: {after_hunt(answer)}"))
     return Group(*lines)
 
 
@@ -79,6 +81,7 @@ def hunt_document(answer: HuntAnswer, code: int) -> dict[str, Any]:
         "seed": answer.seed,
         "exit_code": code,
         "interrupted": answer.interrupted,
+        "next": after_hunt(answer),
         "searched": len(record.judged),
         "verdicts": {name: record.count(name) for name in ("pass", "fail", "unknown", "refused")},
         "findings": [

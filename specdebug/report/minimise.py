@@ -10,6 +10,7 @@ from specdebug import __version__
 from specdebug.minimise import Seen, StageResult, Summary
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainLines
+from specdebug.report.next_steps import after_minimise
 from specdebug.report.words import counted, journal_line, times
 
 NUMBERS = "numbers"
@@ -68,6 +69,7 @@ def summary_text(summary: Summary[Any], subject: Minimisation) -> str:
         lines.append(f"also seen on the way: {', '.join(others)}")
     if summary.seeds:
         lines += [f"written: {subject.output}", f"reproduce: specdebug replay {subject.output}"]
+    lines.append(f"next: {after_minimise(summary, subject)}")
     lines.append(journal_line(subject.journal, summary.reason, summary.resumed, summary.trials))
     return "\n".join(map(shown, lines))
 
@@ -133,6 +135,7 @@ def minimise_document(summary: Summary[Any], subject: Minimisation, exit_code: i
         "trials": summary.trials,
         "resumed": summary.resumed,
         "output": subject.output if summary.seeds else None,
+        "next": after_minimise(summary, subject),
         "journal": subject.journal,
     }
 

@@ -228,8 +228,8 @@ class _Arm:
         told = self._told_hits if server is None else server.hits()
         engine = engine_of(pickle.loads(self._payload["scenario"]).target_of(self._payload["arm"]))
         # A fix that the engine lacks, and is given, need not run.
-        reverted = {str(toggle.pr) for toggle in self._reverts if engine not in toggle.mends}
-        return {number: dict(edits) for number, edits in told.items() if number in reverted}
+        wanted = {str(toggle.pr) for toggle in self._reverts if engine not in toggle.mends}
+        return {number: dict(told.get(number, {})) for number in sorted(wanted)}
 
     def _serve(self, loop: RunLoop, judge: Judge) -> None:
         from specdebug.run.loop import Stopped

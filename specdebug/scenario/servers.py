@@ -171,6 +171,12 @@ def place_of(target: TargetChoice) -> str:
     return f"{host}:{port[1] if port else parts.scheme}"
 
 
+def is_of_others(target: TargetChoice) -> bool:
+    """Return True for a server that is not ours, nor a release that we look into: what it makes of fixes that it is to
+    leave out, and of a scenario's engine options, is its own affair."""
+    return isinstance(target, HttpServer) or (isinstance(target, LaunchedServer) and target.command != SERVE)
+
+
 Server = HttpServer | LaunchedServer | ReleasedEngine
 TargetChoice = str | Server
 """A target's name, or a server."""

@@ -1,5 +1,7 @@
 """Trials of any command: the reverted fixes reach it through the environment, its exit status is the verdict.
 
+No more reach it at a time than its engine takes, and never two that edit one line. Nothing proves that it reverts them.
+
 0 is a pass, 125 says that it cannot be tested, anything else is a failure, as for ``git bisect run``. Triage's rules
 (``specdebug.logs``) name a failure by what the command printed. Each trial's seed is in ``SPECDEBUG_TRIAL_SEED``.
 """
@@ -7,6 +9,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,10 +18,11 @@ from specdebug import __version__
 from specdebug.errors import SpecDebugError
 from specdebug.logs.naming import HANG, REVISION, name_of
 from specdebug.logs.scan import Scan
-from specdebug.toggles import REVERT_VARIABLE, Registry, Toggle
+from specdebug.toggles import OWN_ENGINE, REVERT_VARIABLE, Registry, Toggle
 from specdebug.trials.process import Ended
 from specdebug.trials.source import Candidate
 from specdebug.trials.state import command_state, content_digest, digest_of, files_of
+from specdebug.trials.takes import Takes
 from specdebug.trials.threads import ThreadedSource
 from specdebug.trials.trial import Trial, TrialResult
 from specdebug.workers.machine_failure import MachineFailed, machine_failure
@@ -28,24 +32,46 @@ UNTESTABLE = 125
 TAIL_CHARS = 4000
 
 
+_NOT_REGISTERED = re.compile(r"PR #\d+ revert is not registered[^\n]{0,200}")
+"""SGLang ends so when its variable holds a number that its own registry lacks."""
+
+
 class CommandError(SpecDebugError):
     """The command to be tried does not exist, or cannot be started."""
 
 
 class CommandSource(ThreadedSource):
     """Runs a command with fixes of a registry reverted. One that takes longer than ``timeout_s`` is killed and has
-    failed with ``hang``. Raises CommandError when there is no such program."""
+    failed with ``hang``.
+
+    ``takes``: what the command makes of the variable; of an engine's own, one number. Raises CommandError when there is
+    no such program.
+
+    Attributes:
+        apart: the pairs of candidates that no trial may hold.
+    """
+
+    proven = False
+    """Nothing shows that a command ran the lines of a fix that it was to revert."""
 
     def __init__(
-        self, command: Sequence[str], registry: Registry, *, capacity: int = 1, timeout_s: float | None = None
+        self,
+        command: Sequence[str],
+        registry: Registry,
+        *,
+        takes: Takes = Takes.ONE,
+        capacity: int = 1,
+        timeout_s: float | None = None,
     ) -> None:
         super().__init__(capacity)
         self._command = tuple(command)
         self._timeout_s = timeout_s
         self._cwd = Path.cwd()
         require_program(self._command[0], self._cwd)
-        self.candidates = toggle_candidates(registry.toggles.values())
-        self.question = digest_of(limited("toggles", timeout_s), str(self._cwd), *self._command)
+        toggles = registry.toggles.values()
+        self.candidates = toggle_candidates(toggles)
+        self.apart = takes.apart(toggles, {OWN_ENGINE, *(engine for toggle in toggles for engine in toggle.foreign)})
+        self.question = digest_of(limited("toggles", timeout_s), takes, str(self._cwd), *self._command)
         self._toggles = digest_of(*(toggle.path.read_text(encoding="utf-8") for toggle in registry.toggles.values()))
         facts = command_facts(self._command, self._cwd)
         self.identity = digest_of(self.question, __version__, REVISION, *facts, self._toggles)
@@ -62,6 +88,9 @@ class CommandSource(ThreadedSource):
             ended = self.processes.run(self._command, cwd=self._cwd, env=env, timeout_s=self._timeout_s)
         except OSError as error:
             raise cannot_run(self._command[0], error) from None
+        unknown = _NOT_REGISTERED.search(ended.output) if trial.reverted and ended.status else None
+        if unknown is not None:
+            return TrialResult("untestable", None, ended.seconds, unknown[0])
         return result_of(ended)
 
 

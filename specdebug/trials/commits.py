@@ -83,7 +83,7 @@ class CommitChooser:
 
 
 class CommitSource(ThreadedSource):
-    """Runs a command at commits.
+    """Runs a command at commits. Nothing shows that it ran their code (``proven``).
 
     Args:
         command: the program and its arguments. It runs in the worktree, in the folder that corresponds to the current
@@ -96,6 +96,8 @@ class CommitSource(ThreadedSource):
     Raises CommitsError when there is no such repository or commit, or ``good`` is no ancestor of ``bad``; CommandError
     when there is no such program.
     """
+
+    proven = False
 
     def __init__(
         self,

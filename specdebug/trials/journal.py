@@ -81,7 +81,8 @@ class Journal:
 
     Attributes:
         trials: every finished trial by its number; a result's ``detail`` is not kept with each.
-        evidence: of every signature, the detail of the first trial that had it; that of untestable trials under ``""``.
+        evidence: of every signature, the detail of the first trial that had it; that of untestable trials under ``""``;
+            and under ``ran_key`` of a fix, that of the first in which its reverted lines ran.
 
     Raises JournalError when it belongs to another search, is in use, is damaged, or cannot be written.
     """
@@ -125,7 +126,8 @@ class Journal:
         """Write down a finished trial; it is on the disk when this returns. Raises JournalError when it cannot be
         written; the journal is then as it was before."""
         key = "" if result.outcome == "untestable" else result.signature
-        new = key is not None and key not in self.evidence
+        keys = [*([] if key is None else [key]), *map(ran_key, sorted(result.ran))]
+        new = [each for each in keys if each not in self.evidence]
         row: tuple[object, ...] = (trial.number, json.dumps(sorted(trial.reverted)), trial.seed)
         besides = None if result.besides is None else json.dumps(result.besides)
         row += (result.outcome, result.signature, float(result.seconds), besides)
@@ -136,12 +138,11 @@ class Journal:
             self._database.execute(
                 f"INSERT INTO trials ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, _digest(row))
             )
-            if new:
-                self._database.execute("INSERT INTO evidence VALUES (?, ?, ?)", (key, trial.number, result.detail))
+            for each in new:
+                self._database.execute("INSERT INTO evidence VALUES (?, ?, ?)", (each, trial.number, result.detail))
             self._database.execute("COMMIT")
         self.trials[trial.number] = (trial, result)
-        if new and key is not None:
-            self.evidence[key] = result.detail
+        self.evidence |= dict.fromkeys(new, result.detail)
 
     def close(self) -> None:
         if self._database is not None:
@@ -248,6 +249,11 @@ class Journal:
     def _damaged(self, how: str) -> JournalError:
         hint = "start over with --fresh, which keeps it under another name, or name another with --journal"
         return JournalError(f"the journal {self.path} is damaged: {how}; {hint}")
+
+
+def ran_key(fix: str) -> str:
+    """Return the key of the evidence that reverted lines of a fix ran; no signature is like it."""
+    return f"ran: {fix}"
 
 
 def _earlier(path: Path, other: Kept, state: State, *, adopted: bool = False, back: bool = False) -> Earlier:

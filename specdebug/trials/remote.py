@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING
 
 from specdebug.scenario.library import Library
 from specdebug.trials.source import TrialSource
+from specdebug.trials.takes import Takes
 
 if TYPE_CHECKING:
     from specdebug.faults.model import Fault
     from specdebug.scenario.grammar import Scenario
 
 
-def command_source(command: Sequence[str], folders: Sequence[Path], timeout_s: float | None) -> TrialSource:
+def command_source(
+    command: Sequence[str], folders: Sequence[Path], timeout_s: float | None, takes: Takes
+) -> TrialSource:
     """Return a command's source. Raises CommandError or ContentError where it cannot be tried there."""
     from specdebug.trials.command import CommandSource
 
-    return CommandSource(command, Library(folders).registry, timeout_s=timeout_s)
+    return CommandSource(command, Library(folders).registry, takes=takes, timeout_s=timeout_s)
 
 
 def fault_source(
@@ -32,9 +35,14 @@ def fault_source(
 
 
 def scenario_source(
-    scenario: Scenario, folders: Sequence[Path], arm: str, options: Sequence[str], timeout_s: float | None
+    scenario: Scenario,
+    folders: Sequence[Path],
+    arm: str,
+    options: Sequence[str],
+    timeout_s: float | None,
+    takes: Takes,
 ) -> TrialSource:
     """Return a scenario's source. Raises ScenarioTrialError or ContentError where it cannot be tried there."""
     from specdebug.trials.scenario import ScenarioSource
 
-    return ScenarioSource(Library(folders), scenario, arm=arm, options=options, timeout_s=timeout_s)
+    return ScenarioSource(Library(folders), scenario, arm=arm, options=options, timeout_s=timeout_s, takes=takes)

@@ -20,10 +20,12 @@ from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.loops.warm import ArmAtFault, WarmPool
 from specdebug.scenario.grammar import Scenario, merge
 from specdebug.scenario.library import Library
+from specdebug.scenario.servers import engine_of, is_of_others
 from specdebug.trials.arm_state import arm_facts, arm_question, arm_state
 from specdebug.trials.command import toggle_candidates
 from specdebug.trials.source import Candidate
 from specdebug.trials.state import digest_of
+from specdebug.trials.takes import Takes
 from specdebug.trials.trial import Trial, TrialResult
 from specdebug.trials.warm import WarmSource
 from specdebug.verdict.outcome import Evidence, Outcome, decide
@@ -43,6 +45,11 @@ class ScenarioSource(WarmSource):
             ``speculative={eagle_topk: 1, num_draft_tokens: 7}``. They are then the candidates, instead of every fix
             that the arm does not revert itself.
         timeout_s: of a trial, instead of the scenario's own.
+        takes: what a server that is not ours makes of the fixes it is to leave out.
+
+    Attributes:
+        apart: the pairs of candidates that no trial may hold.
+        proven: what a trial switches on takes effect, or is known not to: of a server that is not ours nothing tells.
 
     Raises ScenarioTrialError when there is no such arm or option, or a value that the option cannot have; ContentError
     when a probe pack or toggle is malformed.
@@ -57,6 +64,7 @@ class ScenarioSource(WarmSource):
         options: Sequence[str] = (),
         jobs: int = 1,
         timeout_s: float | None = None,
+        takes: Takes = Takes.ONE,
     ) -> None:
         limits = scenario.limits if timeout_s is None else replace(scenario.limits, timeout_s=timeout_s)
         self._scenario = replace(scenario, limits=limits)
@@ -66,19 +74,28 @@ class ScenarioSource(WarmSource):
         self._options = _parse(options, scenario.engine_of(self.arm))
         self._target = target = scenario.target_of(self.arm)
         self._own = own = library.toggles(scenario.arms[self.arm].revert, target)
+        self.proven = not is_of_others(target)
+        self.apart: frozenset[frozenset[str]] = frozenset()
         if options:
             self.candidates = tuple(Candidate(name, f"engine option {name}") for name in self._options)
         else:
             mine = {str(toggle.pr) for toggle in own}
-            known = toggle_candidates(library.all_toggles(target))
-            self.candidates = tuple(one for one in known if one.id not in mine)
+            others = [toggle for toggle in library.all_toggles(target) if str(toggle.pr) not in mine]
+            self.candidates = toggle_candidates(others)
+            self.apart = (Takes.SET if self.proven else takes).apart(others, (engine_of(target),))
         super().__init__(WarmPool(self._scenario, [self.arm], own if options else library.all_toggles(target), jobs))
         self._refused: deque[tuple[Trial, TrialResult]] = deque()
         self._machine = MachineCheck()
 
     @property
     def question(self) -> str:
-        return digest_of("scenario", *arm_question(self._scenario, self.arm), *self._options)
+        takes = "" if self.proven else str(sorted(map(sorted, self.apart)))
+        return digest_of("scenario", *arm_question(self._scenario, self.arm), *self._options, takes)
+
+    @property
+    def own_reverts(self) -> tuple[str, ...]:
+        """Return the fixes that the arm itself reverts."""
+        return tuple(str(toggle.pr) for toggle in self._own)
 
     @property
     def identity(self) -> str:
@@ -155,13 +172,14 @@ def arm_of(scenario: Scenario, arm: str | None) -> str:
 def result_of(outcome: Outcome) -> TrialResult:
     """Return what an arm's outcome says of its trial."""
     seconds = outcome.metrics.wall_s
+    ran = frozenset(number for number, edits in outcome.reverted_hits.items() if any(edits.values()))
     if outcome.verdict == "fail":
         besides = tuple(found.signature for found in outcome.consequences) if outcome.complete else None
-        return TrialResult("fail", outcome.signature, seconds, outcome.detail, besides)
+        return TrialResult("fail", outcome.signature, seconds, outcome.detail, besides, ran)
     otherwise_fine = Evidence(outcome.reverted_hits, probes_enabled=0, sites_reached=0, generated=1)
     _, never_ran = decide((), otherwise_fine)
     if outcome.verdict == "pass" or outcome.reasons == never_ran != ():
-        return TrialResult("pass", None, seconds, outcome.detail)
+        return TrialResult("pass", None, seconds, outcome.detail, ran=ran)
     return TrialResult("untestable", None, seconds, outcome.detail)
 
 

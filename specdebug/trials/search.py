@@ -7,6 +7,7 @@ switched on are run until, if they failed as often as with the culprit, one woul
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -19,7 +20,7 @@ from specdebug.trials.journal import Journal
 from specdebug.trials.source import TrialSource
 from specdebug.trials.trial import Trial, TrialResult
 
-Reason = Literal["answered", "stalled", "untestable", "max-trials", "interrupted", "trouble"]
+Reason = Literal["answered", "unproven", "stalled", "untestable", "max-trials", "interrupted", "trouble"]
 
 CONTROL = frozenset[str]()
 """Nothing switched on."""
@@ -75,10 +76,12 @@ class Findings:
     """The result of a search.
 
     Attributes:
-        answer: None when it ended undecided.
+        answer: None when it ended undecided, or "unproven": it would be that no candidate is to blame, and nothing
+            shows that the candidates were ever switched on.
         shown_by: a trial that failed as followed, if possible with the culprits switched on, and with little besides.
         untestable: what was switched on in trials that were untestable, each set once.
-        silent: trials with everything of the opening switched on that passed.
+        silent: trials that passed with all of the opening switched on; of several sets (or, without an opening, of each
+            candidate alone) with the one that passed least often.
         trouble: what stopped it, for reason "trouble".
     """
 
@@ -97,8 +100,9 @@ Watcher = inorder.Watcher[Standing]
 class Search:
     """One search among a source's trials, kept in a journal.
 
-    ``chooser`` makes what picks trials, in its first state. The first trials switch ``opening`` on, until it is known
-    how things fail. Signatures that fit ``pattern`` are followed, instead of the most frequent.
+    ``chooser`` makes what picks trials, in its first state. The first trials switch the sets of ``opening`` on in turn,
+    until it is known how things fail; without any it picks these, too. Signatures that fit ``pattern`` are followed,
+    instead of the most frequent. ``proven``: what a trial switches on takes effect; else no candidate is acquitted.
     """
 
     def __init__(
@@ -107,15 +111,18 @@ class Search:
         journal: Journal,
         chooser: Callable[[], Chooser],
         *,
-        opening: frozenset[str],
+        opening: Sequence[frozenset[str]],
         seed: int,
         max_trials: int,
         pattern: str | None = None,
+        proven: bool = True,
     ) -> None:
         self._in_order = inorder.InOrder(source, journal, seed, max_trials)
         self._make_chooser = chooser
         self._chooser = chooser()
-        self._opening = opening
+        self._opening = tuple(opening)
+        self._alone = [frozenset((candidate.id,)) for candidate in source.candidates]
+        self._proven = proven
         self._max_trials = max_trials
         self._clusters = Clusters(pattern)
         self._counted: list[tuple[Trial, TrialResult]] = []
@@ -126,10 +133,11 @@ class Search:
         findings say how far it came."""
         reason, trouble = self._in_order.run(lambda: self._run(watcher))
         answer = self._chooser.answer if reason == "answered" else None
-        silent = sum(r.outcome == "pass" and trial.reverted == self._opening for trial, r in self._counted)
+        if answer is not None and not answer.culprits and not self._proven:
+            reason, answer = "unproven", None
         untestable = dict.fromkeys(trial.reverted for trial, r in self._counted if r.outcome == "untestable")
         shown_by = self._shown_by(answer)
-        return Findings(answer, reason, self._standing(), shown_by, silent, tuple(untestable), trouble)
+        return Findings(answer, reason, self._standing(), shown_by, self._silent(), tuple(untestable), trouble)
 
     def _run(self, watcher: Watcher) -> Reason:
         while True:
@@ -141,8 +149,8 @@ class Search:
                 return reason
 
     def _pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
-        if not self._clusters.settled:
-            return self._opening
+        if self._opening and not self._clusters.settled:
+            return self._opening[(len(self._counted) + len(pending)) % len(self._opening)]
         if pending.count(CONTROL) < self._controls_due():
             return CONTROL
         return self._chooser.next_trial(pending)
@@ -181,6 +189,10 @@ class Search:
             chance, wanted = chance * spared, wanted + 1
         had = sum(t.reverted == CONTROL and self._clusters.verdict(r) is not None for t, r in self._counted)
         return max(wanted - had, 0)
+
+    def _silent(self) -> int:
+        passed = Counter(trial.reverted for trial, result in self._counted if result.outcome == "pass")
+        return min((passed[each] for each in self._opening or self._alone), default=0)
 
     def _standing(self) -> Standing:
         return Standing(

@@ -28,6 +28,7 @@ class TrialResult:
         signature: names the failure, so that equal failures have equal names; None unless it failed.
         detail: evidence for a reader, such as the end of the output; may be empty.
         besides: signatures of what else failed in a run that went on to its end; None when it did not, or nobody knows.
+        ran: the reverted fixes of which some line is known to have run.
     """
 
     outcome: Outcome
@@ -35,6 +36,7 @@ class TrialResult:
     seconds: float
     detail: str = ""
     besides: tuple[str, ...] | None = None
+    ran: frozenset[str] = frozenset()
 
 
 def trial_seed(seed: int, number: int) -> int:

@@ -327,7 +327,8 @@ def with_violations(outcome: Outcome, found: Sequence[Violation]) -> Outcome:
 class Evidence:
     """The evidence that :func:`decide` weighs beside the violations.
 
-    ``reverts``: per reverted fix (by number), how often each of its edits ran. ``probes_enabled``: the probe sites that
+    ``reverts``: per reverted fix (by number), how often each of its edits ran; empty where the target does not tell.
+    ``probes_enabled``: the probe sites that
     the packs switched on, ``sites_reached``: those of them that were evaluated. ``generated``: tokens emitted.
     ``impossible``: why the run could not take place, if so. ``idle_faults``: a sentence for each declared fault that
     did no damage. ``blind``: no oracle could look, though some were asked for. ``cut_short``: why it was ended before
@@ -362,8 +363,11 @@ def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict
         reasons.append(evidence.cut_short)
         return ("fail" if violations else "unknown"), tuple(reasons)
     if not evidence.impossible:
-        idle = [number for number, edits in evidence.reverts.items() if not any(edits.values())]
-        reasons += [f"fix {number} was reverted, but its lines never ran" for number in idle]
+        for number, edits in evidence.reverts.items():
+            if not edits:
+                reasons.append(f"fix {number} was to be reverted, and nothing shows that its lines ran")
+            elif not any(edits.values()):
+                reasons.append(f"fix {number} was reverted, but its lines never ran")
         if evidence.probes_enabled and not evidence.sites_reached:
             reasons.append("none of the enabled probes was reached")
         if not evidence.generated:

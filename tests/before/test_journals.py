@@ -93,7 +93,7 @@ def test_a_bisection_comes_to_the_answer_it_had(tmp_path: Path, cut: int) -> Non
             source,
             journal,
             partial(Bisector, names, confidence=0.95, seed=3),
-            opening=frozenset(names),
+            opening=(frozenset(names),),
             seed=3,
             max_trials=1000,
             pattern=before["signature"],

@@ -5,6 +5,7 @@ What it states is a probability, so it is held to that over many drawn cases, wi
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.bisect import Bisector
+from specdebug.bisect import Bisector, openings
 from tests.chance import fewest, most
 
 NAMES = [f"fix-{i}" for i in range(16)]
@@ -191,3 +192,34 @@ def test_what_makes_no_sense_is_refused() -> None:
         Bisector(NAMES, max_culprits=3)
     with pytest.raises(ValueError, match="'fix-99' is none"):
         Bisector(NAMES).observe(frozenset({"fix-99"}), True)
+
+
+def test_two_that_are_apart_are_never_tried_nor_blamed_together() -> None:
+    rng = random.Random(3)
+    pairs = {frozenset(rng.sample(NAMES, 2)) for _ in range(12)}
+    for culprit in ("fix-3", "fix-11"):
+        bisector = Bisector(NAMES, seed=5, apart=pairs)
+        while bisector.answer is None:
+            trial = bisector.next_trial([frozenset({"fix-1"}), frozenset({culprit})])
+            assert not any(pair <= trial for pair in pairs)
+            bisector.observe(trial, culprit in trial and rng.random() < 0.6)
+        assert bisector.answer.culprits == {culprit}
+        assert not pairs & {culprits for culprits, _ in bisector.posterior(10_000)}
+
+
+def test_a_pair_is_found_beside_two_that_are_apart() -> None:
+    bisector = Bisector(NAMES, seed=2, apart={frozenset({"fix-1", "fix-2"})})
+    while bisector.answer is None:
+        trial = bisector.next_trial()
+        bisector.observe(trial, {"fix-1", "fix-7"} <= trial)
+    assert bisector.answer.culprits == {"fix-1", "fix-7"}
+
+
+def test_openings_hold_every_candidate_and_as_many_as_go_together() -> None:
+    assert openings(NAMES, ()) == (frozenset(NAMES),)
+    one, other = openings(NAMES, {frozenset({"fix-1", "fix-2"})})
+    assert (one, other) == (frozenset(NAMES) - {"fix-2"}, frozenset(NAMES) - {"fix-1"})
+    assert openings(NAMES[:3], {frozenset(pair) for pair in itertools.combinations(NAMES[:3], 2)}) == tuple(
+        frozenset({name}) for name in NAMES[:3]
+    )
+    assert openings(NAMES, {frozenset(pair) for pair in itertools.combinations(NAMES, 2)}) == ()

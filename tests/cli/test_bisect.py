@@ -72,7 +72,8 @@ def journal_file() -> Path:
 def test_it_names_the_culprit_of_a_flaky_script() -> None:
     ended = spawn("--over", "toggles", "--", "./flaky.sh")
     assert ended.returncode == 0
-    verdict, followed, reproduce, then, kept = ended.stdout.splitlines()
+    verdict, followed, singly, reproduce, then, kept = ended.stdout.splitlines()
+    assert singly.startswith("one at a time: SGLang's SGLANG_DEBUG_REVERT_PR takes one number")
     assert verdict.startswith('culprit 27360 "slice cache_loc')
     assert " with probability 0.9" in verdict
     assert " of the time with it, 0.0" in verdict
@@ -100,11 +101,64 @@ def test_the_same_as_a_document() -> None:
     assert seen["evidence"] == "found nan@draft.hidden_states\n"
 
 
-def test_that_there_is_no_culprit_is_an_answer() -> None:
-    ended = spawn("--", "true")
-    assert ended.returncode == 0
-    assert ended.stdout.startswith("no culprit among these 13 toggles with probability 0.9")
-    assert "nothing failed" in ended.stdout
+@pytest.mark.parametrize("takes", ["one", "set"])
+def test_a_command_acquits_no_fix(takes: str) -> None:
+    told = document("--takes", takes, "--", "true", code=125)
+    assert (told["verdict"], told["reason"], told["culprits"]) == ("unproven", "unproven", [])
+    assert (told["takes"], told["apart"]) == (takes, [] if takes == "one" else [["26329", "28254"]])
+    assert "SGLANG_DEBUG_REVERT_PR" in told["next"]
+    ended = spawn("--takes", takes, "--", "true")
+    assert ended.returncode == 125
+    first, *_ = ended.stdout.splitlines()
+    assert first.startswith(
+        f"unproven after {told['trials']} trials: nothing shows that a reverted line ran; nothing failed"
+    )
+
+
+def test_sglang_s_own_variable_gets_one_number_and_its_culprit_is_named() -> None:
+    script("own.sh", '#!/bin/bash\necho "$SGLANG_DEBUG_REVERT_PR" >>given\n[ "$SGLANG_DEBUG_REVERT_PR" != 27338 ]\n')
+    told = document("--", "./own.sh")
+    assert [one["id"] for one in told["culprits"]] == ["27338"]
+    assert all("," not in line for line in Path("given").read_text().splitlines())
+
+
+def test_a_fix_that_the_engine_does_not_know_is_no_suspect() -> None:
+    refuse = "echo 'NotImplementedError: PR #'$SGLANG_DEBUG_REVERT_PR' revert is not registered; available: [27338]'"
+    script(
+        "own.sh",
+        f'#!/bin/bash\ncase "$SGLANG_DEBUG_REVERT_PR" in ""|27360) exit 0;; 27338) exit 3;; esac\n{refuse}\nexit 1\n',
+    )
+    told = document("--", "./own.sh")
+    assert [one["id"] for one in told["culprits"]] == ["27338"]
+    assert told["signature"] == "exit:3"
+    assert all(one not in (["27338"], ["27360"], []) for one in told["untestable"]["switched"])
+
+
+def test_a_job_that_fails_whatever_is_reverted_is_measured_next() -> None:
+    told = document("--", "false", code=125)
+    assert (told["verdict"], told["signature"]) == ("unproven", "exit:1")
+    assert told["next"].startswith("specdebug flake -- false")
+
+
+def test_commits_are_not_acquitted_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_repository(tmp_path, monkeypatch)
+    told = document("--over", "commits", "--good", "HEAD~5", "--", "true", code=125)
+    assert told["verdict"] == "unproven"
+    assert "installed package" in told["next"]
+
+
+def test_every_ending_has_a_next_step() -> None:
+    ends = {
+        "answered": (["--", "./flaky.sh"], 0),
+        "max-trials": (["--max-trials", "3", "--", "true"], 125),
+        "untestable": (["--", "sh", "-c", "exit 125"], 125),
+        "unproven": (["--", "true"], 125),
+    }
+    for reason, (argv, code) in ends.items():
+        told = document(*argv, code=code)
+        assert told["reason"] == reason
+        assert told["next"]
+        assert f"\nnext: {told['next']}\n" in spawn(*argv).stdout
 
 
 def finished() -> set[str]:

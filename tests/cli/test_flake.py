@@ -173,6 +173,39 @@ def test_a_scenario_for_real(capsys: pytest.CaptureFixture[str]) -> None:
     assert seen["reproduce"] == f"specdebug replay {scenario} {again}"
 
 
+@pytest.mark.parametrize("claim", [[], ["--claim", "rate<20%"]])
+def test_nothing_is_claimed_of_a_fix_of_which_nothing_shows_that_it_was_reverted(
+    claim: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = document(capsys, "--revert", "27338", *claim, script="exit 0")
+    assert (code, found["reason"], found["holds"], found["unproven"]) == (125, "unproven", None, ["27338"])
+    assert found["next"].startswith("specdebug flake SCENARIO --revert 27338")
+    code, out, _ = flake(capsys, "--revert", "27338", *claim, script="exit 0")
+    assert code == 125
+    assert out.startswith("unproven: nothing shows that a reverted line of 27338 ran; 0 of ")
+    assert flake(capsys, *claim, script="exit 0")[0] == 0
+
+
+def test_a_command_is_given_several_fixes_only_if_it_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = flake(capsys, "--revert", "27338,27360", script="exit 1")
+    assert code == 2
+    assert "takes one number, as SGLang has it; say --takes set" in err
+    code, _, err = flake(capsys, "--revert", "27338,27360", "--takes", "set", "--max-trials", "2", script="exit 1")
+    assert code == 1
+    code, _, err = flake(capsys, "--revert", "26329,28254", "--takes", "set", script="exit 1")
+    assert code == 2
+
+
+@pytest.mark.parametrize(("fix", "code"), [("27360", 125), ("25015", 1)])
+def test_a_scenario_that_runs_no_reverted_line_proves_nothing(
+    fix: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mini = str(Path(__file__).with_name("mini.yaml"))
+    assert run(["flake", mini, "--arm", "fixed", "--revert", fix, "--claim", "rate<50%", "--json", "-"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert found["unproven"] == (["27360"] if code == 125 else [])
+
+
 def test_a_claim_that_held_is_not_shown_again_once_what_it_ran_has_changed(capsys: pytest.CaptureFixture[str]) -> None:
     Path("engine.py").write_text("works = True\n")
     subprocess.run(["git", "init", "-q"], check=True)

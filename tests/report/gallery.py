@@ -189,9 +189,16 @@ def _of_searches(name: Name, folder: Path) -> dict[str, Any]:
         journal=name("journal"),
         reproduce=lambda culprits, seed: name("reproduce"),
         next_step=lambda culprits, followed: name("next"),
+        how_often=name("how often"),
     )
     measured, question, kept = sampled(folder, judge, 20)
-    asked = replace(question, what=name("what"), journal=name("journal"), reproduce=lambda seed: name("reproduce"))
+    asked = replace(
+        question,
+        what=name("what"),
+        journal=name("journal"),
+        reproduce=lambda seed: name("reproduce"),
+        bisect=name("bisect"),
+    )
     step = StageResult("requests", (name("gone"),), (name("kept"), name("unknown")), (name("unknown"),), 9)
     others = ((name("nan@other"), 2),)
     small: Summary[Any] = Summary("done", None, name("nan@site"), others, (5, 9), (4, 4), (1, 2), (step,), 22, 0)

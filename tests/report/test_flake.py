@@ -23,7 +23,7 @@ from specdebug.trials.trial import Trial, TrialResult
 
 def question(claim: str | None = None) -> Question:
     parsed = None if claim is None else parse_claim(claim, 0.95)
-    return Question("./test.sh", parsed, 0.95, "j.sqlite", lambda seed: f"SEED={seed} ./test.sh")
+    return Question("./test.sh", parsed, 0.95, "j.sqlite", lambda seed: f"SEED={seed} ./test.sh", "bisect ./test.sh")
 
 
 def tally(failures: int, runs: int, **more: int) -> Tally:
@@ -42,18 +42,20 @@ def tally(failures: int, runs: int, **more: int) -> Tally:
     ],
 )
 def test_verdicts(claim: str | None, failures: int, runs: int, line: str) -> None:
-    assert verdict_line(Sampled("enough", tally(failures, runs)), question(claim)) == line
+    assert verdict_line(Sampled("enough", tally(failures, runs)), question(claim), {}) == line
 
 
 def test_refuted_and_undecided() -> None:
-    assert verdict_line(Sampled("enough", tally(5, 6)), question("rate<1%")).startswith(
+    assert verdict_line(Sampled("enough", tally(5, 6)), question("rate<1%"), {}).startswith(
         "`rate<1%` is refuted at 95%: 5 of"
     )
-    interrupted = verdict_line(Sampled("interrupted", tally(0, 298)), question("rate<1%"))
+    interrupted = verdict_line(Sampled("interrupted", tally(0, 298)), question("rate<1%"), {})
     assert interrupted.startswith("undecided, interrupted: 0 of 298 failed")
     assert interrupted.endswith("; 1 more clean run is owed before `rate<1%` can be claimed")
     # What stopped it decides, not what the counts would say: an answer counts when it is first given.
-    assert verdict_line(Sampled("max-trials", tally(0, 0)), question("rate<1%")).startswith("undecided, --max-trials")
+    assert verdict_line(Sampled("max-trials", tally(0, 0)), question("rate<1%"), {}).startswith(
+        "undecided, --max-trials"
+    )
 
 
 def test_the_rest_of_the_report() -> None:
@@ -66,6 +68,7 @@ def test_the_rest_of_the_report() -> None:
         "untestable, which is no verdict: once",
         "  the first said: no such GPU",
         "reproduce: SEED=99 ./test.sh",
+        "next: bisect ./test.sh",
         "journal: j.sqlite (the same command shows this again)",
     ]
 

@@ -128,7 +128,12 @@ def test_a_search_names_the_fault(source: FaultSource, tmp_path: Path) -> None:
     names = [one.id for one in source.candidates]
     with Journal(tmp_path / "j", source.identity, "x") as journal:
         search = Search(
-            source, journal, lambda: Bisector(names, confidence=0.95), opening=frozenset(names), seed=0, max_trials=40
+            source,
+            journal,
+            lambda: Bisector(names, confidence=0.95),
+            opening=(frozenset(names),),
+            seed=0,
+            max_trials=40,
         )
         findings = search.run(Quiet())
     assert findings.answer is not None

@@ -127,9 +127,9 @@ def search(source: TrialSource, journal: str, watcher: Watcher) -> tuple[Finding
     """What was found, and the trials that counted."""
     names = [candidate.id for candidate in source.candidates]
     with Journal(Path(journal), source.identity, "a test") as kept:
-        findings = Search(source, kept, lambda: Bisector(names), opening=frozenset(names), seed=0, max_trials=300).run(
-            watcher
-        )
+        findings = Search(
+            source, kept, lambda: Bisector(names), opening=(frozenset(names),), seed=0, max_trials=300
+        ).run(watcher)
         counted = [kept.trials[number] for number in range(findings.standing.trials)]
     return findings, [(trial, result.outcome, result.signature) for trial, result in counted]
 

@@ -178,7 +178,7 @@ def test_a_search_among_all_fixes_names_the_one(tmp_path: Any) -> None:
             source,
             journal,
             lambda: Bisector(names, seed=1),
-            opening=frozenset(names),
+            opening=(frozenset(names),),
             seed=1,
             max_trials=300,
             pattern=expected_signature(scenario),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from specdebug.bisect import Bisector
+from specdebug.bisect import Bisector, openings
 from specdebug.errors import SpecDebugError
 from specdebug.trials.journal import Journal
 from specdebug.trials.search import DOUBT, UNTESTABLE, Findings, Search, Standing
@@ -108,7 +111,7 @@ def search(source: Source, path: Path, pattern: str | None = None, max_trials: i
             source,
             journal,
             lambda: Bisector(NAMES, seed=1),
-            opening=frozenset(NAMES),
+            opening=(frozenset(NAMES),),
             seed=5,
             max_trials=max_trials,
             pattern=pattern,
@@ -133,7 +136,7 @@ def searched(source: Source, seed: int, pattern: str | None = None) -> Findings:
         source,
         Kept(),
         lambda: Bisector(NAMES, seed=seed),
-        opening=frozenset(NAMES),
+        opening=(frozenset(NAMES),),
         seed=seed,
         max_trials=400,
         pattern=pattern,
@@ -194,6 +197,60 @@ def test_that_there_is_none_is_an_answer(tmp_path: Path) -> None:
     assert findings.answer.culprits == frozenset()
     assert findings.silent == findings.standing.trials
     assert findings.shown_by is None
+
+
+def unheard(case: int) -> tuple[Source, frozenset[frozenset[str]], str | None]:
+    """A job of another engine, which never hears of what it is to revert: it passes, or fails at a rate, in one way or
+    two. It takes one fix at a time, or a set of which two edit one line."""
+    drawn = random.Random(f"unheard {case}")
+    rate = drawn.choice([0.0, 0.0, 0.02, 0.3, 1.0])
+    names = drawn.choice([["exit:1"], ["nan@a.b"], ["nan@a.b", "error:ReadTimeout"]])
+
+    def behave(trial: Trial) -> TrialResult:
+        chance = random.Random(f"{case} {trial.seed}")
+        return failed(chance.choice(names)) if chance.random() < rate else passed()
+
+    singly = frozenset(map(frozenset, itertools.combinations(NAMES[:3], 2)))
+    apart = drawn.choice([singly, frozenset({frozenset("ab")}), frozenset()])
+    source = Source(behave, capacity=drawn.choice([1, 3]), order=case)
+    source.candidates = tuple(Candidate(name, name.upper()) for name in NAMES[:3])
+    return source, apart, drawn.choice([None, None, "nan@*"])
+
+
+def test_of_two_hundred_jobs_whose_reverts_do_nothing_none_is_acquitted() -> None:
+    ends = Counter[str]()
+    blamed = 0
+    for case in range(200):
+        source, apart, pattern = unheard(case)
+        findings = Search(
+            source,
+            Kept(),
+            lambda apart=apart, case=case: Bisector(NAMES[:3], seed=case, apart=apart),
+            opening=openings(NAMES[:3], apart),
+            seed=case,
+            max_trials=120,
+            pattern=pattern,
+            proven=False,
+        ).run(Silent())
+        ends[findings.reason] += 1
+        assert findings.answer is None or findings.answer.culprits
+        blamed += findings.answer is not None
+        assert not any(pair <= trial.reverted for trial in source.ran for pair in apart)
+    assert ends["unproven"] >= 150
+    assert blamed <= most(200, 0.1)
+
+
+def test_a_culprit_is_found_by_one_at_a_time_where_no_more_are_taken(tmp_path: Path) -> None:
+    apart = frozenset(map(frozenset, itertools.combinations(NAMES, 2)))
+    wrong = 0
+    for case in range(8):
+        source = Source(flaky(NAMES[case], 0.5))
+        chooser = partial(Bisector, NAMES, seed=case, apart=apart)
+        options = {"opening": openings(NAMES, apart), "seed": case, "max_trials": 400, "proven": False}
+        findings = Search(source, Kept(), chooser, **options).run(Silent())
+        assert all(len(trial.reverted) <= 1 for trial in source.ran)
+        wrong += findings.answer is None or findings.answer.culprits != {NAMES[case]}
+    assert wrong <= most(8, STATED)
 
 
 @pytest.mark.parametrize("jobs", [2, 5])

@@ -32,6 +32,7 @@ FOUND = [Violation("nan", "draft.logits", 3)]
         ([], {"reverts": {"27338": {"27338#1": 2}}}, "pass", None),
         ([], {"reverts": {"27338": {"27338#1": 0, "27338#2": 1}}}, "pass", None),
         ([], {"reverts": {"7": {"7#1": 0}}}, "unknown", "fix 7 was reverted, but its lines never ran"),
+        ([], {"reverts": {"7": {}}}, "unknown", "fix 7 was to be reverted, and nothing shows that its lines ran"),
         ([], {"reverts": {"1": {"1#1": 4}, "2": {"2#1": 0}}}, "unknown", "fix 2 was reverted"),
         (FOUND, {"reverts": {"2": {"2#1": 0}}}, "fail", "fix 2 was reverted"),
         ([], {"sites_reached": 0}, "unknown", "none of the enabled probes was reached"),

@@ -75,7 +75,8 @@ def bisect_page(
 def _chip(findings: Findings, subject: Bisection) -> Chip:
     answer = findings.answer
     if answer is None:
-        return Chip("interrupted" if findings.reason == "interrupted" else "undecided", "unknown")
+        told = findings.reason if findings.reason in ("interrupted", "unproven") else "undecided"
+        return Chip(told, "unknown")
     if not answer.culprits:
         return Chip("no culprit", "pass")
     return Chip(f"culprit: {subject.called(answer.culprits)}", "fail")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from specdebug.report.flake import Question, decision, flake_document, rate_text, verdict_line
+from specdebug.report.flake import Question, decision, flake_document, rate_text, unproven, verdict_line
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.rate import rate_plot
 from specdebug.stats.claims import Apart, Below, Claim, percent
@@ -30,8 +30,8 @@ def flake_page(
     bad = [(trial, result) for trial, result in counted if result.outcome != "pass"]
     head = Head(
         title=question.what,
-        chips=[_chip(sampled, question)],
-        summary=verdict_line(sampled, question),
+        chips=[Chip("unproven", "unknown") if unproven(sampled, question, evidence) else _chip(sampled, question)],
+        summary=verdict_line(sampled, question, evidence),
         facts={
             "claim": "" if question.claim is None else question.claim.text,
             "rate": rate_text(tally, question.confidence),

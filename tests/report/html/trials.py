@@ -66,7 +66,7 @@ def chooser() -> Bisector:
 def searched(folder: Path, judge: Judge = culprit_200, most: int = 200) -> tuple[Findings, Bisection, Journal]:
     """A search to its end, with its journal."""
     journal = Journal(folder / "j.sqlite", "id", "about")
-    search = Search(Source(judge), journal, chooser, opening=frozenset(NAMES), seed=3, max_trials=most)
+    search = Search(Source(judge), journal, chooser, opening=(frozenset(NAMES),), seed=3, max_trials=most)
     subject = Bisection(
         over="toggles",
         what="./test.sh <x>",
@@ -74,7 +74,8 @@ def searched(folder: Path, judge: Judge = culprit_200, most: int = 200) -> tuple
         names={name: name for name in NAMES},
         journal="j.sqlite",
         reproduce=lambda culprits, seed: f"REVERT={','.join(sorted(culprits))} SEED={seed} ./test.sh",
-        next_step=lambda culprits, followed: "",
+        next_step=lambda culprits, followed: "look",
+        how_often="flake",
     )
     return search.run(Silent()), subject, journal
 
@@ -94,5 +95,5 @@ def sampled(
         max_trials=most,
         pattern=pattern,
     )
-    question = Question("./test.sh <x>", parsed, 0.95, "f.sqlite", lambda seed: f"SEED={seed} ./test.sh")
+    question = Question("./test.sh <x>", parsed, 0.95, "f.sqlite", lambda seed: f"SEED={seed} ./test.sh", "bisect")
     return sampling.run(Silent()), question, journal

@@ -69,10 +69,12 @@ class _Request:
 @dataclass
 class _Way:
     """The steps in which a request that has not ended was last ``computed``, and last ``advanced``: a part of its
-    prompt was prefilled, or it got tokens. At first the step before which it arrived."""
+    prompt was prefilled, or it got tokens. At first the step before which it arrived. ``again``: it was retracted, so
+    that what is prefilled of it now it had before."""
 
     computed: int
     advanced: int
+    again: bool = False
 
 
 def _told(violations: Sequence[Violation], first: Violation) -> str:
@@ -154,7 +156,7 @@ class Ledger:
         """Judge the run, now that its worker has ended."""
         coredump = self._stack.get("coredump")
         violations = [explained(found, end.log, self.step, coredump) for found in self._violations]
-        if self._deadline:
+        if self._deadline or self._stand_still():
             end = replace(end, going=False)
         death = self._endless() if self._done else death_of(end, self.step, self.stage)
         machine = self._failure_of_machine(end)
@@ -229,13 +231,16 @@ class Ledger:
         """Return the hang that a run without end is; None if it ended, or if all that was computed went on."""
         if self._overrun is None:
             return None
-        since = self._overrun - STANDS_STILL
-        ways = self._ways.values()
-        idle = bool(ways) and max(way.advanced for way in ways) <= since
-        stuck = idle or any(way.computed > since >= way.advanced for way in ways)
-        if stuck or self._deadline:
+        if self._deadline or self._stand_still():
             return Violation("hang", "", self.step, f"not done after {self._overrun} steps")
         return None
+
+    def _stand_still(self) -> bool:
+        """Return True if no request has advanced for long, or one that is computed has not."""
+        since, ways = self.step - STANDS_STILL, self._ways.values()
+        if not ways or "steps" in self._lacks:
+            return False
+        return max(way.advanced for way in ways) <= since or any(way.computed > since >= way.advanced for way in ways)
 
     def _naming_requests(self, violation: Violation) -> Violation:
         """Return a hang with the requests that advance no more, and since which step; any other violation as it is."""
@@ -359,10 +364,11 @@ class Ledger:
             self._requests[rid].accept_lengths.extend(lengths)
         for rid, cached in event["cached"].items():
             self._requests[rid].cached_tokens = cached
-        for rid in event["rids"]:
-            if (way := self._ways.get(rid)) is not None:
+        for rid, way in self._ways.items():
+            way.again = way.again or rid in event["retracted"]
+            if rid in event["rids"]:
                 way.computed = self.step
-                if event["kind"] == "prefill" or event["emitted"].get(rid):
+                if event["emitted"].get(rid) or (event["kind"] == "prefill" and not way.again):
                     way.advanced = self.step
         facts = [event[key] for key in TRACED]
         self._trace.update(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())

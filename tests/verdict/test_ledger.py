@@ -166,12 +166,16 @@ def test_a_hang_names_the_requests_that_do_not_advance_and_since_when() -> None:
     assert (outcome.violations[0].data["rid"], outcome.violations[0].data["since"]) == ("a", 1)
 
 
-def overrun(emitted: dict[str, list[int]], last: int = 70) -> Outcome:
-    """A run that is stopped after its last step; of each of the steps from the second on ``emitted`` is what came."""
+def long_run(emitted: dict[str, list[int]], last: int = 70, **changed: Any) -> list[dict[str, Any]]:
+    """A run that comes to no end; of each of the steps from the second on ``emitted`` is what came."""
     steps = [step(1, rids=["a", "b"], kind="prefill", emitted={"a": [1], "b": [1]}, accept={})]
-    steps += [step(n, rids=["a", "b"], emitted=emitted, accept={}) for n in range(2, last + 1)]
-    over = {"event": "overrun", "steps": last}
-    return outcome_of([*START[:-1], *arrivals("a", "b"), *steps, over, *FINISH[1:]])
+    steps += [step(n, rids=["a", "b"], emitted=emitted, accept={}, **changed) for n in range(2, last + 1)]
+    return [*START[:-1], *arrivals("a", "b"), *steps]
+
+
+def overrun(emitted: dict[str, list[int]], last: int = 70, **changed: Any) -> Outcome:
+    """The same, stopped after its last step."""
+    return outcome_of([*long_run(emitted, last, **changed), {"event": "overrun", "steps": last}, *FINISH[1:]])
 
 
 def test_a_run_of_too_many_steps_hangs_if_a_request_of_them_stands_still() -> None:
@@ -182,6 +186,21 @@ def test_a_run_of_too_many_steps_hangs_if_a_request_of_them_stands_still() -> No
     assert (outcome.verdict, outcome.signature) == ("unknown", None)
     assert "not done after 70 steps, and it still went on: raise limits.max_steps" in outcome.detail
     assert overrun({"a": [7], "b": []}, last=20).verdict == "unknown", "too few to tell"
+    prefilled = {"a": [], "b": []}
+    assert overrun(prefilled, kind="prefill").verdict == "unknown", "a long prompt, in chunks"
+    assert overrun(prefilled, kind="prefill", retracted=["a", "b"]).signature == "hang", "the same again and again"
+
+
+def test_a_run_whose_steps_bring_no_request_on_hangs_also_if_its_time_is_over_first() -> None:
+    over = replace(end("timeout", -9), going=True)
+    outcome = outcome_of(long_run({"a": [7], "b": []}), over)
+    assert outcome.signature == "hang"
+    assert "request b has not advanced since step 1" in outcome.detail
+    assert outcome_of(long_run({"a": [7], "b": [7]}), over).verdict == "unknown"
+    lacks = {"event": "target", "name": "x", "lacks": ["steps"], "looking": ["ends"], "cannot_show": []}
+    served = [lacks, *arrivals(*(f"r{n}" for n in range(80)))]
+    served += [step(n + 1, f"r{n}", kind="served", accept={}) for n in range(70)]
+    assert outcome_of([*START[:-1], *served], over).verdict == "unknown", "its steps are requests that have ended"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,10 @@ class Lost:
         return f"specdebug {told} {self.what} in this release: {self.why}" + (f" ({self.place})" if self.place else "")
 
 
+ToldToken = tuple[int, float, Mapping[int, float]]
+"""A token, its log probability, and those of the likeliest tokens of its position."""
+
+
 class ServerSettings(Protocol):
     """A scenario's words about a server, of the ``kind`` http or launch; ``scenario.servers.HttpServer`` is one."""
 
@@ -126,6 +130,16 @@ class ServerView(Protocol):
 
     def revised(self, rid: str) -> str | None:
         """How the stream of a request took back what it had said; None if it did not."""
+
+    def owed(self, rid: str) -> int:
+        """The least of a request's prompt that must have come out of the cache; 0 where that is not known."""
+
+    def mean_accepted(self) -> float | None:
+        """The mean accept length that its totals must have; None where that is not known."""
+
+    def logprobs(self, prompt_ids: Sequence[int], count: int) -> Sequence[ToldToken]:
+        """Ask for the greedy text behind a prompt with log probabilities, a :data:`ToldToken` for each token; nothing
+        of a server that is not known to have them for drafts. Raises SessionFailed."""
 
     def totals(self) -> Mapping[str, Any]:
         """Its counts of all requests so far, those of others included."""

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import exp
 from typing import Any
 
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.targets.base import Session, StepView
-from specdebug.targets.http.checked import HISTOGRAMS
+from specdebug.targets.http.checked import DRAFTS, HISTOGRAMS
+from specdebug.targets.serving import ServerView, ToldToken
 from specdebug.verdict.outcome import Violation
 
+_ROUNDING = 1e-6
+"""By how much two tellings of one mean or rate may differ."""
+_LOG_ROUNDING = 1e-4
+"""By how much those of one log probability may, which is computed in float32."""
+ASKED_AGAIN = 8
+"""Tokens of a text that is told again with log probabilities."""
 ASK_EVERY = 8
 """Requests that end between two questions whether the server is well, where it is never idle."""
 
@@ -94,26 +102,53 @@ class ServerCounts(_OfServer):
                 continue
             self.bench.looked(self.name)
             revised = server.revised(rid)
+            owed = server.owed(rid)
             wrong = [*wrong_counts(request, meta), *([revised] if revised else [])]
+            # Of another's engine no more is known than that it has a cache.
+            if request.cached_tokens < (owed if server.own else min(owed, 1)):
+                wrong.append(f"cached_tokens is {request.cached_tokens} of a prompt of which {owed} are cached")
             if wrong:
                 site = "stream" if revised and len(wrong) == 1 else "counts"
                 self._report(site, f"{rid}: {'; '.join(wrong)}", rid)
 
     def on_served(self, session: Any, rids: Sequence[str]) -> None:
         server = session.server()
-        lengths = [n for rid in rids for n in session.request(rid).accept_lengths]
-        if server is None or not lengths:
+        if server is None:
             return
-        mean = server.totals().get("avg_spec_accept_length")
-        if isinstance(mean, int | float) and not 1 <= mean <= max(lengths) + 1:
-            told = (
-                f"/server_info has avg_spec_accept_length {mean:g}, requests accepted {min(lengths)} to {max(lengths)}"
-            )
-            self._report("counts", told, None)
+        lengths = [n for rid in rids for n in session.request(rid).accept_lengths]
+        told, mean = server.totals().get("avg_spec_accept_length"), server.mean_accepted()
+        said = f"/server_info has avg_spec_accept_length {told}"
+        if told is not None and mean is not None and abs(told - mean) > _ROUNDING:
+            self._report("counts", f"{said}, requests accepted {mean:g} a verify", None)
+        elif told is not None and lengths and not 1 <= told <= max(lengths) + 1:
+            self._report("counts", f"{said}, requests accepted {min(lengths)} to {max(lengths)}", None)
+        self._ask_logprobs(session, server, rids)
+
+    def _ask_logprobs(self, session: Any, server: ServerView, rids: Sequence[str]) -> None:
+        """Have the beginning of one greedy text told again with log probabilities."""
+        requests = map(session.request, rids)
+        greedy = (each for each in requests if each.sampling.temperature == 0 and each.finish_reason == "length")
+        request = next(greedy, None)
+        if request is None:
+            return
+        told = server.logprobs(request.prompt_ids, min(len(request.output_ids), ASKED_AGAIN))
+        wrong = next(wrong_logprobs(told), None)
+        if wrong is not None:
+            self._report("counts", f"{request.rid}, asked again with log probabilities: {wrong}", request.rid)
 
     def _report(self, site: str, detail: str, rid: str | None) -> None:
         data = {} if rid is None else {"rid": rid}
         self.bench.report(Violation("ends", site, self.bench.step, detail, data=data))
+
+
+def wrong_logprobs(told: Sequence[ToldToken]) -> Iterator[str]:
+    """What of the log probabilities of a greedy text contradicts another of them."""
+    for position, (token, own, best) in enumerate(told):
+        said = f"output {position} has token {token} at {own:g}"
+        if own > _LOG_ROUNDING or sum(map(exp, best.values())) > 1 + _LOG_ROUNDING:
+            yield f"{said}, which is no log probability, or those of its position are none"
+        elif not best or own < max(best.values()) - _LOG_ROUNDING or abs(best.get(token, own) - own) > _LOG_ROUNDING:
+            yield f"{said}, the likeliest of its position are {', '.join(f'{t} at {p:g}' for t, p in best.items())}"
 
 
 def wrong_counts(request: Any, meta: Mapping[str, Any]) -> Iterator[str]:
@@ -125,7 +160,10 @@ def wrong_counts(request: Any, meta: Mapping[str, Any]) -> Iterator[str]:
     cached = meta.get("cached_tokens", 0)
     if not isinstance(cached, int) or not 0 <= cached < max(prompt, 1):
         yield f"cached_tokens is {cached} of a prompt of {prompt}"
-    verifies = meta.get("spec_verify_ct") or 0
+    reasoning = meta.get("reasoning_tokens", 0)
+    if reasoning > output:
+        yield f"reasoning_tokens is {reasoning}, there are {output}"
+    verifies = meta.get("spec_verify_ct", 0)
     if not verifies:
         return
     lengths = request.accept_lengths
@@ -139,7 +177,20 @@ def wrong_counts(request: Any, meta: Mapping[str, Any]) -> Iterator[str]:
         # The first token is the prefill's; of what the last verify accepted, an end may cut some off.
         elif not -again <= sum(lengths) - (output - 1) < max(lengths):
             yield f"{name} accepts {sum(lengths)} tokens, of which {output - 1} are there"
+    yield from _wrong_rate(meta, histogram)
     mean = meta.get("spec_accept_length")
     most = max(output, sum(lengths)) / verifies
     if mean is not None and not (output - 1 - again) / verifies - 1e-6 <= mean <= most + 1e-6:
         yield f"spec_accept_length is {mean:g} of {output} tokens by {verifies} verifies"
+
+
+def _wrong_rate(meta: Mapping[str, Any], histogram: Sequence[int] | None) -> Iterator[str]:
+    """What of the drafts that were right contradicts what was accepted, or their rate."""
+    right, made = next((pair for pair in DRAFTS if pair[0] in meta and pair[1] in meta), ("", ""))
+    if not right:
+        return
+    accepted, proposed, rate = meta[right], meta[made], meta.get("spec_accept_rate")
+    if histogram and accepted != (counted := sum(drafts * times for drafts, times in enumerate(histogram))):
+        yield f"{right} is {accepted}, the histogram counts {counted}"
+    if rate is not None and proposed and abs(rate - accepted / proposed) > _ROUNDING:
+        yield f"spec_accept_rate is {rate:g}, {accepted} of {proposed} drafts were right"

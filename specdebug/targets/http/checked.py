@@ -189,10 +189,13 @@ SIGNATURE = text(300, r"[\w:.-]+(@[^\s@]+)?")
 HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 """Names of SGLang's histogram of correct drafts, the newer one first."""
 
+DRAFTS = (("spec_num_correct_drafts", "spec_num_proposed_drafts"), ("spec_accept_token_num", "spec_draft_token_num"))
+"""Names of the drafts that were right and of those that were made, the newer ones first."""
+
 _META = table(
     {
         **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens"), _COUNT),
-        **dict.fromkeys(("num_retractions", "spec_verify_ct", "spec_accept_token_num", "spec_draft_token_num"), _COUNT),
+        **dict.fromkeys(("num_retractions", "spec_verify_ct", *(name for pair in DRAFTS for name in pair)), _COUNT),
         **dict.fromkeys(("spec_accept_length", "spec_accept_rate"), maybe(real(0, 10**6))),
         **dict.fromkeys(HISTOGRAMS, maybe(list_of(whole, MOST_DRAFTS))),
         "finish_reason": maybe(table({"type": _WORD, "matched": maybe(one_of(whole, _LINE))}, required=("type",))),

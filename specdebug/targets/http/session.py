@@ -30,6 +30,7 @@ from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Sile
 from specdebug.targets.http.host import Host, failure_of
 from specdebug.targets.http.inside import Inside
 from specdebug.targets.http.plain import PlainText
+from specdebug.targets.http.served_texts import ServedTexts
 from specdebug.targets.http.view import HttpServerView
 from specdebug.targets.serving import ServerSettings
 
@@ -90,6 +91,7 @@ class HttpSession(Plain):
         ids: bool = True,
         loop: asyncio.AbstractEventLoop | None = None,
         reference: PlainText | None = None,
+        texts: ServedTexts | None = None,
         host: Host | None = None,
         inside: Inside | None = None,
         note: Callable[[str], None] = lambda text: None,
@@ -117,7 +119,8 @@ class HttpSession(Plain):
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: list[str] = []
         self._to_judge: list[HttpAnswer] = []
-        self._view = HttpServerView(client, self._loop, self._answers, host)
+        self._texts = texts or ServedTexts()
+        self._view = HttpServerView(client, self._loop, self._answers, host, self._texts)
         if reference is not None:
             reference.run = self.call
 
@@ -153,6 +156,7 @@ class HttpSession(Plain):
             self._note_once("this server cannot leave out drafts for a request; all are served with them")
         answer = HttpAnswer(rid, tuple(prompt_ids), self._within_context(prompt_ids, sampling), speculative)
         self._answers[rid] = answer
+        self._texts.sent(answer)
         self._tasks[rid] = self._loop.create_task(self._serve(answer))
 
     def _within_context(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampling:
@@ -177,6 +181,7 @@ class HttpSession(Plain):
         answer.aborting = True
         self.call(self._abort(rid, task))
         if answer.finish_reason == "abort":
+            self._texts.ended(answer)
             self._tasks.pop(rid, None)
             self._ended = [each for each in self._ended if each != rid]
 
@@ -189,6 +194,7 @@ class HttpSession(Plain):
                 self._raise(rid, error)
         ended = [self._answers[rid] for rid in rids]
         for answer in ended:
+            self._texts.ended(answer)
             self._tell(answer)
         return Completed(
             rids,
@@ -203,6 +209,7 @@ class HttpSession(Plain):
         """Flush the cache, once what is under way has ended: a server that serves is not flushed."""
         self.call(self._all_ended())
         self.call(flush(self._client))
+        self._texts.flushed()
 
     def check_pools(self) -> Sequence[str]:
         return () if self._inside is None else self._inside.new_problems()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from specdebug.targets.http.facts import ServerFacts
     from specdebug.targets.http.host import Host
     from specdebug.targets.http.inside import Inside
+    from specdebug.targets.http.served_texts import ServedTexts
     from specdebug.targets.http.session import HttpSession
 
 ALWAYS: frozenset[Ability] = frozenset({"cached_tokens", "tokens", "alive", "counts"})
@@ -117,6 +118,7 @@ def open_session(
         ids=facts.ids,
         loop=loop,
         reference=reference,
+        texts=_texts(facts),
         host=host,
         inside=inside,
         note=lambda text: opening.say("note", text=text),
@@ -130,6 +132,15 @@ def open_session(
     opening.say("stack", **_stack(facts, asked, url, started=host is not None))
     opening.before()
     return session
+
+
+def _texts(facts: ServerFacts) -> ServedTexts:
+    """The books of what a server must have cached. One of several replicas may be asked what another has."""
+    from specdebug.targets.http.served_texts import ServedTexts
+
+    alone = len(facts.told.get("internal_states", ())) == 1 and not facts.told.get("disable_radix_cache")
+    page, room = (facts.told.get(name, 0) for name in ("page_size", "max_total_num_tokens"))
+    return ServedTexts(page, room) if alone else ServedTexts()
 
 
 def _tell_injections(host: Host, opening: Opening) -> None:

@@ -12,8 +12,11 @@ from specdebug.targets.http.checked import BadAnswer
 from specdebug.targets.http.client import FAILURES, ServerClient
 from specdebug.targets.http.facts import one_token, own_words, server_info
 from specdebug.targets.http.host import Host, failure_of
-from specdebug.targets.serving import Lost, SessionFailed
+from specdebug.targets.http.served_texts import ServedTexts
+from specdebug.targets.serving import Lost, SessionFailed, ToldToken
 
+TOLD = 4
+"""Log probabilities asked for at each position."""
 HEALTH = "server.health"
 """The site of what is wrong with a server that runs and does not answer that it is well."""
 _NO_ROUTE = (404, 405, 501)
@@ -32,11 +35,13 @@ class HttpServerView:
         loop: asyncio.AbstractEventLoop,
         answers: Mapping[str, HttpAnswer],
         host: Host | None,
+        texts: ServedTexts | None = None,
     ) -> None:
         self._client = client
         self._loop = loop
         self._answers = answers
         self._host = host
+        self._texts = texts or ServedTexts()
         self._told: set[str] = set()
 
     def check_alive(self, *, generates: bool) -> SessionFailed | None:
@@ -59,6 +64,25 @@ class HttpServerView:
 
     def revised(self, rid: str) -> str | None:
         return self._answers[rid].revised
+
+    def owed(self, rid: str) -> int:
+        return self._texts.owed(rid)
+
+    def mean_accepted(self) -> float | None:
+        return self._texts.mean if self.own else None
+
+    def logprobs(self, prompt_ids: Sequence[int], count: int) -> Sequence[ToldToken]:
+        if not self.own:
+            return ()
+        body = one_token() | {"input_ids": list(prompt_ids), "return_logprob": True, "top_logprobs_num": TOLD}
+        body["sampling_params"] = {**body["sampling_params"], "max_new_tokens": count}
+        try:
+            answer = self._loop.run_until_complete(self._client.post("/generate", body))
+        except FAILURES as error:
+            raise failure_of(error, self._host, self._client.url) from None
+        own, best = (answer["meta_info"].get(f"output_{what}_logprobs", ()) for what in ("token", "top"))
+        pairs = zip(own, best, strict=False)
+        return [(token, chance, {other: at for at, other, _ in top}) for (chance, token, _), top in pairs]
 
     def totals(self) -> Mapping[str, Any]:
         states: Sequence[Mapping[str, Any]] = self._understood_info().get("internal_states") or ({},)

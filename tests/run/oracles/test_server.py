@@ -25,6 +25,7 @@ GOOD: dict[str, Any] = {
     "spec_accept_histogram": [1, 2],
     "spec_accept_length": 2.0,
 }
+RATE: dict[str, Any] = {"spec_accept_token_num": 2, "spec_draft_token_num": 9}
 
 
 class Server:
@@ -37,6 +38,19 @@ class Server:
         self.taken_back: str | None = None
         self.mean: Any = 2.0
         self.told: list[tuple[str, str]] = []
+        self.own = True
+        self.owes = 0
+        self.exact: float | None = None
+        self.likely: list[Any] = []
+
+    def owed(self, rid: str) -> int:
+        return self.owes
+
+    def mean_accepted(self) -> float | None:
+        return self.exact
+
+    def logprobs(self, prompt_ids: Sequence[int], count: int) -> Sequence[Any]:
+        return self.likely
 
     def check_alive(self, *, generates: bool) -> SessionFailed | None:
         self.asked.append(generates)
@@ -57,7 +71,10 @@ class Server:
 
 
 def request() -> FakeRequest:
-    return FakeRequest("a.0", [1] * 4, None, output_ids=[2] * 6, accept_lengths=[2, 2, 1])
+    sampling = SimpleNamespace(temperature=0)
+    return FakeRequest(
+        "a.0", [1] * 4, sampling, output_ids=[2] * 6, accept_lengths=[2, 2, 1], cached_tokens=3, finish_reason="length"
+    )
 
 
 class Watching:
@@ -119,6 +136,15 @@ def test_a_server_that_is_not_well_is_told_once() -> None:
         ({"cached_tokens": 4}, ["cached_tokens is 4 of a prompt of 4"]),
         ({"spec_verify_ct": 4, "spec_accept_length": 1.5}, ["spec_verify_ct is 4, spec_accept_histogram counts 3"]),
         ({"spec_accept_length": 1.2}, ["spec_accept_length is 1.2 of 6 tokens by 3 verifies"]),
+        ({"reasoning_tokens": 6}, []),
+        ({"reasoning_tokens": 7}, ["reasoning_tokens is 7, there are 6"]),
+        ({**RATE, "spec_accept_rate": 2 / 9}, []),
+        ({**RATE, "spec_accept_rate": 5 / 12}, ["spec_accept_rate is 0.416667, 2 of 9 drafts were right"]),
+        ({**RATE, "spec_accept_token_num": 3}, ["spec_accept_token_num is 3, the histogram counts 2"]),
+        (
+            {"spec_num_correct_drafts": 2, "spec_num_proposed_drafts": 9, "spec_accept_rate": 0.5},
+            ["spec_accept_rate is 0.5, 2 of 9 drafts were right"],
+        ),
     ],
 )
 def test_counts_that_contradict_each_other(change: dict[str, Any], told: list[str]) -> None:
@@ -158,6 +184,53 @@ def test_the_mean_of_all_requests_lies_among_theirs(mean: float | None, told: in
     watching.server.mean = mean
     watching.oracle.on_served(watching.session, ["a.0"])
     assert watching.signatures == ["ends@counts"] * told
+
+
+@pytest.mark.parametrize(("mean", "told"), [(5 / 3, 0), (1.6, 1), (2.0, 1), (0.83, 1)])
+def test_the_mean_is_exact_where_every_verify_since_the_flush_is_known(mean: float, told: int) -> None:
+    watching = Watching(ServerCounts)
+    watching.server.mean, watching.server.exact = mean, 5 / 3
+    watching.oracle.on_served(watching.session, ["a.0"])
+    assert watching.signatures == ["ends@counts"] * told
+
+
+@pytest.mark.parametrize(
+    ("own", "owed", "cached", "told"),
+    [(True, 3, 3, 0), (True, 3, 2, 1), (True, 3, 0, 1), (False, 3, 2, 0), (False, 3, 0, 1), (False, 0, 0, 0)],
+)
+def test_a_hit_that_must_occur_does(own: bool, owed: int, cached: int, told: int) -> None:
+    watching = Watching(ServerCounts)
+    watching.server.own, watching.server.owes = own, owed
+    held = request()
+    held.cached_tokens = cached
+    watching.server.meta = {**GOOD, "cached_tokens": cached}
+    watching.session.request = lambda rid: held
+    watching.step("a.0")
+    assert watching.signatures == ["ends@counts"] * told
+    assert all(f"cached_tokens is {cached} of a prompt of which 3 are cached" in each.detail for each in watching.found)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ([], None),
+        ([(5, -0.1, {5: -0.1, 6: -3.0})], None),
+        (
+            [(5, -0.1, {5: -0.1}), (6, 0.0, {6: -0.5, 7: -1.0})],
+            "output 1 has token 6 at 0, the likeliest",
+        ),
+        ([(5, 0.0, {5: 0.0, 6: 0.0})], "output 0 has token 5 at 0, which is no log probability"),
+        ([(5, 0.5, {5: 0.5})], "which is no log probability"),
+        ([(5, -2.0, {6: -0.2})], "the likeliest of its position are 6 at -0.2"),
+        ([(5, -2.0, {})], "the likeliest of its position are"),
+    ],
+)
+def test_log_probabilities_that_contradict_each_other(told: list[Any], words: str | None) -> None:
+    watching = Watching(ServerCounts)
+    watching.server.likely = told
+    watching.oracle.on_served(watching.session, ["a.0"])
+    assert watching.signatures == ["ends@counts"] * (words is not None)
+    assert words is None or words in watching.found[0].detail
 
 
 def test_what_a_server_tells_of_is_a_violation_of_its_name() -> None:

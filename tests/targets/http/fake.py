@@ -16,7 +16,9 @@ VOCAB = 4096
 @dataclass
 class FakeServer:
     """The state of a server. ``wrong_from``: at this output position a speculative request gets another token;
-    ``old``: answers have no ``output_ids``; ``die_after``: requests after which every connection is dropped."""
+    ``old``: answers have no ``output_ids``; ``told`` goes over what ``/server_info`` says, ``mean`` over its mean
+    accept length, ``chance`` over the log probability of each token; ``die_after``: requests after which every
+    connection is dropped."""
 
     speculative: bool = True
     switch: bool = True
@@ -37,6 +39,10 @@ class FakeServer:
     asked: list[str] = field(default_factory=list)
     cached: set[int] = field(default_factory=set)
     aborted: set[str] = field(default_factory=set)
+    told: dict[str, Any] = field(default_factory=dict)
+    mean: float | None = None
+    chance: float = -0.1
+    accepted: list[int] = field(default_factory=list)
     flushes: int = 0
     busy: int = 0
     most_busy: int = 0
@@ -45,7 +51,8 @@ class FakeServer:
     def info(self) -> dict[str, Any]:
         own = {"specdebug": {"speculative_switch": True}} if self.switch else {}
         algorithm = "EAGLE" if self.speculative else None
-        internal = {"avg_spec_accept_length": 2.0} if self.speculative else {}
+        counted = sum(self.accepted) / len(self.accepted) if self.accepted else None
+        internal = {"avg_spec_accept_length": counted if self.mean is None else self.mean} if self.speculative else {}
         return {
             "version": "0.5.13",
             "dtype": "torch.float32",
@@ -53,6 +60,7 @@ class FakeServer:
             "stream_output": self.incremental,
             "internal_states": [internal],
             **own,
+            **self.told,
         }
 
     def text_of(self, body: dict[str, Any]) -> list[int]:
@@ -87,7 +95,7 @@ class FakeServer:
                 "spec_accept_histogram": [odd, pairs],
             }
         if body.get("return_logprob"):
-            meta["output_token_logprobs"] = [[-0.1, token, None] for token in shown]
+            meta["output_token_logprobs"] = [[self.chance, token, None] for token in shown]
             margin = 0.01 if self.near_tie else 5.0
             meta["output_top_logprobs"] = [[[-0.1, t, None], [-0.1 - margin, t + 1, None]] for t in shown]
         answer: dict[str, Any] = {"text": " ".join(map(str, shown)), "meta_info": {**meta, **self.meta}, **self.event}
@@ -132,6 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/flush_cache":
             fake.flushes += 1
             fake.cached.clear()
+            fake.accepted.clear()
             return self.send(200, {})
         if self.path == "/abort_request":
             fake.aborted.add(body["rid"])
@@ -161,6 +170,8 @@ class _Handler(BaseHTTPRequestHandler):
             reason = {"type": "stop", "matched": output[-1]}
         else:
             reason = {"type": "length", "length": len(output)}
+        if fake.speculative and body.get("speculative", True):
+            fake.accepted += [2] * ((len(output) - 1) // 2) + [1] * ((len(output) - 1) % 2)
         events = []
         for count in range(1, len(output) + 1):
             done = count == len(output)

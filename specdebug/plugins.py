@@ -140,6 +140,11 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         self._fits = fits
         self._ours = ours
 
+    @property
+    def shipped(self) -> tuple[str, ...]:
+        """Names of those that come with this package."""
+        return tuple(self._ours)
+
     def __getitem__(self, name: str) -> T:
         """Raises KeyError for a name that no part has, PluginError for a plugin that cannot be used."""
         return self._ours[name] if name in self._ours else self._load(name)

@@ -231,6 +231,7 @@ class ArmItem(pytest.Item):
     def _story(self, result: ArmResult) -> str:
         from rich.console import Console
 
+        from specdebug.redaction import redacted
         from specdebug.report.terminal import evidence
 
         outcome, expectation = result.outcome, result.run.expectation
@@ -247,7 +248,7 @@ class ArmItem(pytest.Item):
         where += [word for folder in _bench(self.config).folders for word in ("--content", str(folder))]
         what = shlex.join(where)
         again = f"replay: specdebug replay {what} --seed {self._seed}", f"how often: specdebug flake {what}"
-        return "\n".join([f"{got}, expected {' '.join(wanted)}", *lines, *again])
+        return redacted("\n".join([f"{got}, expected {' '.join(wanted)}", *lines, *again]))
 
 
 class ScenarioBench:

@@ -13,7 +13,7 @@ import specdebug
 ROOT = Path(specdebug.__file__).resolve().parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "files", "interpreters", "interrupts", "random_streams", "reproducible"),
+    ("errors", "files", "interpreters", "interrupts", "random_streams", "redaction", "reproducible"),
     ("plugins",),
     ("attention_plans",),
     ("configuration", "engine_flags", "schema", "yamlio"),

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from specdebug.bundle.content import Bundle, read_bundle
+from specdebug.bundle.content import Bundle
 from specdebug.bundle.explain import Weighed, explain
 from specdebug.bundle.run import Traced, changed_versions, differences, recorded_of, run_traced, versions_here
-from specdebug.bundle.trust import check_trusted
 from specdebug.loops.replay import Progress, Replay
 from specdebug.loops.steplog import Recording
-from specdebug.toggles import Toggle
 
 if TYPE_CHECKING:
     from specdebug.workers.pool import WorkerPool
@@ -118,15 +115,6 @@ class Again:
                 "versions": list(self.versions),
             }
         }
-
-
-def open_bundle(path: str, known: Collection[Toggle] | None) -> Bundle:
-    """Read a bundle and make sure that its toggles may run; those of this installation are ``known``, and None trusts
-    the bundle's own, whatever they are. Raises BundleError or ContentError."""
-    bundle = read_bundle(path)
-    if known is not None:
-        check_trusted(bundle.run.toggles, known, path)
-    return bundle
 
 
 def run_again(

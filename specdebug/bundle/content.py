@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from typing import Any
 from specdebug.bundle.archive import BundleError, read_archive, write_archive
 from specdebug.bundle.requests import read_requests, write_requests
 from specdebug.bundle.run import Recorded, Traced, recorded_of, steps_hash
+from specdebug.bundle.trust import check_scenario_trusted, check_toggles_trusted
 from specdebug.errors import ContentError
 from specdebug.files import read_file
 from specdebug.loops.replay import ArmRun
+from specdebug.redaction import redacted_plain
 from specdebug.scenario.checks import check_scenario
 from specdebug.scenario.grammar import Expectation, Scenario, merge
 from specdebug.scenario.packs import ProbePack, read_pack
@@ -103,10 +105,10 @@ def write_bundle(
     """Write the bundle of an arm run on ``versions``, with the ``report`` of its replay. Raises BundleError."""
     run, recorded = traced.result.run, recorded_of(traced)
     members = {
-        SCENARIO: _json(resolved(run).to_dict()),
+        SCENARIO: _json(redacted_plain(resolved(run).to_dict())),
         REQUESTS: write_requests(requests),
         TRACE: "".join(step + "\n" for step in traced.steps),
-        REPORT: _json(report),
+        REPORT: _json(redacted_plain(report)),
     }
     files = {f"{TOGGLES}/{toggle.pr}.yaml": toggle.path for toggle in run.toggles}
     files |= {f"{PROBES}/{pack.name}.yaml": Path(pack.path) for pack in run.packs}
@@ -128,21 +130,24 @@ def room(name: str) -> int:
     return _ROOM.get(name, _ROOM_FOR_CONTENT if name.startswith((f"{TOGGLES}/", f"{PROBES}/")) else 0)
 
 
-def read_bundle(path: str | Path) -> Bundle:
-    """Read and check a bundle; runs nothing of it. Raises BundleError, and ContentError for a malformed member."""
+def read_bundle(path: str | Path, known: Collection[Toggle] | None) -> Bundle:
+    """Read and check a bundle; runs nothing of it. ``known``: the toggles of this installation; None trusts the bundle,
+    whatever it asks for (``trust.py``). Raises BundleError, and ContentError for a malformed member."""
     manifest, members = read_archive(path, room)
     for name in (SCENARIO, REQUESTS, TRACE, REPORT):
         if name not in manifest["members"]:
             raise BundleError(f"{path}: lacks {name}")
     recorded = _recorded(path, manifest, _steps(path, members.pop(TRACE)))
     texts = {name: _text(path, name, data) for name, data in members.items()}
-    scenario = _scenario(path, texts[SCENARIO])
+    scenario = _scenario(path, texts[SCENARIO], trusted=known is None)
     (arm,) = scenario.arms.values()
     toggles = []
     for pr in arm.revert:
         toggles.append(read_toggle(_parsed(path, texts, f"{TOGGLES}/{pr}.yaml")))
         if toggles[-1].pr != pr or not toggles[-1].patches:
             raise BundleError(f"{path}: {TOGGLES}/{pr}.yaml reverts no fix {pr} in this engine")
+    if known is not None:
+        check_toggles_trusted(toggles, known, str(path))
     packs = [read_pack(_parsed(path, texts, f"{PROBES}/{name}.yaml")) for name in scenario.probes_of(arm.name)]
     groups = {group.id: group.arrive.after for group in scenario.workload}
     requests = read_requests(texts[REQUESTS], f"{path}/{REQUESTS}", groups)
@@ -179,7 +184,7 @@ def _parsed(path: str | Path, texts: Mapping[str, str], name: str) -> Doc:
     return parse_yaml(texts[name], f"{path}/{name}")
 
 
-def _scenario(path: str | Path, text: str) -> Scenario:
+def _scenario(path: str | Path, text: str, *, trusted: bool) -> Scenario:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -187,6 +192,8 @@ def _scenario(path: str | Path, text: str) -> Scenario:
     if not isinstance(data, dict):
         raise BundleError(f"{path}: {SCENARIO} is not a scenario")
     scenario = Scenario.from_dict(data, f"{path}/{SCENARIO}")
+    if not trusted:
+        check_scenario_trusted(scenario, str(path))  # before any target is asked what it makes of its options
     check_scenario(scenario, None)
     if len(scenario.arms) != 1:
         raise ContentError(f"{path}/{SCENARIO}: has {len(scenario.arms)} arms; a bundle's has one")

@@ -1,15 +1,97 @@
-"""Trust in toggles. A toggle is code: its replacement text is compiled into the engine.
+"""Trust in a stranger's bundle: what it may ask of the machine that replays it, decided here for all of it.
 
-Of a bundle from elsewhere only those run that say, letter by letter, what a toggle of this installation says: they can
-do no more than ``--revert`` can. Any other needs the user's word.
+A bundle's arm runs without the user's word if it asks for nothing but computing: on the embedded engine, the reference
+or a plain ``serve``, with checkpoints, plans and oracles that are specdebug's own, and with toggles that say, letter by
+letter, what a toggle of this installation says. Whatever names a command, a path, a URL, a variable or another
+package's code needs the user's word. What is harmless is listed, and not what is not: what is new is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+from specdebug import assets
 from specdebug.bundle.archive import BundleError
+from specdebug.engine.config import EngineConfig, choices_of
+from specdebug.redaction import redacted
+from specdebug.scenario.grammar import OracleSpec, Scenario
+from specdebug.scenario.servers import SERVE, LaunchedServer, TargetChoice
+from specdebug.targets.registry import OURS as TARGETS
 from specdebug.toggles import Toggle
+from specdebug.yamlio import one_line
+
+HARMLESS = frozenset({"connections", "dtype", "flush", "ready_timeout_s", "request_timeout_s", "stream"})
+"""Keys of a plain ``serve`` that say how it is used, and reach nothing."""
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,2})?")
+
+
+def check_scenario_trusted(scenario: Scenario, bundle: str) -> None:
+    """Raise BundleError, which names all that a scenario asks for beyond computing, and ``--trust``."""
+    if asked := list(dict.fromkeys(wishes(scenario))):
+        raise BundleError(
+            f"{bundle}: asks for {'; '.join(asked)}: a stranger's bundle gets none of that; if you know who made it, "
+            "run it with --trust"
+        )
+
+
+def wishes(scenario: Scenario) -> Iterator[str]:
+    """All that a scenario asks for beyond computing, in words."""
+    arms = scenario.arms.values()
+    for target in (scenario.target, *(arm.target for arm in arms if arm.target is not None)):
+        yield from _of_target(target)
+    for options in (scenario.engine, *(arm.engine for arm in arms)):
+        yield from _of_options(options, "engine")
+    for oracles in (scenario.oracles, *(arm.oracles for arm in arms if arm.oracles is not None)):
+        yield from _of_oracles(oracles)
+
+
+def _of_target(target: TargetChoice) -> Iterator[str]:
+    if isinstance(target, str):
+        if target not in TARGETS:
+            yield f"the target {_said(target)}, which another package adds"
+        return
+    plain = LaunchedServer(command=SERVE).to_dict()
+    for key, value in target.to_dict().items():
+        if key not in HARMLESS and plain.get(key) != value:
+            yield f"target.{key}: {_said(value)}"
+
+
+def _of_options(options: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Every text among engine options that is none of the words that specdebug's own engine knows."""
+    for key, value in options.items():
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(each, Mapping):
+                yield from _of_options(each, f"{where}.{_said(key)}")
+            elif isinstance(each, str) and each not in _WORDS and not _DEVICE.fullmatch(each):
+                yield f"{where}.{_said(key)}: {_said(each)}"
+
+
+def _words_of(hint: Any) -> Iterator[str]:
+    """The texts that an option of the engine can be, without those of other packages, paths and devices."""
+    if (choices := choices_of(hint)) is not None:
+        yield from getattr(choices, "shipped", choices)
+    elif dataclasses.is_dataclass(hint):
+        for each in typing.get_type_hints(hint, include_extras=True).values():
+            yield from _words_of(each)
+    else:
+        for each in typing.get_args(hint):
+            yield from _words_of(each)
+
+
+_WORDS = frozenset({*assets.NAMES, *_words_of(EngineConfig)})
+
+
+def _of_oracles(oracles: OracleSpec) -> Iterator[str]:
+    for name, options in oracles.more.items():
+        yield f"the oracle {_said(name)} of another package, with {_said(options)}"
+
+
+def _said(value: object) -> str:
+    return one_line(redacted(str(value)), 200)
 
 
 def strangers(wanted: Iterable[Toggle], known: Iterable[Toggle]) -> tuple[Toggle, ...]:
@@ -18,7 +100,7 @@ def strangers(wanted: Iterable[Toggle], known: Iterable[Toggle]) -> tuple[Toggle
     return tuple(toggle for toggle in wanted if _edits(toggle) not in ours)
 
 
-def check_trusted(wanted: Iterable[Toggle], known: Iterable[Toggle], bundle: str) -> None:
+def check_toggles_trusted(wanted: Iterable[Toggle], known: Iterable[Toggle], bundle: str) -> None:
     """Raise BundleError, which names the toggles and ``--trust``, if one of ``wanted`` is not known here."""
     if unknown := strangers(wanted, known):
         noun, verb = ("toggle", "holds") if len(unknown) == 1 else ("toggles", "hold")

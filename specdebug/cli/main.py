@@ -40,7 +40,7 @@ from specdebug.cli import (
 from specdebug.cli.config import defaults_of
 from specdebug.cli.old_calls import OldJson
 from specdebug.cli.options import Debug, begin_command_line, debug_wanted
-from specdebug.cli.output import complain, open_standard_streams, write
+from specdebug.cli.output import complain, note, open_standard_streams, write
 from specdebug.cli.trials import UNDECIDED, WithCommand
 from specdebug.errors import SpecDebugError, problems_in
 from specdebug.workers.machine_failure import machine_failure
@@ -149,7 +149,7 @@ def _failed(messages: Sequence[str], code: int, error: BaseException) -> int:
     """Say what ended the command, and return its exit code: a signal's, if one was heard. Where the terminal went away
     writing to it fails because of that, and what was cut short may lack what a report wants."""
     if debug_wanted():
-        traceback.print_exception(error, file=sys.stderr)
+        note("".join(traceback.format_exception(error)).rstrip())
     for each in messages:
         complain(each)
     return interrupts.exit_code() if interrupts.was_heard() else code

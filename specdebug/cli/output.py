@@ -1,4 +1,7 @@
-"""Write to stdout, stderr and files, also where nobody reads them, and say when they cannot be written."""
+"""Write to stdout, stderr and files, also where nobody reads them, and say when they cannot be written.
+
+Whatever a command writes goes through here, and secrets are masked on the way.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from specdebug.errors import SpecDebugError
 from specdebug.files import replace_file
+from specdebug.redaction import redacted
 from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ def write(text: str) -> None:
         return
     encoding = sys.stdout.encoding or "utf-8"
     with _on_stdout():
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        sys.stdout.write(redacted(text).encode(encoding, "backslashreplace").decode(encoding) + "\n")
         sys.stdout.flush()
 
 
@@ -67,7 +71,7 @@ def note(message: str) -> None:
     """Print a line on stderr. Where that is closed or full, nothing is left to say it with but the exit code."""
     if sys.stderr is not None:  # print() would take stdout for it
         with contextlib.suppress(OSError):
-            print(message, file=sys.stderr, flush=True)
+            print(redacted(message), file=sys.stderr, flush=True)
 
 
 def complain(message: str) -> None:
@@ -109,7 +113,7 @@ def check_writable(path: Path) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """Write a result file, whole or not at all; the file of before stays if it cannot. Raises OutputError."""
-    data = text.encode("utf-8", errors="backslashreplace")
+    data = redacted(text).encode("utf-8", errors="backslashreplace")
     try:
         replace_file(path, data)
     except OSError as error:

@@ -96,7 +96,7 @@ def replay(
     results: ReplayResults,
     baselines: BaselineOptions,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Of a bundle: run toggles that this installation does not have.")
+        bool, typer.Option("--trust", help="Of a bundle: run its code, commands and whatever else it asks for.")
     ] = False,
     runs: RunOptions,
     shared: ContentOptions,
@@ -166,13 +166,14 @@ def _refuse_changes(ctx: typer.Context, file: str) -> None:
 def _replay_bundle(
     ctx: typer.Context, file: str, timeout: float | None, results: ReplayResults, library: Library | None
 ) -> int:
-    """Run a bundle again, with the toggles of ``library`` only, if there is one, and return the exit code."""
-    from specdebug.bundle.again import open_bundle, run_again
+    """Run a bundle again, and return the exit code: one that asks for no more than ``library`` has, if there is one."""
+    from specdebug.bundle.again import run_again
+    from specdebug.bundle.content import read_bundle
 
     results.check()
     _refuse_changes(ctx, file)
     timeout_s = positive(timeout)
-    bundle = open_bundle(file, None if library is None else library.all_toggles())
+    bundle = read_bundle(file, None if library is None else library.all_toggles())
     recording = results.recording()
     with workers(1) as pool, progress() as watcher:
         again = run_again(pool, bundle, timeout_s, watcher, recording)

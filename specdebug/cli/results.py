@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from specdebug.cli.options import JsonOptions, ResultOptions, command_line, debug_wanted
 from specdebug.cli.output import OutputError, complain, note, show, write, write_file
 from specdebug.errors import CannotRunHere, SpecDebugError, one_line
+from specdebug.redaction import redacted
 from specdebug.report.foreign import shown
 from specdebug.workers.machine_failure import machine_failure
 
@@ -143,6 +144,6 @@ def tell_github(summary: Callable[[], str], annotations: Callable[[], Sequence[A
     if path := os.environ.get(SUMMARY_VARIABLE):
         try:
             with open(path, "a", encoding="utf-8", errors="replace") as file:
-                file.write(summary())
+                file.write(redacted(summary()))
         except OSError as error:
             raise OutputError(f"cannot write the step summary {path}: {error.strerror}") from None

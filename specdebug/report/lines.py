@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import IO, TYPE_CHECKING, Self
 
+from specdebug.redaction import redacted
 from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class PlainLines:
     def _say(self, text: str) -> None:
         """Print one line, whatever is in ``text``."""
         with contextlib.suppress(OSError):  # nobody reads the progress; the results still matter
-            print(shown(text), file=self._stream, flush=True)
+            print(redacted(shown(text)), file=self._stream, flush=True)
 
 
 class PlainTrials(PlainLines):

@@ -9,6 +9,8 @@ from typing import IO, Any, Self, cast
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from specdebug.redaction import redacted
+
 
 class _WhileItLasts:
     """A stream whose terminal may go away: nobody reads the progress then, and the results still matter."""
@@ -21,7 +23,7 @@ class _WhileItLasts:
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
-            return self._stream.write(text)
+            return self._stream.write(redacted(text))
         return len(text)
 
     def flush(self) -> None:

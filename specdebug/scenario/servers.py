@@ -6,14 +6,25 @@ Read alike in a file and on the command line: a name, a URL, ``serve``, ``sglang
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
-from specdebug.errors import ContentError, SpecDebugError, one_line
+from specdebug.errors import ConfigError, ContentError, SpecDebugError, one_line
 from specdebug.installs.release import ENGINES, RELEASE, Release, parse_release
+from specdebug.redaction import (
+    MASK,
+    hide,
+    hide_variables,
+    hide_words,
+    redacted,
+    split_words,
+    variables_without_secrets,
+    words_without_secrets,
+)
 from specdebug.scenario.kinds import FLAG, TEXT, Kind, checked, choice, form, list_of, map_of, real, whole
 from specdebug.scenario.parts import Key, Part
 from specdebug.schema import Gather, Item
@@ -33,7 +44,15 @@ def _no_url(text: str) -> str | None:
     return None if _URL.fullmatch(text) else f"'{one_line(text, 80)}' is none; write http://HOST:PORT"
 
 
+def _left_out(text: str) -> str | None:
+    if MASK not in text:
+        return None
+    return f"holds {MASK}, for a secret is left out of what is written; have the server read it from a variable"
+
+
 def _no_command(text: str) -> str | None:
+    if wrong := _left_out(text):
+        return wrong
     if text == SERVE or "{port}" in text:
         return None
     return f"must hold {{port}}, which stands for a free port (or be '{SERVE}', our own server)"
@@ -68,6 +87,10 @@ class AnyServer(Part):
     flush: Annotated[bool, FLAG, "flush its cache before the run, as for an engine that has served nothing"] = True
     stream: Annotated[bool, FLAG, "false: answers come whole, and `ends` sees no streams"] = True
 
+    def __post_init__(self) -> None:
+        if self.api_key is not None:
+            hide([os.environ.get(self.api_key)])
+
 
 @dataclass(frozen=True)
 class HttpServer(AnyServer):
@@ -93,6 +116,23 @@ class StartedServer(AnyServer):
     ready_timeout_s: Annotated[float, real(0, 10**6, above=True), "seconds that this may take"] = 300.0
     log: Annotated[str | None, TEXT, "folder for its log", Key(default="that of temporary files")] = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hide_variables(self.env)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As any part, but for secrets: what is written may be given away."""
+        return {**super().to_dict(), "env": variables_without_secrets(self.env)}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What ``env`` says beside this process's own, which also have what was left out of a file. Raises ConfigError
+        for one that they have not."""
+        for name, value in self.env.items():
+            if value == MASK and name not in os.environ:
+                raise ConfigError(f"target.env: {name} is a secret, which is left out of bundles; set it and run again")
+        return {name: value for name, value in self.env.items() if value != MASK}
+
 
 @dataclass(frozen=True)
 class LaunchedServer(StartedServer):
@@ -108,8 +148,15 @@ class LaunchedServer(StartedServer):
         Key(name="launch", required=True),
     ] = ""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hide_words(split_words(self.command))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "launch": redacted(self.command)}
+
     def __str__(self) -> str:
-        return SERVE if self.command == SERVE else f"launch: {one_line(self.command, 80)}"
+        return SERVE if self.command == SERVE else f"launch: {one_line(redacted(self.command), 80)}"
 
 
 @dataclass(frozen=True)
@@ -128,7 +175,9 @@ class ReleasedEngine(StartedServer):
         None
     )
     arguments: Annotated[
-        tuple[str, ...], list_of(TEXT), "more words of its command line, after those of the engine's options"
+        tuple[str, ...],
+        list_of(checked(_left_out, "argument", r"\S")),
+        "more words of its command line, after those of the engine's options",
     ] = ()
     mends: Annotated[
         bool, FLAG, "fixes that the release lacks, and that are known (`mends` of toggles), are put into it"
@@ -138,6 +187,13 @@ class ReleasedEngine(StartedServer):
         float, real(0, 10**6, above=True), "seconds in which something of each request must arrive"
     ] = 300.0
     """On a CPU, with kernels that are interpreted, those that wait for a place in the batch wait long."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hide_words(self.arguments)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "arguments": words_without_secrets(self.arguments)}
 
     @property
     def kind(self) -> str:
@@ -222,7 +278,7 @@ def _plain(choice: TargetChoice) -> Any:
     if isinstance(choice, str):
         return choice
     written = choice.to_dict()
-    return {key: value for key, value in written.items() if value not in (None, {})}
+    return {key: value for key, value in written.items() if value not in (None, {}, [])}
 
 
 TARGET = Kind(_read, _schema, lambda item: "", _plain)

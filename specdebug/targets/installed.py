@@ -102,4 +102,4 @@ class InstalledTarget(StartedTarget):
             # torch's own choice is a folder of all temporary files, whose name anybody can guess and make first
             _COMPILED: os.environ.get(_COMPILED) or str(cache_folder("torchinductor")),
         }
-        return env | dict(own) | ours | dict(self._settings.env)
+        return env | dict(own) | ours | dict(self._settings.variables)

@@ -23,6 +23,7 @@ from typing import Any, get_args
 from specdebug.files import kind_of
 from specdebug.records.lock import Lock
 from specdebug.records.record import Record, RecordError
+from specdebug.redaction import redacted
 from specdebug.trials.journal_files import ASIDE, Kept, aside_of, facts_in, kept_in, move, set_aside
 from specdebug.trials.state import State, differences
 from specdebug.trials.trial import Outcome, Trial, TrialResult
@@ -139,7 +140,8 @@ class Journal:
                 f"INSERT INTO trials ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, _digest(row))
             )
             for each in new:
-                self._database.execute("INSERT INTO evidence VALUES (?, ?, ?)", (each, trial.number, result.detail))
+                seen = (each, trial.number, redacted(result.detail))
+                self._database.execute("INSERT INTO evidence VALUES (?, ?, ?)", seen)
             self._database.execute("COMMIT")
         self.trials[trial.number] = (trial, result)
         self.evidence |= dict.fromkeys(new, result.detail)
@@ -195,7 +197,7 @@ class Journal:
             database.execute("PRAGMA synchronous = FULL")
             said = {} if state is None else {"state": json.dumps(state, sort_keys=True)}
             if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                facts = {"format": FORMAT, "identity": identity, "about": about, **said}
+                facts = {"format": FORMAT, "identity": identity, "about": redacted(about), **said}
                 rows = ", ".join(f"({_quoted(name)}, {_quoted(value)})" for name, value in facts.items())
                 database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO facts VALUES {rows}; COMMIT;")
                 return database

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import zipfile
@@ -60,6 +61,16 @@ def pack(members: Mapping[str, bytes]) -> bytes:
         for name, data in members.items():
             archive.writestr(name, data)
     return file.getvalue()
+
+
+def repacked(path: Path, members: Mapping[str, bytes]) -> Path:
+    """The bundle of these members, with a manifest that fits them, as a stranger would write it."""
+    manifest = json.loads(members[MANIFEST])
+    for name, data in members.items():
+        if name != MANIFEST:
+            manifest["members"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    path.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
+    return path
 
 
 def manifest_of(path: Path) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def again(scenario: Path, recorded: Script, now: Script, interrupt_at: str | Non
     requests = Library().workload(run.scenario, run.arm, run.seed)
     versions = {"python": "3.99", "cpu capability": "AVX9"}
     write_bundle(path, done, requests, versions, replay_document(Replay(run.scenario, (done.result,), 0.5)), force=True)
-    return run_again(FakePool(now, interrupt_at), read_bundle(path))  # type: ignore[arg-type]
+    return run_again(FakePool(now, interrupt_at), read_bundle(path, None))  # type: ignore[arg-type]
 
 
 def told(answer: Again) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def edited(bundle: Path, **changes: Callable[[Any], Any]) -> str:
         manifest["members"][name]["sha256"] = hashlib.sha256(members[name]).hexdigest()
     bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
     with pytest.raises(SpecDebugError) as caught:
-        read_bundle(bundle)
+        read_bundle(bundle, None)
     message = str(caught.value)
     assert message.startswith(str(bundle))
     assert "\n" not in message
@@ -51,7 +51,7 @@ def edited(bundle: Path, **changes: Callable[[Any], Any]) -> str:
 
 def test_the_arm_is_read_as_it_was_run(bundle: Path) -> None:
     run = arm_run(reverts=(25015,), seed=11)
-    again = read_bundle(bundle)
+    again = read_bundle(bundle, None)
     assert again.run.seed == 11
     assert again.run.reverts == (25015,)
     assert [patch.edits[0].replacement for patch in again.run.toggles[0].patches] == [
@@ -77,7 +77,7 @@ def test_overrides_are_part_of_the_arm() -> None:
 
 def test_faults_are_part_of_the_arm(tmp_path: Path) -> None:
     faults = (parse_fault("nan_kv_in_use:step=3"), parse_fault("nan_logits"))
-    again = read_bundle(make_bundle(tmp_path / "b.specdebug", faults=faults))
+    again = read_bundle(make_bundle(tmp_path / "b.specdebug", faults=faults), None)
     assert again.run.scenario.faults_of(again.run.arm) == faults
 
 
@@ -88,7 +88,7 @@ def test_prompts_do_not_depend_on_this_pythons_library(tmp_path: Path, monkeypat
     before = Library().workload(run.scenario, run.arm, run.seed)
     monkeypatch.setattr(corpus, "heldout_text", lambda: "def other():\n    return 'another library'\n" * 2000)
     here = Library().workload(run.scenario, run.arm, run.seed)
-    again = read_bundle(bundle)
+    again = read_bundle(bundle, None)
     assert again.workload(again.run.scenario, again.run.arm, again.run.seed) == before
     assert here != before
 
@@ -138,7 +138,7 @@ def test_every_part_is_needed(name: str, bundle: Path) -> None:
     del members[name], manifest["members"][name]
     bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
     with pytest.raises(BundleError, match=f"lacks {name}"):
-        read_bundle(bundle)
+        read_bundle(bundle, None)
 
 
 def swollen(bundle: Path, name: str, data: bytes) -> str:
@@ -152,7 +152,7 @@ def swollen(bundle: Path, name: str, data: bytes) -> str:
     tracemalloc.start()
     try:
         with pytest.raises(SpecDebugError) as caught:
-            read_bundle(bundle)
+            read_bundle(bundle, None)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -190,7 +190,7 @@ def test_what_nobody_reads_is_not_held(name: str, bundle: Path) -> None:
     bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
     tracemalloc.start()
     try:
-        read_bundle(bundle)
+        read_bundle(bundle, None)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -202,7 +202,7 @@ def test_versions_that_are_no_text_are_left_out(bundle: Path) -> None:
     manifest = json.loads(members[MANIFEST])
     manifest["versions"] = {"torch": "2", "a": json.loads("[" * 500 + "]" * 500), "b": 3}
     bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
-    assert read_bundle(bundle).versions == {"torch": "2"}
+    assert read_bundle(bundle, None).versions == {"torch": "2"}
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,135 @@
-"""A stranger's code does not run unasked."""
+"""A stranger's bundle gets nothing unasked: no code, command, path, URL, variable or other package's part."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from specdebug import assets
 from specdebug.bundle.archive import BundleError
-from specdebug.bundle.trust import check_trusted, strangers
+from specdebug.bundle.content import SCENARIO, read_bundle
+from specdebug.bundle.trust import HARMLESS, check_toggles_trusted, strangers, wishes
+from specdebug.engine.config import EngineConfig
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
+from specdebug.scenario.parts import keys_of
+from specdebug.scenario.servers import HttpServer, LaunchedServer, ReleasedEngine
 from specdebug.toggles import Toggle
+from tests.bundle.bundles import make_bundle, members_of, repacked
 
 KNOWN = Library().all_toggles()
+PLAIN: dict[str, Any] = {"name": "a", "workload": [{"prompt": {"token_ids": [1]}}]}
+OTHER: dict[str, Any] = {
+    "model": "/their/model",
+    "dtype": "bfloat16",
+    "plain": "http://their.host",
+    "connections": 3,
+    "request_timeout_s": 5.0,
+    "api_key": "AWS_SECRET_ACCESS_KEY",
+    "flush": False,
+    "stream": False,
+    "env": {"LD_PRELOAD": "/their/lib.so"},
+    "ready": "/their/route",
+    "ready_timeout_s": 5.0,
+    "log": "/their/folder",
+    "http": "http://their.host",
+    "launch": "sh -c 'touch PWNED' {port}",
+    "engine": "sglang==0.5.13",
+    "store": "/their/store",
+    "arguments": ["--their-flag"],
+}
+"""A value of every key of every target, which is not its default."""
+KEYS = [(server, key.name) for server in (HttpServer, LaunchedServer, ReleasedEngine) for key in keys_of(server)]
+
+
+def asked(where: str = "scenario", **more: Any) -> list[str]:
+    plain = {**PLAIN, **more} if where == "scenario" else {**PLAIN, "arms": {"base": more}}
+    return list(wishes(Scenario.from_dict(plain)))
+
+
+@pytest.mark.parametrize("where", ["scenario", "arm"])
+@pytest.mark.parametrize(("server", "name"), KEYS, ids=lambda each: each if isinstance(each, str) else each.__name__)
+def test_every_key_of_every_target_is_asked_for(server: type, name: str, where: str) -> None:
+    """But for those of a plain ``serve`` that are listed: a key that is new has to be entered in ``OTHER``."""
+    first = {HttpServer: "http", LaunchedServer: "launch", ReleasedEngine: "engine"}[server]
+    target = {first: "serve" if first == "launch" else OTHER[first], name: OTHER[name]}
+    found = asked(where, target=target)
+    assert [each for each in found if each.startswith(f"target.{name}: ")] or (name in HARMLESS), found
+    if first != "launch":
+        assert any(each.startswith(f"target.{first}: ") for each in found)
+
+
+@pytest.mark.parametrize("where", ["scenario", "arm"])
+@pytest.mark.parametrize("target", ["http://their.host", "sglang==0.5.13", "vllm", "their-target"])
+def test_a_target_by_name_is_asked_for_unless_it_is_ours(target: str, where: str) -> None:
+    assert asked(where, target=target)
+
+
+@pytest.mark.parametrize("target", ["embedded", "reference", "serve", {"launch": "serve", "connections": 3}])
+def test_what_only_computes_is_not_asked_for(target: Any) -> None:
+    for where in ("scenario", "arm"):
+        assert asked(where, target=target) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"model": "/their/model"}, "engine.model: /their/model"),
+        ({"model": "~/model"}, "engine.model: ~/model"),
+        ({"speculative": {"draft_model": "./draft"}}, "engine.speculative.draft_model: ./draft"),
+        ({"speculative": {"algorithm": "THEIRS"}}, "engine.speculative.algorithm: THEIRS"),
+        ({"attention_backend": "theirs"}, "engine.attention_backend: theirs"),
+        ({"device": "cuda:/x"}, "engine.device: cuda:/x"),
+        ({"memory": {"fill": ["/x", "http://y"]}}, "engine.memory.fill: /x"),
+    ],
+)
+def test_texts_among_engine_options_are_asked_for_unless_they_are_our_own_words(
+    options: dict[str, Any], named: str
+) -> None:
+    for where in ("scenario", "arm"):
+        assert named in asked(where, engine=options)
+
+
+def test_our_own_words_are_not_asked_for() -> None:
+    for name in assets.NAMES:
+        assert asked(engine={"model": name, "speculative": {"draft_model": name}}) == []
+    config = EngineConfig.from_dict({"speculative": {"algorithm": "EAGLE3", "worker": "v1"}, "device": "cuda:1"})
+    assert asked(engine=config.to_dict()) == []
+
+
+def test_every_shipped_scenario_is_a_stranger_s_to_send() -> None:
+    for scenario in Library().scenarios():
+        assert list(wishes(scenario)) == [], scenario.name
+
+
+def poisoned(path: Path, **target: Any) -> Path:
+    """A bundle whose stranger has also written the manifest."""
+    members = members_of(make_bundle(path))
+    plain = json.loads(members[SCENARIO])
+    plain["target"] = target
+    return repacked(path, {**members, SCENARIO: json.dumps(plain).encode()})
+
+
+@pytest.mark.parametrize("target", [{"launch": OTHER["launch"]}, {"http": "http://x", "api_key": "HOME"}])
+def test_nothing_is_asked_of_a_target_before_the_bundle_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: dict[str, Any]
+) -> None:
+    bundle = poisoned(tmp_path / "b.specdebug", **target)
+    monkeypatch.setattr("specdebug.scenario.checks.find_target", lambda name: pytest.fail("asked a target"))
+    with pytest.raises(BundleError) as caught:
+        read_bundle(bundle, KNOWN)
+    assert f"{next(iter(target.values()))}" in str(caught.value)
+    assert "--trust" in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_who_trusts_a_bundle_reads_it(tmp_path: Path) -> None:
+    bundle = poisoned(tmp_path / "b.specdebug", launch="server {port}")
+    assert isinstance(read_bundle(bundle, None).run.scenario.target, LaunchedServer)
 
 
 def rewritten(toggle: Toggle, replacement: str) -> Toggle:
@@ -23,7 +141,7 @@ def rewritten(toggle: Toggle, replacement: str) -> Toggle:
 
 def test_what_this_installation_has_is_no_stranger() -> None:
     assert strangers(KNOWN, KNOWN) == ()
-    check_trusted(KNOWN, KNOWN, "b.specdebug")
+    check_toggles_trusted(KNOWN, KNOWN, "b.specdebug")
 
 
 @pytest.mark.parametrize("toggle", KNOWN, ids=lambda toggle: str(toggle.pr))
@@ -46,7 +164,7 @@ def test_the_number_is_no_proof_and_no_hindrance() -> None:
 def test_the_refusal_names_the_toggles_and_the_option() -> None:
     one, other = (rewritten(toggle, "import os") for toggle in KNOWN[:2])
     with pytest.raises(BundleError) as caught:
-        check_trusted([one, other, KNOWN[2]], KNOWN, "b.specdebug")
+        check_toggles_trusted([one, other, KNOWN[2]], KNOWN, "b.specdebug")
     message = str(caught.value)
     assert message.startswith(f"b.specdebug: its toggles {one.pr}, {other.pr} hold code")
     assert "--trust" in message

@@ -22,6 +22,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -268,7 +269,7 @@ def _(folder: Path) -> Subject:
 
 @_kind("bundle", 1500, "b.specdebug")
 def _(folder: Path) -> Subject:
-    return Subject(make_bundle(folder / "good.specdebug").read_bytes(), read_bundle)
+    return Subject(make_bundle(folder / "good.specdebug").read_bytes(), partial(read_bundle, known=None))
 
 
 _BETWEEN = b"\n=== member ===\n"
@@ -289,7 +290,7 @@ def _(folder: Path) -> Subject:
         outcome = {**manifest["outcome"], "trace_hash": steps_hash(lines)}
         return pack({MANIFEST: json.dumps({**manifest, "outcome": outcome, "members": stated}).encode(), **parts})
 
-    return Subject(_BETWEEN.join(members.values()), read_bundle, packed)
+    return Subject(_BETWEEN.join(members.values()), partial(read_bundle, known=None), packed)
 
 
 @_kind("bundle, by command", 100, "b.specdebug")

@@ -56,7 +56,7 @@ class StartCommand:
 
 def command_of(settings: LaunchSettings, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
     """The command for an arm. Raises ConfigError for one that cannot be."""
-    env = {name: value for name, value in os.environ.items() if name != REVERTS} | dict(settings.env)
+    env = {name: value for name, value in os.environ.items() if name != REVERTS} | dict(settings.variables)
     numbers = ",".join(map(str, there.reverts))
     if settings.command == SERVE:
         flags = arguments_of({"seed": seed, **options})

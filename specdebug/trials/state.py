@@ -22,6 +22,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from specdebug import __version__
+from specdebug.interpreters import other_python
 from specdebug.trials.repository import ask, changed_files
 
 State = Mapping[str, str]
@@ -154,7 +155,7 @@ def _prefix_of(program: str) -> Path:
     if any(any(prefix.glob(kind)) for kind in _SITES):
         return prefix
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        words = [program, "-I", "-c", _ASKED]
+        words = other_python(program, "-c", _ASKED)
         asked = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=10, check=True)
         return Path(os.fsdecode(asked.stdout.rstrip(b"\n")))
     return prefix

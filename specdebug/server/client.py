@@ -13,12 +13,13 @@ import itertools
 import json
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from specdebug.server.failure import ENDING, EngineFailure, failure_of
 from specdebug.server.launch import Launch
 from specdebug.server.process import EngineProcess
+from specdebug.server.queue import FairQueue
 from specdebug.server.served import ServedRequest, Wish
 from specdebug.server.totals import Totals
 from specdebug.verdict.outcome import Violation
@@ -29,6 +30,7 @@ State = Literal["starting", "ready", "dead", "closed"]
 DUMP_S = 0.3
 """Seconds that a hanging engine has to print where it is before it is killed."""
 MAX_VIOLATIONS = 1000
+ONE_TOKEN: Mapping[str, Any] = {"max_new_tokens": 1, "temperature": 0.0}
 TICK_S = 0.25
 """Seconds between two looks at the clock, and what one look counts for at most: should this machine have been asleep,
 the engine is not to blame."""
@@ -44,13 +46,15 @@ class Refused(Exception):
 
 
 class EngineClient:
-    """One engine. ``say`` gets lines for the log, ``pass_on`` what the engine itself prints."""
+    """One engine. ``most_running``: requests that it is given at a time; others wait here for their turn. ``say`` gets
+    lines for the log, ``pass_on`` what the engine itself prints."""
 
     def __init__(
         self,
         launch: Launch,
         *,
         watchdog_s: float,
+        most_running: int,
         say: Callable[[str], None],
         pass_on: Callable[[bytes], None],
         start: Callable[[Launch], EngineProcess] = EngineProcess,
@@ -72,7 +76,12 @@ class EngineClient:
         self._machine: Mapping[str, Any] | None = None
         self._busy = ""
         self._owed_s = 0.0
-        self._answers: dict[str, list[asyncio.Future[dict[str, Any]]]] = {"flushed": [], "coverage": []}
+        self._most_running = most_running
+        self._queue = FairQueue()
+        self._sent: set[str] = set()
+        self._generated = 0
+        self._news = asyncio.Event()
+        self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -100,23 +109,47 @@ class EngineClient:
         """The number of the engine's process."""
         return self._process.pid
 
-    def submit(self, wish: Wish) -> ServedRequest:
-        """Send a request to the engine. Raises ValueError if one of its name is open."""
-        if wish.rid in self.open:
-            raise ValueError(f"a request with rid {wish.rid!r} is being served")
-        request = ServedRequest(wish, str(next(self._numbers)))
-        if self.failure is not None or self.state == "closed":
-            request.end(failure=self.failure or ENDING)
-            return request
-        self.open[wish.rid] = self._by_key[request.key] = request
-        self._send(wish.command(request.key))
-        return request
+    def submit(self, wishes: Sequence[Wish]) -> list[ServedRequest]:
+        """Take in the requests of one body. Raises ValueError if one of a name is open."""
+        requests = []
+        for wish in wishes:
+            if wish.rid in self.open:
+                raise ValueError(f"a request with rid {wish.rid!r} is being served")
+            request = ServedRequest(wish, str(next(self._numbers)))
+            requests.append(request)
+            if self.failure is not None or self.state == "closed":
+                request.end(failure=self.failure or ENDING)
+            else:
+                self.open[wish.rid] = self._by_key[request.key] = request
+        self._queue.add(requests)
+        self._send_due()
+        return requests
+
+    def _send_due(self) -> None:
+        """Send the engine as many requests as it runs at a time."""
+        while len(self._sent) < self._most_running and (request := self._queue.pop()) is not None:
+            self._sent.add(request.key)
+            self._send(request.wish.command(request.key))
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, here and in the engine."""
+        return self.totals.waiting + len(self._queue)
+
+    async def generates(self) -> None:
+        """Return once the engine has generated a token, or is gone. It is asked for one where it has nothing to do."""
+        before = self._generated
+        while self.state == "ready" and self._generated == before:
+            if not self.open:
+                self.submit([Wish(f"HEALTH_CHECK_{next(self._numbers)}", [0], ONE_TOKEN)])
+            await self._news.wait()
 
     def abort(self, rid: str) -> None:
         """End a request; one that is not open is left alone."""
         request = self.open.get(rid)
         if request is not None:
-            self._send({"do": "abort", "rid": rid, "key": request.key})
+            if request.key in self._sent:
+                self._send({"do": "abort", "rid": rid, "key": request.key})
             self._end_one(request, reason="abort")
             self.totals.ended(request)
 
@@ -135,10 +168,10 @@ class EngineClient:
         """Ask the engine for an answer; one that has died, or dies before it, has an empty one."""
         if self.state != "ready":
             return {"done": False}
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._answers[answer].append(future)
-        self._send({"do": what})
-        return await future
+        if answer not in self._answers:  # those who ask meanwhile share it
+            self._answers[answer] = asyncio.get_running_loop().create_future()
+            self._send({"do": what})
+        return await asyncio.shield(self._answers[answer])
 
     def _send(self, command: Mapping[str, Any]) -> None:
         if self.state in ("starting", "ready"):
@@ -169,10 +202,8 @@ class EngineClient:
                 if (request := self._by_key.get(event["key"])) is not None:
                     self._end_one(request, rejected=event["why"])
             case "flushed" | "coverage" as name:
-                if self._answers[name]:
-                    answer = self._answers[name].pop(0)
-                    if not answer.done():
-                        answer.set_result(dict(event))
+                if (asked := self._answers.pop(name, None)) is not None:
+                    asked.set_result(dict(event))
             case "violation":
                 self._on_violation(event)
             case "machine":
@@ -220,10 +251,20 @@ class EngineClient:
                 self.totals.ended(request)
             elif ids:
                 request.tell()
+        self._generated += bool(event["emitted"])
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        """Wake who waits for something to happen."""
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _end_one(self, request: ServedRequest, *, reason: str | None = None, rejected: str | None = None) -> None:
         del self.open[request.wish.rid], self._by_key[request.key]
+        self._sent.discard(request.key)
         request.end(reason=reason, rejected=rejected)
+        self._send_due()
+        self._tell_news()
 
     def _on_violation(self, event: Mapping[str, Any]) -> None:
         violation = Violation(**{key: value for key, value in event.items() if key != "event"})
@@ -238,7 +279,7 @@ class EngineClient:
         while True:
             before = time.monotonic()
             await asyncio.sleep(TICK_S)
-            waiting = self.state == "ready" and (self.open or any(self._answers.values())) and not self._busy
+            waiting = self.state == "ready" and (self.open or self._answers) and not self._busy
             self._owed_s = self._owed_s + min(time.monotonic() - before, 2 * TICK_S) if waiting else 0.0
             if self._owed_s > self._watchdog_s:
                 self._process.dump()
@@ -277,10 +318,8 @@ class EngineClient:
     def _fail_all(self, failure: EngineFailure) -> None:
         for request in list(self.open.values()):
             request.end(failure=failure)
-        self.open.clear()
-        self._by_key.clear()
-        for futures in self._answers.values():
-            for future in futures:
-                if not future.done():
-                    future.set_result({"done": False})
-            futures.clear()
+        for future in self._answers.values():
+            future.set_result({"done": False})
+        for each in (self.open, self._by_key, self._answers, self._sent):
+            each.clear()
+        self._tell_news()

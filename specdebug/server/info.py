@@ -13,11 +13,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from specdebug import __version__
 from specdebug.engine_flags import values_of
-from specdebug.server.answers import Refusal, finished
-from specdebug.server.bodies import new_rid
+from specdebug.server.answers import Refusal
 from specdebug.server.fields import BadField, Fields, parse
 from specdebug.server.reading import ASIDE_BYTES, body_of
-from specdebug.server.served import Wish
 from specdebug.server.state import ServerState
 
 GENERATE_S = 20.0
@@ -31,19 +29,13 @@ async def health(state: ServerState, http: Request) -> Response:
 
 
 async def health_generate(state: ServerState, http: Request) -> Response:
-    """200 once the engine has generated a token."""
+    """200 once the engine has generated a token, for whomever."""
     state.require_engine()
-    sampling = {"max_new_tokens": 1, "temperature": 0.0}
-    request = state.client.submit(Wish(f"HEALTH_CHECK_{new_rid()}", [0], sampling))
     try:
-        await asyncio.wait_for(finished(request), GENERATE_S)
+        await asyncio.wait_for(state.client.generates(), GENERATE_S)
     except TimeoutError:
         raise Refusal(503, f"the engine generated nothing in {GENERATE_S:g} s") from None
-    except Refusal as error:
-        raise Refusal(503, str(error)) from None
-    finally:
-        if not request.done:
-            state.client.abort(request.wish.rid)
+    state.require_engine()
     return Response(status_code=200)
 
 
@@ -99,7 +91,7 @@ async def server_info(state: ServerState, http: Request) -> Response:
         "effective_max_running_requests_per_dp": state.config.max_running_requests,
         "memory_usage": {"token_capacity": state.config.usable_slots},
         "num_running_reqs": totals.running,
-        "num_queue_reqs": totals.waiting,
+        "num_queue_reqs": client.waiting,
         "used_tokens": totals.used,
     }
     if state.tree_size is not None:

@@ -9,8 +9,8 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from specdebug.server.client import EngineClient
 from specdebug.server.state import ServerState
-from specdebug.server.totals import Totals
 
 _LABEL = "model_name"
 # fmt: off
@@ -21,10 +21,10 @@ _WHOLE = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100,
 
 
 class ServerMetrics:
-    """The metrics of one server; ``totals`` are the engine's, which tell it of latencies from now on."""
+    """The metrics of one server; the totals of ``client`` tell it of latencies from now on."""
 
-    def __init__(self, totals: Totals, model_name: str, slots: int) -> None:
-        self._totals = totals
+    def __init__(self, client: EngineClient, model_name: str, slots: int) -> None:
+        self._client = client
         self._model = model_name
         self._slots = slots
         self.registry = CollectorRegistry()
@@ -39,14 +39,14 @@ class ServerMetrics:
             )
         }
         self.registry.register(self)
-        totals.heard = lambda what, value: self._latencies[what].observe(value)
+        client.totals.heard = lambda what, value: self._latencies[what].observe(value)
 
     def collect(self) -> Iterable[Metric]:
         """Every sum and gauge as it is now; the registry calls this."""
-        totals = self._totals
+        totals = self._client.totals
         gauges = {
             "num_running_reqs": ("Requests that run.", totals.running),
-            "num_queue_reqs": ("Requests that wait.", totals.waiting),
+            "num_queue_reqs": ("Requests that wait.", self._client.waiting),
             "num_used_tokens": ("KV slots that requests hold.", totals.used),
             "max_total_num_tokens": ("KV slots there are.", self._slots),
             "token_usage": ("The part of the KV slots that requests hold.", totals.used / self._slots),

@@ -102,8 +102,10 @@ async def _serve(
     from specdebug.engine.config import EngineConfig
 
     config = EngineConfig.from_dict(launch.options)
-    client = EngineClient(launch, watchdog_s=address.watchdog_s, say=say, pass_on=pass_on)
-    metrics = ServerMetrics(client.totals, settings.served_model_name, config.usable_slots)
+    client = EngineClient(
+        launch, watchdog_s=address.watchdog_s, most_running=config.max_running_requests, say=say, pass_on=pass_on
+    )
+    metrics = ServerMetrics(client, settings.served_model_name, config.usable_slots)
     state = ServerState(client, config, model, ChatTemplate(config.model), settings, say)
     limits = ConnectionLimits(bytes=max(ConnectionLimits.bytes, 3 * state.max_body_bytes))
     server = front(make_app(state, metrics), limits, address.log_level)

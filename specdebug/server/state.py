@@ -84,7 +84,7 @@ class ServerState:
         if self.settings.log_requests:
             for each in asked:
                 self.say(f"request {each.wish.rid}: {len(each.wish.ids)} tokens, {dict(each.wish.sampling)}")
-        return [self.client.submit(each.wish) for each in asked]
+        return self.client.submit([each.wish for each in asked])
 
     def require_engine(self) -> None:
         """Raise Refusal unless the engine serves."""

@@ -113,9 +113,14 @@ class Serving:
         config = EngineConfig.from_dict(self.launch.options)
         start: Any = EngineThread
         self.client = EngineClient(
-            self.launch, watchdog_s=300, say=self.said.append, pass_on=lambda data: None, start=start
+            self.launch,
+            watchdog_s=300,
+            most_running=config.max_running_requests,
+            say=self.said.append,
+            pass_on=lambda data: None,
+            start=start,
         )
-        metrics = ServerMetrics(self.client.totals, "tiny", config.usable_slots)
+        metrics = ServerMetrics(self.client, "tiny", config.usable_slots)
         self.state = ServerState(
             self.client, config, ModelText("tiny"), ChatTemplate("tiny"), self._settings, self.said.append
         )
@@ -156,7 +161,7 @@ class Serving:
     def idle(self) -> bool:
         """Nothing is open, nothing runs or waits, no slot is held."""
         totals = self.client.totals
-        return not self.client.open and not totals.running and not totals.waiting and not totals.used
+        return not (self.client.open or totals.running or self.client.waiting or totals.used)
 
 
 def events_of(response: httpx.Response) -> Iterator[Any]:

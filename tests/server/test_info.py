@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from specdebug.server.client import EngineClient
+from specdebug.server.launch import Launch
 from specdebug.server.metrics import ServerMetrics
-from specdebug.server.totals import Totals
 from tests.server.serving import Serving, wait_until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12}
@@ -92,8 +96,38 @@ def test_requests_are_in_the_log_when_asked_for() -> None:
 
 
 def test_gauges_are_those_of_the_last_step() -> None:
-    totals = Totals()
-    registry = ServerMetrics(totals, "m", 100).registry
-    totals.gauge({"running": 3, "waiting": 2, "used": 50})
-    assert registry.get_sample_value("sglang:num_running_reqs", {"model_name": "m"}) == 3
-    assert registry.get_sample_value("sglang:token_usage", {"model_name": "m"}) == 0.5
+    client = EngineClient(Launch({}), watchdog_s=1, most_running=1, say=print, pass_on=print)
+    registry = ServerMetrics(client, "m", 100).registry
+    client.totals.gauge({"running": 3, "waiting": 2, "used": 50})
+    for name, value in (("num_running_reqs", 3), ("num_queue_reqs", 2), ("token_usage", 0.5)):
+        assert registry.get_sample_value(f"sglang:{name}", {"model_name": "m"}) == value
+
+
+def test_a_check_by_a_token_is_shared_and_needs_none_while_others_are_generated(serving: Serving) -> None:
+    before = metrics(serving)["sglang:num_requests_total"]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: serving.http.get("/health_generate").status_code, range(32)))
+    assert answers == [200] * 32
+    wait_until(serving.idle, "nothing is held")
+    own = metrics(serving)["sglang:num_requests_total"] - before
+    assert 1 <= own <= 32
+    body = {"text": "def f(", "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+    with serving.under_way(**body):
+        assert serving.http.get("/health_generate").status_code == 200
+        assert len(serving.client.open) == 1
+    wait_until(serving.idle, "nothing is held")
+    assert metrics(serving)["sglang:num_requests_total"] - before == own + 1
+
+
+def test_those_who_ask_at_once_share_the_engine_s_answer() -> None:
+    async def main() -> None:
+        client = EngineClient(Launch({}), watchdog_s=1, most_running=1, say=print, pass_on=print)
+        asked: list[Any] = []
+        client.state, client._send = "ready", asked.append  # type: ignore[method-assign]
+        two = asyncio.gather(client.coverage(), client.coverage())
+        await asyncio.sleep(0)
+        client._hear({"event": "coverage", "hits": {"1": 2}})
+        assert await two == [{"event": "coverage", "hits": {"1": 2}}] * 2
+        assert asked == [{"do": "info"}]
+
+    asyncio.run(main())

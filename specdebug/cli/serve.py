@@ -115,13 +115,16 @@ def serve(
     if ctx.args:
         _refuse(ctx)
     options = options_of(asdict(engine))
-    settings = _settings(engine, server)
     launch = _launch(options, revert, fault, probes, mode, shared.library())
-    _check(options, launch.faults)
-    from specdebug.server.run import serve
+    from specdebug.server.reverts import FrontReverts  # before what it edits is imported
 
-    with contextlib.closing(BoundedLog(2)) as log, log.of_loggers():
-        serve(launch, settings, _address(server), say=log.say, pass_on=log.pass_on)
+    with FrontReverts(launch.toggles) as reverts:
+        settings = _settings(engine, server)
+        _check(options, launch.faults)
+        from specdebug.server.run import serve
+
+        with contextlib.closing(BoundedLog(2)) as log, log.of_loggers():
+            serve(launch, settings, _address(server), reverts, say=log.say, pass_on=log.pass_on)
     return 0
 
 

@@ -105,7 +105,7 @@ async def server_info(state: ServerState, http: Request) -> Response:
             {"signature": each.signature, "step": each.step, "detail": each.detail, "value": each.data.get("value")}
             for each in client.violations[:100]
         ],
-        "reverts": coverage.get("hits", {}),
+        "reverts": state.reverts.with_engine(coverage.get("hits", {})),
         "reached_sites": coverage.get("reached", {}),
         "stack": client.stack,
         "up_s": time.time() - state.began,

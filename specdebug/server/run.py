@@ -22,6 +22,7 @@ from specdebug.server.client import EngineClient, Refused
 from specdebug.server.connections import ConnectionLimits, Connections, FrontConfig
 from specdebug.server.launch import Launch
 from specdebug.server.metrics import ServerMetrics
+from specdebug.server.reverts import FrontReverts
 from specdebug.server.state import ServerState, Settings
 from specdebug.server.text import ModelText
 
@@ -76,6 +77,7 @@ def serve(
     launch: Launch,
     settings: Settings,
     address: Address,
+    reverts: FrontReverts,
     *,
     say: Callable[[str], None],
     pass_on: Callable[[bytes], None],
@@ -84,7 +86,7 @@ def serve(
     model = ModelText(str(launch.options.get("model", "tiny")))
     with contextlib.closing(listen(address, keyed=settings.api_key is not None)) as bound:
         try:
-            asyncio.run(_serve(launch, settings, address, model, bound, say, pass_on))
+            asyncio.run(_serve(launch, settings, address, reverts, model, bound, say, pass_on))
         finally:
             interrupts.listen()  # the loop has put handlers of its own in place
     interrupts.check()
@@ -94,6 +96,7 @@ async def _serve(
     launch: Launch,
     settings: Settings,
     address: Address,
+    reverts: FrontReverts,
     model: ModelText,
     bound: socket.socket,
     say: Callable[[str], None],
@@ -106,7 +109,7 @@ async def _serve(
         launch, watchdog_s=address.watchdog_s, most_running=config.max_running_requests, say=say, pass_on=pass_on
     )
     metrics = ServerMetrics(client, settings.served_model_name, config.usable_slots)
-    state = ServerState(client, config, model, ChatTemplate(config.model), settings, say)
+    state = ServerState(client, config, model, ChatTemplate(config.model), settings, say, reverts)
     limits = ConnectionLimits(bytes=max(ConnectionLimits.bytes, 3 * state.max_body_bytes))
     server = front(make_app(state, metrics), limits, address.log_level)
     over = asyncio.Event()

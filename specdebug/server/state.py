@@ -14,6 +14,7 @@ from specdebug.server.bodies import AskedPrompt
 from specdebug.server.chat import ChatTemplate
 from specdebug.server.client import EngineClient
 from specdebug.server.connections import Connection
+from specdebug.server.reverts import FrontReverts
 from specdebug.server.served import ServedRequest
 from specdebug.server.text import GrowingText, ModelText
 
@@ -40,7 +41,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class ServerState:
-    """One server. ``say`` writes a line to the log. ``reading``: held while a large body is read."""
+    """One server. ``say`` writes a line to the log. ``reverts``: those that are in force in this process.
+    ``reading``: held while a large body is read."""
 
     client: EngineClient
     config: EngineConfig
@@ -48,6 +50,7 @@ class ServerState:
     chat: ChatTemplate
     settings: Settings
     say: Callable[[str], None]
+    reverts: FrontReverts = field(default_factory=lambda: FrontReverts(()))
     began: float = field(default_factory=time.time)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -85,6 +85,37 @@ def test_reverts_are_in_place_and_counted(tmp_path: Path) -> None:
         assert "27338" in server.http.get("/server_info").json()["specdebug"]["reverts"]
 
 
+IN_FRONT = """
+pr: 999998
+title: count verifies in the front
+url: https://example.org/999998
+family: tests
+symptom: none
+description: none
+detected_by: {scenario: cache_hit, signature: "error@x"}
+patches:
+  specdebug:
+    - target: specdebug.server.totals:Totals.step
+      edits:
+        - match: self.verifies += len(event["accept"])
+          replacement: self.verifies += 2 * len(event["accept"])
+"""
+
+
+def test_a_revert_of_the_front_is_in_force_there_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "toggles").mkdir()
+    (tmp_path / "toggles" / "999998.yaml").write_text(IN_FRONT)
+    flags = ("--content", str(tmp_path), "--revert", "999998", "--revert", "27338")
+    with Launched(tmp_path / "log", *EAGLE, *flags) as server:
+        body = {**LONG, "sampling_params": {"max_new_tokens": 16, "temperature": 0}}
+        meta = server.http.post("/generate", json=body).json()["meta_info"]
+        info = server.http.get("/server_info").json()
+        mean = (meta["spec_accept_token_num"] + meta["spec_verify_ct"]) / meta["spec_verify_ct"]
+        assert info["internal_states"][0]["avg_spec_accept_length"] == mean / 2
+        assert info["specdebug"]["reverts"]["999998"]["999998#1"] >= meta["spec_verify_ct"]
+        assert set(info["specdebug"]["reverts"]) == {"999998", "27338"}
+
+
 BROKEN = """
 pr: 999999
 title: fail while the engine is built

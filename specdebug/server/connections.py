@@ -58,10 +58,12 @@ class Connections:
         return len(self._all)
 
     def add(self, connection: Connection) -> None:
-        """A client has connected; where that makes too many, those that have stood still longest are cut."""
+        """A client has connected; where that makes too many, those are cut that have stood still longest, and of them
+        first those that have begun a request and not sent the rest."""
         self._all[connection] = None
         if len(self._all) > self.limits.connections:
-            still = sorted((each for each in self._all if each.phase != "answer"), key=lambda each: each.since)
+            still = [each for each in self._all if each.phase != "answer"]
+            still.sort(key=lambda each: (each.phase == "idle", each.since))
             for each in still[: max(self.limits.connections // _AT_ONCE, 1)]:
                 each.cut()
 

@@ -187,6 +187,18 @@ async def test_of_too_many_connections_those_are_cut_that_send_nothing(crowd: Cr
 
 
 @played
+async def test_a_connection_that_has_been_answered_is_kept_longer_than_one_that_sends_nothing(crowd: Crowd) -> None:
+    crowd.go.set()
+    kept, between = crowd.connect()
+    kept.data_received(HEAD + b"0123456789")
+    await crowd.at(1)
+    between.unsent = 0
+    crowded = [crowd.connect()[1] for _ in range(20)]
+    assert not between.aborted
+    assert [pipe.aborted for pipe in crowded] == [True] * 13 + [False] * 7
+
+
+@played
 async def test_memory_is_held_until_the_answer_is_read(crowd: Crowd) -> None:
     crowd.go.set()
     (one, first), (two, _) = crowd.connect(), crowd.connect()

@@ -153,18 +153,21 @@ def _stated(hit: Hit, around: Around) -> Hit:
 
 # Errors that an engine logs.
 
-_LOGGED = (
+_LEVELLED = (
     rb"\bERROR (?:\d\d-\d\d [\d:.]+ )?\[(?:[\w/]+/)?(\w+)\.py:\d+\] ([^\s][^\n]*)|"
-    rb"\[TensorRT-LLM\]\[ERROR\] ()([^\n]+)|"
-    rb"\[TRT-LLM\] \[E\] ()([^\n]+)|\bServer error: ()([^\n]+)|"
-    rb"^[\d.]+ E (?:\w+[ ]+)?([a-z_]\w*): ([^\n]+)|"
-    rb"(?:^|[ \t])(?:([a-z_][\w]*): (?:[^\n]*\| )?)?([Ff]ailed to (?:process|decode|encode|eval(?:uate)?|"
-    rb"allocate|capture|"
-    rb"prepare|verify|sample|compute|load model|create context|initialize)\b[^\n]*|"
-    rb"[^\n]{0,60}inconsistent sequence positions)"
+    rb"\[TensorRT-LLM\]\[ERROR\] ()([^\n]+)|\[TRT-LLM\] \[E\] ()([^\n]+)|\bServer error: ()([^\n]+)|"
+    rb"^[\d.]+ E (?:\w+[ ]+)?([a-z_]\w*): ([^\n]+)"
+)
+_FAILED_TO = (
+    rb"[Ff]ailed to (?:process|decode|encode|eval(?:uate)?|allocate|capture|prepare|verify|sample|compute|load model|"
+    rb"create context|initialize)\b"
+)
+_INCONSISTENT = rb"inconsistent sequence positions"
+_FIND_LEVELLED = compiled(_LEVELLED)
+_FIND_SPOKEN = compiled(
+    rb"(?:^|[ \t])(?:([a-z_]\w*): (?:[^\n]*\| )?)?(" + _FAILED_TO + rb"[^\n]*|[^\n:]*" + _INCONSISTENT + rb")"
 )
 _SPECULATION = compiled(rb"(?i:speculat|\bdraft|\bverif)")
-_FIND_LOGGED = compiled(_LOGGED)
 _NO_ERROR = compiled(
     rb"(?i:fatal error\.?$|(?:above|another) exception|shutting down|stack trace|output_handler failed|"
     rb"traceback|retriev|download|fetch|"
@@ -174,11 +177,13 @@ _NO_ERROR = compiled(
 
 
 def _logged(line: bytes, at: int) -> list[Hit]:
-    found = _FIND_LOGGED.search(line)
-    if found is None:
+    if found := _FIND_LEVELLED.search(line):
+        pairs = ((found[one], found[one + 1]) for one in (1, 3, 5, 7, 9))
+        place, text = next((place or b"", text) for place, text in pairs if text is not None)
+    elif found := _FIND_SPOKEN.search(line):
+        place, text = found[1] or b"", found[2]
+    else:
         return []
-    pairs = ((found[one], found[one + 1]) for one in (1, 3, 5, 7, 9, 11))
-    place, text = next((place or b"", text) for place, text in pairs if text is not None)
     words = "" if _NO_ERROR.search(text) is not None else message_of(text)
     where = f"@{printable(place[:60])}" if place else ""
     strength = Strength.SAID if _SPECULATION.search(text) is not None else Strength.LOGGED
@@ -227,7 +232,7 @@ RAISED = (
     LogRule(_EXCEPTIONS, (_RAISED,), _raised, complete=_with_place),
     LogRule(
         (b"ERROR [", b"ERROR ", b"[ERROR]", b"[E]", b" E ", b"ailed to ", b"Server error: ", b"inconsistent sequence"),
-        (_LOGGED,),
+        (_LEVELLED, _FAILED_TO, _INCONSISTENT),
         _logged,
         complete=_logged_said,
     ),

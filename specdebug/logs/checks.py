@@ -143,7 +143,15 @@ def _ggml(line: bytes, at: int) -> list[Hit]:
 
 def _asserted(words: str, file: bytes) -> Hit:
     site = f"@{printable(file[:60])}" if file else ""
-    return Hit(f"assert:{words or 'failed'}{site}", Strength.CHECK, "assert")
+    vague = words in ("", "false", "False", "#")
+    return Hit(f"assert:{words or 'failed'}{site}", Strength.CHECK, "assert", vague=vague)
+
+
+def _asserted_said(hit: Hit, around: Around) -> Hit:
+    """An assertion whose expression says nothing, with the message on the next line."""
+    words = message_of(around.line(1)) if hit.vague else ""
+    site = hit.signature.partition("@")[2]
+    return hit._replace(signature=f"assert:{words}@{site}" if site else f"assert:{words}") if words else hit
 
 
 _PANIC = rb"\bpanicked at (?:'([^\n]*)', )?(?:[^\s:']*/)?([\w.-]+\.rs):\d+"
@@ -191,6 +199,7 @@ _STATEMENTS = (
         (b"GGML_ASSERT", b"Assertion `", b"Assertion '", b'Assertion "', b"Check '", b"Check `", b"Check failed: "),
         (_STATED,),
         _stated,
+        complete=_asserted_said,
     ),
     LogRule((b"Assertion failed: ",), (_TENSORRT,), _tensorrt),
     LogRule((b"fatal error", b"GGML_ABORT"), (_GGML,), _ggml),

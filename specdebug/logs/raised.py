@@ -22,6 +22,8 @@ _CLASS = (
 )
 _RAISED = rb"(?:^|[ \t])(?:[A-Za-z_]\w*\.)*" + _CLASS + rb"(?::(?:[ \t]|$)|[ \t]*$)"
 _QUOTED = rb"\b(?:[A-Za-z_]\w*\.)*" + _CLASS + rb"\([\"']"
+_DATA = compiled(rb"^\W*(?:tensor|array|Tensor|torch\.Size|deque|defaultdict)\(|^[\[({<]")
+"""The beginning of a message that is a value and says no word."""
 _LOCATION = compiled(rb"\.py:\d+:$")
 """Before the type of an exception in the line with which pytest says where it was raised."""
 _FIND_QUOTED = compiled(_QUOTED)
@@ -133,7 +135,7 @@ def _assertion(line: bytes, at: int) -> list[Hit]:
         text = found[1] or found[2]
     values = text.startswith(b"assert ")
     words = message_of(text.removeprefix(b"assert "))
-    says = any(char.isalpha() for char in words)
+    says = any(char.isalpha() for char in words) and _DATA.search(text) is None
     name = f"assert:{words}" if words else "assert:AssertionError"
     return [Hit(name, Strength.EXCEPTION, "assert", vague=values or not says)]
 

@@ -28,7 +28,7 @@ _QUOTED = compiled(rb"'([^'\n]*)'|\"([^\"\n]*)\"|`([^`\n]*)`")
 _PLAIN = compiled(rb"^[A-Za-z_#][\w.#:<>-]{0,60}$|[=<>!]=|[<>]|->|::")
 _CHAIN = compiled(rb"\b[A-Za-z_]\w*(?:\(\)|\[[^\[\]]*\])*(?:(?:\.|->)[A-Za-z_]\w*(?:\(\)|\[[^\[\]]*\])*)+")
 _LITTLE = frozenset({b"shape", b"ndim", b"dtype", b"device", b"size", b"data"})
-_AROUND = compiled(rb"[ ]*(==|!=|<=|>=|&&|\|\||[<>+*/%,()=-])[ ]*")
+_AROUND = compiled(rb"[ ]*(==|!=|<=|>=|&&|\|\||[<>+*/%,=-])[ ]*")
 _SAFE = bytes.maketrans(b"[]{}\\@\t", b"()()/. ")
 _DROPPED = b"\"'`"
 
@@ -49,7 +49,8 @@ def expression_of(text: bytes) -> str:
     or the last two where the last says little, as in ``tokens.size()``."""
     line = b" ".join(text[:_LOOKED_AT].split())
     line = _replaced(_CHAIN, _without_numbers(line), lambda found: _last_of(found[0]))
-    return _bounded(_replaced(_AROUND, line, lambda found: found[1]))
+    line = _replaced(_AROUND, line, lambda found: found[1])
+    return _bounded(line.replace(b"( ", b"(").replace(b" )", b")"))
 
 
 def _last_of(chain: bytes) -> bytes:

@@ -134,3 +134,20 @@ def test_a_long_log_tells_how_far_it_is_read(
     told = capsys.readouterr().err.splitlines()
     assert told
     assert told[-1].startswith(f"reading {log}: 2 MiB in ")
+
+
+def test_launch_flags_are_written_as_a_scenario(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, file = tmp_path / "server.log", tmp_path / "from log.yaml"
+    log.write_text("python -m sglang.launch_server --page-size 16\nValueError: x\n")
+    assert run(["triage", str(log)]) == 0
+    assert f"specdebug triage {log} --scenario from-log.yaml   #" in capsys.readouterr().out
+    assert run(["triage", str(log), "--scenario", str(file)]) == 0
+    assert f"specdebug replay '{file}'" in capsys.readouterr().out
+    assert '"page_size":16' in file.read_text()
+    log.write_text("ValueError: x\n")
+    file.unlink()
+    assert run(["triage", str(log), "--scenario", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{log}: error:ValueError:x\n")
+    assert "shows no launch flags" in err
+    assert not file.exists()

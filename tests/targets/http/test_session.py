@@ -314,3 +314,15 @@ def test_outputs_are_cut_to_a_context_that_the_target_knows() -> None:
         assert session.request("cut").sampling.max_new_tokens == 3
         session.close(True)
     assert told == ["outputs end with the context of 6 tokens; this server takes no longer requests"]
+
+
+@pytest.mark.parametrize("block", [None, "ours", {"violations": [{"detail": "x"}]}, {"violations": [{"step": "3"}]}])
+def test_a_block_of_ours_that_is_malformed_is_an_answer_that_is_none(server: Open, block: Any) -> None:
+    fake, session = server()
+    fake.told["specdebug"] = block
+    view = session.server()
+    for look in (view.findings, view.totals):
+        with pytest.raises(SessionFailed, match=r"^/server_info: specdebug") as caught:
+            look()
+        assert (caught.value.kind, caught.value.site) == ("error", "http.answer")
+    assert (view.hits(), view.reached()) == ({}, {})  # what a run's end adds is left out, and its failure stands

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import fcntl
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -157,6 +160,34 @@ def test_a_signal_ends_the_server_with_its_open_requests(tmp_path: Path, number:
         assert "Traceback" not in server.text
         with pytest.raises(httpx.ConnectError):
             httpx.get(server.url + "/health")
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["unread", "closed"])
+def test_a_log_that_nobody_reads_stops_neither_requests_nor_a_signal(gone: bool) -> None:
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    command = [sys.executable, "-m", "specdebug", "serve", "--port", "0", "--log-requests", *EAGLE]
+    process = subprocess.Popen(command, stdout=write, stderr=write, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    os.close(write)
+    said = b""
+    while b"ready to roll! " not in said or not said.endswith(b"\n"):
+        part = os.read(read, 4096)
+        assert part, said
+        said += part
+    url = re.search(rb"ready to roll! (\S+)", said)
+    assert url is not None
+    if gone:
+        os.close(read)
+    with httpx.Client(base_url=url[1].decode(), timeout=60) as http:
+        for number in range(100):  # each is two lines of some hundred bytes
+            assert http.get(f"/v1/models?{'x' * 200}={number}").status_code == 200
+        body = {**LONG, "stream": True, "rid": "x" * 200}
+        with http.stream("POST", "/generate", json=body) as response:
+            next(events_of(response))
+            process.terminate()
+            assert process.wait(60) == 128 + signal.SIGTERM
+    if not gone:
+        os.close(read)
 
 
 @pytest.mark.slow

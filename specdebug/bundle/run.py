@@ -163,6 +163,7 @@ class _Listener:
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
         self.result = ArmResult(self._run, self._ledger.outcome(end))
+        self._ledger.drop_log(self.result.outcome)
         if self._progress is not None:
             self._progress.arm_ended(self.result)
 

@@ -452,6 +452,7 @@ class _Running(ArmListener):
         against = None
         if self._baseline is not None:
             outcome, against = self._baseline.judge(run, outcome)
+        self.ledgers[job.name].drop_log(outcome)
         return ArmResult(run, outcome, against)
 
     def waiting(self) -> None:

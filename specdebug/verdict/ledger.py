@@ -10,8 +10,10 @@ there is one ``injected`` for each injection, and an ``unfired``, at the end, of
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,6 +29,7 @@ from specdebug.verdict.outcome import (
     Outcome,
     RequestResult,
     Tie,
+    Verdict,
     Violation,
     decide,
     mean,
@@ -113,6 +116,7 @@ class Ledger:
         self._overrun: int | None = None
         self._violations: list[Violation] = []
         self._notes: list[str] = []
+        self._server_log: tuple[str, bool] | None = None  # its path, and if it stays where the arm passes
         self._impossible: str | None = None
         self._unavailable = False
         self._machine: MachineFailure | None = None
@@ -186,6 +190,7 @@ class Ledger:
         )
         verdict, reasons = decide(ordered, evidence)
         first = ordered[0] if verdict == "fail" else None
+        log = [f"the server's log is {self._server_log[0]}"] if self._server_log and self._log_stays(verdict) else []
         return Outcome(
             verdict=verdict,
             signature=first.signature if first else None,
@@ -194,7 +199,7 @@ class Ledger:
             where_step=first.step if first else None,
             violations=ordered,
             reasons=reasons,
-            notes=tuple(self._notes),
+            notes=(*self._notes, *log),
             metrics=self._metrics(requests, end),
             trace_hash=self._trace.hexdigest(),
             reverted_hits={number: dict(edits) for number, edits in reverts.items()},
@@ -212,6 +217,15 @@ class Ledger:
             not_engine_code=self._not_engine_code,
             log_tail=end.log[-LOG_TAIL:],
         )
+
+    def drop_log(self, outcome: Outcome) -> None:
+        """Remove the log of the arm's own server where the arm has passed, unless it is to stay."""
+        if self._server_log is not None and not self._log_stays(outcome.verdict):
+            with contextlib.suppress(OSError):
+                os.unlink(self._server_log[0])
+
+    def _log_stays(self, verdict: Verdict) -> bool:
+        return self._server_log is not None and (self._server_log[1] or verdict != "pass")
 
     def _cut_short(self, end: WorkerEnd, *, interrupted: bool, endless: bool) -> str:
         """Return why the run was ended before it was done, if it was; nothing if it had come to no end by itself."""
@@ -398,6 +412,10 @@ class Ledger:
 
     def _on_overrun(self, event: Mapping[str, Any]) -> None:
         self._overrun = event["steps"]
+
+    def _on_server_log(self, event: Mapping[str, Any]) -> None:
+        self._server_log = event["path"], event["lasts"]
+
 
     def _on_note(self, event: Mapping[str, Any]) -> None:
         self._notes.append(event["text"])

@@ -100,7 +100,7 @@ class Shelf:
             self._idle.append((wish.command.key, server))
             late = self._idle.pop(0)[1] if len(self._idle) > self._room else None
         if late is not None:
-            late.end()
+            late.end(passed=True)
 
     def end(self, wish: ServerWish, server: ServerProcess) -> None:
         """End a server that is in use."""
@@ -113,8 +113,10 @@ class Shelf:
         """End all, now and from now on."""
         with self._lock:
             self._closed = True
-            every = [server for _, server in self._idle] + self._used
-        for server in every:
+            idle, used = [server for _, server in self._idle], [*self._used]
+        for server in idle:  # each came back as sound every time
+            server.end(passed=True)
+        for server in used:
             server.end()
 
 

@@ -58,6 +58,7 @@ class ServerProcess:
     def __init__(self, command: StartCommand, label: str, folder: str | None, room: LogRoom | None = None) -> None:
         """Start it. Raises NoServer."""
         self.log = ServerLog(_log_file(label, folder), room)
+        self._keeps_log = folder is not None
         self._command = command
         self._scratch = _scratch_folder() if command.wants_scratch else ""
         self._tried = 0
@@ -66,6 +67,7 @@ class ServerProcess:
             self._start()
         except NoServer:
             self._remove_folders()
+            self.log.path.unlink(missing_ok=True)  # nothing was ever said
             raise
         threading.Thread(target=self._watch_log, daemon=True).start()
 
@@ -181,12 +183,16 @@ class ServerProcess:
     def release(self, sound: bool) -> None:
         self.end()
 
-    def end(self) -> None:
-        """End it, and all that it has started, and wait until that is gone. May be called more than once."""
+    def end(self, *, passed: bool = False) -> None:
+        """End it, and all that it has started, and wait until that is gone. May be called more than once. ``passed``:
+        all of its runs did; then its log goes, unless it lies in a folder that was asked for."""
         self._over.set()
         self._end_process()
         self._remove_folders()
-        self.log.cut()
+        if passed and not self._keeps_log:
+            self.log.path.unlink(missing_ok=True)
+        else:
+            self.log.cut()
 
     def _end_process(self) -> None:
         if self._process.poll() is None:

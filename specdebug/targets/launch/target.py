@@ -53,7 +53,8 @@ class StartedTarget(ABC):
         except StartFailed as error:
             kind, site = split(error.signature)
             raise SessionFailed(str(error), site, kind) from None
-        opening.say("note", text=f"the server's log is {server.log_path}")
+        lasts = self._settings.log is not None or opening.over_there.keeper is not None
+        opening.say("server_log", path=server.log_path, lasts=lasts)
         try:
             if parts := server.not_engine_code():
                 opening.say("not_engine_code", parts=list(parts))

@@ -48,6 +48,16 @@ def test_a_sound_server_is_lent_again_and_an_unsound_one_is_ended(keeper: Server
     assert not lives(other.pid)
 
 
+def test_the_log_of_a_server_whose_runs_all_passed_goes_with_it(keeper: ServerKeeper) -> None:
+    servers = [lent(keeper) for _ in range(4)]
+    for server in servers[1:]:
+        server.release(True)  # the first of them has to make room
+    servers[0].release(False)
+    keeper.close()
+    assert [os.path.exists(server.log_path) for server in servers] == [True, False, False, False]
+    os.unlink(servers[0].log_path)
+
+
 def test_two_at_a_time_and_two_commands_get_servers_of_their_own(keeper: ServerKeeper) -> None:
     servers = [lent(keeper), lent(keeper), lent(keeper, "--say", "other")]
     assert len({server.pid for server in servers}) == 3

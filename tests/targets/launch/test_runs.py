@@ -15,7 +15,7 @@ from tests.targets.launch.starting import words
 
 SCENARIO = """
 name: started
-target: {{launch: {command}, request_timeout_s: 30, ready_timeout_s: {ready}, log: '{logs}'}}
+target: {{launch: {command}, request_timeout_s: 30, ready_timeout_s: {ready}{logs}}}
 probes: []
 workload:
   - {{id: a, requests: 4, prompt: {{token_ids: [5, 6]}}, max_new_tokens: 6}}
@@ -32,9 +32,10 @@ Replay = Callable[..., dict[str, Any]]
 def replay(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Replay:
     monkeypatch.chdir(tmp_path)
 
-    def run(arm: str, *more: str, ready: float = 60) -> dict[str, Any]:
+    def run(arm: str, *more: str, ready: float = 60, log: bool = True) -> dict[str, Any]:
+        logs = f", log: '{tmp_path / 'logs'}'"
         file, command = tmp_path / "started.yaml", json.dumps(shlex.join(words(*more)))
-        file.write_text(SCENARIO.format(command=command, logs=tmp_path / "logs", ready=ready))
+        file.write_text(SCENARIO.format(command=command, logs=logs if log else "", ready=ready))
         code = run_command(["replay", str(file), "--arm", arm, "--json"])
         out = capsys.readouterr()
         return {"code": code, "err": out.err, **(json.loads(out.out)["arms"][0] if out.out else {})}
@@ -48,6 +49,21 @@ def test_a_started_server_serves_the_arm_and_its_log_is_named(replay: Replay, tm
     (log,) = (tmp_path / "logs").iterdir()
     assert f"the server's log is {log}" in arm["notes"]
     assert "reverts nothing" in log.read_text()
+
+
+def test_the_log_of_a_pass_goes_unless_its_folder_was_named(
+    replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    arm = replay("only", log=False)
+    assert (arm["verdict"], [note for note in arm["notes"] if "log" in note]) == ("pass", [])
+    assert list(temporary.glob("*.log*")) == []
+    arm = replay("only", "--kill-after", "3", log=False)
+    (log,) = temporary.glob("*.log")
+    assert (arm["verdict"], f"the server's log is {log}" in arm["notes"]) == ("fail", True)
 
 
 @pytest.mark.slow

@@ -416,7 +416,6 @@ class Ledger:
     def _on_server_log(self, event: Mapping[str, Any]) -> None:
         self._server_log = event["path"], event["lasts"]
 
-
     def _on_note(self, event: Mapping[str, Any]) -> None:
         self._notes.append(event["text"])
 

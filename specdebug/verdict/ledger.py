@@ -190,7 +190,6 @@ class Ledger:
         )
         verdict, reasons = decide(ordered, evidence)
         first = ordered[0] if verdict == "fail" else None
-        log = [f"the server's log is {self._server_log[0]}"] if self._server_log and self._log_stays(verdict) else []
         return Outcome(
             verdict=verdict,
             signature=first.signature if first else None,
@@ -199,7 +198,7 @@ class Ledger:
             where_step=first.step if first else None,
             violations=ordered,
             reasons=reasons,
-            notes=(*self._notes, *log),
+            notes=(*self._notes, *self._note_of_log(verdict)),
             metrics=self._metrics(requests, end),
             trace_hash=self._trace.hexdigest(),
             reverted_hits={number: dict(edits) for number, edits in reverts.items()},
@@ -220,12 +219,13 @@ class Ledger:
 
     def drop_log(self, outcome: Outcome) -> None:
         """Remove the log of the arm's own server where the arm has passed, unless it is to stay."""
-        if self._server_log is not None and not self._log_stays(outcome.verdict):
+        if self._server_log is not None and not self._server_log[1] and outcome.verdict == "pass":
             with contextlib.suppress(OSError):
                 os.unlink(self._server_log[0])
 
-    def _log_stays(self, verdict: Verdict) -> bool:
-        return self._server_log is not None and (self._server_log[1] or verdict != "pass")
+    def _note_of_log(self, verdict: Verdict) -> Iterator[str]:
+        if self._server_log is not None and (self._server_log[1] or verdict != "pass"):
+            yield f"the server's log is {self._server_log[0]}"
 
     def _cut_short(self, end: WorkerEnd, *, interrupted: bool, endless: bool) -> str:
         """Return why the run was ended before it was done, if it was; nothing if it had come to no end by itself."""

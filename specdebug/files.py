@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import stat
-import threading
 from pathlib import Path
 from typing import BinaryIO
 
@@ -103,6 +103,11 @@ def kind_of(path: str | Path) -> str | None:
         return None
 
 
+def name_beside(path: Path) -> Path:
+    """A path in the same folder that is nobody's, and that nobody can make before us by guessing it."""
+    return path.with_name(f".specdebug-{secrets.token_hex(8)}")
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, and keep its permissions; the file of before stays if it cannot be written.
 
@@ -112,7 +117,7 @@ def replace_file(path: Path, data: bytes) -> None:
         path.write_bytes(data)
         return
     path = Path(os.path.realpath(path))
-    beside = path.with_name(f".specdebug-{os.getpid()}-{threading.get_ident()}")
+    beside = name_beside(path)
     with contextlib.ExitStack() as undo:  # also for a Ctrl-C
         try:
             file = open(beside, "xb")  # noqa: SIM115 - closed below, after what undoes it is in place

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from specdebug.bundle import ENDING
 from specdebug.errors import SpecDebugError
-from specdebug.files import NotAFile, open_file
+from specdebug.files import NotAFile, open_file, replace_file
 from specdebug.yamlio import one_line
 
 MANIFEST = "manifest.json"
@@ -104,14 +104,14 @@ def write_archive(
 
 def _store(path: Path, data: bytes, force: bool) -> None:
     """Write a file, whole or not at all; one that is there stays unless ``force``."""
-    target = path.with_name(f".{path.name}.{os.getpid()}") if force else path
     with contextlib.ExitStack() as undo:  # also for a Ctrl-C
         try:
-            with open(target, "wb" if force else "xb") as file:
-                undo.callback(target.unlink, missing_ok=True)
-                file.write(data)
             if force:
-                os.replace(target, path)
+                replace_file(path, data)
+            else:
+                with open(path, "xb") as file:
+                    undo.callback(path.unlink, missing_ok=True)
+                    file.write(data)
         except FileExistsError:
             raise BundleError(f"{path} is there already; --force overwrites it") from None
         except OSError as error:

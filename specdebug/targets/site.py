@@ -13,7 +13,7 @@ from pathlib import Path
 
 import specdebug
 from specdebug.errors import SpecDebugError
-from specdebug.files import replace_file
+from specdebug.files import name_beside, replace_file
 from specdebug.workers.machine_failure import blamed
 
 
@@ -41,7 +41,6 @@ def make_site(folder: Path, files: Mapping[str, str]) -> Path:
 
 def _link(link: Path, package: Path) -> None:
     """Link to the package; another process may do so at the same time."""
-    beside = link.with_name(f".specdebug-{os.getpid()}")
-    beside.unlink(missing_ok=True)
+    beside = name_beside(link)
     beside.symlink_to(package)
     os.replace(beside, link)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdebug import files
 from specdebug.bundle import archive
 from specdebug.bundle.archive import MANIFEST, BundleError, check_target, read_archive, write_archive
 from tests.bundle.bundles import members_of, pack
@@ -93,7 +94,8 @@ def test_what_is_stopped_leaves_things_as_they_were(
             raise stopped_by
 
     before = bundle.read_bytes()
-    monkeypatch.setattr(archive, "open", Stopping, raising=False)
+    for module in (archive, files):
+        monkeypatch.setattr(module, "open", Stopping, raising=False)
     with pytest.raises((KeyboardInterrupt, BundleError)):
         write_archive(bundle if force else tmp_path / "new.specdebug", FACTS, MEMBERS, force=force)
     assert os.listdir(tmp_path) == [bundle.name]

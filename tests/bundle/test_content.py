@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from specdebug import corpus
+from specdebug import corpus, redaction
 from specdebug.bundle import content
 from specdebug.bundle.archive import MANIFEST, BundleError
-from specdebug.bundle.content import read_bundle, resolved
+from specdebug.bundle.content import read_bundle, resolved, write_bundle
 from specdebug.errors import SpecDebugError
 from specdebug.faults.declare import parse_fault
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from tests.bundle.bundles import CORPUS, arm_run, make_bundle, manifest_of, members_of, pack
+from specdebug.scenario.servers import LaunchedServer
+from tests.bundle.bundles import CORPUS, MINI, arm_run, make_bundle, manifest_of, members_of, pack, traced
 
 
 @pytest.fixture
@@ -210,3 +211,33 @@ def test_what_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(BundleError, match="has 1 lines, more than the 0 it may have"):
         make_bundle(tmp_path / "b.specdebug")
     assert not list(tmp_path.iterdir())
+
+
+def test_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_known", set())
+    monkeypatch.setenv("THEIR_NAME", "hunter-one")
+    target = """{launch: "server {port} --hf-token hunter-two", api_key: THEIR_NAME, env: {A_SECRET: hunter-3, B: b}}"""
+    file = tmp_path / "s.yaml"
+    file.write_text(MINI.read_text() + f"target: {target}\n")
+    run = arm_run(file)
+    told = {"said": "hunter-one, hunter-two, hunter-3", "log": ["api_key='hunter-four'"]}
+    path = tmp_path / "b.specdebug"
+    write_bundle(path, traced(run), Library().workload(run.scenario, run.arm, run.seed), {}, told)
+    members = members_of(path)
+    assert b"hunter" not in b"".join(members.values())
+    assert json.loads(members["report.json"]) == {"said": "***, ***, ***", "log": ["api_key='***'"]}
+    written = json.loads(members["scenario.json"])["target"]
+    assert written["env"] == {"A_SECRET": "***", "B": "b"}
+    assert written["launch"] == "server {port} --hf-token ***"
+    assert written["api_key"] == "THEIR_NAME"
+    with pytest.raises(SpecDebugError, match=r"command holds \*\*\*, for a secret is left out of what is written"):
+        read_bundle(path, None)
+
+
+def test_a_variable_that_was_left_out_is_the_user_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = LaunchedServer(command="server {port}", env={"A_SECRET": "***", "B": "b"})
+    monkeypatch.delenv("A_SECRET", raising=False)
+    with pytest.raises(SpecDebugError, match=r"target\.env: A_SECRET is a secret, which is left out"):
+        _ = target.variables
+    monkeypatch.setenv("A_SECRET", "mine")
+    assert target.variables == {"B": "b"}

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from specdebug.cli import output
 from specdebug.cli.output import OutputError, write_file
+from specdebug.report.lines import PlainLines
 
 
 def test_a_file_is_replaced_and_keeps_its_permissions_and_its_links(tmp_path: Path) -> None:
@@ -82,3 +84,20 @@ def test_with_stderr_closed_an_error_is_not_printed_on_stdout() -> None:
     command = f"exec {sys.executable} -m specdebug replay no_such_scenario 2>&-"
     ended = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=False)
     assert (ended.returncode, ended.stdout) == (2, b"")
+
+
+def test_no_secret_is_written_anywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "hunter2-a")
+    output.write("a hunter2-a")
+    output.note("b hunter2-a")
+    output.complain("c hunter2-a --api-key hunter2-b")
+    output.answer(True, {"d": "hunter2-a", "n": 1}, lambda: "")
+    output.write_file(tmp_path / "f", "e hunter2-a")
+    with output.on_stderr(PlainLines) as lines:
+        lines._say("f hunter2-a")
+    told = capsys.readouterr()
+    assert told.out == 'a ***\n{\n  "d": "***",\n  "n": 1\n}\n'
+    assert told.err == "b ***\nerror: c *** --api-key ***\nf ***\n"
+    assert (tmp_path / "f").read_text() == "e ***"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.assets import checkpoint_path
 from specdebug.errors import CheckpointError, SpecDebugError
-from specdebug.files import replace_file
+from specdebug.files import name_beside, replace_file
 from specdebug.workers.machine_failure import blamed
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _write_weights(head: Path, target: Path, into: Path) -> None:
     found = next((each[name] for each in (tensors, of_target) for name in _EMBEDDINGS if name in each), None)
     if found is None:
         raise CheckpointError(f"neither {head} nor {target} has an embedding")
-    beside = into.with_name(f".{into.name}-{os.getpid()}")
+    beside = name_beside(into)
     save_file({name: each.contiguous() for name, each in with_bias_folded(tensors, found).items()}, beside)
     os.replace(beside, into)
 

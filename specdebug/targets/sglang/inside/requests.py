@@ -21,6 +21,10 @@ NEEDED = (
 """What is read, by the names that it has had."""
 
 
+_MICRO_BATCHES = ("mbs", "running_mbs", "last_mbs")
+"""Of a scheduler that is a stage of a pipeline; others have none."""
+
+
 @dataclass(frozen=True)
 class Held:
     """``row``: of ``req_to_token``, None where the request holds nothing. Of its positions, the first ``protected`` are
@@ -37,9 +41,11 @@ class Held:
 
 def holders(scheduler: Any) -> list[Held]:
     """The requests that hold a row: of the batch that runs on, of the last one, and of the one that was launched last,
-    which the others do not have while the results of the last are taken."""
+    which the others do not have while the results of the last are taken; in a pipeline those of all micro-batches."""
     launched = scheduler.cur_batch if hasattr(scheduler, "cur_batch") else scheduler.cur_batch_for_debug
-    batches = (scheduler.running_batch, scheduler.last_batch, launched)
+    batches = [scheduler.running_batch, scheduler.last_batch, launched]
+    for name in _MICRO_BATCHES:
+        batches += getattr(scheduler, name, ())
     requests = [request for batch in batches if batch is not None for request in batch.reqs]
     requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
     every = [held(request) for request in {id(each): each for each in requests}.values()]

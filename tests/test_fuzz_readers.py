@@ -13,7 +13,7 @@ What opens a user's file, and the kinds that are fuzzed through it (*and by comm
 ``engine.model.checkpoint``         config of a checkpoint, weights, pickled weights, index of weights
 ``reference.config``                config, by the reference
 ``scenario.text``                   tokenizer
-``trials.journal``                  journal; and by command
+``trials.journal``                  journal, state of a journal; and by command
 ``bundle.archive``, ``.content``    bundle, members of a bundle; and by command
 ``loops.baseline``                  accept lengths: the baseline of ``replay --baseline``; and by command
 ``hunt.record``, ``.evidence``      record of a hunt, evidence of a hunt

@@ -19,6 +19,8 @@ import hashlib
 import io
 import json
 import os
+import shutil
+import sqlite3
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -178,12 +180,14 @@ def _(folder: Path) -> Subject:
         Eagle3Options.from_dict(data, str(path))
         LlamaConfig.from_dict(data, str(path))
 
-    return Subject((CHECKPOINTS / "tiny/config.json").read_bytes(), read)
+    return Subject((CHECKPOINTS / "tiny/config.json").read_bytes(), read, values=True)
 
 
 @_kind("config, by the reference", 2000, "config.json")
 def _(folder: Path) -> Subject:
-    return Subject((CHECKPOINTS / "tiny-eagle3/config.json").read_bytes(), lambda path: read_config(path.parent))
+    return Subject(
+        (CHECKPOINTS / "tiny-eagle3/config.json").read_bytes(), lambda path: read_config(path.parent), values=True
+    )
 
 
 def _weights(path: Path) -> None:
@@ -221,7 +225,7 @@ def _(folder: Path) -> Subject:
     for name, tensor in _tensors().items():
         save_file({name: tensor}, folder / "c" / f"{name}.safetensors")
     good = {"metadata": {"total_size": 48}, "weight_map": {name: f"{name}.safetensors" for name in _tensors()}}
-    return Subject(json.dumps(good, indent=1).encode(), _weights)
+    return Subject(json.dumps(good, indent=1).encode(), _weights, values=True)
 
 
 TEXT = """\
@@ -256,6 +260,30 @@ def _(folder: Path) -> Subject:
         for number in range(3):
             journal.record(Trial(number, frozenset({"1"}), number), TrialResult("fail", "exit:1", 0.5, "x"))
     return Subject((folder / "good").read_bytes(), lambda path: Journal(path, "id", "about").close())
+
+
+STATE = {"working tree /x": "commit 1a2b3c4d5e6f, 2 files changed #12", "engine in /v": "0.5.13", "code": "#00aa"}
+
+
+@_kind("state of a journal", 1000, "state")
+def _(folder: Path) -> Subject:
+    """Mutants of the state that a journal states, which is held against another one, and told where it differs."""
+    with Journal(folder / "good", "id", "about", state=STATE) as journal:
+        journal.record(Trial(0, frozenset({"1"}), 0), TrialResult("pass", None, 0.5, "x"))
+
+    def read(path: Path) -> None:
+        shutil.copy(folder / "good", folder / "j")
+        stated = path.read_bytes().decode("utf-8", "replace").replace("\0", "")
+        with contextlib.closing(sqlite3.connect(folder / "j")) as database, database:
+            database.execute("UPDATE facts SET value = ? WHERE name = 'state'", (stated,))
+        with Journal(folder / "j", "id", "about", state={**STATE, "engine in /v": "0.5.14"}) as journal:
+            assert journal.earlier is not None
+            assert not journal.trials
+            assert all(isinstance(each, str) for each in journal.earlier.differs)
+        for left in folder.glob("j*"):
+            left.unlink()
+
+    return Subject(json.dumps(STATE).encode(), read, values=True)
 
 
 @_kind("journal, by command", 100, "j")
@@ -317,13 +345,15 @@ def _(folder: Path) -> Subject:
     with HuntRecord(folder / "good", HUNTED) as record:
         record.add(Judged(0, "pass", wall_s=0.5, requests=3, tokens=40))
         record.add(Judged(1, "fail", "nan@x", "words", 0.5, 3, 40))
-    return Subject((folder / "good/hunt.jsonl").read_bytes(), lambda path: HuntRecord(path.parent, HUNTED).close())
+    return Subject(
+        (folder / "good/hunt.jsonl").read_bytes(), lambda path: HuntRecord(path.parent, HUNTED).close(), values=True
+    )
 
 
 @_kind("evidence of a hunt", 600, "e.json")
 def _(folder: Path) -> Subject:
     seen = SeenFailure("a.yaml", "nan@x", 3, "a.specdebug", "drawn", (("nan@x", 3, "words"),), "", (("torch", "2"),))
-    return Subject(json.dumps(asdict(seen), indent=1).encode(), SeenFailure.read)
+    return Subject(json.dumps(asdict(seen), indent=1).encode(), SeenFailure.read, values=True)
 
 
 @_kind("record of an environment", 1000, "sglang-0.5.13-cpu/install.json")
@@ -333,7 +363,9 @@ def _(folder: Path) -> Subject:
     made = Installed(apart, "sglang", "0.5.13", "cpu", sys.executable, False, "", ("installed",), {}, packages)
     made.write()
     release = Release("sglang", "0.5.13")
-    return Subject((made.folder / RECORD).read_bytes(), lambda path: find_installed(path.parents[1], release))
+    return Subject(
+        (made.folder / RECORD).read_bytes(), lambda path: find_installed(path.parents[1], release), values=True
+    )
 
 
 FAILED = b'{"scenarios/a.yaml": ["fixed", "other"], "b.yaml": ["x"]}'
@@ -341,7 +373,7 @@ FAILED = b'{"scenarios/a.yaml": ["fixed", "other"], "b.yaml": ["x"]}'
 
 @_kind("last failed (a baseline)", 1000, "last-failed.json")
 def _(folder: Path) -> Subject:
-    return Subject(FAILED, lambda path: LastFailed.read(path.parent))
+    return Subject(FAILED, lambda path: LastFailed.read(path.parent), values=True)
 
 
 def _group(accept: float | None, verifies: int, **texts: str) -> dict[str, object]:
@@ -374,7 +406,7 @@ ACCEPTED = {
 
 @_kind("accept lengths (a baseline)", 1500, "b.json")
 def _(folder: Path) -> Subject:
-    return Subject(json.dumps(ACCEPTED, indent=1).encode(), lambda path: Baseline.read(path).text())
+    return Subject(json.dumps(ACCEPTED, indent=1).encode(), lambda path: Baseline.read(path).text(), values=True)
 
 
 @_kind("accept lengths, by command", 60, "b.json")
@@ -521,15 +553,17 @@ def _on_a_server(path: Path, route: str, *, stream: bool = False) -> None:
 
 @_kind("answer of a server", 1000, "answer.json")
 def _(folder: Path) -> Subject:
-    return Subject(_ANSWERS["/generate"], lambda path: _on_a_server(path, "/generate"))
+    return Subject(_ANSWERS["/generate"], lambda path: _on_a_server(path, "/generate"), values=True)
 
 
 @_kind("streamed answer of a server", 600, "answer.txt")
 def _(folder: Path) -> Subject:
     good = b"data: " + _ANSWERS["/generate"] + b"\n\n"
-    return Subject(good * 2 + b"data: [DONE]\n\n", lambda path: _on_a_server(path, "/generate", stream=True))
+    return Subject(
+        good * 2 + b"data: [DONE]\n\n", lambda path: _on_a_server(path, "/generate", stream=True), values=True
+    )
 
 
 @_kind("words of a server", 1000, "info.json")
 def _(folder: Path) -> Subject:
-    return Subject(_ANSWERS["/server_info"], lambda path: _on_a_server(path, "/server_info"))
+    return Subject(_ANSWERS["/server_info"], lambda path: _on_a_server(path, "/server_info"), values=True)

@@ -82,11 +82,13 @@ class Subject:
 
     Attributes:
         pack: makes the file's bytes of a mutant, where mutants are of what is packed in it.
+        values: the good bytes are a document, half of whose mutants have other values and are well formed.
     """
 
     good: bytes
     read: Callable[[Path], object]
     pack: Callable[[bytes], bytes] = bytes
+    values: bool = False
 
 
 def run_cases(kind: str, subject: Subject, file: Path, count: int, begun: Path) -> Tally:
@@ -109,7 +111,7 @@ def run_cases(kind: str, subject: Subject, file: Path, count: int, begun: Path) 
     tally = Tally(kind)
     rng = random.Random(f"{SEED} {kind}")
     for number in range(count):
-        file.write_bytes(subject.pack(mutant(subject.good, rng)))
+        file.write_bytes(subject.pack(mutant(subject.good, rng, values=subject.values)))
         begun.write_text(str(number))
         _case(tally, number, lambda: subject.read(file))
     return tally

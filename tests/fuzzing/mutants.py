@@ -1,8 +1,15 @@
-"""Mutants: good bytes with a few changes drawn from a seed, among them what has broken readers of files."""
+"""Mutants: good bytes with a few changes drawn from a seed, among them what has broken readers of files.
+
+Half of those of a document (JSON, or lines with JSON in them) have a few of its values changed, and are well formed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import json
 import random
+from typing import Any
 
 PIECES = [
     b"9" * 5000, b"[" * 3000, b"[" * 100_000, b'{"a":' * 3000, b"\xff\xfe", b"\0", b"\xed\xa0\x80", b"null", b"NaN",
@@ -12,8 +19,72 @@ PIECES = [
 ]  # fmt: skip
 
 
-def mutant(data: bytes, rng: random.Random) -> bytes:
-    """Make one to three changes of ``data``: a byte, a cut, a piece, a gap, or a repetition."""
+VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 2**31, 2**63, -(2**64), 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"), "", " ",
+    "x" * 100_000, "\ud800", "\0", "\x1b]0;x\x07", "null", "-1", "..", "/", "a\nb", "../../etc/passwd", "http://[::1",
+    [], {}, [None], [[]], {"": None}, ["a"] * 10_000, list(range(50_000)), {"a": {"a": {"a": []}}}, 100_000_000, 10**12,
+]  # fmt: skip
+"""What a field may hold that is meant to hold something else."""
+
+
+def mutant(data: bytes, rng: random.Random, *, values: bool = False) -> bytes:
+    """Make one to three changes of ``data``: of its bytes or, with ``values``, half the time of a document's values."""
+    changed = _with_other_values(data, rng) if values and rng.random() < 0.5 else None
+    return _with_other_bytes(data, rng) if changed is None else changed
+
+
+def _with_other_values(data: bytes, rng: random.Random) -> bytes | None:
+    """Change values of a JSON document, or of one of the lines that hold one; None for what is none."""
+    with contextlib.suppress(ValueError):
+        return _written(_changed(json.loads(data), rng))
+    lines = data.splitlines(keepends=True)
+    at = rng.randrange(len(lines)) if lines else 0
+    start = lines[at].find(b"{") if lines else -1
+    if start < 0:
+        return None
+    try:
+        changed = _changed(json.loads(lines[at][start:]), rng)
+    except ValueError:
+        return None
+    lines[at] = lines[at][:start] + _written(changed) + b"\n"
+    return b"".join(lines)
+
+
+def _written(document: Any) -> bytes:
+    return json.dumps(document).encode()
+
+
+def _changed(document: Any, rng: random.Random) -> Any:
+    """A copy with one to three values exchanged, left out, added, or put one level deeper."""
+    holder = [copy.deepcopy(document)]
+    for _ in range(rng.randint(1, 3)):
+        places = list(_places(holder))
+        box, key = rng.choice(places)
+        change = rng.randrange(6)
+        if change == 0 and box is not holder:
+            del box[key]
+        elif change == 1 and isinstance(box[key], dict):
+            box[key][rng.choice(["x", "", "__proto__", *box[key]])] = copy.deepcopy(rng.choice(VALUES))
+        elif change == 2:
+            box[key] = rng.choice([[box[key]], {"x": box[key]}, str(box[key])])
+        elif change == 3:
+            other, its = rng.choice(places)
+            box[key], other[its] = copy.deepcopy(other[its]), copy.deepcopy(box[key])
+        else:
+            box[key] = copy.deepcopy(rng.choice(VALUES))
+    return holder[0]
+
+
+def _places(value: Any) -> Any:
+    """Every place that holds a value: the mapping or list, and the key."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], dict | list) and len(value[key]) < 1000:
+            yield from _places(value[key])
+
+
+def _with_other_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Change a byte, or cut, exchange, leave out or repeat a piece."""
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(data) + 1)
         end = min(len(data), at + rng.randint(0, 30))

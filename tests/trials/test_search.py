@@ -212,7 +212,7 @@ def unheard(case: int) -> tuple[Source, frozenset[frozenset[str]], str | None]:
 
     singly = frozenset(map(frozenset, itertools.combinations(NAMES[:3], 2)))
     apart = drawn.choice([singly, frozenset({frozenset("ab")}), frozenset()])
-    source = Source(behave, capacity=drawn.choice([1, 3]), order=case)
+    source = Source(behave)
     source.candidates = tuple(Candidate(name, name.upper()) for name in NAMES[:3])
     return source, apart, drawn.choice([None, None, "nan@*"])
 
@@ -225,10 +225,10 @@ def test_of_two_hundred_jobs_whose_reverts_do_nothing_none_is_acquitted() -> Non
         findings = Search(
             source,
             Kept(),
-            lambda apart=apart, case=case: Bisector(NAMES[:3], seed=case, apart=apart),
+            lambda apart=apart, case=case: Bisector(NAMES[:3], confidence=0.9, seed=case, apart=apart),
             opening=openings(NAMES[:3], apart),
             seed=case,
-            max_trials=120,
+            max_trials=80,
             pattern=pattern,
             proven=False,
         ).run(Silent())
@@ -237,7 +237,7 @@ def test_of_two_hundred_jobs_whose_reverts_do_nothing_none_is_acquitted() -> Non
         blamed += findings.answer is not None
         assert not any(pair <= trial.reverted for trial in source.ran for pair in apart)
     assert ends["unproven"] >= 150
-    assert blamed <= most(200, 0.1)
+    assert blamed <= most(200, 0.15)
 
 
 def test_a_culprit_is_found_by_one_at_a_time_where_no_more_are_taken(tmp_path: Path) -> None:

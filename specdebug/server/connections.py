@@ -123,7 +123,7 @@ class FrontConfig(uvicorn.Config):
             h11_max_incomplete_event_size=HEAD_BYTES,
             callback_notify=connections.look,
             timeout_notify=1,
-            limit_concurrency=connections.limits.connections + 1,
+            limit_concurrency=2 * connections.limits.connections,  # those that are cut leave a moment later
             **options,
         )
 

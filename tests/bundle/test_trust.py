@@ -41,6 +41,7 @@ OTHER: dict[str, Any] = {
     "engine": "sglang==0.5.13",
     "store": "/their/store",
     "arguments": ["--their-flag"],
+    "mends": False,
 }
 """A value of every key of every target, which is not its default."""
 KEYS = [(server, key.name) for server in (HttpServer, LaunchedServer, ReleasedEngine) for key in keys_of(server)]

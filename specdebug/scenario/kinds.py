@@ -146,11 +146,13 @@ def one_or_many(each: Kind, at_least: int = 0) -> Kind:
 
 def _each(items: Sequence[Item], kind: Kind, unique: str | None = None) -> tuple[Any, ...]:
     """The value of each item, a blank for what cannot be read, so that indices stay. ``unique``: noun of what is."""
-    gather, values = Gather(), list[Any]()
+    gather, values, seen = Gather(), list[Any](), set[Any]()
     for item in items:
         value = gather.one(item, kind.read, UNREAD)
-        if unique and value is not UNREAD and value in values:
-            gather.note(ContentError(f"{unique} {value} is listed twice", item.where), item.path)
+        if unique and value is not UNREAD:
+            if value in seen:
+                gather.note(ContentError(f"{unique} {value} is listed twice", item.where), item.path)
+            seen.add(value)
         values.append(kind.blank(item) if value is UNREAD else value)
     return gather.done(tuple(value for value in values if value is not None))
 

@@ -27,6 +27,7 @@ from specdebug.trials.remote import command_source, scenario_source
 from specdebug.trials.scenario import ScenarioSource
 from specdebug.trials.search import Findings, Search, Standing
 from specdebug.trials.source import TrialSource
+from specdebug.trials.takes import Takes
 from specdebug.trials.trial import Trial, TrialResult, trial_seed
 
 needs_ray = pytest.mark.skipif(
@@ -103,7 +104,7 @@ def script(text: str, name: str = "cmd.sh") -> tuple[str, ...]:
 
 
 def on_ray(command: tuple[str, ...], nodes: Nodes, **options: Any) -> RaySource:
-    make = partial(command_source, command, (), None)
+    make = partial(command_source, command, (), None, Takes.SET)
     return RaySource(make(), make, address=nodes.address, **options)
 
 
@@ -139,7 +140,9 @@ class TestOnACluster:
 
     def test_a_node_killed_midway_changes_nothing(self, nodes: Nodes) -> None:
         command = script(FLAKY)
-        here, expected = search(CommandSource(command, Library().registry, capacity=JOBS), "here.sqlite", Watcher())
+        here, expected = search(
+            CommandSource(command, Library().registry, takes=Takes.SET, capacity=JOBS), "here.sqlite", Watcher()
+        )
         Path("ran").unlink()
         os.mkfifo("begun")
         os.mkfifo("never")
@@ -223,7 +226,7 @@ class TestOnACluster:
         library = Library()
         scenario = library.scenario("flaky_page_table")
         here = ScenarioSource(library, scenario)
-        make = partial(scenario_source, scenario, (), here.arm, (), None)
+        make = partial(scenario_source, scenario, (), here.arm, (), None, Takes.ONE)
         there = RaySource(here, make, address=nodes.address)
         results: list[dict[int, tuple[str, str | None]]] = []
         for source in (here, there):

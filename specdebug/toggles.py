@@ -153,10 +153,19 @@ class Registry:
         return known[wanted[0]]
 
     def select(self, wanted: str | int | Iterable[int], engine: str = OWN_ENGINE) -> tuple[Toggle, ...]:
+        """The toggles of some numbers, to be reverted together. Raises SelectionError as :meth:`listed`, and where two
+        edit one line."""
+        chosen = self.listed(wanted, engine)
+        for one, other in itertools.combinations(chosen, 2) if engine == OWN_ENGINE else ():
+            if (target := one.clash_with(other)) is not None:
+                raise SelectionError(f"{one.pr} and {other.pr} edit the same line of {target}; revert one of them")
+        return chosen
+
+    def listed(self, wanted: str | int | Iterable[int], engine: str = OWN_ENGINE) -> tuple[Toggle, ...]:
         """The toggles of some numbers, each once, in the order first named.
 
         ``wanted``: a number, several, or text such as ``27360,27338``; ``#`` before a number is allowed. Raises
-        SelectionError: a part is not a number, no toggle has it, its fix is not in the engine, or two edit one line.
+        SelectionError: a part is not a number, no toggle has it, or its fix is not in the engine.
         """
         every = _by_number(self.all)
         if isinstance(wanted, str):
@@ -168,9 +177,6 @@ class Registry:
             if not every[number].is_in(engine):
                 raise SelectionError(not_in(engine, every[number]))
             chosen.setdefault(every[number].pr, every[number])
-        for one, other in itertools.combinations(chosen.values(), 2) if engine == OWN_ENGINE else ():
-            if (target := one.clash_with(other)) is not None:
-                raise SelectionError(f"{one.pr} and {other.pr} edit the same line of {target}; revert one of them")
         return tuple(chosen.values())
 
 

@@ -405,6 +405,7 @@ def test_overlapping_toggles_are_refused_by_name(root):
     )
     text = refusal(apply_reverts, "101,55", error=SelectionError)
     assert text == "101 and 55 edit the same line of toy_engine:Engine.step; revert one of them"
+    assert [toggle.pr for toggle in load_registry([root]).listed("101,55")] == [101, 55]
     with apply_reverts("55"):
         pass
 

@@ -167,7 +167,7 @@ def _chosen(
 
     on = None if named is None else parse_target(named)
     target = DEFAULT if on is None else on
-    known = library.registry.select(",".join(numbers), engine_of(target)) if numbers else library.all_toggles(target)
+    known = library.registry.listed(",".join(numbers), engine_of(target)) if numbers else library.all_toggles(target)
     if not isinstance(on, ReleasedEngine):
         return tuple(known), on, ()
     here = find_installed(store_folder(None if on.store is None else Path(on.store)), on.named)

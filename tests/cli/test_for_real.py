@@ -118,10 +118,11 @@ def test_compare_finds_that_drafting_changes_no_output() -> None:
     assert all(request["same_output"] for request in document["requests"])
 
 
-def test_verify_tells_a_live_toggle(tmp_path: Path) -> None:
-    ended = run("toggles", "verify", "25015", "--json")
-    (row,) = json.loads(ended.stdout)
-    assert (ended.returncode, row["live"], row["silent"], row["detected"]) == (0, True, 1, 1)
+def test_verify_tells_live_toggles_that_edit_one_line_and_are_reverted_in_turn() -> None:
+    ended = run("toggles", "verify", "26329", "28254", "--json")
+    rows = json.loads(ended.stdout)
+    assert (ended.returncode, {row["pr"] for row in rows}) == (0, {26329, 28254})
+    assert all((row["live"], row["silent"], row["detected"]) == (True, 1, 1) for row in rows)
 
 
 def test_doctor_finds_everything_here() -> None:

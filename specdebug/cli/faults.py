@@ -139,19 +139,22 @@ def _ground(device: str | None, dtype: Dtype | None, target: str | None, workers
 def _tell(matrix: FaultMatrix, results: PageOptions, wall_s: float) -> None:
     from specdebug.report.fault_matrix import closing_line, render_fault_matrix
     from specdebug.report.github import text_summary
+    from specdebug.report.words import replaced
 
     def page() -> str:
         from specdebug.report.detection import DetectionMatrix
         from specdebug.report.html.faults import faults_page
 
         detected = DetectionMatrix.from_dict(matrix.to_dict())
-        return faults_page(detected, matrix.exit_code, wall_s, command_line(), matrix.problems, matrix.missing)
+        return faults_page(
+            detected, matrix.exit_code, wall_s, command_line(), matrix.problems, matrix.missing, matrix.not_engine_code
+        )
 
     def report() -> None:
         show(render_fault_matrix(matrix))
         write(closing_line(matrix))
 
-    lines = "\n".join((closing_line(matrix), *matrix.problems))
+    lines = "\n".join((closing_line(matrix), *matrix.problems, *replaced(matrix.not_engine_code)))
     tell_results(
         results,
         matrix.to_dict,

@@ -102,7 +102,7 @@ def minimise(
     path = kept_in.path("minimise", identity)
     told = Minimisation(plan.what, len(plan.space.start.workload), str(subject.output), str(path), level)
     with contextlib.closing(plan.source), interrupts.held():
-        summary = _search(plan, told, identity, subject, budget, kept_in)
+        summary, told = _search(plan, told, identity, subject, budget, kept_in)
     tell_rerun(plan.source.rerun)
     return _tell(summary, told, plan.name, results)
 
@@ -137,12 +137,13 @@ def _search(
     subject: MinimiseSubject,
     budget: MinimiseBudget,
     kept_in: JournalOptions,
-) -> Summary[Scenario]:
-    """Search to the end, or as far as it goes."""
+) -> tuple[Summary[Scenario], Minimisation]:
+    """Search to the end, or as far as it goes. Return that, and what is told of it."""
     from specdebug.minimise import Minimiser
     from specdebug.report.minimise import MinimiseProgress
     from specdebug.shrink.trials import ShrunkTrials
     from specdebug.trials.inorder import InOrder
+    from specdebug.trials.journal import not_engine_code
     from specdebug.trials.trial import trial_seed
 
     about = f"minimising {plan.what}, seed {budget.seed}"
@@ -158,7 +159,8 @@ def _search(
             confidence=told.confidence,
             pattern=subject.signature,
         )
-        return search.run(watcher)
+        summary = search.run(watcher)
+        return summary, replace(told, not_engine_code=not_engine_code(journal.evidence))
 
 
 def _file_text(summary: Summary[Scenario], subject: Minimisation, name: str) -> str:

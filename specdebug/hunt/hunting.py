@@ -186,4 +186,5 @@ def _judged(number: int, result: ArmResult) -> Judged:
         round(outcome.metrics.wall_s, 1),
         len(ended),
         tokens,
+        outcome.not_engine_code,
     )

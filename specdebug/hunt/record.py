@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,13 +15,15 @@ from specdebug.schema import Item
 from specdebug.verdict.outcome import Verdict
 
 RECORD = "hunt.jsonl"
+_REPLACED = "not_engine_code"
 _ELSEWHERE = "name another folder with -o"
 
 
 @dataclass(frozen=True)
 class Judged:
     """A scenario that was run. ``verdict``: pass, fail, unknown, or ``refused`` where the engine cannot be asked for
-    it. ``requests``: how many ended; ``tokens``: how many they emitted."""
+    it. ``requests``: how many ended; ``tokens``: how many they emitted. ``not_engine_code``: what was not the engine's
+    own code; in a record, what was not told before of another scenario."""
 
     number: int
     verdict: str
@@ -30,12 +32,13 @@ class Judged:
     wall_s: float = 0.0
     requests: int = 0
     tokens: int = 0
+    not_engine_code: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, item: Item) -> Judged:
         """Inverse of ``asdict``. Raises ContentError."""
         table = item.table(
-            required=("number", "verdict"), optional=("signature", "detail", "wall_s", "requests", "tokens")
+            required=("number", "verdict"), optional=("signature", "detail", "wall_s", "requests", "tokens", _REPLACED)
         )
 
         def text(name: str) -> str:
@@ -52,6 +55,7 @@ class Judged:
             table["wall_s"].number(low=0) if "wall_s" in table else 0.0,
             count("requests"),
             count("tokens"),
+            tuple(part.text() for part in table[_REPLACED].items()) if _REPLACED in table else (),
         )
 
 
@@ -86,8 +90,15 @@ class HuntRecord:
 
     def add(self, one: Judged) -> None:
         """Keep what became of a scenario. Raises RecordError."""
+        known = self.not_engine_code
+        one = replace(one, not_engine_code=tuple(part for part in one.not_engine_code if part not in known))
         self._lines.add(asdict(one))
         self.judged[one.number] = one
+
+    @property
+    def not_engine_code(self) -> list[str]:
+        """What was not the engine's own code in any scenario."""
+        return list(dict.fromkeys(part for one in self.judged.values() for part in one.not_engine_code))
 
     @property
     def findings(self) -> dict[str, list[Judged]]:

@@ -23,7 +23,7 @@ from specdebug.errors import SpecDebugError
 from specdebug.faults.acts import anywhere
 from specdebug.faults.model import FaultClass
 from specdebug.loops.fault_ground import Ground
-from specdebug.verdict.outcome import Outcome
+from specdebug.verdict.outcome import Outcome, not_engine_code
 
 PROMPT = 1
 """Steps within which an injection ought to be caught."""
@@ -254,11 +254,20 @@ class FaultMatrix:
         return {name: tuple(row for _, row in rows) for name, rows in groupby(pairs, key=itemgetter(0))}
 
     @property
+    def outcomes(self) -> list[Outcome]:
+        return [run.outcome for run in (*self.clean, *(run for check in self.checks for run in check.runs))]
+
+    @property
+    def not_engine_code(self) -> list[str]:
+        """What was not the engine's own code in any run."""
+        return not_engine_code(self.outcomes)
+
+    @property
     def idle_probes(self) -> tuple[str, ...]:
         """The sites that were reached and caught nothing."""
-        runs = [*self.clean, *(run for check in self.checks for run in check.runs)]
-        reached = {site for run in runs for site, count in run.outcome.reached_sites.items() if count}
-        caught = {violation.site for run in runs for violation in run.outcome.violations}
+        outcomes = self.outcomes
+        reached = {site for outcome in outcomes for site, count in outcome.reached_sites.items() if count}
+        caught = {violation.site for outcome in outcomes for violation in outcome.violations}
         return tuple(sorted(reached - caught))
 
     @property
@@ -284,6 +293,7 @@ class FaultMatrix:
             "false_alarms": list(self.false_alarms),
             "sole": {name: [row.name for row in rows] for name, rows in self.sole.items()},
             "idle_probes": list(self.idle_probes),
+            "not_engine_code": self.not_engine_code,
             "rows": [check.to_dict() for check in self.checks],
             "runs": [run for check in self.checks for run in check.runs_to_dict()],
         }

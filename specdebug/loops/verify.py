@@ -31,7 +31,7 @@ from specdebug.loops.replay import ArmResult, ArmRun, Progress, run_arms
 from specdebug.scenario.checks import engine_config
 from specdebug.scenario.grammar import Arm, Expectation, Scenario
 from specdebug.scenario.servers import TargetChoice
-from specdebug.verdict.outcome import EXIT_CODES
+from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_engine_code
 from specdebug.verdict.signatures import stated
 from specdebug.workers.pool import WorkerPool
 
@@ -77,6 +77,10 @@ class ToggleCheck:
         return sum(_as_stated(self.toggle, result) for result in self.reverted)
 
     @property
+    def outcomes(self) -> list[Outcome]:
+        return [result.outcome for result in (*self.applied, *self.reverted)]
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """The deviations, each in one line."""
         noisy, missed = self._deviating
@@ -113,7 +117,7 @@ class ToggleCheck:
         return noisy, [result for result in self.reverted if not _as_stated(self.toggle, result)]
 
     def to_dict(self) -> dict[str, Any]:
-        outcomes = [result.outcome for result in (*self.applied, *self.reverted)]
+        outcomes = self.outcomes
         return {
             "pr": self.toggle.pr,
             "title": self.toggle.title,
@@ -130,6 +134,7 @@ class ToggleCheck:
             "keeps_backend": self.keeps_backend,
             "ties": sum(len(outcome.ties) for outcome in outcomes),
             "stack": next((dict(outcome.stack) for outcome in outcomes if outcome.stack), {}),
+            "not_engine_code": not_engine_code(outcomes),
         }
 
 

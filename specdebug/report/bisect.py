@@ -17,7 +17,8 @@ from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainTrials
 from specdebug.report.live import LiveDisplay
 from specdebug.report.next_steps import after_bisect
-from specdebug.report.words import counted, ended, journal_line, some, times
+from specdebug.report.words import counted, ended, journal_line, replaced, some, times
+from specdebug.trials.journal import not_engine_code
 from specdebug.trials.search import Findings, Standing
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -188,6 +189,7 @@ def findings_text(findings: Findings, subject: Bisection, evidence: Mapping[str,
     lines += _never_together(subject)
     if (command := _reproduce(findings, subject)) is not None:
         lines.append(f"reproduce: {command}")
+    lines += replaced(not_engine_code(evidence))
     lines.append(f"next: {after_bisect(findings, subject)}")
     lines.append(journal_line(subject.journal, findings.reason, standing.resumed, standing.trials))
     return "\n".join(map(shown, lines))
@@ -274,6 +276,7 @@ def bisect_document(
             for culprits, probability in standing.posterior
         ],
         "candidates": [_candidate(one, subject) for one in subject.labels],
+        "not_engine_code": not_engine_code(evidence),
         "reproduce": _reproduce(findings, subject),
         "next": after_bisect(findings, subject),
         "journal": subject.journal,

@@ -13,6 +13,7 @@ from specdebug.diverge.common import Looked
 from specdebug.diverge.run import Divergence
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, Prose, columns, line
+from specdebug.report.words import not_engine_code
 
 AFTER = (*columns("step", "site", "request", key=True), Column("what differs", prose=True))
 
@@ -29,7 +30,8 @@ def render_divergence(scenario: str, answer: Divergence) -> RenderableType:
             for each in answer.after
         ]
         lines.append(Listing(AFTER, rows))
-    return Group(*lines, *map(line, _circumstances(answer)))
+    arms = zip(answer.names, (each.not_engine_code for each in answer.outcomes), strict=False)
+    return Group(*lines, *map(line, (*not_engine_code(arms, short=True), *_circumstances(answer))))
 
 
 def divergence_document(scenario: str, answer: Divergence) -> dict[str, Any]:
@@ -59,7 +61,13 @@ def divergence_document(scenario: str, answer: Divergence) -> dict[str, Any]:
         "rescheduled": answer.rescheduled,
         "looked": answer.looked and _looked(answer.looked),
         "outcomes": [
-            {"verdict": each.verdict, "signature": each.signature, "detail": each.detail} for each in answer.outcomes
+            {
+                "verdict": each.verdict,
+                "signature": each.signature,
+                "detail": each.detail,
+                "not_engine_code": list(each.not_engine_code),
+            }
+            for each in answer.outcomes
         ],
     }
 

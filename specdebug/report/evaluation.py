@@ -17,7 +17,7 @@ from specdebug.evaluation.scoring import choice_odds
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, columns, line
 from specdebug.report.terminal import VERDICT_STYLE
-from specdebug.report.words import counted, ended
+from specdebug.report.words import counted, ended, replaced
 
 RESULTS = (
     Column("", key=True),
@@ -75,7 +75,7 @@ def _facts(result: Evaluated) -> list[str]:
     )
     if result.server_accept_length is not None:
         facts.append(f"the server's own avg_spec_accept_length is {result.server_accept_length:.3f}")
-    return facts
+    return [*facts, *replaced(run.not_engine_code)]
 
 
 def _remarks(result: Evaluated) -> list[str]:
@@ -115,6 +115,7 @@ def evaluation_document(result: Evaluated) -> dict[str, Any]:
         "verdict": result.verdict,
         "signature": outcome.signature,
         "detail": outcome.detail,
+        "not_engine_code": list(outcome.not_engine_code),
         "interrupted": result.interrupted,
         "wall_s": round(result.wall_s, 3),
         "target": str(evaluation.target),

@@ -14,7 +14,7 @@ from specdebug.loops.fault_runs import MatrixStanding
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
 from specdebug.report.tables import Column, Listing, columns, line
-from specdebug.report.words import counted, some
+from specdebug.report.words import counted, replaced, some
 
 COLUMNS = (
     Column("fault", key=True),
@@ -100,6 +100,7 @@ def render_fault_matrix(matrix: FaultMatrix) -> RenderableType:
         line(f"reached, and caught nothing of this: {', '.join(matrix.idle_probes) or 'none'}", "dim"),
         *(line(f"left out ({why}): {_by_worker(cases)}") for why, cases in _left_out(matrix).items()),
         *problems,
+        *(line(each, "dim") for each in replaced(matrix.not_engine_code)),
     )
 
 

@@ -15,11 +15,11 @@ from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainTrials
 from specdebug.report.live import LiveDisplay
 from specdebug.report.next_steps import after_flake
-from specdebug.report.words import ended, journal_line, times
+from specdebug.report.words import ended, journal_line, replaced, times
 from specdebug.stats.claims import Claim, percent
 from specdebug.stats.clean import clean_bound
 from specdebug.stats.intervals import Interval, anytime_interval, clopper_pearson
-from specdebug.trials.journal import ran_key
+from specdebug.trials.journal import not_engine_code, ran_key
 from specdebug.trials.sampling import Sampled, Tally
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -147,6 +147,7 @@ def sampled_text(sampled: Sampled, question: Question, evidence: Mapping[str, st
             lines.append(f"  the first said: {said.splitlines()[-1]}")
     if tally.measured:
         lines.append(f"reproduce: {question.reproduce(seeds[tally.measured[0]].seed)}")
+    lines += replaced(not_engine_code(evidence))
     doubted = bool(unproven(sampled, question, evidence))
     lines.append(f"next: {after_flake(sampled, question, doubted)}")
     lines.append(journal_line(question.journal, sampled.reason, tally.resumed, tally.trials))
@@ -219,6 +220,7 @@ def flake_document(
             }
             for name, count in tally.signatures
         ],
+        "not_engine_code": not_engine_code(evidence),
         "next": after_flake(sampled, question, bool(doubted)),
         "journal": question.journal,
     }

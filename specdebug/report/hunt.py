@@ -18,7 +18,7 @@ from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.report.foreign import shown
 from specdebug.report.next_steps import after_hunt
 from specdebug.report.tables import Column, Listing, columns, line
-from specdebug.report.words import counted
+from specdebug.report.words import NOT_ENGINE_CODE, counted, replaced
 
 FOUND = (*columns("signature", key=True), *columns("scenarios", "first", right=True), Column("what", prose=True))
 SHOWN = 6
@@ -68,6 +68,7 @@ def render_hunt(answer: HuntAnswer) -> RenderableType:
         lines += [line(f"to paste upstream: {answer.issue_of(signature)}") for signature, _ in _ranked(record)]
     else:
         lines.append(line("nothing failed"))
+    lines += [line(each, "dim") for each in replaced(record.not_engine_code)]
     lines.append(line(f"report: {record.folder / 'report.md'}"))
     lines.append(line(f"next: {after_hunt(answer)}"))
     return Group(*lines)
@@ -82,6 +83,7 @@ def hunt_document(answer: HuntAnswer, code: int) -> dict[str, Any]:
         "exit_code": code,
         "interrupted": answer.interrupted,
         "next": after_hunt(answer),
+        "not_engine_code": record.not_engine_code,
         "searched": len(record.judged),
         "verdicts": {name: record.count(name) for name in ("pass", "fail", "unknown", "refused")},
         "findings": [
@@ -114,6 +116,7 @@ def hunt_page(answer: HuntAnswer) -> str:
         "",
         f"    {answer.words}",
         "",
+        *replaced_whole(answer),
     ]
     for signature, ones in _ranked(record):
         lines += _finding(answer, signature, ones)
@@ -126,6 +129,12 @@ def hunt_page(answer: HuntAnswer) -> str:
             lines += [f"- {one.number}: {one.detail}" for one in some[:SHOWN]]
             lines += [f"- and {len(some) - SHOWN} more"] * (len(some) > SHOWN) + [""]
     return "\n".join(lines)
+
+
+def replaced_whole(answer: HuntAnswer) -> list[str]:
+    """All that is not the engine's own code, as a paragraph in Markdown, if anything is not."""
+    parts = answer.record.not_engine_code
+    return [f"What ran {NOT_ENGINE_CODE}: {'; '.join(parts)}.", ""] if parts else []
 
 
 def _finding(answer: HuntAnswer, signature: str, ones: Sequence[Judged]) -> list[str]:

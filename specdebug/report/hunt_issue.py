@@ -10,7 +10,7 @@ from specdebug import __version__
 from specdebug.hunt.draw import ARM
 from specdebug.hunt.evidence import SeenFailure
 from specdebug.installs.release import ENGINES
-from specdebug.report.hunt import HuntAnswer
+from specdebug.report.hunt import HuntAnswer, replaced_whole
 from specdebug.report.local_paths import without_local_paths
 from specdebug.report.words import counted
 
@@ -32,7 +32,7 @@ def issue_page(answer: HuntAnswer, signature: str) -> str:
     ]
     if seen is not None and not again:
         head += [f"Its first scenario did not fail so again in {counted(seen.runs, 'run')}: it depends on chance.", ""]
-    told = "\n".join([*head, *_versions(seen), *_stand_ins(answer, seen), *_repeat(answer, seen, file)])
+    told = "\n".join([*head, *_versions(seen), *replaced_whole(answer), *_repeat(answer, seen, file)])
     parts = [without_local_paths(told), *_scenario(file)]
     if seen is not None and seen.log:
         parts += [without_local_paths(_folded("The end of the server's log", seen.log))]
@@ -56,17 +56,6 @@ def _versions(seen: SeenFailure | None) -> list[str]:
         return ["## Versions", "", f"specdebug {__version__}", ""]
     rows = [f"| {name} | {version} |" for name, version in seen.versions]
     return ["## Versions", "", "| what | version |", "|---|---|", *rows, ""]
-
-
-def _stand_ins(answer: HuntAnswer, seen: SeenFailure | None) -> list[str]:
-    """What is not the engine's own, where it ran without a GPU."""
-    if seen is None or not answer.target.startswith("sglang") or dict(seen.versions).get("device") != "cpu":
-        return []
-    return [
-        "SGLang ran on a CPU: scheduler, workers, pools, caches and metadata are its own; attention, the kernels of",
-        "sgl-kernel and CUDA graphs are torch stand-ins (specdebug's docs/engines.md, *What a verdict rests on*).",
-        "",
-    ]
 
 
 def _repeat(answer: HuntAnswer, seen: SeenFailure | None, file: Path) -> list[str]:

@@ -10,6 +10,8 @@ from rich.text import Text
 from specdebug.loops.latent import LatentCheck
 from specdebug.loops.verify import ToggleCheck
 from specdebug.report.tables import Listing, columns, line
+from specdebug.report.words import replaced
+from specdebug.verdict.outcome import not_engine_code
 
 COLUMNS = (
     *columns("PR", "state", "scenario", key=True),
@@ -52,6 +54,8 @@ def render_matrix(checks: Sequence[ToggleCheck], latent: Sequence[LatentCheck] =
     said += f", {len(untested)} untested" if untested else ""
     said += f", {len(latent)} latent" if latent else ""
     where = sorted({place for check in checks if (place := _place(check))})
+    parts = not_engine_code(outcome for check in checks for outcome in check.outcomes)
+    lines += [line(each, "dim") for each in replaced(parts)]
     return Group(Listing(COLUMNS, rows, bar=True), *lines, line(" ".join([said, *where])))
 
 

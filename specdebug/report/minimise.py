@@ -11,7 +11,7 @@ from specdebug.minimise import Seen, StageResult, Summary
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainLines
 from specdebug.report.next_steps import after_minimise
-from specdebug.report.words import counted, journal_line, times
+from specdebug.report.words import counted, journal_line, replaced, times
 
 NUMBERS = "numbers"
 """The beginning of the titles of stages that make numbers smaller."""
@@ -26,6 +26,7 @@ class Minimisation:
         requests: the number of requests (or conversations) before.
         output: the file that is written.
         confidence: the confidence of what is said to be needed.
+        not_engine_code: what was not the engine's own code in any trial.
     """
 
     what: str
@@ -33,6 +34,7 @@ class Minimisation:
     output: str
     journal: str
     confidence: float
+    not_engine_code: Sequence[str] = ()
 
 
 class MinimiseProgress(PlainLines):
@@ -69,6 +71,7 @@ def summary_text(summary: Summary[Any], subject: Minimisation) -> str:
         lines.append(f"also seen on the way: {', '.join(others)}")
     if summary.seeds:
         lines += [f"written: {subject.output}", f"reproduce: specdebug replay {subject.output}"]
+    lines += replaced(subject.not_engine_code)
     lines.append(f"next: {after_minimise(summary, subject)}")
     lines.append(journal_line(subject.journal, summary.reason, summary.resumed, summary.trials))
     return "\n".join(map(shown, lines))
@@ -135,6 +138,7 @@ def minimise_document(summary: Summary[Any], subject: Minimisation, exit_code: i
         "trials": summary.trials,
         "resumed": summary.resumed,
         "output": subject.output if summary.seeds else None,
+        "not_engine_code": list(subject.not_engine_code),
         "next": after_minimise(summary, subject),
         "journal": subject.journal,
     }

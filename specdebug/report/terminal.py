@@ -47,7 +47,7 @@ def render_replay(replay: Replay) -> RenderableType:
     return Group(
         results_table(replay.scenario.name, replay.results),
         *(line(each, "dim") for each in stack_text(replay.results).splitlines()),
-        *(line(each, "dim") for each in not_engine_lines(replay.results)),
+        *(line(each, "dim") for each in not_engine_lines(replay.results, short=True)),
         *(evidence(result) for result in replay.results if wants_evidence(result)),
         *(line(each) for each in lines_of(replay.results)),
         *(line(f"{arm.arm}: {arm.text}", "yellow") for arm in replay.left_out),
@@ -158,9 +158,9 @@ def stack_text(results: Sequence[ArmResult]) -> str:
     return "\n".join(f"{', '.join(arms)}: on {phrase}" for phrase, arms in phrases.items())
 
 
-def not_engine_lines(results: Sequence[ArmResult]) -> list[str]:
+def not_engine_lines(results: Sequence[ArmResult], *, short: bool = False) -> list[str]:
     """A line on what was not the engine's own code for all arms that share it."""
-    return not_engine_code((result.run.arm, result.outcome.not_engine_code) for result in results)
+    return not_engine_code(((result.run.arm, result.outcome.not_engine_code) for result in results), short=short)
 
 
 def closing_line(replay: Replay) -> str:
@@ -181,7 +181,8 @@ def render_comparison(scenario: str, comparison: Comparison) -> RenderableType:
     measures = Listing([Column("", key=True), *columns(*comparison.names)], rows, scenario)
     named = zip(comparison.names, comparison.against, strict=False)
     against = [line(f"{name}: {told}") for name, one in named if one is not None for told in one.lines]
-    parts = not_engine_code(zip(comparison.names, (left.not_engine_code, right.not_engine_code), strict=True))
+    both = zip(comparison.names, (left.not_engine_code, right.not_engine_code), strict=True)
+    parts = not_engine_code(both, short=True)
     told = (line(each, "dim") for each in parts)
     return Group(measures, Text(), _request_table(comparison), *against, *told, line(comparison_line(comparison)))
 

@@ -29,12 +29,26 @@ def some(names: Sequence[str], most: int) -> str:
 NOT_ENGINE_CODE = "in place of the engine's own GPU code"
 
 
-def not_engine_code(arms: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """A line on what is not the engine's own code (``Outcome.not_engine_code``) for all arms that share it."""
+def replaced(parts: Sequence[str]) -> list[str]:
+    """A short line on what is not the engine's own code (``Outcome.not_engine_code``), if anything is not: what is told
+    in words by its name, the stand-ins by their number."""
+    told = [name for name, colon, _ in (part.partition(": ") for part in parts) if colon]
+    if len(parts) > len(told):
+        told.append(counted(len(parts) - len(told), "stand-in"))
+    return [f"{NOT_ENGINE_CODE}: {'; '.join(told)} (see --json)"] if parts else []
+
+
+def not_engine_code(arms: Iterable[tuple[str, Sequence[str]]], *, short: bool = False) -> list[str]:
+    """A line on what is not the engine's own code for all arms that share it: all of it, or as :func:`replaced` has
+    it."""
     sharing: dict[tuple[str, ...], list[str]] = {}
     for arm, parts in arms:
         sharing.setdefault(tuple(parts), []).append(arm)
-    return [f"{', '.join(names)}: {NOT_ENGINE_CODE}: {'; '.join(parts)}" for parts, names in sharing.items() if parts]
+    return [
+        f"{', '.join(names)}: {told}"
+        for parts, names in sharing.items()
+        for told in (replaced(parts) if short else [f"{NOT_ENGINE_CODE}: {'; '.join(parts)}"] if parts else [])
+    ]
 
 
 def journal_line(path: str, reason: str, resumed: int, trials: int) -> str:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,8 @@ CREATE TABLE trials (
 CREATE TABLE evidence (signature TEXT PRIMARY KEY, number INTEGER NOT NULL, detail TEXT NOT NULL);
 """
 
+_REPLACED = "replaced: "
+"""In front of what was not the engine's own code, as a key of the evidence; no signature is like it."""
 _ELSEWHERE = "name another with --journal"
 
 _COLUMNS = "number, reverted, seed, outcome, signature, seconds, besides, digest"
@@ -83,7 +85,8 @@ class Journal:
     Attributes:
         trials: every finished trial by its number; a result's ``detail`` is not kept with each.
         evidence: of every signature, the detail of the first trial that had it; that of untestable trials under ``""``;
-            and under ``ran_key`` of a fix, that of the first in which its reverted lines ran.
+            and under ``ran_key`` of a fix, that of the first in which its reverted lines ran. What was not the engine's
+            own code is kept likewise (see :func:`not_engine_code`).
 
     Raises JournalError when it belongs to another search, is in use, is damaged, or cannot be written.
     """
@@ -128,6 +131,7 @@ class Journal:
         written; the journal is then as it was before."""
         key = "" if result.outcome == "untestable" else result.signature
         keys = [*([] if key is None else [key]), *map(ran_key, sorted(result.ran))]
+        keys += [_REPLACED + part for part in result.not_engine_code]
         new = [each for each in keys if each not in self.evidence]
         row: tuple[object, ...] = (trial.number, json.dumps(sorted(trial.reverted)), trial.seed)
         besides = None if result.besides is None else json.dumps(result.besides)
@@ -220,7 +224,7 @@ class Journal:
             check = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
             if check != "ok":
                 raise self._damaged(one_line(str(check)))
-            details = self._database.execute("SELECT signature, detail FROM evidence").fetchall()
+            details = self._database.execute("SELECT signature, detail FROM evidence ORDER BY rowid").fetchall()
             for row in self._database.execute(f"SELECT {_COLUMNS} FROM trials ORDER BY number"):
                 read = _trial_of(row)
                 if read is None:  # sqlite sees a broken page, neither a changed digit nor another type
@@ -256,6 +260,11 @@ class Journal:
 def ran_key(fix: str) -> str:
     """Return the key of the evidence that reverted lines of a fix ran; no signature is like it."""
     return f"ran: {fix}"
+
+
+def not_engine_code(evidence: Iterable[str]) -> list[str]:
+    """Return what was not the engine's own code in any trial, of a journal's evidence."""
+    return [key.removeprefix(_REPLACED) for key in evidence if key.startswith(_REPLACED)]
 
 
 def _earlier(path: Path, other: Kept, state: State, *, adopted: bool = False, back: bool = False) -> Earlier:

@@ -29,6 +29,7 @@ class TrialResult:
         detail: evidence for a reader, such as the end of the output; may be empty.
         besides: signatures of what else failed in a run that went on to its end; None when it did not, or nobody knows.
         ran: the reverted fixes of which some line is known to have run.
+        not_engine_code: what was not the engine's own code, as in an ``Outcome``.
     """
 
     outcome: Outcome
@@ -37,6 +38,7 @@ class TrialResult:
     detail: str = ""
     besides: tuple[str, ...] | None = None
     ran: frozenset[str] = frozenset()
+    not_engine_code: tuple[str, ...] = ()
 
 
 def trial_seed(seed: int, number: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.loops.warm import ArmAtFault, WarmPool
@@ -50,7 +51,8 @@ class WarmSource(ABC):
             trial = self._trials.pop(fault.run.key)
             return trial, self.at_fault(trial, fault)
         trial = self._trials.pop(ended.run.key)
-        return trial, self.result_of(trial, ended)
+        result = self.result_of(trial, ended)
+        return trial, replace(result, not_engine_code=ended.outcome.not_engine_code)
 
     def close(self) -> None:
         self._pool.close()

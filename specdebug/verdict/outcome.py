@@ -260,6 +260,11 @@ class Outcome:
         return cls(**_tuples({**later, **fields}, "reasons", "notes", *later))
 
 
+def not_engine_code(outcomes: Iterable[Outcome]) -> list[str]:
+    """What of several runs was not the engine's own code, each part once."""
+    return list(dict.fromkeys(part for outcome in outcomes for part in outcome.not_engine_code))
+
+
 def not_run(failure: MachineFailure, target: str) -> Outcome:
     """The outcome of an arm that was not started on its target, because of what had failed of the machine."""
     reason = f"not run: {TOLD[failure.cause]}"

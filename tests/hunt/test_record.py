@@ -10,7 +10,9 @@ import pytest
 
 from specdebug.hunt.record import RECORD, HuntRecord, Judged
 from specdebug.records.record import RecordError
+from specdebug.report.hunt import HuntAnswer, hunt_document, hunt_page, render_hunt
 from tests.records.disks import full
+from tests.run.fakes import text_of
 
 ABOUT = {"target": "embedded", "seed": 0, "reverts": []}
 
@@ -33,6 +35,20 @@ def test_what_was_judged_is_there_again(tmp_path: Path) -> None:
         assert again.judged == {one.number: one for one in ones}
         assert [one.number for one in again.findings["a@b"]] == [1, 2]
         assert (again.count("fail"), again.count("unknown")) == (2, 0)
+
+
+def test_what_is_not_the_engine_s_own_code_is_written_once_and_told_of_all(tmp_path: Path) -> None:
+    with record(tmp_path) as first:
+        first.add(Judged(0, "pass", not_engine_code=("graphs: none", "a.kernel")))
+        first.add(Judged(1, "pass", not_engine_code=("a.kernel", "b.other")))
+    assert (tmp_path / RECORD).read_text().count("a.kernel") == 1
+    with record(tmp_path) as again:
+        answer = HuntAnswer(again, "sglang", 0, "specdebug hunt", {}, {})
+        whole = ["graphs: none", "a.kernel", "b.other"]
+        assert again.not_engine_code == hunt_document(answer, 0)["not_engine_code"] == whole
+        short = "in place of the engine's own GPU code: graphs; 2 stand-ins (see --json)"
+        assert short in text_of(render_hunt(answer))
+        assert "graphs: none; a.kernel; b.other." in hunt_page(answer)
 
 
 @pytest.mark.parametrize("cut", [1, 9])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specdebug.diverge.align import Difference
 from specdebug.diverge.common import Looked
 from specdebug.diverge.judge import Rounding
@@ -10,6 +12,7 @@ from specdebug.diverge.stream import Descriptor, Share
 from specdebug.diverge.values import ValueDifference
 from specdebug.report.diverge import divergence_document, render_divergence
 from specdebug.report.terminal import console
+from specdebug.verdict.outcome import Outcome
 
 LOGITS = Descriptor("verify.logits", "float32", (0,), (6,))
 LEFT, RIGHT = (Share(step, 0, 1, LOGITS, "a", 0, digest) for step, digest in ((3, 1), (4, 2)))
@@ -103,3 +106,11 @@ def test_as_data() -> None:
         "text": "",
     }
     assert (document["exit_code"], document["diverged"], document["values"]) == (1, True, None)
+
+
+def test_what_is_not_the_engine_s_own_code_is_told_of_each_arm() -> None:
+    there = Outcome("pass", None, None, "", None, not_engine_code=("graphs: called again", "a.kernel"))
+    answer = Divergence(("x", "y"), steps=(9, 9), outcomes=(replace(there, not_engine_code=()), there))
+    assert "y: in place of the engine's own GPU code: graphs; 1 stand-in (see --json)" in text(answer)
+    told = divergence_document("two", answer)["outcomes"]
+    assert [each["not_engine_code"] for each in told] == [[], list(there.not_engine_code)]

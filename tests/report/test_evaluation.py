@@ -63,6 +63,14 @@ def test_a_failure_ends_in_its_signature_and_its_words_are_escaped() -> None:
     assert evaluation_document(told)["exit_code"] == 1
 
 
+def test_what_is_not_the_engine_s_own_code_is_told() -> None:
+    told = replace(result(answer(0, 0)), outcome=replace(PASSED, not_engine_code=("graphs: none", "a.kernel")))
+    assert "engine's own GPU code: graphs; 1 stand-in (see --json)" in " ".join(
+        text_of(render_evaluation(told)).split()
+    )
+    assert evaluation_document(told)["not_engine_code"] == ["graphs: none", "a.kernel"]
+
+
 def test_documents_are_strict_json() -> None:
     told = result(answer(0, 0, top=[(-0.5, " A")]), by="logprob")
     json.dumps(evaluation_document(told), allow_nan=False)

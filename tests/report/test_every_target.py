@@ -43,6 +43,11 @@ STAND_INS = {
     "vllm": ("GPU kernels, CUDA graphs and streams",),
 }
 """By target, of what is not the engine's own code on a CPU."""
+SHORT = {
+    "sglang": "code: CUDA graphs; CUDA streams and events; 37 stand-ins (see --json)",
+    "vllm": "code: GPU kernels, CUDA graphs and streams (see --json)",
+}
+"""The same on a terminal."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +151,11 @@ def test_the_terminal_and_github(target: tuple[str, Ran]) -> None:
     name, made = target
     assert replay_annotations(made.replay, {}) == []
     assert len(comparison_annotations(made.replay, made.comparison, {})) == made.comparison.exit_code
+    for text in (text_of(render_replay(made.replay)), text_of(render_comparison("small", made.comparison))):
+        assert all(arm in text for arm in ARMS)
+        assert SHORT.get(name, "") in " ".join(text.split())
+        assert "decode_attention_fwd" not in text
     for text in (
-        text_of(render_replay(made.replay)),
-        text_of(render_comparison("small", made.comparison)),
         html.unescape(replay_summary(made.replay)),
         html.unescape(comparison_summary(made.replay, made.comparison)),
     ):

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.report.words import journal_line, times
+from specdebug.report.words import journal_line, replaced, times
 
 
 def test_times() -> None:
     assert [times(count) for count in (0, 1, 2)] == ["0 times", "once", "2 times"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ((), []),
+        (("a.b",), ["1 stand-in"]),
+        (("graphs: by Python", "a.b", "empty modules: c, d", "e"), ["graphs; empty modules; 2 stand-ins"]),
+    ],
+)
+def test_what_is_not_the_engine_s_own_code_in_short(parts: tuple[str, ...], told: list[str]) -> None:
+    assert replaced(parts) == [f"in place of the engine's own GPU code: {each} (see --json)" for each in told]
 
 
 @pytest.mark.parametrize(

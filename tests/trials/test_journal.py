@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdebug.trials.journal import Journal, JournalError, _digest
+from specdebug.trials.journal import Journal, JournalError, _digest, not_engine_code
 from specdebug.trials.trial import Trial, TrialResult
 
 BESIDES = st.none() | st.lists(st.text()).map(tuple)
@@ -59,6 +59,16 @@ def test_evidence_is_kept_of_the_first_of_its_kind(tmp_path: Path) -> None:
         journal.record(trial(3), TrialResult("pass", None, 0.5, "dull"))
     with Journal(tmp_path / "j", "id", "about") as again:
         assert again.evidence == {"exit:1": "boo", "": "no build"}
+
+
+def test_what_was_not_the_engine_s_own_code_is_kept_once_and_in_order(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j", "id", "about") as journal:
+        journal.record(trial(0), dataclasses.replace(FAILED, not_engine_code=("z.graphs", "a.kernel")))
+        journal.record(trial(1), dataclasses.replace(FAILED, not_engine_code=("a.kernel", "b.other")))
+        assert not_engine_code(journal.evidence) == ["z.graphs", "a.kernel", "b.other"]
+    with Journal(tmp_path / "j", "id", "about") as again:
+        assert not_engine_code(again.evidence) == ["z.graphs", "a.kernel", "b.other"]
+        assert again.evidence["exit:1"] == "boo"
 
 
 def test_another_search_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from specdebug.report.bisect import Bisection, bisect_document, rate_text, switched_text, verdict_line
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.posterior import LINES, History, history, posterior_bars, posterior_plot
+from specdebug.report.words import NOT_ENGINE_CODE
+from specdebug.trials.journal import not_engine_code
 from specdebug.trials.search import Chooser, Findings
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -45,6 +47,7 @@ def bisect_page(
             "time in trials": f"{sum(result.seconds for _, result in counted):.1f} s",
             "exit code": str(exit_code),
             "journal": subject.journal,
+            NOT_ENGINE_CODE: "; ".join(not_engine_code(evidence)),
         },
         command=command,
     )

@@ -7,17 +7,24 @@ from collections.abc import Sequence
 from specdebug.report.detection import DetectionMatrix
 from specdebug.report.html.heatmap import heat_map
 from specdebug.report.html.page import Chip, Head, render
-from specdebug.report.words import counted
+from specdebug.report.words import NOT_ENGINE_CODE, counted
 
 
 def faults_page(
-    matrix: DetectionMatrix, exit_code: int, wall_s: float, command: str, problems: Sequence[str] = (), missing: int = 0
+    matrix: DetectionMatrix,
+    exit_code: int,
+    wall_s: float,
+    command: str,
+    problems: Sequence[str] = (),
+    missing: int = 0,
+    not_engine_code: Sequence[str] = (),
 ) -> str:
     """The page. ``command``: the command line.
 
     Args:
         problems: misses, false alarms and faults that were never injected, a line each.
         missing: runs that were planned and not made.
+        not_engine_code: what was not the engine's own code in any run.
     """
     effective = sum(matrix.effective(name) for name in matrix.classes)
     caught = sum(matrix.caught(name) for name in matrix.classes)
@@ -42,6 +49,7 @@ def faults_page(
             "without effect": str(len(matrix.rows) - effective),
             "duration": f"{wall_s:.1f} s",
             "exit code": str(exit_code),
+            NOT_ENGINE_CODE: "; ".join(not_engine_code),
         },
         command=command,
     )

@@ -8,7 +8,9 @@ from fnmatch import fnmatchcase
 from specdebug.report.flake import Question, decision, flake_document, rate_text, unproven, verdict_line
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.rate import rate_plot
+from specdebug.report.words import NOT_ENGINE_CODE
 from specdebug.stats.claims import Apart, Below, Claim, percent
+from specdebug.trials.journal import not_engine_code
 from specdebug.trials.sampling import Sampled
 from specdebug.trials.trial import Trial, TrialResult
 
@@ -42,6 +44,7 @@ def flake_page(
             "time in trials": f"{sum(result.seconds for _, result in counted):.1f} s",
             "exit code": str(exit_code),
             "journal": question.journal,
+            NOT_ENGINE_CODE: "; ".join(not_engine_code(evidence)),
         },
         command=command,
     )

@@ -1,0 +1,77 @@
+"""What of a run is not the engine's own code stands in the report of every search and matrix over such runs."""
+
+from __future__ import annotations
+
+import html
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from specdebug.cli.main import run
+from specdebug.faults.catalogue import CLASSES
+from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
+from specdebug.loops.replay import ArmResult
+from specdebug.loops.verify import ToggleCheck, plan_matrix
+from specdebug.report.detection import DetectionMatrix
+from specdebug.report.fault_matrix import render_fault_matrix
+from specdebug.report.html.faults import faults_page
+from specdebug.report.matrix import render_matrix
+from specdebug.scenario.library import Library
+from specdebug.verdict.outcome import Outcome
+from tests.run.fakes import text_of
+from tests.targets.launch.starting import words
+
+PARTS = ["graphs: called again", "a.kernel", "b.kernel"]
+SHORT = "in place of the engine's own GPU code: graphs; 2 stand-ins (see --json)"
+SCENARIO = """
+name: searched
+target: {{launch: {command}, request_timeout_s: 30}}
+probes: []
+workload:
+  - {{id: a, requests: 2, prompt: {{token_ids: [5, 6]}}, max_new_tokens: 6}}
+oracles: {{lossless: false, sampling: false}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", ["flake", "minimise", "bisect"])
+def test_searches_tell_it_once_and_again_from_their_journal(
+    search: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = f"specdebug inside: {json.dumps({'pid': 1, 'not_engine_code': PARTS})}"
+    file = tmp_path / "searched.yaml"
+    file.write_text(SCENARIO.format(command=json.dumps(shlex.join(words("--say", said)))))
+    command = [search, str(file), "--max-trials", "2"]
+    if search == "minimise":
+        command += ["-o", "small.yaml"]
+    code = run([*command, "--json"])
+    assert json.loads(capsys.readouterr().out)["not_engine_code"] == PARTS
+    if search != "minimise":
+        command += ["--html", "page.html"]
+    assert run(command) == code
+    assert capsys.readouterr().out.count(SHORT) == 1
+    if search != "minimise":
+        assert "; ".join(PARTS) in html.unescape(Path("page.html").read_text())
+
+
+def test_the_detection_matrix_tells_it() -> None:
+    outcomes = [Outcome("pass", None, None, "", None, not_engine_code=tuple(parts)) for parts in (PARTS[:2], PARTS[1:])]
+    rows = CaseCheck(Case(next(iter(CLASSES.values()))), (FaultRun(0, outcomes[1], "row"),))
+    matrix = FaultMatrix((rows,), (FaultRun(0, outcomes[0]),))
+    plain = matrix.to_dict()
+    assert plain["not_engine_code"] == PARTS
+    assert SHORT in text_of(render_fault_matrix(matrix))
+    page = faults_page(DetectionMatrix.from_dict(plain), 0, 1.0, "", not_engine_code=matrix.not_engine_code)
+    assert "; ".join(PARTS) in html.unescape(page)
+
+
+def test_the_matrix_of_fixes_tells_it() -> None:
+    library = Library()
+    toggle, (run_, *_) = plan_matrix(library, library.toggles([27338]), 1)[0]
+    ended = ArmResult(run_, Outcome("pass", None, None, "", None, not_engine_code=tuple(PARTS)))
+    check = ToggleCheck(toggle, (ended,), (ended,))
+    assert check.to_dict()["not_engine_code"] == PARTS
+    assert SHORT in text_of(render_matrix([check]))

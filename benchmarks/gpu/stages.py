@@ -32,7 +32,7 @@ BASE = (
 """Packages that specdebug itself imports, on a GPU."""
 TESTS = (*BASE, "pytest", "xdist", "hypothesis", "transformers")
 """Packages that the tests of a GPU need, those of specdebug included; tests that need others skip themselves."""
-SERVERS = ("fastapi", "starlette", "uvicorn", "httpx", "prometheus_client")
+SERVERS = ("fastapi", "starlette", "uvicorn", "httpx", "prometheus_client", "h11")
 """Packages that other tests need to be collected."""
 AGAINST = (*BASE, "transformers")
 
@@ -76,7 +76,7 @@ def stages(out: Path, jobs: int, *, bounds: bool = True) -> list[Stage]:
     bounds: a figure that misses its bound fails the stage that measured it.
     """
     free = () if bounds else ("--no-bounds",)
-    decode = (PYTHON, str(HERE / "decode.py"), str(out), "--rounds", "12", *free)
+    decode = (PYTHON, str(HERE / "decode.py"), str(out), "--rounds", "8", *free)
     arms = (PYTHON, str(HERE / "scenarios.py"), str(out), "--device", "cuda", "--jobs", str(jobs))
     each_plan = [word for plan in PLANS for word in ("--backend", plan)]
     replay = (*SPECDEBUG, "replay", "topk_kv_indices", "--device", "cuda")
@@ -95,9 +95,9 @@ def stages(out: Path, jobs: int, *, bounds: bool = True) -> list[Stage]:
         Stage("determinism-100", _determinism(100, jobs, "topk_page_table"), 240, 140, workers=jobs, long=True),
         *[_seeds(out, plan, part, jobs) for plan in PLANS for part in range(len(PARTS))],
         Stage("probes", (PYTHON, str(HERE / "probes.py"), str(out), *free), 120, 20, timed=True),
-        Stage("decode", decode, 240, 85, AGAINST, timed=True),
-        Stage("workers", (PYTHON, str(HERE / "workers.py"), str(out), *free), 120, 35, timed=True),
-        Stage("latent", (PYTHON, str(HERE / "latent.py"), str(out), *free), 120, 55, timed=True),
+        Stage("decode", decode, 240, 80, AGAINST, timed=True),
+        Stage("workers", (PYTHON, str(HERE / "workers.py"), str(out), "--rounds", "8", *free), 120, 30, timed=True),
+        Stage("latent", (PYTHON, str(HERE / "latent.py"), str(out), "--mlp", "experts", *free), 120, 45, timed=True),
     ]
 
 

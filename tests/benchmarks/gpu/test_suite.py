@@ -197,7 +197,7 @@ def test_what_specdebug_depends_on_is_looked_for() -> None:
     """But for google-re2, without which logs are read all the same, and for what servers and their clients need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {text.split(">")[0].split("<")[0] for text in project["dependencies"]}
-    spared = {"google-re2", "fastapi", "uvicorn", "httpx", "prometheus_client"}
+    spared = {"google-re2", "fastapi", "uvicorn", "httpx", "prometheus_client", "h11"}
     assert wanted - spared <= {suite.DISTRIBUTIONS.get(name, name) for name in stages.BASE}
 
 

@@ -171,7 +171,8 @@ def result_with(judged: Judged) -> TrialResult:
 def judged_in(result: TrialResult) -> Judged:
     """Inverse of :func:`result_with`."""
     assert result.besides is not None
-    return Judged(**json.loads(result.besides[0]))
+    plain = json.loads(result.besides[0])
+    return Judged(**{**plain, "not_engine_code": tuple(plain["not_engine_code"])})
 
 
 def _judged(number: int, result: ArmResult) -> Judged:

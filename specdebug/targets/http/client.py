@@ -26,7 +26,7 @@ class Silent(Exception):
 
 
 class Declined(Exception):
-    """An answer with an error's status, or an event that tells of one."""
+    """An answer with the status of an error or a redirect, or an event that tells of one."""
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -115,7 +115,7 @@ class ServerClient:
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a streamed answer, checked, to its end."""
         async with self._answering(self._http, "POST", path, body) as answer:
-            if answer.status_code >= 400:
+            if answer.status_code >= 300:
                 _raise_for(await _whole(path, answer))
             done = False
             async for line in _lines(path, answer):  # to its end: only then is the connection free for another
@@ -181,8 +181,8 @@ def _object(path: str, content: bytes, check: Check) -> dict[str, Any]:
 
 
 def _raise_for(answer: HttpReply) -> None:
-    """Raise Declined for a status that says so."""
-    if answer.status_code < 400:
+    """Raise Declined for a status that says so. A redirect does: the key is of the server that was named."""
+    if answer.status_code < 300:
         return
     try:
         found = json.loads(answer.content)

@@ -211,9 +211,16 @@ class ServerProcess:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Takes a redirect as an answer: followed, it would get the headers, and a key among them."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
 def answers(url: str, headers: Sequence[tuple[str, str]] = (), timeout_s: float = 5.0) -> bool:
-    """Return True if a URL answers 200."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    """Return True if a URL itself answers 200. No redirect is followed."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
     try:
         with opener.open(urllib.request.Request(url, headers=dict(headers)), timeout=timeout_s) as answer:
             return bool(answer.status == 200)

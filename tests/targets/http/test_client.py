@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from specdebug.targets.http.client import ServerClient
+import pytest
+
+from specdebug.targets.http.client import Declined, ServerClient
+from tests.targets.http.redirecting import redirecting
 
 ANSWER = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n{"meta_info":{}}'
 
@@ -38,3 +41,24 @@ def test_no_connection_is_used_again_since_nobody_would_hear_the_server_close_it
 
     asyncio.run(ask())
     assert connections == 4
+
+
+def test_no_redirect_is_followed_for_the_key_is_of_the_server_that_was_named() -> None:
+    async def ask(url: str) -> None:
+        client = ServerClient(url, key="secret")
+        try:
+            assert (await client.ask("GET", "/health")).status_code == 307
+            with pytest.raises(Declined) as got:
+                await client.get_json("/server_info", {})
+            assert got.value.status == 307
+            with pytest.raises(Declined):
+                await client.post("/generate", {})
+            with pytest.raises(Declined):
+                await anext(client.stream("/generate", {}))
+        finally:
+            await client.close()
+
+    with redirecting() as (url, asked, elsewhere):
+        asyncio.run(ask(url))
+    assert asked == ["Bearer secret"] * 4
+    assert elsewhere == []

@@ -17,6 +17,7 @@ from specdebug.targets.launch.command import SCRATCH, StartCommand
 from specdebug.targets.launch.log import LogRoom, ServerLog
 from specdebug.targets.launch.process import NeverReady, ServerProcess, StartFailed, answers
 from specdebug.targets.serving import NoServer
+from tests.targets.http.redirecting import redirecting
 from tests.targets.launch.starting import command, lives
 
 PATIENCE_S = 60.0
@@ -44,6 +45,12 @@ def test_it_is_ready_once_it_answers_and_its_log_is_kept(started: list[ServerPro
     assert said[-1] == ""
     assert "loading weights" in Path(server.log_path).read_text()
     assert Path(server.log_path).parent == tmp_path / "logs"
+
+
+def test_a_redirect_is_no_answer_and_gets_no_key() -> None:
+    with redirecting() as (url, asked, elsewhere):
+        assert not answers(url + "/health", (("Authorization", "Bearer secret"),))
+    assert (asked, elsewhere) == (["Bearer secret"], [])
 
 
 def test_its_whole_group_is_ended(started: list[ServerProcess], tmp_path: Path) -> None:

@@ -54,9 +54,10 @@ def _of_target(target: TargetChoice) -> Iterator[str]:
         if target not in TARGETS:
             yield f"the target {_said(target)}, which another package adds"
         return
-    plain = LaunchedServer(command=SERVE).to_dict()
+    plain = LaunchedServer(command=SERVE) if isinstance(target, LaunchedServer) else type(target)()
+    unsaid = plain.to_dict()
     for key, value in target.to_dict().items():
-        if key not in HARMLESS and plain.get(key) != value:
+        if key not in HARMLESS and value != unsaid.get(key):
             yield f"target.{key}: {_said(value)}"
 
 

@@ -65,6 +65,22 @@ def test_every_key_of_every_target_is_asked_for(server: type, name: str, where: 
 
 
 @pytest.mark.parametrize("where", ["scenario", "arm"])
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ({"engine": "sglang==0.5.13"}, ["engine: sglang==0.5.13"]),
+        ({"engine": "sglang==0.5.13", "mends": True, "arguments": []}, ["engine: sglang==0.5.13"]),
+        ({"engine": "sglang==0.5.13", "mends": False}, ["mends: False", "engine: sglang==0.5.13"]),
+        ({"http": "http://their.host", "api_key": "A"}, ["api_key: A", "http: http://their.host"]),
+        ({"launch": "their {port}"}, ["launch: their {port}"]),
+        ({"launch": "serve", "ready": "/health", "log": "/x"}, ["log: /x"]),
+    ],
+)
+def test_what_the_stranger_did_not_ask_for_is_not_listed(target: dict[str, Any], named: list[str], where: str) -> None:
+    assert sorted(asked(where, target=target)) == sorted(f"target.{each}" for each in named)
+
+
+@pytest.mark.parametrize("where", ["scenario", "arm"])
 @pytest.mark.parametrize("target", ["http://their.host", "sglang==0.5.13", "vllm", "their-target"])
 def test_a_target_by_name_is_asked_for_unless_it_is_ours(target: str, where: str) -> None:
     assert asked(where, target=target)

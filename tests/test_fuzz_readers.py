@@ -18,6 +18,9 @@ What opens a user's file, and the kinds that are fuzzed through it (*and by comm
 ``loops.baseline``                  accept lengths: the baseline of ``replay --baseline``; and by command
 ``hunt.record``, ``.evidence``      record of a hunt, evidence of a hunt
 ``installs.store``                  record of an environment
+``evaluation.declared``             evaluation
+``evaluation.questions``            questions, questions of MMLU
+``targets.http``                    answer of a server, streamed answer of a server, words of a server
 ``loops.last_failed``               last failed: the baseline of ``replay --last-failed``
 ``logs.scan``                       log; and by command
 ``drift.members``, ``.identity``,   wheel, sdist, sdist's compression, project, version, module and registry of

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import httpx
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from specdebug import configuration
@@ -42,6 +43,8 @@ from specdebug.drift.check import check
 from specdebug.engine.model.checkpoint import Checkpoint, read_json_object
 from specdebug.engine.model.config import Eagle3Options, LlamaConfig
 from specdebug.errors import SpecDebugError, one_line
+from specdebug.evaluation.declared import read_evaluation
+from specdebug.evaluation.questions import read_questions
 from specdebug.hunt.evidence import SeenFailure
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.installs.release import Release
@@ -117,7 +120,7 @@ def _shipped(name: str) -> bytes:
 
 @_kind("scenario", 2500, "s.yaml")
 def _(folder: Path) -> Subject:
-    return Subject(_shipped("tests/cli/mini.yaml"), load_scenario)
+    return Subject(_shipped("tests/cli/mini.yaml"), load_scenario, values=yaml.safe_load)
 
 
 @_kind("scenario, by command", 300, "s.yaml")
@@ -127,7 +130,7 @@ def _(folder: Path) -> Subject:
 
 @_kind("toggle", 2500, "25015.yaml")
 def _(folder: Path) -> Subject:
-    return Subject(_shipped("toggles/25015.yaml"), load_toggle)
+    return Subject(_shipped("toggles/25015.yaml"), load_toggle, values=yaml.safe_load)
 
 
 @_kind("toggle, by command", 200, "toggles/990015.yaml")
@@ -138,13 +141,35 @@ def _(folder: Path) -> Subject:
 
 @_kind("pack", 2500, "default.yaml")
 def _(folder: Path) -> Subject:
-    return Subject(_shipped("probes/default.yaml"), load_pack)
+    return Subject(_shipped("probes/default.yaml"), load_pack, values=yaml.safe_load)
 
 
 @_kind("pack, by command", 60, "probes/own.yaml")
 def _(folder: Path) -> Subject:
     good = _shipped("probes/default.yaml").replace(b"name: default", b"name: own")
     return Subject(good, lambda path: command("probes", "list", "--content", str(path.parents[1])))
+
+
+@_kind("evaluation", 1000, "e.yaml")
+def _(folder: Path) -> Subject:
+    return Subject(
+        _shipped("specdebug/_assets/evaluations/code.yaml"),
+        lambda path: read_evaluation(str(path)),
+        values=yaml.safe_load,
+    )
+
+
+ASKED = b'{"question": "1 + 1?", "choices": ["1", "2", "3"], "answer": "B", "subject": "sums"}\n'
+
+
+@_kind("questions", 1000, "q.jsonl")
+def _(folder: Path) -> Subject:
+    return Subject(ASKED * 3, read_questions, values=json.loads)
+
+
+@_kind("questions of MMLU", 600, "sums_test.csv")
+def _(folder: Path) -> Subject:
+    return Subject(b'1 + 1?,1,2,3,4,B\n"two\n+ 2",1,2,3,4,D\n' * 3, read_questions)
 
 
 OPTIONS = b'device = "cpu"\ndtype = "float32"\npage-size = 16\njobs = 2\ntimeout = 90\nconfidence = "99%"\n'
@@ -180,13 +205,13 @@ def _(folder: Path) -> Subject:
         Eagle3Options.from_dict(data, str(path))
         LlamaConfig.from_dict(data, str(path))
 
-    return Subject((CHECKPOINTS / "tiny/config.json").read_bytes(), read, values=True)
+    return Subject((CHECKPOINTS / "tiny/config.json").read_bytes(), read, values=json.loads)
 
 
 @_kind("config, by the reference", 2000, "config.json")
 def _(folder: Path) -> Subject:
     return Subject(
-        (CHECKPOINTS / "tiny-eagle3/config.json").read_bytes(), lambda path: read_config(path.parent), values=True
+        (CHECKPOINTS / "tiny-eagle3/config.json").read_bytes(), lambda path: read_config(path.parent), values=json.loads
     )
 
 
@@ -225,7 +250,7 @@ def _(folder: Path) -> Subject:
     for name, tensor in _tensors().items():
         save_file({name: tensor}, folder / "c" / f"{name}.safetensors")
     good = {"metadata": {"total_size": 48}, "weight_map": {name: f"{name}.safetensors" for name in _tensors()}}
-    return Subject(json.dumps(good, indent=1).encode(), _weights, values=True)
+    return Subject(json.dumps(good, indent=1).encode(), _weights, values=json.loads)
 
 
 TEXT = """\
@@ -283,7 +308,7 @@ def _(folder: Path) -> Subject:
         for left in folder.glob("j*"):
             left.unlink()
 
-    return Subject(json.dumps(STATE).encode(), read, values=True)
+    return Subject(json.dumps(STATE).encode(), read, values=json.loads)
 
 
 @_kind("journal, by command", 100, "j")
@@ -346,14 +371,16 @@ def _(folder: Path) -> Subject:
         record.add(Judged(0, "pass", wall_s=0.5, requests=3, tokens=40))
         record.add(Judged(1, "fail", "nan@x", "words", 0.5, 3, 40))
     return Subject(
-        (folder / "good/hunt.jsonl").read_bytes(), lambda path: HuntRecord(path.parent, HUNTED).close(), values=True
+        (folder / "good/hunt.jsonl").read_bytes(),
+        lambda path: HuntRecord(path.parent, HUNTED).close(),
+        values=json.loads,
     )
 
 
 @_kind("evidence of a hunt", 600, "e.json")
 def _(folder: Path) -> Subject:
     seen = SeenFailure("a.yaml", "nan@x", 3, "a.specdebug", "drawn", (("nan@x", 3, "words"),), "", (("torch", "2"),))
-    return Subject(json.dumps(asdict(seen), indent=1).encode(), SeenFailure.read, values=True)
+    return Subject(json.dumps(asdict(seen), indent=1).encode(), SeenFailure.read, values=json.loads)
 
 
 @_kind("record of an environment", 1000, "sglang-0.5.13-cpu/install.json")
@@ -364,7 +391,7 @@ def _(folder: Path) -> Subject:
     made.write()
     release = Release("sglang", "0.5.13")
     return Subject(
-        (made.folder / RECORD).read_bytes(), lambda path: find_installed(path.parents[1], release), values=True
+        (made.folder / RECORD).read_bytes(), lambda path: find_installed(path.parents[1], release), values=json.loads
     )
 
 
@@ -373,7 +400,7 @@ FAILED = b'{"scenarios/a.yaml": ["fixed", "other"], "b.yaml": ["x"]}'
 
 @_kind("last failed (a baseline)", 1000, "last-failed.json")
 def _(folder: Path) -> Subject:
-    return Subject(FAILED, lambda path: LastFailed.read(path.parent), values=True)
+    return Subject(FAILED, lambda path: LastFailed.read(path.parent), values=json.loads)
 
 
 def _group(accept: float | None, verifies: int, **texts: str) -> dict[str, object]:
@@ -406,7 +433,7 @@ ACCEPTED = {
 
 @_kind("accept lengths (a baseline)", 1500, "b.json")
 def _(folder: Path) -> Subject:
-    return Subject(json.dumps(ACCEPTED, indent=1).encode(), lambda path: Baseline.read(path).text(), values=True)
+    return Subject(json.dumps(ACCEPTED, indent=1).encode(), lambda path: Baseline.read(path).text(), values=json.loads)
 
 
 @_kind("accept lengths, by command", 60, "b.json")
@@ -553,17 +580,17 @@ def _on_a_server(path: Path, route: str, *, stream: bool = False) -> None:
 
 @_kind("answer of a server", 1000, "answer.json")
 def _(folder: Path) -> Subject:
-    return Subject(_ANSWERS["/generate"], lambda path: _on_a_server(path, "/generate"), values=True)
+    return Subject(_ANSWERS["/generate"], lambda path: _on_a_server(path, "/generate"), values=json.loads)
 
 
 @_kind("streamed answer of a server", 600, "answer.txt")
 def _(folder: Path) -> Subject:
     good = b"data: " + _ANSWERS["/generate"] + b"\n\n"
     return Subject(
-        good * 2 + b"data: [DONE]\n\n", lambda path: _on_a_server(path, "/generate", stream=True), values=True
+        good * 2 + b"data: [DONE]\n\n", lambda path: _on_a_server(path, "/generate", stream=True), values=json.loads
     )
 
 
 @_kind("words of a server", 1000, "info.json")
 def _(folder: Path) -> Subject:
-    return Subject(_ANSWERS["/server_info"], lambda path: _on_a_server(path, "/server_info"), values=True)
+    return Subject(_ANSWERS["/server_info"], lambda path: _on_a_server(path, "/server_info"), values=json.loads)

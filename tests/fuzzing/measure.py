@@ -82,13 +82,14 @@ class Subject:
 
     Attributes:
         pack: makes the file's bytes of a mutant, where mutants are of what is packed in it.
-        values: the good bytes are a document, half of whose mutants have other values and are well formed.
+        values: reads the values of the good bytes, where they are a document: half of its mutants then have other
+            values, and are well formed.
     """
 
     good: bytes
     read: Callable[[Path], object]
     pack: Callable[[bytes], bytes] = bytes
-    values: bool = False
+    values: Callable[[bytes], Any] | None = None
 
 
 def run_cases(kind: str, subject: Subject, file: Path, count: int, begun: Path) -> Tally:

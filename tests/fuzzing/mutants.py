@@ -1,6 +1,7 @@
 """Mutants: good bytes with a few changes drawn from a seed, among them what has broken readers of files.
 
-Half of those of a document (JSON, or lines with JSON in them) have a few of its values changed, and are well formed.
+Half of those of a document (JSON, YAML, or lines with JSON in them) have a few of its values changed, and are well
+formed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import copy
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 PIECES = [
@@ -27,16 +29,17 @@ VALUES: list[Any] = [
 """What a field may hold that is meant to hold something else."""
 
 
-def mutant(data: bytes, rng: random.Random, *, values: bool = False) -> bytes:
+def mutant(data: bytes, rng: random.Random, *, values: Callable[[bytes], Any] | None = None) -> bytes:
     """Make one to three changes of ``data``: of its bytes or, with ``values``, half the time of a document's values."""
-    changed = _with_other_values(data, rng) if values and rng.random() < 0.5 else None
+    changed = _with_other_values(data, rng, values) if values and rng.random() < 0.5 else None
     return _with_other_bytes(data, rng) if changed is None else changed
 
 
-def _with_other_values(data: bytes, rng: random.Random) -> bytes | None:
-    """Change values of a JSON document, or of one of the lines that hold one; None for what is none."""
+def _with_other_values(data: bytes, rng: random.Random, values: Callable[[bytes], Any]) -> bytes | None:
+    """Change values of a document, or of the JSON in one of its lines; None for what has none. It is written as JSON,
+    which is YAML, too."""
     with contextlib.suppress(ValueError):
-        return _written(_changed(json.loads(data), rng))
+        return _written(_changed(values(data), rng))
     lines = data.splitlines(keepends=True)
     at = rng.randrange(len(lines)) if lines else 0
     start = lines[at].find(b"{") if lines else -1

@@ -22,6 +22,7 @@ from specdebug.cli.options import (
     OnDevice,
     OnTarget,
     RayAddress,
+    ResumeAnyway,
     Reverts,
     check_cluster,
     engine_overrides,
@@ -33,6 +34,7 @@ from specdebug.cli.output import note, show
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
+from specdebug.cli.trials import gone_on
 from specdebug.records.record import RecordError
 from specdebug.verdict.outcome import EXIT_CODES
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from specdebug.errors import SpecDebugError
     from specdebug.hunt.evidence import SeenFailure
     from specdebug.hunt.hunting import Hunt
+    from specdebug.hunt.record import HuntRecord
     from specdebug.report.hunt import HuntAnswer
     from specdebug.scenario.library import Library
     from specdebug.scenario.servers import TargetChoice
@@ -70,6 +73,8 @@ class HuntSearch:
         int, typer.Option("--small", metavar="TRIALS", min=0, help="Trials to make each new failure small; 0: none.")
     ] = 24
 
+    resume_anyway: ResumeAnyway = False
+
     @property
     def engine(self) -> dict[str, str | int]:
         """The options that every engine has. Raises SpecDebugError for a device that is none."""
@@ -88,7 +93,6 @@ def hunt(search: HuntSearch, results: JsonOptions, shared: ContentOptions) -> in
     Exit code 0 when nothing failed, 1 when something did, 125 when nothing could be judged.
     """
     from specdebug.hunt.hunting import Hunt, HuntRunner
-    from specdebug.hunt.record import HuntRecord
     from specdebug.report.hunt import HuntAnswer
     from specdebug.scenario.servers import parse_target
     from specdebug.targets.registry import find_target
@@ -99,8 +103,7 @@ def hunt(search: HuntSearch, results: JsonOptions, shared: ContentOptions) -> in
     target, reverts = parse_target(search.target or "embedded"), numbers_of(search.revert)
     find_target(target)
     library, jobs = shared.library(), search.jobs or 1
-    about = {"target": str(target), "seed": search.seed, "reverts": list(reverts), **search.engine}
-    with HuntRecord(search.output, about) as record:
+    with _record(search, target, reverts, library) as record:
         answer = HuntAnswer(record, str(target), search.seed, _words(search), {}, {}, reverts)
         trouble: SpecDebugError | None = None
         with workers(1 if search.executor is Executor.RAY else jobs) as pool:
@@ -116,6 +119,20 @@ def hunt(search: HuntSearch, results: JsonOptions, shared: ContentOptions) -> in
             except RecordError as error:  # what was judged before is kept, and told
                 trouble = error
         return _tell(answer, results, trouble)
+
+
+def _record(search: HuntSearch, target: TargetChoice, reverts: tuple[int, ...], library: Library) -> HuntRecord:
+    """Open the record of the hunt, and say so if it has scenarios of another state. Raises RecordError."""
+    from specdebug.hunt.record import HuntRecord
+    from specdebug.hunt.state import hunt_state
+    from specdebug.report.words import counted
+
+    about = {"target": str(target), "seed": search.seed, "reverts": list(reverts), **search.engine}
+    state = hunt_state(target, reverts, library)
+    record = HuntRecord(search.output, about, state, anyway=search.resume_anyway)
+    if record.differs:
+        note(gone_on(counted(len(record.judged), "scenario"), record.differs))
+    return record
 
 
 def _cluster(
@@ -197,6 +214,7 @@ def _words(search: HuntSearch) -> str:
     ]
     words += ["--target", search.target] if search.target else []
     words += engine_words(search.engine)
+    words += ["--resume-anyway"] if search.resume_anyway else []
     return shlex.join([*words, *(["--revert", ",".join(search.revert)] if search.revert else [])])
 
 

@@ -224,6 +224,9 @@ RayAddress = Annotated[
         "--ray-address", metavar="HOST:PORT", help="Of the cluster, or auto; RAY_ADDRESS, else this machine alone."
     ),
 ]
+ResumeAnyway = Annotated[
+    bool, typer.Option("--resume-anyway", help="Go on with what was kept, though what it ran has changed since.")
+]
 TrialSeed = Annotated[int, typer.Option("--seed", min=0, help="Of the trials' seeds.")]
 TrialTimeout = Annotated[
     float | None,

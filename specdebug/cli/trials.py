@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdebug.cli.old_calls import OldJson
+from specdebug.cli.options import ResumeAnyway
 from specdebug.cli.output import OutputError, note, write_file
 from specdebug.errors import SpecDebugError
 
@@ -23,8 +24,6 @@ UNDECIDED = 125
 FOLDER = Path(".specdebug")
 """The folder for files that nobody named a place for."""
 _COMMAND = "specdebug.command"
-MOST_DIFFERENCES = 3
-"""Differences between two states that are named."""
 
 
 class WithCommand(OldJson):
@@ -97,10 +96,7 @@ class JournalOptions:
         """Return the path of the journal; without one on the command line, in our own folder."""
         return self.journal or own_folder() / f"{command}-{identity}.sqlite"
 
-    resume_anyway: Annotated[
-        bool,
-        typer.Option("--resume-anyway", help="Go on with the journal of before, though what it ran has changed since."),
-    ] = False
+    resume_anyway: ResumeAnyway = False
 
     @contextlib.contextmanager
     def opened(self, path: Path, identity: str, about: str, state: State) -> Iterator[Journal]:
@@ -118,13 +114,21 @@ class JournalOptions:
             yield journal
 
 
+def gone_on(what: str, differs: Sequence[str]) -> str:
+    """Say in one line that a search goes on with what it has of another state."""
+    from specdebug.trials.state import shortly
+
+    return f"going on with {what} of before a change, as --resume-anyway says ({shortly(differs)})"
+
+
 def _told_of(earlier: Earlier) -> str:
     """Say in one line that a journal is there of another state."""
-    differs = "; ".join(earlier.differs[:MOST_DIFFERENCES])
-    if len(earlier.differs) > MOST_DIFFERENCES:
-        differs += f"; and {len(earlier.differs) - MOST_DIFFERENCES} more"
-    trials = "1 trial" if earlier.trials == 1 else f"{earlier.trials} trials"
+    from specdebug.report.words import counted
+    from specdebug.trials.state import shortly
+
+    trials = counted(earlier.trials, "trial")
     if earlier.adopted:
-        return f"going on with {trials} of before a change, as --resume-anyway says ({differs})"
+        return gone_on(trials, earlier.differs)
     begun = "goes on with the trials of this state" if earlier.back else "is another search, from nothing"
-    return f"{differs}: this {begun}; --resume-anyway goes on with the {trials} of before, kept in {earlier.path}"
+    again = f"--resume-anyway goes on with the {trials} of before, kept in {earlier.path}"
+    return f"{shortly(earlier.differs)}: this {begun}; {again}"

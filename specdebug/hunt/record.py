@@ -12,10 +12,13 @@ from specdebug.files import replace_file
 from specdebug.records.lines import LineRecord
 from specdebug.records.record import Record, RecordError
 from specdebug.schema import Item
+from specdebug.trials.state import SEVERAL, State, differences, read_state, shortly
 from specdebug.verdict.outcome import Verdict
 
 RECORD = "hunt.jsonl"
 _REPLACED = "not_engine_code"
+_STATE = "state"
+"""Its key in the first line; a line with nothing else says the state that holds from there on."""
 _ELSEWHERE = "name another folder with -o"
 
 
@@ -62,18 +65,27 @@ class Judged:
 class HuntRecord:
     """The record in ``folder``, which no other hunt may use until this is closed. A context manager.
 
-    ``about``: what it is of; one that is there must be of the same. ``judged``: scenarios that were run, by number.
+    Args:
+        about: what it is of; one that is there must be of the same.
+        state: that of what is hunted. Scenarios that were judged in another are refused, unless ``anyway`` goes on
+            with them (see ``differs``); the record is then of several states.
+
+    Attributes:
+        judged: scenarios that were run, by number.
+        differs: in words, how the state of what it was gone on with differs; empty where it does not.
+
     Raises RecordError.
     """
 
-    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, about: Mapping[str, Any], state: State, *, anyway: bool = False) -> None:
         self.folder = folder
+        self.differs: list[str] = []
         self.judged: dict[int, Judged] = {}
         mend = "delete the line, and its scenario is run again"
         self._record = Record(folder / RECORD, "the record of a hunt", _ELSEWHERE, mend)
         self._lines = LineRecord(self._record)
         try:
-            self._take(dict(about))
+            self._take(dict(about), dict(state), anyway)
         except BaseException:
             self.close()
             raise
@@ -120,20 +132,41 @@ class HuntRecord:
         except OSError as error:
             raise beside.not_written(error) from None
 
-    def _take(self, about: dict[str, Any]) -> None:
+    def _take(self, about: dict[str, Any], state: dict[str, str], anyway: bool) -> None:
         """Take in what is there. Raises RecordError."""
         if not self._lines.read:
-            self._lines.add(about)
+            self._lines.add({**about, _STATE: state})
             return
         first, *others = self._lines.read
-        if first.value != about:
-            raise RecordError(f"{self._record} is of another hunt ({_said(first.value)}); {_ELSEWHERE}")
+        of = dict(first.value) if isinstance(first.value, dict) else {}
+        states = [of.pop(_STATE, None)]
+        if of != about:
+            raise RecordError(f"{self._record} is of another hunt ({_said(of)}); {_ELSEWHERE}")
         try:
-            self.judged = {one.number: one for one in map(Judged.read, others)}
+            for item in others:
+                if isinstance(item.value, dict) and item.value.keys() == {_STATE}:
+                    states.append(item.value[_STATE])
+                else:
+                    one = Judged.read(item)
+                    self.judged[one.number] = one
         except ContentError as error:
             raise self._record.damaged(error) from None
+        self._settle(read_state(states[-1]), state, anyway)
+
+    def _settle(self, kept: State | None, state: dict[str, str], anyway: bool) -> None:
+        """Let what was judged in another state be gone on with, if it may. Raises RecordError."""
+        if kept == state:
+            return
+        if self.judged:
+            self.differs = differences(kept, state)
+            if not anyway:
+                again = (
+                    f"--resume-anyway goes on with the {len(self.judged)} judged before, kept in {self._record.path}"
+                )
+                raise RecordError(f"{shortly(self.differs)}: this is another hunt; {again}; or {_ELSEWHERE}")
+        if kept != SEVERAL:
+            self._lines.add({_STATE: SEVERAL if self.judged else state})
 
 
-def _said(plain: Any) -> str:
-    words = ", ".join(f"{name} {value}" for name, value in plain.items()) if isinstance(plain, dict) else "unreadable"
-    return one_line(words, 200)
+def _said(plain: Mapping[str, Any]) -> str:
+    return one_line(", ".join(f"{name} {value}" for name, value in plain.items()) or "unreadable", 200)

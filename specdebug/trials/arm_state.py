@@ -43,11 +43,11 @@ def arm_state(scenario: Scenario, arm: str, facts: Sequence[str]) -> dict[str, s
     with contextlib.suppress(SpecDebugError):  # what cannot be is told by the first trial
         model = checkpoint_path(asked_of(scenario, arm).model)
         state[f"checkpoint {model}"] = folder_digest(model)
-    return state | _engine_state(scenario.target_of(arm))
+    return state | engine_state(scenario.target_of(arm))
 
 
-def _engine_state(choice: TargetChoice) -> dict[str, str]:
-    """The state of an engine that is not ours: the packages of an installed one, or what a command starts."""
+def engine_state(choice: TargetChoice) -> dict[str, str]:
+    """Return the state of an engine that is not ours: the packages of an installed one, or what a command starts."""
     from specdebug.scenario.servers import SERVE, LaunchedServer
     from specdebug.targets.installed import InstalledTarget
 

@@ -25,7 +25,7 @@ from specdebug.records.lock import Lock
 from specdebug.records.record import Record, RecordError
 from specdebug.redaction import redacted
 from specdebug.trials.journal_files import ASIDE, Kept, aside_of, facts_in, kept_in, move, set_aside
-from specdebug.trials.state import State, differences
+from specdebug.trials.state import SEVERAL, State, differences
 from specdebug.trials.trial import Outcome, Trial, TrialResult
 from specdebug.workers.machine_failure import blamed
 from specdebug.yamlio import one_line
@@ -33,10 +33,6 @@ from specdebug.yamlio import one_line
 FORMAT = "2"
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT", "SQLITE_ERROR")
 """Names of sqlite's errors for a file that is broken, or is a database but no journal."""
-
-SEVERAL = {"trials": "of several states"}
-"""In the place of the state of a journal that was gone on with after a change: none is like it."""
-_UNKNOWN = "the journal's trials are of several states, or of one that it does not tell"
 
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -268,8 +264,7 @@ def not_engine_code(evidence: Iterable[str]) -> list[str]:
 
 
 def _earlier(path: Path, other: Kept, state: State, *, adopted: bool = False, back: bool = False) -> Earlier:
-    differs = differences(other.state, state) if other.state and other.state != SEVERAL else [_UNKNOWN]
-    return Earlier(path, other.trials, tuple(differs), adopted, back)
+    return Earlier(path, other.trials, tuple(differences(other.state, state)), adopted, back)
 
 
 def _trial_of(row: Sequence[Any]) -> tuple[Trial, TrialResult] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from specdebug.trials.state import State, digest_of
+from specdebug.trials.state import State, digest_of, read_state
 
 ASIDE = re.compile(r"\.[0-9a-f]{16}")
 """The end of the name of a journal of another state."""
@@ -36,11 +36,9 @@ def facts_in(database: sqlite3.Connection) -> dict[str, str]:
 def state_of(facts: dict[str, str]) -> State | None:
     """Return the state that a journal states; None where it states none that can be read."""
     try:
-        state = json.loads(facts.get("state", "null"))
+        return read_state(json.loads(facts.get("state", "null")))
     except (ValueError, RecursionError):
         return None
-    texts = isinstance(state, dict) and all(isinstance(value, str) for value in state.values())
-    return state if texts else None
 
 
 def kept_in(path: Path) -> Kept | None:

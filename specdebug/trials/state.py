@@ -19,14 +19,20 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from specdebug import __version__
+from specdebug.errors import one_line
 from specdebug.interpreters import other_python
 from specdebug.trials.repository import ask, changed_files
 
 State = Mapping[str, str]
 
+SEVERAL = {"trials": "of several states"}
+"""In the place of the state of what was gone on with after a change: none is like it."""
+_UNKNOWN = "what was kept is of several states, or of one that it does not tell"
+_MOST_DIFFERENCES = 3
 READ_LIMIT = 16 * 2**20
 """Bytes of a file that are read; of a larger one its size and its time stand for it."""
 _SCRIPT_BYTES = 2**20
@@ -43,8 +49,16 @@ _PROGRAMS = ("python3", "python")
 _ASKED = "import sys; print(sys.prefix)"
 
 
-def differences(before: State, now: State) -> list[str]:
+def read_state(plain: Any) -> State | None:
+    """Return the state that was written so; None where that is none."""
+    texts = isinstance(plain, dict) and all(isinstance(each, str) for pair in plain.items() for each in pair)
+    return plain if texts else None
+
+
+def differences(before: State | None, now: State) -> list[str]:
     """Return in words what differs between two states, what can be told in full first."""
+    if not before or before == SEVERAL:
+        return [_UNKNOWN]
     told = []
     for name in sorted({*before, *now}):
         old, new = (each.get(name, "none") for each in (before, now))
@@ -53,6 +67,12 @@ def differences(before: State, now: State) -> list[str]:
             same = shown[0] == shown[1]
             told.append((same, f"{name} changed" if same else f"{name}: {shown[0] or '?'} -> {shown[1] or '?'}"))
     return [text for _, text in sorted(told)]
+
+
+def shortly(differs: Sequence[str]) -> str:
+    """Return the first of some differences on one line, and how many more there are."""
+    first = [one_line(text, 300) for text in differs[:_MOST_DIFFERENCES]]
+    return "; ".join([*first, *([f"and {len(differs) - len(first)} more"] if len(differs) > len(first) else [])])
 
 
 def command_state(command: Sequence[str], cwd: Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specdebug.cli.main import run
+from specdebug.trials import state
 
 
 def hunt(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
@@ -58,6 +59,24 @@ def test_a_fix_taken_out_is_found_and_its_scenario_fails_when_it_is_replayed(
     before = bundle.stat().st_mtime_ns
     assert hunt(capsys, *hunted)[1]["findings"] == found["findings"]
     assert (bundle.stat().st_mtime_ns, issue.read_text()) == (before, told)  # nothing was run again
+
+
+def test_a_folder_of_before_a_change_is_refused_or_gone_on_with(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("-o", str(tmp_path / "h"), "--count", "1", "--small", "0")
+    assert hunt(capsys, *asked)[0] == 0
+    version = state.__version__
+    monkeypatch.setattr(state, "__version__", "9.9.9")
+    assert run(["hunt", *asked]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"error: specdebug: {version} -> 9.9.9: this is another hunt; --resume-anyway goes on with ")
+    assert "the 1 judged before, kept in " in said
+    assert run(["hunt", *asked, "--resume-anyway"]) == 0
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if "before" in line)
+    assert (
+        said == f"going on with 1 scenario of before a change, as --resume-anyway says (specdebug: {version} -> 9.9.9)"
+    )
 
 
 def test_what_cannot_be_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

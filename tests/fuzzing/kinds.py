@@ -367,12 +367,12 @@ HUNTED = {"target": "embedded", "seed": 0, "reverts": []}
 
 @_kind("record of a hunt", 1000, "hunt.jsonl")
 def _(folder: Path) -> Subject:
-    with HuntRecord(folder / "good", HUNTED) as record:
+    with HuntRecord(folder / "good", HUNTED, STATE) as record:
         record.add(Judged(0, "pass", wall_s=0.5, requests=3, tokens=40))
         record.add(Judged(1, "fail", "nan@x", "words", 0.5, 3, 40))
     return Subject(
         (folder / "good/hunt.jsonl").read_bytes(),
-        lambda path: HuntRecord(path.parent, HUNTED).close(),
+        lambda path: HuntRecord(path.parent, HUNTED, STATE).close(),
         values=json.loads,
     )
 

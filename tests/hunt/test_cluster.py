@@ -45,7 +45,7 @@ class Nodes:
 
 
 def hunt(folder: Path, nodes: Nodes) -> Hunt:
-    record = HuntRecord(folder, {"target": "embedded"})
+    record = HuntRecord(folder, {"target": "embedded"}, {})
     runner: Any = HuntRunner(None, None, "embedded", 0)  # type: ignore[arg-type] - nothing is run here
     return Hunt(runner, record, cluster=lambda: nodes)
 

@@ -29,7 +29,7 @@ arms: {drawn: {}}
 
 
 def hunt(folder: Path, pool: Any, library: Any, target: str = "embedded") -> tuple[Hunt, Path]:
-    record = HuntRecord(folder, {"target": target})
+    record = HuntRecord(folder, {"target": target}, {})
     file = folder / "00003.yaml"
     file.write_text(SCENARIO)
     return Hunt(HuntRunner(pool, library, parse_target(target), 0), record), file

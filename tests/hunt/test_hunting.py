@@ -22,6 +22,6 @@ def test_what_was_asked_for_every_engine_is_in_every_scenario(tmp_path: Path) ->
     runner = HuntRunner(None, None, "embedded", 0, engine=over)  # type: ignore[arg-type] - nothing is run here
     for number in (0, 7):
         assert over.items() <= runner.scenario(number).engine.items()
-    hunt = Hunt(runner, HuntRecord(tmp_path, {"target": "embedded"}))
+    hunt = Hunt(runner, HuntRecord(tmp_path, {"target": "embedded"}, {}))
     hunt._keep(Judged(7, "fail", "nan@x"))
     assert yaml.safe_load((tmp_path / "00007.yaml").read_text())["engine"] == runner.plain(7)["engine"]

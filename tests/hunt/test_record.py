@@ -15,10 +15,12 @@ from tests.records.disks import full
 from tests.run.fakes import text_of
 
 ABOUT = {"target": "embedded", "seed": 0, "reverts": []}
+STATE = {"specdebug": "0.1.0 #aa", "engine in /v": "0.5.13"}
+LATER = {**STATE, "engine in /v": "0.5.14"}
 
 
 def record(folder: Path) -> HuntRecord:
-    return HuntRecord(folder, ABOUT)
+    return HuntRecord(folder, ABOUT, STATE)
 
 
 def judged(folder: Path) -> dict[int, Judged]:
@@ -67,8 +69,55 @@ def test_a_line_that_was_cut_off_is_run_again_and_the_rest_is_kept(cut: int, tmp
 def test_a_record_of_another_hunt_is_refused(tmp_path: Path) -> None:
     record(tmp_path).close()
     with pytest.raises(RecordError, match=r"is of another hunt \(target embedded, seed 0, reverts \[\]\)"):
-        HuntRecord(tmp_path, {**ABOUT, "seed": 1})
+        HuntRecord(tmp_path, {**ABOUT, "seed": 1}, STATE)
     record(tmp_path).close()  # and the folder is free again
+
+
+def test_what_was_judged_in_another_state_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+    with record(tmp_path) as first:
+        first.add(Judged(0, "pass"))
+    before = (tmp_path / RECORD).read_bytes()
+    with pytest.raises(RecordError) as caught:
+        HuntRecord(tmp_path, ABOUT, LATER)
+    assert caught.value.exit_code == 2
+    assert str(caught.value) == (
+        "engine in /v: 0.5.13 -> 0.5.14: this is another hunt; --resume-anyway goes on with the 1 judged before, "
+        f"kept in {tmp_path / RECORD}; or name another folder with -o"
+    )
+    assert (tmp_path / RECORD).read_bytes() == before
+    assert set(judged(tmp_path)) == {0}  # the state is back
+
+
+def test_a_hunt_that_went_on_anyway_is_of_no_state(tmp_path: Path) -> None:
+    with record(tmp_path) as first:
+        first.add(Judged(0, "pass"))
+    for _ in range(2):
+        with HuntRecord(tmp_path, ABOUT, LATER, anyway=True) as again:
+            assert set(again.judged) == {0}
+            assert again.differs
+    for state in (STATE, LATER):
+        with pytest.raises(RecordError, match="of several states, or of one that it does not tell"):
+            HuntRecord(tmp_path, ABOUT, state)
+    assert len((tmp_path / RECORD).read_text().splitlines()) == 3
+
+
+def test_a_hunt_that_judged_nothing_takes_the_state_that_is(tmp_path: Path) -> None:
+    record(tmp_path).close()
+    with HuntRecord(tmp_path, ABOUT, LATER) as later:
+        assert not later.differs
+        later.add(Judged(0, "pass"))
+    with HuntRecord(tmp_path, ABOUT, LATER) as later:
+        assert set(later.judged) == {0}
+    with pytest.raises(RecordError, match=r"0\.5\.14 -> 0\.5\.13"):
+        record(tmp_path)
+
+
+@pytest.mark.parametrize("state", [None, 3, [], {"a": 1}, {"a": None}])
+def test_a_record_without_a_state_that_can_be_read_is_of_none(state: object, tmp_path: Path) -> None:
+    lines = ({**ABOUT, "state": state}, {"number": 0, "verdict": "pass"})
+    (tmp_path / RECORD).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(RecordError, match="of one that it does not tell"):
+        record(tmp_path)
 
 
 @pytest.mark.parametrize(

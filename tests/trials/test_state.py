@@ -95,7 +95,6 @@ def test_a_release_is_told_by_its_versions(tmp_path: Path) -> None:
     site = environment(tmp_path / "venv")
     before = packages_state(tmp_path / "venv")
     _another_release(site)
-    assert differences(before, packages_state(tmp_path / "venv"))[0] == f"engine in {site}: 1.0 -> 1.1" or True
     told = differences(before, packages_state(tmp_path / "venv"))
     assert f"engine in {site}: 1.0 -> 1.1" in told
 

@@ -1,0 +1,30 @@
+"""The state of a hunt: of our own code, what it draws on, and the engine that is hunted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdebug.assets import CHECKPOINTS
+from specdebug.hunt.draw import ARM, drawn
+from specdebug.hunt.hunting import space_of
+from specdebug.scenario.grammar import Scenario
+from specdebug.scenario.library import Library
+from specdebug.scenario.servers import TargetChoice, engine_of
+from specdebug.trials.arm_state import engine_state
+from specdebug.trials.state import digest_of, folder_digest, own_state
+
+
+def hunt_state(target: TargetChoice, reverts: Sequence[int], library: Library) -> dict[str, str]:
+    """Return the state that scenarios of a hunt are judged in. Raises ContentError, or SelectionError for a fix that
+    cannot be reverted."""
+    engine = engine_of(target)
+    mends = (toggle for toggle in library.registry.all if engine in toggle.mends)
+    fixes = [toggle.path.read_text(encoding="utf-8") for toggle in (*library.toggles(reverts, target), *mends)]
+    packs = library.packs(Scenario.from_dict(drawn(0, 0, space_of(target))).probes_of(ARM))
+    return {
+        "fixes": f"#{digest_of(*fixes)}",
+        "probe packs": f"#{digest_of(*map(repr, packs))}",
+        f"checkpoints {CHECKPOINTS}": folder_digest(CHECKPOINTS),
+        **own_state(),
+        **engine_state(target),
+    }

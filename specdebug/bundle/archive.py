@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from specdebug.bundle import ENDING
 from specdebug.errors import SpecDebugError
 from specdebug.files import NotAFile, open_file, replace_file
+from specdebug.workers.machine_failure import blamed
 from specdebug.yamlio import one_line
 
 MANIFEST = "manifest.json"
@@ -115,7 +116,7 @@ def _store(path: Path, data: bytes, force: bool) -> None:
         except FileExistsError:
             raise BundleError(f"{path} is there already; --force overwrites it") from None
         except OSError as error:
-            raise BundleError(f"cannot write {path}: {error.strerror}") from None
+            raise blamed(BundleError, f"cannot write {path}: {error.strerror}", error) from None
         undo.pop_all()
 
 

@@ -17,6 +17,7 @@ from specdebug.errors import SpecDebugError
 from specdebug.files import replace_file
 from specdebug.redaction import redacted
 from specdebug.report.foreign import shown
+from specdebug.workers.machine_failure import blamed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,7 +26,7 @@ Display = TypeVar("Display", bound=AbstractContextManager[Any])
 
 
 class OutputError(SpecDebugError):
-    """A result could not be written."""
+    """A result could not be written: by the fault of the path, or (125) of the machine, such as a full disk."""
 
 
 def write(text: str) -> None:
@@ -98,7 +99,7 @@ def _on_stdout() -> Iterator[None]:
         _discard_stdout()
     except OSError as error:
         _discard_stdout()
-        raise OutputError(f"cannot write to stdout: {error.strerror}") from None
+        raise not_written("to stdout", error) from None
 
 
 def check_writable(path: Path) -> None:
@@ -117,7 +118,12 @@ def write_file(path: Path, text: str) -> None:
     try:
         replace_file(path, data)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from None
+        raise not_written(str(path), error) from None
+
+
+def not_written(what: str, error: OSError) -> OutputError:
+    """Return the error for what the system would not write."""
+    return blamed(OutputError, f"cannot write {what}: {error.strerror}", error)
 
 
 def open_standard_streams() -> None:

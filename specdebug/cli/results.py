@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specdebug.cli.options import JsonOptions, ResultOptions, command_line, debug_wanted
-from specdebug.cli.output import OutputError, complain, note, show, write, write_file
+from specdebug.cli.output import OutputError, complain, not_written, note, show, write, write_file
 from specdebug.errors import CannotRunHere, SpecDebugError, one_line
 from specdebug.redaction import redacted
 from specdebug.report.foreign import shown
@@ -101,7 +101,9 @@ def tell_all(trouble: SpecDebugError | None, works: Iterable[Work]) -> None:
     failures = [error for error in starmap(_failure_of, works) if error is not None]
     if trouble is not None:
         failures = [error for error in failures if not isinstance(error, OutputError)]
-    raised = trouble or max(failures, key=lambda error: error.exit_code, default=None)
+    raised = trouble or max(
+        failures, key=lambda error: (isinstance(error, ReportFailed), error.exit_code), default=None
+    )
     for error in failures:
         if error is not raised:
             complain(str(error))
@@ -146,4 +148,4 @@ def tell_github(summary: Callable[[], str], annotations: Callable[[], Sequence[A
             with open(path, "a", encoding="utf-8", errors="replace") as file:
                 file.write(redacted(summary()))
         except OSError as error:
-            raise OutputError(f"cannot write the step summary {path}: {error.strerror}") from None
+            raise not_written(f"the step summary {path}", error) from None

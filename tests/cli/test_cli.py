@@ -237,7 +237,7 @@ def test_a_reader_that_has_gone_is_nobody_s_error() -> None:
 def test_a_full_disk_is_an_error_not_a_silent_loss(argv: tuple[str, ...], unbuffered: str) -> None:
     with open("/dev/full", "wb") as full:
         ended = spawn(*argv, stdout=full, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
-    assert ended.returncode == 2
+    assert ended.returncode == 125
     assert ended.stderr == b"error: cannot write to stdout: No space left on device\n"
 
 

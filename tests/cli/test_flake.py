@@ -108,7 +108,7 @@ def test_a_command_may_have_words_that_are_no_text(capsys: pytest.CaptureFixture
 
 def test_a_file_that_cannot_be_written_costs_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["flake", "--max-trials", "2", "--json", "/dev/full", "--junit", "junit.xml", "--", "true"]
-    assert run(argv) == 2
+    assert run(argv) == 125
     out, err = capsys.readouterr()
     assert out.startswith("--max-trials is reached: 0 of 2 failed")
     assert err.endswith("error: cannot write /dev/full: No space left on device\n")

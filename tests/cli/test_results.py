@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -13,6 +14,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from specdebug import interrupts
+from specdebug.bundle import archive
+from specdebug.cli import output
 from specdebug.cli.main import run
 from specdebug.cli.options import JsonOptions
 from specdebug.cli.output import OutputError
@@ -97,10 +100,43 @@ def test_what_cannot_be_printed_is_written_all_the_same_and_what_cut_it_short_is
     assert ("error: cannot write files" in capsys.readouterr().err) == (len(broken) == 2 and trouble is None)
 
 
+@pytest.mark.parametrize(
+    ("code", "number"), [(125, errno.ENOSPC), (125, errno.EDQUOT), (2, errno.EACCES), (2, errno.EROFS)]
+)
+def test_a_full_disk_is_the_machine_s_and_a_wrong_path_the_user_s(
+    code: int, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for module in (output, archive):
+        monkeypatch.setattr(module, "replace_file", fail)
+    writes = (
+        lambda: output.write_file(tmp_path / "page.html", "text"),
+        lambda: archive.write_archive(tmp_path / "a.specdebug", {}, {}, force=True),
+    )
+    for write in writes:
+        with pytest.raises(SpecDebugError, match=os.strerror(number)) as got:
+            write()
+        assert got.value.exit_code == code
+
+
+def test_our_own_fault_is_graver_than_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise output.not_written("page", OSError(errno.ENOSPC, "No space left on device"))
+
+    def broken() -> None:
+        raise KeyError("a report")
+
+    with pytest.raises(SpecDebugError) as got:
+        tell_all(None, [("page", full), ("report", broken)])
+    assert got.value.exit_code == 3
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_disk_that_is_full_costs_the_page_not_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["flake", "--revert", "27360", "--max-trials", "3", "--html", "/dev/full", "--", "bash", "-c", FAILS]
-    assert run(command) == 2
+    assert run(command) == 125
     out, err = capsys.readouterr()
     assert "3 of 3 failed: rate 100.0%" in out
     assert err.endswith("error: cannot write /dev/full: No space left on device\n")

@@ -67,16 +67,16 @@ CONDITIONS = (
         "full stdout",
         "stdout",
         "stdout cannot be written: it is a file on a full disk (`/dev/full` is one).",
-        "One line says so. Result files (`--json-file`, `--junit`, `--html`, `-o`) are written all the same; of a "
-        "search the same command prints its report again from the journal, without a trial.",
+        "One line says so, and the exit code is 125. Result files (`--json-file`, `--junit`, `--html`, `-o`) are "
+        "written all the same; of a search the same command prints its report again from the journal, without a trial.",
     ),
     Condition(
         "full disk",
         "disk",
         "The disk that result files and journals lie on is full by the time they are written.",
         "The report is on stdout. A result file is written whole or not at all, and what it was before stays. A "
-        "journal holds the trials that had room: make room, and the same command goes on. A search ends with 125, for "
-        "nothing is decided.",
+        "journal holds the trials that had room: make room, and the same command goes on. The exit code is 125: "
+        "the machine failed.",
     ),
     Condition(
         "read-only",
@@ -135,10 +135,10 @@ class Row:
             case "signals":
                 return (128 + Signals[condition.signals[0]],)
             case "stdout":
-                return (2,)
-            case "disk" if self.journal:
                 return (125,)
-            case "disk" | "folder" if self.files or self.journal:
+            case "disk" if self.files or self.journal:
+                return (125,)
+            case "folder" if self.files or self.journal:
                 return (2,)
             case "descriptors" if self.workers is not None:
                 return tuple(dict.fromkeys((self.plain, 125)))

@@ -87,7 +87,8 @@ def _blaming(what: str) -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt) and interrupts.was_heard():
             raise
         kind = "" if isinstance(error, _Leaves) else f"{type(error).__name__}: "
-        raise PluginError(f"{what}: {kind}{one_line(str(error))}") from error
+        limit = 1000 if isinstance(error, _Leaves) else 120  # the place at its end is a path and a line
+        raise PluginError(f"{what}: {kind}{one_line(str(error), limit)}") from error
 
 
 @contextmanager

@@ -143,6 +143,8 @@ def _without_named(text: str) -> str:
         value = _VALUE.match(text, sign.end())
         if value is None or value[0].strip("\"'\\").lower() in _NO_SECRETS:
             continue
+        if ":" in sign[0] and value[0][0] in "{[":  # of JSON: what is in there has names of its own
+            continue
         quotes = re.match(_QUOTE, value[0])
         closing = value[0][-1] if quotes and len(value[0]) > 1 and value[0][-1] in "\"'" else ""
         parts += [text[done : value.start()], quotes[0] if quotes else "", MASK, closing]

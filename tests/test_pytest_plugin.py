@@ -152,7 +152,7 @@ def test_reverts_ask_for_the_plain_verdict(
     pytester: pytest.Pytester, mini: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = "scenarios/mini.yaml::positions"
-    result = session(pytester, node, "--revert", "27360,10846", "--revert", "26972")
+    result = session(pytester, node, "--revert", "27360,10846", "--revert", "26972", "--specdebug-no-locate")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [

@@ -153,3 +153,9 @@ def test_plain_data_keeps_its_shape() -> None:
 def test_a_text_takes_time_by_its_length(part: str) -> None:
     """Three hundred thousand of anything: what is quadratic would not end."""
     redacted(part * 300_000)
+
+
+def test_structure_of_json_behind_such_a_name_is_no_secret() -> None:
+    text = '{"api_key": {"type": "string"}, "password": ["a", {"b": 1}]}'
+    assert redacted(text) == text
+    assert redacted('{"api_key": "{abcdef}"}') == '{"api_key": "***"}'

@@ -134,7 +134,7 @@ def _settings(engine: Any, server: ServerFlags) -> Settings:
 
     key = server.api_key
     if key is not None and _KEY.fullmatch(key) is None:
-        raise SpecDebugError("--api-key must be one or more visible ASCII characters, as an HTTP header can carry them")
+        raise SpecDebugError("--api-key: a key is one or more visible ASCII characters, as HTTP headers carry them")
     return Settings(
         served_model_name=server.served_model_name or engine.model_path,
         api_key=key,

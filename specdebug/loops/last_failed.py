@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from specdebug import interrupts
 from specdebug.errors import ContentError
 from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.records.lock import Lock
@@ -67,7 +68,7 @@ def keep_failed(folder: Path, results: Sequence[ArmResult], make_folder: Callabl
         return ""
     try:
         make_folder()
-        with Lock(record, wait_s=_WAIT_S):
+        with Lock(record, wait_s=0.0 if interrupts.was_heard() else _WAIT_S):
             try:
                 kept = LastFailed.read(folder)
             except RecordError as error:

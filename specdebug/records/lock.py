@@ -76,7 +76,6 @@ class Lock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         while True:
-            interrupts.check()
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,6 +102,7 @@ class Lock:
             who = f"process {owner}" + (", which is gone, but not all that it had started" if gone else "")
             hint = f"wait for it to end, or {self._record.elsewhere}"
             raise self._record.kind(f"{self._record} is in use by {who}; {hint}")
+        interrupts.check()  # not before the first try: results are kept after a signal, too
         time.sleep(_PAUSE_S)
 
 

@@ -27,7 +27,7 @@ def check(http: Request, settings: Settings, *, changes: bool) -> None:
     """Raise Refusal unless the request may have the route; ``changes``: one that does more than tell of something."""
     host = http.headers.get("host")
     if settings.hosts is not None and host is not None and not _is_ours(host, settings.hosts):
-        raise Refusal(403, f"Host {one_line(host, 80)!r} is not a name of this server; a server with --api-key has any")
+        raise Refusal(403, f"Host {one_line(host, 80)!r} is no name of this server; with --api-key, any is")
     if changes:
         _check_page(http, host)
     if settings.api_key is not None and http.url.path not in OPEN:

@@ -156,6 +156,12 @@ def children_of(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs /proc")
+def cpu_s(pid: int) -> float:
+    """Processor seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def test_an_interrupt_prints_what_is_known_and_leaves_nobody_behind(tmp_path: Path) -> None:
     long = tmp_path / "long.yaml"
     text = MINI.read_text().split("arms:")[0].replace("max_new_tokens: 8}", "max_new_tokens: 100}")
@@ -170,7 +176,8 @@ def test_an_interrupt_prints_what_is_known_and_leaves_nobody_behind(tmp_path: Pa
         time.sleep(0.1)
         workers = [worker for server in children_of(process.pid) for worker in children_of(server)]
     assert workers
-    time.sleep(1)
+    while not any(cpu_s(worker) > 1 for worker in workers) and time.monotonic() < deadline:  # it builds its engine
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 130

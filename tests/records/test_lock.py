@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from specdebug.interrupts import Interrupts
 from specdebug.records import lock
 from specdebug.records.lock import Lock
 from specdebug.records.record import Record, RecordError
@@ -47,3 +49,17 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="cannot write the record"):
         Lock(record(tmp_path))
     assert victim.read_text() == "precious"
+
+
+def test_a_free_one_is_taken_after_a_signal_too_and_no_other_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = Interrupts()
+    with heard.held():
+        heard.heard(signal.SIGINT)
+        monkeypatch.setattr(lock.interrupts, "check", heard.check)
+        with Lock(record(tmp_path)):
+            with pytest.raises(RecordError, match="in use"):
+                Lock(record(tmp_path))
+            with pytest.raises(KeyboardInterrupt):
+                Lock(record(tmp_path), wait_s=10.0)

@@ -20,6 +20,7 @@ from specdebug.scenario.kinds import (
     nullable,
     one_or_many,
     real,
+    simple,
     span,
     whole,
 )
@@ -197,3 +198,25 @@ def test_keys_have_what_was_declared():
     price = next(key for key in keys_of(House) if key.name == "price")
     assert (price.field, price.means, price.required, price.bare) == ("rent", "a month", True, False)
     assert [key.name for key in keys_of(Room)] == ["size", "door"]
+
+
+class Compared(str):
+    """A text that counts how often it is compared with another."""
+
+    comparisons = 0
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.comparisons += 1
+        return str.__eq__(self, other)
+
+
+def test_values_that_may_be_there_once_are_not_compared_each_with_each() -> None:
+    kind = list_of(simple(lambda item: Compared(item.text()), {}, ""), unique=True)
+    words = [f"w{number}" for number in range(500)]
+    before = Compared.comparisons
+    assert len(kind.read(parse_yaml(f"[{', '.join(words)}]").root)) == 500
+    assert Compared.comparisons - before < 500  # each with each is 124,750
+    with pytest.raises(ContentError, match="items w7 is listed twice"):
+        kind.read(parse_yaml(f"[{', '.join([*words, 'w7'])}]").root)

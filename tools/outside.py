@@ -27,9 +27,9 @@ What a command does when it is told to end, when nobody reads what it prints, wh
 the system gives it too little. `python tools/outside.py` makes this page of `tests/outside/matrix.py`, and
 `tests/outside/test_outside.py` plays every cell of the table for real.
 
-Whatever happens, a command ends with a code of the README's table and at most one line that says what is wrong; it
-leaves no result file half written and no process behind. 128 and a signal's number is the exit code also where all was
-known by then.
+Whatever happens, a command ends with a code of the README's table and at most one line that says what is wrong, or one
+for each file that had no room; it leaves no result file half written and no process behind. 128 and a signal's number
+is the exit code also where all was known by then.
 
 After a `kill -9` run the same command again: every finished trial is in the journal once and is not run again, and the
 answer is that of an undisturbed run. What the killed process had started is ended by its reaper, usually within

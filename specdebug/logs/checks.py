@@ -31,6 +31,12 @@ def _unless_passed_over(hit: Hit, around: Around) -> Hit:
     return hit._replace(strength=Strength.MENTION) if around.passed_over else hit
 
 
+def _of_a_request(hit: Hit, around: Around) -> Hit:
+    """A refusal that an engine logs of one request is weaker than the death of a process, unless that died of it."""
+    died = around.fatal or b"what():" in around.head
+    return _unless_passed_over(hit._replace(strength=Strength.CHECK) if died else hit, around)
+
+
 _VALUES = (
     said(
         "nan@sampler.logits",
@@ -63,12 +69,12 @@ _VALUES = (
     LogRule((b" Leak ", b" leak", b"eaked "), (_LEAK,), _leak),
     said(
         "error@grammar",
-        Strength.CHECK,
+        Strength.REQUEST,
         (b"rammar", b"FSM", b"not accepted", b"atcher"),
         rb"(?i:\bgrammar\b[^\n]{0,30}\b(?:rejected|did not accept|refused)|failed to (?:advance|accept)[^\n]{0,40}"
         rb"\b(?:fsm|grammar|matcher|token)|\btokens? (?:was |were )?not accepted\b|empty grammar stack|"
         rb"\w*(?:fsm|matcher) (?:rejected|did not accept|has terminated))",
-        complete=_unless_passed_over,
+        complete=_of_a_request,
     ),
     said(
         "mismatch@collective",
@@ -403,7 +409,7 @@ _WAITED = (
 )
 
 CHECKS = (*_VALUES, *_STATEMENTS, *_DEVICES, _CODED)
-"""Rules of the strengths CHECK and DEVICE."""
+"""Rules of the strengths CHECK and DEVICE, and of requests that are given up."""
 DEATHS = _ENDS
 HANGS = (_HANGS[0],)
 SLOW = (_CAPACITY, _HANGS[1])

@@ -33,19 +33,21 @@ class Strength(IntEnum):
     """The end of a process by a fault of its own, or of the machine's memory."""
     HANG = 7
     """A watchdog of the engine's, or a call between its processes that was not answered."""
-    REPORTED = 8
+    REQUEST = 8
+    """A request that the engine gives up, and goes on without."""
+    REPORTED = 9
     """The reason that a test runner gives for a failed test."""
-    EXCEPTION = 9
+    EXCEPTION = 10
     """Any other exception or failed assertion of Python's; a time limit that was exceeded."""
-    SAID = 10
+    SAID = 11
     """An error of drafting or verifying that an engine logs without an exception."""
-    LOGGED = 11
+    LOGGED = 12
     """Any other error that an engine logs without an exception."""
-    LEFT = 12
+    LEFT = 13
     """A consequence of another failure: killed from outside, waiting for a rank or a server that is gone."""
-    TEST = 13
+    TEST = 14
     """A test that failed, without a reason."""
-    MENTION = 14
+    MENTION = 15
     """What was tried again or is said as a warning; an exception that another message quotes."""
 
 

@@ -10,7 +10,7 @@ import signal
 from specdebug.logs.checks import died_of
 from specdebug.logs.scan import Scan
 
-REVISION = "names 3"
+REVISION = "names 4"
 
 HANG = "hang"
 _LITTLE = ("exit:", "signal:", "error:", "assert:", "test:", "panic:", "crash:SIGKILL", "crash:SIGTERM")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.errors import SpecDebugError
+from specdebug.targets.base import RequestView
 
 if TYPE_CHECKING:
     from specdebug.faults.model import Fault
@@ -137,9 +138,19 @@ class ServerView(Protocol):
     def mean_accepted(self) -> float | None:
         """The mean accept length that its totals must have; None where that is not known."""
 
-    def logprobs(self, prompt_ids: Sequence[int], count: int) -> Sequence[ToldToken]:
-        """Ask for the greedy text behind a prompt with log probabilities, a :data:`ToldToken` for each token; nothing
-        of a server that is not known to have them for drafts. Raises SessionFailed."""
+    def text(self, rid: str) -> str:
+        """The text of a request that has ended, its stream put together."""
+
+    def told(self, rid: str) -> Sequence[ToldToken]:
+        """The log probabilities that a request was answered with; empty if it did not ask for them."""
+
+    def logprobs(self, request: RequestView) -> tuple[Sequence[int], Sequence[ToldToken]] | None:
+        """Serve a request once more with log probabilities: its tokens, and a :data:`ToldToken` for each. None of a
+        server that is not known to have them for drafts. Raises SessionFailed."""
+
+    def pieces(self, request: RequestView) -> tuple[str, str] | None:
+        """Serve a request twice more, by OpenAI's route: the pieces of its streamed text put together, and its text as
+        a whole. None of a server without that route. Raises SessionFailed."""
 
     def totals(self) -> Mapping[str, Any]:
         """Its counts of all requests so far, those of others included."""

@@ -19,6 +19,7 @@ from specdebug.run.oracles.pools import PoolsOracle
 from specdebug.run.oracles.probes import ProbesOracle
 from specdebug.run.oracles.sampling import SampledTokens
 from specdebug.run.oracles.server import ServerAlive, ServerCounts, ServerFindings
+from specdebug.run.oracles.server_answers import ServerAnswers
 from specdebug.run.oracles.target_kv import TargetKV
 from specdebug.targets.base import SHOWN, Ability
 
@@ -38,6 +39,7 @@ ORACLES: tuple[type[Oracle], ...] = (
     Accept,
     AcceptFloor,
     ServerCounts,
+    ServerAnswers,
     ServerAlive,
 )
 

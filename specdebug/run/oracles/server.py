@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import exp
 from typing import Any
 
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.targets.base import Session, StepView
 from specdebug.targets.http.checked import DRAFTS, HISTOGRAMS
-from specdebug.targets.serving import ServerView, ToldToken
 from specdebug.verdict.outcome import Violation
 
 _ROUNDING = 1e-6
 """By how much two tellings of one mean or rate may differ."""
-_LOG_ROUNDING = 1e-4
-"""By how much those of one log probability may, which is computed in float32."""
-ASKED_AGAIN = 8
-"""Tokens of a text that is told again with log probabilities."""
 ASK_EVERY = 8
 """Requests that end between two questions whether the server is well, where it is never idle."""
 
 
-class _OfServer(Oracle):
+class OfServer(Oracle):
     """Looks at a server only; one switch of the scenario's has all of these."""
 
     @classmethod
@@ -30,7 +24,7 @@ class _OfServer(Oracle):
         return settings.spec.server and settings.target.server
 
 
-class ServerFindings(_OfServer):
+class ServerFindings(OfServer):
     """Reports the failures that the server tells of, or its log, though it may go on."""
 
     name = "server_findings"
@@ -56,7 +50,7 @@ class ServerFindings(_OfServer):
             self.bench.report(Violation(kind, site, step, f"the server says: {text}"))
 
 
-class ServerAlive(_OfServer):
+class ServerAlive(OfServer):
     """Asks the server whether it is well whenever it is idle, and once by a request when all is served."""
 
     name = "server_alive"
@@ -86,7 +80,7 @@ class ServerAlive(_OfServer):
             self.bench.report(Violation(wrong.kind, wrong.site, self.bench.step, f"the server is not well: {wrong}"))
 
 
-class ServerCounts(_OfServer):
+class ServerCounts(OfServer):
     """Adds up what ``meta_info`` counts of each request, and holds the server's mean accept length against it."""
 
     name = "server_counts"
@@ -122,33 +116,10 @@ class ServerCounts(_OfServer):
             self._report("counts", f"{said}, requests accepted {mean:g} a verify", None)
         elif told is not None and lengths and not 1 <= told <= max(lengths) + 1:
             self._report("counts", f"{said}, requests accepted {min(lengths)} to {max(lengths)}", None)
-        self._ask_logprobs(session, server, rids)
-
-    def _ask_logprobs(self, session: Any, server: ServerView, rids: Sequence[str]) -> None:
-        """Have the beginning of one greedy text told again with log probabilities."""
-        requests = map(session.request, rids)
-        greedy = (each for each in requests if each.sampling.temperature == 0 and each.finish_reason == "length")
-        request = next(greedy, None)
-        if request is None:
-            return
-        told = server.logprobs(request.prompt_ids, min(len(request.output_ids), ASKED_AGAIN))
-        wrong = next(wrong_logprobs(told), None)
-        if wrong is not None:
-            self._report("counts", f"{request.rid}, asked again with log probabilities: {wrong}", request.rid)
 
     def _report(self, site: str, detail: str, rid: str | None) -> None:
         data = {} if rid is None else {"rid": rid}
         self.bench.report(Violation("ends", site, self.bench.step, detail, data=data))
-
-
-def wrong_logprobs(told: Sequence[ToldToken]) -> Iterator[str]:
-    """What of the log probabilities of a greedy text contradicts another of them."""
-    for position, (token, own, best) in enumerate(told):
-        said = f"output {position} has token {token} at {own:g}"
-        if own > _LOG_ROUNDING or sum(map(exp, best.values())) > 1 + _LOG_ROUNDING:
-            yield f"{said}, which is no log probability, or those of its position are none"
-        elif not best or own < max(best.values()) - _LOG_ROUNDING or abs(best.get(token, own) - own) > _LOG_ROUNDING:
-            yield f"{said}, the likeliest of its position are {', '.join(f'{t} at {p:g}' for t, p in best.items())}"
 
 
 def wrong_counts(request: Any, meta: Mapping[str, Any]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from specdebug.targets.base import Sampling
 from specdebug.targets.http.checked import HISTOGRAMS, MOST_CHARACTERS, BadAnswer
+from specdebug.targets.serving import ToldToken
 
 
 @dataclass
@@ -88,6 +89,14 @@ def ids_of(event: Mapping[str, Any]) -> list[int]:
     return [token for _, token, _ in event["meta_info"].get("output_token_logprobs", ())] if ids is None else ids
 
 
+def told_tokens(meta: Mapping[str, Any]) -> list[ToldToken]:
+    """The log probabilities of a ``meta_info``, which has the likeliest tokens only where they were asked for."""
+    own, best = (meta.get(f"output_{what}_logprobs", ()) for what in ("token", "top"))
+    tops = [*best, *([()] * (len(own) - len(best)))]
+    pairs = zip(own, tops, strict=False)
+    return [(token, chance, {other: at for at, other, _ in top}) for (chance, token, _), top in pairs]
+
+
 def histogram_of(meta: Mapping[str, Any]) -> tuple[str, list[int]]:
     """The histogram of correct drafts, with its name; empty where there is none."""
     return next(((name, meta[name]) for name in HISTOGRAMS if meta.get(name)), ("", []))
@@ -121,12 +130,14 @@ MOST_SEED = 2**53
 def sampling_params(sampling: Sampling, *, seeded: bool = False) -> dict[str, Any]:
     """SGLang's ``sampling_params``. ``seeded``: the server takes a seed for each request.
 
-    A request without stop tokens goes on to its length, whatever the model says. One with them cannot be told to:
-    SGLang's ``ignore_eos`` has it ignore those, too.
+    Special tokens are text, too, so that the text can be held against all its tokens. A request without stop tokens
+    goes on to its length, whatever the model says. One with them cannot be told to: SGLang's ``ignore_eos`` has it
+    ignore those, too.
     """
     asked: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
+        "skip_special_tokens": False,
     }
     if sampling.temperature:
         asked["top_p"] = sampling.top_p

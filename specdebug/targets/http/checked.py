@@ -205,6 +205,8 @@ _META = table(
 )
 GENERATED = table({"text": text(), "output_ids": token_ids, "meta_info": _META}, required=("meta_info",))
 """An answer of ``/generate``, or an event of a streamed one."""
+COMPLETED = table({"choices": list_of(table({"text": text()}, required=("text",)), 1)}, required=("choices",))
+"""The same of ``/v1/completions``, of one prompt; a stream's last event may have no choice."""
 
 _FOUND = {"signature": SIGNATURE, "detail": _LINE, **_STEP}
 _OWN = table(

@@ -112,7 +112,9 @@ class ServerClient:
         _raise_for(answer)
         return _object(path, answer.content, check)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(
+        self, path: str, body: Mapping[str, Any], check: Check = GENERATED
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a streamed answer, checked, to its end."""
         async with self._answering(self._http, "POST", path, body) as answer:
             if answer.status_code >= 300:
@@ -127,7 +129,7 @@ class ServerClient:
                     event = _document(path, data)
                     if event.get("error") is not None:
                         raise Declined(*_told(event, 500))
-                    yield read(path, GENERATED, event)
+                    yield read(path, check, event)
         if not done:
             raise Unreachable("the stream broke off before [DONE]")
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from specdebug.errors import one_line
-from specdebug.targets.http.answers import HttpAnswer
-from specdebug.targets.http.checked import BadAnswer
-from specdebug.targets.http.client import FAILURES, ServerClient
+from specdebug.targets.base import RequestView
+from specdebug.targets.http.answers import HttpAnswer, sampling_params, told_tokens
+from specdebug.targets.http.checked import COMPLETED, BadAnswer
+from specdebug.targets.http.client import FAILURES, Declined, ServerClient
 from specdebug.targets.http.facts import one_token, own_words, server_info
 from specdebug.targets.http.host import Host, failure_of
 from specdebug.targets.http.served_texts import ServedTexts
 from specdebug.targets.serving import Lost, SessionFailed, ToldToken
 
-TOLD = 4
-"""Log probabilities asked for at each position."""
+_WITH_LOGPROBS = {"return_logprob": True, "top_logprobs_num": 4}
 HEALTH = "server.health"
 """The site of what is wrong with a server that runs and does not answer that it is well."""
 _NO_ROUTE = (404, 405, 501)
+_OPENAI = "/v1/completions"
 
 
 class HttpServerView:
@@ -71,18 +73,41 @@ class HttpServerView:
     def mean_accepted(self) -> float | None:
         return self._texts.mean if self.own else None
 
-    def logprobs(self, prompt_ids: Sequence[int], count: int) -> Sequence[ToldToken]:
+    def text(self, rid: str) -> str:
+        return self._answers[rid].text
+
+    def told(self, rid: str) -> Sequence[ToldToken]:
+        return told_tokens(self._answers[rid].meta)
+
+    def logprobs(self, request: RequestView) -> tuple[Sequence[int], Sequence[ToldToken]] | None:
         if not self.own:
-            return ()
-        body = one_token() | {"input_ids": list(prompt_ids), "return_logprob": True, "top_logprobs_num": TOLD}
-        body["sampling_params"] = {**body["sampling_params"], "max_new_tokens": count}
+            return None
+        asked = sampling_params(request.sampling, seeded=True)
+        body = {"input_ids": list(request.prompt_ids), "sampling_params": asked, **_WITH_LOGPROBS}
         try:
             answer = self._loop.run_until_complete(self._client.post("/generate", body))
+            meta = answer["meta_info"]
+            if not len(meta.get("output_top_logprobs", ())) == len(meta.get("output_token_logprobs", ())) > 0:
+                raise BadAnswer("/generate: the answer lacks log probabilities that were asked for")
         except FAILURES as error:
             raise failure_of(error, self._host, self._client.url) from None
-        own, best = (answer["meta_info"].get(f"output_{what}_logprobs", ()) for what in ("token", "top"))
-        pairs = zip(own, best, strict=False)
-        return [(token, chance, {other: at for at, other, _ in top}) for (chance, token, _), top in pairs]
+        return answer.get("output_ids", ()), told_tokens(meta)
+
+    def pieces(self, request: RequestView) -> tuple[str, str] | None:
+        asked = sampling_params(request.sampling)
+        body = {"prompt": list(request.prompt_ids), "max_tokens": asked.pop("max_new_tokens"), **asked}
+        try:
+            return self._loop.run_until_complete(self._in_pieces(body))
+        except FAILURES as error:
+            if not self.own and isinstance(error, Declined) and error.status in (400, 422, *_NO_ROUTE):
+                return None
+            raise failure_of(error, self._host, self._client.url) from None
+
+    async def _in_pieces(self, body: Mapping[str, Any]) -> tuple[str, str]:
+        async with aclosing(self._client.stream(_OPENAI, {**body, "stream": True}, COMPLETED)) as events:
+            streamed = "".join([each["text"] async for event in events for each in event["choices"]])
+        whole = await self._client.post(_OPENAI, body, COMPLETED)
+        return streamed, "".join(each["text"] for each in whole["choices"])
 
     def totals(self) -> Mapping[str, Any]:
         states: Sequence[Mapping[str, Any]] = self._understood_info().get("internal_states") or ({},)

@@ -41,16 +41,12 @@ class Server:
         self.own = True
         self.owes = 0
         self.exact: float | None = None
-        self.likely: list[Any] = []
 
     def owed(self, rid: str) -> int:
         return self.owes
 
     def mean_accepted(self) -> float | None:
         return self.exact
-
-    def logprobs(self, prompt_ids: Sequence[int], count: int) -> Sequence[Any]:
-        return self.likely
 
     def check_alive(self, *, generates: bool) -> SessionFailed | None:
         self.asked.append(generates)
@@ -208,29 +204,6 @@ def test_a_hit_that_must_occur_does(own: bool, owed: int, cached: int, told: int
     watching.step("a.0")
     assert watching.signatures == ["ends@counts"] * told
     assert all(f"cached_tokens is {cached} of a prompt of which 3 are cached" in each.detail for each in watching.found)
-
-
-@pytest.mark.parametrize(
-    ("told", "words"),
-    [
-        ([], None),
-        ([(5, -0.1, {5: -0.1, 6: -3.0})], None),
-        (
-            [(5, -0.1, {5: -0.1}), (6, 0.0, {6: -0.5, 7: -1.0})],
-            "output 1 has token 6 at 0, the likeliest",
-        ),
-        ([(5, 0.0, {5: 0.0, 6: 0.0})], "output 0 has token 5 at 0, which is no log probability"),
-        ([(5, 0.5, {5: 0.5})], "which is no log probability"),
-        ([(5, -2.0, {6: -0.2})], "the likeliest of its position are 6 at -0.2"),
-        ([(5, -2.0, {})], "the likeliest of its position are"),
-    ],
-)
-def test_log_probabilities_that_contradict_each_other(told: list[Any], words: str | None) -> None:
-    watching = Watching(ServerCounts)
-    watching.server.likely = told
-    watching.oracle.on_served(watching.session, ["a.0"])
-    assert watching.signatures == ["ends@counts"] * (words is not None)
-    assert words is None or words in watching.found[0].detail
 
 
 def test_what_a_server_tells_of_is_a_violation_of_its_name() -> None:

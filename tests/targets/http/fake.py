@@ -17,8 +17,8 @@ VOCAB = 4096
 class FakeServer:
     """The state of a server. ``wrong_from``: at this output position a speculative request gets another token;
     ``old``: answers have no ``output_ids``; ``told`` goes over what ``/server_info`` says, ``mean`` over its mean
-    accept length, ``chance`` over the log probability of each token; ``die_after``: requests after which every
-    connection is dropped."""
+    accept length, ``chance`` over the log probability of each token; ``stammers``: a stream of OpenAI's route says its
+    first piece twice; ``die_after``: requests after which every connection is dropped."""
 
     speculative: bool = True
     switch: bool = True
@@ -31,6 +31,7 @@ class FakeServer:
     hold: threading.Event | None = None
     meta: dict[str, Any] = field(default_factory=dict)
     event: dict[str, Any] = field(default_factory=dict)
+    choice: dict[str, Any] = field(default_factory=dict)
     health: int = 200
     status: dict[str, int] = field(default_factory=dict)
     key: str | None = None
@@ -42,6 +43,7 @@ class FakeServer:
     told: dict[str, Any] = field(default_factory=dict)
     mean: float | None = None
     chance: float = -0.1
+    stammers: bool = False
     accepted: list[int] = field(default_factory=list)
     flushes: int = 0
     busy: int = 0
@@ -145,6 +147,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/abort_request":
             fake.aborted.add(body["rid"])
             return self.send(200, {})
+        if self.path == "/v1/completions":
+            return self.complete(fake, body)
+        if self.path != "/generate":
+            return self.send(404, {"detail": "Not Found"})
         with fake.lock:
             fake.busy += 1
             fake.most_busy = max(fake.most_busy, fake.busy)
@@ -180,6 +186,20 @@ class _Handler(BaseHTTPRequestHandler):
         if not body.get("stream"):
             self.send(200, events[-1])
             return
+        self.send_events(events)
+
+    def complete(self, fake: FakeServer, body: dict[str, Any]) -> None:
+        asked = {"input_ids": body["prompt"], "sampling_params": {**body, "max_new_tokens": body["max_tokens"]}}
+        pieces = [f"{token} " for token in fake.text_of(asked)]
+        if not body.get("stream"):
+            self.send(200, {"choices": [{"text": "".join(pieces)}]})
+            return
+        told = [piece * 2 if fake.stammers and not at else piece for at, piece in enumerate(pieces)]
+        self.send_events(
+            [{"choices": [{"text": piece, "index": 0} | fake.choice]} for piece in told] + [{"choices": []}]
+        )
+
+    def send_events(self, events: list[dict[str, Any]]) -> None:
         data = b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events) + b"data: [DONE]\n\n"
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")

@@ -69,7 +69,7 @@ def test_a_sound_server_passes_and_what_nobody_could_see_is_listed(file: Path) -
     assert outcome.metrics.cached_tokens > 0
     assert outcome.metrics.accept_mean is not None
     assert outcome.metrics.accept_mean > 1
-    assert {"lossless", "server_alive", "server_counts", "server_findings"} <= set(outcome.looks)
+    assert {"lossless", "server_alive", "server_answers", "server_counts", "server_findings"} <= set(outcome.looks)
     blind = {line.partition(":")[0] for line in outcome.cannot_show}
     assert blind == {"pools", "draft_kv", "draft_state", "acceptance", "sampling"}
 
@@ -90,7 +90,8 @@ def test_a_sound_server_passes_and_what_nobody_could_see_is_listed(file: Path) -
             "ends@counts",
         ),
         ({"mean": 1.5}, "ends@counts"),
-        ({"chance": 0.0}, "ends@counts"),
+        ({"chance": 0.0}, "mismatch@logprobs"),
+        ({"stammers": True}, "ends@stream"),
         ({"told": {"page_size": 1, "max_total_num_tokens": 10**6}, "meta": {"cached_tokens": 0}}, "ends@counts"),
         ({"status": {"/health_generate": 503}}, "error@server.health"),
         ({"die_after": 4}, "error@http.connection"),

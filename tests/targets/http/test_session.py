@@ -53,7 +53,12 @@ def test_a_request_ends_with_its_tokens_its_counts_and_its_reason(server: Open) 
     assert sorted(request.accept_lengths) == [2, 2]
     assert request.kv_len == 3 + 5 - 1
     (sent,) = fake.served
-    assert sent["sampling_params"] == {"max_new_tokens": 5, "temperature": 0.0, "ignore_eos": True}
+    assert sent["sampling_params"] == {
+        "max_new_tokens": 5,
+        "temperature": 0.0,
+        "skip_special_tokens": False,
+        "ignore_eos": True,
+    }
     assert sent["stream"] is True
     assert "speculative" not in sent
 
@@ -78,7 +83,8 @@ def test_sampling_goes_by_sglang_s_names(server: Open) -> None:
     add(session, "a", temperature=0.7, top_k=5, top_p=0.9, stop_token_ids=(14,))
     drain(session)
     assert fake.served[0]["sampling_params"] == {
-        "max_new_tokens": 5, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "stop_token_ids": [14],
+        "max_new_tokens": 5, "skip_special_tokens": False,
+        "temperature": 0.7, "top_k": 5, "top_p": 0.9, "stop_token_ids": [14],
     }  # fmt: skip
     assert (session.request("a").finish_reason, session.request("a").output_ids) == ("stop", [13, 14])
 

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from specdebug.logs.scan import LogReader
-from specdebug.targets.http.client import Unreachable
+from specdebug.scenario.workload import RequestSampling
+from specdebug.targets.http.client import ServerClient, Unreachable
 from specdebug.targets.http.view import HttpServerView
+from specdebug.targets.serving import SessionFailed
+from tests.targets.http.fake import FakeServer, serving
 
 
 class Client:
@@ -90,6 +93,45 @@ def test_of_a_server_that_has_ended_it_is_said_what_it_died_of(
     wrong = view(loop, Gone(), host=host).check_alive(generates=False)
     assert wrong is not None
     assert ((wrong.kind, wrong.site), str(wrong)) == (named, words)
+
+
+ASKED: Any = SimpleNamespace(prompt_ids=(1, 2), sampling=RequestSampling(2, temperature=0.5, seed=7))
+
+
+def test_a_request_is_asked_for_again_with_log_probabilities(loop: asyncio.AbstractEventLoop) -> None:
+    with serving(FakeServer(speculative=False)) as fake:
+        client = ServerClient(fake.url)
+        ours = HttpServerView(client, loop, {}, None)
+        assert ours.logprobs(ASKED) is None  # not known to be ours
+        ours.own = True
+        assert ours.logprobs(ASKED) == ([3, 4], [(3, -0.1, {3: -0.1, 4: -5.1}), (4, -0.1, {4: -0.1, 5: -5.1})])
+        assert fake.served[0]["sampling_params"]["sampling_seed"] == 7
+        fake.meta = {"output_top_logprobs": None}
+        with pytest.raises(SessionFailed, match="lacks log probabilities that were asked for"):
+            ours.logprobs(ASKED)
+        loop.run_until_complete(client.close())
+
+
+def test_a_text_is_asked_for_in_pieces_where_there_is_the_route(loop: asyncio.AbstractEventLoop) -> None:
+    with serving(FakeServer(stammers=True)) as fake:
+        client = ServerClient(fake.url)
+        server = HttpServerView(client, loop, {}, None)
+        assert server.pieces(ASKED) == ("3 3 4 ", "3 4 ")
+        fake.status = {"/v1/completions": 404}
+        assert server.pieces(ASKED) is None
+        server.own = True
+        with pytest.raises(SessionFailed):
+            server.pieces(ASKED)
+        loop.run_until_complete(client.close())
+
+
+def test_a_choice_without_text_is_no_answer(loop: asyncio.AbstractEventLoop) -> None:
+    with serving(FakeServer(choice={"text": 5})) as fake:
+        client = ServerClient(fake.url)
+        with pytest.raises(SessionFailed, match=r"choices\.0\.text is 5") as failed:
+            HttpServerView(client, loop, {}, None).pieces(ASKED)
+        assert failed.value.site == "http.answer"
+        loop.run_until_complete(client.close())
 
 
 def test_only_our_own_server_is_asked_what_it_found(loop: asyncio.AbstractEventLoop) -> None:

@@ -31,7 +31,7 @@ WITHOUT_A_GPU = [
     "Triton kernels: vLLM's own stand-ins for CPUs (vllm.utils.cpu_triton_utils)",
 ]
 """What of a run on a CPU is not the code that serves on a GPU, in words for reports."""
-SAMPLED = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "ignore_eos")
+SAMPLED = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")
 """Sampling parameters that are vLLM's by name."""
 
 

@@ -27,7 +27,7 @@ class NotAFile(OSError):
 
 
 class NotOwn(OSError):
-    """What lies at a path may be another user's word; ``strerror`` says why."""
+    """The content of a path may be another user's word; ``strerror`` says why."""
 
 
 class TooLarge(OSError):
@@ -104,7 +104,7 @@ def kind_of(path: str | Path) -> str | None:
 
 
 def name_beside(path: Path) -> Path:
-    """A path in the same folder that is nobody's, and that nobody can make before us by guessing it."""
+    """A free path in the same folder, which no other process can make before us by guessing it."""
     return path.with_name(f".specdebug-{secrets.token_hex(8)}")
 
 

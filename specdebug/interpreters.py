@@ -31,4 +31,4 @@ def engine_python(python: str, *words: str) -> list[str]:
 
 
 ENGINE_ENV = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
-"""What has the processes that an engine starts itself do as :func:`engine_python`."""
+"""Variables by which the processes that an engine starts do as :func:`engine_python`."""

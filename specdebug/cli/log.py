@@ -63,7 +63,7 @@ class BoundedLog:
             root.removeHandler(handler)
 
     def close(self) -> None:
-        """Write what waits. Where nobody reads it, the descriptor is given up, lest a last word of this process wait
+        """Write what waits. Where it is not read, the descriptor is given up, lest a last word of this process wait
         for that reader for ever."""
         with self._news:
             self._closed = True

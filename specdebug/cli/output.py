@@ -1,4 +1,4 @@
-"""Write to stdout, stderr and files, also where nobody reads them, and say when they cannot be written.
+"""Write to stdout, stderr and files, also where they are not read, and say when they cannot be written.
 
 Whatever a command writes goes through here, and secrets are masked on the way.
 """

@@ -68,7 +68,7 @@ class SeenFailure:
 
     @classmethod
     def read(cls, path: Path) -> SeenFailure | None:
-        """What was kept; None where nothing was, or something else lies there: it can be seen again."""
+        """The evidence that was kept; None where nothing was, or something else lies there: it can be seen again."""
         try:
             return cls._of(parse_json(read_file(path, _MAX_BYTES), str(path)).root)
         except (OSError, ContentError):

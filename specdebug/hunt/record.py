@@ -109,7 +109,7 @@ class HuntRecord:
 
     @property
     def not_engine_code(self) -> list[str]:
-        """What was not the engine's own code in any scenario."""
+        """The parts of any scenario's run that were not the engine's own code."""
         return list(dict.fromkeys(part for one in self.judged.values() for part in one.not_engine_code))
 
     @property

@@ -83,7 +83,7 @@ class Installed:
 
     @property
     def gone(self) -> str:
-        """What is not there any more of what was done, in words; empty where all is."""
+        """The finished steps whose result is gone, in words; empty where all is there."""
         if not self.done:
             return ""
         if not os.path.exists(self.python):

@@ -1,4 +1,4 @@
-"""What stands around a line that tells of a failure: its stack, the statement that raised it, and what became of it.
+"""The surroundings of a line that tells of a failure: its stack, the statement that raised it, and what became of it.
 
 Lines of several processes may be mixed: frames count that have the same beginning as the line itself, if there are any.
 """
@@ -61,7 +61,7 @@ class Around:
 
     @property
     def head(self) -> bytes:
-        """What stands in the line before the message."""
+        """The text of the line before the message."""
         return self._head
 
     @property
@@ -106,13 +106,13 @@ class Around:
 
     @cached_property
     def fatal(self) -> bool:
-        """Whether the record's headline says that a process of the engine ended with it."""
+        """Return True if the record's headline says that a process of the engine ended with it."""
         headline = self._headline
         return _FATAL.search(headline) is not None and _SERVED.search(headline) is None
 
     @cached_property
     def passed_over(self) -> bool:
-        """Whether it was tried again, or is said as a warning."""
+        """Return True if it was tried again, or is said as a warning."""
         told = b"\n".join((self._line[self._at : self._at + LOOKED_AT], self.line(1), self.line(2), self._headline))
         if _GIVEN_UP.search(told) is None and _RETRY.search(told) is not None:
             return True
@@ -120,7 +120,7 @@ class Around:
 
     @cached_property
     def reported(self) -> bool:
-        """Whether it stands in the report of a test."""
+        """Return True if it stands in the report of a test."""
         if self._of_pytest_line:
             return True
         begun = self._begun

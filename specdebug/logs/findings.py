@@ -46,7 +46,7 @@ RANK = operator.attrgetter("over", "strength", "line")
 
 
 class FoundFailures:
-    """What was found so far, at most ``MAX_FINDINGS``: of too many the last of the weakest give way."""
+    """The findings so far, at most ``MAX_FINDINGS``: of too many the last of the weakest give way."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, Finding] = {}

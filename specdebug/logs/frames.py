@@ -1,4 +1,4 @@
-"""Frames of stacks, whoever prints them, and the place in an engine's own code that they lead to.
+"""Frames of stacks, in the forms of all printers, and the place in an engine's own code that they lead to.
 
 Python's tracebacks have the innermost frame last; py-spy, faulthandler and native backtraces have it first.
 """
@@ -62,14 +62,14 @@ class Frame(NamedTuple):
 
     @property
     def engine(self) -> bool:
-        """Whether the file is an engine's own code."""
+        """Return True if the file is an engine's own code."""
         parts = _parts(self.path)
         last = max((at for at, part in enumerate(parts[:-1]) if part in PACKAGES), default=-1)
         return last >= 0 and parts[last + 1] not in _NOT_ITS_OWN and ".cache" not in parts
 
     @property
     def library(self) -> bool:
-        """Whether the file is of a library or of the interpreter, and so says nothing of where an engine failed."""
+        """Return True for a file of a library or of the interpreter, which does not say where an engine failed."""
         if self.path.startswith("<") or ("/lib/python" in self.path and "-packages/" not in self.path):
             return True
         parts = _parts(self.path)
@@ -77,7 +77,7 @@ class Frame(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether the function only waits for another thread or process."""
+        """Return True if the function only waits for another thread or process."""
         name = self.function.rpartition(".")[2].lower()
         return name in _WAITING or any(word in name for word in _WAITS)
 

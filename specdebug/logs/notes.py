@@ -1,4 +1,4 @@
-"""What a log tells by several lines together: that a run ended well, that accept lengths fell, that ranks disagree.
+"""Facts that several lines of a log tell together: a run ended well, accept lengths fell, ranks disagree.
 
 Each is kept as a few numbers, whatever the size of the log.
 """
@@ -67,7 +67,7 @@ class _Meter:
 
 @dataclass
 class Notes:
-    """What was noted so far.
+    """The facts noted so far.
 
     Attributes:
         green: the last line that says that a test run passed; 0 where none does.

@@ -127,7 +127,7 @@ _FINDERS: dict[str, tuple[frozenset[bytes], Pattern]] = {
 
 @dataclass
 class LogOrigin:
-    """What is known so far of where a log is from.
+    """The origin of a log, as far as it is known.
 
     Attributes:
         version: as the engine prints it.

@@ -39,7 +39,7 @@ _AFTERMATH = frozenset(
      "ProxyError", "RayActorError", "ReadError", "ReadTimeout", "ReadTimeoutError", "RemoteDisconnected",
      "RemoteProtocolError", "SSLError", "ServerDisconnectedError", "WorkerCrashedError"}
 )  # fmt: skip
-"""What is raised where another process has ended or does not answer, and what a network does."""
+"""Exceptions of another process that has ended or does not answer, and of networks."""
 _OF_ANOTHER = compiled(
     rb"(?i:connection (?:closed|reset|refused|aborted)|broken pipe|died unexpectedly|worker\w* failed|failed to start|"
     rb"engine(?: ?core)? (?:process )?(?:failed|died|"

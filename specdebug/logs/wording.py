@@ -119,7 +119,7 @@ def _mixed(word: bytes) -> bytes:
 
 
 def _unquoted(found: Match) -> bytes:
-    """What stands in quotes: a name or an expression as it is, anything else is data."""
+    """The text in quotes: a name or an expression as it is, anything else is data."""
     inner: bytes = found[1] or found[2] or found[3] or b""
     return inner if _PLAIN.search(inner) is not None else b"#"
 

@@ -259,7 +259,7 @@ class FaultMatrix:
 
     @property
     def not_engine_code(self) -> list[str]:
-        """What was not the engine's own code in any run."""
+        """The parts of any run that were not the engine's own code."""
         return not_engine_code(self.outcomes)
 
     @property

@@ -224,7 +224,7 @@ def verdict_line(findings: Findings, subject: Bisection) -> str:
 
 
 def _innocent(findings: Findings, subject: Bisection) -> str:
-    """How it went that no candidate is to blame, if they were switched on."""
+    """Say how it went that no candidate is to blame, if they were switched on."""
     standing = findings.standing
     if standing.signatures or not findings.silent:
         return f"fails {rate_text(standing.rates.false_failure)} of the time whatever is switched"

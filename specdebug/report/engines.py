@@ -68,7 +68,7 @@ def engines_document(
 
 
 def fit_lines(there: Installed, parts: Sequence[FitPart]) -> list[str]:
-    """What of ours fits a release, in one line, and a line for each part that does not."""
+    """Say which parts of ours fit a release, in one line, and a line for each part that does not."""
     counts = []
     for kind, noun in ((False, "look"), (True, "stand-in")):
         some = [each for each in parts if each.stand_in is kind]

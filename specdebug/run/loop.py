@@ -253,7 +253,7 @@ class RunLoop:
 
 
 def _tells_nothing(error: Exception) -> str | None:
-    """What an error says that leaves the engine unjudged; None of any other."""
+    """Return the words of an error that leaves the engine unjudged; None for any other."""
     return str(error) if isinstance(error, SpecDebugError) and error.exit_code == EXIT_CODES["unknown"] else None
 
 

@@ -126,8 +126,8 @@ class StartedServer(AnyServer):
 
     @property
     def variables(self) -> dict[str, str]:
-        """What ``env`` says beside this process's own, which also have what was left out of a file. Raises ConfigError
-        for one that they have not."""
+        """The variables that ``env`` sets; this process's own have the values that were left out of a file. Raises
+        ConfigError for one that they have not."""
         for name, value in self.env.items():
             if value == MASK and name not in os.environ:
                 raise ConfigError(f"target.env: {name} is a secret, which is left out of bundles; set it and run again")

@@ -30,7 +30,7 @@ _AT_ONCE = 8
 new one would take longer than serving it."""
 
 Phase = Literal["idle", "head", "body", "answer"]
-"""What a connection waits for: the next request, the rest of its head or body, its answer to be made and read."""
+"""The states of a connection: it waits for a request, the rest of its head or body, or for its answer to be read."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Connection(H11Protocol):
 
     @property
     def phase(self) -> Phase:
-        """What it waits for."""
+        """The state in which it waits."""
         state = self.conn.their_state
         if state is h11.SEND_BODY:
             return "body"

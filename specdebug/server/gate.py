@@ -1,8 +1,8 @@
 """Who may call a route: by the name that the server was called by, by the page that the call comes from, by the key.
 
-A server without a key trusts whoever reaches it, which is this machine, and with it every page that a browser on it
-shows. A page whose name was made to lead here (DNS rebinding) is told by ``Host``, one of another site by ``Origin``
-and ``Sec-Fetch-Site``, which pages cannot set themselves.
+A server without a key trusts every caller that reaches it, which is this machine, and with it every page that a browser
+there shows. A page whose name was made to lead here (DNS rebinding) is told by ``Host``, one of another site by
+``Origin`` and ``Sec-Fetch-Site``, which pages cannot set themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specdebug.server.answers import Refusal
 from specdebug.server.state import Settings
 
 OPEN = ("/health", "/metrics")
-"""Routes that need no key: whoever watches a server has none. They give the engine nothing to do."""
+"""Routes that need no key: monitors have none. They give the engine nothing to do."""
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\\\[\]]+)(:\d{0,5})?", re.IGNORECASE)
 
 

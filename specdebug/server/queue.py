@@ -2,7 +2,7 @@
 
 Weighted fair queueing (Demers, Keshav and Shenker, 1989), with tokens for bits: a request is due when a server that
 gave all waiting bodies an equal part would be done with it. A short one overtakes the long ones that wait, a batch of
-thousand is passed by whoever comes behind it, and nothing waits for ever.
+thousand is passed by all that come behind it, and nothing waits for ever.
 """
 
 from __future__ import annotations

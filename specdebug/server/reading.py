@@ -46,7 +46,7 @@ async def body_of(http: Request, limit: int) -> bytes:
 
 
 async def read_body(http: Request, state: ServerState, read: Callable[[Any], T]) -> T:
-    """What ``read`` makes of a body's JSON. Raises BadField, or Refusal where there is no memory for it."""
+    """Return the result of ``read`` on a body's JSON. Raises BadField, or Refusal where there is no memory for it."""
     body = await body_of(http, state.max_body_bytes)
     if len(body) < ASIDE_BYTES:
         return read(parse(body))

@@ -39,7 +39,7 @@ class FrontReverts:
             each.restore()
 
     def with_engine(self, engine: Hits) -> Hits:
-        """How often each edit has run here and in the engine, by whose own word ``engine`` is."""
+        """Return how often each edit has run here and in the engine, by whose own word ``engine`` is."""
         own = Counter[str]()
         for each in self._applied:
             own.update(each.hits())

@@ -162,7 +162,7 @@ class ServerView(Protocol):
         """What it newly tells of the faults that it was started with: ``ledger`` is the event, the rest its fields."""
 
     def lost(self) -> Sequence[Lost]:
-        """What of ours does not fit the server's engine, by its own words."""
+        """The parts of ours that do not fit the server's engine, by its own words."""
 
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         """By fix that it was started without, how often each of its edits has run; empty where that is not known."""

@@ -13,7 +13,7 @@ from specdebug.yamlio import as_json, parse_yaml
 
 _ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "MTP", "deepseek_mtp": "MTP", "nextn": "EAGLE"}
 _SMALLER = {"context_length": 512, "max_running_requests": 4, "max_total_tokens": 4096, "cuda_graph_max_bs": 4}
-"""What does not fit a model of this size is at most so much."""
+"""The most of each option that a model of this size takes."""
 _OF_THE_MODEL = frozenset({"model_path", "speculative_draft_model_path", "dtype", "device", "random_seed"})
 
 

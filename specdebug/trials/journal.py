@@ -73,7 +73,7 @@ class Journal:
     Args:
         path: the file; it and its folder are made if need be.
         identity: what the trials belong to; ``about`` says the same for a reader.
-        state: that of what is searched; None where whoever searches answers for that. A journal of another state is
+        state: that of what is searched; None where the caller answers for that. A journal of another state is
             kept beside the new one, unless ``anyway`` goes on with it (see ``earlier``).
         fresh: begin anew; a journal that is there is kept under another name (see ``kept``), in the place of the one
             that was kept before. One without a trial is not kept.

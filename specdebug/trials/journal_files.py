@@ -20,7 +20,7 @@ _MAX_FACTS = 100
 
 @dataclass(frozen=True)
 class Kept:
-    """What a journal is of; ``state`` is None where it does not say."""
+    """The subject of a journal; ``state`` is None where it does not say."""
 
     identity: str
     state: State | None

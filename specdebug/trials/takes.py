@@ -1,4 +1,4 @@
-"""How many fixes an engine that is not ours takes in ``SGLANG_DEBUG_REVERT_PR``."""
+"""The number of fixes that an engine which is not ours takes in ``SGLANG_DEBUG_REVERT_PR``."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ class Outcome:
 
 
 def not_engine_code(outcomes: Iterable[Outcome]) -> list[str]:
-    """What of several runs was not the engine's own code, each part once."""
+    """The parts of several runs that were not the engine's own code, each once."""
     return list(dict.fromkeys(part for outcome in outcomes for part in outcome.not_engine_code))
 
 

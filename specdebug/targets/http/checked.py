@@ -45,7 +45,7 @@ class Wrong(Exception):
 
 
 def read(route: str, check: Check, document: Any) -> Any:
-    """What a route answered, checked. Raises BadAnswer."""
+    """Return the checked answer of a route. Raises BadAnswer."""
     try:
         return check(document)
     except Wrong as wrong:
@@ -96,7 +96,7 @@ def maybe(check: Check) -> Check:
 
 
 def one_of(*checks: Check) -> Check:
-    """What any of these takes."""
+    """Return a check that takes what any of these does."""
 
     def check(value: Any) -> Any:
         wanted = []

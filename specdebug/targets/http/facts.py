@@ -80,7 +80,7 @@ def no_server(error: Exception, url: str) -> NoServer:
 
 
 async def server_info(client: ServerClient) -> dict[str, Any]:
-    """What a server says of itself."""
+    """The facts that a server tells of itself."""
     return await first_of(client, SERVER_INFO, "/server_info", "/get_server_info")
 
 

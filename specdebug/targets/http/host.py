@@ -39,10 +39,10 @@ class Host(Protocol):
         """Return what its log newly tells of faults: ``ledger`` is the event, the rest its fields."""
 
     def lost(self) -> Sequence[Lost]:
-        """What of ours does not fit the engine, by its own words."""
+        """The parts of ours that do not fit the engine, by its own words."""
 
     def not_engine_code(self) -> Sequence[str]:
-        """What of a run is not the engine's own code, by its own words: names of stand-ins, and what it lacks here."""
+        """The parts of a run that are not the engine's own code, by its own words: stand-ins, and lacks."""
 
     def new_problems(self) -> Sequence[str]:
         """Laws of memory pools that its log newly says are broken, each ``law: what``."""

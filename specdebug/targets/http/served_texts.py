@@ -1,4 +1,4 @@
-"""What a server was given since its cache was flushed: what it must have cached of it, and what it must count."""
+"""The texts that a server was given since its cache was flushed: what it must have cached, and what it must count."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Taps and readers are ours: an attribute that a release has renamed is a fact about them, and none about the engine.
 Whatever they raise turns their look off for good, and is told with its place in our code; the engine's own exception
-goes on its way. A device that is lost is the engine's, whoever notices.
+goes on its way. A lost device is the engine's loss, wherever it is noticed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EngineLook:
             tell_lost(self.what, error)
 
     def attempt(self, act: Callable[[], _T], otherwise: _T) -> _T:
-        """What an act of ours comes to; ``otherwise`` once it fails, and from then on."""
+        """Return the result of an act of ours; ``otherwise`` once it fails, and from then on."""
         if self.off:
             return otherwise
         try:

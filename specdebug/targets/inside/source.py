@@ -124,7 +124,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 
 def _members(node: ast.ClassDef) -> Iterator[str]:
-    """What a class binds in its body, and what its methods assign to their first argument."""
+    """The names that a class binds in its body, and what its methods assign to their first argument."""
     for each in _top(node.body):
         yield from _bound(each)
         if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.args.args:

@@ -141,12 +141,12 @@ class ServerLog:
         return dict(every)
 
     def lost(self) -> tuple[Lost, ...]:
-        """What of ours does not fit the engine, as its processes told since it was started, each once."""
+        """The parts of ours that do not fit the engine, as its processes told since it was started, each once."""
         told = (facts["lost"] for facts in self._facts("lost"))
         return tuple(dict.fromkeys(Lost(**{name: each[name] for name in Lost.__slots__}) for each in told))
 
     def not_engine_code(self) -> tuple[str, ...]:
-        """What all processes of the engine said is not the engine's own code, each once."""
+        """The parts that any process of the engine said are not the engine's own code, each once."""
         return tuple(dict.fromkeys(each for told in self._last_told("not_engine_code") for each in told))
 
     def new_problems(self) -> Sequence[str]:

@@ -40,7 +40,7 @@ LOOKS: dict[str, tuple[Seat, ...]] = {
         *(seat for pair in graph_buffers.REPLAYS.values() for seat in pair if seat is not None),
     ),
 }
-"""What each look holds on to."""
+"""The seats of each look."""
 
 
 def parts_of(here: Installed) -> Iterator[FitPart]:
@@ -66,7 +66,7 @@ def _stand_ins(source: Source) -> Iterator[FitPart]:
 
 
 def _lacking(source: Source, seats: tuple[Seat, ...]) -> Iterator[str]:
-    """What a release lacks of some seats."""
+    """Yield the seats that a release lacks, in words."""
     for seat in seats:
         try:
             seat.place(source)
@@ -75,7 +75,7 @@ def _lacking(source: Source, seats: tuple[Seat, ...]) -> Iterator[str]:
 
 
 def _arguments(source: Source, stand_in: stand_ins.StandIn, there: list[str]) -> Iterator[str]:
-    """What the Triton kernel that a stand-in is for does not take."""
+    """Yield the arguments of a stand-in that its Triton kernel does not take."""
     if stand_in.kernel is not None and there:
         lacking = sorted(stand_in.kernel.takes - set(source.parameters(there[0])))
         if lacking:

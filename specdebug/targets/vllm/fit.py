@@ -22,7 +22,7 @@ LOOKS: dict[str, tuple[str, ...]] = {
         *(f"{_POOL}.{name}" for name in ("blocks", "free_block_queue", "null_block")),
     ),
 }  # fmt: skip
-"""What each look holds on to."""
+"""The seats of each look."""
 
 
 def parts_of(here: Installed) -> Iterator[FitPart]:

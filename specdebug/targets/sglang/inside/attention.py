@@ -63,7 +63,7 @@ def _read_by_splits(given: Given) -> Iterator[KernelRead]:
 
 
 def _splits(given: Given, batch: int, most: int) -> list[tuple[int, int, int, int]]:
-    """How the keys of each request are split: request, split, and where it begins and ends among the request's. Splits
+    """The split of each request's keys: request, split, and where it begins and ends among the request's. Splits
     of no keys are left out."""
     block, ends = given["MIN_BLOCK_KV"], given["kv_indptr"][: batch + 1].tolist()
     found = []
@@ -136,7 +136,7 @@ def _kv_buffers(given: Given, heads: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _strided(tensor: Tensor, shape: tuple[int, ...], *strides: int) -> Tensor:
-    """What a kernel sees of a tensor that it is given strides for; along the last dimension they are 1. Raises
+    """The view that a kernel has of a tensor with strides; along the last dimension they are 1. Raises
     RuntimeError where that leaves the memory that there is."""
     return tensor.as_strided(shape, (*strides, 1), int(tensor.storage_offset()))
 
@@ -191,7 +191,7 @@ def _extended(given: Given, heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _visible(given: Given, request: int, cached: int, count: int) -> Tensor:
-    """What each new token of a request sees, bool [count, cached + count]."""
+    """The positions that each new token of a request sees, bool [count, cached + count]."""
     visible = torch.ones(count, cached + count, dtype=torch.bool)
     if given["USE_CUSTOM_MASK"]:
         start = int(given["mask_indptr"][request])

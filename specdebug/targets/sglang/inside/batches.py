@@ -13,7 +13,7 @@ _SCHEDULER = "srt.managers.scheduler:Scheduler"
 RUN, TAKE = (
     Seat("the scheduler's batches", (f"{_SCHEDULER}.{name}",)) for name in ("run_batch", "process_batch_result")
 )
-"""What launches a batch, and what takes its results."""
+"""The methods that launch a batch and that take its results."""
 
 
 def follow_batches(

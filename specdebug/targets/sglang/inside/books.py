@@ -37,7 +37,7 @@ NEEDED = tuple(
           ("total_size", "all_values_flatten", "evictable_size", "protected_size")),
     )
 )  # fmt: skip
-"""What is read beside the requests."""
+"""The fields that are read beside the requests."""
 MOST_TOLD = 20
 """Violations of a process that are told; a leak is one after every batch."""
 

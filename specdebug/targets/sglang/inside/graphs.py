@@ -115,7 +115,7 @@ def _metadata(planned: Sequence[_Planned]) -> Iterator[None]:
 
 
 _ATOMS = (bool, int, float, str, bytes, enum.Enum, torch.dtype, torch.device, type(None))
-"""What a graph keeps of an answer beside tensors: what it was at the capture."""
+"""The types of an answer, beside tensors, that a graph keeps as they were at the capture."""
 
 
 def _write(kept: Any, new: Any) -> None:

@@ -32,7 +32,7 @@ class TorchKernel:
     only: Mapping[str, tuple[Any, ...]]
 
     def instead_of(self, kernel: Any) -> LaunchedStandIn:
-        """What takes the place of a Triton kernel. Raises NoSeat where that takes other arguments."""
+        """Return the stand-in for a Triton kernel. Raises NoSeat where that takes other arguments."""
         return LaunchedStandIn(kernel, self)
 
 

@@ -31,7 +31,7 @@ SAMPLE = Seat(
         "srt.speculative.eagle_info:EagleVerifyInput.sample",
     ),
 )
-"""What decides a verify."""
+"""The method that decides a verify."""
 TOSS = Seat(
     LOOKS,
     tuple(

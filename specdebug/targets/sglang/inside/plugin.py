@@ -34,7 +34,7 @@ WITHOUT_A_GPU = (
     "CUDA graphs: a replay calls the captured Python again",
     "CUDA streams and events: there are none, what overlaps on a GPU runs in order",
 )
-"""What differs on a CPU beside the stand-ins (:func:`replace_for_cpu`), in words for reports."""
+"""The differences of a CPU beside the stand-ins (:func:`replace_for_cpu`), in words for reports."""
 FAILED = 86
 """Exit status of a process in which this failed."""
 
@@ -81,7 +81,7 @@ def look_at(wanted: Mapping[str, Any]) -> None:
 
 
 def _got(what: str, begin: Callable[[], _T]) -> list[_T]:
-    """What the beginning of a look returns; nothing of one that this release has no place for, which is told."""
+    """Return the result of a look's beginning; None for one that this release has no place for, which is told."""
     try:
         return [begin()]
     except Exception as error:
@@ -111,7 +111,7 @@ def told_when_asked(tell: Callable[[], None]) -> None:
 
 
 def _besides() -> list[str]:
-    """What else is not what a GPU runs: SGLang's own way round a kernel, and modules that are empty here."""
+    """The other parts that a GPU does not run: SGLang's own way round a kernel, and modules that are empty here."""
     empty = sorted(name for name, module in sys.modules.items() if isinstance(module, EmptyModule) and "." not in name)
     moves = "KV moves by torch, SGLang's own (SGLANG_NATIVE_MOVE_KV_CACHE)"
     return [

@@ -40,7 +40,7 @@ class _Calls:
 
 
 class _Probes:
-    """What upstream's calls come to."""
+    """Our probes, by the names of upstream's own."""
 
     def nan(self, tensor: Any, words: str) -> None:
         async_probe.maybe_detect_nan(tensor, site_of(words))

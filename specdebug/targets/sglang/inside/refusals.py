@@ -1,4 +1,4 @@
-"""What a stand-in for a kernel does not do is refused by name, and never left out.
+"""Work that a stand-in for a kernel does not do is refused by name, and never left out.
 
 A refusal is a fact about the stand-in: the harness is told, and what the engine does then is not judged.
 """

@@ -18,7 +18,7 @@ NEEDED = (
     Seat(HELD, (f"{_SCHEDULER}.cur_batch_for_debug", f"{_SCHEDULER}.cur_batch")),
     *(Seat(HELD, (f"{_SCHEDULER}.{name}",)) for name in ("running_batch", "last_batch", "chunked_req")),
 )
-"""What is read, by the names that it has had."""
+"""The fields that are read, by the names that they have had."""
 
 
 _MICRO_BATCHES = ("mbs", "running_mbs", "last_mbs")
@@ -53,7 +53,7 @@ def holders(scheduler: Any) -> list[Held]:
 
 
 def held(request: Any) -> Held:
-    """What a request holds now. Raises AttributeError where a release keeps it elsewhere."""
+    """Return the slots that a request holds now. Raises AttributeError where a release keeps it elsewhere."""
     own = request if hasattr(request, "req_pool_idx") else request.kv
     return Held(
         request.rid,

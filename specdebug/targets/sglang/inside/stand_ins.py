@@ -1,4 +1,4 @@
-"""What is put into SGLang's modules on a CPU, where a release has it: kernels, and which device it takes this for.
+"""The stand-ins put into SGLang's modules on a CPU, where a release has them: kernels, and the device it sees.
 
 Nothing is replaced but what cannot run here: SGLang's own function around a kernel runs as it is, so that what it gets
 wrong shows. From 0.5.16 on much of EAGLE has a branch of its own for CPUs. Those branches are switched off: what is to
@@ -40,7 +40,7 @@ _BRANCHES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class StandIn:
-    """What takes the place of a name. ``made``: out of what is there, None for what only a GPU's process imports.
+    """A stand-in for a name. ``made``: out of what is there, None for what only a GPU's process imports.
     ``needed``: every release must have one of the places; of others, a release that has none has nothing to replace.
     ``kernel``: of a Triton kernel, what it is stood in for by."""
 

@@ -34,7 +34,7 @@ SEATS = {
     "sample": SAMPLE,
     "extend_replay": EXTEND_REPLAY,
 }
-"""What is tapped, by the tap."""
+"""The functions that are tapped, by the tap."""
 
 
 def record(path: str) -> Callable[[], None]:

@@ -48,7 +48,7 @@ class Strength(IntEnum):
     TEST = 14
     """A test that failed, without a reason."""
     MENTION = 15
-    """What was tried again or is said as a warning; an exception that another message quotes."""
+    """A failure that was tried again or is said as a warning; an exception that another message quotes."""
 
 
 class Hit(NamedTuple):

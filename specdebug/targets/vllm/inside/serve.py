@@ -30,7 +30,7 @@ WITHOUT_A_GPU = [
     "GPU kernels, CUDA graphs and streams: there are none, its own code for CPUs runs in their place",
     "Triton kernels: vLLM's own stand-ins for CPUs (vllm.utils.cpu_triton_utils)",
 ]
-"""What of a run on a CPU is not the code that serves on a GPU, in words for reports."""
+"""The parts of a run on a CPU that are not the code that serves on a GPU, in words for reports."""
 SAMPLED = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")
 """Sampling parameters that are vLLM's by name."""
 

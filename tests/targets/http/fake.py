@@ -77,6 +77,9 @@ class FakeServer:
                 break
         return output
 
+    def decoded(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
     def answer(
         self, body: dict[str, Any], output: list[int], since: int, reason: dict[str, Any] | None
     ) -> dict[str, Any]:
@@ -100,7 +103,7 @@ class FakeServer:
             meta["output_token_logprobs"] = [[self.chance, token, None] for token in shown]
             margin = 0.01 if self.near_tie else 5.0
             meta["output_top_logprobs"] = [[[-0.1, t, None], [-0.1 - margin, t + 1, None]] for t in shown]
-        answer: dict[str, Any] = {"text": " ".join(map(str, shown)), "meta_info": {**meta, **self.meta}, **self.event}
+        answer: dict[str, Any] = {"text": self.decoded(shown), "meta_info": {**meta, **self.meta}, **self.event}
         return answer if self.old else {"output_ids": shown, **answer}
 
 

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from specdebug.scenario.text import load_tokenizer
 from tests.targets.http.fake import FakeServer, serving
+
+TOKENIZER = load_tokenizer("tiny")
 
 
 class Dying(FakeServer):
-    """Dies of SIGSEGV instead of answering more than so many requests."""
+    """Dies of SIGSEGV instead of answering more than so many requests. Its texts are of the model that it names."""
 
     most = 0
     last_words = ""
@@ -33,6 +36,9 @@ class Dying(FakeServer):
                 print(self.last_words, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
         return super().text_of(body)
+
+    def decoded(self, ids: list[int]) -> str:
+        return str(TOKENIZER.decode(ids, skip_special_tokens=False))
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ def test_the_log_of_a_pass_goes_unless_its_folder_was_named(
 
 @pytest.mark.slow
 def test_the_arm_s_reverts_are_in_the_server_s_environment(replay: Replay, tmp_path: Path) -> None:
-    assert replay("reverted")["verdict"] == "pass"
+    assert replay("reverted")["verdict"] == "unknown"  # nothing tells if the reverted lines ran
     (log,) = (tmp_path / "logs").iterdir()
     assert "reverts 27338" in log.read_text()
 

@@ -1,4 +1,4 @@
-"""What a server answers beside tokens: the text of them, whole and in pieces, and their log probabilities."""
+"""A server's answers beside tokens: the text of them, whole and in pieces, and their log probabilities."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class ServerAnswers(OfServer):
 
 
 def wrong_logprobs(output: Sequence[int], told: Sequence[ToldToken], *, greedy: bool, slack: float) -> Iterator[str]:
-    """What of log probabilities contradicts the tokens that they are of, or another of them."""
+    """Yield the contradictions of log probabilities to their tokens, or to each other."""
     if len(told) != len(output):
         yield f"there are those of {len(told)} tokens, {len(output)} are there"
     for position, ((token, own, best), there) in enumerate(zip(told, output, strict=False)):

@@ -19,13 +19,13 @@ from collections import Counter
 from pathlib import Path
 
 from specdebug.bisect import Bisector, openings
+from specdebug.campaign.trials.command import CommandSource
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.search import Findings, Search, Standing
+from specdebug.campaign.trials.takes import Takes
+from specdebug.campaign.trials.trial import Trial, TrialResult
+from specdebug.patching.toggles import Registry
 from specdebug.scenario.library import Library
-from specdebug.toggles import Registry
-from specdebug.trials.command import CommandSource
-from specdebug.trials.journal import Journal
-from specdebug.trials.search import Findings, Search, Standing
-from specdebug.trials.takes import Takes
-from specdebug.trials.trial import Trial, TrialResult
 
 SCRIPT = """#!/bin/bash
 RANDOM=$(( SPECDEBUG_TRIAL_SEED % 32768 ))

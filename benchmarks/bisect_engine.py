@@ -16,14 +16,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from specdebug.base.content import content_files
 from specdebug.bisect import Bisector, openings
-from specdebug.content import content_files
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature
+from specdebug.campaign.trials.search import Findings, Search, Standing
+from specdebug.campaign.trials.source import Candidate
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.scenario.library import Library
-from specdebug.trials.journal import Journal
-from specdebug.trials.scenario import ScenarioSource, expected_signature
-from specdebug.trials.search import Findings, Search, Standing
-from specdebug.trials.source import Candidate
-from specdebug.trials.trial import Trial, TrialResult
 
 MAX_TRIALS = 600
 

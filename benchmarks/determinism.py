@@ -15,8 +15,8 @@ import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
+from specdebug.campaign.loops.replay import Choices, replay
 from specdebug.faults.declare import parse_fault
-from specdebug.loops.replay import Choices, replay
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import EXIT_CODES

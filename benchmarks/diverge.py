@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from specdebug import async_probe
+from specdebug.campaign.loops.replay import ArmRun
 from specdebug.diverge.align import in_lockstep
 from specdebug.diverge.judge import Pairs, judge
 from specdebug.diverge.keeper import Keeper
@@ -39,7 +40,6 @@ from specdebug.diverge.recorder import HashRecorder
 from specdebug.diverge.stream import RecordedStep, Writer, read
 from specdebug.diverge.values import Place, difference, kept
 from specdebug.engine import Engine, EngineConfig, SamplingParams
-from specdebug.loops.replay import ArmRun
 from specdebug.run.arm import run_arm
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library

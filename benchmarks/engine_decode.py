@@ -21,8 +21,8 @@ from rich.table import Table
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from specdebug import corpus
-from specdebug.assets import checkpoint_path
+from specdebug.base import corpus
+from specdebug.base.assets import checkpoint_path
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.model.tokenizer import TargetTokenizer
 from specdebug.engine.speculative.accept import Acceptance, accept

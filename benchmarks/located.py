@@ -28,13 +28,13 @@ from rich.console import Console
 from rich.table import Table
 
 import specdebug
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
+from specdebug.campaign.trials.trial import trial_seed
 from specdebug.diverge.locate import Locator
-from specdebug.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
 from specdebug.mutants.find import all_mutants
+from specdebug.patching.toggles import NOTHING, Toggle
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
-from specdebug.toggles import NOTHING, Toggle
-from specdebug.trials.trial import trial_seed
 from specdebug.workers.pool import WorkerPool
 
 PACKAGE = Path(specdebug.__file__).parent

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from specdebug.assets import checkpoint_path
+from specdebug.base.assets import checkpoint_path
 from specdebug.engine.model import DraftModel, TargetModel, load_draft, load_target
 
 CONTEXT = 256

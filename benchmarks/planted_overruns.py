@@ -230,9 +230,9 @@ def look() -> list[dict[str, Any]]:
 
 def run(release: str) -> list[dict[str, Any]]:
     """Have a release's environment look. Raises SpecDebugError where it is not installed."""
-    from specdebug.errors import SpecDebugError
-    from specdebug.installs.release import parse_release
-    from specdebug.installs.store import find_installed, store_folder
+    from specdebug.base.errors import SpecDebugError
+    from specdebug.targets.installs.release import parse_release
+    from specdebug.targets.installs.store import find_installed, store_folder
     from specdebug.targets.sglang.flags import ON_CPU_ENV
     from specdebug.targets.sglang.site import site_files
     from specdebug.targets.sglang.target import stand_ins_of

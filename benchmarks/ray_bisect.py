@@ -22,16 +22,16 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug.bisect import Bisector, openings
+from specdebug.campaign.trials.command import CommandSource
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.ray_executor import RaySource, import_ray
+from specdebug.campaign.trials.remote import command_source, scenario_source
+from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature
+from specdebug.campaign.trials.search import Findings, Search, Standing
+from specdebug.campaign.trials.source import TrialSource
+from specdebug.campaign.trials.takes import Takes
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.scenario.library import Library
-from specdebug.trials.command import CommandSource
-from specdebug.trials.journal import Journal
-from specdebug.trials.ray_executor import RaySource, import_ray
-from specdebug.trials.remote import command_source, scenario_source
-from specdebug.trials.scenario import ScenarioSource, expected_signature
-from specdebug.trials.search import Findings, Search, Standing
-from specdebug.trials.source import TrialSource
-from specdebug.trials.takes import Takes
-from specdebug.trials.trial import Trial, TrialResult
 
 CULPRIT = "27360"
 NODES = 2

@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 
+from specdebug.base.engine_flags import arguments_of
+from specdebug.base.random_streams import stream
 from specdebug.engine import Engine, EngineConfig, SamplingParams
-from specdebug.engine_flags import arguments_of
-from specdebug.random_streams import stream
 
 CLIENTS = 32
 REQUESTS = 96

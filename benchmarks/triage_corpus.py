@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from specdebug.apps.triage.candidates import candidates
 from specdebug.logs.scan import scan_bytes
 from specdebug.scenario.library import Library
-from specdebug.triage.candidates import candidates
 
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "logs" / "corpus"
 HALVES = ("written-from", "held-out")

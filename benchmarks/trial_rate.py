@@ -16,10 +16,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from specdebug.content import content_files
+from specdebug.base.content import content_files
+from specdebug.campaign.trials.scenario import ScenarioSource
+from specdebug.campaign.trials.trial import Trial
 from specdebug.scenario.library import Library
-from specdebug.trials.scenario import ScenarioSource
-from specdebug.trials.trial import Trial
 
 ASKED_RATE, ASKED_GAIN = 5.0, 1.7
 ROUNDS = 3

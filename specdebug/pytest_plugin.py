@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from specdebug.loops.baseline import Baseline
-    from specdebug.loops.replay import ArmResult
+    from specdebug.campaign.loops.baseline import Baseline
+    from specdebug.campaign.loops.replay import ArmResult
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
     from specdebug.workers.pool import WorkerPool
@@ -91,7 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("specdebug_save_baseline") and config.getoption("numprocesses", None):
         raise pytest.UsageError("--specdebug-save-baseline writes one file: run it in one process, with -n 0")
     if any(map(config.getoption, ("specdebug_revert", "specdebug_content", *_BASELINES))):
-        from specdebug.errors import SpecDebugError
+        from specdebug.base.errors import SpecDebugError
 
         try:
             _bench(config).check()
@@ -112,7 +112,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Save what was accepted, if that is asked for. Raises pytest.UsageError."""
     if bench := session.config.stash.get(_BENCH, None):
-        from specdebug.errors import SpecDebugError
+        from specdebug.base.errors import SpecDebugError
 
         try:
             bench.save()
@@ -175,7 +175,7 @@ class ScenarioFile(pytest.File):
 
     def collect(self) -> Iterable[pytest.Item]:
         """An item for each arm and seed."""
-        from specdebug.errors import SpecDebugError, problems_in
+        from specdebug.base.errors import SpecDebugError, problems_in
 
         bench = _bench(self.config)
         try:
@@ -200,7 +200,7 @@ class ArmItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run the arm in a worker. Raises ArmFailed."""
-        from specdebug.loops.left_out import NotOnTarget
+        from specdebug.campaign.loops.left_out import NotOnTarget
 
         bench = _bench(self.config)
         try:
@@ -218,7 +218,7 @@ class ArmItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The story without a traceback, which would be through this file and nothing else."""
-        from specdebug.errors import SpecDebugError
+        from specdebug.base.errors import SpecDebugError
 
         if isinstance(excinfo.value, (ArmFailed, SpecDebugError)):
             return str(excinfo.value)
@@ -231,7 +231,7 @@ class ArmItem(pytest.Item):
     def _story(self, result: ArmResult) -> str:
         from rich.console import Console
 
-        from specdebug.redaction import redacted
+        from specdebug.base.redaction import redacted
         from specdebug.report.terminal import evidence
 
         outcome, expectation = result.outcome, result.run.expectation
@@ -275,7 +275,7 @@ class ScenarioBench:
     @cached_property
     def folders(self) -> list[Path]:
         """The session's content folders. Raises ConfigurationError."""
-        from specdebug import configuration
+        from specdebug.base import configuration
 
         start = self._config.invocation_params.dir
         named = [start / name for name in self._config.getoption("specdebug_content")]
@@ -283,10 +283,10 @@ class ScenarioBench:
 
     def check(self) -> None:
         """Raise SpecDebugError when there is no such fix, no such content folder, or no such baseline."""
-        from specdebug.content import content_roots
-        from specdebug.errors import SpecDebugError
-        from specdebug.loops.baseline import Baseline
-        from specdebug.toggles import parse_numbers, reverts_from_environment
+        from specdebug.base.content import content_roots
+        from specdebug.base.errors import SpecDebugError
+        from specdebug.campaign.loops.baseline import Baseline
+        from specdebug.patching.toggles import parse_numbers, reverts_from_environment
 
         content_roots(self.folders)
         self.library.toggles(parse_numbers(self._reverts))
@@ -299,8 +299,8 @@ class ScenarioBench:
 
     def seeds(self, scenario: Scenario) -> list[int]:
         """The scenario's own seed, or that of the trial in which this session runs, and as many more as are wanted."""
-        from specdebug.trials.command import SEED_VARIABLE
-        from specdebug.trials.trial import trial_seed
+        from specdebug.campaign.trials.command import SEED_VARIABLE
+        from specdebug.campaign.trials.trial import trial_seed
 
         given = os.environ.get(SEED_VARIABLE, "")
         first = int(given) if given.isdecimal() else scenario.seed
@@ -308,9 +308,9 @@ class ScenarioBench:
 
     def run(self, scenario: Scenario, arm: str, seed: int) -> ArmResult:
         """Run one arm, as ``specdebug replay`` would. Raises SpecDebugError when that cannot be."""
-        from specdebug.loops.replay import Choices, plan, run_arms
+        from specdebug.campaign.loops.replay import Choices, plan, run_arms
+        from specdebug.patching.toggles import parse_numbers, reverts_from_environment
         from specdebug.run.preload import PRELOAD
-        from specdebug.toggles import parse_numbers, reverts_from_environment
         from specdebug.workers.pool import WorkerPool
 
         reverts = (*parse_numbers(self._reverts), *reverts_from_environment())
@@ -345,7 +345,7 @@ class ScenarioBench:
         if result.met or (result.met is None and outcome.verdict == "pass"):
             return "pass"
         if self._for_bisect and result.met is None:
-            from specdebug.trials.scenario import result_of
+            from specdebug.campaign.trials.scenario import result_of
 
             # A fix whose lines never ran has not shown: that is no failure, and bisecting needs to know it.
             return {"pass": "pass", "fail": "fail", "untestable": "unknown"}[result_of(outcome).outcome]
@@ -356,7 +356,7 @@ class ScenarioBench:
     def save(self) -> None:
         """Write the baseline that is asked for, and say so on stderr. Raises SpecDebugError."""
         if self._saved is not None:
-            from specdebug.loops.baseline import save
+            from specdebug.campaign.loops.baseline import save
 
             for line in save(self._saved, self._results):
                 print(line, file=sys.stderr)
@@ -385,8 +385,8 @@ def _listed(config: pytest.Config, path: Path) -> bool:
 
 def _looks_like_a_scenario(path: Path) -> bool:
     """Return True if a file has a key of a scenario, right or wrong: other plugins have YAML files of their own."""
-    from specdebug.files import open_file
-    from specdebug.yamlio import MAX_BYTES
+    from specdebug.base.files import open_file
+    from specdebug.base.yamlio import MAX_BYTES
 
     try:
         with open_file(path) as file:

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy.fft  # noqa: F401  what a session is the first to import is forgotten with it, and numpy bears no second time
 import pytest
 
+from specdebug.campaign.loops import replay
+from specdebug.campaign.loops.baseline import Baseline
+from specdebug.campaign.loops.replay import ArmResult, ArmRun
+from specdebug.campaign.trials import command, trial  # noqa: F401
 from specdebug.diverge import locate  # noqa: F401
-from specdebug.loops import replay
-from specdebug.loops.baseline import Baseline
-from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.report import terminal  # noqa: F401
 from specdebug.run import preload  # noqa: F401
-from specdebug.trials import command, trial  # noqa: F401
 from specdebug.verdict.outcome import Outcome, RequestResult
 from specdebug.workers import pool
 
@@ -96,7 +96,7 @@ def mini(pytester: pytest.Pytester, workers: Workers) -> Path:
 
 
 def test_nothing_is_collected_unless_it_is_named(pytester: pytest.Pytester, mini: Path) -> None:
-    pytester.makepyfile(test_one="import sys\ndef test_cheap():\n    assert 'specdebug.yamlio' not in sys.modules")
+    pytester.makepyfile(test_one="import sys\ndef test_cheap():\n    assert 'specdebug.base.yamlio' not in sys.modules")
     process(pytester).assert_outcomes(passed=1)
     (pytester.path / "other.yaml").write_text(NOT_OURS)
     result = session(pytester, "other.yaml")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.attention_plans import SHIPPED, AttentionPlan
+from specdebug.base.attention_plans import SHIPPED, AttentionPlan
 from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.attention.select import planner_class
 from specdebug.faults.catalogue import CLASSES

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from training import corpus_tokens
 
-from specdebug import corpus
-from specdebug.assets import checkpoint_path, tokenizer_path
+from specdebug.base import corpus
+from specdebug.base.assets import checkpoint_path, tokenizer_path
 from specdebug.reference import (
     AssistantHead,
     DenseCache,

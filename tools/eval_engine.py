@@ -18,7 +18,7 @@ from typing import Any
 from eval_draft import heldout_prompts
 from tokenizers import Tokenizer
 
-from specdebug.assets import checkpoint_path, tokenizer_path
+from specdebug.base.assets import checkpoint_path, tokenizer_path
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.lineup import LINEUP, WorkerEntry
 from specdebug.engine.speculative.registry import SHIPPED

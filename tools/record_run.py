@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specdebug.loops.replay import Choices, replay
-from specdebug.loops.steplog import Recording
+from specdebug.campaign.loops.replay import Choices, replay
+from specdebug.campaign.loops.steplog import Recording
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.scenario.servers import parse_target

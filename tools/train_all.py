@@ -24,7 +24,7 @@ from train_draft import ROUNDS, prepare, train_draft
 from train_target import TARGETS, train_target
 from train_tokenizer import train_tokenizer
 
-from specdebug.assets import tokenizer_path
+from specdebug.base.assets import tokenizer_path
 
 
 @dataclass(frozen=True)

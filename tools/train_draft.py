@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from training import autocast, corpus_tokens, crops, save_checkpoint, train
 
-from specdebug import corpus
-from specdebug.assets import checkpoint_path, tokenizer_path
+from specdebug.base import corpus
+from specdebug.base.assets import checkpoint_path, tokenizer_path
 from specdebug.reference import (
     AssistantHead,
     DenseCache,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from training import autocast, base_config, corpus_tokens, crops, layer_weights, save_checkpoint, scaled_normal, train
 
-from specdebug import corpus
+from specdebug.base import corpus
 from specdebug.reference import LatentAttention, ModelConfig, target_forward
 
 MAX_POSITIONS = 8192

@@ -12,7 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from training import END_OF_TEXT
 
-from specdebug import corpus
+from specdebug.base import corpus
 
 VOCAB_SIZE = 2048
 

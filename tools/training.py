@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from specdebug import corpus
+from specdebug.base import corpus
 from specdebug.reference import ModelConfig
 
 END_OF_TEXT = "<|endoftext|>"

@@ -33,8 +33,8 @@ from rich.table import Table
 
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.engine import Models
-from specdebug.installs.release import parse_release
-from specdebug.installs.store import find_installed, store_folder
+from specdebug.targets.installs.release import parse_release
+from specdebug.targets.installs.store import find_installed, store_folder
 from specdebug.targets.launch.command import free_port
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.model.assistant import AssistantDraft
 from specdebug.engine.model.assistant_loader import build_assistant
 from specdebug.engine.model.config import LlamaConfig, MTPOptions, RopeScaling
@@ -22,7 +23,6 @@ from specdebug.engine.model.loader import build_eagle, build_target
 from specdebug.engine.model.mtp import MTPDraft
 from specdebug.engine.model.mtp_loader import build_mtp
 from specdebug.engine.model.weights import Weights
-from specdebug.errors import CheckpointError
 
 # Llama 3.1 8B's config.json; no token ends a sequence
 LLAMA_8B = LlamaConfig(

@@ -19,9 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from specdebug import interrupts
-from specdebug.loops.plans import exists_in
-from specdebug.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
+from specdebug.base import interrupts
+from specdebug.campaign.loops.plans import exists_in
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
 from specdebug.report.document import arm_document
 from specdebug.report.progress import progress_on
 from specdebug.run.preload import PRELOAD

@@ -56,8 +56,8 @@ def main() -> int:
         rows = [held for kernel in KERNELS for held in every(kernel)]
         (options.out / "stand_ins.json").write_text(json.dumps([asdict(each) for each in rows], indent=1) + "\n")
         return 0
-    from specdebug.installs.release import parse_release
-    from specdebug.installs.store import find_installed, store_folder
+    from specdebug.targets.installs.release import parse_release
+    from specdebug.targets.installs.store import find_installed, store_folder
 
     here = find_installed(store_folder(None), parse_release(RELEASE), "cuda")
     root = HERE.parents[2]

@@ -31,11 +31,11 @@ from benchmarks.lossless.report import render
 from benchmarks.lossless.tally import Row
 from benchmarks.lossless.workers import WORKERS, Targets
 from specdebug import async_probe
-from specdebug.attention_plans import SHIPPED
+from specdebug.base.attention_plans import SHIPPED
+from specdebug.base.errors import CannotRunHere, SpecDebugError
+from specdebug.base.random_streams import stream
 from specdebug.cli.output import check_writable, show, write_file
 from specdebug.engine.kernels.twin import interpret_on_cpu
-from specdebug.errors import CannotRunHere, SpecDebugError
-from specdebug.random_streams import stream
 from specdebug.run.oracles.lossless import TIE_MARGIN
 from specdebug.workers.device import DeviceUnavailable, claim
 

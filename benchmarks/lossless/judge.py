@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from benchmarks.lossless.draw import Ask
 from benchmarks.lossless.reference import HuggingFace
+from specdebug.campaign.loops.compare import first_difference
 from specdebug.engine import Request
-from specdebug.loops.compare import first_difference
 from specdebug.run.oracles.lossless import TIE_MARGIN, judge_output
 from specdebug.verdict.outcome import Tie
 

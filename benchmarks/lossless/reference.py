@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.lossless.draw import MOST_NEW, Prompt
-from specdebug.assets import checkpoint_path
+from specdebug.base.assets import checkpoint_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.lossless.draw import Draft, Prompt, Served, families
 from benchmarks.lossless.reference import HuggingFace
-from specdebug.assets import checkpoint_path, tokenizer_path
-from specdebug.corpus import heldout_text
+from specdebug.base.assets import checkpoint_path, tokenizer_path
+from specdebug.base.corpus import heldout_text
 from specdebug.engine.model.tokenizer import TargetTokenizer
 
 LLAMA, DEEPSEEK = "tiny", "tiny-mla"

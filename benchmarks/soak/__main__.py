@@ -24,8 +24,8 @@ from typing import Any
 from benchmarks.determinism import shares
 from benchmarks.soak.report import Progress, render
 from benchmarks.soak.tally import Tally, WorkerTally
+from specdebug.base.errors import SpecDebugError
 from specdebug.cli.output import check_writable, show, write_file
-from specdebug.errors import SpecDebugError
 from specdebug.run.preload import PRELOAD
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.pool import WorkerPool

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.soak import draw
 from specdebug import async_probe
-from specdebug.corpus import heldout_text
+from specdebug.base.corpus import heldout_text
 from specdebug.run.dense import DenseReference, keep_weights
 from specdebug.run.driver import WorkloadDriver
 from specdebug.run.exceptions import violation_of

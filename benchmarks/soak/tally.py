@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.soak.memory import Sample, Trend, trend
-from specdebug import interrupts
+from specdebug.base import interrupts
 from specdebug.verdict.deaths import death_of
 from specdebug.verdict.outcome import EXIT_CODES, Violation, merge_violations
 from specdebug.workers.job import WorkerEnd

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specdebug.base.reproducible import GRID, on_grid, total
 from specdebug.bisect.nuisance import HIT, MISSED, NEVER, RATE_GRID, Floats, Nuisance
-from specdebug.reproducible import GRID, on_grid, total
 
 Bools = NDArray[np.bool_]
 

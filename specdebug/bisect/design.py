@@ -6,7 +6,7 @@ quadratic in s's indicator vector, with a coefficient for every candidate (diago
 pool of sets, or every single change to each of them, costs one matrix product. The coefficients lie on a grid and the
 vectors hold 0 and 1, so that these products are exact whichever BLAS computes them.
 
-**Ties.** Sets are compared by their expected bits in whole ``LEVEL`` (``specdebug.reproducible``). Of equals the one
+**Ties.** Sets are compared by their expected bits in whole ``LEVEL`` (``base.reproducible``). Of equals the one
 with the fewest members is taken, and of these the one whose members come first in the order of the candidates, which
 the seed draws. A climb takes, of equally good flips, one that switches a candidate off, and then the first candidate.
 """
@@ -16,9 +16,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from specdebug.base.reproducible import LEVEL, levels, log2, on_grid, product, total
 from specdebug.bisect.belief import Belief, Bools
 from specdebug.bisect.nuisance import Floats
-from specdebug.reproducible import LEVEL, levels, log2, on_grid, product, total
 
 Indices = NDArray[np.intp]
 TINY = 1e-300

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from specdebug.base.reproducible import product, total
 from specdebug.bisect.belief import Bools
 from specdebug.bisect.nuisance import Floats
-from specdebug.reproducible import product, total
 
 SEEN, NOT_SEEN = 0.05, 0.3  # Beta counts: a candidate is innocent of masking until it has been in a masked trial
 ROUNDS = 10

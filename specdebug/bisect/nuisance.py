@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specdebug.reproducible import on_grid
+from specdebug.base.reproducible import on_grid
 
 Floats = NDArray[np.float64]
 

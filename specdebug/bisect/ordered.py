@@ -8,11 +8,11 @@ from operator import mul
 
 import numpy as np
 
+from specdebug.base.reproducible import LEVEL, levels, on_grid
 from specdebug.bisect.belief import Belief, Bools
 from specdebug.bisect.design import TINY, entropy
 from specdebug.bisect.nuisance import Floats, Prior
 from specdebug.bisect.search import BayesianSearch
-from specdebug.reproducible import LEVEL, levels, on_grid
 
 NEIGHBOUR = 0.6065  # what a commit that does not build says of the one beside it
 REACH = 64  # commits; further away it says nothing
@@ -22,7 +22,7 @@ MASKED, CLEAR = 0.1, 0.3  # Beta counts of an untried commit's chance to be unte
 class OrderedBisector(BayesianSearch[int]):
     """Bayesian search over "none" and every candidate; trial ``i`` checks out candidate ``i``, -1 the state before
     the first, and can show any culprit up to ``i``. Of trials that are expected to say equally much (to within
-    ``specdebug.reproducible.LEVEL``) the earliest is taken.
+    ``base.reproducible.LEVEL``) the earliest is taken.
 
     Thousands of candidates are fine, the oldest first. The prior's ``pair`` is of no use here. Raises ValueError for no
     candidates or two of the same name, or a confidence outside (0.5, 1).

@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from specdebug.base.reproducible import total
 from specdebug.bisect.belief import Belief, Bools, Rates
 from specdebug.bisect.nuisance import Floats, Nuisance, Prior
-from specdebug.reproducible import total
 
 Trial = TypeVar("Trial")
 
@@ -34,7 +34,7 @@ class BayesianSearch(ABC, Generic[Trial]):
     """A search whose hypothesis 0 is "none", the next ones each candidate in order, and the rest pairs.
 
     ``trials`` counts the observations, masked ones included. The same in the same order give the same state, to the bit
-    and on any processor (see ``specdebug.reproducible``), and the next trial depends on nothing else.
+    and on any processor (see ``specdebug.base.reproducible``), and the next trial depends on nothing else.
     """
 
     def __init__(self, names: Sequence[str], blame: Floats, prior: Prior, confidence: float) -> None:
@@ -77,13 +77,13 @@ class BayesianSearch(ABC, Generic[Trial]):
         return self._design(self._outcomes(pending), clear=False)[0]
 
     def expected_bits(self, pending: Sequence[Trial] = ()) -> float:
-        """Return the information that the next trial is expected to give, in whole ``specdebug.reproducible.LEVEL``."""
+        """Return the information that the next trial is expected to give, in whole ``base.reproducible.LEVEL``."""
         return self._design(self._outcomes(pending), clear=False)[1]
 
     @property
     def stalled(self) -> bool:
         """Return True where going on is of no use: nearly all that a trial could tell is behind masking, or none tells
-        anything to within ``specdebug.reproducible.LEVEL``."""
+        anything to within ``base.reproducible.LEVEL``."""
         return self.expected_bits() <= STALLED * self._design([(1.0, self._belief)], clear=True)[1]
 
     @property

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from specdebug.bundle.content import Bundle
 from specdebug.bundle.explain import Weighed, explain
 from specdebug.bundle.run import Traced, changed_versions, differences, recorded_of, run_traced, versions_here
-from specdebug.loops.replay import Progress, Replay
-from specdebug.loops.steplog import Recording
+from specdebug.campaign.loops.replay import Progress, Replay
+from specdebug.campaign.loops.steplog import Recording
 
 if TYPE_CHECKING:
     from specdebug.workers.pool import WorkerPool

@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.files import NotAFile, open_file, replace_file
+from specdebug.base.yamlio import one_line
 from specdebug.bundle import ENDING
-from specdebug.errors import SpecDebugError
-from specdebug.files import NotAFile, open_file, replace_file
 from specdebug.workers.machine_failure import blamed
-from specdebug.yamlio import one_line
 
 MANIFEST = "manifest.json"
 FORMAT = "specdebug-bundle"

@@ -13,23 +13,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specdebug.base.errors import ContentError
+from specdebug.base.files import read_file
+from specdebug.base.redaction import redacted_plain
+from specdebug.base.yamlio import MAX_BYTES, Doc, one_line, parse_yaml
 from specdebug.bundle.archive import BundleError, read_archive, write_archive
 from specdebug.bundle.requests import read_requests, write_requests
 from specdebug.bundle.run import Recorded, Traced, recorded_of, steps_hash
 from specdebug.bundle.trust import check_scenario_trusted, check_toggles_trusted
-from specdebug.errors import ContentError
-from specdebug.files import read_file
-from specdebug.loops.replay import ArmRun
-from specdebug.redaction import redacted_plain
+from specdebug.campaign.loops.replay import ArmRun
+from specdebug.patching.toggles import Toggle, read_toggle
 from specdebug.scenario.checks import check_scenario
 from specdebug.scenario.grammar import Expectation, Scenario, merge
 from specdebug.scenario.packs import ProbePack, read_pack
 from specdebug.scenario.servers import TargetChoice
 from specdebug.scenario.workload import Workload
 from specdebug.targets.registry import DEFAULT
-from specdebug.toggles import Toggle, read_toggle
 from specdebug.verdict.outcome import EXIT_CODES
-from specdebug.yamlio import MAX_BYTES, Doc, one_line, parse_yaml
 
 SCENARIO = "scenario.json"
 REQUESTS = "requests.jsonl"

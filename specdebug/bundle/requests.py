@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from specdebug.errors import ContentError
+from specdebug.base.errors import ContentError
+from specdebug.base.schema import Item
+from specdebug.base.yamlio import as_json, parse_yaml
 from specdebug.scenario.grammar import REQUESTS, STEPS, STOPS, TEMPERATURE, TOKEN_ID, TOKENS, TOP_K
 from specdebug.scenario.kinds import FLAG, choice, form, real, whole
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
-from specdebug.schema import Item
-from specdebug.yamlio import as_json, parse_yaml
 
 RID = form(r"[A-Za-z0-9_-]+(\.[0-9]+){1,2}")
 

@@ -11,8 +11,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from specdebug import __version__
-from specdebug.loops.replay import ArmResult, ArmRun, Progress, RunContent
-from specdebug.loops.steplog import Recording
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, RunContent
+from specdebug.campaign.loops.steplog import Recording
 from specdebug.verdict.ledger import TRACED
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.stack import driver_version, versions

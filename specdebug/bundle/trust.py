@@ -14,15 +14,15 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from specdebug import assets
+from specdebug.base import assets
+from specdebug.base.redaction import redacted
+from specdebug.base.yamlio import one_line
 from specdebug.bundle.archive import BundleError
 from specdebug.engine.config import EngineConfig, choices_of
-from specdebug.redaction import redacted
+from specdebug.patching.toggles import Toggle
 from specdebug.scenario.grammar import OracleSpec, Scenario
 from specdebug.scenario.servers import SERVE, LaunchedServer, TargetChoice
 from specdebug.targets.registry import OURS as TARGETS
-from specdebug.toggles import Toggle
-from specdebug.yamlio import one_line
 
 HARMLESS = frozenset({"connections", "dtype", "flush", "ready_timeout_s", "request_timeout_s", "stream"})
 """Keys of a plain ``serve`` that say how it is used, and reach nothing."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
 from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Suspects, check_together
 from specdebug.cli.bisect_plan import BisectQuestion, Plan, plan_of
 from specdebug.cli.options import (
@@ -24,9 +24,9 @@ from specdebug.cli.results import tell_results
 from specdebug.cli.trials import UNDECIDED, JournalOptions, command_of, confidence_of, tell_rerun
 
 if TYPE_CHECKING:
+    from specdebug.campaign.trials.journal import Journal
+    from specdebug.campaign.trials.search import Findings
     from specdebug.report.bisect import Bisection
-    from specdebug.trials.journal import Journal
-    from specdebug.trials.search import Findings
 
 
 @grouped
@@ -70,9 +70,9 @@ def _search(
     plan: Plan, over: str, budget: BisectBudget, pattern: str | None, kept_in: JournalOptions, results: PageOptions
 ) -> int:
     """Search to the end, or as far as it goes, tell the findings, and return the exit code."""
+    from specdebug.campaign.trials.search import Search
+    from specdebug.campaign.trials.state import digest_of
     from specdebug.report.bisect import bisect_progress
-    from specdebug.trials.search import Search
-    from specdebug.trials.state import digest_of
 
     identity = digest_of(over, plan.origin.question, str(budget.seed))
     path = kept_in.path("bisect", identity)

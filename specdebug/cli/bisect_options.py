@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.trials.takes import Takes
 from specdebug.cli.options import (
     MAX_TRIALS,
     TRIALS_AT_A_TIME,
@@ -26,8 +28,6 @@ from specdebug.cli.options import (
     check_cluster,
 )
 from specdebug.cli.params import Help
-from specdebug.errors import SpecDebugError
-from specdebug.trials.takes import Takes
 
 
 class Over(StrEnum):

@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.trials.takes import Takes
 from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Over, Suspects
 from specdebug.cli.options import ContentOptions, engine_words
-from specdebug.errors import SpecDebugError
-from specdebug.trials.takes import Takes
 
 if TYPE_CHECKING:
+    from specdebug.campaign.trials.faults import FaultSource
+    from specdebug.campaign.trials.search import Chooser
+    from specdebug.campaign.trials.source import Origin, TrialSource
     from specdebug.report.bisect import Bisection
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
-    from specdebug.trials.faults import FaultSource
-    from specdebug.trials.search import Chooser
-    from specdebug.trials.source import Origin, TrialSource
 
 Reproduce: TypeAlias = Callable[[frozenset[str], int], str]
 """Make the command that runs a trial again, of the candidates that it switched on and its seed."""
@@ -106,7 +106,7 @@ class Plan:
     gpus: int = 0
 
     def on_ray(self, address: str | None, jobs: int | None) -> Plan:
-        from specdebug.trials.ray_executor import RaySource
+        from specdebug.campaign.trials.ray_executor import RaySource
 
         assert self.make is not None
         return replace(self, source=RaySource(self.source, self.make, address=address, jobs=jobs, gpus=self.gpus))
@@ -153,9 +153,9 @@ def plan_of(asked: BisectQuestion) -> Plan:
 
 
 def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
-    from specdebug.toggles import REVERT_VARIABLE
-    from specdebug.trials.command import SEED_VARIABLE, CommandSource, reverts_text
-    from specdebug.trials.remote import command_source
+    from specdebug.campaign.trials.command import SEED_VARIABLE, CommandSource, reverts_text
+    from specdebug.campaign.trials.remote import command_source
+    from specdebug.patching.toggles import REVERT_VARIABLE
 
     timeout, takes = asked.budget.timeout, asked.suspects.takes
     what = shlex.join(asked.command)
@@ -187,9 +187,9 @@ def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
 
 def _over_scenario(asked: BisectQuestion) -> Plan:
     """The fixes that an arm does not revert, or engine options."""
+    from specdebug.campaign.trials.remote import scenario_source
+    from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature
     from specdebug.scenario.load import engine_config
-    from specdebug.trials.remote import scenario_source
-    from specdebug.trials.scenario import ScenarioSource, expected_signature
 
     library = asked.shared.library()
     scenario = asked.scenario(library)
@@ -224,7 +224,7 @@ def _over_scenario(asked: BisectQuestion) -> Plan:
 
 
 def _told_of_fixes(asked: BisectQuestion, arm: str) -> tuple[Reproduce, NextStep]:
-    from specdebug.trials.command import reverts_text
+    from specdebug.campaign.trials.command import reverts_text
 
     def reproduce(reverted: frozenset[str], its_seed: int) -> str:
         reverts = ["--revert", reverts_text(reverted)] if reverted else []
@@ -250,11 +250,11 @@ def _told_of_options(asked: BisectQuestion, arm: str) -> tuple[Reproduce, NextSt
 
 
 def _over_faults(asked: BisectQuestion) -> Plan:
+    from specdebug.campaign.trials.faults import FaultSource
+    from specdebug.campaign.trials.remote import fault_source
+    from specdebug.campaign.trials.scenario import expected_signature
     from specdebug.faults.declare import parse_fault
     from specdebug.scenario.load import engine_config
-    from specdebug.trials.faults import FaultSource
-    from specdebug.trials.remote import fault_source
-    from specdebug.trials.scenario import expected_signature
 
     library = asked.shared.library()
     scenario, timeout = asked.scenario(library), asked.budget.timeout
@@ -292,8 +292,8 @@ def _told_of_faults(asked: BisectQuestion, source: FaultSource, names: Sequence[
 
 
 def _over_commits(asked: BisectQuestion) -> Plan:
-    from specdebug.trials.command import SEED_VARIABLE
-    from specdebug.trials.commits import CommitChooser, CommitSource
+    from specdebug.campaign.trials.command import SEED_VARIABLE
+    from specdebug.campaign.trials.commits import CommitChooser, CommitSource
 
     history, budget = asked.suspects, asked.budget
     if asked.subject.scenario is not None:

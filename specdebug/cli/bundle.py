@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.errors import CannotRunHere
 from specdebug.cli.options import (
     ArmOption,
     ContentOptions,
@@ -27,11 +28,10 @@ from specdebug.cli.output import answer, show, write
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
-from specdebug.errors import CannotRunHere
 
 if TYPE_CHECKING:
     from specdebug.bundle.run import Traced
-    from specdebug.loops.replay import ArmRun, Replay
+    from specdebug.campaign.loops.replay import ArmRun, Replay
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
 
@@ -70,7 +70,7 @@ def bundle(
     began = time.monotonic()
     with workers(1) as pool:
         from specdebug.bundle.run import run_traced
-        from specdebug.loops.replay import Replay
+        from specdebug.campaign.loops.replay import Replay
 
         library = shared.library()
         scenario, run = _planned(library, subject, engine, timeout)
@@ -88,8 +88,8 @@ def _planned(
     library: Library, subject: BundleSubject, engine: EngineOptions, timeout: float | None
 ) -> tuple[Scenario, ArmRun]:
     """Return the scenario of the file, and the run."""
+    from specdebug.campaign.loops import replay as replaying
     from specdebug.faults.declare import parse_fault
-    from specdebug.loops import replay as replaying
 
     scenario = library.scenario(subject.file)
     choices = replace(

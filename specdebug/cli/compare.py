@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
 from specdebug.cli.options import (
     ArmsOption,
     BaselineFile,
@@ -25,11 +26,10 @@ from specdebug.cli.output import show
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import files_of, tell_replay, tell_results
-from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.loops.replay import Progress, Replay
-    from specdebug.loops.steplog import Recording
+    from specdebug.campaign.loops.replay import Progress, Replay
+    from specdebug.campaign.loops.steplog import Recording
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
     from specdebug.workers.pool import WorkerPool
@@ -57,7 +57,7 @@ def compare(
     results.check()
     held = open_baseline(baseline)
     with workers(runs.jobs) as pool:
-        from specdebug.loops import replay as replaying
+        from specdebug.campaign.loops import replay as replaying
 
         library = shared.library()
         scenario = library.scenario(file)
@@ -97,7 +97,7 @@ def _located(pool: WorkerPool, library: Library, answer: Replay, progress: Progr
 
 def _tell_both(answer: Replay, names: tuple[str, ...], results: ResultOptions, recording: Recording | None) -> int:
     """Tell how the two arms differ, and return the exit code."""
-    from specdebug.loops import compare as comparing
+    from specdebug.campaign.loops import compare as comparing
     from specdebug.report.document import comparison_document
     from specdebug.report.formats import Told
     from specdebug.report.github import comparison_annotations, comparison_summary

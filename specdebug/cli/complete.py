@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import typer
 
-from specdebug.attention_plans import PLANS
+from specdebug.base.attention_plans import PLANS
 
 Found: TypeAlias = Iterable[str | tuple[str, str]]
 """Values, or pairs of a value and its description."""
@@ -56,8 +56,8 @@ def replayed(ctx: typer.Context, incomplete: str) -> Found:
 @_quietly
 def arms(ctx: typer.Context, incomplete: str) -> Found:
     """Complete arms of the scenarios that are on the line already."""
-    from specdebug.content import find
-    from specdebug.yamlio import load_yaml
+    from specdebug.base.content import find
+    from specdebug.base.yamlio import load_yaml
 
     found = [load_yaml(find("scenarios", subject, _content(ctx))).data for subject in _subjects(ctx)]
     return dict.fromkeys(str(arm) for data in found for arm in data.get("arms", ()))
@@ -116,7 +116,7 @@ def faults(ctx: typer.Context, incomplete: str) -> Found:
 
 @_quietly
 def packs(ctx: typer.Context, incomplete: str) -> Found:
-    from specdebug.content import content_files
+    from specdebug.base.content import content_files
 
     return content_files("probes", _content(ctx))
 
@@ -145,7 +145,7 @@ def _content(ctx: typer.Context) -> list[Path]:
 
 
 def _registry(ctx: typer.Context) -> Any:
-    from specdebug.toggles import load_registry
+    from specdebug.patching.toggles import load_registry
 
     return load_registry(_content(ctx))
 
@@ -158,7 +158,7 @@ def _subjects(ctx: typer.Context) -> list[str]:
 
 
 def _scenario_names(ctx: typer.Context) -> Found:
-    from specdebug.content import content_files
+    from specdebug.base.content import content_files
 
     return content_files("scenarios", _content(ctx))
 

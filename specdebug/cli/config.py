@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from specdebug import configuration
+from specdebug.base import configuration
+from specdebug.base.content import PATH_VARIABLE
 from specdebug.cli.options import Debug, Json
 from specdebug.cli.output import answer, write
-from specdebug.content import PATH_VARIABLE
 
 
 def defaults_of(command: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
 from specdebug.cli.options import (
     ArmsOption,
     ContentOptions,
@@ -25,10 +26,9 @@ from specdebug.cli.output import show
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
-from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.loops.replay import ArmRun, Choices
+    from specdebug.campaign.loops.replay import ArmRun, Choices
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
     from specdebug.scenario.servers import TargetChoice
@@ -58,8 +58,8 @@ def diverge(
     with workers(runs.jobs) as pool:
         from specdebug.diverge.run import Diverging
         from specdebug.faults.declare import parse_fault
+        from specdebug.patching.toggles import parse_numbers
         from specdebug.report.diverge import divergence_document, render_divergence
-        from specdebug.toggles import parse_numbers
 
         library = shared.library()
         scenario = library.scenario(file)
@@ -117,7 +117,7 @@ def _planned(
     library: Library,
 ) -> tuple[ArmRun, ArmRun]:
     """Return the first arm as it is, and the second with the changes."""
-    from specdebug.loops import replay as replaying
+    from specdebug.campaign.loops import replay as replaying
 
     (one, on), (other, there) = arms
     (left,) = replaying.plan(scenario, replace(changes, arms=(one,), reverts=(), faults=(), target=on), library)

@@ -12,7 +12,7 @@ from specdebug.cli.replay import workers
 def doctor(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
     """Say what is installed, what will be used, and whether a worker runs; exit code 1 when a part is
     missing."""
-    from specdebug.doctor import examine
+    from specdebug.apps.doctor import examine
     from specdebug.report.listings import facts_table
 
     began = time.monotonic()

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
 from specdebug.cli.options import Debug, Json, open_library
 from specdebug.cli.output import answer, note, write
 from specdebug.cli.replay import progress, workers
-from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.installs.store import Installed
+    from specdebug.targets.installs.store import Installed
 
 app = typer.Typer(help="Install releases of SGLang and vLLM, to run scenarios on.", no_args_is_help=False)
 
@@ -55,11 +55,11 @@ def install(
 
     Packages come from where pip looks by your own settings. Exit code 1 when what is installed does not serve.
     """
-    from specdebug.installs.recipe import find_recipe
-    from specdebug.installs.release import parse_release
-    from specdebug.installs.steps import adopt
-    from specdebug.installs.steps import install as install_by
-    from specdebug.installs.store import store_folder
+    from specdebug.targets.installs.recipe import find_recipe
+    from specdebug.targets.installs.release import parse_release
+    from specdebug.targets.installs.steps import adopt
+    from specdebug.targets.installs.steps import install as install_by
+    from specdebug.targets.installs.store import store_folder
 
     if cpu and cuda:
         raise SpecDebugError("--cpu or --cuda, not both")
@@ -85,9 +85,9 @@ def install(
 def list_engines(into: Into = None, as_json: Json = False, debug: Debug = False) -> int:
     """Every environment, what it was checked to do, and what else could be installed; exit code 2 where the record of
     one is damaged."""
-    from specdebug.installs.recipe import recipes
-    from specdebug.installs.store import look, store_folder
     from specdebug.report.engines import engines_document, engines_table
+    from specdebug.targets.installs.recipe import recipes
+    from specdebug.targets.installs.store import look, store_folder
 
     store = store_folder(into)
     (there, damaged), known = look(store), recipes()
@@ -102,10 +102,10 @@ def list_engines(into: Into = None, as_json: Json = False, debug: Debug = False)
 def check(release: Named, into: Into = None, debug: Debug = False) -> int:
     """Say what of ours fits a release by its files; serve ten tokens with it, with drafts and without, and hold them to
     the reference. Exit code 1 if they are not right, 125 if it cannot be told."""
-    from specdebug.installs.release import parse_release
-    from specdebug.installs.store import find_installed, store_folder
-    from specdebug.loops.engine_check import SCENARIO, check_engine
+    from specdebug.campaign.loops.engine_check import SCENARIO, check_engine
     from specdebug.report.engines import check_lines
+    from specdebug.targets.installs.release import parse_release
+    from specdebug.targets.installs.store import find_installed, store_folder
 
     there = find_installed(store_folder(into), parse_release(release))
     write("\n".join(_fit_lines(there)))
@@ -127,8 +127,8 @@ def _fit_lines(there: Installed) -> list[str]:
 @app.command("remove")
 def remove(release: Named, into: Into = None, debug: Debug = False) -> int:
     """Delete an environment; one of your own is only forgotten."""
-    from specdebug.installs import store as kept
-    from specdebug.installs.release import parse_release
+    from specdebug.targets.installs import store as kept
+    from specdebug.targets.installs.release import parse_release
 
     folder = kept.store_folder(into)
     named = parse_release(release)

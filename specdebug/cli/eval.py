@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
 from specdebug.cli.options import (
     Confidence,
     ContentOptions,
@@ -24,12 +25,11 @@ from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
 from specdebug.cli.trials import confidence_of
-from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.evaluation.declared import Evaluation, Expected
-    from specdebug.evaluation.gate import Threshold
-    from specdebug.evaluation.run import Evaluated
+    from specdebug.apps.evaluation.declared import Evaluation, Expected
+    from specdebug.apps.evaluation.gate import Threshold
+    from specdebug.apps.evaluation.run import Evaluated
 
 
 class AskFor(StrEnum):
@@ -87,7 +87,7 @@ class GateOptions:
 
     def over(self, expected: Expected) -> Expected:
         """Return what is expected. Raises SpecDebugError for what is no threshold."""
-        from specdebug.evaluation.gate import ACCEPT_LENGTH, SCORE
+        from specdebug.apps.evaluation.gate import ACCEPT_LENGTH, SCORE
 
         score = _threshold("--min-score", self.min_score, SCORE)
         accept_length = _threshold("--min-accept-length", self.min_accept_length, ACCEPT_LENGTH)
@@ -104,7 +104,7 @@ class EvalResults(JsonOptions):
 
 
 def _threshold(option: str, text: str | None, bounds: tuple[float, float]) -> Threshold | None:
-    from specdebug.evaluation.gate import ThresholdError, parse_threshold
+    from specdebug.apps.evaluation.gate import ThresholdError, parse_threshold
 
     try:
         return None if text is None else parse_threshold(text, *bounds)
@@ -136,7 +136,7 @@ def evaluate(
     """
     results.check()
     with workers(1) as pool:
-        from specdebug.evaluation.run import evaluate
+        from specdebug.apps.evaluation.run import evaluate
 
         evaluation = _evaluation(file, asking, gate, engine)
         evaluation = replace(evaluation, timeout_s=positive(timeout) or evaluation.timeout_s)
@@ -160,7 +160,7 @@ def _tell(result: Evaluated, results: EvalResults) -> int:
 
 def _evaluation(file: str | None, asking: AskingOptions, gate: GateOptions, engine: EngineOptions) -> Evaluation:
     """Return the evaluation that is asked for, with the options laid over its file. Raises SpecDebugError."""
-    from specdebug.evaluation.declared import DEFAULT_NAME, Asking, Expected, read_evaluation
+    from specdebug.apps.evaluation.declared import DEFAULT_NAME, Asking, Expected, read_evaluation
 
     chosen = engine.choices()
     evaluation = read_evaluation(file or DEFAULT_NAME)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
 from specdebug.cli import complete
 from specdebug.cli.options import (
     Debug,
@@ -28,9 +28,9 @@ from specdebug.cli.results import tell_results
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from specdebug.campaign.loops.fault_ground import Ground
+    from specdebug.campaign.loops.fault_matrix import FaultMatrix
     from specdebug.cli.options import Dtype
-    from specdebug.loops.fault_ground import Ground
-    from specdebug.loops.fault_matrix import FaultMatrix
 
 app = typer.Typer(help="List and show the faults that can be injected, and verify what catches them.")
 
@@ -97,9 +97,9 @@ def verify(
     a GPU, classes act at sites outside the captured graphs; those that have none are left out, and named. So are those
     that have no meaning in the engine of --target.
     """
+    from specdebug.campaign.loops.fault_runs import verify as run_matrix
     from specdebug.faults.catalogue import CLASSES
     from specdebug.faults.declare import find_class
-    from specdebug.loops.fault_runs import verify as run_matrix
     from specdebug.report.fault_matrix import faults_progress
 
     kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
@@ -118,10 +118,10 @@ def verify(
 
 def _ground(device: str | None, dtype: Dtype | None, target: str | None, workers: Sequence[str]) -> Ground:
     """The engine to inject into, and its workers. Raises BadFault for a worker that there is not."""
+    from specdebug.base.errors import did_you_mean, one_line
+    from specdebug.campaign.loops.fault_ground import Ground
     from specdebug.engine.lineup import LINEUP
-    from specdebug.errors import did_you_mean, one_line
     from specdebug.faults.model import BadFault
-    from specdebug.loops.fault_ground import Ground
     from specdebug.scenario.servers import parse_target
     from specdebug.targets.registry import DEFAULT
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.trials.takes import Takes
 from specdebug.cli.options import (
     MAX_TRIALS,
     TRIALS_AT_A_TIME,
@@ -34,17 +36,15 @@ from specdebug.cli.output import on_stderr, write
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.results import tell_results
 from specdebug.cli.trials import UNDECIDED, JournalOptions, command_of, confidence_of, tell_rerun
-from specdebug.errors import SpecDebugError
-from specdebug.trials.takes import Takes
 
 if TYPE_CHECKING:
+    from specdebug.campaign.trials.command import CommandSource
+    from specdebug.campaign.trials.journal import Journal
+    from specdebug.campaign.trials.sampling import Sampled
+    from specdebug.campaign.trials.scenario import ScenarioSource
     from specdebug.report.flake import Question
     from specdebug.scenario.library import Library
     from specdebug.stats.claims import Claim
-    from specdebug.trials.command import CommandSource
-    from specdebug.trials.journal import Journal
-    from specdebug.trials.sampling import Sampled
-    from specdebug.trials.scenario import ScenarioSource
 
 TRIALS = 1000
 """The most trials, unless the command line sets it, or a claim needs more than a quarter of them when nothing fails."""
@@ -118,9 +118,9 @@ def _measure(
     results: ResultOptions,
 ) -> int:
     """Run trials until the rate is known, or as far as it goes, tell it, and return the exit code."""
+    from specdebug.campaign.trials.sampling import RateSampling
+    from specdebug.campaign.trials.state import digest_of
     from specdebug.report.flake import Question, flake_progress
-    from specdebug.trials.sampling import RateSampling
-    from specdebug.trials.state import digest_of
 
     identity = digest_of("flake", plan.source.question, ",".join(plan.reverted), str(measured.seed))
     path = kept_in.path("flake", identity)
@@ -183,7 +183,7 @@ def _plan(
 ) -> _Plan:
     if command and subject.arm is not None:
         raise SpecDebugError("--arm is for a scenario; a command has none")
-    from specdebug.toggles import OWN_ENGINE
+    from specdebug.patching.toggles import OWN_ENGINE
 
     library = shared.library()
     numbers = numbers_of(subject.revert)
@@ -191,8 +191,8 @@ def _plan(
         toggles = library.toggles(numbers)
         subject.takes.check(toggles, (OWN_ENGINE,))
         return _plan_of_command(command, library, [str(toggle.pr) for toggle in toggles], subject.takes, measured)
+    from specdebug.campaign.trials.scenario import ScenarioSource
     from specdebug.scenario.servers import engine_of
-    from specdebug.trials.scenario import ScenarioSource
 
     laid_over = library.scenario(subject.scenario).laid_over(engine)
     source = ScenarioSource(library, laid_over, arm=subject.arm, jobs=measured.jobs, timeout_s=measured.timeout)
@@ -216,8 +216,8 @@ def _plan(
 def _plan_of_command(
     command: Sequence[str], library: Library, reverted: list[str], takes: Takes, measured: Measurement
 ) -> _Plan:
-    from specdebug.toggles import REVERT_VARIABLE
-    from specdebug.trials.command import SEED_VARIABLE, CommandSource
+    from specdebug.campaign.trials.command import SEED_VARIABLE, CommandSource
+    from specdebug.patching.toggles import REVERT_VARIABLE
 
     what = shlex.join(command)
     if reverted:

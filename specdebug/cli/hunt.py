@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
 from specdebug.cli.options import (
     ContentOptions,
     Executor,
@@ -39,14 +39,14 @@ from specdebug.records.record import RecordError
 from specdebug.verdict.outcome import EXIT_CODES
 
 if TYPE_CHECKING:
-    from specdebug.errors import SpecDebugError
+    from specdebug.base.errors import SpecDebugError
+    from specdebug.campaign.trials.source import TrialSource
     from specdebug.hunt.evidence import SeenFailure
     from specdebug.hunt.hunting import Hunt
     from specdebug.hunt.record import HuntRecord
     from specdebug.report.hunt import HuntAnswer
     from specdebug.scenario.library import Library
     from specdebug.scenario.servers import TargetChoice
-    from specdebug.trials.source import TrialSource
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ def _cluster(
     """Return what makes the cluster that runs the scenarios; None if they are to run here."""
     if search.executor is not Executor.RAY:
         return None
+    from specdebug.campaign.trials.ray_executor import RaySource
     from specdebug.hunt.source import HuntSource
-    from specdebug.trials.ray_executor import RaySource
 
     make = partial(HuntSource, target, search.seed, reverts, tuple(library.folders[1:]), search.engine)
     return lambda: RaySource(make(), make, address=search.ray_address, jobs=search.jobs)

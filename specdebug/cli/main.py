@@ -15,7 +15,9 @@ from typing import Annotated, Any
 
 import typer
 
-from specdebug import __version__, configuration, interrupts
+from specdebug import __version__
+from specdebug.base import configuration, interrupts
+from specdebug.base.errors import SpecDebugError, problems_in
 from specdebug.cli import (
     bisect,
     bundle,
@@ -42,7 +44,6 @@ from specdebug.cli.old_calls import OldJson
 from specdebug.cli.options import Debug, begin_command_line, debug_wanted
 from specdebug.cli.output import complain, note, open_standard_streams, write
 from specdebug.cli.trials import UNDECIDED, WithCommand
-from specdebug.errors import SpecDebugError, problems_in
 from specdebug.workers.machine_failure import machine_failure
 
 INTERNAL_ERROR = 3

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError, did_you_mean
 from specdebug.cli.options import (
     MAX_TRIALS,
     TRIALS_AT_A_TIME,
@@ -31,15 +32,14 @@ from specdebug.cli.output import check_writable, on_stderr, write
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.results import tell_results
 from specdebug.cli.trials import UNDECIDED, JournalOptions, confidence_of, tell_rerun
-from specdebug.errors import SpecDebugError, did_you_mean
 
 if TYPE_CHECKING:
+    from specdebug.campaign.shrink.space import ScenarioSpace
+    from specdebug.campaign.shrink.trials import ShrunkSource
     from specdebug.minimise import Summary
     from specdebug.report.minimise import Minimisation
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
-    from specdebug.shrink.space import ScenarioSpace
-    from specdebug.shrink.trials import ShrunkSource
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def minimise(
     results.check()
     plan = _plan(shared.library(), subject, engine.overrides(), budget.jobs)
 
+    from specdebug.campaign.trials.state import digest_of
     from specdebug.report.minimise import Minimisation
-    from specdebug.trials.state import digest_of
 
     identity = digest_of("minimise", plan.source.question, str(budget.seed), subject.signature or "", str(level))
     path = kept_in.path("minimise", identity)
@@ -108,8 +108,8 @@ def minimise(
 
 
 def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | int | float], jobs: int) -> _Plan:
-    from specdebug.shrink.space import ScenarioSpace
-    from specdebug.shrink.trials import ShrunkSource
+    from specdebug.campaign.shrink.space import ScenarioSpace
+    from specdebug.campaign.shrink.trials import ShrunkSource
 
     whole = library.scenario(subject.scenario).laid_over(over)
     arm = _arm_of(whole, subject.arm)
@@ -139,12 +139,12 @@ def _search(
     kept_in: JournalOptions,
 ) -> tuple[Summary[Scenario], Minimisation]:
     """Search to the end, or as far as it goes. Return that, and what is told of it."""
+    from specdebug.campaign.shrink.trials import ShrunkTrials
+    from specdebug.campaign.trials.inorder import InOrder
+    from specdebug.campaign.trials.journal import not_engine_code
+    from specdebug.campaign.trials.trial import trial_seed
     from specdebug.minimise import Minimiser
     from specdebug.report.minimise import MinimiseProgress
-    from specdebug.shrink.trials import ShrunkTrials
-    from specdebug.trials.inorder import InOrder
-    from specdebug.trials.journal import not_engine_code
-    from specdebug.trials.trial import trial_seed
 
     about = f"minimising {plan.what}, seed {budget.seed}"
     with (
@@ -165,8 +165,8 @@ def _search(
 
 def _file_text(summary: Summary[Scenario], subject: Minimisation, name: str) -> str:
     from specdebug import __version__
+    from specdebug.campaign.shrink.file import scenario_text
     from specdebug.report.minimise import headline, needed_lines, rate_text
-    from specdebug.shrink.file import scenario_text
 
     followed = summary.followed or "*"
     header: Sequence[str] = (

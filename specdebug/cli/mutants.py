@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
 from specdebug.cli import complete
 from specdebug.cli.options import (
     TRIALS_AT_A_TIME,
@@ -25,10 +26,9 @@ from specdebug.cli.output import answer, on_stderr, show
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.results import tell_results
 from specdebug.cli.trials import UNDECIDED, JournalOptions, tell_rerun
-from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.loops.replay import ArmRun
+    from specdebug.campaign.loops.replay import ArmRun
     from specdebug.mutants.find import Mutant
     from specdebug.mutants.measure import Measured, Spread
     from specdebug.report.mutants import MutantQuestion
@@ -97,9 +97,9 @@ def _list(found: Sequence[Mutant], results: PageOptions) -> int:
 def _measure(
     found: Sequence[Mutant], drawing: Drawing, kept_in: JournalOptions, results: PageOptions, shared: ContentOptions
 ) -> int:
+    from specdebug.campaign.trials.state import own_packages
     from specdebug.mutants.measure import MutantSearch, identity_of
     from specdebug.report.mutants import MutantQuestion, mutants_progress
-    from specdebug.trials.state import own_packages
 
     arms = _arms(drawing, shared)
     identity = identity_of(arms, drawing.sample, drawing.seed, drawing.file or ())
@@ -118,7 +118,7 @@ def _spread(drawing: Drawing) -> Spread | None:
     """Return what puts mutants on a Ray cluster; None if they are to run here."""
     if drawing.executor is not Executor.RAY:
         return None
-    from specdebug.trials.ray_executor import RaySource
+    from specdebug.campaign.trials.ray_executor import RaySource
 
     return partial(RaySource, address=drawing.ray_address, jobs=drawing.jobs)
 

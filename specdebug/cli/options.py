@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug.attention_plans import PLANS, SHIPPED
+from specdebug.base.attention_plans import PLANS, SHIPPED
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.trials.takes import Takes
 from specdebug.cli import complete
 from specdebug.cli.output import check_writable, note
 from specdebug.cli.params import Help
-from specdebug.errors import SpecDebugError
-from specdebug.trials.takes import Takes
 
 if TYPE_CHECKING:
-    from specdebug.loops.baseline import Baseline
-    from specdebug.loops.replay import ArmResult, Choices
-    from specdebug.loops.steplog import Recording
+    from specdebug.campaign.loops.baseline import Baseline
+    from specdebug.campaign.loops.replay import ArmResult, Choices
+    from specdebug.campaign.loops.steplog import Recording
     from specdebug.scenario.library import Library
 
 
@@ -246,14 +246,14 @@ SignatureOption = Annotated[str | None, typer.Option("--signature", metavar="GLO
 
 def numbers_of(revert: Sequence[str] | None) -> tuple[int, ...]:
     """Return the fixes that ``--revert`` and the environment name. Raises SpecDebugError for what is no number."""
-    from specdebug.toggles import parse_numbers, reverts_from_environment
+    from specdebug.patching.toggles import parse_numbers, reverts_from_environment
 
     return (*parse_numbers(",".join(revert or ())), *reverts_from_environment())
 
 
 def open_baseline(path: Path | None) -> Baseline | None:
     """Return the content of the baseline file, if one is given. Raises ContentError."""
-    from specdebug.loops.baseline import Baseline
+    from specdebug.campaign.loops.baseline import Baseline
 
     return None if path is None else Baseline.read(path)
 
@@ -294,7 +294,7 @@ class EngineOptions:
     def choices(self) -> Choices:
         """Return them as the choices of a replay. Raises SpecDebugError for a device, a target or a time that is
         none."""
-        from specdebug.loops.replay import Choices
+        from specdebug.campaign.loops.replay import Choices
         from specdebug.scenario.servers import parse_target
 
         target = None if self.target is None else parse_target(self.target)
@@ -363,7 +363,7 @@ class ResultOptions(JsonOptions):
 
     def recording(self) -> Recording | None:
         """Return a place for the steps if a file shows them."""
-        from specdebug.loops.steplog import Recording
+        from specdebug.campaign.loops.steplog import Recording
         from specdebug.report.formats import report_format
 
         return Recording() if any(report_format(name).shows_steps for name, _ in self.wanted()) else None
@@ -400,7 +400,7 @@ class BaselineOptions:
     def save(self, results: Sequence[ArmResult]) -> None:
         """Write what these accepted, and say so on stderr. Raises SpecDebugError."""
         if self.save_baseline is not None:
-            from specdebug.loops.baseline import save
+            from specdebug.campaign.loops.baseline import save
 
             for line in save(self.save_baseline, results):
                 note(line)

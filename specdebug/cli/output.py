@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from specdebug.errors import SpecDebugError
-from specdebug.files import replace_file
-from specdebug.redaction import redacted
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.files import replace_file
+from specdebug.base.redaction import redacted
 from specdebug.report.foreign import shown
 from specdebug.workers.machine_failure import blamed
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
 from specdebug.bundle import ENDING
 from specdebug.cli import complete
 from specdebug.cli.options import (
@@ -33,7 +34,6 @@ from specdebug.cli.output import on_stderr
 from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay_scenarios import check_several, plan_named, run_plans
 from specdebug.cli.results import tell_replay
-from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
     from specdebug.report.progress import LiveProgress, PlainProgress
@@ -154,7 +154,7 @@ def _replay_scenarios(
 
 def _refuse_changes(ctx: typer.Context, file: str) -> None:
     """Raise SpecDebugError for an option or variable that would make the bundle's run another one."""
-    from specdebug.toggles import REVERT_VARIABLE
+    from specdebug.patching.toggles import REVERT_VARIABLE
 
     options = [field.name for field in (*fields(ArmChoices), *fields(EngineOptions), *fields(BaselineOptions))]
     if flag := named_on_command_line(ctx, options):

@@ -9,16 +9,16 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from specdebug.base.errors import SpecDebugError
 from specdebug.cli.options import BaselineOptions, ReplayResults, command_line
 from specdebug.cli.output import OutputError, check_writable, note, show
 from specdebug.cli.results import tell_replay, tell_results
 from specdebug.cli.trials import FOLDER, own_folder
-from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.loops.replay import Choices, PlannedRuns, Progress
-    from specdebug.loops.replays import Replays
-    from specdebug.loops.steplog import Recording
+    from specdebug.campaign.loops.replay import Choices, PlannedRuns, Progress
+    from specdebug.campaign.loops.replays import Replays
+    from specdebug.campaign.loops.steplog import Recording
     from specdebug.scenario.library import Library
     from specdebug.workers.pool import WorkerPool
 
@@ -40,9 +40,9 @@ def plan_named(
     library: Library, named: Sequence[str], choices: Choices, keyword: str | None, *, last_failed: bool
 ) -> list[PlannedRuns]:
     """Return the runs of the scenarios that were named, and say on stderr which of them ``--lf`` selects."""
-    from specdebug.loops.last_failed import LastFailed
-    from specdebug.loops.replays import only_failed, plan_all
-    from specdebug.loops.selection import parse_expression
+    from specdebug.campaign.loops.last_failed import LastFailed
+    from specdebug.campaign.loops.replays import only_failed, plan_all
+    from specdebug.campaign.loops.selection import parse_expression
 
     record = LastFailed.read(FOLDER) if last_failed else LastFailed()
     if not named and not record.files:
@@ -67,8 +67,8 @@ def run_plans(
     locate: bool,
 ) -> int:
     """Run the plans, locate failures, record which arms failed, tell the results, save a baseline; the exit code."""
-    from specdebug.loops.last_failed import keep_failed
-    from specdebug.loops.replays import replay_all
+    from specdebug.campaign.loops.last_failed import keep_failed
+    from specdebug.campaign.loops.replays import replay_all
 
     recording, baseline = results.recording(), baselines.open()
     with watching as watcher:
@@ -105,7 +105,7 @@ def located(pool: WorkerPool, library: Library, answer: Replays, progress: Progr
 
 
 def _tell_several(answer: Replays, results: ReplayResults, recording: Recording | None) -> None:
-    from specdebug.loops.replays import labels_of
+    from specdebug.campaign.loops.replays import labels_of
     from specdebug.report.github import replay_annotations
     from specdebug.report.junit import junit_xml
     from specdebug.report.replays import render_replays, replays_document, replays_summary

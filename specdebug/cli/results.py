@@ -9,17 +9,17 @@ from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from specdebug.base.errors import CannotRunHere, SpecDebugError, one_line
+from specdebug.base.redaction import redacted
 from specdebug.cli.options import JsonOptions, ResultOptions, command_line, debug_wanted
 from specdebug.cli.output import OutputError, complain, not_written, note, show, write, write_file
-from specdebug.errors import CannotRunHere, SpecDebugError, one_line
-from specdebug.redaction import redacted
 from specdebug.report.foreign import shown
 from specdebug.workers.machine_failure import machine_failure
 
 if TYPE_CHECKING:
     from specdebug.bundle.again import Again
-    from specdebug.loops.replay import Replay
-    from specdebug.loops.steplog import Recording
+    from specdebug.campaign.loops.replay import Replay
+    from specdebug.campaign.loops.steplog import Recording
     from specdebug.report.formats import Told
     from specdebug.report.github import Annotation
 

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.engine_flags import ENGINE_FLAGS, EngineFlag, flag_of, options_of, refusal
+from specdebug.base.errors import ConfigError, SpecDebugError
 from specdebug.cli import complete
 from specdebug.cli.log import BoundedLog
 from specdebug.cli.options import ContentOptions, Faults, Reverts, numbers_of
 from specdebug.cli.params import Help, grouped
-from specdebug.engine_flags import ENGINE_FLAGS, EngineFlag, flag_of, options_of, refusal
-from specdebug.errors import ConfigError, SpecDebugError
 
 if TYPE_CHECKING:
+    from specdebug.apps.serve.launch import Launch
+    from specdebug.apps.serve.run import Address
+    from specdebug.apps.serve.state import Settings
     from specdebug.faults.model import Fault
     from specdebug.scenario.library import Library
-    from specdebug.server.launch import Launch
-    from specdebug.server.run import Address
-    from specdebug.server.state import Settings
 
 LOOPBACK = "127.0.0.1"
 PORT = 30000
@@ -116,12 +116,12 @@ def serve(
         _refuse(ctx)
     options = options_of(asdict(engine))
     launch = _launch(options, revert, fault, probes, mode, shared.library())
-    from specdebug.server.reverts import FrontReverts  # before what it edits is imported
+    from specdebug.apps.serve.reverts import FrontReverts  # before what it edits is imported
 
     with FrontReverts(launch.toggles) as reverts:
         settings = _settings(engine, server)
         _check(options, launch.faults)
-        from specdebug.server.run import serve
+        from specdebug.apps.serve.run import serve
 
         with contextlib.closing(BoundedLog(2)) as log, log.of_loggers():
             serve(launch, settings, _address(server), reverts, say=log.say, pass_on=log.pass_on)
@@ -130,7 +130,7 @@ def serve(
 
 def _settings(engine: Any, server: ServerFlags) -> Settings:
     """The server's settings. Raises SpecDebugError for a key that no client could send."""
-    from specdebug.server.state import Settings
+    from specdebug.apps.serve.state import Settings
 
     key = server.api_key
     if key is not None and _KEY.fullmatch(key) is None:
@@ -149,7 +149,7 @@ def _settings(engine: Any, server: ServerFlags) -> Settings:
 
 def _address(server: ServerFlags) -> Address:
     """Where to listen. Raises SpecDebugError for a time that is none."""
-    from specdebug.server.run import Address
+    from specdebug.apps.serve.run import Address
 
     if not server.watchdog_timeout > 0:
         raise SpecDebugError(f"--watchdog-timeout must be above 0 seconds, got {server.watchdog_timeout:g}")
@@ -165,8 +165,8 @@ def _launch(
     library: Library,
 ) -> Launch:
     """The order to start the engine. Raises SpecDebugError for a fix, fault or pack that there is not."""
+    from specdebug.apps.serve.launch import Launch
     from specdebug.faults.declare import parse_fault
-    from specdebug.server.launch import Launch
 
     return Launch(
         options,
@@ -180,7 +180,7 @@ def _launch(
 def _check(options: dict[str, Any], faults: Sequence[Fault]) -> None:
     """Raise SpecDebugError, with the flag at fault, for options that contradict each other or name no checkpoint, and
     for a fault that cannot act in such an engine."""
-    from specdebug.assets import checkpoint_path
+    from specdebug.base.assets import checkpoint_path
     from specdebug.engine.config import EngineConfig, InvalidOption
     from specdebug.faults.fit import check_fit
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
 from specdebug.cli import complete
 from specdebug.cli.options import (
     Content,
@@ -28,15 +29,14 @@ from specdebug.cli.output import answer, note, show
 from specdebug.cli.params import grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
-from specdebug.errors import SpecDebugError
 from specdebug.verdict.outcome import EXIT_CODES
 
 if TYPE_CHECKING:
-    from specdebug.loops.latent import LatentCheck
-    from specdebug.loops.verify import Matrix
+    from specdebug.campaign.loops.latent import LatentCheck
+    from specdebug.campaign.loops.verify import Matrix
+    from specdebug.patching.toggles import Toggle
     from specdebug.scenario.library import Library
     from specdebug.scenario.servers import TargetChoice
-    from specdebug.toggles import Toggle
 
 app = typer.Typer(help="List, show, verify and check the fixes that can be reverted.", no_args_is_help=False)
 
@@ -60,9 +60,9 @@ def check(
     Nothing of the release is imported. Exit code 1 when a patch of ours is stale, 125 when none is for this release;
     what is stale in the engine's own registry is reported only.
     """
-    from specdebug.drift import check as check_release
-    from specdebug.drift import open_dist
-    from specdebug.drift.check import engines
+    from specdebug.patching.drift import check as check_release
+    from specdebug.patching.drift import open_dist
+    from specdebug.patching.drift.check import engines
     from specdebug.report.drift import render_drift
 
     registry = open_library(content).registry
@@ -121,7 +121,7 @@ def verify(
     results.check()
     library = open_library(content)
     chosen, on, latent = _chosen(library, numbers or [], target)
-    from specdebug.loops.verify import Matrix
+    from specdebug.campaign.loops.verify import Matrix
     from specdebug.report.matrix import render_matrix
 
     empty = not chosen and latent  # a registry without toggles is another matter
@@ -147,8 +147,8 @@ def _matrix(
 ) -> Matrix:
     """Run the matrix of some fixes."""
     with workers(jobs) as pool:
+        from specdebug.campaign.loops.verify import verify as run_matrix
         from specdebug.diverge.locate import Locator
-        from specdebug.loops.verify import verify as run_matrix
 
         with progress() as watcher:
             located = Locator(pool, library, watcher).located if locate else list
@@ -160,9 +160,9 @@ def _chosen(
 ) -> tuple[tuple[Toggle, ...], TargetChoice | None, Sequence[LatentCheck]]:
     """The fixes of these numbers, else all, with the edits of the engine that a target runs and what shows them there,
     the target, and those that are latent there. Raises SpecDebugError where nothing shows one that is named."""
-    from specdebug.installs.store import find_installed, store_folder
-    from specdebug.loops.latent import check_latent
+    from specdebug.campaign.loops.latent import check_latent
     from specdebug.scenario.servers import ReleasedEngine, engine_of, parse_target
+    from specdebug.targets.installs.store import find_installed, store_folder
     from specdebug.targets.registry import DEFAULT
 
     on = None if named is None else parse_target(named)

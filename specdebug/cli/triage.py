@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.yamlio import one_line
 from specdebug.cli.options import ContentOptions, Jobs, JsonOptions
 from specdebug.cli.output import check_writable, note, show
 from specdebug.cli.params import grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
 from specdebug.cli.trials import UNDECIDED
-from specdebug.errors import SpecDebugError
-from specdebug.yamlio import one_line
 
 QUIET_S = 3.0
 """The time after which the progress of reading is told again."""
 MAX_NAME = 4096
 
 if TYPE_CHECKING:
+    from specdebug.apps.triage.candidates import CandidateFix
+    from specdebug.apps.triage.run import Tried
     from specdebug.logs.scan import Scan
     from specdebug.scenario.library import Library
-    from specdebug.triage.candidates import CandidateFix
-    from specdebug.triage.run import Tried
 
 
 class LogError(SpecDebugError):
@@ -79,14 +79,14 @@ def _answer(
     name: str, found: Scan, library: Library, results: JsonOptions, *, run: bool, jobs: int, scenario: Path | None
 ) -> int:
     """Rank the candidates, try them if that is wanted, tell the results, and return the exit code."""
+    from specdebug.apps.triage.candidates import candidates, commands
     from specdebug.report.triage import render_triage
-    from specdebug.triage.candidates import candidates, commands
 
     best = candidates(found, library)
     tried: tuple[Tried, ...] = ()
     cut_short, trouble = False, None
     if run and best and found.main is not None:
-        from specdebug.triage import run as trying
+        from specdebug.apps.triage import run as trying
 
         try:
             with workers(jobs) as pool, progress() as watcher:
@@ -115,7 +115,7 @@ def _with_scenario(
 ) -> tuple[tuple[str, ...], str, SpecDebugError | None]:
     """The commands to run next, with that for a scenario of the launch flags; its text, empty where none is wanted or
     can be made; and why none can."""
-    from specdebug.triage.scenario import scenario_text
+    from specdebug.apps.triage.scenario import scenario_text
 
     if scenario is not None:
         try:

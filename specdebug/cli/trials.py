@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specdebug.base.errors import SpecDebugError
 from specdebug.cli.old_calls import OldJson
 from specdebug.cli.options import ResumeAnyway
 from specdebug.cli.output import OutputError, note, write_file
-from specdebug.errors import SpecDebugError
 
 if TYPE_CHECKING:
-    from specdebug.trials.journal import Earlier, Journal
-    from specdebug.trials.state import State
+    from specdebug.campaign.trials.journal import Earlier, Journal
+    from specdebug.campaign.trials.state import State
 
 UNDECIDED = 125
 """The exit code of a command that came to no answer."""
@@ -101,7 +101,7 @@ class JournalOptions:
     @contextlib.contextmanager
     def opened(self, path: Path, identity: str, about: str, state: State) -> Iterator[Journal]:
         """Open the journal; if another was put aside, say on stderr where and why. Raises SpecDebugError."""
-        from specdebug.trials.journal import Journal
+        from specdebug.campaign.trials.journal import Journal
 
         if self.fresh and self.resume_anyway:
             raise SpecDebugError("--fresh starts over, --resume-anyway goes on; give one of them")
@@ -116,15 +116,15 @@ class JournalOptions:
 
 def gone_on(what: str, differs: Sequence[str]) -> str:
     """Say in one line that a search goes on with what it has of another state."""
-    from specdebug.trials.state import shortly
+    from specdebug.campaign.trials.state import shortly
 
     return f"going on with {what} of before a change, as --resume-anyway says ({shortly(differs)})"
 
 
 def _told_of(earlier: Earlier) -> str:
     """Say in one line that a journal is there of another state."""
+    from specdebug.campaign.trials.state import shortly
     from specdebug.report.words import counted
-    from specdebug.trials.state import shortly
 
     trials = counted(earlier.trials, "trial")
     if earlier.adopted:

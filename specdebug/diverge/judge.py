@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdebug.assets import checkpoint_path
+from specdebug.base.assets import checkpoint_path
 from specdebug.diverge.align import Difference, SharePlace, by_request
 from specdebug.diverge.choices import DRAFT_LOGITS, DRAFTED, Place, explained, grounds
 from specdebug.diverge.common import sites_of

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, Replay, RunContent, run_arms
 from specdebug.diverge.align import Difference, in_lockstep
 from specdebug.diverge.run import unjudged
 from specdebug.diverge.sides import recorded
 from specdebug.diverge.stream import RecordedStep, Share, read
-from specdebug.errors import SpecDebugError
-from specdebug.loops.replay import ArmResult, ArmRun, Progress, Replay, RunContent, run_arms
 from specdebug.verdict.outcome import Located, Outcome
 from specdebug.verdict.signatures import OUTPUTS, SCHEDULE, SHARED
 from specdebug.workers.pool import WorkerPool

@@ -16,7 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.campaign.loops.replay import ArmRun, Progress, RunContent, run_arms
+from specdebug.campaign.loops.steplog import Recording
 from specdebug.diverge.align import Difference, in_lockstep, same_schedule
 from specdebug.diverge.common import Looked, Sides, in_common, unlike_by_worker
 from specdebug.diverge.judge import Pairs, Rounding, compared, judge, next_sites
@@ -24,8 +26,6 @@ from specdebug.diverge.prefills import computed_again
 from specdebug.diverge.sides import EngineSide, Side, TapeSide, config_of
 from specdebug.diverge.stream import RecordedStep
 from specdebug.diverge.values import ValueDifference
-from specdebug.loops.replay import ArmRun, Progress, RunContent, run_arms
-from specdebug.loops.steplog import Recording
 from specdebug.scenario.grammar import OracleSpec, Scenario
 from specdebug.targets.registry import DEFAULT
 from specdebug.verdict.outcome import EXIT_CODES, Outcome

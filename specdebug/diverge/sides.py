@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from specdebug.campaign.loops.replay import ArmRun, RunContent, run_as
 from specdebug.diverge import worker
 from specdebug.diverge.common import integers_of
 from specdebug.diverge.prefills import Positions, chunks_of
 from specdebug.diverge.stream import RecordedStep, read
 from specdebug.diverge.tape import TapeRecording
-from specdebug.loops.replay import ArmRun, RunContent, run_as
 from specdebug.scenario.checks import engine_config
 from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.targets.serving import records_itself

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar
 
-from specdebug.assets import nextn_layers
-from specdebug.attention_plans import PLANS
+from specdebug.base.assets import nextn_layers
+from specdebug.base.attention_plans import PLANS
+from specdebug.base.errors import ConfigError, did_you_mean
+from specdebug.base.plugins import PluginError
 from specdebug.engine.sites import Drafting
 from specdebug.engine.speculative.registry import ALGORITHMS, SHIPPED
-from specdebug.errors import ConfigError, did_you_mean
-from specdebug.plugins import PluginError
 
 T = TypeVar("T")
 _hints: Any = cache(partial(typing.get_type_hints, include_extras=True))

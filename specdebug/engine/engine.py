@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from specdebug import async_probe
-from specdebug.assets import checkpoint_path, tokenizer_path
+from specdebug.base.assets import checkpoint_path, tokenizer_path
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.attention.select import make_backends, make_planner
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.config import EngineConfig, InvalidOption
@@ -45,7 +46,6 @@ from specdebug.engine.speculative.registry import loader_of, worker_of
 from specdebug.engine.stop_strings import StopStrings
 from specdebug.engine.streams import check_streams
 from specdebug.engine.target_worker import TargetWorker
-from specdebug.errors import CheckpointError
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 
 
 class EngineError(SpecDebugError):

@@ -6,11 +6,11 @@ import math
 import re
 from typing import Any
 
-from specdebug.errors import ContentError, ContentErrors, did_you_mean, raise_all
+from specdebug.base.errors import ContentError, ContentErrors, did_you_mean, raise_all
+from specdebug.base.schema import Gather, Item
+from specdebug.base.yamlio import one_line
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import BadFault, Fault, FaultClass, Steps
-from specdebug.schema import Gather, Item
-from specdebug.yamlio import one_line
 
 BOUNDS = {"step": (1, 10**9), "row": (0, 511), "times": (1, 10**6), "seed": (0, 2**63 - 1)}
 """Inclusive bounds of whole numbers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from specdebug.attention_plans import PLANS
+from specdebug.base.attention_plans import PLANS
 from specdebug.engine.sites import held_at
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import NEEDS, Fault, FaultClass, Need

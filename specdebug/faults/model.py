@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from specdebug.attention_plans import SHIPPED
+from specdebug.base.attention_plans import SHIPPED
+from specdebug.base.errors import ContentError, SpecDebugError, Where
 from specdebug.engine.sites import held_at
-from specdebug.errors import ContentError, SpecDebugError, Where
 
 if TYPE_CHECKING:
     from specdebug.faults.shot import Shot

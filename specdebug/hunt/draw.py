@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from specdebug.attention_plans import SHIPPED
+from specdebug.base.attention_plans import SHIPPED
+from specdebug.base.random_streams import stream
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.lineup import LINEUP, WorkerEntry
 from specdebug.hunt.workload import LONGEST_PROMPT, MOST_NEW, Plain, groups
-from specdebug.random_streams import stream
 
 T = TypeVar("T")
 

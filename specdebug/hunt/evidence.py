@@ -15,23 +15,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specdebug.base.errors import ContentError
+from specdebug.base.files import read_file
+from specdebug.base.schema import Item
+from specdebug.base.yamlio import parse_json
 from specdebug.bundle import ENDING
 from specdebug.bundle.content import write_bundle
 from specdebug.bundle.run import Traced, run_traced, versions_here
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Replay, plan
 from specdebug.diverge.locate import Locator
-from specdebug.errors import ContentError
-from specdebug.files import read_file
 from specdebug.hunt.hunting import Hunt
-from specdebug.installs.steps import look_into
-from specdebug.installs.store import find_installed, store_folder
-from specdebug.loops.replay import ArmResult, ArmRun, Choices, Replay, plan
 from specdebug.scenario.load import load_scenario
 from specdebug.scenario.servers import ReleasedEngine, StartedServer, TargetChoice
-from specdebug.schema import Item
 from specdebug.targets.base import OverThere
+from specdebug.targets.installs.steps import look_into
+from specdebug.targets.installs.store import find_installed, store_folder
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.registry import DEFAULT, find_target
-from specdebug.yamlio import parse_json
 
 RUNS = 3
 """Runs in which a failure may show again."""

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from specdebug.errors import ContentError, one_line
-from specdebug.files import replace_file
+from specdebug.base.errors import ContentError, one_line
+from specdebug.base.files import replace_file
+from specdebug.base.schema import Item
+from specdebug.campaign.trials.state import SEVERAL, State, differences, read_state, shortly
 from specdebug.records.lines import LineRecord
 from specdebug.records.record import Record, RecordError
-from specdebug.schema import Item
-from specdebug.trials.state import SEVERAL, State, differences, read_state, shortly
 from specdebug.verdict.outcome import Verdict
 
 RECORD = "hunt.jsonl"

@@ -6,17 +6,17 @@ import contextlib
 from pathlib import Path
 
 from specdebug import __version__
+from specdebug.campaign.shrink.file import scenario_text
+from specdebug.campaign.shrink.space import ScenarioSpace
+from specdebug.campaign.shrink.trials import ShrunkSource, ShrunkTrials
+from specdebug.campaign.trials.inorder import InOrder
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.trial import trial_seed
 from specdebug.hunt.draw import ARM
 from specdebug.hunt.hunting import Hunt
 from specdebug.hunt.record import Judged
 from specdebug.minimise import Minimiser, Seen
 from specdebug.minimise.minimiser import StageResult
-from specdebug.shrink.file import scenario_text
-from specdebug.shrink.space import ScenarioSpace
-from specdebug.shrink.trials import ShrunkSource, ShrunkTrials
-from specdebug.trials.inorder import InOrder
-from specdebug.trials.journal import Journal
-from specdebug.trials.trial import trial_seed
 
 CONFIDENCE = 0.9
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specdebug import __version__
+from specdebug.campaign.trials.source import Candidate
+from specdebug.campaign.trials.state import digest_of
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.hunt.hunting import HuntRunner, result_with
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.scenario.servers import TargetChoice
-from specdebug.trials.source import Candidate
-from specdebug.trials.state import digest_of
-from specdebug.trials.trial import Trial, TrialResult
 from specdebug.workers.pool import WorkerPool
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdebug.assets import CHECKPOINTS
+from specdebug.base.assets import CHECKPOINTS
+from specdebug.campaign.trials.arm_state import engine_state
+from specdebug.campaign.trials.state import digest_of, folder_digest, own_state
 from specdebug.hunt.draw import ARM, drawn
 from specdebug.hunt.hunting import space_of
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
 from specdebug.scenario.servers import TargetChoice, engine_of
-from specdebug.trials.arm_state import engine_state
-from specdebug.trials.state import digest_of, folder_digest, own_state
 
 
 def hunt_state(target: TargetChoice, reverts: Sequence[int], library: Library) -> dict[str, str]:

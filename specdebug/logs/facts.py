@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field, fields
 
-from specdebug.attention_plans import SHIPPED
+from specdebug.base.attention_plans import SHIPPED
 from specdebug.logs.engine import compiled
 from specdebug.logs.origin import WORDS as ORIGIN_WORDS
 from specdebug.logs.origin import LogOrigin

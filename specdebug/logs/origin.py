@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-from specdebug.engine_flags import ENGINE_FLAGS, NOT_SUPPORTED
+from specdebug.base.engine_flags import ENGINE_FLAGS, NOT_SUPPORTED
 from specdebug.logs.engine import Pattern, compiled
 
 MAX_VALUE = 200

@@ -3,7 +3,7 @@
 Every element is needed with some probability, independently before any trial. A trial without the elements X is a
 factor over these: it speaks only of the statement that nothing in X is needed. Belief propagation (Pearl 1988) finds
 the marginals, in log odds, on a graph that is nearly a tree, as trials extend what has already been taken away, and in
-which elements that were always taken away together are one variable. ``specdebug.reproducible`` computes everything:
+which elements that were always taken away together are one variable. ``base.reproducible`` computes everything:
 the same trials give the same bits on any processor.
 """
 
@@ -14,8 +14,8 @@ from operator import mul
 
 import numpy as np
 
+from specdebug.base.reproducible import exp, expm1, log, log1p, logaddexp, product, total
 from specdebug.minimise.rates import KNOWN_FAILED, TALLY, TrialRates, learn
-from specdebug.reproducible import exp, expm1, log, log1p, logaddexp, product, total
 
 Removed = frozenset[int]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, Literal, Protocol, TypeVar
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.minimise.rates import TrialRates
 from specdebug.minimise.space import Attempt, Seen, Space, Stage, Trials
 from specdebug.minimise.subset import Probe, SubsetSearch

@@ -12,7 +12,7 @@ from functools import reduce
 
 import numpy as np
 
-from specdebug.reproducible import log, logaddexp, total
+from specdebug.base.reproducible import log, logaddexp, total
 
 SLOWER = ((1.0, 0.75), (0.6, 0.25))
 """Changes of the rate that taking away something that is not needed may bring: the factor, and its probability. A

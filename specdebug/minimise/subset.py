@@ -4,7 +4,7 @@ Nothing is decided for good before the end. What counts as taken away is the lar
 and is as good as certain to need nothing of what is gone; when later trials cast doubt on that, the search goes on from
 a smaller one.
 
-Promises, probabilities and evidence are compared by their levels (``specdebug.reproducible``), so that ties are not
+Promises, probabilities and evidence are compared by their levels (``base.reproducible``), so that ties are not
 decided by rounding: of equal promises the one that takes away least is taken, then the first to have come up; of
 equally probable elements, the first.
 """
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdebug.base.reproducible import level, levels, log
 from specdebug.minimise.belief import NeedBelief, Removed
 from specdebug.minimise.rates import KNOWN_FAILED, TrialRates
-from specdebug.reproducible import level, levels, log
 
 ACCEPT = 0.99
 """Probability that nothing needed is gone, from which on a set that has failed counts as taken away."""

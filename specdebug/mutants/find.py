@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import specdebug
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.mutants.operators import Change, changes
 from specdebug.patching.match import dedent
 from specdebug.patching.source import FunctionNode, ModuleSource, walk_scopes

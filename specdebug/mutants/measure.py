@@ -12,18 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from specdebug.errors import SpecDebugError
-from specdebug.loops.replay import ArmRun
-from specdebug.loops.warm import WarmPool
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.loops.replay import ArmRun
+from specdebug.campaign.loops.warm import WarmPool
+from specdebug.campaign.trials.inorder import InOrder
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.source import TrialSource
+from specdebug.campaign.trials.state import digest_of
+from specdebug.campaign.trials.trial import Trial, trial_seed
 from specdebug.mutants.find import ROOT, Mutant
 from specdebug.mutants.rows import MutantRow, Score, score
 from specdebug.mutants.sound import Sound, commons, measure_sound
 from specdebug.mutants.source import MutantSource
-from specdebug.trials.inorder import InOrder
-from specdebug.trials.journal import Journal
-from specdebug.trials.source import TrialSource
-from specdebug.trials.state import digest_of
-from specdebug.trials.trial import Trial, trial_seed
 
 DECIDING = ("engine", "run", "reference", "verdict", "async_probe", "diverge", "mutants")
 """Parts of the package that decide what a mutant does, and what is seen of it."""

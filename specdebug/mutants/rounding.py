@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from specdebug.assets import checkpoint_path
+from specdebug.base.assets import checkpoint_path
+from specdebug.campaign.loops.replay import ArmRun
 from specdebug.diverge.align import Difference
 from specdebug.diverge.judge import compared
 from specdebug.diverge.values import tolerance
-from specdebug.loops.replay import ArmRun
 from specdebug.reference.config import read_config
 
 LOOKED_AT = 24

@@ -15,11 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from specdebug.base.errors import CannotRunHere, SpecDebugError
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, RunContent, plan, run_as
+from specdebug.campaign.loops.warm import WarmPool
 from specdebug.diverge.align import Difference, in_lockstep
 from specdebug.diverge.stream import RecordedStep, read
-from specdebug.errors import CannotRunHere, SpecDebugError
-from specdebug.loops.replay import ArmResult, ArmRun, Choices, RunContent, plan, run_as
-from specdebug.loops.warm import WarmPool
 from specdebug.mutants.books import Books, first_other, read_books
 from specdebug.mutants.find import ROOT, Mutant
 from specdebug.mutants.rounding import Keep, chosen

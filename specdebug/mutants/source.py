@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from specdebug.campaign.loops.replay import ArmResult
+from specdebug.campaign.loops.warm import ArmAtFault, ArmLost, WarmPool
+from specdebug.campaign.trials.source import Candidate
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.diverge.align import Difference
-from specdebug.loops.replay import ArmResult
-from specdebug.loops.warm import ArmAtFault, ArmLost, WarmPool
 from specdebug.mutants.find import Mutant
 from specdebug.mutants.rounding import beyond_rounding, to_keep
 from specdebug.mutants.rows import MutantRow
 from specdebug.mutants.sound import FirstDifference, MutantRun, Sound
-from specdebug.trials.source import Candidate
-from specdebug.trials.trial import Trial, TrialResult
 
 HANG = "hang"
 

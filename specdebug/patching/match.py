@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specdebug.errors import did_you_mean
+from specdebug.base.errors import did_you_mean
+from specdebug.base.yamlio import one_line
 from specdebug.patching.source import ModuleSource, first_line
 from specdebug.patching.spec import Edit, Patch, PatchError
-from specdebug.yamlio import one_line
 
 _OPENING = re.compile(r"\"\"\"|\'\'\'|\\\n")
 # A comment, a string in triple quotes, a string in single ones. One that is not closed ends with the text or line.

@@ -15,13 +15,13 @@ from functools import cached_property
 from types import CodeType
 from typing import Any
 
-from specdebug.errors import Where
+from specdebug.base.errors import Where
+from specdebug.base.yamlio import one_line
 from specdebug.patching.codes import CodeTree, FunctionKey
 from specdebug.patching.match import Placed
 from specdebug.patching.sites import Lines, find_places, insert_counters, without_columns
 from specdebug.patching.source import ModuleSource, first_line, walk_scopes
 from specdebug.patching.spec import PatchError
-from specdebug.yamlio import one_line
 
 # Everything the parser and compiler raise for text that is not a program, however odd.
 _COMPILE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)

@@ -14,9 +14,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from specdebug.errors import Where, did_you_mean
+from specdebug.base.errors import Where, did_you_mean
+from specdebug.base.yamlio import one_line
 from specdebug.patching.spec import PatchError
-from specdebug.yamlio import one_line
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 ScopeNode: TypeAlias = FunctionNode | ast.ClassDef

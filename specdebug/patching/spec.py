@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from specdebug.errors import ContentError, Where
+from specdebug.base.errors import ContentError, Where
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 _QUALNAME = re.compile(r"[^\W\d]\w*(\.(<locals>\.)?[^\W\d]\w*)*\Z")

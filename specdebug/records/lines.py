@@ -12,12 +12,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdebug.errors import ContentError, Where
-from specdebug.files import open_file
+from specdebug.base.errors import ContentError, Where
+from specdebug.base.files import open_file
+from specdebug.base.schema import Item
+from specdebug.base.yamlio import parse_json
 from specdebug.records.lock import Lock
 from specdebug.records.record import Record
-from specdebug.schema import Item
-from specdebug.yamlio import parse_json
 
 MAX_BYTES = 64 << 20
 

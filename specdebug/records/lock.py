@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from specdebug import interrupts
+from specdebug.base import interrupts
 from specdebug.records.record import Record
 from specdebug.workers import reaper
 from specdebug.workers.lifeline import lifeline

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdebug.errors import ContentError, SpecDebugError
-from specdebug.files import read_file, replace_file
-from specdebug.schema import Item
+from specdebug.base.errors import ContentError, SpecDebugError
+from specdebug.base.files import read_file, replace_file
+from specdebug.base.schema import Item
+from specdebug.base.yamlio import parse_json
 from specdebug.workers.machine_failure import blamed
-from specdebug.yamlio import parse_json
 
 
 class RecordError(SpecDebugError):

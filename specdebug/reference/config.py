@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from specdebug.errors import CheckpointError, one_line
-from specdebug.files import read_file
+from specdebug.base.errors import CheckpointError, one_line
+from specdebug.base.files import read_file
 
 MAX_BYTES = 64 << 20
 """The size limit of a config; published ones have a few KiB."""

@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specdebug.errors import CheckpointError, one_line
-from specdebug.files import kind_of
+from specdebug.base.errors import CheckpointError, one_line
+from specdebug.base.files import kind_of
 from specdebug.reference.assistant import AssistantHead
 from specdebug.reference.config import ModelConfig, read_config
 from specdebug.reference.draft import DraftHead

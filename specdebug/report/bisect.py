@@ -13,14 +13,14 @@ from rich.text import Text
 
 from specdebug import __version__
 from specdebug.bisect import Rate
+from specdebug.campaign.trials.journal import not_engine_code
+from specdebug.campaign.trials.search import Findings, Standing
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainTrials
 from specdebug.report.live import LiveDisplay
 from specdebug.report.next_steps import after_bisect
 from specdebug.report.words import counted, ended, journal_line, replaced, some, times
-from specdebug.trials.journal import not_engine_code
-from specdebug.trials.search import Findings, Standing
-from specdebug.trials.trial import Trial, TrialResult
 
 BAR = 24
 """Columns of a full bar."""

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 
 
 class MatrixError(SpecDebugError):

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from specdebug import __version__
-from specdebug.loops.compare import Comparison
-from specdebug.loops.replay import ArmResult, Replay
+from specdebug.campaign.loops.compare import Comparison
+from specdebug.campaign.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from specdebug.drift import EditProblem, FixRow, Report
-from specdebug.drift.check import UNDECIDED
+from specdebug.patching.drift import EditProblem, FixRow, Report
+from specdebug.patching.drift.check import UNDECIDED
 from specdebug.report.tables import Column, Listing, columns, line
 
 _STYLES = {"fits": "green", "stale": "bold red", "not-for-version": "dim"}

@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from specdebug.installs.recipe import Recipe
-from specdebug.installs.store import Damaged, Installed
-from specdebug.loops.engine_check import EngineChecked
+from specdebug.campaign.loops.engine_check import EngineChecked
 from specdebug.report.tables import Column, Listing, line
 from specdebug.report.words import counted
 from specdebug.targets.fit import FitPart
+from specdebug.targets.installs.recipe import Recipe
+from specdebug.targets.installs.store import Damaged, Installed
 
 
 def engines_table(

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from specdebug import __version__
-from specdebug.evaluation.gate import Check, Estimate
-from specdebug.evaluation.run import Evaluated, MarkedAnswer
-from specdebug.evaluation.scoring import choice_odds
+from specdebug.apps.evaluation.gate import Check, Estimate
+from specdebug.apps.evaluation.run import Evaluated, MarkedAnswer
+from specdebug.apps.evaluation.scoring import choice_odds
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, columns, line
 from specdebug.report.terminal import VERDICT_STYLE

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specdebug.loops.replay import ArmResult
+from specdebug.campaign.loops.replay import ArmResult
 from specdebug.report.words import some, times
 from specdebug.scenario.library import engine_sites, live_in
 

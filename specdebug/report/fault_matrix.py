@@ -9,8 +9,8 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix
-from specdebug.loops.fault_runs import MatrixStanding
+from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix
+from specdebug.campaign.loops.fault_runs import MatrixStanding
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay
 from specdebug.report.tables import Column, Listing, columns, line

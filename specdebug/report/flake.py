@@ -11,6 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from specdebug import __version__
+from specdebug.campaign.trials.journal import not_engine_code, ran_key
+from specdebug.campaign.trials.sampling import Sampled, Tally
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainTrials
 from specdebug.report.live import LiveDisplay
@@ -19,9 +22,6 @@ from specdebug.report.words import ended, journal_line, replaced, times
 from specdebug.stats.claims import Claim, percent
 from specdebug.stats.clean import clean_bound
 from specdebug.stats.intervals import Interval, anytime_interval, clopper_pearson
-from specdebug.trials.journal import not_engine_code, ran_key
-from specdebug.trials.sampling import Sampled, Tally
-from specdebug.trials.trial import Trial, TrialResult
 
 EVERY = 20
 """Plain output: runs between two lines, besides one for each failure."""

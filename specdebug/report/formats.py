@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdebug.errors import SpecDebugError, did_you_mean, one_line
-from specdebug.plugins import PluginError, PluginRegistry
+from specdebug.base.errors import SpecDebugError, did_you_mean, one_line
+from specdebug.base.plugins import PluginError, PluginRegistry
 
 if TYPE_CHECKING:
-    from specdebug.loops.compare import Comparison
-    from specdebug.loops.replay import Replay
-    from specdebug.loops.steplog import Recording
+    from specdebug.campaign.loops.compare import Comparison
+    from specdebug.campaign.loops.replay import Replay
+    from specdebug.campaign.loops.steplog import Recording
 
 
 @dataclass(frozen=True)

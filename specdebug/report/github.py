@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from specdebug.loops.compare import Comparison
-from specdebug.loops.last_failed import as_it_should
-from specdebug.loops.replay import ArmResult, Replay
+from specdebug.campaign.loops.compare import Comparison
+from specdebug.campaign.loops.last_failed import as_it_should
+from specdebug.campaign.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.foreign import shown, shown_lines
 from specdebug.report.terminal import COMPARED, accept_text, closing_line, comparison_line, not_engine_lines, step_text

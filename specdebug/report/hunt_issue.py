@@ -9,10 +9,10 @@ from pathlib import Path
 from specdebug import __version__
 from specdebug.hunt.draw import ARM
 from specdebug.hunt.evidence import SeenFailure
-from specdebug.installs.release import ENGINES
 from specdebug.report.hunt import HuntAnswer, replaced_whole
 from specdebug.report.local_paths import without_local_paths
 from specdebug.report.words import counted
+from specdebug.targets.installs.release import ENGINES
 
 FINDINGS = 8
 """Findings that are told."""

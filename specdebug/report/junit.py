@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as ET
 
-from specdebug.loops.last_failed import as_it_should
-from specdebug.loops.replay import ArmResult, Replay
+from specdebug.campaign.loops.last_failed import as_it_should
+from specdebug.campaign.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.terminal import not_engine_lines, ties_text
 

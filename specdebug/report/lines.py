@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import IO, TYPE_CHECKING, Self
 
-from specdebug.redaction import redacted
+from specdebug.base.redaction import redacted
 from specdebug.report.foreign import shown
 
 if TYPE_CHECKING:
-    from specdebug.trials.sampling import Tally
-    from specdebug.trials.search import Standing
+    from specdebug.campaign.trials.sampling import Tally
+    from specdebug.campaign.trials.search import Standing
 
 
 class PlainLines:

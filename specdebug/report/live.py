@@ -9,7 +9,7 @@ from typing import IO, Any, Self, cast
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from specdebug.redaction import redacted
+from specdebug.base.redaction import redacted
 
 
 class _WhileItLasts:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from specdebug.loops.latent import LatentCheck
-from specdebug.loops.verify import ToggleCheck
+from specdebug.campaign.loops.latent import LatentCheck
+from specdebug.campaign.loops.verify import ToggleCheck
 from specdebug.report.tables import Listing, columns, line
 from specdebug.report.words import replaced
 from specdebug.verdict.outcome import not_engine_code

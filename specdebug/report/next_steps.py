@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specdebug.toggles import REVERT_VARIABLE
+from specdebug.patching.toggles import REVERT_VARIABLE
 
 if TYPE_CHECKING:
+    from specdebug.campaign.trials.sampling import Sampled
+    from specdebug.campaign.trials.search import Findings
     from specdebug.minimise import Summary
     from specdebug.report.bisect import Bisection
     from specdebug.report.flake import Question
     from specdebug.report.hunt import HuntAnswer
     from specdebug.report.minimise import Minimisation
-    from specdebug.trials.sampling import Sampled
-    from specdebug.trials.search import Findings
 
 _GOES_ON = "the same command: it goes on from the journal"
 _COMMON = {"interrupted": _GOES_ON, "trouble": f"mend what stopped it, then {_GOES_ON}"}

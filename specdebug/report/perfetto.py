@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specdebug import __version__
-from specdebug.loops.replay import ArmResult, Replay
-from specdebug.loops.steplog import EngineStep, Recording
+from specdebug.campaign.loops.replay import ArmResult, Replay
+from specdebug.campaign.loops.steplog import EngineStep, Recording
 from specdebug.report.terminal import not_engine_lines
 from specdebug.report.words import NOT_ENGINE_CODE
 

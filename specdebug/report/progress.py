@@ -9,7 +9,7 @@ from typing import IO
 from rich.table import Table
 from rich.text import Text
 
-from specdebug.loops.replay import ArmResult, ArmRun
+from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainLines
 from specdebug.report.live import LiveDisplay

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from specdebug import __version__
-from specdebug.loops.baseline import lines_of
-from specdebug.loops.last_failed import as_it_should
-from specdebug.loops.replay import ArmResult
-from specdebug.loops.replays import Replays
+from specdebug.campaign.loops.baseline import lines_of
+from specdebug.campaign.loops.last_failed import as_it_should
+from specdebug.campaign.loops.replay import ArmResult
+from specdebug.campaign.loops.replays import Replays
 from specdebug.report.document import replay_document
 from specdebug.report.foreign import shown
 from specdebug.report.github import replay_summary

@@ -10,9 +10,9 @@ from typing import IO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from specdebug.loops.baseline import lines_of
-from specdebug.loops.compare import Comparison
-from specdebug.loops.replay import ArmResult, Replay
+from specdebug.campaign.loops.baseline import lines_of
+from specdebug.campaign.loops.compare import Comparison
+from specdebug.campaign.loops.replay import ArmResult, Replay
 from specdebug.report.explain import explain
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, Prose, columns, line, unbroken

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from specdebug.patching import Patch
+from specdebug.patching.toggles import OWN_ENGINE, Detection, Toggle, not_in
 from specdebug.report.foreign import shown
 from specdebug.report.tables import Column, Listing, Prose, columns, line
-from specdebug.toggles import OWN_ENGINE, Detection, Toggle, not_in
 
 
 def toggle_document(toggle: Toggle) -> dict[str, Any]:

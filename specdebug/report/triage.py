@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from specdebug.apps.triage.candidates import CandidateFix, engine_of
+from specdebug.apps.triage.run import Tried
 from specdebug.logs.findings import Finding
 from specdebug.logs.scan import Scan
 from specdebug.report.foreign import shown
-from specdebug.triage.candidates import CandidateFix, engine_of
-from specdebug.triage.run import Tried
 
 MAX_FINDINGS = 8
 

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specdebug.content import shipped_root
-from specdebug.errors import ConfigError, ContentError, SpecDebugError
+from specdebug.base.content import shipped_root
+from specdebug.base.errors import ConfigError, ContentError, SpecDebugError
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
 from specdebug.targets.base import INSIDE, SHOWN, Ability, Asked, Opening, OverThere, Session, Target
 from specdebug.targets.registry import find_target
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from specdebug.faults.injector import Injector
     from specdebug.faults.model import Fault
     from specdebug.patching import Applied
+    from specdebug.patching.toggles import Toggle
     from specdebug.run.judge import Judge
     from specdebug.run.loop import RunLoop
     from specdebug.scenario.grammar import Scenario
-    from specdebug.toggles import Toggle
 
 
 class ArmOnlooker(Protocol):
@@ -259,8 +259,8 @@ class _Arm:
             wait_for_coredump(self._coredump)
 
     def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge]:
+        from specdebug.base.random_streams import stream
         from specdebug.faults.injector import Injector
-        from specdebug.random_streams import stream
         from specdebug.run.driver import WorkloadDriver
         from specdebug.run.loop import RunLoop
         from specdebug.run.oracles.base import OracleSettings

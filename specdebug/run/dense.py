@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdebug.assets import checkpoint_path
+from specdebug.base.assets import checkpoint_path
 from specdebug.reference import (
     AssistantHead,
     DenseCache,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.faults.injector import Injector
 from specdebug.run.driver import Arrival, WorkloadDriver
 from specdebug.run.exceptions import beyond_the_machine, violation_of

@@ -21,5 +21,5 @@ PRELOAD = (
     "specdebug.patching",
     "specdebug.workers.compiling",
     "specdebug.workers.device",
-    "specdebug.toggles",
+    "specdebug.patching.toggles",
 )

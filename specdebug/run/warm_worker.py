@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.workers.wire import PipeSink, Sink
 
 if TYPE_CHECKING:
     from specdebug.patching import Applied
+    from specdebug.patching.toggles import Toggle
     from specdebug.scenario.grammar import Scenario
-    from specdebug.toggles import Toggle
 
 MODEL_CODE = "specdebug.engine.model"
 """Code that has run by the time a worker patches: models made with it are not used once it is patched."""
@@ -49,7 +49,7 @@ class Foreseen:
 def prepare(commons: Sequence[Common]) -> None:
     """Called once, in the fork server. Whatever is wrong here is wrong in every worker, which will then say so."""
     import specdebug.engine.engine
-    from specdebug.attention_plans import SHIPPED
+    from specdebug.base.attention_plans import SHIPPED
     from specdebug.engine.attention.select import planner_class
     from specdebug.patching import PatchError, apply
     from specdebug.patching.live import take_census

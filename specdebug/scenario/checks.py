@@ -15,9 +15,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specdebug.assets import checkpoint_path
+from specdebug.base.assets import checkpoint_path
+from specdebug.base.errors import CheckpointError, ContentError, SpecDebugError, did_you_mean, raise_all
+from specdebug.base.yamlio import KeyPath, one_line
 from specdebug.engine.config import EngineConfig, InvalidOption
-from specdebug.errors import CheckpointError, ContentError, SpecDebugError, did_you_mean, raise_all
 from specdebug.faults.fit import check_fit
 from specdebug.scenario.grammar import (
     CorpusPrompt,
@@ -34,7 +35,6 @@ from specdebug.targets.base import Asked
 from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.targets.serving import refusal_of
 from specdebug.verdict.signatures import names_place
-from specdebug.yamlio import KeyPath, one_line
 
 MAX_REQUESTS = 10_000
 """Of all groups together; a mistyped number should not fill the memory."""

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from specdebug import plugins
-from specdebug.errors import ConfigError, Where
+from specdebug.base import plugins
+from specdebug.base.errors import ConfigError, Where
+from specdebug.base.schema import Gather, Item
+from specdebug.base.yamlio import Doc, as_json, parse_yaml
 from specdebug.faults.model import Fault
 from specdebug.scenario.elsewhere import ENGINE, FAULT
 from specdebug.scenario.kinds import (
@@ -37,11 +39,9 @@ from specdebug.scenario.kinds import (
 from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
 from specdebug.scenario.servers import TARGET, StartedServer, TargetChoice, parse_target, ready_within
 from specdebug.scenario.target_ranges import TARGET_RANGE, said_of
-from specdebug.schema import Gather, Item
 from specdebug.targets.registry import DEFAULT, find_target
 from specdebug.verdict.outcome import Verdict
 from specdebug.verdict.signatures import SHAPE, complaint, stated
-from specdebug.yamlio import Doc, as_json, parse_yaml
 
 ProbeMode = Literal["assert", "record"]
 Span = tuple[int, int]

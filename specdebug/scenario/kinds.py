@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdebug.errors import ContentError
-from specdebug.schema import Gather, Item
-from specdebug.yamlio import one_line
+from specdebug.base.errors import ContentError
+from specdebug.base.schema import Gather, Item
+from specdebug.base.yamlio import one_line
 
 Schema = dict[str, Any]
 UNREAD: Any = object()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specdebug.errors import ContentError, ContentErrors
+from specdebug.base.errors import ContentError, ContentErrors
+from specdebug.base.yamlio import Doc, load_yaml
 from specdebug.scenario.checks import KnownNames, check_scenario, engine_config, problems_of
 from specdebug.scenario.grammar import Scenario, json_schema, read_scenario
-from specdebug.yamlio import Doc, load_yaml
 
 __all__ = ["KnownNames", "Scenario", "engine_config", "json_schema", "load_scenario", "scenario_of"]
 

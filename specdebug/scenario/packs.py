@@ -14,11 +14,11 @@ from pathlib import Path
 from specdebug.async_probe.gate import ASSERT, MODES, OFF, RECORD, Rule
 from specdebug.async_probe.kinds import KINDS
 from specdebug.async_probe.sites import Site
-from specdebug.errors import ContentError, Where, did_you_mean
+from specdebug.base.errors import ContentError, Where, did_you_mean
+from specdebug.base.schema import Item
+from specdebug.base.yamlio import Doc, load_yaml
 from specdebug.kernel_memory.finding import KINDS as MEMORY_KINDS
 from specdebug.kernel_memory.rules import KernelRule
-from specdebug.schema import Item
-from specdebug.yamlio import Doc, load_yaml
 
 NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
 GLOB = r"[A-Za-z0-9_.*?\[\]!-]+"

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
-from specdebug.errors import ConfigError, ContentError, SpecDebugError, one_line
-from specdebug.installs.release import ENGINES, RELEASE, Release, parse_release
-from specdebug.redaction import (
+from specdebug.base.errors import ConfigError, ContentError, SpecDebugError, one_line
+from specdebug.base.redaction import (
     MASK,
     hide,
     hide_variables,
@@ -25,11 +24,12 @@ from specdebug.redaction import (
     variables_without_secrets,
     words_without_secrets,
 )
+from specdebug.base.schema import Gather, Item
+from specdebug.base.yamlio import parse_yaml
+from specdebug.patching.toggles import OWN_ENGINE
 from specdebug.scenario.kinds import FLAG, TEXT, Kind, checked, choice, form, list_of, map_of, real, whole
 from specdebug.scenario.parts import Key, Part
-from specdebug.schema import Gather, Item
-from specdebug.toggles import OWN_ENGINE
-from specdebug.yamlio import parse_yaml
+from specdebug.targets.installs.release import ENGINES, RELEASE, Release, parse_release
 
 SERVE = "serve"
 """In the place of a command that starts a server: our own, with the scenario's engine options."""

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 
 CHARS_PER_TOKEN = 5
 """First guess of a window's length; a window that proves short is doubled."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdebug.assets import tokenizer_path
-from specdebug.errors import CheckpointError
-from specdebug.files import read_file
-from specdebug.yamlio import one_line
+from specdebug.base.assets import tokenizer_path
+from specdebug.base.errors import CheckpointError
+from specdebug.base.files import read_file
+from specdebug.base.yamlio import one_line
 
 Decode = Callable[[Sequence[int]], str]
 MAX_CONFIG_BYTES = 64 << 20

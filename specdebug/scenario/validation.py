@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from specdebug.errors import ContentError, SpecDebugError, Where
+from specdebug.base.errors import ContentError, SpecDebugError, Where
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
 

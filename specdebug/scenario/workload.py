@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specdebug.errors import CheckpointError, ContentError
-from specdebug.random_streams import derive_seed, stream
+from specdebug.base.errors import CheckpointError, ContentError
+from specdebug.base.random_streams import derive_seed, stream
+from specdebug.base.yamlio import one_line
 from specdebug.scenario.grammar import (
     Abort,
     CorpusPrompt,
@@ -22,7 +23,6 @@ from specdebug.scenario.grammar import (
     WorkloadGroup,
 )
 from specdebug.scenario.slices import CorpusTooShort, Slicer, Tokenizer
-from specdebug.yamlio import one_line
 
 Tokens = tuple[int, ...]
 
@@ -147,7 +147,9 @@ class _Expander:
 
     def _slicer(self, corpus: str) -> Slicer:
         if corpus not in self._slicers:
-            from specdebug.corpus import heldout_text  # the only corpus; here, because it reads the library's sources
+            from specdebug.base.corpus import (
+                heldout_text,  # the only corpus; here, because it reads the library's sources
+            )
 
             self._slicers[corpus] = Slicer(corpus, heldout_text(), self._encode)
         return self._slicers[corpus]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.stats.clean import CleanRuns
 from specdebug.stats.intervals import PRIOR
 from specdebug.stats.limits import SLACK, reached

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from specdebug.reproducible import log, log1p, total
+from specdebug.base.reproducible import log, log1p, total
 from specdebug.stats.limits import SLACK, reached
 
 _LONG = 150

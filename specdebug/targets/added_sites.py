@@ -7,11 +7,11 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from specdebug.content import shipped_root
-from specdebug.installs.store import Installed
+from specdebug.base.content import shipped_root
+from specdebug.base.yamlio import load_yaml
 from specdebug.patching import Patch
-from specdebug.toggles import read_ranges
-from specdebug.yamlio import load_yaml
+from specdebug.patching.toggles import read_ranges
+from specdebug.targets.installs.store import Installed
 
 OWNER = "probe sites"
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from specdebug.async_probe.gate import Rule
     from specdebug.faults.model import Fault
     from specdebug.kernel_memory.rules import KernelRule
+    from specdebug.patching.toggles import Toggle
     from specdebug.targets.serving import ServerView
-    from specdebug.toggles import Toggle
 
 Ability = Literal[
     "steps",

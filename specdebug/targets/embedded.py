@@ -160,7 +160,7 @@ class EmbeddedSession:
 
     def __init__(self, engine: Engine, asked: Asked, forget: Callable[[], None] = lambda: None) -> None:
         """``forget`` ends what was begun to listen to."""
-        from specdebug.assets import checkpoint_path
+        from specdebug.base.assets import checkpoint_path
         from specdebug.engine.speculative.stages import StagedWorker
         from specdebug.reference.config import read_config
 

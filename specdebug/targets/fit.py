@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from specdebug.installs.store import Installed
+from specdebug.targets.installs.store import Installed
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdebug.base.files import cache_folder
+from specdebug.base.interpreters import ENGINE_ENV
 from specdebug.engine.config import EngineConfig
-from specdebug.files import cache_folder
-from specdebug.installs.store import Installed, find_installed, store_folder
-from specdebug.interpreters import ENGINE_ENV
+from specdebug.patching.toggles import load_registry
 from specdebug.targets.base import Asked, Opening, OverThere
 from specdebug.targets.http.target import asked_of_server
 from specdebug.targets.inside import VARIABLE
+from specdebug.targets.installs.store import Installed, find_installed, store_folder
 from specdebug.targets.launch.command import REVERTS, SCRATCH
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.patches import Mends, mends_of, patches_of
 from specdebug.targets.serving import EngineSettings
-from specdebug.toggles import load_registry
 
 if TYPE_CHECKING:
     from specdebug.targets.http.session import HttpSession

@@ -11,16 +11,16 @@ from typing import Any
 
 from packaging.version import Version
 
-from specdebug.drift.check import patches_for, why_none
-from specdebug.drift.dist import Dist
-from specdebug.drift.fit import fit
-from specdebug.drift.members import open_package
-from specdebug.errors import ConfigError
-from specdebug.installs.store import Installed
-from specdebug.interpreters import other_python
+from specdebug.base.errors import ConfigError
+from specdebug.base.interpreters import other_python
 from specdebug.patching import Patch
+from specdebug.patching.drift.check import patches_for, why_none
+from specdebug.patching.drift.dist import Dist
+from specdebug.patching.drift.fit import fit
+from specdebug.patching.drift.members import open_package
+from specdebug.patching.toggles import Toggle
 from specdebug.targets.inside.source import Source
-from specdebug.toggles import Toggle
+from specdebug.targets.installs.store import Installed
 
 _FIND = "import importlib.util, sys; print(importlib.util.find_spec(sys.argv[1]).submodule_search_locations[0])"
 

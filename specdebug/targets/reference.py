@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdebug.errors import CheckpointError, ConfigError, SpecDebugError
+from specdebug.base.errors import CheckpointError, ConfigError, SpecDebugError
 from specdebug.targets.base import Ability, Asked, Opening, Plain, RequestOnlooker, RequestView, Sampling, StepView
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def _running(options: Mapping[str, Any]) -> int:
 
 
 def _load_tokenizer(rid: str, model: str) -> TargetTokenizer:
-    from specdebug.assets import tokenizer_path
+    from specdebug.base.assets import tokenizer_path
     from specdebug.engine.model.tokenizer import TargetTokenizer
 
     try:
@@ -246,7 +246,7 @@ def _load_tokenizer(rid: str, model: str) -> TargetTokenizer:
 
 
 def _load(model: str) -> tuple[Any, ModelConfig]:
-    from specdebug.assets import checkpoint_path
+    from specdebug.base.assets import checkpoint_path
     from specdebug.reference import load_weights
 
     if model not in _weights:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 
-from specdebug.errors import ConfigError, did_you_mean
-from specdebug.plugins import PluginRegistry
+from specdebug.base.errors import ConfigError, did_you_mean
+from specdebug.base.plugins import PluginRegistry
 from specdebug.targets.base import Target
 from specdebug.targets.serving import ServerSettings
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.targets.base import RequestView
 
 if TYPE_CHECKING:
     from specdebug.faults.model import Fault
-    from specdebug.installs.release import Release
+    from specdebug.targets.installs.release import Release
 
 
 class SessionFailed(Exception):

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import specdebug
-from specdebug.errors import SpecDebugError
-from specdebug.files import name_beside, replace_file
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.files import name_beside, replace_file
 from specdebug.workers.machine_failure import blamed
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdebug.schema import Item
+from specdebug.base.schema import Item
 from specdebug.stats.means import most_events, repeat_margin, spread
 from specdebug.verdict.outcome import Outcome, RequestResult, Violation, mean
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 
+from specdebug.base.errors import did_you_mean
 from specdebug.engine.sites import SITES
-from specdebug.errors import did_you_mean
 from specdebug.verdict.outcome import PASSED_ON, RANK, Outcome
 
 SITE_KINDS = tuple(sorted({*RANK, "oom"}))

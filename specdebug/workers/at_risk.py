@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.workers.slots import Slots
 
 VARIABLE = "SPECDEBUG_GPU_AT_RISK"

@@ -15,7 +15,7 @@ import time
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from specdebug.files import cache_folder
+from specdebug.base.files import cache_folder
 
 VARIABLE = "SPECDEBUG_CUDA_COREDUMP"
 

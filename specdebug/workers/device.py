@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.workers.arithmetic import arithmetic
 from specdebug.workers.coredump import arrange_coredump
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure

@@ -28,7 +28,7 @@ import tempfile
 import traceback
 from typing import Any, NoReturn
 
-from specdebug.interpreters import own_python
+from specdebug.base.interpreters import own_python
 from specdebug.workers.machine_failure import machine_failure
 from specdebug.workers.wire import ASK, JOB, PREPARE, PipeSink, receive
 

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-from specdebug.attention_plans import PLANS
+from specdebug.base.attention_plans import PLANS
 from specdebug.workers.stack import DTYPES, driver_version, executor_of, nvcc_version, versions
 from specdebug.workers.wire import Sink
 

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 
 Told = TypeVar("Told", bound=SpecDebugError)
 Cause = Literal["device", "disk", "memory", "processes", "descriptors", "killed"]

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from specdebug import interrupts
+from specdebug.base import interrupts
 from specdebug.workers.forkserver import DUMP_SIGNAL
 from specdebug.workers.job import Job, Listener, Worker, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, failure_in_log, machine_failure

@@ -17,9 +17,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from specdebug import interrupts
-from specdebug.errors import SpecDebugError
-from specdebug.interpreters import own_python
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.interpreters import own_python
 from specdebug.workers.job import LOG_LIMIT
 from specdebug.workers.lifeline import lifeline
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure, failure_in_log, machine_failure

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdebug.files import cache_folder
+from specdebug.base.files import cache_folder
 
 
 @dataclass(frozen=True)

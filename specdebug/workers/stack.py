@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specdebug.attention_plans import PLANS, SHIPPED, Generation, KernelLibrary
+from specdebug.base.attention_plans import PLANS, SHIPPED, Generation, KernelLibrary
 from specdebug.workers.system import text_of
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from specdebug.bisect import Bisector
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.sampling import RateSampling, Sampled
+from specdebug.campaign.trials.search import Findings, Search
+from specdebug.campaign.trials.source import Candidate
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.stats.claims import parse_claim
-from specdebug.trials.journal import Journal
-from specdebug.trials.sampling import RateSampling, Sampled
-from specdebug.trials.search import Findings, Search
-from specdebug.trials.source import Candidate
-from specdebug.trials.trial import Trial, TrialResult
 
 HERE = Path(__file__).parent
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.located import AFTER, BELONGS, STAGES_OF, Broken, caught, is_right, shipped, stages_named, stages_of
+from specdebug.campaign.loops.replay import ArmResult
 from specdebug.engine.sites import SITES
-from specdebug.loops.replay import ArmResult
 from specdebug.mutants.find import ROOT, all_mutants
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Located, Outcome, Violation

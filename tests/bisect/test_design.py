@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdebug.base.reproducible import LEVEL
 from specdebug.bisect.belief import Belief
 from specdebug.bisect.design import Criterion, best, entropy, pool, ranked
 from specdebug.bisect.nuisance import Nuisance, Prior
-from specdebug.reproducible import LEVEL
 from tests.chance import most
 
 N = 5

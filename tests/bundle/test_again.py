@@ -12,7 +12,7 @@ from specdebug.bundle.again import Again, run_again
 from specdebug.bundle.content import read_bundle, write_bundle
 from specdebug.bundle.run import run_traced
 from specdebug.bundle.weigh import weigh
-from specdebug.loops.replay import Replay
+from specdebug.campaign.loops.replay import Replay
 from specdebug.report.document import replay_document, to_json
 from specdebug.scenario.library import Library
 from specdebug.workers.job import WorkerEnd

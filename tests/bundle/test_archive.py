@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug import files
+from specdebug.base import files
 from specdebug.bundle import archive
 from specdebug.bundle.archive import MANIFEST, BundleError, check_target, read_archive, write_archive
 from tests.bundle.bundles import members_of, pack

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from specdebug import corpus, redaction
+from specdebug.base import corpus, redaction
+from specdebug.base.errors import SpecDebugError
 from specdebug.bundle import content
 from specdebug.bundle.archive import MANIFEST, BundleError
 from specdebug.bundle.content import read_bundle, resolved, write_bundle
-from specdebug.errors import SpecDebugError
 from specdebug.faults.declare import parse_fault
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library

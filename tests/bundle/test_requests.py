@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdebug.base.errors import ContentError
 from specdebug.bundle.requests import read_requests, write_requests
-from specdebug.errors import ContentError
 from specdebug.scenario.library import Library
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from tests.bundle.bundles import CORPUS

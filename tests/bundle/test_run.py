@@ -16,7 +16,7 @@ from specdebug.bundle.run import (
     steps_hash,
     versions_here,
 )
-from specdebug.loops.replay import ReplayError
+from specdebug.campaign.loops.replay import ReplayError
 from specdebug.scenario.library import Library
 from specdebug.workers.job import WorkerEnd
 from tests.bundle.bundles import arm_run, traced

@@ -18,7 +18,7 @@ import pytest
 
 from specdebug.cli.main import run
 from specdebug.cli.trials import tell_rerun
-from tests.trials.repositories import make_repository
+from tests.campaign.trials.repositories import make_repository
 
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()", "bisect"]
 
@@ -236,7 +236,7 @@ def test_trials_that_were_lost_are_told_of_and_nothing_is_said_where_none_was(
 def test_killed_while_it_writes_it_resumes(committed: bool) -> None:
     expected = document("--journal", "whole.sqlite", "--", "./flaky.sh")
     kill = (
-        "import os, sys; from specdebug.trials.journal import Journal; write = Journal.record\n"
+        "import os, sys; from specdebug.campaign.trials.journal import Journal; write = Journal.record\n"
         "def record(self, trial, result):\n"
         "    if trial.number == 6 and not COMMITTED: self._database.execute('BEGIN IMMEDIATE'); "
         "self._database.execute('DELETE FROM trials'); os.kill(os.getpid(), 9)\n"

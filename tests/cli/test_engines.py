@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdebug.cli.main import run
-from specdebug.installs.store import Installed
+from specdebug.targets.installs.store import Installed
 
 
 def engines(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -12,7 +12,7 @@ import pytest
 
 from specdebug.cli.main import run
 from specdebug.workers.job import WorkerEnd
-from tests.evaluation.asking import WorkHere, written
+from tests.apps.evaluation.asking import WorkHere, written
 
 PUT = ("--ask", "continuation", "--max-new-tokens", "8", "--concurrency", "2")
 

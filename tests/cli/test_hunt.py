@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from specdebug.campaign.trials import state
 from specdebug.cli.main import run
-from specdebug.trials import state
 
 
 def hunt(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:

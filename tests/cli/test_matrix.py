@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdebug.toggles import load_registry
+from specdebug.patching.toggles import load_registry
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
-# The flaky ones are run, fresh and warm, in tests/loops/test_warm.py.
+# The flaky ones are run, fresh and warm, in tests/campaign/loops/test_warm.py.
 SCENARIOS = sorted(p.stem for p in (ROOT / "scenarios").glob("*.yaml") if not p.stem.startswith("flaky_"))
 
 

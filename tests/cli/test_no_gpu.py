@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdebug.base.errors import CannotRunHere
+from specdebug.campaign.loops import fault_runs
+from specdebug.campaign.loops.fault_runs import verify
+from specdebug.campaign.loops.replay import ArmResult, ArmRun
+from specdebug.campaign.trials.scenario import MachineCheck
 from specdebug.engine.lineup import LINEUP
-from specdebug.errors import CannotRunHere
-from specdebug.loops import fault_runs
-from specdebug.loops.fault_runs import verify
-from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.scenario.library import Library
-from specdebug.trials.scenario import MachineCheck
 from specdebug.verdict.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]

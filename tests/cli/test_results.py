@@ -13,14 +13,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from specdebug import interrupts
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
 from specdebug.bundle import archive
 from specdebug.cli import output
 from specdebug.cli.main import run
 from specdebug.cli.options import JsonOptions
 from specdebug.cli.output import OutputError
 from specdebug.cli.results import ReportFailed, tell_all, tell_results
-from specdebug.errors import SpecDebugError
 from tests.report.html.samples import MINI, Page
 
 FAILS = 'case ",$SGLANG_DEBUG_REVERT_PR," in *,27360,*) exit 7;; esac; exit 0'

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specdebug.cli.main import run
-from tests.drift.releases import TOGGLE, sdist, tree, wheel
+from tests.patching.drift.releases import TOGGLE, sdist, tree, wheel
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from specdebug.base.errors import SpecDebugError
 from specdebug.cli.main import run
-from specdebug.errors import SpecDebugError
 
 LOGS = Path(__file__).resolve().parents[1] / "logs/quoted"
 CRASH = LOGS / "sglang-5491.txt"
@@ -63,7 +63,7 @@ def test_what_the_log_tells_is_said_whatever_stops_the_tries(
     def stop(*given: object) -> None:
         raise stopped_by
 
-    monkeypatch.setattr("specdebug.triage.run.try_out", stop)
+    monkeypatch.setattr("specdebug.apps.triage.run.try_out", stop)
     assert run(["triage", str(CRASH), "--run"]) == code
     out, err = capsys.readouterr()
     assert out.startswith(f"{CRASH}: illegal-address@cuda\n")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from specdebug.loops.replay import ArmRun
+from specdebug.base.yamlio import parse_yaml
+from specdebug.campaign.loops.replay import ArmRun
 from specdebug.patching import Patch
+from specdebug.patching.toggles import Detection, Toggle
 from specdebug.scenario.grammar import Scenario, read_scenario
-from specdebug.toggles import Detection, Toggle
-from specdebug.yamlio import parse_yaml
 
 TEXT = """
 name: planted

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay, run_arms
 from specdebug.diverge import locate as module
 from specdebug.diverge.locate import IN_PLACE, Locator, Suspect, place_of, twin_of
 from specdebug.diverge.stream import Descriptor, RecordedStep
-from specdebug.errors import SpecDebugError
 from specdebug.faults.declare import parse_fault
-from specdebug.loops.replay import ArmResult, ArmRun, Replay, run_arms
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.grammar import Expectation
 from specdebug.scenario.library import Library

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.diverge import run as module
 from specdebug.diverge.run import Diverging
-from specdebug.loops.replay import ArmResult, ArmRun
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.verdict.outcome import not_run
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure

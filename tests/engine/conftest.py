@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.assets import CHECKPOINTS, checkpoint_path
+from specdebug.base.assets import CHECKPOINTS, checkpoint_path
 from tests.engine.oracle import GreedyOracle
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdebug.base.errors import ConfigError
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.engine.speculative.registry import ALGORITHMS, Algorithm
-from specdebug.errors import ConfigError
 
 
 def _nest(path: str, value: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specdebug import corpus
-from specdebug.assets import checkpoint_path
+from specdebug.base import corpus
+from specdebug.base.assets import checkpoint_path
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.model.tokenizer import TargetTokenizer
 from tests.engine.waits import waits_of_decode_steps

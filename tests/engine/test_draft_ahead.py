@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdebug import async_probe
-from specdebug.attention_plans import SHIPPED
+from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine import Engine, StepReport
 from specdebug.engine.graph.runner import Planned
 from specdebug.engine.request import Request

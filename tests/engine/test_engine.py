@@ -10,11 +10,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
 
-from specdebug.attention_plans import SHIPPED
+from specdebug.base.attention_plans import SHIPPED
+from specdebug.base.errors import CheckpointError
 from specdebug.engine import Engine, EngineObserver, Request
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import RequestRejected
-from specdebug.errors import CheckpointError
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run, serve
 

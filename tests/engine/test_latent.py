@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.attention_plans import SHIPPED
+from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine import Engine, EngineConfig
 from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
 from specdebug.engine.memory.mla_pool import MLAPool

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from specdebug.assets import NAMES, checkpoint_path
+from specdebug.base.assets import NAMES, checkpoint_path
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.lineup import LINEUP, WorkerEntry, workers_at
 from specdebug.engine.sites import SITES

@@ -20,8 +20,8 @@ from benchmarks.lossless.draw import MOST_NEW, Configuration, Decks, Draft, Serv
 from benchmarks.lossless.judge import judge
 from benchmarks.lossless.play import play
 from benchmarks.lossless.reference import HuggingFace
-from specdebug.attention_plans import SHIPPED
-from specdebug.random_streams import stream
+from specdebug.base.attention_plans import SHIPPED
+from specdebug.base.random_streams import stream
 from tests.engine.conftest import Lab
 
 BACKENDS = tuple(plan.name for plan in SHIPPED)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.installs.release import parse_release
-from specdebug.installs.store import StoreError, find_installed, store_folder
+from specdebug.targets.installs.release import parse_release
+from specdebug.targets.installs.store import StoreError, find_installed, store_folder
 
 
 @pytest.fixture(scope="module", autouse=True)

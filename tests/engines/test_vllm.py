@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.assets import checkpoint_path
-from specdebug.installs.release import parse_release
-from specdebug.installs.store import find_installed, store_folder
+from specdebug.base.assets import checkpoint_path
 from specdebug.scenario.servers import ReleasedEngine
 from specdebug.targets.base import OverThere
 from specdebug.targets.inside import VARIABLE
+from specdebug.targets.installs.release import parse_release
+from specdebug.targets.installs.store import find_installed, store_folder
 from specdebug.targets.registry import find_target
 from tests.engines.replays import REPLAY, ROOT, alike, diverged, replayed
 

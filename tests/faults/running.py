@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any
 
 from specdebug import async_probe
+from specdebug.campaign.loops.replay import ArmRun
 from specdebug.engine.lineup import LINEUP
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from specdebug.faults.model import Fault
-from specdebug.loops.replay import ArmRun
 from specdebug.run.arm import run_arm
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library

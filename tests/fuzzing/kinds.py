@@ -32,26 +32,27 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from specdebug import configuration
-from specdebug.assets import CHECKPOINTS
+from specdebug.apps.evaluation.declared import read_evaluation
+from specdebug.apps.evaluation.questions import read_questions
+from specdebug.base import configuration
+from specdebug.base.assets import CHECKPOINTS
+from specdebug.base.errors import SpecDebugError, one_line
 from specdebug.bundle.archive import MANIFEST
 from specdebug.bundle.content import TRACE, read_bundle
 from specdebug.bundle.run import steps_hash
+from specdebug.campaign.loops.baseline import Baseline
+from specdebug.campaign.loops.last_failed import LastFailed
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.cli.main import run
-from specdebug.drift import open_dist
-from specdebug.drift.check import check
 from specdebug.engine.model.checkpoint import Checkpoint, read_json_object
 from specdebug.engine.model.config import Eagle3Options, LlamaConfig
-from specdebug.errors import SpecDebugError, one_line
-from specdebug.evaluation.declared import read_evaluation
-from specdebug.evaluation.questions import read_questions
 from specdebug.hunt.evidence import SeenFailure
 from specdebug.hunt.record import HuntRecord, Judged
-from specdebug.installs.release import Release
-from specdebug.installs.store import RECORD, Installed, find_installed
 from specdebug.logs.scan import scan_bytes
-from specdebug.loops.baseline import Baseline
-from specdebug.loops.last_failed import LastFailed
+from specdebug.patching.drift import open_dist
+from specdebug.patching.drift.check import check
+from specdebug.patching.toggles import load_toggle
 from specdebug.reference.config import read_config
 from specdebug.run.oracles.server import wrong_counts
 from specdebug.scenario.load import load_scenario
@@ -61,12 +62,11 @@ from specdebug.scenario.workload import RequestSampling, expand
 from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.client import FAILURES, ServerClient
 from specdebug.targets.http.facts import ask_server
-from specdebug.toggles import load_toggle
-from specdebug.trials.journal import Journal
-from specdebug.trials.trial import Trial, TrialResult
+from specdebug.targets.installs.release import Release
+from specdebug.targets.installs.store import RECORD, Installed, find_installed
 from tests.bundle.bundles import make_bundle, members_of, pack
-from tests.drift import releases
 from tests.fuzzing.measure import Subject
+from tests.patching.drift import releases
 from tests.targets.http.test_checked import ANSWER, INFO
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from tests.fuzzing.mutants import mutant
 
 SEED = 20261122

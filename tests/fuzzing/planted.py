@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from tests.fuzzing.measure import MAX_HELD, Subject
 
 GOOD = b"good"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.trials.state import differences
 from specdebug.hunt.state import hunt_state
 from specdebug.scenario.library import Library
 from specdebug.scenario.servers import parse_target
-from specdebug.trials.state import differences
 
 
 def test_it_is_the_same_until_something_changes() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from specdebug.apps.triage.candidates import candidates
 from specdebug.logs.scan import Scan, scan_bytes
 from specdebug.scenario.library import Library
-from specdebug.triage.candidates import candidates
 
 LOGS = sorted((Path(__file__).parent / "invented").glob("*.txt"))
 LIBRARY = Library()

@@ -3,8 +3,8 @@
 import random
 from collections import deque
 
-from specdebug.trials.journal import Journal
-from specdebug.trials.trial import TrialResult
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.trial import TrialResult
 
 
 class Stage:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.shrink.trials import ShrunkTrials
+from specdebug.campaign.trials.inorder import InOrder
+from specdebug.campaign.trials.trial import trial_seed
 from specdebug.minimise import Minimiser
 from specdebug.minimise.minimiser import CLOSING_TRIALS, OPENING_TRIALS
-from specdebug.shrink.trials import ShrunkTrials
-from specdebug.trials.inorder import InOrder
-from specdebug.trials.trial import trial_seed
 from tests.chance import fewest, most
 
 from .simulated import Kept, Source, Space, Watcher

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.mutants.find import all_mutants, files, mutants_of, source_of
 from specdebug.patching.match import place
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from specdebug.campaign.trials.trial import Trial
 from specdebug.cli.main import run
 from specdebug.mutants.books import first_other
 from specdebug.mutants.find import all_mutants
@@ -19,7 +20,6 @@ from specdebug.mutants.measure import NodeSource, draw
 from specdebug.mutants.rows import MutantRow, score
 from specdebug.mutants.sound import FirstDifference, sound_arms
 from specdebug.scenario.library import Library
-from specdebug.trials.trial import Trial
 
 MINI = str(Path(__file__).resolve().parents[1] / "cli" / "mini.yaml")
 

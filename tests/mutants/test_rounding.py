@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specdebug.campaign.trials.journal import Journal
 from specdebug.diverge.align import Difference
 from specdebug.diverge.stream import Descriptor, Share
 from specdebug.mutants.find import ROOT, Mutant
@@ -15,7 +16,6 @@ from specdebug.mutants.rounding import LOOKED_AT, beyond_rounding, chosen, to_ke
 from specdebug.mutants.rows import MutantRow
 from specdebug.mutants.sound import sound_arms
 from specdebug.scenario.library import Library
-from specdebug.trials.journal import Journal
 
 ARM = sound_arms(Library(), [Library().scenario("graph_padding")])
 

@@ -327,10 +327,10 @@ ROWS = (
 )
 
 ENDLESS = {"serve"}
-"""Commands that end by a signal alone and come to no result; tests/server/test_deaths.py plays what happens to them."""
+"""Commands that end by a signal alone and come to no result; see tests/apps/serve/test_deaths.py."""
 
 INSTALLING = {"engines check", "engines install", "engines remove"}
-"""Commands that need another engine; tests/installs and tests/engines play what happens to them."""
+"""Commands that need another engine; tests/targets/installs and tests/engines play what happens to them."""
 
 FAST = {
     ("replay", "TERM"),

@@ -218,7 +218,7 @@ def test_a_module_that_runs_as_main_is_patched_in_process_only(toys):
     [
         ("no_such_toy", "no module named 'no_such_toy'"),
         ("specdebug.patching.mach", "no module named 'specdebug.patching.mach'; did you mean 'match'?"),
-        ("specdebug.errors.inner", "specdebug.errors is not a package"),
+        ("specdebug.base.errors.inner", "specdebug.base.errors is not a package"),
         ("sys", "sys is built into Python"),
         ("zipimport", "zipimport is frozen into Python"),
         ("_ctypes", "_ctypes comes without Python source"),

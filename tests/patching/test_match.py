@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.errors import Where
+from specdebug.base.errors import Where
 from specdebug.patching import Patch, PatchError
 from specdebug.patching.match import Placed, check_overlaps, dedent, place
 from specdebug.patching.source import ModuleSource

@@ -70,7 +70,7 @@ def test_a_patch_that_fits_nowhere_claims_nothing() -> None:
 
 REGISTRY = """
 import itertools
-from specdebug.toggles import SelectionError, apart, load_registry
+from specdebug.patching.toggles import SelectionError, apart, load_registry
 registry = load_registry()
 (pair,) = apart(registry.toggles.values(), ["specdebug"])
 for one, other in itertools.combinations(registry.toggles, 2):

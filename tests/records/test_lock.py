@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.interrupts import Interrupts
+from specdebug.base.interrupts import Interrupts
 from specdebug.records import lock
 from specdebug.records.lock import Lock
 from specdebug.records.record import Record, RecordError

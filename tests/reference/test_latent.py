@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdebug.errors import CheckpointError
+from specdebug.base.errors import CheckpointError
 from specdebug.reference import DenseCache, ModelConfig, greedy_generate, load_weights, target_forward
 from tests.tolerance import layers_rounding
 

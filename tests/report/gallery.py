@@ -8,24 +8,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from specdebug.apps.triage.candidates import CandidateFix
+from specdebug.apps.triage.run import Tried
+from specdebug.base.errors import Where
+from specdebug.campaign.loops.compare import compare
+from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay
+from specdebug.campaign.loops.verify import ToggleCheck
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.diverge.align import Difference
 from specdebug.diverge.run import Divergence
 from specdebug.diverge.stream import Descriptor, Share
-from specdebug.drift import FixRow, Report
-from specdebug.drift.fit import EditProblem
-from specdebug.drift.nearest import Near
-from specdebug.errors import Where
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Injection
 from specdebug.logs.findings import Finding
 from specdebug.logs.hits import Strength
 from specdebug.logs.scan import Scan
-from specdebug.loops.compare import compare
-from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
-from specdebug.loops.replay import ArmResult, ArmRun, Replay
-from specdebug.loops.verify import ToggleCheck
 from specdebug.minimise import StageResult, Summary
 from specdebug.patching import Edit, Patch
+from specdebug.patching.drift import FixRow, Report
+from specdebug.patching.drift.fit import EditProblem
+from specdebug.patching.drift.nearest import Near
+from specdebug.patching.toggles import Detection, Toggle
 from specdebug.report.bisect import findings_text
 from specdebug.report.diverge import render_divergence
 from specdebug.report.drift import render_drift
@@ -40,10 +44,6 @@ from specdebug.report.toggle import describe_toggle, toggle_table
 from specdebug.report.triage import render_triage
 from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.packs import ProbePack
-from specdebug.toggles import Detection, Toggle
-from specdebug.triage.candidates import CandidateFix
-from specdebug.triage.run import Tried
-from specdebug.trials.trial import Trial, TrialResult
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Violation
 from tests.report.html.trials import culprit_200, sampled, searched
 

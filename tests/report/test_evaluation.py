@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specdebug.evaluation.declared import Asking, Evaluation, Expected
-from specdebug.evaluation.gate import Threshold
-from specdebug.evaluation.questions import ChoiceQuestion, QuestionSet
-from specdebug.evaluation.run import Evaluated, MarkedAnswer
+from specdebug.apps.evaluation.declared import Asking, Evaluation, Expected
+from specdebug.apps.evaluation.gate import Threshold
+from specdebug.apps.evaluation.questions import ChoiceQuestion, QuestionSet
+from specdebug.apps.evaluation.run import Evaluated, MarkedAnswer
 from specdebug.report.evaluation import answers_jsonl, evaluation_document, render_evaluation
 from specdebug.verdict.outcome import Outcome
 from tests.run.fakes import text_of

@@ -16,9 +16,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from specdebug.loops.compare import Comparison, compare
-from specdebug.loops.replay import ArmResult, ArmRun, Choices, Replay, planned, run_arms
-from specdebug.loops.steplog import Recording
+from specdebug.campaign.loops.compare import Comparison, compare
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Replay, planned, run_arms
+from specdebug.campaign.loops.steplog import Recording
 from specdebug.report.document import comparison_document, replay_document, to_json
 from specdebug.report.formats import OURS, Told, render
 from specdebug.report.github import comparison_annotations, comparison_summary, replay_annotations, replay_summary

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.loops.replay import ArmResult, ArmRun
+from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.report.document import arm_document
 from specdebug.report.explain import explain
 from specdebug.report.github import _findings

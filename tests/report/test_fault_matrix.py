@@ -6,10 +6,10 @@ import io
 
 from rich.console import Console
 
+from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix
+from specdebug.campaign.loops.fault_runs import MatrixStanding
 from specdebug.engine.lineup import LINEUP
 from specdebug.faults.catalogue import CLASSES
-from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix
-from specdebug.loops.fault_runs import MatrixStanding
 from specdebug.report.fault_matrix import LiveFaults, PlainFaults, faults_progress, left_text, render_fault_matrix
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from specdebug.campaign.trials.sampling import Sampled, Tally
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.flake import (
     LiveFlake,
     PlainFlake,
@@ -17,8 +19,6 @@ from specdebug.report.flake import (
     verdict_line,
 )
 from specdebug.stats.claims import parse_claim
-from specdebug.trials.sampling import Sampled, Tally
-from specdebug.trials.trial import Trial, TrialResult
 
 
 def question(claim: str | None = None) -> Question:

@@ -6,8 +6,8 @@ import dataclasses
 import html
 import io
 
-from specdebug.loops.baseline import Against, GroupAgainst
-from specdebug.loops.compare import compare
+from specdebug.campaign.loops.baseline import Against, GroupAgainst
+from specdebug.campaign.loops.compare import compare
 from specdebug.report.document import replay_document
 from specdebug.report.github import (
     Annotation,

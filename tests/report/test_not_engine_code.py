@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
+from specdebug.campaign.loops.replay import ArmResult
+from specdebug.campaign.loops.verify import ToggleCheck, plan_matrix
 from specdebug.cli.main import run
 from specdebug.faults.catalogue import CLASSES
-from specdebug.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
-from specdebug.loops.replay import ArmResult
-from specdebug.loops.verify import ToggleCheck, plan_matrix
 from specdebug.report.detection import DetectionMatrix
 from specdebug.report.fault_matrix import render_fault_matrix
 from specdebug.report.html.faults import faults_page

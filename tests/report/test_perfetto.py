@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from specdebug.loops.steplog import Recording
+from specdebug.campaign.loops.steplog import Recording
 from specdebug.report.perfetto import EVENTS, PHASES, perfetto_json
 from tests.report.html.samples import BAD, GOOD, LOST, both, recorded, replay_of, result
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from specdebug.errors import SpecDebugError
-from specdebug.loops.replay import ArmResult, ArmRun, Replay
-from specdebug.loops.replays import Replays
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay
+from specdebug.campaign.loops.replays import Replays
 from specdebug.report.document import replay_document, to_json
 from specdebug.report.replays import render_replays, replays_document, replays_line, replays_summary
 from specdebug.scenario.grammar import Expectation

@@ -12,9 +12,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from specdebug.loops.compare import compare
-from specdebug.loops.replay import ArmResult, ArmRun, Replay
-from specdebug.loops.steplog import Recording
+from specdebug.campaign.loops.compare import compare
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay
+from specdebug.campaign.loops.steplog import Recording
 from specdebug.report import progress as progress_module
 from specdebug.report.document import comparison_document, replay_document, to_json
 from specdebug.report.github import plain, replay_summary

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from specdebug import async_probe
-from specdebug.loops.replay import Choices, replay
+from specdebug.campaign.loops.replay import Choices, replay
 from specdebug.run.arm import run_arm
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdebug.loops import replay as replaying
+from specdebug.campaign.loops import replay as replaying
 from specdebug.workers.coredump import VARIABLE
 from tests.run.cuda_victims import BAD_STEP, outcomes
 

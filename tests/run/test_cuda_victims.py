@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.loops import replay as replaying
+from specdebug.campaign.loops import replay as replaying
 from tests.run.cuda_victims import BAD_STEP, outcomes
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdebug.errors import CheckpointError
+from specdebug.base.errors import CheckpointError
 from specdebug.reference import (
     AssistantHead,
     DenseCache,

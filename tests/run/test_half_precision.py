@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specdebug.loops.replay import Choices, replay
+from specdebug.campaign.loops.replay import Choices, replay
 from specdebug.report.document import replay_document, to_json
 from specdebug.report.terminal import render_replay
 from specdebug.run.preload import PRELOAD

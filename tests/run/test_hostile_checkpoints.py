@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from specdebug.assets import CHECKPOINTS, checkpoint_path
+from specdebug.base.assets import CHECKPOINTS, checkpoint_path
+from specdebug.base.errors import CheckpointError
 from specdebug.cli.main import run
 from specdebug.engine.model.loader import load_target
-from specdebug.errors import CheckpointError
 from specdebug.reference import load_weights
 from specdebug.scenario.library import Library
 from specdebug.scenario.text import load_tokenizer

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.loops import device_watch, warm
-from specdebug.loops import replay as replaying
-from specdebug.loops.replay import ArmRun, Choices, Replay, replay
-from specdebug.loops.warm import WarmPool
+from specdebug.campaign.loops import device_watch, warm
+from specdebug.campaign.loops import replay as replaying
+from specdebug.campaign.loops.replay import ArmRun, Choices, Replay, replay
+from specdebug.campaign.loops.warm import WarmPool
 from specdebug.scenario.grammar import Arm, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.library import Library
 from specdebug.workers import job

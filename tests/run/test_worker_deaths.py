@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.loops import replay as replaying
-from specdebug.loops.replay import Choices, replay
+from specdebug.campaign.loops import replay as replaying
+from specdebug.campaign.loops.replay import Choices, replay
 from specdebug.scenario.grammar import Arm, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.workers.pool import WorkerPool
 from tests.run.fakes import FakeLibrary

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specdebug.errors import ContentError
-from specdebug.random_streams import stream
+from specdebug.base.errors import ContentError
+from specdebug.base.random_streams import stream
+from specdebug.base.yamlio import load_yaml
+from specdebug.patching.toggles import load_toggle
 from specdebug.scenario.load import KnownNames, scenario_of
 from specdebug.scenario.packs import read_pack
-from specdebug.toggles import load_toggle
-from specdebug.yamlio import load_yaml
 
 ROOT = Path(__file__).parents[2]
 MUTATIONS = 6000

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from specdebug.base.errors import ContentError
+from specdebug.base.yamlio import parse_yaml
 from specdebug.engine.config import EngineConfig, InvalidOption
-from specdebug.errors import ContentError
 from specdebug.scenario.checks import check_scenario
 from specdebug.scenario.grammar import Scenario, read_scenario
 from specdebug.scenario.load import KnownNames, json_schema, scenario_of
-from specdebug.yamlio import parse_yaml
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
 KNOWN = KnownNames((1, 2), ("default", "kv"))

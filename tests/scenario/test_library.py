@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.errors import ContentError
+from specdebug.base.errors import ContentError
 from specdebug.scenario.library import Library
 
 ROOT = Path(__file__).resolve().parents[2]

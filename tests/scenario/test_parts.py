@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import pytest
 
-from specdebug.errors import ContentError, ContentErrors
+from specdebug.base.errors import ContentError, ContentErrors
+from specdebug.base.schema import Gather, Item
+from specdebug.base.yamlio import parse_yaml
 from specdebug.scenario.kinds import (
     FLAG,
     TEXT,
@@ -25,8 +27,6 @@ from specdebug.scenario.kinds import (
     whole,
 )
 from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
-from specdebug.schema import Gather, Item
-from specdebug.yamlio import parse_yaml
 
 
 @dataclass(frozen=True)

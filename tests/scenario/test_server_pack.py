@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from specdebug.base.content import content_files
 from specdebug.cli.main import run
-from specdebug.content import content_files
 from specdebug.scenario.library import Library
 
 ROOT = Path(__file__).parents[2]

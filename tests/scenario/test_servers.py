@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.yamlio import parse_yaml
 from specdebug.scenario.grammar import Scenario, read_scenario
 from specdebug.scenario.servers import HttpServer, LaunchedServer, ReleasedEngine, TargetChoice, parse_target
 from specdebug.targets.registry import find_target
-from specdebug.yamlio import parse_yaml
 
 SCENARIO = "name: x\nworkload: [{prompt: {token_ids: [1]}}]\n"
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tokenizers import Tokenizer
 
-from specdebug.assets import tokenizer_path
+from specdebug.base.assets import tokenizer_path
 from specdebug.scenario.load import engine_config, load_scenario
 from specdebug.scenario.servers import parse_target
 from specdebug.scenario.workload import expand

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdebug import corpus
+from specdebug.base import corpus
+from specdebug.base.errors import ContentError
+from specdebug.base.yamlio import parse_yaml
 from specdebug.engine.request import SamplingParams
-from specdebug.errors import ContentError
 from specdebug.scenario.load import KnownNames, Scenario, scenario_of
 from specdebug.scenario.workload import expand
-from specdebug.yamlio import parse_yaml
 
 
 class WordTokenizer:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug import plugins
+from specdebug.base import plugins
 
 Install = Callable[[str, str, Mapping[str, Mapping[str, str]]], Path]
 

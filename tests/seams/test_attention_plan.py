@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from specdebug import plugins
-from specdebug.attention_plans import PLANS, SHIPPED
+from specdebug.base import plugins
+from specdebug.base.attention_plans import PLANS, SHIPPED
 from specdebug.engine.config import EngineConfig, InvalidOption
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
 
 RECORD = """
-from specdebug.attention_plans import AttentionPlan
+from specdebug.base.attention_plans import AttentionPlan
 
 PLAN = AttentionPlan(
     name="flat",
@@ -117,11 +117,11 @@ def test_a_scenario_is_served_under_a_plan_of_another_package(bring: Callable[..
 
 
 def test_every_list_of_plans_has_it(installed: Callable[..., None]) -> None:
+    from specdebug.campaign.loops.plans import exists_in
     from specdebug.cli.options import _plan
     from specdebug.faults.fit import HAS
-    from specdebug.loops.plans import exists_in
+    from specdebug.patching.toggles import load_registry
     from specdebug.scenario.grammar import json_schema
-    from specdebug.toggles import load_registry
     from specdebug.workers.stack import executor_of
 
     installed()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.errors import ContentErrors
+from specdebug.base.errors import ContentErrors
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.load import load_scenario
 from tests.seams.installing import Install, installing

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.content import shipped_root
-from specdebug.errors import ContentError
-from specdebug.installs.store import Installed
+from specdebug.base.content import shipped_root
+from specdebug.base.errors import ContentError
 from specdebug.targets.added_sites import added_sites, read_sites
+from specdebug.targets.installs.store import Installed
 from specdebug.targets.sglang.inside.probes import _Probes
 
 FILE = """

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.installs.store import Installed
 from specdebug.report.engines import fit_lines
 from specdebug.targets import patches
 from specdebug.targets.fit import FitPart, fit_of
+from specdebug.targets.installs.store import Installed
 from specdebug.targets.sglang.fit import LOOKS
 from specdebug.targets.sglang.inside import books, graph_runners, stand_ins
 from specdebug.targets.sglang.inside.seats import Seat

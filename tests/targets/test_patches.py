@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.errors import ConfigError
-from specdebug.installs.store import Installed
+from specdebug.base.errors import ConfigError
+from specdebug.patching.toggles import Toggle, load_toggle
 from specdebug.targets import patches as module
+from specdebug.targets.installs.store import Installed
 from specdebug.targets.patches import Mends, mends_of, patches_of
-from specdebug.toggles import Toggle, load_toggle
 
 TOGGLE = """
 pr: 77

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from specdebug.assets import checkpoint_path
-from specdebug.errors import CheckpointError, ConfigError
+from specdebug.base.assets import checkpoint_path
+from specdebug.base.errors import CheckpointError, ConfigError
 from specdebug.reference import greedy_generate, load_weights
 from specdebug.scenario.text import decoder, load_tokenizer
 from specdebug.scenario.workload import RequestSampling
@@ -79,7 +79,7 @@ def test_a_stop_string_needs_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Non
     def missing(model: str) -> Any:
         raise CheckpointError("tokenizer.json is missing")
 
-    monkeypatch.setattr("specdebug.assets.tokenizer_path", missing)
+    monkeypatch.setattr("specdebug.base.assets.tokenizer_path", missing)
     with pytest.raises(CannotServe, match=r"'a' has stop strings, and they need a tokenizer: .* is missing"):
         session().add("a", PROMPT, RequestSampling(6, stop=("x",)), speculative=False)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from specdebug.base.yamlio import parse_yaml
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.load import scenario_of
-from specdebug.yamlio import parse_yaml
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "four_targets.py"
 TEXT = """\

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.assets import NAMES
+from specdebug.base.assets import NAMES
 from specdebug.reference import AssistantHead, DraftHead, MTPHead, load_draft, load_weights
 
 ROOT = Path(__file__).parents[2]

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from specdebug.errors import ContentError
+from specdebug.base.errors import ContentError
+from specdebug.base.yamlio import parse_yaml
 from specdebug.verdict.accept import AcceptSample
 from specdebug.verdict.outcome import RequestResult
-from specdebug.yamlio import parse_yaml
 
 
 def sample(*requests: tuple[tuple[int, ...], tuple[int, ...]]) -> AcceptSample:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdebug.attention_plans import FLASH_ATTN_LIBRARY, FLASHINFER_LIBRARY
+from specdebug.base.attention_plans import FLASH_ATTN_LIBRARY, FLASHINFER_LIBRARY
 from specdebug.workers import stack
 from specdebug.workers.stack import (
     DTYPES,

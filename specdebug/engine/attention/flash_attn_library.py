@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specdebug.attention_plans import FLASH_ATTN_LIBRARY
+from specdebug.base.attention_plans import FLASH_ATTN_LIBRARY
 from specdebug.engine.attention.metadata import PagedMetadata
 
 _GENERATIONS = dict(zip((3, 2), FLASH_ATTN_LIBRARY.generations, strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specdebug.attention_plans import FLASHINFER_LIBRARY
+from specdebug.base.attention_plans import FLASHINFER_LIBRARY
 from specdebug.engine import progress
 from specdebug.engine.errors import FlashInferError
 

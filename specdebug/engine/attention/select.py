@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from specdebug.attention_plans import PLANS
+from specdebug.base.attention_plans import PLANS
+from specdebug.base.plugins import import_named
 from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, MakeExecutor, TorchBackend, TritonBackend
 from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.config import EngineConfig, InvalidOption
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import Heads
-from specdebug.plugins import import_named
 
 _CUDA_HEAD_DIMS = (32, 64, 128, 256)
 _CUDA_LATENT_DIMS = (32, 64, 128, 256, 512)

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
-from specdebug.errors import CannotRunHere
+from specdebug.base.errors import CannotRunHere
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdebug.base.plugins import PluginRegistry
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.memory.mla_pool import MLAPool
-from specdebug.plugins import PluginRegistry
 
 
 class KVPool(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.model.assistant import AssistantDraft
 from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.config import LlamaConfig, target_kv_layers
@@ -19,7 +20,6 @@ from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import fc_bias, head_embedding
 from specdebug.engine.model.rope import Rotary
 from specdebug.engine.model.weights import Weights
-from specdebug.errors import CheckpointError
 
 
 def load_assistant(

@@ -19,8 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specdebug.errors import CheckpointError, one_line
-from specdebug.files import kind_of, read_file
+from specdebug.base.errors import CheckpointError, one_line
+from specdebug.base.files import kind_of, read_file
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

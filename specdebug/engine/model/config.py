@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.model.keys import (
     MAX_SIZE,
     Keys,
@@ -18,7 +19,6 @@ from specdebug.engine.model.keys import (
     refuse_the_unsupported,
     shown,
 )
-from specdebug.errors import CheckpointError
 
 MAX_HEAD_DIM = 4096
 """The largest head, as RoPE's table is made before any tensor is looked at; published ones have up to 512."""

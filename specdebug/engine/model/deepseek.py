@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.model.checkpoint import Checkpoint, TensorSource
 from specdebug.engine.model.deepseek_config import (
     LATENT_NORM_EPS,
@@ -25,7 +26,6 @@ from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.nextn import NextnDraft
 from specdebug.engine.model.rope import interleave_pairs
 from specdebug.engine.model.weights import ModelWeights
-from specdebug.errors import CheckpointError
 
 
 class DeepseekWeights(ModelWeights):

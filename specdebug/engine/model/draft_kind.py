@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdebug.assets import name_of
+from specdebug.base.assets import name_of
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.deepseek_config import DEEPSEEK_ARCHITECTURE, NEXTN_ARCHITECTURE

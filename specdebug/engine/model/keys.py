@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from specdebug.errors import CheckpointError
+from specdebug.base.errors import CheckpointError
 
 MAX_SIZE = 2**31 - 1
 """The largest whole number in a config: no model is near it, and products of three fit the integers torch counts in."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.config import LLAMA_ARCHITECTURES, Eagle3Options, LlamaConfig
 from specdebug.engine.model.deepseek import load_deepseek, load_nextn
@@ -30,7 +31,6 @@ from specdebug.engine.model.linear import as_weight
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.rope import Rotary
 from specdebug.engine.model.weights import Weights
-from specdebug.errors import CheckpointError
 
 
 def load_target(

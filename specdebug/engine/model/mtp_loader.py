@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.config import LlamaConfig, MTPOptions
 from specdebug.engine.model.draft import NormedPair
@@ -18,7 +19,6 @@ from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.mtp import MTPDraft, NextNLayer
 from specdebug.engine.model.rope import Rotary
 from specdebug.engine.model.weights import Weights
-from specdebug.errors import CheckpointError
 
 
 def load_mtp(path: str | Path, *, algorithm: str, target: TargetModel, max_positions: int | None = None) -> MTPDraft:

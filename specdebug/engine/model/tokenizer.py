@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from specdebug.errors import CheckpointError, one_line
+from specdebug.base.errors import CheckpointError, one_line
 
 
 class TargetTokenizer:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from specdebug.base.plugins import PluginRegistry, import_named
 from specdebug.engine.sites import Drafting
-from specdebug.plugins import PluginRegistry, import_named
 
 
 @dataclass(frozen=True)

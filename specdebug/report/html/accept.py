@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from specdebug.loops.steplog import EngineStep
+from specdebug.campaign.loops.steplog import EngineStep
 from specdebug.report.html import svg
 from specdebug.report.html.marks import marks
 from specdebug.report.html.series import Span, chunks, spans, spans_for

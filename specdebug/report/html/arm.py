@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from specdebug.loops.replay import ArmResult, Replay
-from specdebug.loops.steplog import EngineStep, Recording
+from specdebug.campaign.loops.replay import ArmResult, Replay
+from specdebug.campaign.loops.steplog import EngineStep, Recording
 from specdebug.report.explain import explain
 from specdebug.report.html.accept import accept_plot
 from specdebug.report.html.page import Chip

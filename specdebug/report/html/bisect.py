@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from specdebug.campaign.trials.journal import not_engine_code
+from specdebug.campaign.trials.search import Chooser, Findings
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.bisect import Bisection, bisect_document, rate_text, switched_text, verdict_line
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.posterior import LINES, History, history, posterior_bars, posterior_plot
 from specdebug.report.words import NOT_ENGINE_CODE
-from specdebug.trials.journal import not_engine_code
-from specdebug.trials.search import Chooser, Findings
-from specdebug.trials.trial import Trial, TrialResult
 
 
 def bisect_page(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specdebug.loops.compare import Comparison, RequestDifference
-from specdebug.loops.replay import Replay
-from specdebug.loops.steplog import Recording
+from specdebug.campaign.loops.compare import Comparison, RequestDifference
+from specdebug.campaign.loops.replay import Replay
+from specdebug.campaign.loops.steplog import Recording
 from specdebug.report.html.accept import accept_overlay
 from specdebug.report.html.arm import arm_views, head_chip
 from specdebug.report.html.page import Chip, Head, render

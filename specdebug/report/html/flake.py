@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from specdebug.campaign.trials.journal import not_engine_code
+from specdebug.campaign.trials.sampling import Sampled
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.flake import Question, decision, flake_document, rate_text, unproven, verdict_line
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.rate import rate_plot
 from specdebug.report.words import NOT_ENGINE_CODE
 from specdebug.stats.claims import Apart, Below, Claim, percent
-from specdebug.trials.journal import not_engine_code
-from specdebug.trials.sampling import Sampled
-from specdebug.trials.trial import Trial, TrialResult
 
 
 def flake_page(

@@ -8,11 +8,11 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from specdebug.campaign.trials.clusters import Clusters
+from specdebug.campaign.trials.search import Chooser
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.html import svg
 from specdebug.report.html.series import MAX_SPANS, chunks
-from specdebug.trials.clusters import Clusters
-from specdebug.trials.search import Chooser
-from specdebug.trials.trial import Trial, TrialResult
 
 TOP, BOTTOM, STRIP, HEIGHT = 30, 210, 250, 300
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specdebug.loops.replay import Replay
-from specdebug.loops.steplog import Recording
+from specdebug.campaign.loops.replay import Replay
+from specdebug.campaign.loops.steplog import Recording
 from specdebug.report.html.arm import arm_views, head_chip
 from specdebug.report.html.page import Head, render
 from specdebug.report.terminal import closing_line

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from specdebug.loops.steplog import EngineStep
+from specdebug.campaign.loops.steplog import EngineStep
 from specdebug.report.words import some
 
 MAX_SPANS = 400

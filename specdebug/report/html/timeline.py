@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from specdebug.loops.steplog import EngineStep
+from specdebug.campaign.loops.steplog import EngineStep
 from specdebug.report.html.accept import hits, step_scale
 from specdebug.report.html.marks import marks
 from specdebug.report.html.series import Span, spans, spans_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from specdebug.plugins import PluginRegistry
+from specdebug.base.plugins import PluginRegistry
 from specdebug.run.oracles.accept import Accept, AcceptFloor
 from specdebug.run.oracles.acceptance import AcceptanceOracle
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings

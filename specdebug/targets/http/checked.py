@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specdebug.errors import one_line
+from specdebug.base.errors import one_line
 
 MOST = 2**31 - 1
 """The largest count, and the largest token id."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from specdebug.errors import one_line
+from specdebug.base.errors import one_line
 from specdebug.targets.http.checked import GENERATED, BadAnswer, Check, read
 
 MOST_BYTES = 8 << 20

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdebug.assets import checkpoint_path
-from specdebug.errors import CheckpointError, one_line
+from specdebug.base.assets import checkpoint_path
+from specdebug.base.errors import CheckpointError, one_line
 from specdebug.targets.http.checked import MODEL_INFO, SERVER_INFO, Check
 from specdebug.targets.http.client import Declined, ServerClient, Unreachable
 from specdebug.targets.serving import NoServer

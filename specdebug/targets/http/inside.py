@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specdebug.base.errors import SpecDebugError
 from specdebug.engine.config import EngineConfig
-from specdebug.errors import SpecDebugError
 from specdebug.targets.base import INSIDE, Ability, RequestOnlooker, StoredDrafts
 from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.host import Host

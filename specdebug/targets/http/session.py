@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from specdebug.errors import SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.targets.base import (
     Ability,
     Asked,

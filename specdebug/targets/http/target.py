@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from specdebug.errors import ConfigError, SpecDebugError
+from specdebug.base.errors import ConfigError, SpecDebugError
 from specdebug.targets.base import Ability, Asked, Opening
 from specdebug.targets.serving import HttpSettings, ServerSettings
 from specdebug.workers.arithmetic import processor

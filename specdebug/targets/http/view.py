@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from specdebug.errors import one_line
+from specdebug.base.errors import one_line
 from specdebug.targets.base import RequestView
 from specdebug.targets.http.answers import HttpAnswer, sampling_params, told_tokens
 from specdebug.targets.http.checked import COMPLETED, BadAnswer

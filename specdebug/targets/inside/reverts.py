@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specdebug.errors import Where
+from specdebug.base.errors import Where
 from specdebug.patching import Applied, Edit, Patch, apply, hits, spawned
 from specdebug.targets.inside.words import say, tell
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdebug.engine_flags import arguments_of
-from specdebug.errors import ConfigError
-from specdebug.interpreters import own_python
+from specdebug.base.engine_flags import arguments_of
+from specdebug.base.errors import ConfigError
+from specdebug.base.interpreters import own_python
 from specdebug.targets.base import OverThere
 from specdebug.targets.serving import LaunchSettings, NoServer
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdebug.interpreters import own_python
+from specdebug.base.interpreters import own_python
 from specdebug.logs.scan import Scan
 from specdebug.targets.launch.keeper import MAX_IDLE, ServerWish
 from specdebug.targets.launch.log import ServerLog

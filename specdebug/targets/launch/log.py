@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdebug.errors import one_line
+from specdebug.base.errors import one_line
 from specdebug.logs.hits import Strength
 from specdebug.logs.last_words import last_words
 from specdebug.logs.scan import LogReader, Scan

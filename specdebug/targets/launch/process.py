@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdebug.errors import one_line
+from specdebug.base.errors import one_line
 from specdebug.logs.naming import name_of, tells_of_damage
 from specdebug.logs.scan import Scan
 from specdebug.targets.inside.looks import LOG_VARIABLE, looks_folder

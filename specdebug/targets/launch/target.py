@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from specdebug.engine_flags import arguments_of
+from specdebug.base.engine_flags import arguments_of
 from specdebug.targets.base import Ability, Asked, Opening, OverThere
 from specdebug.targets.http.target import AT_MOST, asked_of_server, key_of, open_session
 from specdebug.targets.launch.command import SERVE, StartCommand, command_of

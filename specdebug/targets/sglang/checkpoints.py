@@ -11,9 +11,9 @@ import hashlib
 import json
 from pathlib import Path
 
-from specdebug.assets import checkpoint_path
-from specdebug.errors import CheckpointError, SpecDebugError
-from specdebug.files import replace_file
+from specdebug.base.assets import checkpoint_path
+from specdebug.base.errors import CheckpointError, SpecDebugError
+from specdebug.base.files import replace_file
 from specdebug.workers.machine_failure import blamed
 
 _CONFIG = "config.json"

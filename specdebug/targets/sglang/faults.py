@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdebug.errors import one_line
+from specdebug.base.errors import one_line
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Fault
-from specdebug.installs.release import order
+from specdebug.targets.installs.release import order
 from specdebug.targets.sglang.sites import passed
 
 BETWEEN_BATCHES = (

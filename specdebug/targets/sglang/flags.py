@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specdebug.base.engine_flags import ENGINE_FLAGS, values_of
 from specdebug.engine.config import EngineConfig, InvalidOption
-from specdebug.engine_flags import ENGINE_FLAGS, values_of
 
 NO_FLAG: dict[tuple[str, ...], str] = {
     ("memory", "fill"): "its memory is torch's: what it holds is not decided",

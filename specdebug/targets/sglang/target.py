@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from specdebug.assets import checkpoint_path
+from specdebug.base.assets import checkpoint_path
+from specdebug.base.interpreters import engine_python
 from specdebug.engine.config import EngineConfig
-from specdebug.installs.recipe import recipes
-from specdebug.installs.release import order
-from specdebug.installs.store import Installed, StoreError
-from specdebug.interpreters import engine_python
 from specdebug.targets.added_sites import added_sites
 from specdebug.targets.base import Asked, OverThere
 from specdebug.targets.installed import InstalledTarget
+from specdebug.targets.installs.recipe import recipes
+from specdebug.targets.installs.release import order
+from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.command import StartCommand
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.patches import sites_of, source_of

@@ -22,9 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdebug.assets import checkpoint_path
-from specdebug.errors import CheckpointError, SpecDebugError
-from specdebug.files import name_beside, replace_file
+from specdebug.base.assets import checkpoint_path
+from specdebug.base.errors import CheckpointError, SpecDebugError
+from specdebug.base.files import name_beside, replace_file
 from specdebug.workers.machine_failure import blamed
 
 if TYPE_CHECKING:

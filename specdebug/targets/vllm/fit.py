@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specdebug.installs.store import Installed
 from specdebug.targets.fit import FitPart
+from specdebug.targets.installs.store import Installed
 from specdebug.targets.patches import source_of
 from specdebug.targets.vllm.inside.boundaries import DRAFTER_TAPS, RUNNER_TAPS
 

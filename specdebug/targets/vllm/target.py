@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from specdebug.assets import checkpoint_path
+from specdebug.base.assets import checkpoint_path
+from specdebug.base.interpreters import engine_python
 from specdebug.engine.config import EngineConfig
-from specdebug.installs.store import Installed
-from specdebug.interpreters import engine_python
 from specdebug.targets.base import Asked, OverThere
 from specdebug.targets.installed import InstalledTarget
+from specdebug.targets.installs.store import Installed
 from specdebug.targets.launch.command import StartCommand
 from specdebug.targets.site import make_site
 from specdebug.targets.vllm.checkpoints import draft_folder

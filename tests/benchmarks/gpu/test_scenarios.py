@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.gpu import scenarios
 from benchmarks.gpu.scenarios import arm_runs, differences, exit_code, table, without_device
-from specdebug.loops.replay import ArmResult, ArmRun
+from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Outcome, RequestResult, Tie
 from tests.run.fakes import text_of

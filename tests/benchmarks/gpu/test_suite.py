@@ -19,8 +19,8 @@ import pytest
 
 from benchmarks.gpu import stages, suite
 from benchmarks.gpu.suite import Clock, End, Result, Stage
-from specdebug.loops.plans import exists_in
-from specdebug.toggles import load_registry
+from specdebug.campaign.loops.plans import exists_in
+from specdebug.patching.toggles import load_registry
 
 ROOT = Path(__file__).resolve().parents[3]
 DEVICE_TROUBLE = suite.device_trouble

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from benchmarks.lossless.draw import MOST_NEW, Decks, Draft, Prompt, Served, configuration, families
+from specdebug.base.random_streams import stream
 from specdebug.engine import EngineConfig
-from specdebug.random_streams import stream
 
 DRAFTS = (
     Draft("EAGLE", "tiny-eagle"),

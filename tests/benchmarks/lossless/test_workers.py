@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from benchmarks.lossless.workers import WORKERS
-from specdebug.assets import NAMES
+from specdebug.base.assets import NAMES
 from specdebug.engine.speculative.registry import ALGORITHMS
 
 

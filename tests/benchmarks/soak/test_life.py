@@ -11,10 +11,10 @@ import torch
 from benchmarks.soak import draw, life
 from benchmarks.soak.tally import WorkerTally
 from specdebug import async_probe
+from specdebug.base.random_streams import stream
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault
-from specdebug.random_streams import stream
 from specdebug.targets.embedded import TARGET, build_engine
 from tests.run.fakes import ListSink
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from specdebug.attention_plans import SHIPPED
+from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine.attention.flashinfer import FlashInferPlanner
 from specdebug.engine.attention.metadata import Metadata, PagedMetadata, RaggedMetadata
 from specdebug.engine.attention.select import planner_class

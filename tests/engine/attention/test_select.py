@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdebug.attention_plans import SHIPPED
+from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine import progress
 from specdebug.engine.attention import flash_attn_library, select
 from specdebug.engine.attention.backend import TorchBackend, TritonBackend

@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from specdebug.attention_plans import SHIPPED
+from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine.attention import triton_executor
 from specdebug.engine.attention.executor import TorchAttention
 from specdebug.engine.attention.fa3 import FlashAttention3Planner

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from specdebug.base.errors import CannotRunHere
 from specdebug.engine import kernels
-from specdebug.errors import CannotRunHere
 
 pytest.importorskip("triton")
 

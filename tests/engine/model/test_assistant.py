@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.model import AssistantDraft, load_assistant, load_target
-from specdebug.errors import CheckpointError
 from tests.engine.assistants import DenseAssistant
 from tests.engine.model.helpers import attend, layer_shapes, make_target, random_tensors, write_head
 from tests.tolerance import layers_rounding

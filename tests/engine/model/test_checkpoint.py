@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.model import load_target
 from specdebug.engine.model.checkpoint import Checkpoint
-from specdebug.errors import CheckpointError
 from tests.engine.model.helpers import make_target
 
 

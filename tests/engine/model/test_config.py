@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.model.config import Eagle3Options, LlamaConfig, RopeScaling
 from specdebug.engine.model.loader import require_target_architecture
-from specdebug.errors import CheckpointError
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from specdebug.assets import checkpoint_path
+from specdebug.base.assets import checkpoint_path
 from specdebug.engine.model import DraftModel, TargetModel, linear, load_draft, load_target
 from tests.engine.model.helpers import DenseAttention
 

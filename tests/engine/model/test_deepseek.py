@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.model import load_target
 from specdebug.engine.model.rope import separate_pairs
-from specdebug.errors import CheckpointError
 from tests.engine.mla_checkpoints import SHAPE, make_target, nextn_tensors
 from tests.engine.model.latent import LatentAttention
 from tests.tolerance import rounding

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.model.deepseek_config import DeepseekConfig, ExpertsConfig
-from specdebug.errors import CheckpointError
 from tests.engine.mla_checkpoints import SHAPE
 
 SPARSE = {"first_k_dense_replace": 1}

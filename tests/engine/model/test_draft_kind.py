@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.assets import NAMES, checkpoint_path
+from specdebug.base.assets import NAMES, checkpoint_path
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.model import load_target
 from specdebug.engine.model.checkpoint import Checkpoint

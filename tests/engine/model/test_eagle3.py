@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.model import Eagle3Draft, load_draft, load_target
 from specdebug.engine.model import draft as draft_module
-from specdebug.errors import CheckpointError
 from tests.engine.model.helpers import (
     DenseAttention,
     layer_shapes,

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.model import draft as draft_module
 from specdebug.engine.model import load_target
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.mtp import MTPDraft
 from specdebug.engine.model.mtp_loader import load_mtp
-from specdebug.errors import CheckpointError
 from tests.engine.model.helpers import (
     TINY,
     DenseAttention,

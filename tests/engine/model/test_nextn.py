@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.model import NextnDraft, load_draft, load_target
 from specdebug.engine.model import draft as draft_module
-from specdebug.errors import CheckpointError
 from tests.engine.mla_checkpoints import SHAPE, make_nextn, make_target, nextn_tensors
 from tests.engine.model.helpers import make_target as make_llama
 from tests.engine.model.latent import LatentAttention

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer as Raw
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from specdebug.base.errors import CheckpointError
 from specdebug.engine.model import TargetTokenizer
-from specdebug.errors import CheckpointError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.attention_plans import SHIPPED
+from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine import Engine, EngineObserver
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import EngineError

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from specdebug.base.plugins import PluginError
 from specdebug.engine import EngineConfig
 from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import EngineError
 from specdebug.engine.speculative.protocol import SpeculativeWorker
 from specdebug.engine.speculative.registry import ALGORITHMS
-from specdebug.plugins import PluginError
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run
 from tests.seams.installing import Install, installing

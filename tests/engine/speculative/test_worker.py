@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdebug import reference
-from specdebug.attention_plans import SHIPPED
+from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine import Engine, Request, SamplingParams
 from specdebug.engine.speculative.draft import DraftInputs
 from specdebug.engine.speculative.selection import DraftCandidates
@@ -302,8 +302,8 @@ def test_requests_without_speculation_share_steps_but_draft_nothing(lab: Lab) ->
 
 def test_shipped_heads_are_accepted_for_whole_chains(shipped: Lab) -> None:
     """Trained drafts, run deep: a step that accepts all S drafts commits S + 1 tokens, and none is lost."""
-    from specdebug.assets import tokenizer_path
-    from specdebug.corpus import heldout_text
+    from specdebug.base.assets import tokenizer_path
+    from specdebug.base.corpus import heldout_text
     from specdebug.engine.model.tokenizer import TargetTokenizer
 
     prompt = TargetTokenizer(tokenizer_path("tiny")).encode(heldout_text()[:1500])[:200]

@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from specdebug.campaign.loops.compare import Comparison, compare
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay
+from specdebug.campaign.loops.steplog import Recording
 from specdebug.faults.model import Injection
-from specdebug.loops.compare import Comparison, compare
-from specdebug.loops.replay import ArmResult, ArmRun, Replay
-from specdebug.loops.steplog import Recording
 from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.load import load_scenario
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Tie, Violation

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from specdebug.loops.steplog import Recording
+from specdebug.campaign.loops.steplog import Recording
 from specdebug.report.html.accept import MAX_LINES, MAX_POINTS, request_lines
 from specdebug.report.html.arm import head_chip, verdict_chip
 from specdebug.report.html.compare import compare_page
@@ -155,7 +155,7 @@ def test_a_comparison_with_hardly_any_steps(steps: dict[str, tuple[int, int]]) -
 
 
 def test_arms_that_agree() -> None:
-    from specdebug.loops.compare import compare
+    from specdebug.campaign.loops.compare import compare
 
     replay = replay_of(result("fixed", GOOD), result("reverted", GOOD))
     same = compare(("fixed", "reverted"), (GOOD, GOOD), str)

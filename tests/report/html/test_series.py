@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.loops.steplog import EngineStep
+from specdebug.campaign.loops.steplog import EngineStep
 from specdebug.report.html.series import chunks, spans
 from tests.report.html.samples import step
 

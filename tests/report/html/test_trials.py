@@ -7,12 +7,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.html.bisect import bisect_page
 from specdebug.report.html.flake import failed, flake_page
 from specdebug.report.html.posterior import LOOKS, history, posterior_plot
 from specdebug.report.html.rate import rate_plot
 from specdebug.stats.intervals import anytime_interval
-from specdebug.trials.trial import Trial, TrialResult
 from tests.report.html.samples import Page
 from tests.report.html.trials import Judge, chooser, sampled, searched
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specdebug.bisect import Bisector
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.sampling import RateSampling, Sampled, Tally
+from specdebug.campaign.trials.search import Findings, Search, Standing
+from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.bisect import Bisection
 from specdebug.report.flake import Question
 from specdebug.stats.claims import parse_claim
-from specdebug.trials.journal import Journal
-from specdebug.trials.sampling import RateSampling, Sampled, Tally
-from specdebug.trials.search import Findings, Search, Standing
-from specdebug.trials.trial import Trial, TrialResult
 
 NAMES = ["100", "200", "300", "400"]
 Judge = Callable[[Trial], TrialResult]

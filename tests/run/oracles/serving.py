@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from specdebug.assets import tokenizer_path
+from specdebug.base.assets import tokenizer_path
 from specdebug.engine import Engine
 from specdebug.run.driver import WorkloadDriver
 from specdebug.run.judge import Judge

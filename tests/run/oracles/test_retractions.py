@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.assets import checkpoint_path
+from specdebug.base.assets import checkpoint_path
 from tests.run.oracles.watched import EAGLE, Watched, prompts
 
 V1 = {**EAGLE, "worker": "v1"}

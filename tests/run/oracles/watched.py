@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from specdebug.assets import tokenizer_path
-from specdebug.corpus import heldout_text
+from specdebug.base.assets import tokenizer_path
+from specdebug.base.corpus import heldout_text
 from specdebug.engine.model.tokenizer import TargetTokenizer
 from specdebug.run.dense import DenseReference
 from specdebug.run.judge import Judge

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.loops.replay import ArmRun, Choices, plan
+from specdebug.campaign.loops.replay import ArmRun, Choices, plan
 from specdebug.run.arm import run_arm
 from specdebug.scenario.library import Library
 from specdebug.scenario.servers import parse_target

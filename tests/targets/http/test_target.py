@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.errors import ConfigError, SpecDebugError
+from specdebug.base.errors import ConfigError, SpecDebugError
 from specdebug.scenario.servers import HttpServer
 from specdebug.targets.http.facts import is_same_model
 from specdebug.targets.http.target import HttpTarget

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from specdebug.errors import ConfigError
+from specdebug.base.errors import ConfigError
+from specdebug.patching.toggles import NOTHING, Toggle
 from specdebug.scenario.servers import LaunchedServer
 from specdebug.targets.base import OverThere
 from specdebug.targets.launch.command import StartCommand, command_of, free_port
 from specdebug.targets.launch.target import LaunchTarget
-from specdebug.toggles import NOTHING, Toggle
 
 
 def reverting(*numbers: int, **more: Any) -> OverThere:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specdebug.errors import ConfigError
+from specdebug.base.errors import ConfigError
 from specdebug.targets.sglang.flags import BY_PHASE, mapped
 
 

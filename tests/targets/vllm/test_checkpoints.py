@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specdebug.assets import checkpoint_path
-from specdebug.errors import CheckpointError
+from specdebug.base.assets import checkpoint_path
+from specdebug.base.errors import CheckpointError
 from specdebug.targets.vllm.checkpoints import ARCHITECTURE, draft_folder, with_bias_folded
 
 

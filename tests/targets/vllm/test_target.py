@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from specdebug.assets import checkpoint_path
+from specdebug.base.assets import checkpoint_path
 from specdebug.engine.config import InvalidOption
-from specdebug.installs.store import Installed
 from specdebug.scenario.servers import ReleasedEngine
 from specdebug.targets.base import OverThere
 from specdebug.targets.inside import VARIABLE
+from specdebug.targets.installs.store import Installed
 from specdebug.targets.registry import find_target
 from specdebug.targets.vllm.target import VllmTarget
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+from specdebug.base.random_streams import stream
 from specdebug.engine.observer import ObservedBatch
 from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault
-from specdebug.random_streams import stream
 from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.inside.words import tell
 from specdebug.targets.inside.wrapping import wrap_method

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from specdebug import async_probe
+from specdebug.base.random_streams import stream
 from specdebug.faults.declare import parse_fault
 from specdebug.faults.injector import Injector
-from specdebug.random_streams import stream
 from specdebug.targets.inside.words import facts_in
 from specdebug.targets.sglang.faults import BETWEEN_BATCHES
 from specdebug.targets.sglang.inside import faults

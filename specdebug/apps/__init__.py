@@ -1,0 +1,1 @@
+"""What is built on runs and serves users by itself: the HTTP server, evaluations, triage, the doctor."""

@@ -1,0 +1,125 @@
+"""An evaluation's file: which questions are put in which way, what answers them, and what is expected.
+
+Its keys are declared as a scenario's are (``scenario/parts.py``), and ``target`` and ``engine`` are a scenario's own.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from specdebug.apps.evaluation.gate import ACCEPT_LENGTH, SCORE, Threshold, ThresholdError, parse_threshold
+from specdebug.apps.evaluation.prompts import Ask
+from specdebug.apps.evaluation.scoring import By
+from specdebug.base.errors import ContentError, Where, did_you_mean, one_line
+from specdebug.base.schema import Item
+from specdebug.base.yamlio import Doc, load_yaml
+from specdebug.scenario.elsewhere import ENGINE
+from specdebug.scenario.grammar import NAME, Arm, Limits, Scenario
+from specdebug.scenario.kinds import ANY_TEXT, TEXT, Kind, choice, real, simple, whole
+from specdebug.scenario.parts import Key, Part, nested
+from specdebug.scenario.servers import TARGET, TargetChoice
+from specdebug.targets.registry import DEFAULT
+
+SHIPPED = Path(__file__).resolve().parents[2] / "_assets" / "evaluations"
+DEFAULT_NAME = "code"
+"""The evaluation that is meant where none is named."""
+ARM = "eval"
+
+
+def _threshold(bounds: tuple[float, float]) -> Kind:
+    def read(item: Item) -> Threshold:
+        plain = isinstance(item.value, int | float) and not isinstance(item.value, bool)
+        try:
+            return parse_threshold(str(item.value) if plain else item.text(), *bounds)
+        except ThresholdError as error:
+            raise item.error(str(error)) from None
+
+    return simple(read, {"type": ["string", "number"]}, None, str)
+
+
+@dataclass(frozen=True)
+class Expected(Part):
+    """The least score and the least accept length, as in ``">=0.72"`` and ``">2.26"``; a number alone: at least."""
+
+    score: Annotated[Threshold | None, _threshold(SCORE), "part of the answers that must be right"] = None
+    accept_length: Annotated[
+        Threshold | None, _threshold(ACCEPT_LENGTH), "tokens that a verify must accept, the bonus token counted"
+    ] = None
+
+
+@dataclass(frozen=True)
+class Asking(Part):
+    """Which questions are put, and how."""
+
+    file: Annotated[str, TEXT, "a .jsonl or .csv file, or MMLU's folder; beside the evaluation's file unless absolute"]
+    count: Annotated[int | None, whole(1, 10**6), "how many, drawn", Key(default="all")] = None
+    seed: Annotated[int, whole(0, 2**63 - 1), "of the draw"] = 0
+    ask: Annotated[Ask, choice("letter", "continuation"), "show the choices, or have the text continued"] = "letter"
+    by: Annotated[By, choice("generation", "logprob"), "read the text, or the odds of the first token"] = "generation"
+    shots: Annotated[int | None, whole(0, 64), "worked examples before each", Key(default="as many as there are")] = (
+        None
+    )
+    max_new_tokens: Annotated[int, whole(1, 2**20), "longest answer"] = 32
+    concurrency: Annotated[int, whole(1, 4096), "questions under way"] = 32
+
+
+@dataclass(frozen=True)
+class Evaluation(Part):
+    """An evaluation, checked. ``path``: of its file; ``overrides``: engine options from outside it."""
+
+    name: Annotated[str, NAME, "words joined by hyphens"]
+    questions: Annotated[Asking, nested(Asking), "what is asked"]
+    description: Annotated[str, ANY_TEXT, "what it is about"] = ""
+    target: Annotated[TargetChoice, TARGET, "what answers"] = DEFAULT
+    engine: Annotated[dict[str, Any], ENGINE, "how it is set up"] = field(default_factory=dict)
+    expect: Annotated[Expected, nested(Expected), "what must be reached"] = Expected()
+    timeout_s: Annotated[float, real(0, 10**6, above=True), "wall seconds for all"] = 3600.0
+    path: Path = Path("<evaluation>")
+    overrides: dict[str, Any] = field(default_factory=dict)
+    source: Doc | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def given(cls, item: Item) -> dict[str, Any]:
+        return {"path": Path(item.doc.path), "source": item.doc}
+
+    @property
+    def question_path(self) -> str:
+        """Where the questions are."""
+        return os.path.join(self.path.parent, self.questions.file)
+
+    def scenario(self) -> Scenario:
+        """A scenario without a workload, of one arm, for whoever starts workers and targets by scenarios. A server is
+        given a connection for each question under way."""
+        target, needed = self.target, self.questions.concurrency
+        if not isinstance(target, str):
+            target = replace(target, connections=max(target.connections, needed))
+        return Scenario(
+            self.name,
+            workload=(),
+            arms={ARM: Arm(ARM)},
+            expect={},
+            target=target,
+            engine=self.engine,
+            probes=(),
+            limits=Limits(timeout_s=self.timeout_s),
+            path=self.path,
+            overrides=self.overrides,
+            source=self.source,
+        )
+
+
+def read_evaluation(name_or_path: str) -> Evaluation:
+    """The evaluation in a file, or of a shipped name. Raises ContentError."""
+    ends = name_or_path.endswith((".yaml", ".yml"))
+    if (ends or os.sep in name_or_path) and os.path.exists(name_or_path):
+        return Evaluation.read(load_yaml(name_or_path).root)
+    if ends:
+        raise ContentError("no such file", Where(one_line(name_or_path)))
+    shipped = {file.stem: file for file in SHIPPED.glob("*.yaml")}
+    if name_or_path not in shipped:
+        near = did_you_mean(name_or_path, shipped)
+        raise ContentError(f"no evaluation of this name{near}", Where(one_line(name_or_path) or "''"))
+    return Evaluation.read(load_yaml(shipped[name_or_path]).root)

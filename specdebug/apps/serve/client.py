@@ -1,0 +1,325 @@
+"""The front's side of the engine: requests go in, what comes of them is told to whoever waits, and its end is noticed.
+
+An engine can end in three ways: its socket closes (it died, or said why it must end), it says nothing although it has
+work (the watchdog kills it), or the front is told to end. Each ends every open request, with an error, and whatever
+comes after finds the engine dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from specdebug.apps.serve.failure import ENDING, EngineFailure, failure_of
+from specdebug.apps.serve.launch import Launch
+from specdebug.apps.serve.process import EngineProcess
+from specdebug.apps.serve.queue import FairQueue
+from specdebug.apps.serve.served import ServedRequest, Wish
+from specdebug.apps.serve.totals import Totals
+from specdebug.verdict.outcome import Violation
+from specdebug.workers.wire import LineReader
+
+State = Literal["starting", "ready", "dead", "closed"]
+
+DUMP_S = 0.3
+"""Seconds that a hanging engine has to print where it is before it is killed."""
+MAX_VIOLATIONS = 1000
+ONE_TOKEN: Mapping[str, Any] = {"max_new_tokens": 1, "temperature": 0.0}
+TICK_S = 0.25
+"""Seconds between two looks at the clock, and what one look counts for at most: should this machine have been asleep,
+the engine is not to blame."""
+
+
+class Refused(Exception):
+    """The engine cannot be built as asked. ``option``: the keys that lead to what is wrong, if any."""
+
+    def __init__(self, message: str, option: tuple[str, ...], exit_code: int) -> None:
+        super().__init__(message)
+        self.option = option
+        self.exit_code = exit_code
+
+
+class EngineClient:
+    """One engine. ``most_running``: requests that it is given at a time; others wait here for their turn. ``say`` gets
+    lines for the log, ``pass_on`` what the engine itself prints."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        watchdog_s: float,
+        most_running: int,
+        say: Callable[[str], None],
+        pass_on: Callable[[bytes], None],
+        start: Callable[[Launch], EngineProcess] = EngineProcess,
+    ) -> None:
+        self.state: State = "starting"
+        self.failure: EngineFailure | None = None
+        self.refused: Refused | None = None
+        self.totals = Totals()
+        self.stack: Mapping[str, Any] = {}
+        self.violations: list[Violation] = []
+        self.open: dict[str, ServedRequest] = {}
+        self._by_key: dict[str, ServedRequest] = {}
+        self._numbers = itertools.count()
+        self.settled = asyncio.Event()
+        """Set once the engine is ready, or never will be."""
+        self._say, self._pass_on = say, pass_on
+        self._watchdog_s = watchdog_s
+        self._launch, self._start = launch, start
+        self._machine: Mapping[str, Any] | None = None
+        self._busy = ""
+        self._owed_s = 0.0
+        self._most_running = most_running
+        self._queue = FairQueue()
+        self._sent: set[str] = set()
+        self._generated = 0
+        self._news = asyncio.Event()
+        self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start the engine's process and listen to it. Raises WorkerStartError or MachineFailed."""
+        self._process = await asyncio.to_thread(self._start, self._launch)
+        reader, self._writer = await asyncio.open_connection(sock=self._process.channel)
+        log = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(log), self._process.log)
+        self._log_read = asyncio.create_task(self._read_log(log))
+        self._tasks = [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._watch())]
+
+    async def close(self) -> None:
+        """End the engine; open requests end with an error. Returns when its process is gone."""
+        if self.state in ("starting", "ready"):
+            self.state = "closed"
+            self._fail_all(ENDING)
+            self._writer.close()
+        for task in self._tasks[:1]:
+            await task
+        for task in self._tasks[1:]:
+            task.cancel()
+
+    @property
+    def pid(self) -> int:
+        """The number of the engine's process."""
+        return self._process.pid
+
+    def submit(self, wishes: Sequence[Wish]) -> list[ServedRequest]:
+        """Take in the requests of one body. Raises ValueError if one of a name is open."""
+        requests = []
+        for wish in wishes:
+            if wish.rid in self.open:
+                raise ValueError(f"a request with rid {wish.rid!r} is being served")
+            request = ServedRequest(wish, str(next(self._numbers)))
+            requests.append(request)
+            if self.failure is not None or self.state == "closed":
+                request.end(failure=self.failure or ENDING)
+            else:
+                self.open[wish.rid] = self._by_key[request.key] = request
+        self._queue.add(requests)
+        self._send_due()
+        return requests
+
+    def _send_due(self) -> None:
+        """Send the engine as many requests as it runs at a time."""
+        while len(self._sent) < self._most_running and (request := self._queue.pop()) is not None:
+            self._sent.add(request.key)
+            self._send(request.wish.command(request.key))
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, here and in the engine."""
+        return self.totals.waiting + len(self._queue)
+
+    async def generates(self) -> None:
+        """Return once the engine has generated a token, or is gone. It is asked for one where it has nothing to do."""
+        before = self._generated
+        while self.state == "ready" and self._generated == before:
+            if not self.open:
+                self.submit([Wish(f"HEALTH_CHECK_{next(self._numbers)}", [0], ONE_TOKEN)])
+            await self._news.wait()
+
+    def abort(self, rid: str) -> None:
+        """End a request; one that is not open is left alone."""
+        request = self.open.get(rid)
+        if request is not None:
+            if request.key in self._sent:
+                self._send({"do": "abort", "rid": rid, "key": request.key})
+            self._end_one(request, reason="abort")
+            self.totals.ended(request)
+
+    async def flush(self) -> bool:
+        """Empty the prefix cache; False, and nothing done, while anything is served."""
+        done = bool((await self._ask("flush", "flushed"))["done"])
+        if done:
+            self.totals.forget_accepted()
+        return done
+
+    async def coverage(self) -> dict[str, Any]:
+        """How often each revert's edits and each probe's site ran."""
+        return await self._ask("info", "coverage")
+
+    async def _ask(self, what: str, answer: str) -> dict[str, Any]:
+        """Ask the engine for an answer; one that has died, or dies before it, has an empty one."""
+        if self.state != "ready":
+            return {"done": False}
+        if answer not in self._answers:  # those who ask meanwhile share it
+            self._answers[answer] = asyncio.get_running_loop().create_future()
+            self._send({"do": what})
+        return await asyncio.shield(self._answers[answer])
+
+    def _send(self, command: Mapping[str, Any]) -> None:
+        if self.state in ("starting", "ready"):
+            self._writer.write(json.dumps(command, separators=(",", ":")).encode() + b"\n")
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Take in what the engine says until it is gone; then say why."""
+        lines = LineReader()
+        try:
+            while data := await reader.read(1 << 20):
+                self._owed_s = 0.0
+                for event in lines.feed(data):
+                    self._hear(event)
+        except ConnectionError:
+            pass
+        except Exception as error:  # ours: what came of the requests is lost
+            self._say("".join(traceback.format_exception(error)).rstrip())
+        finally:
+            await self._end()
+
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        match event["event"]:
+            case "step":
+                self._on_step(event)
+            case "gauges":
+                self.totals.gauge(event)
+            case "rejected":
+                if (request := self._by_key.get(event["key"])) is not None:
+                    self._end_one(request, rejected=event["why"])
+            case "flushed" | "coverage" as name:
+                if (asked := self._answers.pop(name, None)) is not None:
+                    asked.set_result(dict(event))
+            case "violation":
+                self._on_violation(event)
+            case "machine":
+                self._machine = event
+            case "injected":
+                self._say(f"injected {event.get('fault', event.get('name', ''))} at step {event.get('step')}")
+            case "stack":
+                self.stack = {key: value for key, value in event.items() if key != "event"}
+            case "progress":
+                self._busy = event["text"]
+                if self._busy:
+                    self._say(self._busy)
+            case "refused":
+                self.refused = Refused(event["message"], tuple(event["option"]), event["exit_code"])
+            case "ready":
+                self.totals.vocab_size = event["vocab_size"]
+                if self.state == "starting":
+                    self.state = "ready"
+                    self.settled.set()
+
+    def _on_step(self, event: Mapping[str, Any]) -> None:
+        now = time.perf_counter()
+        self.totals.step(event, now)
+        for key, cached in event["cached"].items():
+            if (request := self._by_key.get(key)) is not None:
+                request.cached_tokens = cached
+        for key in event["retracted"]:
+            if (request := self._by_key.get(key)) is not None:
+                request.retractions += 1
+        for key, emitted in event["emitted"].items():
+            request = self._by_key.get(key)
+            if request is None:  # it was aborted meanwhile
+                continue
+            ids = [] if request.wish.silent else emitted
+            if key in event["accept"]:
+                request.accept.append(event["accept"][key])
+            if (logprobs := event["logprobs"].get(key)) is not None:
+                request.logprobs += logprobs["output"][: len(ids)]
+                request.prompt_logprobs += logprobs["prompt"]
+            request.output_ids += ids
+            self.totals.tokens(request, len(ids), now)
+            if key in event["finished"]:
+                reason, request.matched = event["finished"][key]
+                self._end_one(request, reason=reason)
+                self.totals.ended(request)
+            elif ids:
+                request.tell()
+        self._generated += bool(event["emitted"])
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        """Wake who waits for something to happen."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _end_one(self, request: ServedRequest, *, reason: str | None = None, rejected: str | None = None) -> None:
+        del self.open[request.wish.rid], self._by_key[request.key]
+        self._sent.discard(request.key)
+        request.end(reason=reason, rejected=rejected)
+        self._send_due()
+        self._tell_news()
+
+    def _on_violation(self, event: Mapping[str, Any]) -> None:
+        violation = Violation(**{key: value for key, value in event.items() if key != "event"})
+        known = any(each.signature == violation.signature for each in self.violations)
+        if len(self.violations) < MAX_VIOLATIONS:  # the first name the failure, should there be one
+            self.violations.append(violation)
+        if not known:
+            self._say(f"found {violation.signature} at step {violation.step}: {violation.detail}")
+
+    async def _watch(self) -> None:
+        """Kill an engine that says nothing although it has something to do."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(TICK_S)
+            waiting = self.state == "ready" and (self.open or self._answers) and not self._busy
+            self._owed_s = self._owed_s + min(time.monotonic() - before, 2 * TICK_S) if waiting else 0.0
+            if self._owed_s > self._watchdog_s:
+                self._process.dump()
+                await asyncio.sleep(DUMP_S)
+                self._process.kill("timeout")
+                return
+
+    async def _read_log(self, log: asyncio.StreamReader) -> None:
+        while data := await log.read(1 << 16):
+            self._process.take_log(data)
+            self._pass_on(data)
+
+    async def _end(self) -> None:
+        """The engine is gone, or about to be: find out of what, and end what is open."""
+        ended_by_us = self.state == "closed"
+        self._writer.close()
+        end = await asyncio.to_thread(self._process.wait)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._log_read, 1.0)
+        if not ended_by_us and self.refused is None:
+            end = self._process.with_log(end)
+            self.failure = failure_of(
+                end,
+                self.violations,
+                self._machine,
+                step=self.totals.steps,
+                stage="serve" if self.state == "ready" else "start",
+                memory=self._process.killed_for_memory(end),
+                coredump=self.stack.get("coredump"),
+            )
+            self._say(str(self.failure))
+        self.state = "closed" if ended_by_us else "dead"
+        self._fail_all(self.failure or ENDING)
+        self.settled.set()
+
+    def _fail_all(self, failure: EngineFailure) -> None:
+        for request in list(self.open.values()):
+            request.end(failure=failure)
+        for future in self._answers.values():
+            future.set_result({"done": False})
+        for each in (self.open, self._by_key, self._answers, self._sent):
+            each.clear()
+        self._tell_news()

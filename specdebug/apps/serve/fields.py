@@ -1,0 +1,166 @@
+"""Bodies of requests, read field by field: whatever is wrong is told with the field's name, and nothing is ignored.
+
+JSON's null counts as a field that is not there, as it does for SGLang and OpenAI.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from specdebug.base.errors import did_you_mean, one_line
+
+MAX_NUMBER = 2**53
+
+
+class BadField(Exception):
+    """A request is at fault. ``field`` is its path, such as ``sampling_params.top_k``; empty for the body itself."""
+
+    status = 400
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"{field}: {why}" if field else why)
+        self.field = field
+
+
+class TooBig(BadField):
+    """A body with more bytes than are taken."""
+
+    status = 413
+
+
+def parse(body: bytes) -> Any:
+    """JSON as it stands in a body. Raises BadField for anything else, NaN included."""
+    try:
+        return json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else one_line(str(error), 100)
+        raise BadField("", f"the body is not JSON: {why}") from None
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON number")
+
+
+class Fields:
+    """An object of a body. Each field is asked for once; :meth:`close` refuses those that nobody asked for."""
+
+    def __init__(self, data: Any, path: str = "") -> None:
+        if not isinstance(data, Mapping):
+            raise BadField(path, f"must be an object, got {kind_of(data)}")
+        self._data = data
+        self._path = path
+        self._asked: set[str] = set()
+
+    def at(self, name: str) -> str:
+        """The path of a field."""
+        return f"{self._path}.{name}" if self._path else name
+
+    def bad(self, name: str, why: str) -> BadField:
+        """What to raise for a field."""
+        return BadField(self.at(name), why)
+
+    def get(self, name: str) -> Any:
+        """A field as it is; None where it is not there."""
+        self._asked.add(name)
+        return self._data.get(name)
+
+    def whole(self, name: str, default: int, least: int, most: int = MAX_NUMBER) -> int:
+        """A whole number."""
+        value = self.get(name)
+        return default if value is None else whole(value, self.at(name), least, most)
+
+    def number(self, name: str, default: float, least: float, most: float, *, above: bool = False) -> float:
+        """A number; ``above``: greater than the least."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.bad(name, f"must be a number, got {kind_of(value)}")
+        if not math.isfinite(value if isinstance(value, float) else 0.0) or not least <= value <= most:
+            raise self.bad(name, f"must be {_range(least, most)}, got {_shown(value)}")
+        if above and value == least:
+            raise self.bad(name, f"must be above {least:g}")
+        return float(value)
+
+    def switch(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.bad(name, f"must be true or false, got {kind_of(value)}")
+        return value
+
+    def text(self, name: str) -> str | None:
+        """A string."""
+        value = self.get(name)
+        return None if value is None else text(value, self.at(name))
+
+    def texts(self, name: str, most: int) -> tuple[str, ...]:
+        """A string or a list of them."""
+        value = self.get(name)
+        if value is None:
+            return ()
+        listed = value if isinstance(value, list) else [value]
+        if len(listed) > most:
+            raise self.bad(name, f"must hold {most} at most, got {len(listed)}")
+        return tuple(text(each, self.at(name)) for each in listed)
+
+    def close(self, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+        """Refuse every other field. ``neutral``: those of the interface that mean nothing here, each with the values
+        that ask for nothing."""
+        for name, value in self._data.items():
+            if name in self._asked:
+                continue
+            if name in neutral:
+                if value is None or any(type(value) is type(each) and value == each for each in neutral[name]):
+                    continue
+                raise self.bad(name, "is not supported by this server")
+            shown = one_line(str(name)[:100], 60)
+            raise BadField(self.at(shown), f"unknown field{_hint(shown, {*neutral, *self._asked})}")
+
+
+def whole(value: Any, path: str, least: int, most: int) -> int:
+    """A whole number; 3.0 is one. Raises BadField."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadField(path, f"must be a whole number, got {kind_of(value)}")
+    if not least <= value <= most:
+        raise BadField(path, f"must be {_range(least, most)}, got {_shown(value)}")
+    return value
+
+
+def text(value: Any, path: str) -> str:
+    """A string that can be written in UTF-8. Raises BadField."""
+    if not isinstance(value, str):
+        raise BadField(path, f"must be a string, got {kind_of(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadField(path, "holds half a surrogate pair, which is no character") from None
+    return value
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, for a message."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value)) or f"the number {_shown(value)}"
+
+
+def _range(least: float, most: float) -> str:
+    if most >= MAX_NUMBER:
+        return f"at least {least:g}"
+    return f"in {least:g}..{most:g}"
+
+
+def _shown(value: float) -> str:
+    return f"{value}" if abs(value) < 10**15 else "a number too large"
+
+
+def _hint(name: Any, known: set[str]) -> str:
+    hint = did_you_mean(str(name), known)
+    return hint if "did you mean" in hint else ""

@@ -1,0 +1,144 @@
+"""The routes that say how the server is, and those that tell it to do something beside serving."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from specdebug import __version__
+from specdebug.apps.serve.answers import Refusal
+from specdebug.apps.serve.fields import BadField, Fields, parse
+from specdebug.apps.serve.reading import ASIDE_BYTES, body_of
+from specdebug.apps.serve.state import ServerState
+from specdebug.base.engine_flags import values_of
+
+GENERATE_S = 20.0
+"""Seconds that one token may take when ``/health_generate`` asks for it."""
+
+
+async def health(state: ServerState, http: Request) -> Response:
+    """200 while the engine serves, 503 before and after."""
+    state.require_engine()
+    return Response(status_code=200)
+
+
+async def health_generate(state: ServerState, http: Request) -> Response:
+    """200 once the engine has generated a token, for whomever."""
+    state.require_engine()
+    try:
+        await asyncio.wait_for(state.client.generates(), GENERATE_S)
+    except TimeoutError:
+        raise Refusal(503, f"the engine generated nothing in {GENERATE_S:g} s") from None
+    state.require_engine()
+    return Response(status_code=200)
+
+
+async def flush_cache(state: ServerState, http: Request) -> Response:
+    """Empty the prefix cache; 400, and nothing done, while anything is served."""
+    state.require_engine()
+    if not await state.client.flush():
+        state.require_engine()
+        raise Refusal(400, "the cache is flushed only while no request runs or waits")
+    return PlainTextResponse("Cache flushed.\n")
+
+
+async def abort_request(state: ServerState, http: Request) -> Response:
+    """End a request by its ``rid`` (those whose rid begins with it, too, as SGLang does), or with ``abort_all`` all."""
+    state.require_engine()
+    fields = Fields(parse(await body_of(http, ASIDE_BYTES) or b"{}"))
+    rid, everything = fields.text("rid"), fields.switch("abort_all", False)
+    fields.close({"abort_message": ("",), "finished_reason": ()})
+    if not everything and not rid:
+        raise BadField("rid", "must name a request, or abort_all be true")
+    for each in list(state.client.open):
+        if everything or each.startswith(rid or ""):
+            state.client.abort(each)
+    return Response(status_code=200)
+
+
+async def model_info(state: ServerState, http: Request) -> Response:
+    """The model that is served."""
+    path = state.config.model
+    return JSONResponse(
+        {
+            "model_path": path,
+            "tokenizer_path": path,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": state.settings.weight_version,
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+            "model_type": state.model.model_type,
+            "architectures": state.model.architectures,
+        }
+    )
+
+
+async def server_info(state: ServerState, http: Request) -> Response:
+    """Every flag's value, the engine's state, and under ``specdebug`` what only this server has."""
+    client, totals = state.client, state.client.totals
+    coverage: Mapping[str, Any] = {}
+    with contextlib.suppress(TimeoutError):
+        coverage = await asyncio.wait_for(client.coverage(), 2.0)
+    internal: dict[str, Any] = {
+        "last_gen_throughput": totals.throughput,
+        "effective_max_running_requests_per_dp": state.config.max_running_requests,
+        "memory_usage": {"token_capacity": state.config.usable_slots},
+        "num_running_reqs": totals.running,
+        "num_queue_reqs": client.waiting,
+        "used_tokens": totals.used,
+    }
+    if state.tree_size is not None:
+        internal["avg_spec_accept_length"] = totals.accept_length
+    own = {
+        "version": __version__,
+        "speculative_switch": True,
+        "engine": {"state": client.state, "pid": client.pid, "step": totals.steps},
+        "failure": None if client.failure is None else client.failure.to_dict(),
+        "violations": [
+            {"signature": each.signature, "step": each.step, "detail": each.detail, "value": each.data.get("value")}
+            for each in client.violations[:100]
+        ],
+        "reverts": state.reverts.with_engine(coverage.get("hits", {})),
+        "reached_sites": coverage.get("reached", {}),
+        "stack": client.stack,
+        "up_s": time.time() - state.began,
+    }
+    return JSONResponse(
+        {
+            **state.settings.arguments,
+            **values_of(state.config.to_dict()),
+            "speculative_num_draft_tokens": state.tree_size,
+            "speculative_draft_model_path": state.config.draft_model,
+            "max_total_num_tokens": state.config.usable_slots,
+            "max_req_input_len": state.config.context_length - 1,
+            "status": client.state,
+            "version": __version__,
+            "internal_states": [internal],
+            "specdebug": own,
+        }
+    )
+
+
+async def models(state: ServerState, http: Request) -> Response:
+    """The one model, in OpenAI's form: in a list, or by its name."""
+    name = state.settings.served_model_name
+    asked = http.path_params.get("name", name)
+    if asked != name:
+        raise Refusal(404, f"there is no model {asked!r}; this server has {name!r}", "model")
+    card = {
+        "id": name,
+        "object": "model",
+        "created": int(state.began),
+        "owned_by": "specdebug",
+        "root": name,
+        "parent": None,
+        "max_model_len": state.config.context_length,
+    }
+    return JSONResponse(card if "name" in http.path_params else {"object": "list", "data": [card]})

@@ -1,0 +1,122 @@
+"""Text of a request that grows token by token, and the model's tokenizer as the front uses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from specdebug.base.assets import checkpoint_path
+from specdebug.base.errors import CheckpointError, one_line
+from specdebug.base.files import read_file
+from specdebug.scenario.text import MAX_CONFIG_BYTES, load_tokenizer
+
+_CUT = "\ufffd"
+"""Stands in decoded text for bytes that are no whole character, as when the rest of it is in the next token."""
+
+
+class ModelText:
+    """A checkpoint's tokenizer and the tokens that end its texts. Raises CheckpointError."""
+
+    def __init__(self, model: str) -> None:
+        self.tokenizer: Any = load_tokenizer(model)
+        config = _config(checkpoint_path(model) / "config.json")
+        eos = config.get("eos_token_id")
+        listed = eos if isinstance(eos, list) else [eos]
+        self.eos_ids: tuple[int, ...] = tuple(each for each in listed if isinstance(each, int))
+        self.architectures: list[str] = list(config.get("architectures") or ())
+        self.vocab_size = int(config.get("vocab_size") or self.tokenizer.get_vocab_size())
+        self.model_type: str = str(config.get("model_type", ""))
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text has at least its length by this many tokens."""
+        return max(map(len, self.tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; no special tokens are added."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Ids as text; bytes cut off in mid-character become U+FFFD."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(read_file(path, MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {one_line(str(error))}") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} holds no object")
+    return config
+
+
+@dataclass
+class GrowingText:
+    """The text of an output, piece by piece; the pieces make up the text of the whole.
+
+    A piece ends neither inside a character nor with what may be the beginning of one of the ``stops``, which are cut
+    off where they end the text, unless ``keep_stop``.
+    """
+
+    model: ModelText
+    stops: tuple[str, ...] = ()
+    skip_special: bool = True
+    keep_stop: bool = False
+    sent: str = ""
+    _whole: str = ""
+    """The text of the first ``_read`` ids, whose last characters are whole."""
+    _read: int = 0
+    _context: int = 0
+    """The ids from here on are decoded together with what follows, for a token's text depends on those before it."""
+
+    def grow(self, ids: Sequence[int]) -> str:
+        """The next piece, of all ids so far."""
+        self._whole += self._new(ids)
+        safe = len(self._whole) - self._held_back()
+        piece = self._whole[len(self.sent) : safe]
+        self.sent += piece
+        return piece
+
+    def finish(self, ids: Sequence[int], matched: int | str | None) -> str:
+        """The last piece. ``matched``: the token or text that stopped it, which is cut off."""
+        text = self._final(ids, matched)
+        piece = text[len(self.sent) :]
+        self.sent = text
+        return piece
+
+    def _final(self, ids: Sequence[int], matched: int | str | None) -> str:
+        if isinstance(matched, int) and not self.keep_stop and ids and ids[-1] == matched:
+            ids = ids[:-1]
+        text = self.model.decode(ids, skip_special=self.skip_special)
+        if isinstance(matched, str) and not self.keep_stop and (place := text.find(matched, 0)) >= 0:
+            return text[:place]
+        return text
+
+    def _new(self, ids: Sequence[int]) -> str:
+        """The whole characters that the ids behind the last ones bring."""
+        if len(ids) == self._read:
+            return ""
+        before = self.model.decode(ids[self._context : self._read], skip_special=self.skip_special)
+        now = self.model.decode(ids[self._context :], skip_special=self.skip_special)
+        if now.endswith(_CUT) or len(now) <= len(before):
+            return ""
+        self._context, self._read = self._read, len(ids)
+        return now[len(before) :]
+
+    def _held_back(self) -> int:
+        """Characters at the end that may begin a stop, or are one."""
+        most = 0
+        for stop in self.stops:
+            if stop in self._whole[max(len(self.sent) - len(stop), 0) :]:
+                return len(self._whole) - max(self._whole.find(stop), len(self.sent))
+            at = self._whole.find(stop[0], max(len(self._whole) - len(stop) + 1, 0))
+            while at >= 0 and not stop.startswith(self._whole[at:]):
+                at = self._whole.find(stop[0], at + 1)
+            if at >= 0:
+                most = max(most, len(self._whole) - at)
+        return min(most, len(self._whole) - len(self.sent))

@@ -1,0 +1,195 @@
+"""The fixes of the registry that might be missing where a log is from, each with its reasons.
+
+Only evidence names a fix, and only one of the engine that wrote the log: the log says that it was reverted, holds a
+signature that the fix's scenario fails with, or tells of damage that the fix's stated symptom speaks of. An exception,
+a failed assertion of a test, a process that was killed or took too long is no such damage. The log's setting only
+orders the fixes that evidence has named. Points do that and mean nothing else: only running the candidates decides.
+The very signature, or the revert, settles it and outweighs everything that only makes a fix likelier.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specdebug.base.attention_plans import PLANS
+from specdebug.campaign.loops.plans import exists_in
+from specdebug.logs.facts import Facts
+from specdebug.logs.findings import Finding
+from specdebug.logs.hits import Strength
+from specdebug.logs.scan import Scan
+from specdebug.patching.toggles import Toggle
+from specdebug.scenario.grammar import Scenario
+from specdebug.scenario.library import Library
+
+MAX_CANDIDATES = 5
+MAX_REPLAYS = 3
+OWN = "specdebug"
+"""The engine that ships here; its fixes are SGLang's."""
+REGISTRY = "sglang"
+"""The engine whose debug variable takes the fixes to revert."""
+CONSEQUENCE = 8
+"""Points for a signature of a fix among the consequences. Only evidence that settles it has more."""
+
+SYMPTOM = 3
+"""Points for damage that the fix's symptom speaks of."""
+
+_SYMPTOMS: dict[str, re.Pattern[str]] = {
+    "nan": re.compile(r"\bNaN\b"),
+    "oob": re.compile(r"out-of-vocabulary|illegal address|overruns"),
+    "illegal-address": re.compile(r"illegal address|overruns|corruption"),
+    "pools": re.compile(r"\bleak"),
+    "guard": re.compile(r"overruns|corruption"),
+    "accept-drop": re.compile(r"accept length"),
+    "mismatch": re.compile(r"accept length|draft KV"),
+}
+"""By kind of damage, words of a toggle's symptom that speak of it."""
+
+_UNSAID = "assert@cuda"
+"""An assertion on the device whose text is not in the log; those of torch's kernels are about indices."""
+
+
+@dataclass(frozen=True)
+class CandidateFix:
+    """A fix that might be missing. ``arm``: that of ``scenario`` which reverts just this fix, if it has one;
+    ``exact``: the log names this failure or this revert itself."""
+
+    toggle: Toggle
+    scenario: Scenario
+    arm: str | None
+    points: int
+    reasons: tuple[str, ...]
+    exact: bool
+
+    @property
+    def replay(self) -> tuple[str, ...]:
+        """The command line that shows the failure without the fix."""
+        name = self.toggle.detected_by.scenario
+        chosen = ("--arm", self.arm) if self.arm is not None else ("--revert", str(self.toggle.pr))
+        return ("specdebug", "replay", name, *chosen)
+
+    @property
+    def bisect(self) -> tuple[str, ...]:
+        """The command line that singles the fix out among all."""
+        signature = self.toggle.detected_by.signatures[0]
+        return ("specdebug", "bisect", self.toggle.detected_by.scenario, "--signature", signature)
+
+
+def candidates(found: Scan, library: Library) -> tuple[CandidateFix, ...]:
+    """The likeliest fixes, best first; none when there is no evidence for any. Raises ContentError."""
+    engine = engine_of(found)
+    if found.main is None or engine is None:
+        return ()
+    ranked = []
+    for toggle in (_as_seen(each, found) for each in library.all_toggles() if _is_of(each, engine)):
+        evidence = (*_seen(toggle, found), *_damage(toggle, found.main))
+        if not evidence:
+            continue
+        scenario = library.scenario(toggle.detected_by.scenario)
+        numbers, reasons = zip(*evidence, *_likely(toggle, scenario, found.facts), strict=True)
+        if sum(numbers) >= SYMPTOM:
+            arm = next((arm.name for arm in scenario.arms.values() if arm.revert == (toggle.pr,)), None)
+            exact = any(number > CONSEQUENCE for number, _ in evidence)
+            ranked.append(CandidateFix(toggle, scenario, arm, sum(numbers), reasons, exact))
+    # Of two alike the newer: fewer releases have it.
+    ranked.sort(key=lambda candidate: (-candidate.points, -candidate.toggle.pr))
+    if ranked and ranked[0].exact:
+        ranked = [candidate for candidate in ranked if candidate.points >= CONSEQUENCE]
+    return tuple(ranked[:MAX_CANDIDATES])
+
+
+def engine_of(found: Scan) -> str | None:
+    """The engine that wrote a log: ours where a signature of ours names the failure, unless it is said to be another's;
+    None where nothing shows one."""
+    engine = found.facts.origin.engine
+    ours = found.main is not None and found.main.strength <= Strength.NAMED
+    return OWN if ours and engine in (None, REGISTRY) else engine
+
+
+def _is_of(toggle: Toggle, engine: str) -> bool:
+    """Return True if a fix is one of an engine's: made there, or known to be in it."""
+    upstream = toggle.url.lower().partition("github.com/")[2].split("/")
+    return engine == OWN or engine in upstream[1:2] or toggle.is_in(engine)
+
+
+def commands(found: Scan, best: tuple[CandidateFix, ...], library: Library) -> tuple[str, ...]:
+    """The commands to run next, the most telling first, as they fit the engine. Raises ContentError."""
+    job = shlex.join(found.facts.origin.test) or "COMMAND"
+    how_often = f"specdebug flake -- {job}   # how often it fails, and in which ways"
+    if found.main is None:
+        return (how_often,)
+    lines: list[tuple[str, ...]] = []
+    named = next((one for one in library.scenarios() if one.name == found.facts.scenario), None)
+    if named is not None:
+        lines.append(("specdebug", "replay", named.path.stem, "--arm", found.facts.arm or ""))
+    lines += [candidate.replay for candidate in best[:MAX_REPLAYS]]
+    if best:
+        lines.append(best[0].bisect)
+    told = [shlex.join(line) for line in dict.fromkeys(lines)]
+    engine = engine_of(found)
+    if engine in (OWN, REGISTRY) and not (best and best[0].exact):
+        told.append(f"specdebug bisect -- {job}   # reverts each fix in turn, tells flaky from broken")
+    if engine != OWN and not best:
+        told.append(f"specdebug bisect --over commits --good REV -- {job}   # which commit broke it")
+    if not best:
+        told.append(how_often)
+    return tuple(told)
+
+
+Weighed = tuple[int, str]
+
+
+def _as_seen(toggle: Toggle, found: Scan) -> Toggle:
+    """The fix with the scenario that fails as the log does as its first, if one of its scenarios does."""
+    signatures = [finding.signature for finding in found.ranked()]
+    known = (each for signature in signatures for each in toggle.detections if each.recognises(signature))
+    detection = next(known, None)
+    return toggle if detection is None else toggle.shown_by(detection)
+
+
+def _seen(toggle: Toggle, found: Scan) -> Iterator[Weighed]:
+    for number in sorted(found.facts.reverted.intersection(toggle.numbers)):
+        yield 40, f"the log says that {number} was reverted"
+    known = (finding for finding in found.ranked() if toggle.detected_by.recognises(finding.signature))
+    if first := next(known, None):
+        points = 20 if first is found.main else CONSEQUENCE
+        yield points, f"{first.signature} (line {first.line}) is how its scenario fails"
+
+
+def _damage(toggle: Toggle, main: Finding) -> Iterator[Weighed]:
+    """Points if the failure is damage of which the fix's symptom speaks."""
+    if main.strength > Strength.DEVICE:
+        return
+    pattern = _SYMPTOMS.get("oob" if main.signature == _UNSAID else main.means)
+    if pattern is not None and (word := pattern.search(toggle.symptom)):
+        yield SYMPTOM, f"its symptom fits ({word[0]}): {toggle.symptom}"
+
+
+def _likely(toggle: Toggle, scenario: Scenario, facts: Facts) -> Iterator[Weighed]:
+    """Points for and against a fix by the tracebacks and the setting of the log."""
+    if through := sorted(facts.functions & _functions(toggle)):
+        yield 3, f"a traceback passes through {', '.join(through)}, which it changes"
+    if facts.cached_tokens is not None and toggle.family == "cache hit":
+        yield 2, f"it is about prefix cache hits, and the log has one ({facts.cached_tokens} cached tokens)"
+    if facts.backend is not None:
+        plans = [plan for plan in PLANS if exists_in(toggle, plan)]
+        if facts.backend not in plans:
+            yield -6, f"it is a fix of {' and '.join(plans)}, not of {facts.backend}"
+        elif len(plans) < len(PLANS):
+            yield 2, f"it is a fix of {' and '.join(plans)}, which the log uses"
+    if facts.topk is not None and toggle.family == "topk > 1":
+        yield (2, f"it needs topk > 1, which is {facts.topk}") if facts.topk > 1 else (-6, "it needs topk > 1")
+    pages = scenario.engine_of(next(iter(scenario.arms))).get("page_size", 1)
+    if facts.page_size is not None and pages > 1:
+        yield (
+            (1 if facts.page_size > 1 else -1),
+            f"its scenario has pages of {pages} slots, the log of {facts.page_size}",
+        )
+
+
+def _functions(toggle: Toggle) -> set[str]:
+    """Names of the functions that a fix changes, here and in other engines."""
+    foreign = [patch for versions in toggle.foreign.values() for patches in versions.values() for patch in patches]
+    return {patch.qualname.rpartition(".")[2] for patch in (*toggle.patches, *foreign) if patch.qualname}

@@ -1,0 +1,203 @@
+"""The configuration file: options that a working directory always wants.
+
+``[tool.specdebug]`` of a ``pyproject.toml``, or a ``.specdebug.toml``, whichever is nearest upwards from the working
+directory; in one folder ``.specdebug.toml`` comes first. ``SPECDEBUG_CONFIG`` names another file, or, empty, none.
+A setting counts as if the command line had it, for every command that has the option, unless the command line does.
+
+``content`` names folders whose toggles are code, so a file that was only found counts if it is the user's own (or
+root's), and so is a link that leads to it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specdebug.base.attention_plans import PLANS
+from specdebug.base.errors import SpecDebugError, Where, did_you_mean
+from specdebug.base.files import NotOwn, TooLarge, read_file
+
+VARIABLE = "SPECDEBUG_CONFIG"
+OWN_NAME = ".specdebug.toml"
+PROJECT_NAME = "pyproject.toml"
+_TABLE = ("tool", "specdebug")
+_MAX_BYTES = 1 << 20
+
+
+class ConfigurationError(SpecDebugError):
+    """A configuration file is malformed. Rendered as ``file:line: what``."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The value of one option, and its place."""
+
+    value: Any
+    where: Where
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The settings by option (with ``_``); ``path`` is None where there is no file."""
+
+    path: Path | None = None
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {name: setting.value for name, setting in self.settings.items()}
+
+    @property
+    def content(self) -> list[Path]:
+        """The user's content folders; none where the file names none."""
+        return list(self.values.get("content", ()))
+
+
+def load(start: Path | None = None, environment: Mapping[str, str] = os.environ) -> Configuration:
+    """The configuration in force for a working directory (this process's, unless given). Raises ConfigurationError."""
+    if VARIABLE in environment:
+        if not environment[VARIABLE]:
+            return Configuration()
+        path = Path(environment[VARIABLE])
+        table = _table_of(path, _read(path, VARIABLE))
+        if table is None:
+            raise ConfigurationError(f"{path}: has no [tool.specdebug] ({VARIABLE} names it)")
+        return _configuration(path, table)
+    folder = (start or Path()).absolute()
+    for path in (each / name for each in (folder, *folder.parents) for name in (OWN_NAME, PROJECT_NAME)):
+        if path.is_file() and (table := _table_of(path, _read(path))) is not None:
+            own = _table_of(path, _read(path, own=True))  # read anew, for by now it may be another
+            return Configuration() if own is None else _configuration(path, own)
+    return Configuration()
+
+
+def _read(path: Path, named_by: str = "", own: bool = False) -> str:
+    try:
+        raw = read_file(path, _MAX_BYTES, own)
+    except NotOwn as error:
+        raise ConfigurationError(
+            f"{path}: {error.strerror}, and may name code; to use it say {VARIABLE}={path}, to use none {VARIABLE}="
+        ) from None
+    except TooLarge:
+        raise ConfigurationError(f"{path}: is larger than {_MAX_BYTES >> 20} MiB") from None
+    except OSError as error:
+        by = f" ({named_by} names it)" if named_by else ""
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}{by}") from None
+    return raw.decode("utf-8", errors="replace")
+
+
+def _table_of(path: Path, text: str) -> tuple[str, dict[str, Any]] | None:
+    """The file's text and our table of it; None for a project's file that has none, whatever else is in it."""
+    is_own = path.name != PROJECT_NAME
+    try:
+        table: Any = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError itself: a number of more digits than Python converts
+        if not is_own and ".".join(_TABLE) not in text:
+            return None
+        line = re.search(r"at line (\d+)", str(error))
+        where = Where(str(path), int(line.group(1)) if line else 0)
+        raise ConfigurationError(f"{where}: is not TOML: {error}") from None
+    for key in () if is_own else _TABLE:
+        table = table.get(key) if isinstance(table, dict) else None
+    if table is None:
+        return None
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{path}: {'.'.join(_TABLE)} must be a table")
+    return text, table
+
+
+def _configuration(path: Path, found: tuple[str, dict[str, Any]]) -> Configuration:
+    text, table = found
+    settings: dict[str, Setting] = {}
+    for key, value in table.items():
+        name, where = key.replace("-", "_"), Where(str(path), _line_of(text, key))
+        name = ALIASES.get(name, name)
+        if name not in KEYS:
+            shown = [option.replace("_", "-") for option in (*KEYS, *ALIASES)]
+            raise ConfigurationError(f"{where}: unknown key '{key}'{did_you_mean(key.replace('_', '-'), shown)}")
+        if name in settings:
+            raise ConfigurationError(f"{where}: '{key}' is set twice, in line {settings[name].where.line} as well")
+        try:
+            settings[name] = Setting(KEYS[name](value, path.absolute().parent), where)
+        except ValueError as error:
+            raise ConfigurationError(f"{where}: {key} must be {error}, got {_shown(value)}") from None
+    return Configuration(path, settings)
+
+
+def _line_of(text: str, key: str) -> int:
+    """The line of a key in our table; of the table where it cannot be told, 0 where that cannot either."""
+    ours, table = True, 0
+    pattern = re.compile(rf"""\s*["']?{re.escape(key)}["']?\s*[.=]""")
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*([^\]]*?)\s*\]", line):
+            ours = re.sub(r"[\s\"']", "", header.group(1)) == ".".join(_TABLE)
+            table = number if ours else table
+        elif ours and pattern.match(line):
+            return number
+    return table
+
+
+def _shown(value: object) -> str:
+    """The value as Python writes it, cut short; a number may have more digits than Python writes."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too long to show"
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _value(
+    what: str | Callable[[], str], fits: Callable[[Any], bool], made: Callable[[Any], Any] = lambda value: value
+) -> Callable[[Any, Path], Any]:
+    """A reader of a value that must be ``what``; true and false never fit."""
+
+    def read(value: Any, folder: Path) -> Any:
+        if isinstance(value, bool) or not fits(value):
+            raise ValueError(what if isinstance(what, str) else what())
+        return made(value)
+
+    return read
+
+
+def _folders(value: Any, folder: Path) -> list[Path]:
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise ValueError("a list of folders")
+    found = [folder / each for each in value]
+    for each in found:
+        if not each.is_dir():
+            raise ValueError(f"a list of folders, and there is no folder {each}")
+    return found
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+_COUNT = _value("a whole number of at least 1", lambda value: isinstance(value, int) and value >= 1)
+
+KEYS: dict[str, Callable[[Any, Path], Any]] = {
+    "content": _folders,
+    "device": _value(
+        "cpu, cuda or cuda:N",
+        lambda value: isinstance(value, str) and bool(re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", value)),
+    ),
+    "dtype": _value(" or ".join(DTYPES), lambda value: isinstance(value, str) and value in DTYPES),
+    "backend": _value(lambda: " or ".join(PLANS), lambda value: isinstance(value, str) and value in PLANS),
+    "page_size": _COUNT,
+    "jobs": _COUNT,
+    "timeout": _value(
+        "a number of seconds above 0",
+        lambda value: isinstance(value, int | float) and 0 < value <= sys.float_info.max,
+        float,
+    ),
+    "confidence": _value(
+        "a probability, such as 0.95 or '95%'", lambda value: isinstance(value, int | float | str), str
+    ),
+    "max_trials": _COUNT,
+}
+"""Every option that can be set, and what reads its value; ValueError says what it must be."""
+
+ALIASES = {"attention_backend": "backend"}

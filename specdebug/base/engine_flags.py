@@ -1,0 +1,250 @@
+"""The options of an engine as flags of a command line, by SGLang's names where it has one.
+
+One table, :data:`ENGINE_FLAGS`, is all that ``specdebug serve`` reads, and all that whoever starts one writes
+(:func:`arguments_of`). :data:`NOT_SUPPORTED` lists flags of SGLang's that this engine has no use for: each is refused
+by name, lest somebody believes that it did something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specdebug.base.errors import ConfigError, did_you_mean
+
+Kind = Literal["text", "whole", "number", "switch", "sizes"]
+"""The value of a flag. ``switch``: it has none. ``sizes``: whole numbers with commas between them."""
+
+
+@dataclass(frozen=True)
+class EngineFlag:
+    """A flag, and the option that it sets.
+
+    Attributes:
+        name: as typed, such as ``--page-size``.
+        into: keys that lead to the option in ``EngineConfig``'s plain data.
+        kind: its value.
+        help: one line about it.
+        switched: of a switch, the value that it sets.
+        ours: SGLang has no such flag.
+        nothing: the number that stands for no value, as -1 does in SGLang.
+    """
+
+    name: str
+    into: tuple[str, ...]
+    kind: Kind
+    help: str
+    switched: bool = True
+    ours: bool = False
+    nothing: int | None = None
+
+    @property
+    def parameter(self) -> str:
+        """The flag as the name of a parameter."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+
+ENGINE_FLAGS: tuple[EngineFlag, ...] = (
+    EngineFlag(
+        "--model-path", ("model",), "text", "The target's checkpoint: a folder, or a shipped name such as tiny."
+    ),
+    EngineFlag("--device", ("device",), "text", "cpu, cuda or cuda:N."),
+    EngineFlag("--dtype", ("dtype",), "text", "float32, bfloat16 or float16."),
+    EngineFlag("--context-length", ("context_length",), "whole", "Tokens of prompt and output at most."),
+    EngineFlag("--max-running-requests", ("max_running_requests",), "whole", "Requests that run at a time."),
+    EngineFlag("--max-total-tokens", ("memory", "num_slots"), "whole", "KV slots."),
+    EngineFlag("--page-size", ("page_size",), "whole", "KV slots a page."),
+    EngineFlag("--attention-backend", ("attention_backend",), "text", "The attention plan."),
+    EngineFlag(
+        "--chunked-prefill-size", ("chunked_prefill_size",), "whole", "Prompt tokens a step; -1: no limit.", nothing=-1
+    ),
+    EngineFlag("--disable-radix-cache", ("radix_cache",), "switch", "Reuse no prefix.", switched=False),
+    EngineFlag("--random-seed", ("seed",), "whole", "Of sampling and of the garbage in fresh memory."),
+    EngineFlag("--disable-cuda-graph", ("cuda_graph", "enabled"), "switch", "Use no graph runners.", switched=False),
+    EngineFlag("--cuda-graph-max-bs", ("cuda_graph", "max_bs"), "whole", "The largest batch that is captured."),
+    EngineFlag("--cuda-graph-bs", ("cuda_graph", "capture_bs"), "sizes", "The batch sizes captured, as in 1,2,4."),
+    EngineFlag(
+        "--speculative-algorithm",
+        ("speculative", "algorithm"),
+        "text",
+        "EAGLE, EAGLE3, MTP or FROZEN_KV_MTP; none: no drafts.",
+    ),
+    EngineFlag(
+        "--speculative-worker",
+        ("speculative", "worker"),
+        "text",
+        "v2, or v1 of EAGLE and EAGLE3: which of SGLang's two workers.",
+        ours=True,
+    ),
+    EngineFlag(
+        "--speculative-draft-model-path", ("speculative", "draft_model"), "text", "The draft head's checkpoint."
+    ),
+    EngineFlag("--speculative-num-steps", ("speculative", "num_steps"), "whole", "Draft steps a verify."),
+    EngineFlag("--speculative-eagle-topk", ("speculative", "eagle_topk"), "whole", "Branches of a draft step."),
+    EngineFlag(
+        "--speculative-num-draft-tokens",
+        ("speculative", "num_draft_tokens"),
+        "whole",
+        "Nodes of a verify's tree, the root included.",
+    ),
+    EngineFlag(
+        "--speculative-accept-threshold-single",
+        ("speculative", "threshold_single"),
+        "number",
+        "Accept a draft of at least this probability; 1 is lossless.",
+    ),
+    EngineFlag(
+        "--speculative-accept-threshold-acc",
+        ("speculative", "threshold_acc"),
+        "number",
+        "Divide the odds of acceptance by this; 1 is lossless.",
+    ),
+    EngineFlag(
+        "--draft-kv-on-hit",
+        ("speculative", "draft_kv_on_hit"),
+        "text",
+        "recompute or zero_fill: what becomes of a hit prefix without draft KV.",
+        ours=True,
+    ),
+    EngineFlag(
+        "--memory-fill",
+        ("memory", "fill"),
+        "text",
+        "zeros, nan or garbage: what unwritten memory holds.",
+        ours=True,
+    ),
+    EngineFlag("--memory-guards", ("memory", "guards"), "switch", "Put guard regions around buffers.", ours=True),
+)
+"""Every option of an engine that can be set, once."""
+
+NOT_SUPPORTED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("--tp", "--tp-size", "--tensor-parallel-size", "--pp-size", "--pipeline-parallel-size", "--dp", "--dp-size",
+         "--data-parallel-size", "--ep", "--ep-size", "--nnodes", "--node-rank", "--dist-init-addr", "--nccl-port",
+         "--enable-dp-attention", "--base-gpu-id"),
+        "the engine runs in one process on one device",
+    ),
+    **dict.fromkeys(
+        ("--mem-fraction-static",), "the pool has a fixed number of slots; use --max-total-tokens",
+    ),
+    **dict.fromkeys(
+        ("--quantization", "--kv-cache-dtype", "--torchao-config", "--speculative-draft-model-quantization"),
+        "weights and KV are of one dtype; use --dtype",
+    ),
+    **dict.fromkeys(
+        ("--enable-lora", "--lora-paths", "--max-loras-per-batch"), "the engine has no LoRA",
+    ),
+    **dict.fromkeys(
+        ("--tool-call-parser", "--reasoning-parser", "--grammar-backend", "--chat-template", "--enable-multimodal",
+         "--is-embedding"),
+        "the server completes text and nothing else",
+    ),
+    **dict.fromkeys(
+        ("--tokenizer-path", "--tokenizer-mode", "--skip-tokenizer-init", "--load-format", "--trust-remote-code",
+         "--revision"),
+        "tokenizer and weights are read from the checkpoint's folder as they are",
+    ),
+    **dict.fromkeys(
+        ("--schedule-policy", "--schedule-conservativeness", "--enable-mixed-chunk", "--max-prefill-tokens",
+         "--disable-overlap-schedule", "--stream-interval", "--enable-priority-scheduling"),
+        "there is one scheduler: first come first served, prefill before decode",
+    ),
+    **dict.fromkeys(
+        ("--disaggregation-mode", "--enable-hierarchical-cache", "--enable-torch-compile", "--speculative-token-map",
+         "--speculative-attention-mode", "--sampling-backend", "--decode-attention-backend",
+         "--prefill-attention-backend", "--disable-cuda-graph-padding", "--skip-server-warmup"),
+        "the engine has no such thing",
+    ),
+}  # fmt: skip
+"""Flags of SGLang's, and why each is refused."""
+
+
+def refusal(flag: str, known: Sequence[str]) -> str:
+    """One line about a flag that is not taken; ``known`` are those that are."""
+    name = flag.partition("=")[0]
+    if name in NOT_SUPPORTED:
+        return f"{name} is not supported: {NOT_SUPPORTED[name]}"
+    hint = did_you_mean(name, known)
+    return f"there is no option {name}{hint if 'did you mean' in hint else '; see specdebug serve --help'}"
+
+
+def options_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's options by the values of flags, by parameter; None and a switch that is off set nothing.
+
+    Raises ConfigError for options of speculation without an algorithm.
+    """
+    options: dict[str, Any] = {}
+    for flag in ENGINE_FLAGS:
+        value = values.get(flag.parameter)
+        if value is None or (flag.kind == "switch" and not value):
+            continue
+        place = options
+        for key in flag.into[:-1]:
+            place = place.setdefault(key, {})
+        place[flag.into[-1]] = _option(flag, value)
+    if "speculative" in options and "algorithm" not in options["speculative"]:
+        raise ConfigError("options of speculation need --speculative-algorithm")
+    return options
+
+
+def arguments_of(options: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that sets these options, as a scenario's ``engine`` has them.
+
+    Raises ConfigError for an option without a flag.
+    """
+    words: list[str] = []
+    if options.get("speculative") is not None:  # speculation without an algorithm's name is by the first
+        options = {**options, "speculative": {"algorithm": "EAGLE", **options["speculative"]}}
+    by_place = {flag.into: flag for flag in ENGINE_FLAGS}
+    for place, value in _leaves(options, ()):
+        if place not in by_place:
+            raise ConfigError(f"specdebug serve has no flag for engine.{'.'.join(place)}")
+        words += _words(by_place[place], value)
+    return words
+
+
+def values_of(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The value in effect of every flag, by parameter, for an engine's options with every default written out; of
+    speculation None where there is none."""
+    values: dict[str, Any] = {}
+    for flag in ENGINE_FLAGS:
+        place: Any = plain
+        for key in flag.into:
+            place = place.get(key) if isinstance(place, Mapping) else None
+        values[flag.parameter] = place == flag.switched if flag.kind == "switch" else place
+        if place is None and flag.nothing is not None:
+            values[flag.parameter] = flag.nothing
+    return values
+
+
+def flag_of(path: Sequence[str]) -> str | None:
+    """The flag that sets an option; None where there is none."""
+    return next((flag.name for flag in ENGINE_FLAGS if flag.into == tuple(path)), None)
+
+
+def _option(flag: EngineFlag, value: Any) -> Any:
+    if flag.kind == "switch":
+        return flag.switched
+    if flag.kind == "sizes":
+        try:
+            return [int(each) for each in str(value).split(",")]
+        except ValueError:
+            raise ConfigError(f"{flag.name} must be whole numbers with commas between them, got {value!r}") from None
+    return None if flag.nothing is not None and value == flag.nothing else value
+
+
+def _leaves(options: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*above, key))
+        elif (*above, key) != ("speculative",):  # that is none, and so is a command line without its flags
+            yield (*above, key), value
+
+
+def _words(flag: EngineFlag, value: Any) -> list[str]:
+    if flag.kind == "switch":
+        return [flag.name] if value == flag.switched else []
+    if value is None:
+        return [] if flag.nothing is None else [flag.name, str(flag.nothing)]
+    return [flag.name, ",".join(map(str, value)) if flag.kind == "sizes" else str(value)]

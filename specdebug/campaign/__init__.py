@@ -1,0 +1,1 @@
+"""Many runs: replay, compare, verify, the fault matrix (`loops/`), searches (`trials/`), what `minimise` takes away."""

@@ -1,0 +1,332 @@
+"""Baselines: what sound runs accepted, kept in a file, and whether a run of today loses some of it.
+
+A file is JSON. It has an entry for each scenario, arm, seed, target, device, dtype and attention plan; fixes reverted
+and faults injected on the command line are no part of that, so that damage is compared with what was sound.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdebug.base.errors import ContentError, SpecDebugError
+from specdebug.base.files import replace_file
+from specdebug.base.schema import Item
+from specdebug.base.yamlio import MAX_BYTES, load_yaml
+from specdebug.campaign.loops.last_failed import as_it_should
+from specdebug.records.lock import Lock
+from specdebug.records.record import Record
+from specdebug.scenario.grammar import merge
+from specdebug.verdict.accept import MIN_VERIFIES, AcceptSample, accept_drop, samples
+from specdebug.verdict.outcome import Outcome, Violation, with_violations
+
+if TYPE_CHECKING:
+    from specdebug.campaign.loops.replay import ArmResult, ArmRun
+
+FORMAT = "specdebug baseline"
+VERSION = 1
+
+SLOWER = 2.0
+"""Tokens a second that are fewer by more than this factor are told, on the machine that wrote the baseline."""
+
+_TINY = 1e-9
+_WAIT_S = 10.0
+"""Seconds to wait for another run that saves in the same file."""
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """The run that an entry is of. ``options``: what the command line set of the engine besides what has a place of its
+    own here."""
+
+    scenario: str
+    arm: str
+    seed: int
+    target: str
+    device: str
+    dtype: str
+    backend: str
+    options: str
+
+    @classmethod
+    def of(cls, run: ArmRun) -> RunKey:
+        asked, own = run.asked, ("device", "dtype", "attention_backend")
+        options = ",".join(f"{name}={value}" for name, value in run.scenario.overrides.items() if name not in own)
+        device, backend = asked.device.partition(":")[0], asked.attention_backend or ""
+        return cls(run.scenario.name, run.arm, run.seed, str(run.target), device, asked.dtype, backend, options)
+
+    def differences(self, other: RunKey) -> list[str]:
+        """Return the options in which another run differs, in words."""
+        pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
+        return [f"{name} {theirs!r}, not {ours!r}" for name, ours, theirs in pairs if ours != theirs]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One arm's run. ``content``: a digest of its workload and engine; ``machine``: what it ran on, in words."""
+
+    key: RunKey
+    content: str
+    machine: str
+    tokens_per_s: float | None
+    groups: Mapping[str, AcceptSample]
+
+    @classmethod
+    def of(cls, run: ArmRun, outcome: Outcome) -> Entry:
+        groups = samples(outcome, _speculative(run))
+        return cls(RunKey.of(run), _content(run), machine_of(outcome), outcome.metrics.tokens_per_s, groups)
+
+    def to_dict(self) -> dict[str, Any]:
+        speed = self.tokens_per_s
+        told = None if speed is None else {"mean": speed, "low": speed / SLOWER, "high": speed * SLOWER}
+        return {
+            **asdict(self.key),
+            "content": self.content,
+            "machine": self.machine,
+            "tokens_per_s": told,
+            "groups": {name: sample.to_dict() for name, sample in self.groups.items()},
+        }
+
+    @classmethod
+    def read(cls, item: Item) -> Entry:
+        """Inverse of :meth:`to_dict`. Raises ContentError."""
+        names = [each.name for each in fields(RunKey)]
+        table = item.table(required=(*names, "content", "machine", "tokens_per_s", "groups"))
+        values = {name: table[name].text(empty=True) for name in names if name != "seed"}
+        speed = table["tokens_per_s"]
+        mean = None if speed.is_null else speed.table(required=("mean", "low", "high"))["mean"].number(low=0)
+        return cls(
+            RunKey(seed=table["seed"].integer(low=0, high=2**63 - 1), **values),
+            table["content"].text(),
+            table["machine"].text(empty=True),
+            mean,
+            {name: AcceptSample.read(each) for name, each in table["groups"].entries().items()},
+        )
+
+
+@dataclass(frozen=True)
+class GroupAgainst:
+    """One group beside its baseline. ``status``: ``kept``, ``lost``, ``more`` or ``not judged``. ``wanted``: the least
+    that is no loss; ``got`` and ``baseline``: mean accept lengths, None where nothing was verified."""
+
+    group: str
+    status: str
+    got: float | None
+    verifies: int
+    wanted: float
+    high: float
+    baseline: float | None
+    baseline_verifies: int
+
+    @property
+    def line(self) -> str:
+        got, base = ("none" if each is None else f"{each:.2f}" for each in (self.got, self.baseline))
+        few = f" (fewer than {MIN_VERIFIES})" if self.status == "not judged" else ""
+        return (
+            f"{self.group} accepts {got} over {self.verifies} verifies, baseline {base} over {self.baseline_verifies}, "
+            f"at least {self.wanted:.2f}: {self.status}{few}"
+        )
+
+
+@dataclass(frozen=True)
+class Against:
+    """A run beside its baseline. ``status``: ``kept``, ``lost``, ``no baseline`` or ``not compared``; ``why`` says more
+    of the last two. ``slower``: on the same machine, by more than :data:`SLOWER`."""
+
+    file: str
+    status: str
+    why: str = ""
+    groups: tuple[GroupAgainst, ...] = ()
+    tokens_per_s: float | None = None
+    baseline_tokens_per_s: float | None = None
+    same_machine: bool = False
+    slower: bool = False
+
+    @property
+    def lines(self) -> list[str]:
+        """All of it in sentences."""
+        if self.why:
+            return [f"{self.status}: {self.why}"]
+        lines = [f"baseline: {group.line}" for group in self.groups] or ["baseline: nothing speculates"]
+        if self.tokens_per_s and self.baseline_tokens_per_s:
+            speeds = f"{self.tokens_per_s:.0f} tokens/s, baseline {self.baseline_tokens_per_s:.0f}"
+            where = "" if self.same_machine else ", on another machine"
+            lines.append(f"slower: {speeds}" if self.slower else f"baseline: {speeds}{where}")
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline file's content."""
+
+    path: Path
+    entries: Mapping[RunKey, Entry]
+
+    @classmethod
+    def read(cls, path: Path) -> Baseline:
+        """Read a file. Raises ContentError, with the line, for one that is no baseline."""
+        doc = load_yaml(path)  # of which JSON is a part; it knows the place of every value
+        if not isinstance(doc.data, dict) or doc.data.get("format") != FORMAT:
+            raise ContentError("is no baseline; --save-baseline writes one", doc.where())
+        table = doc.root.table(required=("format", "version", "entries"), optional=("specdebug",))
+        if table["version"].integer(low=1) != VERSION:
+            raise table["version"].error(f"is {table['version'].value}; this specdebug reads version {VERSION}")
+        entries = dict[RunKey, Entry]()
+        for item in table["entries"].items():
+            entry = Entry.read(item)
+            if entry.key in entries:
+                raise item.error("is of the same run as one before it")
+            entries[entry.key] = entry
+        return cls(path, entries)
+
+    def judge(self, run: ArmRun, outcome: Outcome) -> tuple[Outcome, Against]:
+        """A run's outcome with what it lost against the baseline, and the comparison."""
+        if not outcome.complete:
+            return outcome, self._silent("not compared", "the run did not come to its end")
+        entry = self.entries.get(RunKey.of(run))
+        if entry is None:
+            return outcome, self._silent("no baseline", self._lack(RunKey.of(run)))
+        if entry.content != _content(run):
+            why = f"the workload or the engine of arm {run.arm} changed since {self.path} was written"
+            return outcome, self._silent("no baseline", f"{why}; write it again with --save-baseline {self.path}")
+        accept = run.scenario.oracles_of(run.arm).accept
+        drop = None if accept is None else accept.drop
+        now = samples(outcome, _speculative(run))
+        groups = [beside(name, entry.groups[name], now[name], drop) for name in now]
+        lost = [_lost(group) for group in groups if group.status == "lost"]
+        speed, machine = outcome.metrics.tokens_per_s, entry.machine == machine_of(outcome)
+        slower = bool(machine and speed and entry.tokens_per_s and speed * SLOWER < entry.tokens_per_s)
+        against = Against(
+            str(self.path), "lost" if lost else "kept", "", tuple(groups), speed, entry.tokens_per_s, machine, slower
+        )
+        return with_violations(outcome, lost), against
+
+    def updated(self, results: Iterable[ArmResult]) -> Baseline:
+        """This baseline with these results in the place of what it had of them."""
+        found = (Entry.of(result.run, result.outcome) for result in results)
+        return Baseline(self.path, {**self.entries, **{entry.key: entry for entry in found}})
+
+    def text(self) -> str:
+        """The file. Raises SpecDebugError where it would be larger than what is read again."""
+        from specdebug import __version__
+
+        entries = [self.entries[key].to_dict() for key in sorted(self.entries, key=astuple)]
+        document = {"format": FORMAT, "version": VERSION, "specdebug": __version__, "entries": entries}
+        text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+        if len(text) > MAX_BYTES:
+            raise SpecDebugError(f"{self.path} would be larger than {MAX_BYTES >> 20} MiB; save fewer scenarios in it")
+        return text
+
+    def _silent(self, status: str, why: str) -> Against:
+        return Against(str(self.path), status, why)
+
+    def _lack(self, key: RunKey) -> str:
+        """Why there is no entry."""
+        near = [other for other in self.entries if other.scenario == key.scenario]
+        if not near:
+            return f"{self.path} has no scenario {key.scenario}"
+        nearest = min((key.differences(other) for other in near), key=len)
+        return f"{self.path} has scenario {key.scenario} with {'; '.join(nearest)}"
+
+
+def saveable(results: Sequence[ArmResult]) -> tuple[list[ArmResult], list[str]]:
+    """The results that a baseline can be made of, and words for each of the others. Raises SpecDebugError where two
+    scenarios have one name."""
+    paths: dict[str, Path] = {}
+    kept: list[ArmResult] = []
+    left: list[str] = []
+    for result in results:
+        scenario = result.run.scenario
+        if paths.setdefault(scenario.name, scenario.path) != scenario.path:
+            both = f"{paths[scenario.name]} and {scenario.path}"
+            raise SpecDebugError(f"{both}: both are named {scenario.name}, by which a baseline tells them apart")
+        if not result.outcome.complete:
+            left.append(f"{scenario.name}: arm {result.run.arm} did not come to its end")
+        elif not as_it_should(result):
+            left.append(f"{scenario.name}: arm {result.run.arm} came to {result.outcome.verdict}")
+        else:
+            kept.append(result)
+    return kept, left
+
+
+def save(path: Path, results: Sequence[ArmResult]) -> list[str]:
+    """Put these results into the baseline file, and return words for what was done. Raises SpecDebugError."""
+    kept, left = saveable(results)
+    if kept:
+        record = Record(path, "the baseline", "name another with --save-baseline")
+        with Lock(record, wait_s=_WAIT_S):
+            before = Baseline.read(path) if path.exists() else Baseline(path, {})
+            try:
+                replace_file(path, before.updated(kept).text().encode())
+            except OSError as error:
+                raise record.not_written(error) from None
+    count = f"{len(kept)} {'arm' if len(kept) == 1 else 'arms'}"
+    return [*(f"baseline: not saved: {each}" for each in left), f"baseline: {count} saved in {path}"]
+
+
+def beside(name: str, base: AcceptSample, now: AcceptSample, drop: float | None = None) -> GroupAgainst:
+    """A group beside its baseline. ``drop``: the largest part of it that may be lost; None: what its interval says."""
+    low, high = base.interval(now)
+    if drop is not None:
+        low = (base.accept or 0.0) * (1 - drop)
+    if base.verifies < MIN_VERIFIES or 0 < now.verifies < MIN_VERIFIES:
+        status = "not judged"
+    elif now.accept is None or now.accept < low - _TINY:
+        status = "lost"
+    else:
+        status = "more" if now.accept > high + _TINY else "kept"
+    return GroupAgainst(name, status, now.accept, now.verifies, low, high, base.accept, base.verifies)
+
+
+def machine_of(outcome: Outcome) -> str:
+    """Return the device of a run and, of a CPU, the processor, in plain ASCII, for files; of a server that is there
+    its host."""
+    stack = outcome.stack
+    device = stack.get("machine") or stack.get("name", "unknown")  # of a server the name is its address and version
+    names = [device, (stack.get("arithmetic") or {}).get("cpu", "")]
+    return ", ".join(filter(None, names)).encode("ascii", "replace").decode()
+
+
+def lines_of(results: Iterable[ArmResult]) -> Iterator[str]:
+    """A line on all runs that were held against a baseline; none if there are none."""
+    told = [result for result in results if result.against is not None]
+    counts: dict[str, list[str]] = {}
+    for result in told:
+        counts.setdefault(result.against.status if result.against else "", []).append(
+            f"{result.run.scenario.name}::{result.run.arm}"
+        )
+    if told:
+        parts = [
+            f"{len(names)} {status}" + ("" if status == "kept" else f" ({', '.join(names)})")
+            for status, names in counts.items()
+        ]
+        yield f"against the baseline: {'; '.join(parts)}"
+
+
+def _lost(group: GroupAgainst) -> Violation:
+    got = group.got or 0.0
+    detail = (
+        f"requests of group {group.group} accept {got:.2f} tokens a verify over {group.verifies} verifies, "
+        f"{group.baseline:.2f} in the baseline: less than {group.wanted:.2f}"
+    )
+    return accept_drop(group.group, got, group.wanted, group.verifies, detail)
+
+
+def _speculative(run: ArmRun) -> list[str]:
+    """The groups that speculate in an arm."""
+    return [group.id for group in run.scenario.workload if group.speculative] if run.asked.drafts else []
+
+
+def _content(run: ArmRun) -> str:
+    """A digest of what decides an arm's accept lengths besides its key: the workload and the file's engine."""
+    scenario = run.scenario
+    engine = merge(scenario.engine, scenario.arms[run.arm].engine)
+    plain = json.dumps([[group.to_dict() for group in scenario.workload], engine], sort_keys=True, default=str)
+    return hashlib.blake2b(plain.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,499 @@
+"""Run arms of a scenario, each in its own worker, and compare the outcomes with those expected.
+
+This side never imports torch. ``plan`` turns a scenario and the command line's choices into arm runs, ``run_arms`` runs
+any list of them, of one scenario or of many, and ``Replay`` is the answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError, did_you_mean
+from specdebug.campaign.loops.device_watch import DeviceWatch
+from specdebug.campaign.loops.left_out import LeftOut, left_out, refusal
+from specdebug.campaign.loops.steplog import Recording
+from specdebug.faults.model import Fault
+from specdebug.scenario.checks import asked_of, check_faults, engine_config, option_error
+from specdebug.scenario.grammar import Arm, Expectation, ProbeMode, Scenario
+from specdebug.scenario.servers import TargetChoice, place_of
+from specdebug.targets.base import Asked
+from specdebug.targets.registry import DEFAULT, find_target
+from specdebug.targets.serving import reverts_itself, slowness_of
+from specdebug.verdict.ledger import Ledger
+from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_run
+from specdebug.verdict.signatures import may_have_begun_before
+from specdebug.workers.job import Job, WorkerEnd
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure
+from specdebug.workers.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from specdebug.campaign.loops.baseline import Against, Baseline
+    from specdebug.engine.config import EngineConfig
+    from specdebug.patching.toggles import Toggle
+    from specdebug.scenario.packs import ProbePack
+    from specdebug.scenario.workload import Workload
+
+TARGET = "specdebug.run.arm:run_arm"
+LOAD_TRITON = "specdebug.workers.compiling:load_triton"
+
+_NEVER_BEGUN = WorkerEnd("interrupted", 0, 0.0, 0.0, "")
+
+
+class ReplayError(SpecDebugError):
+    """A scenario lacks the arm that is asked for, or a worker finds it at fault."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The choices that the command line makes beside the file.
+
+    ``target`` replaces every arm's, ``engine`` options go over every arm's, ``faults`` are added to those of the arm.
+    ``ready_timeout_s``: of servers that are started.
+    """
+
+    arms: tuple[str, ...] = ()
+    reverts: tuple[int, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    seed: int | None = None
+    mode: ProbeMode | None = None
+    probes: tuple[str, ...] | None = None
+    timeout_s: float | None = None
+    target: TargetChoice | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    ready_timeout_s: float | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Return True if the answer is the arms' plain verdict, and expectations do not count."""
+        return bool(self.arms or self.reverts or self.faults)
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One arm to run. ``key`` names it among others; ``toggles`` are the fixes to revert, the arm's own included."""
+
+    key: str
+    scenario: Scenario
+    arm: str
+    seed: int
+    packs: tuple[ProbePack, ...] = ()
+    toggles: tuple[Toggle, ...] = ()
+    expectation: Expectation | None = None
+
+    @property
+    def reverts(self) -> tuple[int, ...]:
+        return tuple(toggle.pr for toggle in self.toggles)
+
+    @property
+    def asked(self) -> Asked:
+        """Return the arm's demands on its target. Raises ContentError."""
+        return asked_of(self.scenario, self.arm)
+
+    @property
+    def target(self) -> TargetChoice:
+        return self.scenario.target_of(self.arm)
+
+    @property
+    def target_name(self) -> str:
+        """Return the target's name, as a run's outcome has it. Raises ConfigError for an unknown target."""
+        return find_target(self.target).name
+
+    @property
+    def config(self) -> EngineConfig | None:
+        """Return the configuration of the embedded engine, None on any other target. Raises ContentError."""
+        return engine_config(self.scenario, self.arm) if self.target == DEFAULT else None
+
+    def job(self, library: RunContent) -> Job:
+        """Return the worker's job. Raises ContentError when the workload cannot be planned or the engine cannot be."""
+        return self.job_of(TARGET, workload=pickle.dumps(library.workload(self.scenario, self.arm, self.seed)))
+
+    def job_of(self, target: str, **more: Any) -> Job:
+        """Return a job with the arm and ``more`` in its payload. Raises ContentError.
+
+        Parts are pickled apart, since unpickling one may import what a revert changes.
+        """
+        limits = self.scenario.limits
+        payload = {
+            "arm": self.arm,
+            "seed": self.seed,
+            "toggles": pickle.dumps(self.toggles),
+            "packs": pickle.dumps(self.packs),
+            "scenario": pickle.dumps(self.scenario),
+            "elsewhere": reverts_itself(find_target(self.target)),
+            **more,
+        }
+        device = self.asked.device
+        at_risk = device if device != "cpu" and (self.toggles or self.scenario.faults_of(self.arm)) else ""
+        memory_mb, server = float(limits.memory_mb), place_of(self.target)
+        return Job(self.key, target, payload, limits.timeout_s, memory_mb, device != "cpu", at_risk, server)
+
+    def ledger(self) -> Ledger:
+        """Return a ledger for the run, with nothing in it."""
+        return Ledger(self.target_name, deadline=self.scenario.limits.exceeded == "hang")
+
+    def at_fault(self, message: str, option: tuple[str, ...]) -> SpecDebugError:
+        """Return a worker's complaint about the scenario, with the place of the engine option in question, if any."""
+        if option:
+            return option_error(self.scenario, self.arm, option, message)
+        path = str(self.scenario.path)
+        return ReplayError(message if message.startswith(path) else f"{path}: arm '{self.arm}': {message}")
+
+
+AnyRun = TypeVar("AnyRun", bound=ArmRun)
+
+
+def run_as(kind: type[AnyRun], run: ArmRun, **more: Any) -> AnyRun:
+    """Return the run as one of a derived class, with ``more`` of its fields."""
+    facts = {each.name: getattr(run, each.name) for each in dataclasses.fields(ArmRun)}
+    return kind(**{**facts, **more})
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """The outcome of an arm run. ``against``: the comparison with a baseline, whose losses the outcome has."""
+
+    run: ArmRun
+    outcome: Outcome
+    against: Against | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Return True if the outcome was expected, None without an expectation, False if cut short."""
+        if self.run.expectation is None:
+            return None
+        # What the machine failed was cut short even if unknown was expected: it was expected of the code.
+        if self.outcome.interrupted or (self.outcome.machine is not None and self.outcome.verdict == "unknown"):
+            return False
+        return self.run.expectation.met_by(self.outcome.verdict, self.outcome.signature, self.outcome.seen)
+
+    @property
+    def to_locate(self) -> bool:
+        """Return True if its failure may have begun before what names it."""
+        expected = self.run.expectation
+        return may_have_begun_before(self.outcome, () if expected is None else expected.signatures)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The results of one replay; those known by then where it was ``interrupted``. ``left_out``: arms that are not run
+    on their target, which have no part in the answer."""
+
+    scenario: Scenario
+    results: tuple[ArmResult, ...]
+    wall_s: float
+    interrupted: bool = False
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Return True if nothing was expected, so that the answer is the plain verdict."""
+        return all(result.run.expectation is None for result in self.results)
+
+    @property
+    def exit_code(self) -> int:
+        """Return, if plain, the worst verdict's code, fail before unknown before pass; 128 + N after signal N.
+
+        Else 0 when every arm met its expectation, 1 when one was contradicted, 125 when others came to no verdict.
+        """
+        if self.interrupted:
+            return interrupts.exit_code()
+        verdicts = [r.outcome.verdict for r in self.results if self.plain or not r.met]
+        if "fail" in verdicts or (not self.plain and "pass" in verdicts):
+            return EXIT_CODES["fail"]
+        return EXIT_CODES["unknown"] if "unknown" in verdicts else EXIT_CODES["pass"]
+
+
+class RunContent(Protocol):
+    """A source of packs, toggles and planned requests."""
+
+    def workload(self, scenario: Scenario, arm: str, seed: int) -> Workload: ...
+
+    def packs(self, names: Sequence[str]) -> tuple[ProbePack, ...]: ...
+
+    def toggles(self, numbers: Sequence[int], target: TargetChoice = DEFAULT) -> tuple[Toggle, ...]: ...
+
+
+@dataclass(frozen=True)
+class PlannedRuns:
+    """A scenario's runs, and the arms that are not run on their target."""
+
+    scenario: Scenario
+    runs: tuple[ArmRun, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def planned(scenario: Scenario, choices: Choices, library: RunContent) -> PlannedRuns:
+    """Return the arm runs that the choices ask for.
+
+    Raises ReplayError for an unknown arm, ContentError for an unknown pack or fix, BadFault or ContentError for a fault
+    that cannot act in its arm, ConfigError for an unknown target.
+    """
+    for name in choices.arms:
+        if name not in scenario.arms:
+            raise ReplayError(f"{scenario.path}: no arm '{name}'{did_you_mean(name, scenario.arms)}")
+    names = list(dict.fromkeys(choices.arms)) or list(scenario.arms)
+    if (choices.reverts or choices.faults) and not choices.arms:
+        names = names[:1]
+    changed = _with_choices(scenario, choices)
+    without = left_out(changed, names, library)
+    names = [name for name in names if name not in {each.arm for each in without}]
+    for name in names:
+        if changed.target_of(name) == DEFAULT:
+            check_faults(changed, name, engine_config(changed, name))
+        else:
+            asked_of(changed, name)
+    return PlannedRuns(scenario, tuple(_run_of(changed, name, choices, library) for name in names), without)
+
+
+def plan(scenario: Scenario, choices: Choices, library: RunContent) -> tuple[ArmRun, ...]:
+    """Return every arm run that the choices ask for. Raises as :func:`planned`, and NotOnTarget where one is left out
+    of those named, or all are."""
+    found = planned(scenario, choices, library)
+    if found.left_out and (choices.plain or not found.runs):
+        raise refusal(found.left_out)
+    return found.runs
+
+
+def _run_of(changed: Scenario, name: str, choices: Choices, library: RunContent) -> ArmRun:
+    """Return the run of an arm of a scenario that has the choices laid over it."""
+    return ArmRun(
+        key=name,
+        scenario=changed,
+        arm=name,
+        seed=changed.seed if choices.seed is None else choices.seed,
+        packs=library.packs(changed.probes_of(name)),
+        toggles=library.toggles((*changed.arms[name].revert, *choices.reverts), changed.target_of(name)),
+        expectation=None if choices.plain else changed.expectation_of(name),
+    )
+
+
+def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
+    """Return the scenario with the choices laid over the file and its arms."""
+
+    def changed(arm: Arm) -> Arm:
+        return dataclasses.replace(
+            arm,
+            mode=choices.mode or arm.mode,
+            probes=choices.probes or arm.probes,
+            faults=(*scenario.faults_of(arm.name), *choices.faults) if choices.faults else arm.faults,
+        )
+
+    if choices.target is not None:
+        scenario = scenario.on(choices.target)
+    if choices.ready_timeout_s is not None:
+        scenario = scenario.ready_within(choices.ready_timeout_s)
+    limits = scenario.limits
+    slower = max(slowness_of(find_target(scenario.target_of(name))) for name in scenario.arms)
+    timeout_s = limits.timeout_s * slower if choices.timeout_s is None else choices.timeout_s
+    limits = dataclasses.replace(limits, timeout_s=timeout_s)
+    arms = {name: changed(arm) for name, arm in scenario.arms.items()}
+    return dataclasses.replace(scenario, arms=arms, limits=limits, overrides=dict(choices.engine))
+
+
+class Progress(Protocol):
+    """A watcher of runs while they run."""
+
+    def arm_started(self, run: ArmRun) -> None: ...
+
+    def arm_moved(self, run: ArmRun, ledger: Ledger) -> None: ...
+
+    def arm_ended(self, result: ArmResult) -> None: ...
+
+    def waiting(self) -> None: ...
+
+    def notice(self, text: str) -> None: ...
+
+
+class ArmListener:
+    """Hears what workers report and keeps a ledger for each arm run, by job name."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, ArmRun] = {}
+        self.ledgers: dict[str, Ledger] = {}
+        self._used: set[str] = set()
+
+    def started(self, job: Job) -> None:
+        self.ledgers[job.name] = self.runs[job.name].ledger()
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        self.ledgers[job.name].fold(event)
+        if event.get("event") == "stack":
+            self._used.add(event["device"])
+
+    def fault_of(self, job: Job) -> SpecDebugError | None:
+        """Return the fault that the worker found with the scenario, if any."""
+        ledger = self.ledgers[job.name]
+        if ledger.usage_error is None or ledger.unavailable:
+            return None
+        return self.runs[job.name].at_fault(ledger.usage_error, ledger.usage_option)
+
+    def failure_of(self, job: Job, outcome: Outcome) -> MachineFailure | None:
+        """Return the machine's failure that ended the run, if any."""
+        return outcome.machine or self.ledgers[job.name].lost(self.device_of(job), self._used)
+
+    def doubt_of(self, job: Job, end: WorkerEnd) -> MachineFailure | None:
+        """Return the machine's failure that a hang amounts to if its device does not answer; None of any other end."""
+        if end.kind != "timeout" or self.device_of(job) == "cpu":
+            return None
+        return MachineFailure("device", f"no answer after {job.name} had hung for {end.wall_s:.0f} s")
+
+    def device_of(self, job: Job) -> str:
+        return self.runs[job.name].asked.device
+
+    def waiting(self) -> None:
+        """Do nothing meanwhile."""
+
+
+class _Running(ArmListener):
+    """Runs arms in a pool and collects their results, by job name."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        runs: Sequence[ArmRun],
+        progress: Progress | None,
+        recording: Recording | None,
+        baseline: Baseline | None,
+    ) -> None:
+        super().__init__()
+        self._baseline = baseline
+        self.runs = {run.key: run for run in runs}
+        self.progress = progress
+        self.recording = recording
+        self.results: dict[str, ArmResult] = {}
+        self._pool = pool
+        self._watch = DeviceWatch(pool, self)
+        self._told: set[str] = set()
+        self._hung: list[tuple[Job, WorkerEnd]] = []
+
+    def run(self, library: RunContent) -> None:
+        """Run them all; those that the machine cannot run any more come to no verdict."""
+        if any(run.target == DEFAULT and run.asked.device != "cpu" for run in self.runs.values()):
+            self._pool.prepare(LOAD_TRITON, None)
+        try:
+            self._pool.run((self._job(run, library) for run in self.runs.values()), self._watch)
+            for device in sorted({self.device_of(job) for job, _ in self._hung}):
+                self._gone(device)
+        except MachineFailed as error:
+            for run in self.runs.values():
+                self._leave_out(run, error.failure)
+
+    def _job(self, run: ArmRun, library: RunContent) -> Job:
+        def may_start() -> bool:
+            failure = self._gone(run.asked.device)
+            if failure is not None:
+                self._leave_out(run, failure)
+            return failure is None
+
+        return dataclasses.replace(run.job(library), may_start=may_start)
+
+    def _gone(self, device: str) -> MachineFailure | None:
+        """Return the failure that keeps arms off a device. Arms that hung on it are judged anew if it is gone; if it
+        answers, they hung by themselves. Raises as ``DeviceWatch.gone``."""
+        failure = self._watch.gone(device)
+        hung = [each for each in self._hung if self.device_of(each[0]) == device]
+        self._hung = [each for each in self._hung if each not in hung]
+        for job, end in hung if failure is not None else ():
+            self.results[job.name] = self._result(job, dataclasses.replace(end, failure=failure))
+            if self.progress is not None:
+                self.progress.notice(f"{job.name} hung on a device that is gone, which says nothing of it")
+        return failure
+
+    def _leave_out(self, run: ArmRun, failure: MachineFailure) -> None:
+        if run.key in self.results:
+            return
+        if self.progress is not None and failure.reason not in self._told:
+            self.progress.notice(f"{failure.reason}; arms that need it are not run")
+        self._told.add(failure.reason)
+        self.results[run.key] = ArmResult(run, not_run(failure, run.target_name))
+
+    def started(self, job: Job) -> None:
+        super().started(job)
+        if self.progress is not None:
+            self.progress.arm_started(self.runs[job.name])
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        super().event(job, event)
+        if self.recording is not None:
+            self.recording.take(job.name, event)
+        if fault := self.fault_of(job):
+            raise fault
+        if self.progress is not None:
+            self.progress.arm_moved(self.runs[job.name], self.ledgers[job.name])
+
+    def in_order(self, interrupted: bool) -> list[ArmResult]:
+        """Return the results in the order of the runs, with those ``interrupted`` before they began."""
+        if interrupted:
+            for key in self.runs.keys() - self.results.keys():
+                run = self.runs[key]
+                self.results[key] = ArmResult(run, run.ledger().outcome(_NEVER_BEGUN))
+        return [self.results[key] for key in self.runs if key in self.results]
+
+    def ended(self, job: Job, end: WorkerEnd) -> None:
+        result = self.results[job.name] = self._result(job, end)
+        failure = result.outcome.machine
+        if failure is not None and failure.cause == "device":
+            self._watch.doubt(self.device_of(job), failure)
+        elif failure is None and (doubt := self.doubt_of(job, end)) is not None:
+            self._watch.doubt(self.device_of(job), doubt)
+            self._hung.append((job, end))
+        if self.progress is not None:
+            self.progress.arm_ended(result)
+
+    def _result(self, job: Job, end: WorkerEnd) -> ArmResult:
+        outcome = self.ledgers[job.name].outcome(end)
+        run, outcome = self.runs[job.name], dataclasses.replace(outcome, machine=self.failure_of(job, outcome))
+        against = None
+        if self._baseline is not None:
+            outcome, against = self._baseline.judge(run, outcome)
+        self.ledgers[job.name].drop_log(outcome)
+        return ArmResult(run, outcome, against)
+
+    def waiting(self) -> None:
+        if self.progress is not None:
+            self.progress.waiting()
+
+
+def run_arms(
+    pool: WorkerPool,
+    library: RunContent,
+    runs: Sequence[ArmRun],
+    progress: Progress | None = None,
+    recording: Recording | None = None,
+    baseline: Baseline | None = None,
+) -> tuple[list[ArmResult], bool]:
+    """Run arms whose keys differ, and return their results in order, and True if a signal cut them short.
+
+    ``recording`` keeps their steps, ``baseline`` judges their accept lengths. Runs that a signal cut short or the
+    machine cannot run are ``unknown``, and say so.
+    Raises ReplayError or ContentError when a worker finds the scenario itself at fault.
+    """
+    running = _Running(pool, runs, progress, recording, baseline)
+    interrupted = False
+    try:
+        running.run(library)
+    except KeyboardInterrupt:
+        interrupted = True
+    return running.in_order(interrupted), interrupted
+
+
+def replay(
+    pool: WorkerPool,
+    library: RunContent,
+    scenario: Scenario,
+    choices: Choices,
+    progress: Progress | None = None,
+    recording: Recording | None = None,
+    baseline: Baseline | None = None,
+) -> Replay:
+    """Run the arms of a scenario that the choices ask for. Raises as :func:`plan` and :func:`run_arms`."""
+    began = time.monotonic()
+    runs = plan(scenario, choices, library)
+    results, interrupted = run_arms(pool, library, runs, progress, recording, baseline)
+    return Replay(scenario, tuple(results), time.monotonic() - began, interrupted)

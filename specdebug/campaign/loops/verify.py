@@ -1,0 +1,321 @@
+"""The matrix: every registered fix, applied and reverted, seed by seed.
+
+A toggle is **live** when its scenario is silent with the fix applied and fails with the stated signature with the fix
+reverted, and each of its edits has run. Otherwise it is **rotten**: its detector cannot see its bug or some part of it,
+or sees one where there is none. So the registry is a set of mutation tests of this package. A toggle that the machine
+cannot run is **untested**.
+
+The matrix runs the scenario's arm that reverts exactly this fix, else its first one. A fix that several scenarios show
+has a row for each of them; an edit has run if it ran in one of them. Where one never ran in those arms, the scenarios'
+other arms are run with the fix reverted, too, each once: for their counts, not for their verdicts. All of them can be
+run on another device, in another dtype, or with another attention plan than the scenario's. A fix that only exists in
+one plan (see ``plans.py``) is then still run with that plan, and its check says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError, Where
+from specdebug.campaign.loops import replay
+from specdebug.campaign.loops.kept_servers import KeptServers
+from specdebug.campaign.loops.plans import exists_in
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, run_arms
+from specdebug.scenario.checks import engine_config
+from specdebug.scenario.grammar import Arm, Expectation, Scenario
+from specdebug.scenario.servers import TargetChoice
+from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_engine_code
+from specdebug.verdict.signatures import stated
+from specdebug.workers.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from specdebug.patching import Edit
+    from specdebug.patching.toggles import Toggle
+
+
+class ScenarioContent(replay.RunContent, Protocol):
+    """A source of scenarios, and of all else that a run needs."""
+
+    def scenario(self, name: str) -> Scenario: ...
+
+
+@dataclass(frozen=True)
+class ToggleCheck:
+    """The matrix's verdict on one toggle in one of its scenarios, run with attention plan ``backend``.
+
+    ``keeps_backend`` is True if another plan was asked for. ``elsewhere``: runs of other arms, and of its other
+    scenarios, reverted.
+    """
+
+    toggle: Toggle
+    applied: tuple[ArmResult, ...]
+    reverted: tuple[ArmResult, ...]
+    backend: str = ""
+    keeps_backend: bool = False
+    elsewhere: tuple[ArmResult, ...] = ()
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Its row: the toggle's number and the scenario."""
+        return self.toggle.pr, self.toggle.detected_by.scenario
+
+    @property
+    def silent(self) -> int:
+        """The number of seeds on which the applied side passed."""
+        return sum(result.outcome.verdict == "pass" for result in self.applied)
+
+    @property
+    def detected(self) -> int:
+        """The number of seeds on which the reverted side failed as stated."""
+        return sum(_as_stated(self.toggle, result) for result in self.reverted)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [result.outcome for result in (*self.applied, *self.reverted)]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The deviations, each in one line."""
+        noisy, missed = self._deviating
+        wanted = " or ".join(self.toggle.detected_by.signatures)
+        said = [f"applied, {_found(result, '')}" for result in noisy]
+        said += [f"reverted, {_found(result, 'nothing was found')}; stated is {wanted}" for result in missed]
+        where = f"in any arm of {' or '.join(each.scenario for each in self.toggle.detections)}"
+        said += [f"reverted, {_found(result, '')}" for result in self.elsewhere if result.outcome.unavailable]
+        return (*said, *(f"{place(edit)}: edit {edit.id} never ran {where}" for edit in self.idle))
+
+    @property
+    def idle(self) -> tuple[Edit, ...]:
+        """The edits that never ran, in no run that lived to count them."""
+        ran = [each.outcome for each in (*self.reverted, *self.elsewhere) if not each.outcome.unavailable]
+        counts = (outcome.reverted_hits.get(str(self.toggle.pr)) for outcome in ran)
+        told = [each for each in counts if each is not None]
+        edits = [edit for patch in self.toggle.patches for edit in patch.edits]
+        return tuple(edit for edit in edits if told and not any(each.get(edit.id) for each in told))
+
+    @property
+    def live(self) -> bool:
+        return not any(self._deviating) and not self.idle
+
+    @property
+    def untested(self) -> bool:
+        """Return True if all that it takes to be live are runs that this machine could not make."""
+        could_run = self.idle and not any(result.outcome.unavailable for result in self.elsewhere)
+        return not self.live and not could_run and all(r.outcome.unavailable for side in self._deviating for r in side)
+
+    @property
+    def _deviating(self) -> tuple[list[ArmResult], list[ArmResult]]:
+        """The applied runs that did not pass, and the reverted ones that did not fail as stated."""
+        noisy = [result for result in self.applied if result.outcome.verdict != "pass"]
+        return noisy, [result for result in self.reverted if not _as_stated(self.toggle, result)]
+
+    def to_dict(self) -> dict[str, Any]:
+        outcomes = self.outcomes
+        return {
+            "pr": self.toggle.pr,
+            "title": self.toggle.title,
+            "scenario": self.toggle.detected_by.scenario,
+            "signatures": list(self.toggle.detected_by.signatures),
+            "live": self.live,
+            "untested": self.untested,
+            "seeds": len(self.applied),
+            "silent": self.silent,
+            "detected": self.detected,
+            "problems": list(self.problems),
+            "never_ran": [{"id": edit.id, "where": place(edit)} for edit in self.idle],
+            "backend": self.backend,
+            "keeps_backend": self.keeps_backend,
+            "ties": sum(len(outcome.ties) for outcome in outcomes),
+            "stack": next((dict(outcome.stack) for outcome in outcomes if outcome.stack), {}),
+            "not_engine_code": not_engine_code(outcomes),
+        }
+
+
+def place(edit: Edit) -> str:
+    """The line of a toggle file where an edit begins."""
+    at = edit.match_at
+    here = os.path.relpath(at.path)
+    return str(at if here.startswith(os.pardir) else Where(here, at.line))
+
+
+def _as_stated(toggle: Toggle, result: ArmResult) -> bool:
+    outcome = result.outcome
+    return outcome.verdict == "fail" and stated(toggle.detected_by.signatures, outcome.signature, outcome.seen)
+
+
+def _found(result: ArmResult, nothing: str) -> str:
+    outcome = result.outcome
+    return f"seed {result.run.seed}: {outcome.verdict}, {outcome.signature or outcome.detail or nothing}"
+
+
+def plan_matrix(
+    library: ScenarioContent,
+    toggles: Sequence[Toggle],
+    seeds: int,
+    overrides: Mapping[str, Any] | None = None,
+    target: TargetChoice | None = None,
+) -> list[tuple[Toggle, list[ArmRun]]]:
+    """Return the rows of the matrix: each toggle as one of its scenarios shows it, with its runs."""
+    over = LaidOver(overrides or {}, target)
+    return [(toggle, _runs(library, toggle, seeds, over)) for toggle in _by_scenario(toggles)]
+
+
+def runs_once(rows: Sequence[tuple[Toggle, Sequence[ArmRun]]]) -> list[ArmRun]:
+    """Return the runs of all rows. Applied runs that several toggles share are there once."""
+    return list({run.key: run for _, runs in rows for run in runs}.values())
+
+
+@dataclass(frozen=True)
+class LaidOver:
+    """What is laid over every scenario: engine options, and the target where it is another."""
+
+    options: Mapping[str, Any]
+    target: TargetChoice | None = None
+
+
+def _runs(library: ScenarioContent, toggle: Toggle, seeds: int, over: LaidOver) -> list[ArmRun]:
+    """Return a toggle's runs seed by seed, one with the fix applied and one with it reverted."""
+    scenario, base = _base(library, toggle, over)
+    packs = library.packs(scenario.probes_of(base.name))
+    wanted = Expectation("fail", toggle.detected_by.signatures)
+    sides = ((), None), ((toggle,), wanted)
+    return [
+        ArmRun(_key(scenario, base, seed, reverts), scenario, base.name, seed, packs, reverts, expected)
+        for seed, (reverts, expected) in product(range(scenario.seed, scenario.seed + seeds), sides)
+    ]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The checks of all toggles, or of those that could be made before a Ctrl-C."""
+
+    checks: tuple[ToggleCheck, ...]
+    interrupted: bool
+
+    @property
+    def exit_code(self) -> int:
+        """0 when all are live, 1 when one is rotten, 125 when one could not be tested here, 128 + N after signal N."""
+        if self.interrupted:
+            return interrupts.exit_code()
+        if any(not check.live and not check.untested for check in self.checks):
+            return EXIT_CODES["fail"]
+        return EXIT_CODES["pass" if all(check.live for check in self.checks) else "unknown"]
+
+
+def verify(
+    pool: WorkerPool,
+    library: ScenarioContent,
+    toggles: Sequence[Toggle],
+    seeds: int,
+    progress: Progress | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    locate: Callable[[Sequence[ArmResult]], list[ArmResult]] = list,
+    target: TargetChoice | None = None,
+) -> Matrix:
+    """Run the matrix and judge each toggle. ``overrides``: engine options over those of every scenario. ``locate``
+    finds where failures began. ``target``: what runs instead of the scenarios' own."""
+    overrides = overrides or {}
+    over = LaidOver(overrides, target)
+    if not toggles:
+        raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
+    rows = plan_matrix(library, toggles, seeds, overrides, target)
+    with closing(KeptServers(pool.limit)) as servers:
+        results, interrupted = _run(pool, library, servers, runs_once(rows), progress, locate)
+    checks = []
+    for toggle, runs in rows:  # as they were planned: files may have changed since
+        if all(run.key in results for run in runs):
+            ended = tuple(results[run.key] for run in runs)
+            backend = engine_config(runs[0].scenario, runs[0].arm).attention_backend
+            kept = backend != overrides.get("attention_backend", backend)
+            checks.append(ToggleCheck(toggle, ended[::2], ended[1::2], backend, kept))
+    checks = _with_siblings(checks)
+    more = {check.key: _elsewhere(library, check.toggle, over) for check in checks if check.idle}
+    if not more or interrupted:
+        return Matrix(tuple(check for check in checks if check.key not in more), interrupted)
+    with closing(KeptServers(pool.limit)) as servers:
+        again = [run for runs in more.values() for run in runs]
+        results, interrupted = _run(pool, library, servers, again, progress)
+    found = {key: [results[run.key] for run in runs if run.key in results] for key, runs in more.items()}
+    whole = [check for check in checks if len(found.get(check.key, ())) == len(more.get(check.key, ()))]
+    looked = [dataclasses.replace(check, elsewhere=(*check.elsewhere, *found.get(check.key, ()))) for check in whole]
+    return Matrix(tuple(_with_siblings(looked)), interrupted)
+
+
+def _by_scenario(toggles: Sequence[Toggle]) -> list[Toggle]:
+    """Each toggle once for every scenario that shows it."""
+    return [toggle.shown_by(detection) for toggle in toggles for detection in toggle.detections]
+
+
+def _with_siblings(checks: Sequence[ToggleCheck]) -> list[ToggleCheck]:
+    """Show each check what the same toggle's other scenarios ran."""
+    joined = []
+    for check in checks:
+        siblings = [each for each in checks if each.toggle.pr == check.toggle.pr and each is not check]
+        seen = list(check.elsewhere)
+        for result in (one for each in siblings for one in (*each.reverted, *each.elsewhere)):
+            if not any(result is known for known in (*seen, *check.reverted)):
+                seen.append(result)
+        joined.append(dataclasses.replace(check, elsewhere=tuple(seen)))
+    return joined
+
+
+def _run(
+    pool: WorkerPool,
+    library: ScenarioContent,
+    servers: KeptServers,
+    runs: Sequence[ArmRun],
+    progress: Progress | None,
+    locate: Callable[[Sequence[ArmResult]], list[ArmResult]] = list,
+) -> tuple[dict[str, ArmResult], bool]:
+    """Return the results by key, without those that a Ctrl-C cut short, which say nothing; and True if one came.
+
+    Seeds of one side share a server where one is started for them."""
+    ended, interrupted = run_arms(pool, library, [servers.kept(run) for run in runs], progress)
+    answers = [dataclasses.replace(each, run=run) for run, each in zip(runs, ended, strict=True)]
+    answers = answers if interrupted else locate(answers)
+    return {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}, interrupted
+
+
+def _elsewhere(library: ScenarioContent, toggle: Toggle, over: LaidOver) -> list[ArmRun]:
+    """Return a toggle's runs in the arms of its scenario that the matrix passes over, under the scenario's own seed."""
+    scenario, base = _base(library, toggle, over)
+    others = [dataclasses.replace(arm, revert=()) for arm in scenario.arms.values() if arm.name != base.name]
+    scenario = dataclasses.replace(scenario, arms={arm.name: arm for arm in (base, *others)})
+    key = _key(scenario, base, scenario.seed, (toggle,))
+    return [
+        ArmRun(
+            f"{key}, {arm.name}",
+            scenario,
+            arm.name,
+            scenario.seed,
+            library.packs(scenario.probes_of(arm.name)),
+            (toggle,),
+        )
+        for arm in others
+    ]
+
+
+def _base(library: ScenarioContent, toggle: Toggle, over: LaidOver) -> tuple[Scenario, Arm]:
+    """Return the scenario that detects a toggle, and the arm to run with and without it."""
+    scenario = library.scenario(toggle.detected_by.scenario)
+    if over.target is not None:
+        scenario = scenario.on(over.target)
+    own = [arm for arm in scenario.arms.values() if arm.revert == (toggle.pr,)]
+    base = dataclasses.replace((own or list(scenario.arms.values()))[0], revert=())
+    options = dict(over.options)
+    if "attention_backend" in options and not exists_in(toggle, options["attention_backend"]):
+        del options["attention_backend"]
+    return dataclasses.replace(scenario, arms={**scenario.arms, base.name: base}, overrides=options), base
+
+
+def _key(scenario: Scenario, base: Arm, seed: int, chosen: Sequence[Toggle]) -> str:
+    what = f"{chosen[0].pr} reverted" if chosen else f"{base.name} applied"
+    plan = scenario.overrides.get("attention_backend")
+    return ", ".join([scenario.name, what, f"seed {seed}", *([plan] if plan else [])])

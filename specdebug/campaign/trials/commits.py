@@ -1,0 +1,254 @@
+"""Trials of a command at the commits of a git repository, each checked out in a worktree beside the user's own.
+
+A trial's set holds the one commit that is checked out, or nothing for the good one. Only first parents are followed,
+so a merge counts as one commit. Worktrees lie in the temporary folder, one for each trial that may run at a time, and
+go from commit to commit as git does: files that the repository ignores (what was built) stay. They are removed at the
+end; those of a process that was killed are removed by the next.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdebug import __version__
+from specdebug.bisect import Answer, OrderedBisector, Rates
+from specdebug.campaign.trials.command import (
+    TAIL_CHARS,
+    cannot_run,
+    command_facts,
+    limited,
+    reader_state,
+    require_program,
+    result_of,
+    trial_environment,
+)
+from specdebug.campaign.trials.repository import GIT, ask, between, commit_of, environment, top_of
+from specdebug.campaign.trials.state import command_state, digest_of
+from specdebug.campaign.trials.threads import ThreadedSource
+from specdebug.campaign.trials.trial import Trial, TrialResult
+from specdebug.logs.naming import REVISION
+from specdebug.workers.system import is_gone
+
+
+@dataclass
+class _Slot:
+    """A worktree, the commit in it, and ``ready`` once that has been built."""
+
+    path: Path
+    commit: str | None = None
+    ready: bool = False
+
+
+class CommitChooser:
+    """Picks commits (those after the good one, oldest first) by an :class:`OrderedBisector`, its trials written as
+    sets: see ``specdebug.campaign.trials.search.Chooser``."""
+
+    def __init__(self, commits: Sequence[str], confidence: float) -> None:
+        self._commits = commits
+        self._position = {commit: position for position, commit in enumerate(commits)}
+        self._bisector = OrderedBisector(commits, confidence=confidence)
+
+    def next_trial(self, pending: Sequence[frozenset[str]] = ()) -> frozenset[str]:
+        chosen = self._bisector.next_trial([self._trial(one) for one in pending])
+        return frozenset(self._commits[chosen : chosen + 1]) if chosen >= 0 else frozenset()
+
+    def observe(self, reverted: frozenset[str], failed: bool | None) -> None:
+        self._bisector.observe(self._trial(reverted), failed)
+
+    def posterior(self, top: int) -> list[tuple[frozenset[str], float]]:
+        return self._bisector.posterior(top)
+
+    @property
+    def answer(self) -> Answer | None:
+        return self._bisector.answer
+
+    @property
+    def rates(self) -> Rates:
+        return self._bisector.rates
+
+    @property
+    def stalled(self) -> bool:
+        return self._bisector.stalled
+
+    def _trial(self, reverted: frozenset[str]) -> int:
+        return next((self._position[commit] for commit in reverted), -1)
+
+
+class CommitSource(ThreadedSource):
+    """Runs a command at commits. Nothing shows that it ran their code (``proven``).
+
+    Args:
+        command: the program and its arguments. It runs in the worktree, in the folder that corresponds to the current
+            one; words that name files which the repository does not hold stand for those files.
+        repo: a folder of the repository.
+        good, bad: where the command does not fail, and where it does; ``good`` an ancestor of ``bad``.
+        build: a shell command to run after a checkout. A commit where it fails is untestable.
+        timeout_s: after this, the command is killed and has failed with ``hang``.
+
+    Raises CommitsError when there is no such repository or commit, or ``good`` is no ancestor of ``bad``; CommandError
+    when there is no such program.
+    """
+
+    proven = False
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        repo: Path,
+        good: str,
+        bad: str,
+        *,
+        build: str | None = None,
+        capacity: int = 1,
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__(capacity)
+        self.top = top_of(repo)
+        self._good, self._bad = (commit_of(self.top, name, option) for name, option in ((good, "good"), (bad, "bad")))
+        self.candidates = between(self.top, self._good, self._bad, (good, bad))
+        top, here = self.top.resolve(), Path.cwd().resolve()
+        self._folder = here.relative_to(top) if here.is_relative_to(top) else Path()
+        self._command = self._located(command)
+        self._build = build
+        self._timeout_s = timeout_s
+        history = (self._good, self._bad, build or "", os.fspath(self._folder))
+        self.question = digest_of(limited("commits", timeout_s), str(self.top), *history, *self._command)
+        self.identity = digest_of(self.question, __version__, REVISION, *command_facts(self._command, self.top))
+        self._lock = threading.Lock()
+        self._broken: dict[str, str] = {}
+        self._root: Path | None = None
+        self._free: list[_Slot] = []
+
+    def state(self) -> dict[str, str]:
+        """Return that of the command, but for the repository, of which each trial has a commit of its own."""
+        state = command_state(self._command, Path.cwd())
+        own = {f"working tree {self.top}", *(word for word in self._command if self._has(self._folder / word))}
+        return {**reader_state(), **{name: value for name, value in state.items() if name not in own}}
+
+    def run(self, trial: Trial) -> TrialResult:
+        """Check the trial's commit out, build it and run the command."""
+        commit = next(iter(trial.reverted), self._good)
+        with self._lock:
+            reason = self._broken.get(commit)
+        if reason is not None:
+            return TrialResult("untestable", None, 0.0, reason)
+        slot = self._take(commit)
+        try:
+            return self._run_in(slot, commit, trial)
+        finally:
+            with self._lock:
+                self._free.append(slot)
+
+    def close(self) -> None:
+        """Kill what runs, and remove the worktrees."""
+        super().close()
+        root, self._root = self._root, None
+        if root is not None:
+            _remove(self.top, root)
+
+    def _run_in(self, slot: _Slot, commit: str, trial: Trial) -> TrialResult:
+        if (slot.commit != commit or not slot.ready) and (reason := self._prepare(slot, commit)) is not None:
+            with self._lock:
+                self._broken[commit] = reason
+            return TrialResult("untestable", None, 0.0, reason)
+        cwd = slot.path / self._folder
+        program = cwd / self._command[0]
+        if not cwd.is_dir() or (os.sep in self._command[0] and not program.is_file()):
+            missing = self._command[0] if cwd.is_dir() else self._folder
+            return TrialResult("untestable", None, 0.0, f"commit {commit[:10]} has no {missing}")
+        words = (str(program), *self._command[1:]) if os.sep in self._command[0] else self._command
+        try:
+            ended = self.processes.run(words, cwd=cwd, env=trial_environment(trial), timeout_s=self._timeout_s)
+        except OSError as error:
+            raise cannot_run(self._command[0], error) from None
+        return result_of(ended)
+
+    def _prepare(self, slot: _Slot, commit: str) -> str | None:
+        """Check a commit out and build it. Return why that failed, None if it did not."""
+        fresh = slot.commit is None
+        slot.commit, slot.ready = commit, False
+        if fresh:
+            with self._lock:  # git's list of worktrees is one for all
+                words = ("-C", str(self.top), "worktree", "add", "--quiet", "--detach", "--force", str(slot.path))
+                status, output = self._git(*words, commit)
+        else:
+            status, output = self._git("-C", str(slot.path), "checkout", "--quiet", "--detach", "--force", commit)
+        if status == 0:
+            status, output = self._git("-C", str(slot.path), "clean", "-ffdq")
+        if status != 0:
+            if fresh:
+                slot.commit = None
+                shutil.rmtree(slot.path, ignore_errors=True)
+            return f"commit {commit[:10]} cannot be checked out: {output[-TAIL_CHARS:].strip()}"
+        if self._build is not None:
+            built = self.processes.run(["sh", "-c", self._build], cwd=slot.path, env=os.environ)
+            if built.status != 0:
+                return f"commit {commit[:10]} does not build: {built.output[-TAIL_CHARS:].strip()}"
+        slot.ready = True
+        return None
+
+    def _git(self, *words: str) -> tuple[int, str]:
+        ended = self.processes.run([*GIT, *words], cwd=self.top, env=environment())
+        return ended.status, ended.output
+
+    def _take(self, commit: str) -> _Slot:
+        """Return a worktree that nobody uses: with this commit, a new one, or the one unused for longest."""
+        with self._lock:
+            if self._root is None:
+                self._root = _make_root(self.top)
+                self._free = [_Slot(self._root / f"slot-{number}") for number in range(self.capacity)]
+            chosen = next((slot for slot in self._free if slot.commit == commit), None)
+            chosen = chosen or next((slot for slot in self._free if slot.commit is None), self._free[0])
+            self._free.remove(chosen)
+            return chosen
+
+    def _located(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Return the command for another folder: files the repository lacks by their full path, the rest as it is."""
+        here = Path.cwd()
+        words: list[str] = []
+        for word in command:
+            file = here / word
+            ours = not Path(word).is_absolute() and os.path.isfile(file) and not self._has(self._folder / word)
+            words.append(str(file.resolve()) if ours and (words or os.sep in word) else word)
+        program = words[0]
+        if os.sep not in program or Path(program).is_absolute() or not self._has(self._folder / program):
+            require_program(program, here)
+        return tuple(words)
+
+    def _has(self, path: Path) -> bool:
+        """Return True if the bad commit holds a file."""
+        name = os.path.normpath(path)
+        return not name.startswith("..") and ask(self.top, "cat-file", "-e", f"{self._bad}:{name}") is not None
+
+
+def _make_root(top: Path) -> Path:
+    """Return a new folder for worktrees; those of processes that are gone are removed."""
+    for old in Path(tempfile.gettempdir()).glob("specdebug-commits-*"):
+        owner = re.fullmatch(r"specdebug-commits-(\d{1,9})-\w+", old.name)
+        if owner and is_gone(int(owner[1])) and _is_our_folder(old):
+            _remove(top, old)
+    return Path(tempfile.mkdtemp(prefix=f"specdebug-commits-{os.getpid()}-"))
+
+
+def _is_our_folder(path: Path) -> bool:
+    """Return True for this user's folder, but no link; False once another process has removed it."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def _remove(top: Path, root: Path) -> None:
+    for slot in root.glob("slot-*"):
+        ask(top, "worktree", "remove", "--force", str(slot))
+    shutil.rmtree(root, ignore_errors=True)
+    ask(top, "worktree", "prune")

@@ -1,0 +1,114 @@
+"""Trials of a scenario with some of its faults injected, in warm workers: which of them makes it fail?
+
+The arm is as its file has it but for its faults: only those that a trial switches on are injected. A fault that was
+never due, or changed nothing, has not shown, so that a trial with nothing else to say has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specdebug.campaign.loops.replay import ArmResult, ArmRun
+from specdebug.campaign.loops.warm import WarmPool
+from specdebug.campaign.trials.arm_state import arm_facts, arm_question, arm_state
+from specdebug.campaign.trials.scenario import MachineCheck, ScenarioTrialError, arm_of, result_of
+from specdebug.campaign.trials.source import Candidate
+from specdebug.campaign.trials.state import digest_of
+from specdebug.campaign.trials.trial import Trial, TrialResult
+from specdebug.campaign.trials.warm import WarmSource
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.model import Fault
+from specdebug.scenario.checks import check_faults, engine_config
+from specdebug.scenario.grammar import Scenario
+from specdebug.scenario.library import Library
+from specdebug.verdict.outcome import Outcome
+
+
+class FaultSource(WarmSource):
+    """Runs one arm of a scenario again and again, with different faults. ``declared`` are those in the file.
+
+    Args:
+        faults: candidates beside those that the arm declares.
+        arm: the arm to run; by default the first that declares faults, else the first that reverts nothing.
+        timeout_s: of a trial, instead of the scenario's own.
+
+    Raises ScenarioTrialError for an unknown arm, fewer than two faults, or one of them twice; BadFault when one of
+    ``faults`` cannot act in the arm; ContentError when a declared one cannot, or a pack or toggle is malformed.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        scenario: Scenario,
+        *,
+        faults: Sequence[Fault] = (),
+        arm: str | None = None,
+        jobs: int = 1,
+        timeout_s: float | None = None,
+    ) -> None:
+        damaged = [name for name in scenario.arms if scenario.faults_of(name)]
+        self.arm = arm_of(scenario, arm or next(iter(damaged), None))
+        self.declared = {str(fault) for fault in scenario.faults_of(self.arm)}
+        self._faults: dict[str, Fault] = {}
+        for fault in (*scenario.faults_of(self.arm), *faults):
+            if str(fault) in self._faults:
+                raise ScenarioTrialError(f"the fault {fault} is there twice; a trial can switch it on but once")
+            self._faults[str(fault)] = fault
+        if len(self._faults) < 2:
+            has = f"only {next(iter(self._faults))}" if self._faults else "none"
+            raise ScenarioTrialError(
+                f"--over faults needs two faults at least, and arm '{self.arm}' of {scenario.path} declares {has}; "
+                "add some with --fault NAME[:key=value,...]"
+            )
+        limits = scenario.limits if timeout_s is None else replace(scenario.limits, timeout_s=timeout_s)
+        self._scenario = _with_faults(replace(scenario, limits=limits), self.arm, tuple(self._faults.values()))
+        check_faults(self._scenario, self.arm, engine_config(self._scenario, self.arm))
+        self._packs = library.packs(scenario.probes_of(self.arm))
+        self._own = library.toggles(scenario.arms[self.arm].revert, scenario.target_of(self.arm))
+        super().__init__(WarmPool(self._scenario, [self.arm], self._own, jobs))
+        self._machine = MachineCheck()
+        self.candidates = tuple(Candidate(name, CLASSES[fault.name].summary) for name, fault in self._faults.items())
+
+    @property
+    def question(self) -> str:
+        return digest_of("faults", *arm_question(self._scenario, self.arm), *self._faults)
+
+    @property
+    def identity(self) -> str:
+        """Return a digest of the scenario with all faults, arm, packs, the arm's own fixes and versions."""
+        return digest_of("faults", *self._facts)
+
+    def state(self) -> dict[str, str]:
+        return arm_state(self._scenario, self.arm, self._facts)
+
+    @property
+    def _facts(self) -> tuple[str, ...]:
+        told = (toggle.path.read_text(encoding="utf-8") for toggle in self._own)
+        return (*arm_facts(self._scenario, self.arm, self._packs), *told)
+
+    def run_of(self, trial: Trial, key: str) -> ArmRun:
+        """Return the arm with the trial's faults, numbered as in a replay with these, so that they draw the same."""
+        scenario = _with_faults(self._scenario, self.arm, self._switched(trial))
+        return ArmRun(key, scenario, self.arm, trial.seed, self._packs, self._own)
+
+    def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
+        """Return what the arm's verdict says, but for faults that did nothing."""
+        self._machine.check(ended)
+        return result_of(_but_for_idle(ended.outcome, self._switched(trial)))
+
+    def _switched(self, trial: Trial) -> tuple[Fault, ...]:
+        return tuple(fault for name, fault in self._faults.items() if name in trial.reverted)
+
+
+def _with_faults(scenario: Scenario, arm: str, faults: tuple[Fault, ...]) -> Scenario:
+    return replace(scenario, arms={**scenario.arms, arm: replace(scenario.arms[arm], faults=faults)})
+
+
+def _but_for_idle(outcome: Outcome, faults: Sequence[Fault]) -> Outcome:
+    """Return the outcome without what is said of faults that were never due or changed nothing."""
+    if outcome.verdict != "unknown":
+        return outcome
+    idle = tuple(f"fault {fault} " for fault in faults)
+    left = tuple(reason for reason in outcome.reasons if not reason.startswith(idle))
+    return replace(outcome, verdict="unknown" if left else "pass", reasons=left, detail="; ".join(left))

@@ -1,0 +1,140 @@
+"""Trials that count in the order of their numbers, whichever ends first, and are kept in a journal as they end.
+
+A failure that ends early must not count before passes begun before it, or a rate would depend on how long they take.
+A trial is chosen when exactly those count that are at least ``2 * capacity - 1`` before it: so the same results give
+the same trials however the work is timed, killed and resumed. A slow trial delays others only so many ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, TypeVar
+
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.source import TrialSource
+from specdebug.campaign.trials.trial import Trial, TrialResult, trial_seed
+from specdebug.workers.machine_failure import MachineFailed, machine_failure
+
+S = TypeVar("S", contravariant=True)
+R = TypeVar("R", bound=str)
+
+Stopped = Literal["interrupted", "trouble"]
+
+
+class Watcher(Protocol[S]):
+    """Is told how a search goes; ``standing`` is what is known by then."""
+
+    def moved(self, standing: S, /) -> None:
+        """Take in that trials were read from the journal, or started."""
+
+    def counted(self, trial: Trial, result: TrialResult, standing: S, /) -> None:
+        """Take in a trial that was run and now counts."""
+
+
+class InOrder:
+    """The trials 0, 1, 2 and so on of one search, ``max_trials`` at most; ``seed`` gives them their own seeds."""
+
+    def __init__(self, source: TrialSource, journal: Journal, seed: int, max_trials: int) -> None:
+        self._source = source
+        self._journal = journal
+        self._seed = seed
+        self._max_trials = max_trials
+        self._known = dict(journal.trials)
+        self._journalled = frozenset(self._known)
+        self._chosen = 0
+        self._pending: deque[Trial] = deque()
+        self._waiting: deque[Trial] = deque()
+        self._running: set[int] = set()
+
+    @property
+    def running(self) -> int:
+        """Return how many trials are under way."""
+        return len(self._running)
+
+    def was_kept(self, trial: Trial) -> bool:
+        """Return True if the journal held it from the start."""
+        return trial.number in self._journalled
+
+    def next(
+        self, choose: Callable[[Sequence[frozenset[str]]], frozenset[str]], moved: Callable[[], None]
+    ) -> tuple[Trial, TrialResult]:
+        """Return the next trial that counts, of a search to which any trial that was ever made says something.
+
+        Not to be called once ``max_trials`` count. ``choose`` says what a trial switches on, given the same of those
+        that were chosen and do not count yet, unless the journal has it. The rest is as in :meth:`next_chosen`.
+        """
+
+        def chosen(number: int, pending: Sequence[Trial]) -> Trial:
+            if number in self._known:
+                return self._known[number][0]
+            return Trial(number, choose([trial.reverted for trial in pending]), trial_seed(self._seed, number))
+
+        counted = self.next_chosen(chosen, moved)
+        assert counted is not None, "max_trials count"
+        return counted
+
+    def next_chosen(
+        self, choose: Callable[[int, Sequence[Trial]], Trial | None], moved: Callable[[], None]
+    ) -> tuple[Trial, TrialResult] | None:
+        """Return the next trial that counts; None once all that were chosen count, and no other is to be.
+
+        ``choose`` gives the trial of a number, given those that were chosen and do not count yet; None if, as long as
+        these do not count, there is none to make. The journal's trial of that number takes its place. ``moved`` is
+        called before every wait. Raises SpecDebugError when a trial cannot be run, or not be kept; KeyboardInterrupt
+        when this process was asked to end.
+        """
+        while True:
+            interrupts.check()
+            self._choose_ahead(choose)
+            if not self._pending:
+                return None
+            if self._pending[0].number in self._known:
+                trial = self._pending.popleft()
+                return trial, self._known[trial.number][1]
+            while self._waiting and len(self._running) < self._source.capacity:
+                trial = self._waiting.popleft()
+                self._source.start(trial)
+                self._running.add(trial.number)
+            moved()
+            trial, result = self._source.wait()
+            self._running.discard(trial.number)
+            self._journal.record(trial, result)
+            self._known[trial.number] = (trial, result)
+
+    def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
+        """Call ``whole``, which calls :meth:`next` as often as it likes, and close the source whatever happens.
+
+        Return what it returned, or what stopped it; and the error, if that was one. A full disk, a refused process or
+        thread and exhausted memory in this process stop it, too.
+        """
+        try:
+            return whole(), None
+        except KeyboardInterrupt:
+            return "interrupted", None
+        except SpecDebugError as error:
+            return "trouble", error
+        except (OSError, RuntimeError, MemoryError) as error:
+            failure = machine_failure(error)
+            if failure is None:
+                raise
+            return "trouble", MachineFailed(failure)
+        finally:
+            self._source.close()
+            self._running.clear()
+
+    def _choose_ahead(self, choose: Callable[[int, Sequence[Trial]], Trial | None]) -> None:
+        """Keep enough trials chosen to keep the source busy, and no more."""
+        ahead = 2 * self._source.capacity - 1
+        while len(self._pending) < ahead and self._chosen < self._max_trials:
+            trial = choose(self._chosen, self._pending)
+            if trial is None:
+                return
+            if trial.number in self._known:
+                trial = self._known[trial.number][0]
+            else:
+                self._waiting.append(trial)
+            self._pending.append(trial)
+            self._chosen += 1

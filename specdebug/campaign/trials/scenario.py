@@ -1,0 +1,217 @@
+"""Trials of a scenario, in warm workers: fixes are reverted, or engine options set, and an arm is run.
+
+A trial fails by the arm's verdict alone. An arm that comes to no verdict only because a reverted fix's lines never ran
+has passed: what was switched on did not show. Any other unknown (nothing was generated, no probe was reached, it could
+not be set up) is untestable.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from specdebug.base.errors import CannotRunHere, SpecDebugError, did_you_mean
+from specdebug.campaign.loops.replay import ArmResult, ArmRun
+from specdebug.campaign.loops.warm import ArmAtFault, WarmPool
+from specdebug.campaign.trials.arm_state import arm_facts, arm_question, arm_state
+from specdebug.campaign.trials.command import toggle_candidates
+from specdebug.campaign.trials.source import Candidate
+from specdebug.campaign.trials.state import digest_of
+from specdebug.campaign.trials.takes import Takes
+from specdebug.campaign.trials.trial import Trial, TrialResult
+from specdebug.campaign.trials.warm import WarmSource
+from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.scenario.grammar import Scenario, merge
+from specdebug.scenario.library import Library
+from specdebug.scenario.servers import engine_of, is_of_others
+from specdebug.verdict.outcome import Evidence, Outcome, decide
+from specdebug.verdict.signatures import names_place
+
+
+class ScenarioTrialError(SpecDebugError):
+    """An arm or an engine option was asked for that there is not."""
+
+
+class ScenarioSource(WarmSource):
+    """Runs one arm of a scenario again and again.
+
+    Args:
+        arm: the arm to run; by default the first that reverts nothing, else the first.
+        options: engine options as ``page_size=16``, or, where one goes only with another, several of them as
+            ``speculative={eagle_topk: 1, num_draft_tokens: 7}``. They are then the candidates, instead of every fix
+            that the arm does not revert itself.
+        timeout_s: of a trial, instead of the scenario's own.
+        takes: what a server that is not ours makes of the fixes it is to leave out.
+
+    Attributes:
+        apart: the pairs of candidates that no trial may hold.
+        proven: what a trial switches on takes effect, or is known not to: of a server that is not ours nothing tells.
+
+    Raises ScenarioTrialError when there is no such arm or option, or a value that the option cannot have; ContentError
+    when a probe pack or toggle is malformed.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        scenario: Scenario,
+        *,
+        arm: str | None = None,
+        options: Sequence[str] = (),
+        jobs: int = 1,
+        timeout_s: float | None = None,
+        takes: Takes = Takes.ONE,
+    ) -> None:
+        limits = scenario.limits if timeout_s is None else replace(scenario.limits, timeout_s=timeout_s)
+        self._scenario = replace(scenario, limits=limits)
+        self.arm = arm_of(scenario, arm)
+        self._library = library
+        self._packs = library.packs(scenario.probes_of(self.arm))
+        self._options = _parse(options, scenario.engine_of(self.arm))
+        self._target = target = scenario.target_of(self.arm)
+        self._own = own = library.toggles(scenario.arms[self.arm].revert, target)
+        self.proven = not is_of_others(target)
+        self.apart: frozenset[frozenset[str]] = frozenset()
+        if options:
+            self.candidates = tuple(Candidate(name, f"engine option {name}") for name in self._options)
+        else:
+            mine = {str(toggle.pr) for toggle in own}
+            others = [toggle for toggle in library.all_toggles(target) if str(toggle.pr) not in mine]
+            self.candidates = toggle_candidates(others)
+            self.apart = (Takes.SET if self.proven else takes).apart(others, (engine_of(target),))
+        super().__init__(WarmPool(self._scenario, [self.arm], own if options else library.all_toggles(target), jobs))
+        self._refused: deque[tuple[Trial, TrialResult]] = deque()
+        self._machine = MachineCheck()
+
+    @property
+    def question(self) -> str:
+        takes = "" if self.proven else str(sorted(map(sorted, self.apart)))
+        return digest_of("scenario", *arm_question(self._scenario, self.arm), *self._options, takes)
+
+    @property
+    def own_reverts(self) -> tuple[str, ...]:
+        """Return the fixes that the arm itself reverts."""
+        return tuple(str(toggle.pr) for toggle in self._own)
+
+    @property
+    def identity(self) -> str:
+        """Return a digest of scenario, arm, packs, the registry's files and versions."""
+        names = (candidate.id for candidate in self.candidates)
+        return digest_of("scenario", *arm_facts(self._scenario, self.arm, self._packs), *names, *self._registry)
+
+    def state(self) -> dict[str, str]:
+        facts = arm_facts(self._scenario, self.arm, self._packs)
+        return {"toggles": f"#{digest_of(*self._registry)}", **arm_state(self._scenario, self.arm, facts)}
+
+    @property
+    def _registry(self) -> list[str]:
+        """The text of every toggle."""
+        return [toggle.path.read_text(encoding="utf-8") for toggle in self._library.registry.toggles.values()]
+
+    def start(self, trial: Trial) -> None:
+        """Begin a trial. Options that do not go together make it untestable."""
+        try:
+            super().start(trial)
+        except InvalidOption as error:
+            self._refused.append((trial, TrialResult("untestable", None, 0.0, str(error))))
+
+    def wait(self) -> tuple[Trial, TrialResult]:
+        return self._refused.popleft() if self._refused else super().wait()
+
+    def at_fault(self, trial: Trial, fault: ArmAtFault) -> TrialResult:
+        """Return that a trial with options laid over is untestable; of any other, raise the fault."""
+        if not self._options or not trial.reverted:
+            raise fault
+        return TrialResult("untestable", None, 0.0, str(fault))
+
+    def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
+        if not self._options or not trial.reverted:
+            self._machine.check(ended)
+        return result_of(ended.outcome)
+
+    def run_of(self, trial: Trial, key: str) -> ArmRun:
+        """Return the arm as the trial has it. Raises InvalidOption for options that do not go together."""
+        if not self._options:
+            toggles = self._library.toggles(sorted(map(int, trial.reverted)), self._target)
+            return ArmRun(key, self._scenario, self.arm, trial.seed, self._packs, (*self._own, *toggles))
+        arm = self._scenario.arms[self.arm]
+        engine = arm.engine
+        for name in sorted(trial.reverted):
+            engine = merge(engine, self._options[name])
+        arms = {**self._scenario.arms, self.arm: replace(arm, engine=engine)}
+        scenario = replace(self._scenario, arms=arms)
+        EngineConfig.from_dict(scenario.engine_of(self.arm))
+        return ArmRun(key, scenario, self.arm, trial.seed, self._packs, self._own)
+
+
+class MachineCheck:
+    """Ends a search whose arm this machine cannot run: every further trial would say the same."""
+
+    def __init__(self) -> None:
+        self._has_run = False
+
+    def check(self, result: ArmResult) -> None:
+        """Raise CannotRunHere when the machine lacked what the arm needs, and no arm has run here before."""
+        if result.outcome.unavailable and not self._has_run:
+            raise CannotRunHere(f"{result.run.scenario.path}: arm '{result.run.arm}': {result.outcome.detail}")
+        self._has_run = True
+
+
+def arm_of(scenario: Scenario, arm: str | None) -> str:
+    """Return the arm asked for; else the first that reverts nothing, else the first. Raises ScenarioTrialError."""
+    if arm is not None and arm not in scenario.arms:
+        raise ScenarioTrialError(f"{scenario.path}: no arm '{arm}'{did_you_mean(arm, scenario.arms)}")
+    plain = [one.name for one in scenario.arms.values() if not one.revert]
+    return arm or [*plain, *scenario.arms][0]
+
+
+def result_of(outcome: Outcome) -> TrialResult:
+    """Return what an arm's outcome says of its trial."""
+    seconds = outcome.metrics.wall_s
+    ran = frozenset(number for number, edits in outcome.reverted_hits.items() if any(edits.values()))
+    if outcome.verdict == "fail":
+        besides = tuple(found.signature for found in outcome.consequences) if outcome.complete else None
+        return TrialResult("fail", outcome.signature, seconds, outcome.detail, besides, ran)
+    otherwise_fine = Evidence(outcome.reverted_hits, probes_enabled=0, sites_reached=0, generated=1)
+    _, never_ran = decide((), otherwise_fine)
+    if outcome.verdict == "pass" or outcome.reasons == never_ran != ():
+        return TrialResult("pass", None, seconds, outcome.detail, ran=ran)
+    return TrialResult("untestable", None, seconds, outcome.detail)
+
+
+def expected_signature(scenario: Scenario) -> str | None:
+    """Return the signature (a shell pattern) of the one failure that the arms expect; None where that is not one.
+    Trials are not located, so where a failure begins is none of theirs."""
+    expected = (scenario.expectation_of(arm) for arm in scenario.expect)
+    every = {one for expectation in expected if expectation is not None for one in expectation.signatures}
+    stated = {one for one in every if not names_place(one)}
+    return stated.pop() if len(stated) == 1 else None
+
+
+def _parse(options: Sequence[str], engine: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return engine options as mappings to lay over an arm's, by the text that they were given as."""
+    parsed: dict[str, dict[str, Any]] = {}
+    taken: dict[str, str] = {}
+    for text in options:
+        key, equals, value = text.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ScenarioTrialError(f"'{text}' is no engine option; write for example speculative.num_steps=3")
+        if key in taken:
+            raise ScenarioTrialError(f"'{text}' and '{taken[key]}' set the same option; a trial may switch both on")
+        taken[key] = text
+        try:
+            option = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ScenarioTrialError(f"'{text}': '{value}' is no value; quote it as in YAML") from None
+        for name in reversed(key.split(".")):
+            option = {name: option}
+        try:
+            EngineConfig.from_dict(merge(engine, option))
+        except InvalidOption as error:
+            raise ScenarioTrialError(f"'{text}': {error}") from None
+        parsed[text] = option
+    return parsed

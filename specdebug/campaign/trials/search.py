@@ -1,0 +1,214 @@
+"""The search: what is known picks the next trial, a source runs it, the journal keeps it, until the answer is certain.
+
+Trials count in order (``inorder.py``), so the same results give the same answer however the work is timed. A test that
+fails at random whatever is switched on can spell a culprit by chance. So before one is named, trials with nothing
+switched on are run until, if they failed as often as with the culprit, one would have shown it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from specdebug.base.errors import SpecDebugError
+from specdebug.bisect import Answer, Rates
+from specdebug.campaign.trials import inorder
+from specdebug.campaign.trials.clusters import Clusters, SeenSignature
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.source import TrialSource
+from specdebug.campaign.trials.trial import Trial, TrialResult
+
+Reason = Literal["answered", "unproven", "stalled", "untestable", "max-trials", "interrupted", "trouble"]
+
+CONTROL = frozenset[str]()
+"""Nothing switched on."""
+DOUBT = 0.05
+"""Chance that controls all pass although they fail as often as what is blamed."""
+UNTESTABLE = 20
+"""Trials after which a search ends that has not seen a single testable one."""
+
+
+class Chooser(Protocol):
+    """Picks trials and draws conclusions: see ``specdebug.bisect.search``."""
+
+    def next_trial(self, pending: Sequence[frozenset[str]] = ()) -> frozenset[str]: ...
+
+    def observe(self, reverted: frozenset[str], failed: bool | None) -> None: ...
+
+    def posterior(self, top: int) -> list[tuple[frozenset[str], float]]: ...
+
+    @property
+    def answer(self) -> Answer | None: ...
+
+    @property
+    def rates(self) -> Rates: ...
+
+    @property
+    def stalled(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The state of a search.
+
+    Attributes:
+        trials: that count; ``resumed`` of these were in the journal already.
+        followed: the signature that the search is after; None as long as nothing failed. ``chosen`` says why.
+        signatures: every one seen, the most frequent first.
+        posterior: the likeliest culprit sets; the empty one says "none of these".
+    """
+
+    trials: int
+    resumed: int
+    running: int
+    followed: str | None
+    signatures: tuple[SeenSignature, ...]
+    untestable: int
+    posterior: tuple[tuple[frozenset[str], float], ...]
+    rates: Rates
+    chosen: str = ""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The result of a search.
+
+    Attributes:
+        answer: None when it ended undecided, or "unproven": it would be that no candidate is to blame, and nothing
+            shows that the candidates were ever switched on.
+        shown_by: a trial that failed as followed, if possible with the culprits switched on, and with little besides.
+        untestable: what was switched on in trials that were untestable, each set once.
+        silent: trials that passed with all of the opening switched on; of several sets (or, without an opening, of each
+            candidate alone) with the one that passed least often.
+        trouble: what stopped it, for reason "trouble".
+    """
+
+    answer: Answer | None
+    reason: Reason
+    standing: Standing
+    shown_by: Trial | None
+    silent: int
+    untestable: tuple[frozenset[str], ...]
+    trouble: SpecDebugError | None = None
+
+
+Watcher = inorder.Watcher[Standing]
+
+
+class Search:
+    """One search among a source's trials, kept in a journal.
+
+    ``chooser`` makes what picks trials, in its first state. The first trials switch the sets of ``opening`` on in turn,
+    until it is known how things fail; without any it picks these, too. Signatures that fit ``pattern`` are followed,
+    instead of the most frequent. ``proven``: what a trial switches on takes effect; else no candidate is acquitted.
+    """
+
+    def __init__(
+        self,
+        source: TrialSource,
+        journal: Journal,
+        chooser: Callable[[], Chooser],
+        *,
+        opening: Sequence[frozenset[str]],
+        seed: int,
+        max_trials: int,
+        pattern: str | None = None,
+        proven: bool = True,
+    ) -> None:
+        self._in_order = inorder.InOrder(source, journal, seed, max_trials)
+        self._make_chooser = chooser
+        self._chooser = chooser()
+        self._opening = tuple(opening)
+        self._alone = [frozenset((candidate.id,)) for candidate in source.candidates]
+        self._proven = proven
+        self._max_trials = max_trials
+        self._clusters = Clusters(pattern)
+        self._counted: list[tuple[Trial, TrialResult]] = []
+        self._masked = False
+
+    def run(self, watcher: Watcher) -> Findings:
+        """Search to the end, and close the source. Whatever stops it, what was measured is in the journal, and the
+        findings say how far it came."""
+        reason, trouble = self._in_order.run(lambda: self._run(watcher))
+        answer = self._chooser.answer if reason == "answered" else None
+        if answer is not None and not answer.culprits and not self._proven:
+            reason, answer = "unproven", None
+        untestable = dict.fromkeys(trial.reverted for trial, r in self._counted if r.outcome == "untestable")
+        shown_by = self._shown_by(answer)
+        return Findings(answer, reason, self._standing(), shown_by, self._silent(), tuple(untestable), trouble)
+
+    def _run(self, watcher: Watcher) -> Reason:
+        while True:
+            trial, result = self._in_order.next(self._pick, lambda: watcher.moved(self._standing()))
+            self._count(trial, result)
+            if not self._in_order.was_kept(trial):
+                watcher.counted(trial, result, self._standing())
+            if reason := self._over():
+                return reason
+
+    def _pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
+        if self._opening and not self._clusters.settled:
+            return self._opening[(len(self._counted) + len(pending)) % len(self._opening)]
+        if pending.count(CONTROL) < self._controls_due():
+            return CONTROL
+        return self._chooser.next_trial(pending)
+
+    def _count(self, trial: Trial, result: TrialResult) -> None:
+        followed = self._clusters.followed
+        self._clusters.add(result)
+        self._counted.append((trial, result))
+        verdict = self._clusters.verdict(result)
+        self._masked = self._masked or verdict is None
+        if followed is not None and self._clusters.followed != followed:
+            # Another signature has taken the lead: every verdict so far was on the wrong one.
+            self._chooser = self._make_chooser()
+            for earlier, its_result in self._counted:
+                self._chooser.observe(earlier.reverted, self._clusters.verdict(its_result))
+        else:
+            self._chooser.observe(trial.reverted, verdict)
+
+    def _over(self) -> Reason | None:
+        if self._chooser.answer is not None and not self._controls_due():
+            return "answered"
+        if len(self._counted) >= self._max_trials:
+            return "max-trials"
+        if len(self._counted) == self._clusters.untestable >= UNTESTABLE:
+            return "untestable"
+        return "stalled" if self._masked and self._clusters.settled and self._chooser.stalled else None
+
+    def _controls_due(self) -> int:
+        """Return how many trials with nothing switched on must still count before the chooser's answer is given."""
+        answer = self._chooser.answer
+        if answer is None or not answer.culprits:
+            return 0
+        spared = chance = 1.0 - self._chooser.rates.manifest.mean
+        wanted = 1
+        while chance > DOUBT:  # multiplied, for logarithms differ by a last bit from processor to processor
+            chance, wanted = chance * spared, wanted + 1
+        had = sum(t.reverted == CONTROL and self._clusters.verdict(r) is not None for t, r in self._counted)
+        return max(wanted - had, 0)
+
+    def _silent(self) -> int:
+        passed = Counter(trial.reverted for trial, result in self._counted if result.outcome == "pass")
+        return min((passed[each] for each in self._opening or self._alone), default=0)
+
+    def _standing(self) -> Standing:
+        return Standing(
+            trials=len(self._counted),
+            resumed=sum(self._in_order.was_kept(trial) for trial, _ in self._counted),
+            running=self._in_order.running,
+            followed=self._clusters.followed,
+            signatures=self._clusters.seen,
+            untestable=self._clusters.untestable,
+            posterior=tuple(self._chooser.posterior(5)),
+            rates=self._chooser.rates,
+            chosen=self._clusters.chosen,
+        )
+
+    def _shown_by(self, answer: Answer | None) -> Trial | None:
+        needed = answer.culprits if answer is not None else frozenset()
+        shown = [trial for trial, result in self._counted if self._clusters.verdict(result) is True]
+        rank = {trial: (not needed <= trial.reverted, len(trial.reverted), trial.number) for trial in shown}
+        return min(shown, key=rank.__getitem__, default=None)

@@ -1,0 +1,12 @@
+"""Find the registered patches that no longer fit a release of another engine, without importing it.
+
+``open_dist`` reads a wheel, an sdist or a source tree; ``check`` matches every toggle's patches against it, and those
+of the engine's own registry of reverts where it ships one: a patch names lines that somebody may have moved since.
+"""
+
+from specdebug.patching.drift.check import FixRow, Report, check
+from specdebug.patching.drift.dist import Dist, open_dist
+from specdebug.patching.drift.fit import EditProblem
+from specdebug.patching.drift.members import DistError
+
+__all__ = ["Dist", "DistError", "EditProblem", "FixRow", "Report", "check", "open_dist"]

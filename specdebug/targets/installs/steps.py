@@ -1,0 +1,219 @@
+"""Install an environment, step by step: one that is cut short goes on with the step that it was at.
+
+Packages come from where pip looks by the user's own settings. On a terminal pip shows its progress; elsewhere a line is
+said when a step begins and one when it ends, and what pip says is in a log. The record has the version and the hash of
+each. A package whose installation was cut short is installed again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from specdebug.base.errors import ContentError, one_line
+from specdebug.base.interpreters import other_python
+from specdebug.targets.installs.checkout import checkout_version
+from specdebug.targets.installs.packages import Package, drop_half_made, packages_in
+from specdebug.targets.installs.recipe import Recipe, nearest_recipe, python_for
+from specdebug.targets.installs.release import Release, between_releases, order
+from specdebug.targets.installs.running import InstallError, StepEnded, ask, run_logged
+from specdebug.targets.installs.store import Installed, folder_of, held, installed
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure, blamed, failure_in_log
+
+LOG = "install.log"
+_REPORT = "pip-report.json"
+_ROOM_BYTES = 64 << 10
+"""A disk with less room is full."""
+_ASK_S = 120.0
+"""Seconds that an interpreter may take to say what it has."""
+_PROBE = """
+import importlib, importlib.metadata, json, sys, urllib.parse
+name = sys.argv[1]
+told = {"python": list(sys.version_info[:3]), "prefix": sys.prefix}
+try:
+    import torch
+    told["torch"] = torch.__version__
+    told["cuda"] = torch.cuda.is_available()
+except ImportError as error:
+    told["problem"] = f"torch cannot be imported: {error}"
+for each in (name, name + "-cpu"):
+    try:
+        found = importlib.metadata.distribution(each)
+    except importlib.metadata.PackageNotFoundError:
+        continue
+    told["version"] = found.version
+    source = json.loads(found.read_text("direct_url.json") or "{}")
+    if source.get("dir_info", {}).get("editable"):
+        told["checkout"] = urllib.parse.unquote(urllib.parse.urlparse(source["url"]).path)
+    break
+print(json.dumps(told))
+"""
+
+
+class Steps(Protocol):
+    """Told of each step."""
+
+    def begin(self, what: str) -> None: ...
+    def done(self, seconds: float) -> None: ...
+    def skipped(self, what: str) -> None: ...
+
+
+Run = Callable[[Sequence[str], Path], StepEnded]
+"""Runs a command, its output going to a log, too."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """``name`` in the record, what it does in words, and the command."""
+
+    name: str
+    what: str
+    words: list[str]
+
+
+def install(recipe: Recipe, store: Path, steps: Steps, run: Run = run_logged) -> Installed:
+    """Install a release by its recipe, or go on with it. Raises InstallError, StoreError or NoRecipe, KeyboardInterrupt
+    for a signal."""
+    python = python_for(recipe)
+    folder = folder_of(store, recipe.release, recipe.device)
+    with held(folder):
+        now = _begun(recipe, folder)
+        for step in _steps(recipe, now, python):
+            if step.name in now.done:
+                steps.skipped(step.what)
+            else:
+                now = now.after(step.name, _made(step, now, steps, run))
+        return now if now.complete else now.after("installed")
+
+
+def adopt(release: Release, device: str, python: Path, store: Path) -> Installed:
+    """Take in an environment of the user's own, under the name of what is there: a checkout that comes after the
+    release that is asked for is none itself. Raises InstallError for one that lacks the engine, StoreError."""
+    told = look_into(python, release.engine)
+    if "version" not in told:
+        raise InstallError(f"{python} has no {release.engine} installed")
+    if problem := told.get("problem"):
+        raise InstallError(f"{python}: {one_line(str(problem))}")
+    version = str(told["version"])
+    if "checkout" in told:
+        version = checkout_version(Path(told["checkout"]), version)
+        if release.version is not None and not any(order(version).release):  # built without tags: 0.0.0
+            version = "+".join(filter(None, (release.version, order(version).local)))
+    if not release.admits(version) and not _follows(release, version):
+        other = f"{release.engine} --python {python}"
+        raise InstallError(
+            f"{python} has {release.engine} {version}, not {release.version}; to take it as what it is: "
+            f"specdebug engines install {other}"
+        )
+    release = Release(release.engine, version)
+    folder = folder_of(store, release, device)
+    with held(folder):
+        there = [each for each in installed(store) if each.folder == folder and each.ours]
+        if there:
+            raise InstallError(
+                f"{folder} is an environment of ours; remove it first: specdebug engines remove {release}"
+            )
+        now = Installed(folder, release.engine, str(release.version), device, str(python.absolute()), False)
+        return now.after("installed")
+
+
+def _follows(release: Release, version: str) -> bool:
+    """Return True if a version is no release itself, and comes after the one that is named and before the next."""
+    if release.version is None or not between_releases(version):
+        return False
+    nearest = nearest_recipe(release.engine, version)
+    return order(version).base_version == order(release.version).base_version or (
+        nearest is not None and order(nearest.version) == order(release.version)
+    )
+
+
+def look_into(python: Path, engine: str) -> dict[str, Any]:
+    """Ask an environment's own Python what it has. Raises InstallError where that does not run, KeyboardInterrupt for a
+    signal."""
+    said, trouble = ask(other_python(str(python), "-c", _PROBE, engine), _ASK_S)
+    try:
+        told: dict[str, Any] = json.loads(said)
+    except ValueError:
+        last = (trouble.strip().splitlines() or ["it said nothing"])[-1]
+        raise InstallError(f"{python} is no Python that can be used: {one_line(last)}") from None
+    return told
+
+
+def _begun(recipe: Recipe, folder: Path) -> Installed:
+    """The record to go on with: the one that is there, or a new one where the recipe is another now, the record is
+    damaged, or what it is of has gone."""
+    there = next((each for each in installed(folder.parent) if each.folder == folder), None)
+    if there is not None and there.digest == recipe.digest and not there.gone:
+        return there
+    if there is not None and not there.ours:
+        raise InstallError(
+            f"{there.release} here is your own environment; forget it first: specdebug engines remove {there.release}"
+        )
+    python = folder / "venv" / "bin" / "python"
+    record = Installed(folder, recipe.engine, recipe.version, recipe.device, str(python), True, recipe.digest)
+    record.write()
+    return record
+
+
+def _steps(recipe: Recipe, now: Installed, python: str) -> list[_Step]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    pip = other_python(now.python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install")
+    pip += ["--report", str(now.folder / _REPORT)]
+    rest = [each for each in recipe.requirements if each not in recipe.first]
+    told = f", without {len(recipe.left_out)} that are not needed here" if recipe.left_out else ""
+    made = other_python(python, "-m", "venv", "--clear", str(now.venv))
+    return [
+        _Step("environment", f"an environment of Python {version} in {now.venv}", made),
+        *(_Step(each, each, [*pip, each]) for each in recipe.first),
+        _Step("packages", f"{len(rest)} packages{told}", [*pip, "--no-deps", *rest]),
+    ]
+
+
+def _made(step: _Step, now: Installed, steps: Steps, run: Run) -> dict[str, Package]:
+    """Do a step, and return the packages that it took. Raises InstallError."""
+    report = now.folder / _REPORT
+    steps.begin(step.what)
+    began = time.monotonic()
+    try:
+        report.unlink(missing_ok=True)
+        drop_half_made(now.venv)
+        ended = run(step.words, now.folder / LOG)
+        if ended.status:
+            raise _failed(step, now.folder, ended)
+        packages = packages_in(report)
+        report.unlink(missing_ok=True)
+    except OSError as error:
+        raise blamed(InstallError, f"{error.filename or now.folder}: {error.strerror}", error) from None
+    except ContentError as error:
+        raise InstallError(f"pip's report cannot be read: {error}") from None
+    steps.done(time.monotonic() - began)
+    return packages
+
+
+def _failed(step: _Step, folder: Path, ended: StepEnded) -> InstallError:
+    """The error for a command that failed; exit code 125 where that was for want of room, memory or processes."""
+    machine = failure_in_log(ended.tail)
+    if machine is None and _is_full(folder):
+        machine = MachineFailure("disk", f"{folder} has no room left")
+    who = "pip" if "pip" in step.words else step.words[0]
+    told = f"{who} ended with exit status {ended.status}"
+    if machine is not None:
+        made = InstallError(f"{told}: {machine.reason}; mend that, and the same command goes on from here")
+        made.exit_code = MachineFailed.exit_code
+        return made
+    last = next((line for line in reversed(ended.tail.splitlines()) if line.strip()), "it said nothing")
+    return InstallError(
+        f"{told} ({one_line(last, 160)}); all that it said is in {folder / LOG}; the same command goes on from here"
+    )
+
+
+def _is_full(folder: Path) -> bool:
+    """Return True if there is no room on a folder's disk. Not every command says so: venv hides what ensurepip says."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize < _ROOM_BYTES

@@ -1,0 +1,16 @@
+"""Servers that the tests of a module share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.apps.serve.serving import Serving
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Serving]:
+    """A speculating server with metrics; whoever takes it leaves it idle."""
+    with Serving(enable_metrics=True) as server:
+        yield server

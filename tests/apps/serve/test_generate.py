@@ -1,0 +1,286 @@
+"""``/generate``: what it answers, as text and as a stream, and what it does when a client goes away."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from tests.apps.serve.serving import EAGLE, Serving, events_of, wait_until
+
+PROMPT = "def main():\n    return " * 4
+GREEDY = {"temperature": 0, "max_new_tokens": 12}
+LONG: dict[str, Any] = {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True}
+
+
+def test_an_answer_has_text_tokens_and_what_they_cost(serving: Serving) -> None:
+    answer = serving.generate(text=PROMPT, sampling_params=GREEDY)
+    meta = answer["meta_info"]
+    assert answer["text"] == serving.state.model.decode(answer["output_ids"])
+    assert meta["completion_tokens"] == len(answer["output_ids"]) == 12
+    assert meta["prompt_tokens"] == len(serving.state.model.encode(PROMPT))
+    assert meta["finish_reason"] == {"type": "length", "length": 12}
+    assert meta["e2e_latency"] > 0
+    assert meta["weight_version"] == "default"
+
+
+def test_what_verifies_accepted_adds_up(serving: Serving) -> None:
+    meta = serving.generate(text=PROMPT, sampling_params=GREEDY)["meta_info"]
+    verifies, histogram = meta["spec_verify_ct"], meta["spec_accept_histogram"]
+    assert sum(histogram) == verifies > 0
+    assert sum(drafts * times for drafts, times in enumerate(histogram)) == meta["spec_accept_token_num"]
+    assert meta["spec_draft_token_num"] == 3 * verifies
+    assert meta["spec_accept_rate"] == meta["spec_accept_token_num"] / meta["spec_draft_token_num"]
+    assert meta["spec_accept_length"] == 12 / verifies
+
+
+def test_without_drafts_the_text_is_the_same(serving: Serving) -> None:
+    drafted = serving.generate(text=PROMPT, sampling_params=GREEDY)
+    plain = serving.generate(text=PROMPT, sampling_params=GREEDY, speculative=False)
+    assert plain["output_ids"] == drafted["output_ids"]
+    assert plain["meta_info"]["spec_verify_ct"] == 0 < drafted["meta_info"]["spec_verify_ct"]
+
+
+def test_a_prompt_hits_the_cache_until_it_is_flushed(serving: Serving) -> None:
+    def cached() -> int:
+        return int(serving.generate(text=PROMPT, sampling_params=GREEDY)["meta_info"]["cached_tokens"])
+
+    assert serving.http.post("/flush_cache").status_code == 200
+    assert cached() == 0 < cached()
+    assert serving.http.get("/flush_cache").status_code == 200
+    assert cached() == 0
+
+
+def test_token_ids_are_a_prompt_too(serving: Serving) -> None:
+    ids = serving.state.model.encode(PROMPT)
+    by_text = serving.generate(text=PROMPT, sampling_params=GREEDY)
+    assert serving.generate(input_ids=ids, sampling_params=GREEDY)["output_ids"] == by_text["output_ids"]
+
+
+def test_a_batch_is_answered_in_its_order(serving: Serving) -> None:
+    prompts = ["import os\n", PROMPT, "class A"]
+    alone = [serving.generate(text=prompt, sampling_params=GREEDY)["text"] for prompt in prompts]
+    answers: Any = serving.generate(text=prompts, sampling_params=[GREEDY] * 3, rid=["a", "b", "c"])
+    assert [answer["text"] for answer in answers] == alone
+    assert [answer["meta_info"]["id"] for answer in answers] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+def test_a_stream_s_last_text_is_the_answer_s(serving: Serving, speculative: bool) -> None:
+    body = {"text": PROMPT, "sampling_params": GREEDY, "speculative": speculative}
+    answer = serving.generate(**body)
+    with serving.http.stream("POST", "/generate", json={**body, "stream": True}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *events, done = events_of(response)
+    assert done == "[DONE]"
+    texts = [event["text"] for event in events]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert texts[-1] == answer["text"]
+    assert events[-1]["output_ids"] == answer["output_ids"]
+    assert [event["meta_info"]["finish_reason"] is None for event in events] == [True] * (len(events) - 1) + [False]
+
+
+def test_a_streamed_batch_says_whose_each_event_is(serving: Serving) -> None:
+    prompts = ["import os\n", PROMPT]
+    alone = [serving.generate(text=prompt, sampling_params=GREEDY)["text"] for prompt in prompts]
+    body = {"text": prompts, "sampling_params": GREEDY, "stream": True}
+    with serving.http.stream("POST", "/generate", json=body) as response:
+        last = {event["index"]: event["text"] for event in events_of(response) if event != "[DONE]"}
+    assert last == dict(enumerate(alone))
+
+
+def test_a_stop_string_is_cut_off_and_told(serving: Serving) -> None:
+    whole = serving.generate(text=PROMPT, sampling_params={**GREEDY, "max_new_tokens": 40})
+    stop = whole["text"][6:9]
+    answer = serving.generate(text=PROMPT, sampling_params={**GREEDY, "stop": [stop], "max_new_tokens": 40})
+    assert answer["text"] == whole["text"][: whole["text"].index(stop)]
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+    kept = serving.generate(text=PROMPT, sampling_params={**GREEDY, "stop": stop, "no_stop_trim": True})
+    assert stop in kept["text"]
+
+
+def test_a_stream_shows_nothing_of_a_stop_string(serving: Serving) -> None:
+    whole = serving.generate(text=PROMPT, sampling_params={**GREEDY, "max_new_tokens": 40})["text"]
+    stop = whole[6:12]
+    body = {"text": PROMPT, "sampling_params": {**GREEDY, "stop": stop, "max_new_tokens": 40}, "stream": True}
+    with serving.http.stream("POST", "/generate", json=body) as response:
+        texts = [event["text"] for event in events_of(response) if event != "[DONE]"]
+    end = whole[: whole.index(stop)]
+    assert texts[-1] == end
+    assert all(end.startswith(text) for text in texts)
+
+
+def test_a_stop_token_is_told_by_its_id(serving: Serving) -> None:
+    whole = serving.generate(text=PROMPT, sampling_params=GREEDY)["output_ids"]
+    answer = serving.generate(text=PROMPT, sampling_params={**GREEDY, "stop_token_ids": [whole[4]]})
+    first = whole.index(whole[4])
+    assert answer["output_ids"] == whole[: first + 1]
+    assert answer["text"] == serving.state.model.decode(whole[:first])
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": whole[4]}
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+def test_log_probabilities_are_the_tokens_own(serving: Serving, speculative: bool) -> None:
+    answer = serving.generate(
+        text=PROMPT, sampling_params=GREEDY, return_logprob=True, top_logprobs_num=2, speculative=speculative
+    )
+    meta = answer["meta_info"]
+    assert [token for _, token, _ in meta["output_token_logprobs"]] == answer["output_ids"]
+    for (own, token, text), best in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
+        assert best[0][:2] == [own, token], "a greedy token is the likeliest"
+        assert 0 >= own >= best[1][0]
+        assert text is None
+
+
+def test_drafts_change_no_log_probability(serving: Serving) -> None:
+    body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True, "return_text_in_logprobs": True}
+    drafted, plain = (serving.generate(**body, speculative=each)["meta_info"] for each in (True, False))
+    pairs = zip(drafted["output_token_logprobs"], plain["output_token_logprobs"], strict=True)
+    for (one, token, text), (other, same, _) in pairs:
+        assert token == same
+        assert one == pytest.approx(other, abs=1e-3)
+        assert text == serving.state.model.decode([token])
+
+
+@pytest.mark.parametrize("flags", [{}, {"chunked_prefill_size": 16, "page_size": 4}])
+def test_a_prompt_s_log_probabilities_are_those_of_the_same_tokens_as_output(flags: dict[str, Any]) -> None:
+    with Serving({**EAGLE, **flags}) as serving:
+        before = serving.state.model.encode(PROMPT)
+        ask = {"sampling_params": GREEDY, "return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [5, 9]}
+        answer = serving.generate(input_ids=before, **ask)
+        whole, start = before + answer["output_ids"], len(before) - 1
+        for _ in range(2):  # the second time all of it is in the cache
+            meta = serving.generate(input_ids=whole, logprob_start_len=start, **ask)["meta_info"]
+            assert meta["cached_tokens"] <= start
+            assert meta["input_token_logprobs"][0] == [None, whole[start], None]
+            assert meta["input_top_logprobs"][0] is meta["input_token_ids_logprobs"][0] is None
+            known = answer["meta_info"]
+            for kind in ("token_logprobs", "top_logprobs", "token_ids_logprobs"):
+                found, expected = meta[f"input_{kind}"][1:], known[f"output_{kind}"]
+                assert len(found) == len(expected) == 12
+                for one, other in zip(found, expected, strict=True):
+                    pairs = zip(one, other, strict=True) if kind != "token_logprobs" else [(one, other)]
+                    for (value, token, _), (same, its, _) in pairs:
+                        assert token == its
+                        assert value == pytest.approx(same, abs=1e-3)
+
+
+def test_a_prompt_s_log_probabilities_begin_where_they_are_asked_for(serving: Serving) -> None:
+    ids = serving.state.model.encode(PROMPT)
+    ask = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
+    whole = serving.generate(**ask, logprob_start_len=0)["meta_info"]["input_token_logprobs"]
+    assert [token for _, token, _ in whole] == ids
+    tail = serving.generate(**ask, logprob_start_len=20)["meta_info"]["input_token_logprobs"]
+    assert [token for _, token, _ in tail] == ids[20:]
+    assert [value for value, _, _ in tail[1:]] == pytest.approx([value for value, _, _ in whole[21:]], abs=1e-3)
+    assert serving.generate(**ask)["meta_info"]["input_token_logprobs"] == []
+
+
+def test_a_prompt_can_be_scored_without_a_token_of_output(serving: Serving) -> None:
+    ids = serving.state.model.encode(PROMPT)
+    params = {"max_new_tokens": 0, "temperature": 0}
+    answer = serving.generate(input_ids=ids, sampling_params=params, return_logprob=True, logprob_start_len=0)
+    meta = answer["meta_info"]
+    assert (answer["text"], answer["output_ids"], meta["output_token_logprobs"]) == ("", [], [])
+    assert (meta["completion_tokens"], meta["finish_reason"]) == (0, {"type": "length", "length": 0})
+    assert len(meta["input_token_logprobs"]) == len(ids)
+
+
+def test_several_samples_of_a_prompt_are_a_list(serving: Serving) -> None:
+    params = {"temperature": 1.5, "max_new_tokens": 16, "n": 3}
+    answers: Any = serving.generate(text=[PROMPT, "class A"], rid=["a", "b"], sampling_params=params)
+    assert [answer["meta_info"]["id"] for answer in answers] == ["a_0", "a_1", "a_2", "b_0", "b_1", "b_2"]
+    assert len({answer["text"] for answer in answers}) > 2
+    one: Any = serving.generate(text=PROMPT, sampling_params={**GREEDY, "n": 2})
+    assert one[0]["output_ids"] == one[1]["output_ids"]
+    mixed = {"text": ["x", "y"], "sampling_params": [{"n": 1}, {"n": 2}]}
+    assert serving.refused("/generate", mixed)["param"] == "sampling_params"
+
+
+def test_sampling_is_repeated_by_its_name_and_seed(serving: Serving) -> None:
+    params = {"temperature": 1.5, "max_new_tokens": 16, "sampling_seed": 3, "top_k": 50, "top_p": 0.95}
+    one, same = (serving.generate(text=PROMPT, rid="r", sampling_params=params)["text"] for _ in range(2))
+    other = serving.generate(text=PROMPT, rid="r", sampling_params={**params, "sampling_seed": 4})["text"]
+    assert one == same != other
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_slots(serving: Serving, stream: bool) -> None:
+    body = {"text": PROMPT, "sampling_params": LONG, "stream": True, "rid": "left"}
+    if stream:
+        with serving.under_way(**body):
+            assert not serving.idle()
+    else:
+        host, port = serving.url.removeprefix("http://").split(":")
+        data = json.dumps({**body, "stream": False}).encode()
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+            wait_until(lambda: serving.client.totals.running, "it runs")
+    wait_until(serving.idle, "nothing is held")
+
+
+def test_an_aborted_request_ends_with_what_it_has(serving: Serving) -> None:
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        waiting = {
+            rid: pool.submit(serving.generate, text=PROMPT, sampling_params=LONG, rid=rid) for rid in ("one", "two")
+        }
+        wait_until(lambda: serving.client.totals.running == 2, "both run")
+        assert serving.http.post("/abort_request", json={"rid": "one"}).status_code == 200
+        assert waiting["one"].result()["meta_info"]["finish_reason"]["type"] == "abort"
+        assert not waiting["two"].done()
+        assert serving.http.post("/abort_request", json={"abort_all": True}).status_code == 200
+        assert waiting["two"].result()["meta_info"]["finish_reason"]["type"] == "abort"
+    wait_until(serving.idle, "nothing is held")
+
+
+def test_the_cache_is_not_flushed_while_somebody_is_served(serving: Serving) -> None:
+    body = {"text": PROMPT, "sampling_params": LONG, "stream": True}
+    with serving.under_way(**body):
+        error = serving.refused("/flush_cache", {})
+    assert "while no request" in error["message"]
+    wait_until(serving.idle, "nothing is held")
+
+
+def test_a_name_that_is_served_is_refused(serving: Serving) -> None:
+    body = {"text": PROMPT, "sampling_params": LONG, "stream": True, "rid": "mine"}
+    with serving.under_way(**body):
+        assert serving.refused("/generate", {"text": "x", "rid": "mine"})["param"] == "rid"
+    wait_until(serving.idle, "nothing is held")
+    assert serving.generate(text="x = ", rid="mine", sampling_params=GREEDY)["meta_info"]["id"] == "mine"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_can_never_fit_is_refused_before_an_answer_begins(serving: Serving, stream: bool) -> None:
+    body = {"text": "x", "sampling_params": {"max_new_tokens": 5000}, "stream": stream}
+    assert "context_length is 2048" in serving.refused("/generate", body)["message"]
+    assert serving.refused("/generate", {"text": "x" * 10**6})["param"] == "text"
+    assert (
+        "input_ids: must be in 0..2047"
+        in serving.refused("/generate", {"input_ids": [10**6], "stream": stream})["message"]
+    )
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    with Serving({**EAGLE, "max_running_requests": 1}, max_queued_requests=1) as serving:
+        body = {"text": [PROMPT] * 2, "sampling_params": LONG, "stream": True}
+        with serving.under_way(**body):
+            refused = serving.http.post("/generate", json={"text": PROMPT})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        wait_until(serving.idle, "nothing is held")
+        serving.generate(text=PROMPT, sampling_params=GREEDY)
+
+
+def test_a_stream_may_carry_only_what_is_new() -> None:
+    with Serving(incremental_output=True) as serving:
+        answer = serving.generate(text=PROMPT, sampling_params=GREEDY, return_logprob=True)
+        body = {"text": PROMPT, "sampling_params": GREEDY, "stream": True, "return_logprob": True}
+        with serving.http.stream("POST", "/generate", json=body) as response:
+            events = [event for event in events_of(response) if event != "[DONE]"]
+        assert "".join(event["text"] for event in events) == answer["text"]
+        assert [token for event in events for token in event["output_ids"]] == answer["output_ids"]
+        logprobs = [each for event in events for each in event["meta_info"]["output_token_logprobs"]]
+        assert [token for _, token, _ in logprobs] == answer["output_ids"]

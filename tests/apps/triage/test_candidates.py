@@ -1,0 +1,165 @@
+"""Which fixes a log makes one think of, and which it rules out."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from pathlib import Path
+
+import pytest
+
+from specdebug.apps.triage.candidates import CandidateFix, candidates, commands
+from specdebug.logs.scan import Scan, scan
+from specdebug.patching.toggles import Toggle
+from specdebug.scenario.library import Library
+
+LIBRARY = Library()
+LOGS = Path(__file__).parents[2] / "logs" / "quoted"
+
+
+def triaged(log: str) -> tuple[Scan, tuple[CandidateFix, ...]]:
+    found = scan(io.BytesIO(log.encode()))
+    return found, candidates(found, LIBRARY)
+
+
+def numbers(log: str) -> list[int]:
+    return [candidate.toggle.pr for candidate in triaged(log)[1]]
+
+
+@pytest.mark.parametrize("toggle", LIBRARY.all_toggles(), ids=lambda toggle: str(toggle.pr))
+def test_its_own_signature_finds_a_fix(toggle: Toggle) -> None:
+    signature = toggle.detected_by.signatures[0].replace("*", "")
+    _found, best = triaged(f"base: fail {signature}, 1.0 s\n")
+    exact = [candidate.toggle for candidate in best if candidate.exact]
+    assert toggle in exact
+    assert all(one.detected_by.recognises(signature) for one in exact)
+    assert any("is how its scenario fails" in reason for candidate in best for reason in candidate.reasons)
+
+
+@pytest.mark.parametrize("toggle", LIBRARY.all_toggles(), ids=lambda toggle: str(toggle.pr))
+def test_logs_of_our_own_scenarios_lead_back_to_the_fix(toggle: Toggle) -> None:
+    """Logs of ``specdebug replay SCENARIO --arm reverted``, as they were printed."""
+    log = (LOGS / f"own-{toggle.detected_by.scenario}.txt").read_text()
+    found, best = triaged(log)
+    assert found.main is not None
+    assert toggle.detected_by.recognises(found.main.signature)
+    assert best[0].toggle == toggle
+    told = commands(found, best, LIBRARY)
+    assert told[0] == f"specdebug replay {toggle.detected_by.scenario} --arm reverted"
+
+
+def test_a_revert_that_the_log_names_comes_first() -> None:
+    log = "SGLANG_DEBUG_REVERT_PR=26335 pytest\nCUDA error: an illegal memory access was encountered\n"
+    _found, best = triaged(log)
+    assert best[0].toggle.pr == 26335
+    assert best[0].exact
+    assert best[0].reasons[0] == "the log says that 26335 was reverted"
+
+
+def test_the_backend_decides_between_fixes_of_backends() -> None:
+    crash = "CUDA error: an illegal memory access was encountered\n"
+    fa3, flashinfer = (f"--attention-backend {name} --speculative-eagle-topk 4\n" for name in ("fa3", "flashinfer"))
+    assert numbers(fa3 + crash)[0] == 27360
+    assert 27338 not in numbers(fa3 + crash)
+    assert 27338 in numbers(flashinfer + crash)[:2]
+    assert 27360 not in numbers(flashinfer + crash)
+
+
+def test_one_branch_rules_out_what_needs_several() -> None:
+    crash = "[TP0] Scheduler hit an exception: CUDA error: an illegal memory access was encountered\n"
+    assert {27338, 27360} <= set(numbers(crash))
+    assert not {27338, 27360} & set(numbers("--speculative-eagle-topk 1\n" + crash))
+
+
+def test_a_cache_hit_before_nan_points_at_draft_kv() -> None:
+    log = "Prefill batch. #new-token: 12, #cached-token: 640\nDetected errors during sampling! NaN in the logits.\n"
+    assert numbers(log)[0] == 19897
+
+
+def test_a_traceback_through_changed_code_counts() -> None:
+    crash = "CUDA error: device-side assert triggered\n"
+    frame = '  File "/x/flashinfer_backend.py", line 12, in common_template\n'
+    _found, best = triaged(frame + crash)
+    assert best[0].toggle.pr == 27338
+    assert "a traceback passes through common_template, which it changes" in best[0].reasons
+
+
+def test_nothing_is_guessed_from_nothing() -> None:
+    assert numbers("all 12 passed\n") == []
+    found, best = triaged("ValueError: something else\n")
+    assert best == ()
+    assert commands(found, best, LIBRARY) == (
+        "specdebug bisect --over commits --good REV -- COMMAND   # which commit broke it",
+        "specdebug flake -- COMMAND   # how often it fails, and in which ways",
+    )
+
+
+FAULT = "CUDA error: an illegal memory access was encountered\n"
+FRAMES = {
+    "sglang": '  File "/app/sglang/srt/managers/scheduler.py", line 9, in run_batch\n',
+    "sglang-jax": '  File "/app/sgl_jax/srt/managers/scheduler.py", line 9, in run_batch\n',
+    "vllm": '(EngineCore pid=9)   File "/app/vllm/v1/engine/core.py", line 9, in step\n',
+    "vllm-ascend": '  File "/app/vllm/v1/core.py", line 9, in step\n  File "/x/vllm_ascend/a.py", line 1, in b\n',
+    "tensorrt-llm": '  File "/app/tensorrt_llm/_torch/pyexecutor/py_executor.py", line 9, in _executor_loop\n',
+    "tgi": '  File "/opt/text_generation_server/server.py", line 9, in Decode\n',
+    "openvino": "Exception from src/plugins/intel_gpu/src/graph/network.cpp:9:\n",
+    "llama.cpp": "/app/build/bin/libggml-base.so.0(+0x1588b)[0x7f1]\n",
+}
+
+
+@pytest.mark.parametrize("engine", FRAMES)
+def test_only_the_fixes_of_the_engine_that_wrote_a_log_are_suspects(engine: str) -> None:
+    found, best = triaged(FRAMES[engine] + FAULT)
+    assert found.facts.origin.engine == engine
+    assert bool(best) == (engine == "sglang")
+    told = commands(found, best, LIBRARY)
+    assert all(("replay" not in line and "bisect --over commits" in line) or "flake" in line for line in told) != bool(
+        best
+    )
+
+
+def test_a_log_that_shows_no_engine_has_no_suspects() -> None:
+    found, best = triaged(FAULT)
+    assert found.main is not None
+    assert best == ()
+
+
+def test_the_test_that_failed_stands_in_the_commands() -> None:
+    found, best = triaged("FAILED tests/a b.py::test_x\nFAILED tests/x.py::Case::test_y[a-1] - ValueError: z\n")
+    (commits, flake) = commands(found, best, LIBRARY)
+    assert "-- python -m pytest 'tests/x.py::Case::test_y[a-1]'   #" in commits
+    assert flake.startswith("specdebug flake -- python -m pytest ")
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "AssertionError: expected 3 got 4\n",
+        "FAILED tests/x.py::test_y - assert 1 == 2\n1 failed, 3 passed in 2.0s\n",
+        "httpx.ReadTimeout: The read operation timed out\n",
+        "Segmentation fault (core dumped)\n",
+        "Process completed with exit code 137.\n",
+        "Watchdog timeout (self.watchdog_timeout=300)\n",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB.\n",
+        "Triton Error [CUDA]: invalid argument\n",
+        "prog: src/tree.c:12: build: Assertion `n > 0' failed.\n",
+        'File "/x/worker.py", line 3, in replay\nValueError: x\n',
+    ],
+)
+def test_without_damage_that_a_symptom_speaks_of_nothing_is_ranked(log: str) -> None:
+    setting = "--attention-backend fa3 --speculative-eagle-topk 4 --page-size 16\nPrefill batch. #cached-token: 640\n"
+    found, best = triaged(setting + log)
+    assert found.main is not None
+    assert best == ()
+    assert all("replay" not in line for line in commands(found, best, LIBRARY))
+
+
+@pytest.mark.parametrize("toggle", LIBRARY.all_toggles(), ids=lambda toggle: str(toggle.pr))
+def test_commands_can_be_typed_as_printed(toggle: Toggle) -> None:
+    found, best = triaged(f"base: fail {toggle.detected_by.signatures[0].replace('*', '')}, 1.0 s\n")
+    for line in commands(found, best, LIBRARY):
+        words = shlex.split(line, comments=True)
+        assert words[0] == "specdebug"
+        scenario = LIBRARY.scenario(words[2])
+        if "--arm" in words:
+            assert scenario.arms[words[words.index("--arm") + 1]].revert

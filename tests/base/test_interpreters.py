@@ -1,0 +1,142 @@
+"""Every process that the source starts is entered here, and no interpreter among them takes a module by chance."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import specdebug
+from specdebug.base.interpreters import ENGINE_ENV, engine_python, other_python, own_python
+
+ROOT = Path(specdebug.__file__).resolve().parent
+STARTERS = {
+    "asyncio": {"create_subprocess_exec", "create_subprocess_shell"},
+    "os": {"execl", "execle", "execlp", "execlpe", "execv", "execve", "execvp", "execvpe", "popen", "posix_spawn"}
+    | {"posix_spawnp", "spawnl", "spawnv", "spawnve", "startfile", "system"},
+    "subprocess": {"Popen", "run", "call", "check_call", "check_output", "getoutput", "getstatusoutput"},
+}
+
+STARTS = {
+    "installs/checkout.py": (1, "git"),
+    "installs/running.py": (1, "other_python, or what an installation tries"),
+    "server/process.py": (1, "own_python"),
+    "targets/launch/lease.py": (1, "own_python"),
+    "targets/launch/process.py": (1, "the user's command, own_python or engine_python"),
+    "targets/patches.py": (1, "other_python"),
+    "trials/process.py": (1, "the user's command"),
+    "trials/repository.py": (1, "git"),
+    "trials/state.py": (1, "other_python"),
+    "workers/forkserver.py": (1, "own_python"),
+    "workers/lifeline.py": (1, "the reaper, a file of ours, by -I -S"),
+    "workers/server.py": (1, "own_python"),
+    "workers/stack.py": (1, "nvcc"),
+}
+"""At how many places each file starts something, and what."""
+
+NAMED = {
+    "doctor.py": "shown",
+    "installs/recipe.py": "handed to other_python",
+    "interpreters.py": "the words",
+    "workers/lifeline.py": "the reaper, which needs the standard library alone",
+}
+"""Files that name this interpreter, and what for."""
+
+
+TO_SHOW = {"logs/origin.py": "a command that a user is told of"}
+"""Files whose words nothing is started by."""
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for file in sorted(ROOT.rglob("*.py")):
+        yield file.relative_to(ROOT).as_posix(), ast.parse(file.read_text("utf-8"))
+
+
+def starts_in(tree: ast.AST) -> list[int]:
+    """The lines at which a process is started."""
+    calls = [each.func for each in ast.walk(tree) if isinstance(each, ast.Call)]
+    named = [each for each in calls if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name)]
+    return [each.lineno for each in named if each.attr in STARTERS.get(ast.unparse(each.value), ())]
+
+
+def test_every_start_is_entered() -> None:
+    found = {name: len(lines) for name, tree in trees() if (lines := starts_in(tree))}
+    assert found == {name: count for name, (count, _) in STARTS.items()}
+
+
+def test_a_start_is_seen() -> None:
+    assert starts_in(ast.parse("import os\nsubprocess.Popen(words)\nos.execv(a, b)\npool.run(jobs)\n")) == [2, 3]
+
+
+def test_no_start_is_imported_by_its_own_name() -> None:
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                assert not {alias.name for alias in node.names} & STARTERS.get(node.module or "", set()), name
+
+
+def test_this_interpreter_is_named_in_few_places() -> None:
+    named = {name for name, tree in trees() for node in ast.walk(tree) if _text(node) == "sys.executable"}
+    assert named == set(NAMED)
+
+
+def test_words_for_an_interpreter_are_made_in_one_place() -> None:
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.List | ast.Tuple) and name != "interpreters.py":
+                words = [each.value for each in node.elts if isinstance(each, ast.Constant)]
+                fine = not {"-m", "-c"} & set(words) or words[0] in ("git", "sh") or name in TO_SHOW
+                assert fine, f"{name}:{node.lineno}"
+
+
+def _text(node: ast.AST) -> str:
+    return ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A folder with a ``json`` and a ``sitecustomize`` that leave a file when they run."""
+    for name in ("json", "sitecustomize", "usercustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').write({name!r})\n")
+    return tmp_path
+
+
+def ran(planted: Path, words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": "", **more}
+    return subprocess.run(words, cwd=planted, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("path", ["", "planted"])
+def test_nothing_planted_runs(planted: Path, path: str) -> None:
+    more = {"PYTHONPATH": str(planted)} if path else {}
+    for words in (
+        own_python("import json; print(json.__file__, sys.argv[1:])", "a"),
+        other_python(sys.executable, "-c", "import json; print(json.__file__)"),
+        other_python(sys.executable, "-m", "json.tool", "-h"),
+    ):
+        done = ran(planted, words, **more)
+        assert done.returncode == 0, done.stderr
+        assert not (planted / "ran").exists()
+    assert ran(planted, [sys.executable, "-c", "import json"]).returncode == 0
+    assert (planted / "ran").exists()  # it would have run
+
+
+def test_our_own_has_our_path_and_its_arguments(planted: Path) -> None:
+    done = ran(planted, own_python("import specdebug; print(sys.path, sys.argv[1:])", "a", "b"))
+    assert done.stdout.strip() == f"{sys.path} ['a', 'b']"
+
+
+def test_an_engine_finds_what_we_name_and_not_what_lies_about(
+    planted: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    site = tmp_path_factory.mktemp("site")
+    (site / "ours.py").write_text("said = 'ours'\n")
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import json, ours; print(ours.said)'])"
+    done = ran(planted, engine_python(sys.executable, "-c", child), **ENGINE_ENV, PYTHONPATH=str(site))
+    assert done.stdout == "ours\n"
+    assert not (planted / "ran").exists()

@@ -1,0 +1,356 @@
+"""Which arms are run, how their results add up to an exit code, and what survives an interrupt."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+
+from specdebug.base.errors import ConfigError, SpecDebugError
+from specdebug.base.yamlio import parse_yaml
+from specdebug.campaign.loops.replay import (
+    LOAD_TRITON,
+    ArmResult,
+    ArmRun,
+    Choices,
+    Replay,
+    ReplayError,
+    plan,
+    replay,
+    run_arms,
+)
+from specdebug.scenario.grammar import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.load import scenario_of
+from specdebug.scenario.servers import LaunchedServer, TargetChoice, parse_target
+from specdebug.targets.registry import find_target
+from specdebug.verdict.outcome import EXIT_CODES, Outcome
+from specdebug.workers.job import WorkerEnd
+from specdebug.workers.machine_failure import MachineFailure
+from tests.run.fakes import FakeLibrary, FakePool, good_run
+
+SCENARIO = Scenario(
+    name="sample",
+    workload=(WorkloadGroup("g0", TokenPrompt((1, 2))),),
+    arms={"fixed": Arm("fixed"), "reverted": Arm("reverted", revert=(27338,), mode="assert")},
+    expect={
+        "fixed": Expectation(),
+        "reverted": Expectation("fail", ("guard@draft.kv_indices*",)),
+    },
+    seed=7,
+    limits=Limits(timeout_s=33, memory_mb=512),
+)
+
+
+def planned(**choices: Any) -> list[ArmRun]:
+    return plan(SCENARIO, Choices(**choices), FakeLibrary())
+
+
+def shape(runs: list[ArmRun]) -> list[tuple[str, tuple[int, ...], bool]]:
+    return [(run.arm, run.reverts, run.expectation is not None) for run in runs]
+
+
+def test_a_plain_replay_runs_every_arm_against_its_expectation() -> None:
+    assert shape(planned()) == [("fixed", (), True), ("reverted", (27338,), True)]
+
+
+def test_reverts_go_on_top_of_the_named_arm_or_the_first() -> None:
+    assert shape(planned(reverts=(1, 2))) == [("fixed", (1, 2), False)]
+    assert shape(planned(arms=("reverted",), reverts=(27338, 2))) == [("reverted", (27338, 2), False)]
+    assert shape(planned(arms=("reverted", "fixed", "reverted"))) == [
+        ("reverted", (27338,), False),
+        ("fixed", (), False),
+    ]
+
+
+def test_an_unknown_arm_is_told_off_with_the_nearest() -> None:
+    with pytest.raises(ReplayError, match="no arm 'fixd'; did you mean 'fixed'"):
+        planned(arms=("fixd",))
+
+
+def test_choices_go_over_the_file() -> None:
+    run = planned(seed=9, mode="record", probes=("graph",), timeout_s=5)[1]
+    assert run.seed == 9
+    assert [pack.name for pack in run.packs] == ["graph"]
+    assert run.scenario.arms["reverted"].mode == "record"
+    assert run.job(FakeLibrary()).timeout_s == 5
+    plain = planned()[1]
+    assert (plain.seed, plain.scenario.arms["reverted"].mode) == (7, "assert")
+    assert [pack.name for pack in plain.packs] == ["default"]
+
+
+def test_engine_options_from_outside_go_over_every_arm_and_ask_for_a_gpu() -> None:
+    runs = planned(engine={"device": "cuda:1", "attention_backend": "fa3"})
+    assert [(run.config.device, run.config.attention_backend) for run in runs] == [("cuda:1", "fa3")] * 2
+    assert all(run.job(FakeLibrary()).uses_gpu for run in runs)
+    assert not any(run.job(FakeLibrary()).uses_gpu for run in planned())
+    assert SCENARIO.overrides == {}
+    assert [(run.arm, run.job(FakeLibrary()).at_risk) for run in runs] == [("fixed", ""), ("reverted", "cuda:1")]
+    assert not any(run.job(FakeLibrary()).at_risk for run in planned())
+    unpickled = pickle.loads(pickle.loads(pickle.dumps(runs[0].job(FakeLibrary()).payload))["scenario"])
+    assert unpickled.engine_of("reverted") == {"device": "cuda:1", "attention_backend": "fa3"}
+
+
+@pytest.mark.parametrize(
+    ("target", "place"),
+    [
+        ("http://127.0.0.1:30000", "localhost:30000"),
+        ("http://localhost:30000/v1", "localhost:30000"),
+        ("https://GPU-7", "gpu-7:https"),
+        ("{http: 'http://[::1]:80', connections: 2}", "localhost:80"),
+        ("serve", ""),
+        ("embedded", ""),
+        ("reference", ""),
+    ],
+)
+def test_a_server_that_is_there_is_used_by_one_arm_at_a_time(target: str, place: str) -> None:
+    jobs = [run.job(FakeLibrary()) for run in planned(target=parse_target(target), reverts=())]
+    assert [job.server for job in jobs] == [place] * 2
+    assert [job.slots and (job.slots.name, job.slots.most) for job in jobs] == [(place, 1) if place else None] * 2
+
+
+def test_the_time_to_be_ready_goes_over_that_of_every_server_that_is_started() -> None:
+    (fixed, reverted) = planned(target=parse_target("serve"), ready_timeout_s=7.5)
+    assert [run.target for run in (fixed, reverted)] == [LaunchedServer(command="serve", ready_timeout_s=7.5)] * 2
+    laid = SCENARIO.laid_over({"target": "{launch: serve, ready_timeout_s: 9}", "ready_timeout_s": 5.0})
+    assert laid.target == LaunchedServer(command="serve", ready_timeout_s=5.0)
+    assert laid.overrides == {}
+    with pytest.raises(ConfigError, match="none of its arms starts a server, which --ready-timeout is for"):
+        planned(ready_timeout_s=7.5)
+
+
+@pytest.mark.parametrize(("device", "prepared"), [("cuda", [LOAD_TRITON]), ("cpu", [])])
+def test_triton_is_loaded_before_workers_fork_if_an_arm_needs_it(device: str, prepared: list[str]) -> None:
+    pool = FakePool(good_run)
+    replay(pool, FakeLibrary(), SCENARIO, Choices(engine={"device": device}))  # type: ignore[arg-type]
+    assert len(pool.jobs) == 2
+    assert pool.prepared == prepared
+
+
+def at_fault(scenario: Scenario, choices: Choices, message: str, *option: str) -> str:
+    def usage(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        event = {"event": "usage", "message": message, "option": list(option)}
+        return [event], WorkerEnd("done", 0, 0.1, 1.0, "")
+
+    with pytest.raises(SpecDebugError) as caught:
+        replay(FakePool(usage), FakeLibrary(), scenario, choices)  # type: ignore[arg-type]
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+FILE = """\
+name: on-gpu
+engine:
+  device: cuda
+workload:
+  - {prompt: {token_ids: [1, 2]}}
+arms:
+  small: {}
+  paged: {engine: {page_size: 16}}
+"""
+
+
+def test_an_option_that_a_worker_finds_wrong_is_named_where_it_was_set() -> None:
+    scenario = scenario_of(parse_yaml(FILE, "s.yaml"), None)
+    assert at_fault(scenario, Choices(), "no CUDA here; use cpu", "device") == (
+        "s.yaml:3:3: engine.device: no CUDA here; use cpu"
+    )
+    assert at_fault(scenario, Choices(arms=("paged",)), "16 is too many", "page_size") == (
+        "s.yaml:8:20: engine.page_size: 16 is too many"
+    )
+    over = Choices(engine={"device": "cuda:3"})
+    assert at_fault(SCENARIO, over, "there is no cuda:3", "device") == "--device cuda:3: there is no cuda:3"
+
+
+def test_a_device_that_is_not_there_is_its_arm_s_unknown_and_the_others_run() -> None:
+    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        if job.name == "reverted":
+            event = {"event": "usage", "message": "there is no CUDA", "option": ["device"], "unavailable": True}
+            return [event], WorkerEnd("done", 0, 0.1, 1.0, "")
+        return good_run(job)
+
+    answer = replay(FakePool(script), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
+    fixed, reverted = (each.outcome for each in answer.results)
+    assert fixed.verdict == "pass"
+    assert (reverted.verdict, reverted.unavailable, reverted.violations) == ("unknown", True, ())
+    assert "there is no CUDA" in reverted.detail
+    assert answer.exit_code == 125
+
+
+HANGS = WorkerEnd("timeout", -9, 33.0, 1.0, "")
+GONE = MachineFailure("device", "no answer after fixed had hung for 33 s")
+
+
+def hung(script: Any, *answers: bool, device: str = "cuda") -> tuple[Replay, FakePool]:
+    pool = FakePool(script, answers=answers)
+    return replay(pool, FakeLibrary(), SCENARIO, Choices(engine={"device": device})), pool  # type: ignore[arg-type]
+
+
+def test_an_arm_that_hung_on_a_device_that_is_gone_comes_to_no_verdict() -> None:
+    answer, pool = hung(lambda job: ([], HANGS), False)
+    fixed, reverted = (each.outcome for each in answer.results)
+    assert (fixed.verdict, fixed.signature, fixed.machine) == ("unknown", None, GONE)
+    assert (reverted.verdict, reverted.machine) == ("unknown", GONE)
+    assert [job.name for job in pool.jobs] == ["fixed"]
+    assert answer.exit_code == 125
+
+
+def test_an_arm_that_hung_on_a_device_that_answers_has_hung() -> None:
+    answer, _ = hung(lambda job: ([], HANGS), True, True)
+    assert [(each.outcome.verdict, each.outcome.signature) for each in answer.results] == [("fail", "hang")] * 2
+    answer, _ = hung(lambda job: ([], HANGS), True, False)  # a device that is lost later says nothing of earlier arms
+    assert [each.outcome.verdict for each in answer.results] == ["fail", "unknown"]
+
+
+def test_what_an_arm_did_before_it_hung_on_a_lost_device_stands() -> None:
+    found = {"event": "violation", "kind": "guard", "site": "a.b", "step": 2, "detail": ""}
+    answer, _ = hung(lambda job: ([found], HANGS), False)
+    assert (answer.results[0].outcome.verdict, answer.results[0].outcome.signature) == ("fail", "guard@a.b")
+
+
+def test_a_hang_on_a_cpu_is_no_doubt_of_it() -> None:
+    answer, _ = hung(lambda job: ([], HANGS), device="cpu")
+    assert [each.outcome.signature for each in answer.results] == ["hang"] * 2
+
+
+def test_a_job_carries_its_parts_sealed() -> None:
+    run = ArmRun("fixed", SCENARIO, "fixed", 7)
+    job = run.job(FakeLibrary())
+    assert (job.name, job.timeout_s, job.memory_mb) == ("fixed", 33, 512)
+    assert pickle.loads(job.payload["scenario"]) == SCENARIO
+    assert all(isinstance(job.payload[part], bytes) for part in ("scenario", "toggles", "packs", "workload"))
+
+
+def result(verdict: Any, signature: str | None, expectation: Expectation | None) -> ArmResult:
+    run = ArmRun("a", SCENARIO, "fixed", 0, expectation=expectation)
+    return ArmResult(run, Outcome(verdict, signature, None, "", None))
+
+
+PASS, FAIL, ANY = Expectation(), Expectation("fail", ("nan@*",)), None
+
+
+@pytest.mark.parametrize(
+    ("results", "code"),
+    [
+        ([("pass", None, PASS)], 0),
+        ([("pass", None, PASS), ("fail", "nan@x", FAIL)], 0),
+        ([("pass", None, PASS), ("fail", "oob@x", FAIL)], 1),
+        ([("pass", None, FAIL)], 1),
+        ([("fail", "nan@x", PASS)], 1),
+        ([("unknown", None, PASS)], 125),
+        ([("unknown", None, PASS), ("pass", None, FAIL)], 1),
+        ([("unknown", None, Expectation("unknown"))], 0),
+        ([("pass", None, ANY)], 0),
+        ([("fail", "nan@x", ANY)], 1),
+        ([("unknown", None, ANY)], 125),
+        ([("pass", None, ANY), ("unknown", None, ANY)], 125),
+        ([("unknown", None, ANY), ("fail", "hang", ANY)], 1),
+    ],
+)
+def test_exit_code_table(results: list[tuple[Any, str | None, Expectation | None]], code: int) -> None:
+    assert Replay(SCENARIO, tuple(result(*parts) for parts in results), 1.0).exit_code == code
+    assert code in EXIT_CODES.values()
+
+
+def dying_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    events, _ = good_run(job)
+    return events[:3], WorkerEnd("signal", -9, 0.5, 10.0, "")
+
+
+def mixed_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    return dying_run(job) if job.name == "fixed" else good_run(job)
+
+
+def test_a_dead_arm_is_an_outcome_and_the_others_still_report() -> None:
+    answer = replay(FakePool(mixed_run), FakeLibrary(), SCENARIO, Choices())
+    assert [(r.run.arm, r.outcome.verdict, r.outcome.signature) for r in answer.results] == [
+        ("fixed", "fail", "crash:SIGKILL"),
+        ("reverted", "pass", None),
+    ]
+    assert answer.exit_code == 1
+    assert answer.results[0].outcome.requests[0].output_ids == (4,)
+
+
+def never_up(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    """A run whose worker dies before it has a session."""
+    return [{"event": "stage", "name": "build"}], WorkerEnd("exit", 3, 0.5, 10.0, "")
+
+
+@pytest.mark.parametrize("interrupt_at", [None, "fixed"])
+@pytest.mark.parametrize("target", ["embedded", "reference", LaunchedServer(command="serve")])
+def test_an_arm_without_a_session_is_of_the_target_that_was_asked_for(
+    target: TargetChoice, interrupt_at: str | None
+) -> None:
+    choices = Choices(arms=("fixed",), target=target)
+    pool: Any = FakePool(never_up, interrupt_at=interrupt_at)
+    (result,) = replay(pool, FakeLibrary(), SCENARIO, choices).results
+    assert result.outcome.verdict == ("fail" if interrupt_at is None else "unknown")
+    assert result.outcome.target == find_target(target).name
+    assert Outcome.from_dict(result.outcome.to_dict()).target == find_target(target).name
+
+
+def lacking_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    events, end = good_run(job)
+    if "fixed" not in job.name:
+        return events, end
+    lacking = {"event": "impossible", "reason": "FlashInfer cannot compile", "unavailable": True}
+    return [lacking, events[-2], events[-1]], end
+
+
+def test_an_arm_that_this_machine_cannot_run_leaves_the_others_running() -> None:
+    answer = replay(FakePool(lacking_run), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
+    assert [(r.run.arm, r.outcome.verdict, r.outcome.unavailable) for r in answer.results] == [
+        ("fixed", "unknown", True),
+        ("reverted", "pass", False),
+    ]
+    assert answer.results[0].outcome.detail == "FlashInfer cannot compile"
+
+
+def test_an_arm_that_the_machine_failed_is_not_as_expected_even_where_no_verdict_is() -> None:
+    def failing(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        return [{"event": "machine", "cause": "disk", "line": "full"}], WorkerEnd("done", 0, 0.1, 1.0, "")
+
+    nothing = dataclasses.replace(SCENARIO, expect={name: Expectation("unknown") for name in SCENARIO.arms})
+    answer = replay(FakePool(failing), FakeLibrary(), nothing, Choices())  # type: ignore[arg-type]
+    assert [result.met for result in answer.results] == [False, False]
+    assert answer.exit_code == 125
+
+
+def test_a_scenario_that_a_worker_finds_at_fault_is_an_error() -> None:
+    def usage(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        return [{"event": "usage", "message": "s.yaml:3:1: too long"}], WorkerEnd("done", 0, 0.1, 1.0, "")
+
+    with pytest.raises(ReplayError, match=r"^<scenario>: arm 'fixed': s.yaml:3:1: too long$"):
+        replay(FakePool(usage), FakeLibrary(), SCENARIO, Choices())
+
+
+def test_an_interrupt_keeps_what_is_known() -> None:
+    answer = replay(FakePool(good_run, interrupt_at="reverted"), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
+    verdicts = [(r.run.arm, r.outcome.verdict) for r in answer.results]
+    assert verdicts == [("fixed", "pass"), ("reverted", "unknown")]
+    assert (answer.interrupted, answer.exit_code) == (True, 130)
+    assert answer.results[1].outcome.reasons == ("interrupted before it began",)
+    assert answer.results[1].outcome.interrupted
+
+
+def test_what_was_expected_to_come_to_no_verdict_has_not_met_that_by_being_interrupted() -> None:
+    expectation = Expectation("unknown", ())
+    run = dataclasses.replace(plan(SCENARIO, Choices(), FakeLibrary())[0], expectation=expectation)
+    results, interrupted = run_arms(FakePool(good_run, interrupt_at=run.key), FakeLibrary(), [run])  # type: ignore[arg-type]
+    assert (interrupted, [result.met for result in results]) == (True, [False])
+
+
+def test_arms_that_had_not_begun_are_results_of_an_interrupted_replay() -> None:
+    answer = replay(FakePool(good_run, interrupt_at="fixed"), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
+    assert [result.run.arm for result in answer.results] == list(SCENARIO.arms)
+    assert {result.outcome.verdict for result in answer.results} == {"unknown"}
+
+
+def test_an_arm_that_had_reported_everything_was_not_interrupted() -> None:
+    def done(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        return good_run(job)[0], WorkerEnd("interrupted", -9, 0.5, 10.0, "")
+
+    answer = replay(FakePool(done), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
+    assert not answer.results[0].outcome.interrupted
+    assert answer.results[0].outcome.verdict == "pass"

@@ -1,0 +1,107 @@
+"""The expressions of ``-k``."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdebug.campaign.loops.selection import BadExpression, parse_expression
+
+WORDS = ("cache", "hit", "zero", "not_a")
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("cache", True),
+        ("CACHE-H", True),
+        ("cache_hit::zero", True),
+        ("nothing", False),
+        ("not nothing", True),
+        ("not cache or zero", True),
+        ("not (cache or zero)", False),
+        ("cache and not zero", False),
+        ("nothing or cache and zero", True),
+        ("(nothing or cache) and nothing", False),
+        ("not not cache", True),
+        ("nor", False),
+        ("android or cache", True),
+        ("((((cache))))", True),
+        ("(" * 5000 + "cache" + ")" * 5000, True),
+        ("not " * 5000 + "cache", True),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else str(value),
+)
+def test_an_expression_holds_for_names(text: str, holds: bool) -> None:
+    assert parse_expression(text).holds(("cache-hit", "zero_fill", "cache_hit::zero_fill")) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "-k '': column 1: a name is expected at the end"),
+        ("cache and", "column 10: a name is expected at the end"),
+        ("and cache", "column 1: a name is expected here, not 'and'"),
+        ("cache hit", "column 7: 'and' or 'or' is expected here, not 'hit'"),
+        ("cache not hit", "column 7: 'and' or 'or' is expected here, not 'not'"),
+        ("(cache", "column 1: nothing closes this parenthesis"),
+        ("cache)", "column 6: nothing opens this parenthesis"),
+        ("a or ()", "column 7: a name is expected here, not ')'"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_column(text: str, said: str) -> None:
+    with pytest.raises(BadExpression) as caught:
+        parse_expression(text)
+    assert str(caught.value).endswith(said)
+    assert caught.value.exit_code == 2
+
+
+def trees() -> st.SearchStrategy[Any]:
+    return st.recursive(
+        st.sampled_from(WORDS),
+        lambda below: st.one_of(
+            st.tuples(st.just("not"), below),
+            st.tuples(st.sampled_from(("and", "or")), below, below),
+        ),
+        max_leaves=12,
+    )
+
+
+def worked_out(tree: Any, present: frozenset[str]) -> bool:
+    """The value of a tree, by recursion."""
+    if isinstance(tree, str):
+        return tree in present
+    if tree[0] == "not":
+        return not worked_out(tree[1], present)
+    left, right = worked_out(tree[1], present), worked_out(tree[2], present)
+    return left and right if tree[0] == "and" else left or right
+
+
+def written(tree: Any) -> str:
+    """A tree as text, with no more parentheses than ``not`` before ``and`` before ``or`` asks for."""
+    binds = {"or": 1, "and": 2, "not": 3}
+
+    def inside(below: Any, least: int) -> str:
+        text = written(below)
+        return text if isinstance(below, str) or binds[below[0]] >= least else f"({text})"
+
+    if isinstance(tree, str):
+        return tree
+    if tree[0] == "not":
+        return f"not {inside(tree[1], 3)}"
+    return f"{inside(tree[1], binds[tree[0]])} {tree[0]} {inside(tree[2], binds[tree[0]])}"
+
+
+@given(trees(), st.frozensets(st.sampled_from(WORDS)))
+def test_operators_bind_as_everywhere(tree: Any, present: frozenset[str]) -> None:
+    assert parse_expression(written(tree)).holds(present) is worked_out(tree, present)
+
+
+@given(st.text(alphabet="ab()or nd t", max_size=30))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(BadExpression):
+        assert parse_expression(text).holds(("a", "b")) in (True, False)

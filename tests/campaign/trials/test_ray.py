@@ -1,0 +1,290 @@
+"""Trials on a Ray cluster of this machine: the same answer as without, whatever becomes of the nodes."""
+
+from __future__ import annotations
+
+import _thread
+import importlib.util
+import json
+import os
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdebug.bisect import Bisector
+from specdebug.campaign.trials.command import CommandSource
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.ray_executor import ATTEMPTS, RayExecutorError, RaySource, import_ray
+from specdebug.campaign.trials.remote import command_source, scenario_source
+from specdebug.campaign.trials.scenario import ScenarioSource
+from specdebug.campaign.trials.search import Findings, Search, Standing
+from specdebug.campaign.trials.source import TrialSource
+from specdebug.campaign.trials.takes import Takes
+from specdebug.campaign.trials.trial import Trial, TrialResult, trial_seed
+from specdebug.cli.main import run
+from specdebug.scenario.library import Library
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason='Ray is not installed: pip install "specdebug[ray]"'
+)
+on_a_cluster = [needs_ray, pytest.mark.ray, pytest.mark.slow]
+
+JOBS = 2
+KILLED = 6
+"""The trial whose node goes."""
+
+FLAKY = """#!/bin/bash
+echo "$SPECDEBUG_TRIAL_SEED" >>ran
+if [ "$SPECDEBUG_TRIAL_SEED" = "$(cat hang 2>/dev/null)" ] && mkdir hung 2>/dev/null; then
+    echo >begun
+    read -r never <never
+fi
+case ",$SGLANG_DEBUG_REVERT_PR," in
+    *,27360,*) if [ $((SPECDEBUG_TRIAL_SEED % 10)) -lt 5 ]; then echo 'found nan@draft.hidden_states'; exit 1; fi;;
+esac
+exit 0
+"""
+
+
+class Nodes:
+    """A cluster whose head runs no trials, and two nodes that run one each."""
+
+    def __init__(self) -> None:
+        import_ray()
+        from ray.cluster_utils import Cluster
+
+        small = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+        self._small = small
+        self.address: str = self._cluster.address
+
+    def fill(self) -> None:
+        while len(self._cluster.worker_nodes) < JOBS:
+            self._cluster.add_node(num_cpus=1, **self._small)
+
+    def kill(self, name: str) -> None:
+        """One node, by Ray's id; no goodbyes."""
+        (node,) = (one for one in self._cluster.worker_nodes if one.node_id == name)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def end(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Nodes]:
+    nodes = Nodes()
+    yield nodes
+    nodes.end()
+
+
+@pytest.fixture
+def nodes(shared: Nodes) -> Nodes:
+    shared.fill()
+    return shared
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
+
+
+def script(text: str, name: str = "cmd.sh") -> tuple[str, ...]:
+    Path(name).write_text(text)
+    Path(name).chmod(0o755)
+    return (f"./{name}",)
+
+
+def on_ray(command: tuple[str, ...], nodes: Nodes, **options: Any) -> RaySource:
+    make = partial(command_source, command, (), None, Takes.SET)
+    return RaySource(make(), make, address=nodes.address, **options)
+
+
+class Watcher:
+    """Kills the node of a trial once that has begun."""
+
+    def __init__(self, nodes: Nodes | None = None, source: RaySource | None = None) -> None:
+        self._nodes, self._source = nodes, source
+
+    def moved(self, standing: Standing) -> None:
+        if self._nodes is not None and self._source is not None and KILLED in self._source.placed:
+            Path("begun").read_text()  # a pipe
+            self._nodes.kill(self._source.placed[KILLED])
+            self._nodes = None
+
+    def counted(self, trial: Trial, result: TrialResult, standing: Standing) -> None:
+        pass
+
+
+def search(source: TrialSource, journal: str, watcher: Watcher) -> tuple[Findings, list[tuple[Trial, str, str | None]]]:
+    """What was found, and the trials that counted."""
+    names = [candidate.id for candidate in source.candidates]
+    with Journal(Path(journal), source.identity, "a test") as kept:
+        findings = Search(
+            source, kept, lambda: Bisector(names), opening=(frozenset(names),), seed=0, max_trials=300
+        ).run(watcher)
+        counted = [kept.trials[number] for number in range(findings.standing.trials)]
+    return findings, [(trial, result.outcome, result.signature) for trial, result in counted]
+
+
+class TestOnACluster:
+    pytestmark = on_a_cluster
+
+    def test_a_node_killed_midway_changes_nothing(self, nodes: Nodes) -> None:
+        command = script(FLAKY)
+        here, expected = search(
+            CommandSource(command, Library().registry, takes=Takes.SET, capacity=JOBS), "here.sqlite", Watcher()
+        )
+        Path("ran").unlink()
+        os.mkfifo("begun")
+        os.mkfifo("never")
+        Path("hang").write_text(str(trial_seed(0, KILLED)))
+        source = on_ray(command, nodes, jobs=JOBS)
+        there, trials = search(source, "there.sqlite", Watcher(nodes, source))
+        assert there.trouble is None
+        assert there.answer == here.answer
+        assert there.answer is not None
+        assert there.answer.culprits == {"27360"}
+        assert trials == expected
+        assert source.rerun == 1
+        ran = Counter(map(int, Path("ran").read_text().split()))
+        assert {seed: count for seed, count in ran.items() if count > 1} == {trial_seed(0, KILLED): 2}
+
+    def test_the_command_line_says_what_it_says_without(self, nodes: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
+        command = script(FLAKY)
+
+        def told(*argv: str) -> dict[str, Any]:
+            assert run(["bisect", *argv, "--json", "-", "--fresh", "--", *command]) == 0
+            document: dict[str, Any] = json.loads(capsys.readouterr().out)
+            return document
+
+        jobs = ("--jobs", str(JOBS))
+        assert told("--executor", "ray", "--ray-address", nodes.address, *jobs) == told(*jobs)
+
+    def test_what_runs_ends_when_it_is_closed(self, nodes: Nodes) -> None:
+        os.mkfifo("begun")
+        source = on_ray(script("#!/bin/bash\necho $$ >begun\nexec sleep 1000\n"), nodes)
+        assert source.capacity >= JOBS  # a CPU each; Ray takes a while to call those dead that another test killed
+        source.start(Trial(0, frozenset(), 1))
+        told: list[int] = []
+
+        def interrupt() -> None:
+            told.append(int(Path("begun").read_text()))
+            _thread.interrupt_main()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            source.wait()
+        thread.join()
+        source.close()
+        source.close()
+        with pytest.raises(ProcessLookupError):
+            os.kill(told[0], 0)
+
+    def test_a_trial_that_ends_its_worker_time_and_again_is_given_up(self, nodes: Nodes) -> None:
+        source = on_ray(script("#!/bin/bash\necho x >>ran\nkill -9 $PPID\n"), nodes)
+        source.start(Trial(7, frozenset(), 1))
+        with pytest.raises(RayExecutorError, match=f"trial 7 ended its worker {ATTEMPTS} times, last on node "):
+            source.wait()
+        source.close()
+        assert Path("ran").read_text() == "x\n" * ATTEMPTS
+
+    def test_a_node_that_is_not_as_this_machine_is_told(self, nodes: Nodes) -> None:
+        command = script("#!/bin/bash\nexit 0\n")
+        source = on_ray(command, nodes)
+        Path("cmd.sh").write_text("#!/bin/bash\nexit 1\n")
+        source.start(Trial(0, frozenset(), 1))
+        with pytest.raises(RayExecutorError, match=r"node [\d.]+ of the .* it has another .* than this machine"):
+            source.wait()
+        Path("cmd.sh").unlink()
+        source.start(Trial(1, frozenset(), 1))
+        with pytest.raises(RayExecutorError, match=r"there is no command \./cmd\.sh"):
+            source.wait()
+        source.close()
+
+    def test_a_folder_that_a_node_lacks(self, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "gone").mkdir()
+        monkeypatch.chdir(tmp_path / "gone")
+        source = on_ray(("true",), nodes)
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "gone").rmdir()
+        source.start(Trial(0, frozenset(), 1))
+        with pytest.raises(RayExecutorError, match="gone: No such file or directory; it needs the same files"):
+            source.wait()
+        source.close()
+
+    def test_a_scenario_gives_what_it_gives_here(self, nodes: Nodes) -> None:
+        library = Library()
+        scenario = library.scenario("flaky_page_table")
+        here = ScenarioSource(library, scenario)
+        make = partial(scenario_source, scenario, (), here.arm, (), None, Takes.ONE)
+        there = RaySource(here, make, address=nodes.address)
+        results: list[dict[int, tuple[str, str | None]]] = []
+        for source in (here, there):
+            ended = {}
+            for number in (1, 2):
+                source.start(Trial(number, frozenset({"27360"}), number))
+                trial, result = source.wait()
+                ended[trial.number] = (result.outcome, result.signature)
+            source.close()
+            results.append(ended)
+        assert results[0] == results[1]
+        assert [results[0][number][0] for number in (1, 2)] == ["fail", "pass"]
+
+    def test_a_cluster_without_what_trials_need(self, nodes: Nodes) -> None:
+        with pytest.raises(RayExecutorError, match="has no node with a CPU and a GPU"):
+            on_ray(("true",), nodes, gpus=1)
+        source = on_ray(("true",), nodes, gpus=1, jobs=1, patience_s=0)
+        source.start(Trial(0, frozenset(), 1))
+        with pytest.raises(RayExecutorError, match="no node is left to run trials"):
+            source.wait()
+        source.close()
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert run(["bisect", *argv, "--", "true"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return err
+
+
+def test_without_ray_the_extra_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert 'pip install "specdebug[ray]"' in complaint(capsys, "--executor", "ray")
+
+
+def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "of no use without --executor ray" in complaint(capsys, "--ray-address", "auto")
+    assert "on this machine" in complaint(capsys, "--executor", "ray", "--over", "commits", "--good", "HEAD")
+
+
+@needs_ray
+@pytest.mark.ray
+def test_an_address_where_there_is_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(address: str) -> str:
+        return complaint(capsys, "--executor", "ray", "--ray-address", address)
+
+    assert "must be HOST:PORT" in told("somewhere")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert f"what answers at {address} is no Ray cluster" in told(address)
+        thread.join()
+    assert f"there is no Ray cluster at {address}: Connection refused" in told(address)

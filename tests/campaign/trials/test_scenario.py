@@ -1,0 +1,188 @@
+"""Trials of a scenario: what an outcome says of its trial, what options may be, and a few for real."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from specdebug.bisect import Bisector
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.scenario import ScenarioSource, ScenarioTrialError, expected_signature, result_of
+from specdebug.campaign.trials.search import Search
+from specdebug.campaign.trials.trial import Trial
+from specdebug.scenario.library import Library
+from specdebug.verdict.outcome import Evidence, Metrics, Outcome, Violation, decide
+
+LIBRARY = Library()
+NAME = "flaky_page_table"
+FAILING, PASSING = 1, 2
+"""Seeds with a prompt whose length is, and is not, 3 modulo 4."""
+
+
+def outcome(*violations: Violation, **evidence: Any) -> Outcome:
+    facts = Evidence(**{"reverts": {}, "probes_enabled": 1, "sites_reached": 1, "generated": 3, **evidence})
+    verdict, reasons = decide(violations, facts)
+    first = violations[0] if violations else None
+    return Outcome(
+        verdict,
+        first.signature if first else None,
+        None,
+        first.detail if first else "; ".join(reasons),
+        None,
+        reasons=reasons,
+        metrics=Metrics(wall_s=0.5),
+        reverted_hits=facts.reverts,
+    )
+
+
+def test_a_trial_fails_by_its_verdict_alone() -> None:
+    found = result_of(outcome(Violation("nan", "draft.logits", 1, "3 values"), reverts={"1": {"1#1": 0}}))
+    assert (found.outcome, found.signature, found.seconds, found.detail) == (
+        "fail",
+        "nan@draft.logits",
+        0.5,
+        "3 values",
+    )
+    assert result_of(outcome()).outcome == "pass"
+
+
+def test_what_else_failed_is_told_of_a_run_that_went_on_to_its_end() -> None:
+    found = (Violation("oob", "draft.positions", 1, ""), Violation("nan", "draft.logits", 2, ""))
+    failed = dataclasses.replace(outcome(*found), violations=found)
+    assert result_of(failed).besides is None
+    assert result_of(dataclasses.replace(failed, complete=True)).besides == ("nan@draft.logits",)
+
+
+def test_a_revert_that_never_ran_has_not_shown_but_a_run_that_could_show_nothing_is_untestable() -> None:
+    never, ran = {"1#1": 0}, {"2#1": 0, "2#2": 5}
+    assert result_of(outcome(reverts={"1": never, "2": ran})).outcome == "pass"
+    assert result_of(outcome(reverts={"1": never, "3": never})).outcome == "pass"
+    assert result_of(outcome(reverts={"1": never}, generated=0)).outcome == "untestable"
+    assert result_of(outcome(reverts={"2": ran}, sites_reached=0)).outcome == "untestable"
+    assert result_of(outcome(cut_short="interrupted before it was done")).outcome == "untestable"
+    impossible = result_of(outcome(reverts={"1": never}, impossible="toggle 1: does not fit"))
+    assert (impossible.outcome, impossible.detail) == ("untestable", "toggle 1: does not fit")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["eagle_topk"], "'eagle_topk' is no engine option; write for example speculative.num_steps=3"),
+        (["speculative..x=1"], "'speculative..x=1' is no engine option"),
+        (["speculative.eagle_tpk=1"], "engine.speculative.eagle_tpk: unknown option 'eagle_tpk'; did you mean"),
+        (["page_size=many"], "'page_size=many': engine.page_size: must be an integer, got 'many'"),
+        (["page_size=[1"], "'page_size=[1': '[1' is no value"),
+        (["page_size=1", "page_size=2"], "'page_size=2' and 'page_size=1' set the same option"),
+    ],
+)  # fmt: skip
+def test_an_option_that_cannot_be_is_refused_in_one_line(options: list[str], complaint: str) -> None:
+    with pytest.raises(ScenarioTrialError) as error:
+        ScenarioSource(LIBRARY, LIBRARY.scenario(NAME), options=options)
+    assert complaint in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_arm_that_is_not_there_is_refused_and_the_plain_one_is_the_default() -> None:
+    scenario = LIBRARY.scenario(NAME)
+    with pytest.raises(ScenarioTrialError, match="no arm 'fixd'; did you mean 'fixed'"):
+        ScenarioSource(LIBRARY, scenario, arm="fixd")
+    last = dataclasses.replace(scenario, arms=dict(reversed(scenario.arms.items())))
+    assert ScenarioSource(LIBRARY, last).arm == "fixed"
+
+
+def test_candidates_are_the_fixes_the_arm_does_not_revert_or_the_options() -> None:
+    scenario = LIBRARY.scenario(NAME)
+    every = {str(toggle.pr) for toggle in LIBRARY.all_toggles()}
+    assert {one.id for one in ScenarioSource(LIBRARY, scenario).candidates} == every
+    assert {one.id for one in ScenarioSource(LIBRARY, scenario, arm="reverted").candidates} == every - {"27360"}
+    options = ["page_size=1", "speculative={num_steps: 2, num_draft_tokens: 4}"]
+    assert [one.id for one in ScenarioSource(LIBRARY, scenario, options=options).candidates] == options
+
+
+def test_results_belong_to_what_they_depend_on() -> None:
+    scenario = LIBRARY.scenario(NAME)
+    seen = {ScenarioSource(LIBRARY, scenario, jobs=jobs).identity for jobs in (1, 2)}
+    assert len(seen) == 1
+    seen.add(ScenarioSource(LIBRARY, scenario, arm="reverted").identity)
+    seen.add(ScenarioSource(LIBRARY, scenario, options=["page_size=1"]).identity)
+    seen.add(ScenarioSource(LIBRARY, dataclasses.replace(scenario, probes=("assert",))).identity)
+    seen.add(ScenarioSource(LIBRARY, dataclasses.replace(scenario, overrides={"dtype": "bfloat16"})).identity)
+    seen.add(ScenarioSource(LIBRARY, LIBRARY.scenario("flaky_kv_indices")).identity)
+    assert len(seen) == 6
+
+
+def test_the_signature_a_scenario_is_about() -> None:
+    assert expected_signature(LIBRARY.scenario(NAME)) == "guard@draft.expand_page_table*"
+    scenario = LIBRARY.scenario(NAME)
+    assert expected_signature(dataclasses.replace(scenario, expect={})) is None
+    both = LIBRARY.scenario("flaky_bigram_key")
+    assert expected_signature(both) == "mismatch@draft_kv", "trials are not located"
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[ScenarioSource]:
+    source = ScenarioSource(LIBRARY, LIBRARY.scenario(NAME), jobs=2)
+    yield source
+    source.close()
+    source.close()
+
+
+def test_trials_run_side_by_side_and_repeat_exactly(source: ScenarioSource) -> None:
+    trials = [
+        Trial(number, frozenset(reverted), seed)
+        for number, (reverted, seed) in enumerate(
+            [((), FAILING), (("27360",), FAILING), (("27360",), PASSING), (("27360", "26972", "10846"), FAILING)]
+        )
+    ]
+    results = {}
+    source.start(trials[0])
+    for trial in (*trials[1:], None):
+        if trial is not None:
+            source.start(trial)
+        ended, result = source.wait()
+        results[ended] = (result.outcome, result.signature)
+    guard = "guard@draft.expand_page_table.0->draft.expand_cache_seqlens.0"
+    assert [results[trial] for trial in trials] == [("pass", None), ("fail", guard), ("pass", None), ("fail", guard)]
+
+
+def test_options_are_laid_over_the_arm_and_combinations_that_cannot_be_are_untestable() -> None:
+    options = ["page_size=16", "memory.num_slots=60", "speculative={num_steps: 2, num_draft_tokens: 4}"]
+    source = ScenarioSource(LIBRARY, LIBRARY.scenario(NAME), arm="reverted", options=options)
+    try:
+        results = []
+        for number, chosen in enumerate([(), options[:1], options[2:], options[:2], options[1:2]]):
+            source.start(Trial(number, frozenset(chosen), FAILING))
+            results.append(source.wait()[1])
+    finally:
+        source.close()
+    assert [result.outcome for result in results] == ["fail", "pass", "pass", "untestable", "untestable"]
+    assert "engine.memory.num_slots: 60 slots cannot hold" in results[3].detail
+    assert "memory.num_slots gives 60" in results[4].detail
+
+
+@pytest.mark.slow
+def test_a_search_among_all_fixes_names_the_one(tmp_path: Any) -> None:
+    scenario = LIBRARY.scenario(NAME)
+    source = ScenarioSource(LIBRARY, scenario, jobs=2)
+    names = [one.id for one in source.candidates]
+
+    class Silent:
+        def moved(self, standing: Any) -> None: ...
+        def counted(self, trial: Any, result: Any, standing: Any) -> None: ...
+
+    with Journal(tmp_path / "j.sqlite", source.identity, "t") as journal:
+        search = Search(
+            source,
+            journal,
+            lambda: Bisector(names, seed=1),
+            opening=(frozenset(names),),
+            seed=1,
+            max_trials=300,
+            pattern=expected_signature(scenario),
+        )
+        findings = search.run(Silent())
+    assert findings.answer is not None, findings
+    assert findings.answer.culprits == {"27360"}

@@ -1,0 +1,109 @@
+"""Which release it is, and where its modules are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdebug.patching import PatchError
+from specdebug.patching.drift import DistError, open_dist
+from tests.patching.drift.releases import METADATA, SOURCES, release, sdist, tree, wheel
+
+KNOWN = {"toyserve"}
+STATED = '[project]\nname = "Toy_Serve"\nversion = "3.1"\n'
+DYNAMIC = '[project]\nname = "toyserve"\ndynamic = ["version"]\n'
+
+
+def test_archives_say_what_they_are(tmp_path: Path) -> None:
+    for path in (wheel(tmp_path), sdist(tmp_path)):
+        dist = open_dist(path, KNOWN)
+        assert str(dist) == "toyserve 1.2.0"
+        assert dist.source("toyserve.flow").text == SOURCES["toyserve/flow.py"]
+        assert not [name for name in sys.modules if name.startswith("toyserve")]
+
+
+@pytest.mark.parametrize(
+    ("files", "version"),
+    [
+        ({"python/pyproject.toml": STATED.replace("Toy_Serve", "toyserve")}, "3.1"),
+        ({"PKG-INFO": METADATA, "pyproject.toml": DYNAMIC}, "1.2.0"),
+        ({"toyserve-1.3.dist-info/METADATA": METADATA.replace("1.2.0", "1.3")}, "1.3"),
+        ({"pyproject.toml": DYNAMIC + "[tool.setuptools_scm]\nversion_file = 'toyserve/_v.py'\n"}, "4.0.dev3+g1"),
+        ({"python/pyproject.toml": DYNAMIC + "[tool.setuptools_scm]\nwrite_to = '_v.py'\n"}, "4.1"),
+        (
+            {"pyproject.toml": DYNAMIC + "[tool.setuptools.dynamic]\nversion = {attr = 'toyserve._v.version'}\n"},
+            "4.0.dev3+g1",
+        ),
+        ({"pyproject.toml": DYNAMIC + "[tool.hatch.version]\npath = 'toyserve/_v.py'\n"}, "4.0.dev3+g1"),
+    ],
+)
+def test_trees_say_what_they_are(tmp_path: Path, files: dict[str, str], version: str) -> None:
+    written = {"toyserve/_v.py": "__version__ = version = '4.0.dev3+g1'\n", "python/_v.py": "version = '4.1'\n"}
+    assert str(open_dist(tree(tmp_path, {**files, **written}), KNOWN)) == f"toyserve {version}"
+
+
+@pytest.mark.parametrize(
+    "files", [{}, {"pyproject.toml": DYNAMIC}, {"pyproject.toml": DYNAMIC + "[tool.setuptools_scm]\n"}]
+)
+def test_a_tree_without_a_version_needs_one(tmp_path: Path, files: dict[str, str]) -> None:
+    root = tree(tmp_path, files)
+    with pytest.raises(DistError, match=r"\(toyserve\) does not state its version; give --version"):
+        open_dist(root, KNOWN)
+    assert str(open_dist(root, KNOWN, "0.9")) == "toyserve 0.9"
+    with pytest.raises(DistError, match="--version: 'new' is no version"):
+        open_dist(root, KNOWN, "new")
+
+
+def test_a_version_that_contradicts(tmp_path: Path) -> None:
+    assert str(open_dist(wheel(tmp_path), KNOWN, "1.2")) == "toyserve 1.2.0"
+    with pytest.raises(DistError, match=r"--version is 1\.3, but .* says that it is toyserve 1\.2\.0"):
+        open_dist(wheel(tmp_path), KNOWN, "1.3")
+
+
+def test_the_known_one_of_several(tmp_path: Path) -> None:
+    others = {f"other{n}-1.dist-info/METADATA": f"Name: other{n}\nVersion: 1\n\n" for n in range(3)}
+    files = {**others, "toyserve-1.dist-info/METADATA": METADATA}
+    assert str(open_dist(tree(tmp_path, files), KNOWN)) == "toyserve 1.2.0"
+    with pytest.raises(DistError, match=r"holds several engines \(other1, toyserve\)"):
+        open_dist(tree(tmp_path, files), {*KNOWN, "other1"})
+
+
+def test_what_nothing_names(tmp_path: Path) -> None:
+    with pytest.raises(DistError, match=r"nothing in .* says what it is"):
+        open_dist(tree(tmp_path, {"a.py": ""}, {}), KNOWN)
+    for broken in ("[", "a = " + "[" * 5000, "a = " + "9" * 5000):  # the latter two are no TOMLDecodeError
+        with pytest.raises(DistError, match=r"pyproject\.toml is no TOML"):
+            open_dist(tree(tmp_path, {"pyproject.toml": broken}), KNOWN)
+    with pytest.raises(DistError, match="'next' is no version"):
+        open_dist(wheel(tmp_path, metadata="Name: toyserve\nVersion: next\n\n"), KNOWN)
+
+
+def test_the_package_not_its_namesakes(tmp_path: Path) -> None:
+    extra = {"bench/toyserve/flow.py": "x = 1\n", "tests/toyserve/deep/flow.py": "", "toyserve.py/flow.py": ""}
+    root = tree(tmp_path, extra, {f"python/{name}": text for name, text in SOURCES.items()})
+    dist = open_dist(root, KNOWN, "1")
+    assert "class Draft" in dist.source("toyserve.flow").text
+    assert dist.has_module("toyserve")
+    assert not dist.has_module("toyserve.deep.flow")
+    assert not dist.has_module("elsewhere")
+
+
+def test_modules_that_are_not_there_or_no_python(tmp_path: Path) -> None:
+    dist = release(tmp_path, broken="def (", coded="# coding: nonsense\n", odd='x = "\\d"\n')
+    for module, said in (("gone", "has no module"), ("broken", "does not parse"), ("coded", "does not parse")):
+        with pytest.raises(PatchError, match=said):
+            dist.source(f"toyserve.{module}")
+    assert dist.source("toyserve.odd").spans
+
+
+@pytest.mark.filterwarnings("error")
+def test_somebody_elses_warnings_stay_theirs(tmp_path: Path) -> None:
+    assert release(tmp_path, odd='x = "\\d"\n').source("toyserve.odd").lines[0] == 'x = "\\d"'
+
+
+def test_who_mentions_what(tmp_path: Path) -> None:
+    dist = release(tmp_path)
+    assert list(dist.modules_that_mention(rb"def rows\b")) == ["toyserve.flow"]
+    assert list(dist.modules_that_mention(b"nowhere at all")) == []

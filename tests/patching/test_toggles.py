@@ -1,0 +1,526 @@
+"""toggles: reading, selecting and applying; whatever is wrong with a file is said in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pickle
+import random
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdebug.base import content
+from specdebug.base.errors import ContentError
+from specdebug.patching import PatchError, apply, toggles
+from specdebug.patching.toggles import (
+    NOTHING,
+    REVERT_VARIABLE,
+    Detection,
+    SelectionError,
+    apply_reverts,
+    load_registry,
+    load_toggle,
+    parse_numbers,
+    reverts_from_environment,
+)
+from specdebug.report.toggle import toggle_table
+from specdebug.scenario.library import Library
+from specdebug.scenario.servers import ReleasedEngine
+from tests.run.fakes import text_of
+
+TOGGLE = """\
+pr: 101
+aliases: [102]
+title: slice the table
+url: https://example.org/pull/101
+family: topk
+symptom: wrong rows
+description: |
+  Longer text.
+detected_by:
+  scenario: rows
+  signature: ["guard@rows*", "mismatch@request"]
+patches:
+  specdebug:
+    - target: toy_engine:pick
+      edits:
+        - match: |
+            row = rows[:width]
+          replacement: |
+            row = rows
+        - match: return row
+          replacement: return list(row)
+    - target: toy_engine:Engine.step
+      edits:
+        - match: |
+            self.count += 1
+          replacement: ""
+  sglang:
+    ">=0.5.12,<0.5.14":
+      - target: sglang.srt.layers:f
+        edits: [{match: a, replacement: b}]
+"""
+
+ENGINE = """\
+def pick(rows, width):
+    row = rows[:width]
+    return row
+
+
+class Engine:
+    count = 0
+
+    def step(self):
+        self.count += 1
+        return self.count
+"""
+
+OTHER = """\
+pr: 55
+title: count
+url: https://example.org/pull/55
+family: counters
+symptom: wrong count
+detected_by: {scenario: rows, signature: "mismatch@request"}
+patches:
+  specdebug:
+    - target: toy_engine:Engine.step
+      edits:
+        - {match: "return self.count", replacement: "return self.count + 1"}
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A content root with two toggles, and the engine they patch, not imported."""
+    (tmp_path / "toggles").mkdir()
+    (tmp_path / "toggles" / "101.yaml").write_text(TOGGLE)
+    (tmp_path / "toggles" / "55.yaml").write_text(OTHER)
+    (tmp_path / "toy_engine.py").write_text(ENGINE)
+    monkeypatch.setattr(content, "shipped_root", lambda: tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    yield tmp_path
+    sys.modules.pop("toy_engine", None)
+
+
+def load(tmp_path: Path, text: str):
+    file = tmp_path / "t.yaml"
+    file.write_text(text)
+    return load_toggle(file)
+
+
+def refusal(call, *args, error=ContentError) -> str:
+    with pytest.raises(error) as caught:
+        call(*args)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_every_field(root):
+    toggle = load_toggle(root / "toggles" / "101.yaml")
+    assert toggle.numbers == (101, 102)
+    assert (toggle.title, toggle.family, toggle.symptom) == ("slice the table", "topk", "wrong rows")
+    assert toggle.url == "https://example.org/pull/101"
+    assert toggle.description == "Longer text.\n"
+    assert toggle.detected_by == Detection("rows", ("guard@rows*", "mismatch@request"))
+    assert [patch.target for patch in toggle.patches] == ["toy_engine:pick", "toy_engine:Engine.step"]
+    assert [edit.id for patch in toggle.patches for edit in patch.edits] == ["101#1", "101#2", "101#3"]
+    assert toggle.foreign["sglang"][">=0.5.12,<0.5.14"][0].module == "sglang.srt.layers"
+    first = toggle.patches[0].edits[0]
+    assert (first.match_at.line, first.replacement_at.line) == (17, 19)
+    assert first.replacement_line(1).line == 19
+    second = toggle.patches[0].edits[1]
+    assert (second.match_at.line, second.match_at.column) == (20, 18)
+
+
+def test_a_fix_may_be_shown_by_several_scenarios(tmp_path):
+    text = OTHER.replace(
+        '{scenario: rows, signature: "mismatch@request"}',
+        '[{scenario: rows, signature: "mismatch@request"}, {scenario: layers, signature: ["oob@a", "oob@b"]}]',
+    )
+    toggle = load(tmp_path, text)
+    first, second = Detection("rows", ("mismatch@request",)), Detection("layers", ("oob@a", "oob@b"))
+    assert (toggle.detected_by, toggle.also_detected_by, toggle.detections) == (first, (second,), (first, second))
+    other = toggle.shown_by(second)
+    assert (other.pr, other.detected_by, other.also_detected_by) == (55, second, (first,))
+
+
+@pytest.mark.parametrize(
+    ("detections", "message"),
+    [
+        ("[]", "detected_by needs at least 1 item"),
+        ("[{scenario: a, signature: b}, {scenario: a, signature: c}]", "detected_by[1] repeats the scenario 'a'"),
+        ("[{scenario: a}]", "detected_by[0] lacks the key 'signature'"),
+    ],
+)
+def test_a_list_of_scenarios_that_makes_no_sense_is_refused(tmp_path, detections, message):
+    text = OTHER.replace('{scenario: rows, signature: "mismatch@request"}', detections)
+    assert message in refusal(load, tmp_path, text)
+
+
+def test_signatures_are_patterns():
+    found = Detection("x", ("oob@draft.*", "hang"))
+    assert found.recognises("oob@draft.topk_index")
+    assert found.recognises("hang")
+    assert not found.recognises("oob@verify.topk_index")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("pr: 101", "pr: one", "t.yaml:1:5: pr must be a whole number from 1 to 10000000, not 'one'"),
+        ("pr: 101\n", "", "t.yaml:1:1: the file lacks the key 'pr'"),
+        ("title:", "titel:", "t.yaml:3:1: unknown key 'titel'; did you mean 'title'?"),
+        ("[102]", "[101]", "t.yaml:2:11: aliases[0] repeats 101"),
+        ("[102]", "[102, 102]", "t.yaml:2:16: aliases[1] repeats 102"),
+        ("[102]", "102", "t.yaml:2:10: aliases must be a list, not 102"),
+        ("https:", "ftp:", "t.yaml:4:6: url 'ftp://example.org/pull/101' does not fit the form"),
+        ("wrong rows", "''", "t.yaml:6:10: symptom must not be empty"),
+        (
+            "scenario: rows",
+            "scenaro: rows",
+            "t.yaml:10:3: unknown key 'scenaro' in detected_by; did you mean",
+        ),
+        ('["guard@rows*", "mismatch@request"]', "[]", "detected_by.signature needs at least 1 item"),
+        ("  specdebug:", "  specdbug:", "patches lacks the key 'specdebug'; did you mean 'specdbug'?"),
+        (
+            "toy_engine:pick",
+            "toy engine",
+            "t.yaml:14:15: patches.specdebug[0].target is 'toy engine': a target is",
+        ),
+        ("toy_engine:pick", '"toy_engine:a b"', "a target is written 'package.module:Class.function'"),
+        ("match: return row", "mtach: return row", "unknown key 'mtach' in patches.specdebug[0].edits[1]"),
+        ("match: return row", "match: ''", "patches.specdebug[0].edits[1].match must not be empty"),
+        ("replacement: return list(row)", "replacement: 1", "must be text, not 1; quote it"),
+        ("replacement: return list(row)", "replacement:", "must be text, not nothing"),
+        (">=0.5.12,<0.5.14", "0.5.12", "t.yaml:28:5: '0.5.12' is no version range; write for example"),
+        ("  sglang:", "  'S G':", "t.yaml:27:3: 'S G' is no name of an engine"),
+        ("  sglang:", "  sglang: 1\n  vllm:", "patches.sglang must be a mapping, not 1"),
+        ("[{match: a, replacement: b}]", "[]", "edits needs at least 1 item"),
+        ("pr: 101", "pr: 101\npr: 101", "t.yaml:2:1: duplicate key 'pr', first on line 1"),
+    ],
+)
+def test_malformed_files(tmp_path, old, new, message):
+    assert old in TOGGLE
+    assert message in refusal(load, tmp_path, TOGGLE.replace(old, new, 1))
+
+
+def test_the_registry(root):
+    registry = load_registry()
+    assert list(registry.toggles) == [55, 101]
+    assert sorted(registry.by_number) == [55, 101, 102]
+    assert registry.by_number[102] is registry.by_number[101]
+
+
+ELSEWHERE = """\
+pr: 77
+aliases: [78]
+title: widen the rows
+url: https://example.org/pull/77
+family: rows
+symptom: none here
+patches:
+  sglang:
+    ">=0.5.13,<0.5.15.post1":
+      - target: sglang.srt.layers:f
+        edits: [{match: a, replacement: b}]
+"""
+
+
+def test_a_fix_of_another_engine_is_known_but_not_selected(root):
+    (root / "toggles" / "77.yaml").write_text(ELSEWHERE)
+    registry = load_registry()
+    assert (list(registry.toggles), list(registry.elsewhere)) == ([55, 101], [77])
+    assert [toggle.pr for toggle in registry.all] == [55, 77, 101]
+    assert 78 not in registry.by_number
+    found = registry.find("#78")
+    assert (found.pr, found.patches, found.detected_by) == (77, (), NOTHING)
+    said = "77 is a fix in sglang; this engine has no such code to revert"
+    for number in (77, 78, "55,77"):
+        assert refusal(registry.select, number, error=SelectionError) == said
+    assert [toggle.pr for toggle in registry.select("78,77", "sglang")] == [77]
+    said = "55 is a fix in specdebug; sglang has no such code to revert"
+    assert refusal(registry.select, 55, "sglang", error=SelectionError) == said
+    assert refusal(registry.select, 7, "sglang", error=SelectionError) == "no toggle reverts 7; did you mean '78'?"
+    assert registry.find("102").pr == 101
+    assert refusal(registry.find, "103", error=SelectionError) == "no toggle reverts 103; did you mean '102'?"
+    assert "is not one pull request's number" in refusal(registry.find, "55,77", error=SelectionError)
+
+
+def test_a_fix_of_a_release_has_its_edits_and_what_shows_it_there(root):
+    text = ELSEWHERE.replace("patches:", "detected_in:\n  sglang: {scenario: rows, signature: oob@rows}\npatches:")
+    (root / "toggles" / "77.yaml").write_text(text)
+    toggle = load_registry().find("77")
+    there = toggle.of_release("sglang", "0.5.13")
+    assert there is not None
+    assert [patch.target for patch in there.patches] == ["sglang.srt.layers:f"]
+    assert there.detected_by.recognises("oob@rows")
+    assert toggle.of_release("sglang", "0.5.16") is None
+    assert toggle.of_release("vllm", "0.5.13") is None
+    (root / "toggles" / "77.yaml").write_text(text.replace("detected_in:\n  sglang", "detected_in:\n  vllm"))
+    assert "'vllm' has no patches here" in refusal(load_registry)
+
+
+def test_a_fix_that_an_engine_lacks_is_put_in_there(root):
+    (root / "toggles" / "77.yaml").write_text(ELSEWHERE.replace("patches:", "mends: [sglang]\npatches:"))
+    registry = load_registry()
+    assert registry.find("77").mends == {"sglang"}
+    assert [toggle.pr for toggle in registry.select("77", "sglang")] == [77]
+    said = "77 mends sglang; this engine has no such code to revert"
+    assert refusal(registry.select, 77, error=SelectionError) == said
+    assert 77 not in [toggle.pr for toggle in Library().all_toggles(ReleasedEngine(release="sglang==0.5.13"))]
+    assert "mends sglang" in text_of(toggle_table([registry.find("77")]))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("mends: [vllm]", "'vllm' has no patches of its own here"),
+        ("mends: []", "mends"),
+        ("mends: [sglang]\ndetected_in:\n  sglang: {scenario: a, signature: b}", "'sglang' lacks this fix"),
+    ],
+)
+def test_what_mends_no_engine_is_refused(tmp_path, said, message):
+    assert message in refusal(load, tmp_path, ELSEWHERE.replace("patches:", f"{said}\npatches:"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("symptom: none here\n", "symptom: s\ndetected_by: {scenario: a, signature: b}\n", "lacks the key 'specdebug'"),
+        ("  sglang:\n", "  specdebug: [{target: a, edits: [{match: a, replacement: b}]}]\n  sglang:\n",
+         "t.yaml:1:1: the file lacks the key 'detected_by'"),
+        (ELSEWHERE[ELSEWHERE.index("  sglang"):], "  {}\n", "patches lacks the key 'specdebug'"),
+        (ELSEWHERE[ELSEWHERE.index("  sglang"):], "  sglang: {}\n", "patches.sglang needs a version range"),
+        ("<0.5.15.post1", "<0.5.15beta", "is no version range"),
+        ("<0.5.15.post1", "~=0.5", "is no version range"),
+    ],
+)  # fmt: skip
+def test_malformed_files_of_another_engines_fix(tmp_path, old, new, message):
+    assert old in ELSEWHERE
+    assert message in refusal(load, tmp_path, ELSEWHERE.replace(old, new, 1))
+
+
+def test_toggles_travel_to_a_worker(root):
+    toggle = load_registry().toggles[101]
+    assert pickle.loads(pickle.dumps(toggle)) == toggle
+
+
+def test_one_number_in_two_files_names_both(root):
+    (root / "toggles" / "103.yaml").write_text(TOGGLE.replace("pr: 101", "pr: 103"))
+    text = refusal(load_registry)
+    assert "103.yaml: 102 is taken by" in text
+    assert "101.yaml already" in text
+
+
+def test_the_users_toggles_are_found(root, tmp_path):
+    own = tmp_path / "own"
+    (own / "toggles").mkdir(parents=True)
+    (own / "toggles" / "7.yaml").write_text(OTHER.replace("55", "7"))
+    assert list(load_registry([own]).toggles) == [7, 55, 101]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ("101", [101]),
+        (" 55 , #101 ", [55, 101]),
+        ("102", [101]),
+        ("102,101,102", [101]),
+        ("", []),
+        ("  ", []),
+        (55, [55]),
+        ([101, 55, 102], [101, 55]),
+    ],
+)
+def test_select(root, wanted, chosen):
+    assert [toggle.pr for toggle in load_registry().select(wanted)] == chosen
+
+
+@pytest.mark.parametrize("wanted", ["x", "101,", ",", "1.5", "-5", "101 55", "٣", "9" * 30, "101;55", "1e3", "\n,"])
+def test_what_is_no_number_is_refused(root, wanted):
+    assert "is not a pull request's number" in refusal(load_registry().select, wanted, error=SelectionError)
+
+
+def test_unknown_numbers_name_the_nearest_or_all(root):
+    registry = load_registry()
+    assert refusal(registry.select, "103", error=SelectionError) == "no toggle reverts 103; did you mean '102'?"
+    assert refusal(registry.select, 99999, error=SelectionError) == "no toggle reverts 99999; known: 101, 102, 55"
+
+
+def test_the_environment(root, monkeypatch):
+    monkeypatch.delenv(REVERT_VARIABLE, raising=False)
+    assert reverts_from_environment() == ()
+    monkeypatch.setenv(REVERT_VARIABLE, "55,102")
+    assert reverts_from_environment() == (55, 102)
+    monkeypatch.setenv(REVERT_VARIABLE, "55,x")
+    assert refusal(reverts_from_environment, error=SelectionError).startswith(f"{REVERT_VARIABLE}: 'x' is not")
+
+
+def test_apply_reverts_before_the_import(root):
+    with apply_reverts("101,55") as applied:
+        engine = importlib.import_module("toy_engine")
+        assert engine.pick((1, 2, 3), 2) == [1, 2, 3]
+        assert engine.Engine().step() == 1
+        assert applied.hits() == {"101#1": 1, "101#2": 1, "101#3": 1, "55#1": 1}
+    assert engine.pick((1, 2, 3), 2) == (1, 2)
+    assert engine.Engine().step() == 1
+
+
+def test_apply_reverts_in_process(root):
+    engine = importlib.import_module("toy_engine")
+    with apply_reverts([102], mode="inprocess"):
+        assert engine.pick((1, 2, 3), 2) == [1, 2, 3]
+    assert engine.pick((1, 2, 3), 2) == (1, 2)
+
+
+def test_a_toggle_that_does_not_fit_points_into_its_file(root):
+    (root / "toy_engine.py").write_text(ENGINE.replace("rows[:width]", "rows[0:width]"))
+    text = refusal(apply_reverts, "101", error=PatchError)
+    assert text == (
+        f"{root / 'toggles' / '101.yaml'}:17: toggle 101: edit 1 of 2 matches 0 places in toy_engine:pick; "
+        f"nearest is {root / 'toy_engine.py'}:2: `row = rows[0:width]`"
+    )
+
+
+def test_a_broken_replacement_points_at_its_own_line(root):
+    text = TOGGLE.replace("            row = rows\n", "            row = 1\n\n            row = = 2\n")
+    (root / "toggles" / "101.yaml").write_text(text)
+    assert refusal(apply_reverts, "101", error=PatchError).startswith(
+        f"{root / 'toggles' / '101.yaml'}:21: toggle 101, edit 1 of 2 in toy_engine:pick does not compile: "
+    )
+
+
+def test_overlapping_toggles_are_refused_by_name(root):
+    (root / "toggles" / "55.yaml").write_text(
+        OTHER.replace('"return self.count"', '"self.count += 1\\nreturn self.count"')
+    )
+    text = refusal(apply_reverts, "101,55", error=SelectionError)
+    assert text == "101 and 55 edit the same line of toy_engine:Engine.step; revert one of them"
+    assert [toggle.pr for toggle in load_registry([root]).listed("101,55")] == [101, 55]
+    with apply_reverts("55"):
+        pass
+
+
+def test_the_template_in_the_readme_is_a_toggle(tmp_path):
+    readme = (Path(toggles.__file__).parents[2] / "toggles" / "README.md").read_text()
+    template = re.search(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    assert template
+    toggle = load(tmp_path, template.group(1))
+    assert toggle.pr == 12345
+    assert toggle.patches[0].edits[0].replacement == ""
+
+
+def mutate(text: str, random_: random.Random) -> str:
+    """One of the slips people and editors make."""
+    lines = text.split("\n")
+    at = random_.randrange(len(lines))
+    line = lines[at]
+    column = random_.randrange(len(line) + 1)
+    junk = random_.choice([*"\t\0:{}[]&*!|>'\"%@`#,-?~ é\u2028", "<<: *a", "&a", "!!int", "null", "- ", "'''"])
+    match random_.randrange(9):
+        case 0:
+            del lines[at]
+        case 1:
+            lines.insert(at, random_.choice(lines))
+        case 2:
+            lines[at] = line[:column] + junk + line[column:]
+        case 3:
+            lines[at] = line[:column] + line[column + 1 :]
+        case 4:
+            lines[at] = " " * random_.randrange(8) + line.lstrip()
+        case 5:
+            lines[at] = line.partition(":")[0] + ":"
+        case 6:
+            lines[at] = line.partition(":")[0] + ": " + random_.choice(["1", "[]", "{}", "true", "x", "[[1]]", "9e999"])
+        case 7:
+            other = random_.randrange(len(lines))
+            lines[at], lines[other] = lines[other], lines[at]
+        case _:
+            lines = lines[:at]
+    return "\n".join(lines)
+
+
+def test_mutated_files_are_refused_in_one_line_or_work(root, tmp_path):
+    """5,000 mutations: nothing but a located one-line error, at loading or at applying; never a traceback."""
+    random_ = random.Random(20)
+    loaded = applied = 0
+    refusals: set[str] = set()
+    file = tmp_path / "mutant.yaml"
+    for _ in range(5000):
+        text = TOGGLE
+        for _ in range(random_.choice([1, 1, 1, 2, 4])):
+            text = mutate(text, random_)
+        file.write_text(text)
+        try:
+            toggle = load_toggle(file)
+        except ContentError as error:
+            refusals.add(str(error))
+            continue
+        loaded += 1
+        try:
+            apply(toggle.patches, "import").restore()
+        except PatchError as error:
+            refusals.add(str(error))
+        else:
+            applied += 1
+    assert all(text.startswith(str(file)) and "\n" not in text for text in refusals)
+    assert len(refusals) > 300, "the mutants are too much alike"
+    assert loaded > 500, "too few mutants reach the patcher to test it"
+    assert applied > 100
+
+
+@settings(max_examples=150)
+@given(
+    match=st.text(alphabet="row =s[:width]\n\t ()", max_size=30),
+    replacement=st.text(alphabet="row =s[:width]\n\t ()'\"#\\", max_size=40),
+)
+def test_any_edit_fits_or_is_refused(tmp_path_factory, match, replacement):
+    folder = tmp_path_factory.mktemp("edit")
+    name = f"toy_edit_{folder.name.replace('-', '_')}"
+    (folder / f"{name}.py").write_text(ENGINE)
+    data = yaml.safe_load(TOGGLE)
+    data["patches"] = {
+        "specdebug": [{"target": f"{name}:pick", "edits": [{"match": match, "replacement": replacement}]}]
+    }
+    (folder / "t.yaml").write_text(yaml.safe_dump(data))
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        with contextlib.suppress(ContentError):
+            apply(load_toggle(folder / "t.yaml").patches, "import").restore()
+    finally:
+        sys.path.remove(str(folder))
+
+
+def test_select_needs_no_text():
+    assert parse_numbers("1, 2") == (1, 2)
+
+
+def test_a_fix_that_is_latent_elsewhere_names_its_guard(tmp_path: Path) -> None:
+    text = """
+pr: 1
+title: t
+url: https://x.y
+family: f
+symptom: s
+latent_in:
+  other: {target: "a.b:C.__init__", guard: "if topk > 1:", why: "it is refused"}
+patches:
+  other:
+    ">=1": [{target: "a.b:C.run", edits: [{match: "x = 1", replacement: "x = 2"}]}]
+"""
+    guard = load(tmp_path, text).latent_in["other"]
+    assert (guard.patch.module, guard.patch.qualname, guard.why) == ("a.b", "C.__init__", "it is refused")
+    (edit,) = guard.patch.edits
+    assert edit.match == "if topk > 1:"
+    with pytest.raises(ContentError, match="'another' has no patches here"):
+        load(tmp_path, text.replace("  other: {target", "  another: {target"))

@@ -40,7 +40,6 @@ from specdebug.cli import (
     triage,
 )
 from specdebug.cli.config import defaults_of
-from specdebug.cli.old_calls import OldJson
 from specdebug.cli.options import Debug, begin_command_line, debug_wanted
 from specdebug.cli.output import complain, note, open_standard_streams, write
 from specdebug.cli.trials import UNDECIDED, WithCommand
@@ -58,12 +57,12 @@ app = typer.Typer(
 )
 app.command("replay")(replay.replay)
 app.command("compare")(compare.compare)
-app.command("diverge", cls=OldJson)(diverge.diverge)
+app.command("diverge")(diverge.diverge)
 app.command("bundle")(bundle.bundle)
 app.command("bisect", cls=WithCommand)(bisect.bisect)
 app.command("flake", cls=WithCommand)(flake.flake)
-app.command("minimise", cls=OldJson)(minimise.minimise)
-app.command("minimize", cls=OldJson, hidden=True)(minimise.minimise)
+app.command("minimise")(minimise.minimise)
+app.command("minimize", hidden=True)(minimise.minimise)
 app.command("hunt")(hunt.hunt)
 app.command("mutants")(mutants.mutants)
 app.command("triage")(triage.triage)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.cli.old_calls import OldJson
 from specdebug.cli.options import ResumeAnyway
 from specdebug.cli.output import OutputError, note, write_file
 
@@ -26,7 +26,7 @@ FOLDER = Path(".specdebug")
 _COMMAND = "specdebug.command"
 
 
-class WithCommand(OldJson):
+class WithCommand(TyperCommand):
     """A command line that may end in ``-- CMD ...``; the words after the dashes are left as they are."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -35,9 +35,6 @@ class WithCommand(OldJson):
             at = args.index("--")
             args, ctx.meta[_COMMAND] = args[:at], tuple(args[at + 1 :])
         return super().parse_args(ctx, args)
-
-    def has_subject(self, ctx: Any, words: list[str]) -> bool:
-        return _COMMAND in ctx.meta or super().has_subject(ctx, words)
 
 
 def command_of(ctx: typer.Context, scenario: str | None) -> tuple[str, ...]:

@@ -248,6 +248,10 @@ class RunLoop:
         reason = request.finish_reason or "abort"
         self.sink.emit("request", rid=rid, finish_reason=reason, text=self.decode(request.output_ids))
 
+    def note(self, text: str) -> None:
+        """Tell a sentence on the run, whatever its verdict."""
+        self.sink.emit("note", text=text)
+
     def report(self, violation: Violation) -> None:
         self.sink.emit("violation", **asdict(violation))
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-from specdebug.run.oracles.base import Oracle, OracleSettings
+from specdebug.run.oracles.base import Oracle, OracleSettings, ServedRun
 from specdebug.verdict.accept import MIN_VERIFIES, accept_drop, not_judged
 from specdebug.verdict.outcome import Violation, first_difference, mean
-
-if TYPE_CHECKING:
-    from specdebug.run.loop import RunLoop
 
 
 class Accept(Oracle):
@@ -29,18 +25,18 @@ class Accept(Oracle):
     def wanted(cls, settings: OracleSettings) -> bool:
         return settings.spec.accept is not None and settings.spec.accept.min_ratio is not None
 
-    def after_run(self, loop: RunLoop) -> None:
+    def after_run(self, run: ServedRun) -> None:
         lengths: dict[str, tuple[list[int], list[int]]] = {}
-        for rid, arrival in loop.arrived.items():
-            request = loop.session.request(rid)
+        for rid, arrival in run.arrived.items():
+            request = run.session.request(rid)
             if not request.cached_tokens or not request.accept_lengths or request.finish_reason == "abort":
                 continue
-            cold = loop.serve_cold(rid)
+            cold = run.serve_cold(rid)
             hit_lengths, cold_lengths = lengths.setdefault(arrival.group, ([], []))
             parted = None
             if arrival.sampling.temperature == 0:
                 parted = first_difference(request.output_ids, cold.output_ids)
-            if parted is not None and "steps" not in loop.session.shows:
+            if parted is not None and "steps" not in run.session.shows:
                 continue  # the lengths are in no order, so those of what both have in common are not known
             hit_lengths.extend(over_before(parted, request.accept_lengths))
             cold_lengths.extend(over_before(parted, cold.accept_lengths))
@@ -69,17 +65,17 @@ class AcceptFloor(Oracle):
     def wanted(cls, settings: OracleSettings) -> bool:
         return settings.spec.accept is not None and settings.spec.accept.least is not None
 
-    def after_run(self, loop: RunLoop) -> None:
+    def after_run(self, run: ServedRun) -> None:
         spec = self.bench.settings.spec.accept
         least = (spec and spec.least) or 0.0
         groups: dict[str, list[int]] = {}
-        for rid, arrival in loop.arrived.items():
+        for rid, arrival in run.arrived.items():
             if arrival.speculative:
-                groups.setdefault(arrival.group, []).extend(loop.session.request(rid).accept_lengths)
+                groups.setdefault(arrival.group, []).extend(run.session.request(rid).accept_lengths)
         for group, lengths in groups.items():
             verifies, got = len(lengths), mean(lengths) or 0.0
             if verifies < MIN_VERIFIES:
-                loop.sink.emit("note", text=not_judged(group, verifies))
+                run.note(not_judged(group, verifies))
                 continue
             self.bench.looked(self.name)
             if got < least:

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from specdebug.run.driver import Arrival
 from specdebug.scenario.grammar import OracleSpec
-from specdebug.targets.base import Ability, Asked, Session, StepView
+from specdebug.targets.base import Ability, Asked, RequestView, Session, StepView
 from specdebug.targets.serving import SessionFailed
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.reference.drafting import DraftedText
-    from specdebug.run.loop import RunLoop
 
 
 class Reference(Protocol):
@@ -43,6 +43,21 @@ class Reference(Protocol):
     def target_kv(self, ids: Sequence[int], stop: int) -> tuple[Tensor, Tensor]: ...
 
     def drafted(self, ids: Sequence[int], zeroed: Tensor | None = None) -> DraftedText[Any]: ...
+
+
+class ServedRun(Protocol):
+    """A run whose workload is served. ``arrived``: every request of it by id, in the order in which they came."""
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def arrived(self) -> Mapping[str, Arrival]: ...
+
+    def serve_cold(self, rid: str) -> RequestView:
+        """Serve a request's prompt again, alone and with an empty cache; returns the request that did."""
+
+    def note(self, text: str) -> None:
+        """Tell a sentence on the run, whatever its verdict."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +183,7 @@ class Oracle:
     def salvage(self, session: Session, step: int) -> None:
         """The device is lost: report what had reached the host by then."""
 
-    def after_run(self, loop: RunLoop) -> None:
+    def after_run(self, run: ServedRun) -> None:
         """The workload is served; an oracle with a ``stage`` may serve some of it again."""
 
     def notes(self) -> Iterator[str]:

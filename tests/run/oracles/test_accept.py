@@ -21,12 +21,12 @@ def judged(lengths: dict[str, list[int]], least: float, speculative: bool = True
     notes: list[str] = []
     bench = Bench(oracle_settings(accept=AcceptOracle(least=least)), None, found.append, print, str)
     arrived = {rid: SimpleNamespace(group=rid.split(".")[0], speculative=speculative) for rid in lengths}
-    loop: Any = SimpleNamespace(
+    run: Any = SimpleNamespace(
         arrived=arrived,
         session=SimpleNamespace(request=lambda rid: SimpleNamespace(accept_lengths=lengths[rid])),
-        sink=SimpleNamespace(emit=lambda event, text: notes.append(text)),
+        note=notes.append,
     )
-    AcceptFloor(bench).after_run(loop)
+    AcceptFloor(bench).after_run(run)
     return found, notes
 
 

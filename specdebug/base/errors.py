@@ -21,6 +21,16 @@ class ConfigError(SpecDebugError):
     """An engine option is unknown, of the wrong type, or impossible together with another."""
 
 
+class InvalidOption(ConfigError):
+    """One option is wrong: the one at ``key_path``, e.g. ``("speculative", "eagle_topk")``, for a ``reason``."""
+
+    def __init__(self, message: str, key_path: tuple[str, ...] = ()) -> None:
+        self.key_path = key_path
+        self.reason = message
+        path = ".".join(key if key.isprintable() else repr(key) for key in key_path)
+        super().__init__(f"engine.{path}: {message}" if key_path else message)
+
+
 class CheckpointError(SpecDebugError):
     """A checkpoint is missing, truncated, or of an architecture the loader does not read."""
 

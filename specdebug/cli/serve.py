@@ -181,7 +181,8 @@ def _check(options: dict[str, Any], faults: Sequence[Fault]) -> None:
     """Raise SpecDebugError, with the flag at fault, for options that contradict each other or name no checkpoint, and
     for a fault that cannot act in such an engine."""
     from specdebug.base.assets import checkpoint_path
-    from specdebug.engine.config import EngineConfig, InvalidOption
+    from specdebug.base.errors import InvalidOption
+    from specdebug.engine.config import EngineConfig
     from specdebug.faults.fit import check_fit
 
     try:

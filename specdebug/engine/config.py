@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from specdebug.base.assets import nextn_layers
 from specdebug.base.attention_plans import PLANS
-from specdebug.base.errors import ConfigError, did_you_mean
+from specdebug.base.errors import InvalidOption, did_you_mean
 from specdebug.base.plugins import PluginError
 from specdebug.engine.sites import Drafting
 from specdebug.engine.speculative.registry import ALGORITHMS, SHIPPED
@@ -27,16 +27,6 @@ _hints: Any = cache(partial(typing.get_type_hints, include_extras=True))
 # The scheduler plans one batch while another is in flight, so a request reserves slots for both. The worker v1 takes
 # its slots itself, step by step.
 STEPS_IN_FLIGHT = 2
-
-
-class InvalidOption(ConfigError):
-    """One option is wrong; ``key_path`` says which, e.g. ``("speculative", "eagle_topk")``."""
-
-    def __init__(self, message: str, key_path: tuple[str, ...] = ()) -> None:
-        self.key_path = key_path
-        self.reason = message
-        path = ".".join(key if key.isprintable() else repr(key) for key in key_path)
-        super().__init__(f"engine.{path}: {message}" if key_path else message)
 
 
 def _require(holds: bool, message: str, *key_path: str) -> None:

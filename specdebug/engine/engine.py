@@ -15,10 +15,10 @@ from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.base.assets import checkpoint_path, tokenizer_path
-from specdebug.base.errors import CheckpointError
+from specdebug.base.errors import CheckpointError, InvalidOption
 from specdebug.engine.attention.select import make_backends, make_planner
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.engine.config import EngineConfig
 from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
 from specdebug.engine.graph.runner import RunnerParts

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.base.content import shipped_root
-from specdebug.base.errors import ConfigError, ContentError, SpecDebugError
+from specdebug.base.errors import ContentError, InvalidOption, SpecDebugError
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
 from specdebug.targets.base import INSIDE, SHOWN, Ability, Asked, Opening, OverThere, Session, Target
 from specdebug.targets.registry import find_target
@@ -58,10 +58,8 @@ def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None
         _Arm(payload, sink, onlooker).run()
     except DeviceUnavailable as error:
         sink.emit("usage", message=str(error), option=["device"], unavailable=True)
-    except ConfigError as error:
-        # The engine's InvalidOption, whose class is not imported before the reverts are in place.
-        option = list(getattr(error, "key_path", ()))
-        sink.emit("usage", message=getattr(error, "reason", str(error)), option=option)
+    except InvalidOption as error:
+        sink.emit("usage", message=error.reason, option=list(error.key_path))
     except SpecDebugError as error:
         sink.emit("usage", message=str(error))
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.base.errors import CheckpointError, ContentError, SpecDebugError, did_you_mean, raise_all
+from specdebug.base.errors import CheckpointError, ContentError, InvalidOption, SpecDebugError, did_you_mean, raise_all
 from specdebug.base.yamlio import KeyPath, one_line
-from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.engine.config import EngineConfig
 from specdebug.faults.fit import check_fit
 from specdebug.scenario.grammar import (
     CorpusPrompt,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.base.errors import ConfigError
-from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.base.errors import ConfigError, InvalidOption
+from specdebug.engine.config import EngineConfig
 from specdebug.engine.speculative.registry import ALGORITHMS, Algorithm
 
 

@@ -11,9 +11,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 
 from specdebug.base.attention_plans import SHIPPED
-from specdebug.base.errors import CheckpointError
+from specdebug.base.errors import CheckpointError, InvalidOption
 from specdebug.engine import Engine, EngineObserver, Request
-from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import RequestRejected
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run, serve

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from specdebug import async_probe
+from specdebug.base.errors import InvalidOption
 from specdebug.engine import progress
-from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import EngineError, FlashInferError, RequestRejected
 from specdebug.run import arm
 from specdebug.run.oracles.accept import over_before

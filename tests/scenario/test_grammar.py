@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specdebug.base.errors import ContentError
+from specdebug.base.errors import ContentError, InvalidOption
 from specdebug.base.yamlio import parse_yaml
-from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.engine.config import EngineConfig
 from specdebug.scenario.checks import check_scenario
 from specdebug.scenario.grammar import Scenario, read_scenario
 from specdebug.scenario.load import KnownNames, json_schema, scenario_of

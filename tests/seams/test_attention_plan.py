@@ -13,7 +13,8 @@ import pytest
 
 from specdebug.base import plugins
 from specdebug.base.attention_plans import PLANS, SHIPPED
-from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.base.errors import InvalidOption
+from specdebug.engine.config import EngineConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdebug.base.content import shipped_root
-from specdebug.base.errors import ConfigError, SpecDebugError
+from specdebug.base.errors import InvalidOption, SpecDebugError
 from specdebug.run.arm import hits_of
 from specdebug.targets.base import SHOWN, Opening, OverThere, Session
 from specdebug.targets.registry import find_target
@@ -47,9 +47,8 @@ def evaluate(payload: Mapping[str, Any], sink: Sink) -> None:
         _Evaluating(payload, sink).run()
     except DeviceUnavailable as error:
         sink.emit("usage", message=str(error), option=["device"], unavailable=True)
-    except ConfigError as error:
-        # The engine's InvalidOption, whose class is not imported before the reverts are in place.
-        sink.emit("usage", message=getattr(error, "reason", str(error)), option=list(getattr(error, "key_path", ())))
+    except InvalidOption as error:
+        sink.emit("usage", message=error.reason, option=list(error.key_path))
     except SpecDebugError as error:
         sink.emit("usage", message=str(error))
 

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from specdebug.apps.serve.engine_loop import FRONT_GONE, EngineLoop
 from specdebug.apps.serve.launch import Launch
-from specdebug.base.errors import SpecDebugError
+from specdebug.base.errors import InvalidOption, SpecDebugError
 from specdebug.base.random_streams import stream
 from specdebug.faults.injector import Injector
 from specdebug.scenario.packs import activate, kernel_rules
@@ -65,9 +65,8 @@ def serve(launch: Launch, channel: socket.socket, sink: PipeSink) -> int:
     try:
         loop = _build(launch, channel, sink)
     except SpecDebugError as error:
-        path = list(getattr(error, "key_path", ()))
-        reason = getattr(error, "reason", str(error))
-        sink.emit("refused", message=reason, option=path, exit_code=error.exit_code)
+        path, reason = (error.key_path, error.reason) if isinstance(error, InvalidOption) else ((), str(error))
+        sink.emit("refused", message=reason, option=list(path), exit_code=error.exit_code)
         return 0
     except FRONT_GONE:
         raise

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from specdebug.base.errors import CannotRunHere, SpecDebugError, did_you_mean
+from specdebug.base.errors import CannotRunHere, InvalidOption, SpecDebugError, did_you_mean
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.campaign.loops.warm import ArmAtFault, WarmPool
 from specdebug.campaign.trials.arm_state import arm_facts, arm_question, arm_state
@@ -24,7 +24,7 @@ from specdebug.campaign.trials.state import digest_of
 from specdebug.campaign.trials.takes import Takes
 from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.campaign.trials.warm import WarmSource
-from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.engine.config import EngineConfig
 from specdebug.scenario.grammar import Scenario, merge
 from specdebug.scenario.library import Library
 from specdebug.scenario.servers import engine_of, is_of_others

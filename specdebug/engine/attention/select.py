@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from specdebug.base.attention_plans import PLANS
+from specdebug.base.errors import InvalidOption
 from specdebug.base.plugins import import_named
 from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, MakeExecutor, TorchBackend, TritonBackend
 from specdebug.engine.attention.planner import AttentionPlanner
-from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.engine.config import EngineConfig
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import Heads
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdebug.base.assets import name_of
-from specdebug.engine.config import InvalidOption
+from specdebug.base.errors import InvalidOption
 from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.deepseek_config import DEEPSEEK_ARCHITECTURE, NEXTN_ARCHITECTURE
 from specdebug.engine.model.keys import architecture_of, shown

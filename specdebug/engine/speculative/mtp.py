@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
+from specdebug.base.errors import InvalidOption
 from specdebug.engine.attention.planner import ExtendLayout, SequenceLayout
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.config import InvalidOption
 from specdebug.engine.device import upload
 from specdebug.engine.graph.mtp_runner import MTPExtendGraphRunner
 from specdebug.engine.kernels.cache_locs import verify_cache_locs

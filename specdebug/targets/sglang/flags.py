@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdebug.base.engine_flags import ENGINE_FLAGS, values_of
-from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.base.errors import InvalidOption
+from specdebug.engine.config import EngineConfig
 
 NO_FLAG: dict[tuple[str, ...], str] = {
     ("memory", "fill"): "its memory is torch's: what it holds is not decided",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specdebug.engine.config import EngineConfig, InvalidOption, round_up
+from specdebug.base.errors import InvalidOption
+from specdebug.engine.config import EngineConfig, round_up
 
 METHODS = {"EAGLE": "eagle", "EAGLE3": "eagle3"}
 """vLLM's names of the algorithms."""

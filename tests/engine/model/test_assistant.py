@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdebug.base.errors import CheckpointError
-from specdebug.engine.config import InvalidOption
+from specdebug.base.errors import CheckpointError, InvalidOption
 from specdebug.engine.model import AssistantDraft, load_assistant, load_target
 from tests.engine.assistants import DenseAssistant
 from tests.engine.model.helpers import attend, layer_shapes, make_target, random_tensors, write_head

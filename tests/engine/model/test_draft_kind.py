@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdebug.base.assets import NAMES, checkpoint_path
-from specdebug.engine.config import InvalidOption
+from specdebug.base.errors import InvalidOption
 from specdebug.engine.model import load_target
 from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.draft_kind import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdebug.base.errors import CheckpointError
-from specdebug.engine.config import InvalidOption
+from specdebug.base.errors import CheckpointError, InvalidOption
 from specdebug.engine.model import EagleDraft, load_draft, load_target
 from specdebug.engine.model import draft as draft_module
 from tests.engine.model.helpers import (

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdebug.base.errors import CheckpointError
-from specdebug.engine.config import InvalidOption
+from specdebug.base.errors import CheckpointError, InvalidOption
 from specdebug.engine.model import NextnDraft, load_draft, load_target
 from specdebug.engine.model import draft as draft_module
 from tests.engine.mla_checkpoints import SHAPE, make_nextn, make_target, nextn_tensors

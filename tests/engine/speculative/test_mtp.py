@@ -9,8 +9,8 @@ import torch
 
 from specdebug import async_probe
 from specdebug.base.attention_plans import SHIPPED
+from specdebug.base.errors import InvalidOption
 from specdebug.engine import Engine, EngineObserver
-from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import EngineError
 from specdebug.engine.observer import LaunchedForward
 from specdebug.engine.request import Request, Status

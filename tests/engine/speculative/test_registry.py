@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from specdebug.base.errors import InvalidOption
 from specdebug.base.plugins import PluginError
 from specdebug.engine import EngineConfig
-from specdebug.engine.config import InvalidOption
 from specdebug.engine.errors import EngineError
 from specdebug.engine.speculative.protocol import SpeculativeWorker
 from specdebug.engine.speculative.registry import ALGORITHMS

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from specdebug.engine.config import EngineConfig, InvalidOption
+from specdebug.base.errors import InvalidOption
+from specdebug.engine.config import EngineConfig
 from specdebug.targets.vllm.options import mapped
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.engine.config import InvalidOption
+from specdebug.base.errors import InvalidOption
 from specdebug.scenario.servers import ReleasedEngine
 from specdebug.targets.base import OverThere
 from specdebug.targets.inside import VARIABLE

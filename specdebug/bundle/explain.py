@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.bundle.partings import Parting, partings
 from specdebug.bundle.weigh import TARGET, ChoiceScale
+from specdebug.workers.child import WorkerStartError
 from specdebug.workers.job import Job, WorkerEnd
-from specdebug.workers.server import WorkerStartError
 
 if TYPE_CHECKING:
     from specdebug.bundle.content import Bundle

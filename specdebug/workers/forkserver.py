@@ -29,11 +29,9 @@ import traceback
 from typing import Any, NoReturn
 
 from specdebug.base.interpreters import own_python
+from specdebug.workers.child import DUMP_SIGNAL
 from specdebug.workers.machine_failure import machine_failure
 from specdebug.workers.wire import ASK, JOB, PREPARE, PipeSink, receive
-
-DUMP_SIGNAL = signal.SIGUSR1
-"""A worker that gets this prints where every thread is, even from inside a C loop, and carries on."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -141,12 +139,9 @@ def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> None:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C ends
-        die_with_parent()
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
-        faulthandler.enable(file=2, all_threads=True)
-        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+        be_ours()
         torch = sys.modules.get("torch")
         if torch is not None:
             # One thread a worker: arms run side by side, and a trace must not depend on how many cores split a sum.
@@ -193,7 +188,11 @@ def begin_afresh(target: str, payload_fd: str, event_fd: str) -> None:
     _work(target, payload, int(event_fd), 2)
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process should its parent be killed; elsewhere a write to the closed pipe ends it."""
+def be_ours() -> None:
+    """Be a process that its parent ends: by itself if it is killed (elsewhere than on Linux a write to the closed pipe
+    does that), and not by a Ctrl-C; of its threads it tells at its death, and when it is asked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    faulthandler.enable(file=2, all_threads=True)
+    faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)

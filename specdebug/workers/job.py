@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from specdebug.workers.at_risk import slots_at_risk
+from specdebug.workers.child import LOG_LIMIT
 from specdebug.workers.machine_failure import MachineFailure
 from specdebug.workers.slots import Slots
-from specdebug.workers.system import oom_kills
+from specdebug.workers.system import oom_killed_since, oom_kills
 from specdebug.workers.wire import LineReader
 
 BUSY_LIMIT_S = 300.0
@@ -27,8 +28,6 @@ SETUP_S = 10.0
 """Before its first step it stands still once it reports nothing for so long, and for half of its time."""
 PATIENCE_S = 30.0
 """Seconds beyond its deadline in which a worker that has made a step may show by a report that it goes on."""
-LOG_LIMIT = 64 * 1024
-"""Bytes that are kept of the end of what a process prints."""
 
 EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", "lost", "refused"]
 
@@ -116,7 +115,7 @@ class Worker:
     lines: LineReader = field(default_factory=LineReader)
     log: deque[bytes] = field(default_factory=deque)
     log_size: int = 0
-    oom_kills: int | None = field(default_factory=lambda: oom_kills())
+    oom_kills: int | None = field(default_factory=oom_kills)
     failure: MachineFailure | None = None
     heard_at: float = 0.0
     longest_s: float | None = None
@@ -163,8 +162,7 @@ class Worker:
 
         The worker's own limit was not reached, or the pool would have killed it: so the machine has less than that.
         """
-        now = oom_kills()
-        if self.oom_kills is None or now is None or now <= self.oom_kills:
+        if not oom_killed_since(self.oom_kills):
             whom = "the fork server" if self.killed_for == "lost" else "it"
             return MachineFailure("killed", f"{whom} got SIGKILL, and not from specdebug; out of memory?")
         line = f"the kernel killed a worker at {self.peak_rss_mb:.0f} MiB resident"

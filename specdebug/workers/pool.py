@@ -31,10 +31,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specdebug.base import interrupts
-from specdebug.workers.forkserver import DUMP_SIGNAL
+from specdebug.workers.child import DUMP_SIGNAL, cannot_start, refused
 from specdebug.workers.job import Job, Listener, Worker, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, failure_in_log, machine_failure
-from specdebug.workers.server import Server, cannot_start, refused
+from specdebug.workers.server import Server
 from specdebug.workers.system import cpu_count, rss_mb
 from specdebug.workers.wire import JOB, SIGNAL, pipes
 
@@ -77,8 +77,8 @@ class WorkerPool:
         if self._server is not None:
             return
         self._server = Server(self._preload)
-        self._selector.register(self._server.reply_fd, selectors.EVENT_READ, self._on_reply)
-        self._selector.register(self._server.log_fd, selectors.EVENT_READ, self._on_server_log)
+        self._selector.register(self._server.channel, selectors.EVENT_READ, self._on_reply)
+        self._selector.register(self._server.log, selectors.EVENT_READ, self._on_server_log)
         if self._prepare is not None:
             self.prepare(*self._prepare)
 
@@ -196,8 +196,8 @@ class WorkerPool:
             return
         for worker in list(self._workers.values()):
             self._release(worker)
-        for fd in (self._server.reply_fd, self._server.log_fd):
-            self._unregister(fd)
+        for file in (self._server.channel, self._server.log):
+            self._unregister(file)
         self._server.close()
         self._server = None
 
@@ -236,7 +236,7 @@ class WorkerPool:
         """End the workers of a fork server that is gone, as they are, too. Jobs still waiting get a new one."""
         for worker in self._workers.values():
             worker.lose(server.given_up)
-        status = server.wait()
+        status = server.gone()
         killed = status == -signal.SIGKILL and server.given_up is None
         workers = list(self._workers.values()) if server.ready or killed else []
         for worker in workers:
@@ -248,7 +248,7 @@ class WorkerPool:
     def _on_server_log(self, listener: Listener) -> None:
         assert self._server is not None
         if not self._server.read_log():
-            self._unregister(self._server.log_fd)
+            self._unregister(self._server.log)
 
     def _on_events(self, worker: Worker, listener: Listener) -> bool:
         """Deliver what is there; return False when nothing was."""
@@ -321,9 +321,9 @@ class WorkerPool:
             os.close(worker.slot)
         del self._workers[worker.job.name]
 
-    def _unregister(self, fd: int) -> None:
+    def _unregister(self, file: Any) -> None:
         with contextlib.suppress(KeyError):  # its end of file has been seen before
-            self._selector.unregister(fd)
+            self._selector.unregister(file)
 
 
 def run_one(pool: WorkerPool, job: Job) -> tuple[list[dict[str, Any]], WorkerEnd]:

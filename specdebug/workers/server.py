@@ -11,19 +11,14 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
-from specdebug.base.interpreters import own_python
-from specdebug.workers.job import LOG_LIMIT
-from specdebug.workers.lifeline import lifeline
-from specdebug.workers.machine_failure import MachineFailed, MachineFailure, failure_in_log, machine_failure
-from specdebug.workers.reaper import kill_group
+from specdebug.workers.child import OwnChild, cannot_start
+from specdebug.workers.machine_failure import MachineFailure, failure_in_log
 from specdebug.workers.wire import ASK, PREPARE, LineReader, send
 
 ANSWER_S = 5.0
@@ -34,67 +29,29 @@ _LOOK_S = 0.25
 """Seconds that one look at the silent server counts for at most, and that one wait for its end takes."""
 
 _BOOT = "from specdebug.workers.forkserver import main; sys.exit(main(sys.argv[1:]))"
+_ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+)
 
 
-class WorkerStartError(SpecDebugError):
-    """No worker can be started: torch does not import, or the system refuses processes."""
-
-
-class Server:
+class Server(OwnChild):
     """A fork server that was started; it loads its modules while the caller goes on. End it with :meth:`close`.
+
+    Its group holds all its workers. Its channel becomes readable when it has said something, or is gone.
 
     Attributes:
         ready: it has loaded its modules, and forks workers.
         given_up: why it was killed for not answering, if it was.
-        pid: the number of its process, and of its process group, in which all its workers are.
-        reply_fd: becomes readable when it has said something, or is gone.
-        log_fd: becomes readable when it has printed something.
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
         """Raises WorkerStartError, or MachineFailed when the system has no process or no descriptor left to give."""
+        super().__init__(_BOOT, *preload, **_ONE_THREAD)
         self.ready = False
         self.given_up: str | None = None
         self._replies = LineReader()
-        self._log = b""
         self._silence = _Silence()
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError as error:
-            raise refused(error) from error
-        env = {name: value for name, value in os.environ.items() if name != "SGLANG_DEBUG_REVERT_PR"}
-        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
-            env[name] = "1"
-        env.update(TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
-        command = own_python(_BOOT, str(theirs.fileno()), *preload)
-        try:
-            # A session of its own, so that a Ctrl-C in the terminal reaches the parent alone.
-            with lifeline.starting(env) as (self._key, own):
-                self._process = subprocess.Popen(
-                    command,
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    env=own,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            ours.close()
-            theirs.close()
-            raise refused(error) from error
-        theirs.close()
-        lifeline.runs(self._key, self._process.pid)
-        ours.settimeout(BUSY_S)  # a stopped server takes in no more than the socket holds
-        assert self._process.stderr is not None  # for the type checker: we asked for a pipe
-        self._sock, self._stderr = ours, self._process.stderr
-        self.pid = self._process.pid
-        self.reply_fd, self.log_fd = ours.fileno(), self._stderr.fileno()
-
-    @property
-    def returncode(self) -> int | None:
-        """Return how it ended, as of a subprocess; None while it runs."""
-        return self._process.returncode
+        self.channel.settimeout(BUSY_S)  # a stopped server takes in no more than the socket holds
 
     def prepare(self, target: str, argument: Any) -> None:
         """Have it call a ``module:function`` with its argument before it forks workers for jobs sent later."""
@@ -104,7 +61,7 @@ class Server:
     def send(self, tag: bytes, payload: Any, fds: tuple[int, ...] = ()) -> None:
         """Tell it something; one that has died shows as a closed socket in the next :meth:`hear`."""
         try:
-            send(self._sock, tag, payload, fds)
+            send(self.channel, tag, payload, fds)
         except TimeoutError:
             self._give_up(BUSY_S)
         except (BrokenPipeError, ConnectionResetError):
@@ -113,7 +70,7 @@ class Server:
     def hear(self) -> list[dict[str, Any]] | None:
         """Return what it has said; None when it is gone."""
         try:
-            data = self._sock.recv(1 << 16)
+            data = self.channel.recv(1 << 16)
         except ConnectionResetError:
             data = b""
         if not data:
@@ -129,8 +86,8 @@ class Server:
 
     def read_log(self) -> bool:
         """Take in what it has printed; return False once nothing more can come."""
-        data = os.read(self._stderr.fileno(), 1 << 16)
-        self._log = (self._log + data)[-LOG_LIMIT:]
+        data = os.read(self.log.fileno(), 1 << 16)
+        self.take_log(data)
         return bool(data)
 
     def mind(self) -> None:
@@ -144,18 +101,18 @@ class Server:
         """Kill it and all its workers; whoever listens finds its socket closed."""
         why = "it and its workers were killed; did something stop it?"
         self.given_up = f"the fork server did not answer for {limit_s:g} s: {why}"
-        kill_group(self.pid)
+        self.kill_all()
 
-    def wait(self) -> int:
+    def gone(self) -> int:
         """Return its exit status, once it is gone and its last words are read."""
-        status = self._process.wait()
+        status = self.wait()
         with contextlib.suppress(OSError):
-            self._log += self._stderr.read() or b""
+            self.take_log(self.log.read())
         return status
 
     def last_words(self, status: int) -> SpecDebugError:
         """Return the error for one that was gone before it was ready."""
-        log = self._log.decode("utf-8", "replace").strip()
+        log = self.said.strip()
         last = self.given_up or (log.splitlines()[-1] if log else f"exit status {status}")
         killed = status == -signal.SIGKILL and self.given_up is None
         failure = MachineFailure("killed", "the fork server got SIGKILL") if killed else failure_in_log(log)
@@ -163,19 +120,17 @@ class Server:
 
     def close(self) -> None:
         """End it, and with it every worker, and wait until it is gone."""
-        self._sock.close()
-        self._stderr.close()
+        self.channel.close()
+        self.log.close()
         # One that is ready sees its socket closed and ends its workers; one still importing has none.
         if not self.ready:
-            self._process.kill()
+            self.kill()
         patience, looks = interrupts.Patience(), int(ANSWER_S / _LOOK_S)
-        while self._process.poll() is None:
+        while self.ended_within(_LOOK_S) is None:
             looks -= 1
             if patience.over or looks < 0:
-                kill_group(self.pid)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LOOK_S)
-        lifeline.ended(self._key)
+                self.kill_all()
+        self.end()
 
 
 class _Silence:
@@ -206,13 +161,3 @@ class _Silence:
         """Return how long it may take now, if it has taken longer."""
         limit_s = BUSY_S if self.tasks else ANSWER_S
         return limit_s if self._owed_s > limit_s else None
-
-
-def refused(error: OSError) -> SpecDebugError:
-    """Return the error for what the system would not give when workers were to be started."""
-    return cannot_start(f"cannot start a worker process: {error}", machine_failure(error))
-
-
-def cannot_start(message: str, failure: MachineFailure | None) -> SpecDebugError:
-    """Return the error for workers that cannot be had: the machine's where it is, else one to mend."""
-    return MachineFailed(failure) if failure is not None else WorkerStartError(message)

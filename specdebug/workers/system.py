@@ -50,6 +50,12 @@ def oom_kills() -> int | None:
     return None
 
 
+def oom_killed_since(before: int | None) -> bool:
+    """Return True if the kernel is known to have killed a process since :func:`oom_kills` said ``before``."""
+    now = oom_kills()
+    return before is not None and now is not None and now > before
+
+
 def _cgroup_counters() -> Iterator[Path]:
     """Yield files that may count the kernel's kills in this process's cgroup: of version 2, then of version 1."""
     for line in (text_of(Path("/proc/self/cgroup")) or "").splitlines():

@@ -15,8 +15,8 @@ from specdebug.bundle.weigh import weigh
 from specdebug.campaign.loops.replay import Replay
 from specdebug.report.document import replay_document, to_json
 from specdebug.scenario.library import Library
+from specdebug.workers.child import WorkerStartError
 from specdebug.workers.job import WorkerEnd
-from specdebug.workers.server import WorkerStartError
 from tests.bundle.bundles import MINI, arm_run
 from tests.bundle.test_weigh import narrowest, ranked
 from tests.run.fakes import FakePool, ListSink

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -130,8 +129,7 @@ def test_a_worker_that_the_kernel_killed_for_memory_is_unknown(probes: Path, mon
     answer, _ = run(1, "killed", device="cpu")
     assert details(answer)[0].startswith("machine: somebody killed a worker: ")
     assert answer.exit_code == 125
-    count = itertools.count()
-    monkeypatch.setattr(job, "oom_kills", lambda: next(count))
+    monkeypatch.setattr(job, "oom_killed_since", lambda before: True)
     answer, _ = run(1, "killed", device="cpu")
     outcome = answer.results[0].outcome
     assert (outcome.verdict, outcome.unavailable, outcome.violations) == ("unknown", True, ())
@@ -143,7 +141,7 @@ def test_a_machine_without_processes_leaves_arms_unknown(probes: Path, monkeypat
     def refuse(*arguments: object, **options: object) -> object:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("subprocess.Popen", refuse)
+    monkeypatch.setattr("subprocess.Popen.__init__", refuse)
     answer, told = run(1, "good", "good 2", device="cpu")
     assert details(answer) == ["not run: no process or thread can be started"] * 2
     assert answer.exit_code == 125

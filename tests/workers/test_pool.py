@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from specdebug.run.preload import PRELOAD
+from specdebug.workers.child import WorkerStartError
 from specdebug.workers.job import Job, Worker, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed
 from specdebug.workers.pool import GPU_JOBS, WorkerPool, run_one
 from specdebug.workers.pool import PRELOAD as LIBRARIES
-from specdebug.workers.server import WorkerStartError
 
 VICTIMS = "tests.workers.victims"
 
@@ -435,12 +435,14 @@ def test_a_server_that_is_refused_is_the_machine_s_failure(monkeypatch: pytest.M
     def refuse(*arguments: Any, **options: Any) -> Any:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
     with WorkerPool(1, preload=()) as pool, pytest.raises(MachineFailed, match="no process or thread can be started"):
         run_one(pool, victim("obey"))
 
 
-@pytest.mark.parametrize("what", ["selectors.DefaultSelector", "socket.socketpair", "os.pipe", "subprocess.Popen"])
+@pytest.mark.parametrize(
+    "what", ["selectors.DefaultSelector", "socket.socketpair", "os.pipe", "subprocess.Popen.__init__"]
+)
 def test_a_pool_that_can_open_nothing_is_the_machine_s_failure(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **options: Any) -> Any:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -499,5 +501,5 @@ def test_a_kill_by_the_kernel_is_told_from_any_other(
     kills: list[int | None], cause: str, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Worker(victim("die"), -1, -1, oom_kills=kills[0])
-    monkeypatch.setattr("specdebug.workers.job.oom_kills", lambda: kills[1])
+    monkeypatch.setattr("specdebug.workers.system.oom_kills", lambda: kills[1])
     assert worker.killed_by_others().cause == cause

@@ -284,7 +284,7 @@ class EngineClient:
             if self._owed_s > self._watchdog_s:
                 self._process.dump()
                 await asyncio.sleep(DUMP_S)
-                self._process.kill("timeout")
+                self._process.give_up()
                 return
 
     async def _read_log(self, log: asyncio.StreamReader) -> None:
@@ -296,18 +296,16 @@ class EngineClient:
         """The engine is gone, or about to be: find out of what, and end what is open."""
         ended_by_us = self.state == "closed"
         self._writer.close()
-        end = await asyncio.to_thread(self._process.wait)
+        await asyncio.to_thread(self._process.gone)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._log_read, 1.0)
         if not ended_by_us and self.refused is None:
-            end = self._process.with_log(end)
             self.failure = failure_of(
-                end,
+                self._process.worker_end(),
                 self.violations,
                 self._machine,
                 step=self.totals.steps,
                 stage="serve" if self.state == "ready" else "start",
-                memory=self._process.killed_for_memory(end),
                 coredump=self.stack.get("coredump"),
             )
             self._say(str(self.failure))

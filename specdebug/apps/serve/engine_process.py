@@ -7,9 +7,7 @@ start comes pickled, everything after it is JSON lines, both ways. Its stdout an
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -26,7 +24,7 @@ from specdebug.faults.injector import Injector
 from specdebug.scenario.packs import activate, kernel_rules
 from specdebug.targets.base import Opening, OverThere
 from specdebug.targets.registry import find_target
-from specdebug.workers.forkserver import DUMP_SIGNAL, die_with_parent
+from specdebug.workers.forkserver import be_ours
 from specdebug.workers.machine_failure import machine_failure
 from specdebug.workers.wire import PipeSink, receive
 
@@ -36,10 +34,7 @@ TARGET = "embedded"
 def main(argv: Sequence[str]) -> int:
     """Serve the front at the other end of the socket whose number is the only argument."""
     channel = socket.socket(fileno=int(argv[0]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front decides what a Ctrl-C ends
-    die_with_parent()
-    faulthandler.enable(all_threads=True)
-    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    be_ours()
     order = receive(channel)
     if order is None:
         return 0

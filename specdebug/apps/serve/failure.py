@@ -9,7 +9,7 @@ from typing import Any
 from specdebug.verdict.deaths import death_by_machine, death_of, explained
 from specdebug.verdict.outcome import Violation, merge_violations
 from specdebug.workers.job import WorkerEnd
-from specdebug.workers.machine_failure import TOLD, MachineFailure
+from specdebug.workers.machine_failure import TOLD
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,17 @@ def failure_of(
     *,
     step: int,
     stage: str,
-    memory: bool = False,
     coredump: str | None = None,
 ) -> EngineFailure:
     """The failure that an engine's end amounts to.
 
     ``told``: violations that it reported before it died; the first in order names the failure, so that a probe's
     finding comes before the crash that followed from it. ``machine``: the machine's failure, if it told of one.
-    ``memory``: the kernel killed it for want of memory.
     """
     if machine is not None:
         return EngineFailure(None, step, f"machine: {TOLD[machine['cause']]}: {machine['line']}")
     found = [explained(each, end.log, step, coredump) for each in told]
-    lost = MachineFailure("memory", "the kernel killed the engine") if memory else death_by_machine(end)
+    lost = death_by_machine(end)
     if lost is not None and not found:
         return EngineFailure(None, step, lost.reason)
     # One that told why it leaves has an exit status that says no more.

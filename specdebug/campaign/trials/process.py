@@ -1,5 +1,5 @@
 """Commands run as process groups of their own, so that nothing of them is left when they are over or unwanted, nor when
-this process is killed (``workers/lifeline.py``).
+this process is killed (``workers/child.py``).
 
 All of the output is read while the command runs, for what it says went wrong; only its two ends are kept.
 """
@@ -7,7 +7,6 @@ All of the output is read while the command runs, for what it says went wrong; o
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdebug.logs.scan import LogReader, Scan
-from specdebug.workers.lifeline import lifeline
-from specdebug.workers.reaper import kill_group
+from specdebug.workers.child import Child
 
 END_BYTES = 64 * 1024
 """Bytes of the output that are kept from the beginning, and from the end."""
@@ -45,7 +43,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._running: set[Child] = set()
         self._closed = False
 
     def run(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float | None = None) -> Ended:
@@ -55,18 +53,8 @@ class Processes:
         with self._lock:
             if self._closed:
                 raise CommandStopped
-            with lifeline.starting(env) as (key, own):
-                process = subprocess.Popen(
-                    list(argv),
-                    cwd=cwd,
-                    env=own,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a group of its own, and a Ctrl-C in the terminal is ours alone
-                )
+            process = Child(argv, env, cwd=cwd)
             self._running.add(process)
-            lifeline.runs(key, process.pid)
         output = _Output(process)
         late = threading.Event()
         timer = None
@@ -81,8 +69,7 @@ class Processes:
         with self._lock:
             self._running.discard(process)
             closed = self._closed
-            kill_group(process.pid)  # what it left in the background
-        lifeline.ended(key)
+            process.end()  # what it left in the background
         if closed:
             raise CommandStopped
         text, log = output.end()
@@ -93,19 +80,19 @@ class Processes:
         with self._lock:
             self._closed = True
             for process in self._running:
-                kill_group(process.pid)
+                process.kill_all()
 
-    def _expire(self, process: subprocess.Popen[bytes], late: threading.Event) -> None:
+    def _expire(self, process: Child, late: threading.Event) -> None:
         with self._lock:
             if process in self._running and process.returncode is None:
                 late.set()
-                kill_group(process.pid)
+                process.kill_all()
 
 
 class _Output:
     """The output of a process, read by a thread: both ends of it, and what all of it says."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: Child) -> None:
         assert process.stdout is not None  # for the type checker: a pipe was asked for
         self._pipe = process.stdout
         self._head = bytearray()

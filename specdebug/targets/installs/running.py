@@ -19,9 +19,8 @@ from typing import IO
 
 from specdebug.base import interrupts
 from specdebug.targets.installs.store import StoreError
-from specdebug.workers.lifeline import lifeline
+from specdebug.workers.child import Child
 from specdebug.workers.machine_failure import blamed
-from specdebug.workers.reaper import kill_group
 
 _LOOK_S = 0.1
 """Seconds after which a signal is heard at the latest."""
@@ -74,27 +73,21 @@ def ask(words: Sequence[str], timeout_s: float) -> tuple[str, str]:
 
 
 @contextmanager
-def _started(words: Sequence[str], stdout: int | None, stderr: int) -> Iterator[subprocess.Popen[bytes]]:
+def _started(words: Sequence[str], stdout: int | None, stderr: int) -> Iterator[Child]:
     """Start a command as a group of its own; whatever is left of that at the end is killed. Raises InstallError."""
     try:
-        with lifeline.starting(os.environ) as (key, env):
-            process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env, start_new_session=True
-            )
+        process = Child(words, os.environ, stdout=stdout, stderr=stderr)
     except OSError as error:
         raise blamed(InstallError, f"{words[0]} does not run: {error.strerror}", error) from None
-    lifeline.runs(key, process.pid)
     try:
         yield process
     finally:
-        kill_group(process.pid)
-        process.wait()
-        lifeline.ended(key)
+        process.end()
         for pipe in filter(None, (process.stdout, process.stderr)):
             pipe.close()
 
 
-def _said(process: subprocess.Popen[bytes], pipe: IO[bytes]) -> Iterator[bytes]:
+def _said(process: Child, pipe: IO[bytes]) -> Iterator[bytes]:
     """Yield what a process says until it has ended. Raises KeyboardInterrupt."""
     while True:
         interrupts.check()

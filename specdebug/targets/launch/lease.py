@@ -18,7 +18,7 @@ from specdebug.targets.launch.keeper import MAX_IDLE, ServerWish
 from specdebug.targets.launch.log import ServerLog
 from specdebug.targets.launch.process import NeverReady, StartFailed
 from specdebug.targets.serving import Lost, NoServer
-from specdebug.workers.lifeline import lifeline
+from specdebug.workers.child import Child
 
 _KEEP = "from specdebug.targets.launch.keeper import main; sys.exit(main(sys.argv[1], int(sys.argv[2])))"
 PATIENCE_S = 30.0
@@ -110,13 +110,9 @@ class ServerKeeper:
         self.address = os.path.join(self._folder, "socket")
         words = own_python(_KEEP, self.address, str(room))
         try:
-            with lifeline.starting(env) as (self._key, own):
-                self._process = subprocess.Popen(
-                    words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=own, start_new_session=True
-                )
+            self._process = Child(words, env, stdin=subprocess.PIPE, stderr=None)
         except OSError as error:
             raise NoServer(f"cannot start the process that keeps servers: {error.strerror}") from None
-        lifeline.runs(self._key, self._process.pid)
         assert self._process.stdout is not None  # for the type checker: a pipe was asked for
         if self._process.stdout.readline() != b"ready\n":
             self.close()
@@ -127,11 +123,7 @@ class ServerKeeper:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.ended_within(PATIENCE_S)
+        self._process.end()
         self._process.stdout.close()
-        lifeline.ended(self._key)
         shutil.rmtree(self._folder, ignore_errors=True)

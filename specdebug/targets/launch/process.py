@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import subprocess
 import tempfile
 import threading
 import time
@@ -22,8 +20,7 @@ from specdebug.targets.inside.looks import LOG_VARIABLE, looks_folder
 from specdebug.targets.launch.command import StartCommand, free_port
 from specdebug.targets.launch.log import LogRoom, ServerLog
 from specdebug.targets.serving import Lost, NoServer
-from specdebug.workers.lifeline import lifeline
-from specdebug.workers.reaper import kill_group, kill_marked, wait_for
+from specdebug.workers.child import Child
 
 LOOK_S = 0.1
 LOG_LOOK_S = 1.0
@@ -80,18 +77,10 @@ class ServerProcess:
         told = {**self._command.env_in(self._scratch), LOG_VARIABLE: str(self.log.path)}
         try:
             # to its end, wherever that is once the log was cut
-            with open(self.log.path, "ab") as log, lifeline.starting(told) as (self._key, env):
-                self._process = subprocess.Popen(
-                    words,
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            with open(self.log.path, "ab") as log:
+                self._process = Child(words, told, stdout=log)
         except OSError as error:
             raise NoServer(f"target.launch: cannot start {one_line(words[0], 80)}: {error.strerror or error}") from None
-        lifeline.runs(self._key, self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -148,10 +137,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def status(self) -> int | None:
-        try:
-            return self._process.wait(DYING_S)
-        except subprocess.TimeoutExpired:
-            return None
+        return self._process.ended_within(DYING_S)
 
     def scan(self) -> Scan:
         return self.log.scan_run()
@@ -195,15 +181,9 @@ class ServerProcess:
             self.log.cut()
 
     def _end_process(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)
-        kill_group(self._process.pid)  # what it left, or itself
-        others = kill_marked({self._key})  # what has left its group
-        self._process.wait()
-        wait_for({self._process.pid, *others})
-        lifeline.ended(self._key)
+        self._process.terminate()
+        self._process.ended_within(END_S)
+        self._process.end(marked=True)
 
     def _remove_folders(self) -> None:
         shutil.rmtree(looks_folder(self.log_path), ignore_errors=True)

@@ -72,18 +72,14 @@ class EngineThread:
 
     def dump(self) -> None: ...
 
-    def kill(self, why: str | None = None) -> None: ...
+    def give_up(self) -> None: ...
 
-    def wait(self) -> WorkerEnd:
+    def gone(self) -> None:
         self._thread.join()
         os.close(self._write)
+
+    def worker_end(self) -> WorkerEnd:
         return WorkerEnd("exit", 0, 0.0, 0.0, "")
-
-    def with_log(self, end: WorkerEnd) -> WorkerEnd:
-        return end
-
-    def killed_for_memory(self, end: WorkerEnd) -> bool:
-        return False
 
 
 class Serving:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from specdebug.apps.serve.failure import ENDING, EngineFailure, failure_of
 from specdebug.logs.scan import LogReader
 from specdebug.verdict.outcome import Violation
 from specdebug.workers.job import WorkerEnd
+from specdebug.workers.machine_failure import MachineFailure
 
 
 def ended(kind: Any = "exit", status: int = 1, log: str = "") -> WorkerEnd:
@@ -53,7 +55,11 @@ def test_a_crash_that_follows_a_finding_is_told_beside_it() -> None:
 @pytest.mark.parametrize(
     ("end", "more", "told"),
     [
-        (ended("signal", -9), {"memory": True}, "machine: there is no memory left"),
+        (
+            replace(ended("signal", -9), failure=MachineFailure("memory", "the kernel killed the engine")),
+            {},
+            "machine: there is no memory left",
+        ),
         (ended(), {"machine": {"cause": "disk", "line": "full"}}, "machine: there is no room to write: full"),
         (ended(log="OSError: [Errno 28] No space left on device"), {}, "machine: there is no room to write"),
     ],

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.soak import __main__ as soak
+from specdebug.workers.child import WorkerStartError
 from specdebug.workers.job import WorkerEnd
-from specdebug.workers.server import WorkerStartError
 from tests.benchmarks.soak.events import DONE, FLAT, LEAKING, begin, violation, workload
 
 LEFT = WorkerEnd("done", 0, 1.0, 400.0, "")

@@ -25,7 +25,7 @@ from typing import Any
 
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.load import load_scenario
-from specdebug.scenario.servers import parse_target
+from specdebug.targets.settings import parse_target
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 OURS = "embedded"

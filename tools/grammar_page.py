@@ -16,8 +16,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from specdebug.base.parts import DeclaredKey, Part, keys_of
 from specdebug.scenario import grammar, servers
-from specdebug.scenario.parts import DeclaredKey, Part, keys_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scenarios.md"
 HEAD = """\

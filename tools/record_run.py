@@ -15,7 +15,7 @@ from specdebug.campaign.loops.replay import Choices, replay
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
-from specdebug.scenario.servers import parse_target
+from specdebug.targets.settings import parse_target
 from specdebug.workers.pool import WorkerPool
 
 

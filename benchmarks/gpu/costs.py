@@ -23,11 +23,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from specdebug.base.abilities import INSIDE
 from specdebug.scenario.library import Library
 from specdebug.scenario.packs import rules
-from specdebug.scenario.servers import parse_target
-from specdebug.targets.base import INSIDE, OverThere
+from specdebug.targets.base import OverThere
 from specdebug.targets.registry import find_target
+from specdebug.targets.settings import parse_target
 
 sys.path.insert(0, str(Path(__file__).parent))
 from against_sglang import CONTEXT, PROMPT, SHAPES, SHORT, Sglang

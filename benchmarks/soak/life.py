@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.soak import draw
 from specdebug import async_probe
+from specdebug.base.abilities import Ability
 from specdebug.base.corpus import heldout_text
 from specdebug.run.dense import DenseReference, keep_weights
 from specdebug.run.driver import WorkloadDriver
@@ -37,7 +38,7 @@ from specdebug.scenario.library import Library
 from specdebug.scenario.packs import activate
 from specdebug.scenario.text import decoder, keep_tokenizer
 from specdebug.scenario.workload import expand
-from specdebug.targets.base import Ability, Asked
+from specdebug.targets.base import Asked
 from specdebug.targets.embedded import TARGET, EmbeddedSession, build_engine
 from specdebug.verdict.outcome import Tie, Violation
 from specdebug.workers.system import rss_mb

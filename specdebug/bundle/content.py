@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import ContentError
 from specdebug.base.files import read_file
 from specdebug.base.redaction import redacted_plain
@@ -26,9 +27,8 @@ from specdebug.patching.toggles import Toggle, read_toggle
 from specdebug.scenario.checks import check_scenario
 from specdebug.scenario.grammar import Expectation, Scenario, merge
 from specdebug.scenario.packs import ProbePack, read_pack
-from specdebug.scenario.servers import TargetChoice
 from specdebug.scenario.workload import Workload
-from specdebug.targets.registry import DEFAULT
+from specdebug.targets.settings import TargetChoice
 from specdebug.verdict.outcome import EXIT_CODES
 
 SCENARIO = "scenario.json"

@@ -21,8 +21,8 @@ from specdebug.bundle.archive import BundleError
 from specdebug.engine.config import EngineConfig, choices_of
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.grammar import OracleSpec, Scenario
-from specdebug.scenario.servers import SERVE, LaunchedServer, TargetChoice
 from specdebug.targets.registry import OURS as TARGETS
+from specdebug.targets.settings import SERVE, LaunchedServer, TargetChoice
 
 HARMLESS = frozenset({"connections", "dtype", "flush", "ready_timeout_s", "request_timeout_s", "stream"})
 """Keys of a plain ``serve`` that say how it is used, and reach nothing."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from specdebug.campaign.loops.replay import ArmRun, Choices
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
-    from specdebug.scenario.servers import TargetChoice
+    from specdebug.targets.settings import TargetChoice
 
 
 @grouped
@@ -97,7 +97,7 @@ def _two_arms(
 
 def _placed(name: str, scenario: Scenario, changes: Choices) -> tuple[str, TargetChoice | None]:
     """Return an arm's name, and the target that is written behind it."""
-    from specdebug.scenario.servers import ReleasedEngine, parse_target
+    from specdebug.targets.settings import ReleasedEngine, parse_target
 
     arm, at, place = name.partition("@")
     if not at:

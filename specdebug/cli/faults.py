@@ -118,12 +118,12 @@ def verify(
 
 def _ground(device: str | None, dtype: Dtype | None, target: str | None, workers: Sequence[str]) -> Ground:
     """The engine to inject into, and its workers. Raises BadFault for a worker that there is not."""
+    from specdebug.base.abilities import DEFAULT
     from specdebug.base.errors import did_you_mean, one_line
     from specdebug.campaign.loops.fault_ground import Ground
     from specdebug.engine.lineup import LINEUP
     from specdebug.faults.model import BadFault
-    from specdebug.scenario.servers import parse_target
-    from specdebug.targets.registry import DEFAULT
+    from specdebug.targets.settings import parse_target
 
     over = engine_overrides(device, dtype, None)
     on = DEFAULT if target is None else parse_target(target)

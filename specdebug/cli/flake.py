@@ -192,7 +192,7 @@ def _plan(
         subject.takes.check(toggles, (OWN_ENGINE,))
         return _plan_of_command(command, library, [str(toggle.pr) for toggle in toggles], subject.takes, measured)
     from specdebug.campaign.trials.scenario import ScenarioSource
-    from specdebug.scenario.servers import engine_of
+    from specdebug.targets.settings import engine_of
 
     laid_over = library.scenario(subject.scenario).laid_over(engine)
     source = ScenarioSource(library, laid_over, arm=subject.arm, jobs=measured.jobs, timeout_s=measured.timeout)

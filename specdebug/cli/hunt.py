@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from specdebug.hunt.record import HuntRecord
     from specdebug.report.hunt import HuntAnswer
     from specdebug.scenario.library import Library
-    from specdebug.scenario.servers import TargetChoice
+    from specdebug.targets.settings import TargetChoice
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def hunt(search: HuntSearch, results: JsonOptions, shared: ContentOptions) -> in
     """
     from specdebug.hunt.hunting import Hunt, HuntRunner
     from specdebug.report.hunt import HuntAnswer
-    from specdebug.scenario.servers import parse_target
     from specdebug.targets.registry import find_target
+    from specdebug.targets.settings import parse_target
 
     results.check()
     check_cluster(search.executor, search.ray_address)

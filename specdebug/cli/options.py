@@ -295,7 +295,7 @@ class EngineOptions:
         """Return them as the choices of a replay. Raises SpecDebugError for a device, a target or a time that is
         none."""
         from specdebug.campaign.loops.replay import Choices
-        from specdebug.scenario.servers import parse_target
+        from specdebug.targets.settings import parse_target
 
         target = None if self.target is None else parse_target(self.target)
         ready_s = positive(self.ready_timeout, "--ready-timeout")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from specdebug.campaign.loops.verify import Matrix
     from specdebug.patching.toggles import Toggle
     from specdebug.scenario.library import Library
-    from specdebug.scenario.servers import TargetChoice
+    from specdebug.targets.settings import TargetChoice
 
 app = typer.Typer(help="List, show, verify and check the fixes that can be reverted.", no_args_is_help=False)
 
@@ -160,10 +160,10 @@ def _chosen(
 ) -> tuple[tuple[Toggle, ...], TargetChoice | None, Sequence[LatentCheck]]:
     """The fixes of these numbers, else all, with the edits of the engine that a target runs and what shows them there,
     the target, and those that are latent there. Raises SpecDebugError where nothing shows one that is named."""
+    from specdebug.base.abilities import DEFAULT
     from specdebug.campaign.loops.latent import check_latent
-    from specdebug.scenario.servers import ReleasedEngine, engine_of, parse_target
     from specdebug.targets.installs.store import find_installed, store_folder
-    from specdebug.targets.registry import DEFAULT
+    from specdebug.targets.settings import ReleasedEngine, engine_of, parse_target
 
     on = None if named is None else parse_target(named)
     target = DEFAULT if on is None else on

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.base import interrupts
+from specdebug.base.abilities import DEFAULT
 from specdebug.campaign.loops.replay import ArmRun, Progress, RunContent, run_arms
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.diverge.align import Difference, in_lockstep, same_schedule
@@ -27,7 +28,6 @@ from specdebug.diverge.sides import EngineSide, Side, TapeSide, config_of
 from specdebug.diverge.stream import RecordedStep
 from specdebug.diverge.values import ValueDifference
 from specdebug.scenario.grammar import OracleSpec, Scenario
-from specdebug.targets.registry import DEFAULT
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
 from specdebug.workers.machine_failure import MachineFailed
 from specdebug.workers.pool import WorkerPool

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from specdebug.base.abilities import DEFAULT
 from specdebug.campaign.loops.replay import ArmRun, RunContent, run_as
 from specdebug.diverge import worker
 from specdebug.diverge.common import integers_of
@@ -19,8 +20,7 @@ from specdebug.diverge.prefills import Positions, chunks_of
 from specdebug.diverge.stream import RecordedStep, read
 from specdebug.diverge.tape import TapeRecording
 from specdebug.scenario.checks import engine_config
-from specdebug.targets.registry import DEFAULT, find_target
-from specdebug.targets.serving import records_itself
+from specdebug.targets.registry import find_target
 from specdebug.workers.job import Job
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class TapeSide:
 def config_of(run: ArmRun) -> EngineConfig | None:
     """The configuration of an engine that can be recorded, ours or another; None of any other target. Raises
     ContentError."""
-    if run.target == DEFAULT or records_itself(find_target(run.target)):
+    if run.target == DEFAULT or find_target(run.target).traits.records:
         return engine_config(run.scenario, run.arm)
     return None
 

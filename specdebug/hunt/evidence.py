@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import ContentError
 from specdebug.base.files import read_file
 from specdebug.base.schema import Item
@@ -26,12 +27,12 @@ from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Replay, 
 from specdebug.diverge.locate import Locator
 from specdebug.hunt.hunting import Hunt
 from specdebug.scenario.load import load_scenario
-from specdebug.scenario.servers import ReleasedEngine, StartedServer, TargetChoice
 from specdebug.targets.base import OverThere
 from specdebug.targets.installs.steps import look_into
 from specdebug.targets.installs.store import find_installed, store_folder
 from specdebug.targets.launch.target import StartedTarget
-from specdebug.targets.registry import DEFAULT, find_target
+from specdebug.targets.registry import find_target
+from specdebug.targets.settings import ReleasedEngine, StartedServer, TargetChoice
 
 RUNS = 3
 """Runs in which a failure may show again."""

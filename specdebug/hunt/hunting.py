@@ -22,7 +22,7 @@ from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.hunt.draw import ARM, SERVED, SPACES, TOGETHER, HuntSpace, drawn
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.scenario.grammar import Scenario
-from specdebug.scenario.servers import TargetChoice
+from specdebug.targets.settings import TargetChoice
 from specdebug.workers.pool import WorkerPool
 
 

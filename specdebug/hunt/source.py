@@ -13,7 +13,7 @@ from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.hunt.hunting import HuntRunner, result_with
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
-from specdebug.scenario.servers import TargetChoice
+from specdebug.targets.settings import TargetChoice
 from specdebug.workers.pool import WorkerPool
 
 

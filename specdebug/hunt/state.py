@@ -11,7 +11,7 @@ from specdebug.hunt.draw import ARM, drawn
 from specdebug.hunt.hunting import space_of
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.servers import TargetChoice, engine_of
+from specdebug.targets.settings import TargetChoice, engine_of
 
 
 def hunt_state(target: TargetChoice, reverts: Sequence[int], library: Library) -> dict[str, str]:

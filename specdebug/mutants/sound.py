@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, RunContent, plan, run_as
 from specdebug.campaign.loops.warm import WarmPool
@@ -27,7 +28,6 @@ from specdebug.mutants.worker import TARGET
 from specdebug.patching.spec import Patch
 from specdebug.run.warm_worker import Common
 from specdebug.scenario.grammar import Scenario
-from specdebug.targets.registry import DEFAULT
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import Job
 

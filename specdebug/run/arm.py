@@ -19,10 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.content import shipped_root
 from specdebug.base.errors import ContentError, InvalidOption, SpecDebugError
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
-from specdebug.targets.base import INSIDE, SHOWN, Ability, Asked, Opening, OverThere, Session, Target
+from specdebug.targets.base import Asked, Opening, OverThere, Session, Target
 from specdebug.targets.registry import find_target
 from specdebug.verdict.device_errors import device_lost, out_of_memory
 from specdebug.verdict.outcome import EXIT_CODES
@@ -140,7 +141,7 @@ class _Arm:
 
             if self._injector is not None:
                 self._injector.finish()
-            server = None if self._session is None else self._session.server()
+            server = None if self._session is None else self._session.server
             for told in () if server is None else server.new_injections():
                 self._sink.emit(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
             for lost in () if server is None else server.lost():
@@ -220,9 +221,9 @@ class _Arm:
         )
 
     def _hits_elsewhere(self) -> dict[str, dict[str, int]]:
-        from specdebug.scenario.servers import engine_of
+        from specdebug.targets.settings import engine_of
 
-        server = None if self._session is None else self._session.server()
+        server = None if self._session is None else self._session.server
         told = self._told_hits if server is None else server.hits()
         engine = engine_of(pickle.loads(self._payload["scenario"]).target_of(self._payload["arm"]))
         # A fix that the engine lacks, and is given, need not run.
@@ -268,7 +269,7 @@ class _Arm:
         arm, seed, packs = self._payload["arm"], self._payload["seed"], pickle.loads(self._payload["packs"])
         target, options = find_target(scenario.target_of(arm)), scenario.engine_of(arm)
         asked = target.asked(options)
-        if "probes" not in target.shows:
+        if "probes" not in target.traits.shows:
             packs = ()
 
         def before() -> None:
@@ -277,12 +278,12 @@ class _Arm:
                 self._onlooker.building()
 
         settings = OracleSettings(scenario.oracles_of(arm), asked)
-        shows = INSIDE & target.shows & needed_by(settings)
+        shows = INSIDE & target.traits.shows & needed_by(settings)
         there = self._over_there(scenario.arms[arm].mode, shows, scenario.faults_of(arm))
         label = f"{scenario.name}-{arm}"
         opening = Opening(label, self._say, self._busy, before, there)
         self._session = session = target.open(options, seed, opening)
-        asked = session.known(asked)
+        asked = session.asked or asked
         workload, faults = pickle.loads(self._payload["workload"]), scenario.faults_of(arm)
         self._sink.emit(
             "setup", probes_enabled=len(packs), requests=len(workload.requests), faults=[str(each) for each in faults]
@@ -309,13 +310,13 @@ class _Arm:
         """Name what this target cannot show of what was asked for, and the options that mean nothing to it."""
         self._sink.emit(
             "target",
-            name=target.name,
-            lacks=sorted(set(SHOWN) - set(target.shows)),
+            name=target.traits.name,
+            lacks=target.traits.lacks,
             looking=[oracle.name for oracle in judge.oracles],
             cannot_show=[str(blind) for blind in judge.cannot_show],
         )
         if asked.unused:
-            self._note(f"target {target.name} has no use for engine options {', '.join(asked.unused)}")
+            self._note(f"target {target.traits.name} has no use for engine options {', '.join(asked.unused)}")
 
     def _say(self, event: str, **fields: Any) -> None:
         """Pass an event of the target on, and remember where a core dump would be written, and how often edits ran."""
@@ -336,7 +337,7 @@ class _Arm:
         settings = OracleSettings(scenario.oracles_of(self._payload["arm"]), asked, probes)
         return Judge(
             settings,
-            session.plain() if settings.reference is None else DenseReference(*settings.reference),
+            session.reference if settings.reference is None else DenseReference(*settings.reference),
             report=lambda violation: self._sink.emit("violation", **asdict(violation)),
             tie=lambda rid, tie: self._sink.emit("tie", rid=rid, **asdict(tie)),
             decode=decode,

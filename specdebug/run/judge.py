@@ -8,9 +8,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, get_args
 
+from specdebug.base.abilities import Ability
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings, Reference
 from specdebug.run.oracles.registry import CannotShow, oracles_of
-from specdebug.targets.base import Ability, Session, StepView
+from specdebug.targets.base import Session, StepView
 from specdebug.targets.serving import NotShown
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from specdebug.base.abilities import DEFAULT
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError, ContentError, InvalidOption, SpecDebugError, did_you_mean, raise_all
 from specdebug.base.yamlio import KeyPath, one_line
@@ -32,8 +33,7 @@ from specdebug.scenario.grammar import (
 )
 from specdebug.scenario.target_ranges import TARGET_RANGE, complaint_of
 from specdebug.targets.base import Asked
-from specdebug.targets.registry import DEFAULT, find_target
-from specdebug.targets.serving import refusal_of
+from specdebug.targets.registry import find_target
 from specdebug.verdict.signatures import names_place
 
 MAX_REQUESTS = 10_000
@@ -326,7 +326,8 @@ def _unfit_faults(scenario: Scenario, arm: str, config: EngineConfig) -> Iterato
             check_fit(fault, config, f"arm '{arm}'")
         except SpecDebugError as error:
             yield error
-        if why := refusal_of(find_target(scenario.target_of(arm)), fault):
+        there = find_target(scenario.target_of(arm)).traits.faults
+        if there is not None and (why := there.refusal(fault)):
             yield fault.error(why)
         if fault.request is not None and fault.request not in rids:
             hint = did_you_mean(fault.request, rids) if len(rids) <= MAX_NAMED else ""

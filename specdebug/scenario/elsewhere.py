@@ -7,11 +7,11 @@ import types
 import typing
 from typing import Any, get_args
 
+from specdebug.base.kinds import TEXT, Kind, Schema, choice, real, span, whole
 from specdebug.base.schema import Item
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.declare import BOUNDS, read_fault
 from specdebug.faults.model import FaultClass
-from specdebug.scenario.kinds import TEXT, Kind, Schema, choice, real, span, whole
 
 _PLAIN_TYPES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
 

@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from specdebug.base import plugins
+from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import ConfigError, Where
-from specdebug.base.schema import Gather, Item
-from specdebug.base.yamlio import Doc, as_json, parse_yaml
-from specdebug.faults.model import Fault
-from specdebug.scenario.elsewhere import ENGINE, FAULT
-from specdebug.scenario.kinds import (
+from specdebug.base.kinds import (
     ANY_TEXT,
     FLAG,
     TEXT,
@@ -36,10 +33,14 @@ from specdebug.scenario.kinds import (
     span,
     whole,
 )
-from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
-from specdebug.scenario.servers import TARGET, StartedServer, TargetChoice, parse_target, ready_within
+from specdebug.base.parts import Key, Part, keys_of, nested, one_of, overlay
+from specdebug.base.schema import Gather, Item
+from specdebug.base.yamlio import Doc, as_json, parse_yaml
+from specdebug.faults.model import Fault
+from specdebug.scenario.elsewhere import ENGINE, FAULT
 from specdebug.scenario.target_ranges import TARGET_RANGE, said_of
-from specdebug.targets.registry import DEFAULT, find_target
+from specdebug.targets.registry import find_target
+from specdebug.targets.settings import TARGET, StartedServer, TargetChoice, parse_target, ready_within
 from specdebug.verdict.outcome import Verdict
 from specdebug.verdict.signatures import SHAPE, complaint, stated
 

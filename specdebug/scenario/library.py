@@ -13,6 +13,7 @@ from pathlib import Path
 
 from specdebug.async_probe.gate import OFF, Gate
 from specdebug.async_probe.sites import Site, find_sites
+from specdebug.base.abilities import DEFAULT
 from specdebug.base.content import PATH_VARIABLE, content_files, content_roots, find, same_name, scenario_files
 from specdebug.base.errors import ContentError, ContentErrors, did_you_mean, raise_all
 from specdebug.patching.toggles import Registry, Toggle, load_registry
@@ -20,10 +21,9 @@ from specdebug.scenario.checks import asked_of
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.load import KnownNames, load_scenario
 from specdebug.scenario.packs import ProbePack, check_globs, load_pack
-from specdebug.scenario.servers import TargetChoice, engine_of
 from specdebug.scenario.text import load_tokenizer
 from specdebug.scenario.workload import Workload, expand
-from specdebug.targets.registry import DEFAULT
+from specdebug.targets.settings import TargetChoice, engine_of
 
 
 class Library:

@@ -14,10 +14,10 @@ from typing import TypeVar
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from specdebug.base.errors import did_you_mean
-from specdebug.scenario.servers import SERVE, LaunchedServer, ReleasedEngine, TargetChoice
 from specdebug.targets.installs.release import ENGINES
 from specdebug.targets.installs.store import Installed, StoreError, find_installed, store_folder
 from specdebug.targets.registry import target_names
+from specdebug.targets.settings import SERVE, LaunchedServer, ReleasedEngine, TargetChoice
 
 _BOUND = r"(==|!=|<=|>=|<|>)[0-9][0-9A-Za-z.+!-]*"
 TARGET_RANGE = rf"[a-z0-9_.-]+({_BOUND}(,{_BOUND})*)?"

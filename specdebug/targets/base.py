@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from specdebug.base.abilities import SHOWN, Ability
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -24,62 +26,6 @@ if TYPE_CHECKING:
     from specdebug.kernel_memory.rules import KernelRule
     from specdebug.patching.toggles import Toggle
     from specdebug.targets.serving import ServerView
-
-Ability = Literal[
-    "steps",
-    "kv",
-    "draft",
-    "draft_kv",
-    "drafts",
-    "decisions",
-    "graphs",
-    "probes",
-    "guards",
-    "pools",
-    "accept_lengths",
-    "cached_tokens",
-    "cache_flush",
-    "reverts",
-    "faults",
-    "tokens",
-    "plain",
-    "logits",
-    "alive",
-    "counts",
-    "failures",
-]
-
-SHOWN: dict[Ability, str] = {
-    "steps": "what a step decides",
-    "kv": "keys and values of a request",
-    "draft": "what a draft model does",
-    "draft_kv": "keys and values of a draft",
-    "drafts": "what a request stores for its next draft, and its trees",
-    "decisions": "what a verify decides by",
-    "graphs": "which forwards ran as graphs",
-    "probes": "what passes probe sites",
-    "guards": "guard regions around buffers",
-    "pools": "the books of the memory pools",
-    "accept_lengths": "how many tokens each verify accepts",
-    "cached_tokens": "how much of a prompt came from the cache",
-    "cache_flush": "a prompt served with an empty cache",
-    "reverts": "its own source with a fix reverted",
-    "faults": "what a fault does inside it",
-    "tokens": "which tokens it emits",
-    "plain": "what its model says without drafts",
-    "logits": "the logits of its model",
-    "alive": "that it answers between requests",
-    "counts": "what it counts of each request",
-    "failures": "what it or its log says of failures",
-}
-"""The abilities in words that follow "this target cannot show"."""
-
-OF_SERVERS: frozenset[Ability] = frozenset({"alive", "counts", "failures"})
-"""Abilities that an engine in the worker's own process has no need of: it is alive if the worker is."""
-
-
-INSIDE: frozenset[Ability] = frozenset({"pools", "kv", "draft", "draft_kv", "drafts", "decisions"})
-"""Abilities for which an engine that runs elsewhere has to be prepared when it is started."""
 
 
 class Sampling(Protocol):
@@ -192,14 +138,23 @@ class RequestOnlooker(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """An arm's wishes of its target. ``drafts``: a draft is asked for, with ``draft_model`` where the target names one,
-    and then the ``algorithm`` that it drafts by. ``draft_kv``: a draft keeps keys and values of its own.
-    ``zero_fill``: unwritten draft KV is zeroed on a cache hit by policy. ``guards``: guard regions are on.
-    ``graphs``: batch sizes for which graphs are captured, ascending. ``exact``: sampled tokens have the target's odds;
-    thresholds of acceptance below 1 give drafts more. ``dense``: the checkpoint is here, so that the dense reference
-    can judge. ``server``: it is reached over a network. ``probed``: it has the arm's probes live itself, and tells
-    what they find. ``context_length``: tokens of prompt and output to which requests are cut, for a server that
-    declines longer ones. ``joint``: of which sampled tokens top-k and top-p cut at once (``reference/sampling.py``)."""
+    """An arm's wishes of its target.
+
+    Attributes:
+        drafts: a draft is asked for, by ``draft_model`` where the target names one.
+        algorithm: the one that the draft is made by, where the target names one.
+        draft_kv: a draft keeps keys and values of its own.
+        zero_fill: unwritten draft KV is zeroed on a cache hit by policy.
+        guards: guard regions are on.
+        graphs: batch sizes for which graphs are captured, ascending.
+        exact: sampled tokens have the target's odds; thresholds of acceptance below 1 give drafts more.
+        dense: the checkpoint is here, so that the dense reference can judge.
+        server: it is reached over a network.
+        probed: it has the arm's probes live itself, and tells what they find.
+        context_length: tokens of prompt and output to which requests are cut, for a server that declines longer ones.
+        joint: the sampled tokens of which top-k and top-p cut at once (``reference/sampling.py``).
+        unused: engine options of the arm that mean nothing to this target.
+    """
 
     model: str
     device: str = "cpu"
@@ -219,17 +174,24 @@ class Asked:
     context_length: int | None = None
     joint: Literal["none", "first", "all"] = "none"
     unused: tuple[str, ...] = ()
-    """Engine options of the arm that mean nothing to this target."""
 
 
 @dataclass(frozen=True)
 class OverThere:
-    """The part of an arm that is put in place where the engine runs: fixes to revert, names of probe packs, the mode of
-    all probes if one is set, and the folders of content that those are from, beside what is shipped. ``keeper``: the
-    address of who keeps servers for several runs (``launch/keeper.py``), in a search. ``rules``: what those packs and
-    that mode come to, ``kernels``: for the memory of kernels, which also an engine in the worker itself is to look at.
-    ``tape``: the file into which an engine that can be recorded writes what passes its sites. ``shows``: what the arm's
-    oracles want to look at inside it. ``faults``: damage to do there, drawn by ``seed``."""
+    """The part of an arm that is put in place where the engine runs.
+
+    Attributes:
+        toggles: fixes to revert.
+        probes: names of probe packs.
+        mode: the mode of all probes, if one is set.
+        content: the folders of content that these are from, beside what is shipped.
+        keeper: the address of the process that keeps servers for a search's runs (``launch/keeper.py``).
+        rules: what the probe packs and the mode come to.
+        kernels: rules for the memory of kernels, which also an engine in the worker itself is to look at.
+        tape: the file into which an engine that can be recorded writes what passes its sites.
+        shows: what the arm's oracles want to look at inside it.
+        faults: damage to do there, drawn by ``seed``.
+    """
 
     toggles: tuple[Toggle, ...] = ()
     probes: tuple[str, ...] = ()
@@ -251,9 +213,15 @@ class OverThere:
 
 @dataclass
 class Opening:
-    """The surroundings of a session. ``label`` names the arm in files. ``say`` reports an event. ``busy`` is told what
-    keeps the session from answering. ``before`` is called when the device is taken and the engine not yet built.
-    ``over_there``: what a target whose engine runs elsewhere is to put in place there."""
+    """The surroundings of a session.
+
+    Attributes:
+        label: names the arm in files.
+        say: reports an event.
+        busy: is told what keeps the session from answering.
+        before: called when the device is taken and the engine not yet built.
+        over_there: what a target whose engine runs elsewhere is to put in place there.
+    """
 
     label: str
     say: Callable[..., None]
@@ -270,24 +238,22 @@ class Busy(Protocol):
     def compiled(self) -> None: ...
 
 
-class Session(Protocol):
-    """An engine that serves. Methods that need an ability which it lacks are never called; :class:`Plain` has these."""
+class Serve(Protocol):
+    """An engine that serves: requests in, tokens out."""
 
     @property
-    def shows(self) -> frozenset[Ability]: ...
+    def shows(self) -> frozenset[Ability]:
+        """What can be seen of it; methods that need another ability are never called."""
+
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def asked(self) -> Asked | None:
+        """The wishes of the arm, corrected by what the engine turned out to be; None where they hold as they are."""
+
     @property
     def has_work(self) -> bool: ...
-    @property
-    def inside(self) -> Any:
-        """The engine itself, for faults and recorders; None where it lives in another process."""
-
-    def clock(self) -> float:
-        """Seconds that the engine has taken: processor time on a CPU, where arms share the cores, else wall time."""
-
-    def observe(self, onlooker: RequestOnlooker | None) -> None:
-        """Tell ``onlooker``, and nobody else, about requests from now on."""
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
         """Queue a request. Raises a SpecDebugError with exit code 2 for one that cannot be served."""
@@ -303,6 +269,35 @@ class Session(Protocol):
 
     def flush_cache(self) -> None:
         """Forget every cached prefix that no request reads."""
+
+    def clock(self) -> float:
+        """Seconds that the engine has taken: processor time on a CPU, where arms share the cores, else wall time."""
+
+    def settle(self) -> bool:
+        """Wait for what the device still has to do; False where there is nothing to wait for."""
+
+    def close(self, sound: bool) -> None:
+        """The run is over; ``sound``: nothing was found. What the session holds may go."""
+
+
+class Look(Protocol):
+    """What oracles see of an engine beside its tokens, as far as the session ``shows`` it."""
+
+    @property
+    def inside(self) -> Any:
+        """The engine itself, for faults and recorders; None where it lives in another process."""
+
+    @property
+    def reference(self) -> Any:
+        """What judges greedy tokens where the dense reference cannot: the oracles' ``Reference``, of which only
+        ``judge`` is asked; None where there is nothing."""
+
+    @property
+    def server(self) -> ServerView | None:
+        """The server behind the session; None where there is none."""
+
+    def observe(self, onlooker: RequestOnlooker | None) -> None:
+        """Tell ``onlooker``, and it alone, about requests from now on."""
 
     def check_pools(self) -> Sequence[str]:
         """Violated conservation laws of the memory pools, each ``law: what``."""
@@ -322,48 +317,30 @@ class Session(Protocol):
     def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
         """Return the rows that these requests store for their next draft."""
 
-    def settle(self) -> bool:
-        """Wait for what the device still has to do; False where there is nothing to wait for."""
 
-    def known(self, asked: Asked) -> Asked:
-        """The wishes of the arm, corrected by what the engine turned out to be."""
-
-    def plain(self) -> Any:
-        """What judges greedy tokens where the dense reference cannot: the oracles' ``Reference``, of which only
-        ``judge`` is asked; None where there is nothing."""
-
-    def server(self) -> ServerView | None:
-        """The server behind the session, for those who have ``alive``, ``counts`` or ``failures``."""
-
-    def close(self, sound: bool) -> None:
-        """The run is over; ``sound``: nothing was found. What the session holds may go."""
+class Session(Serve, Look, Protocol):
+    """An engine that serves, and what can be seen of it."""
 
 
-class Plain:
-    """A session that lives elsewhere, or has nothing inside: no cache to flush, no memory to be looked at."""
+class Opaque:
+    """A session that lives elsewhere, or has nothing inside: no cache to flush, no memory to look at."""
 
+    asked: Asked | None = None
     inside: Any = None
+    reference: Any = None
+    server: Any = None
 
     def clock(self) -> float:
         return time.perf_counter()
 
-    def observe(self, onlooker: RequestOnlooker | None) -> None:
-        """Do nothing: there is no moment at which memory could be looked at."""
-
     def settle(self) -> bool:
         return False
 
-    def known(self, asked: Asked) -> Asked:
-        return asked
-
-    def plain(self) -> Any:
-        return None
-
-    def server(self) -> ServerView | None:
-        return None
-
     def close(self, sound: bool) -> None:
         """Do nothing: the worker's end is the session's."""
+
+    def observe(self, onlooker: RequestOnlooker | None) -> None:
+        """Do nothing: there is no moment at which memory could be looked at."""
 
     def flush_cache(self) -> None:
         raise self._hidden("cache_flush")
@@ -390,15 +367,59 @@ class Plain:
         return NotImplementedError(f"{type(self).__name__} cannot show {SHOWN[ability]}")
 
 
+class FaultsThere(Protocol):
+    """The faults that can act in a target's engine that runs elsewhere. ``busy``: the steps of a small scenario in
+    which several requests of ``new_tokens`` decode."""
+
+    @property
+    def busy(self) -> tuple[int, int]: ...
+    @property
+    def new_tokens(self) -> int: ...
+
+    def options(self, name: str, site: str | None) -> Mapping[str, Any]:
+        """Engine options without which a class cannot act, at a site or at the first of its own."""
+
+    def lacks(self, name: str) -> str | None:
+        """Why a class that can act in other releases of the engine cannot in this one; None if it can."""
+
+    def sites(self, name: str) -> tuple[str, ...] | None:
+        """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""
+
+    def refusal(self, fault: Fault) -> str | None:
+        """Why a fault cannot act; None if it can."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """All that holds of a target, whatever runs on it.
+
+    Attributes:
+        name: as scenarios and reports have it.
+        shows: the abilities that its sessions have at most.
+        reverts: its engine runs elsewhere, where the target has fixes reverted: nothing is patched here.
+        records: its engine can write down what passes its sites (``OverThere.tape``).
+        slowness: how many times as long as on our own engine a scenario may take before it counts as hanging.
+        faults: those that can act in an engine that runs elsewhere; None where none can, or it is our own.
+    """
+
+    name: str
+    shows: frozenset[Ability]
+    reverts: bool = False
+    records: bool = False
+    slowness: float = 1.0
+    faults: FaultsThere | None = None
+
+    @property
+    def lacks(self) -> list[Ability]:
+        """The abilities that its sessions never have."""
+        return sorted(set(SHOWN) - self.shows)
+
+
 class Target(Protocol):
     """An engine that scenarios can be run on."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def shows(self) -> frozenset[Ability]:
-        """The abilities that a session of this target has at most."""
+    def traits(self) -> Traits: ...
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         """The wishes of an arm of these options. Raises ConfigError; its ``key_path``, if any, names the option."""

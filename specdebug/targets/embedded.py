@@ -7,24 +7,14 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args
 
 from specdebug import kernel_memory
-from specdebug.targets.base import (
-    OF_SERVERS,
-    Ability,
-    Asked,
-    Opening,
-    RequestOnlooker,
-    RequestView,
-    Sampling,
-    StepView,
-    clock_of,
-)
+from specdebug.base.abilities import DEFAULT, OF_SERVERS, Ability
+from specdebug.targets.base import Asked, Opening, RequestOnlooker, RequestView, Sampling, StepView, Traits, clock_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.engine import Engine, EngineObserver
     from specdebug.targets.base import StoredDrafts
-    from specdebug.targets.serving import ServerView
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability)) - OF_SERVERS
 
@@ -49,8 +39,7 @@ def _models_of(config: Any) -> tuple[Any, ...]:
 class EmbeddedTarget:
     """Builds the engine in the worker itself."""
 
-    name = "embedded"
-    shows = EVERYTHING
+    traits = Traits(DEFAULT, EVERYTHING)
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         from specdebug.engine.config import EngineConfig
@@ -156,6 +145,7 @@ class EmbeddedSession:
     """The engine, serving."""
 
     shows: frozenset[Ability] = EVERYTHING
+    asked = reference = server = None
     _told: EngineObserver | None = None
 
     def __init__(self, engine: Engine, asked: Asked, forget: Callable[[], None] = lambda: None) -> None:
@@ -229,15 +219,6 @@ class EmbeddedSession:
 
             torch.cuda.synchronize()
         return self._on_gpu
-
-    def known(self, asked: Asked) -> Asked:
-        return asked
-
-    def plain(self) -> Any:
-        return None
-
-    def server(self) -> ServerView | None:
-        return None
 
     def close(self, sound: bool) -> None:
         """Tell nobody any more what the engine is busy with; it ends with its worker."""

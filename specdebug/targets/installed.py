@@ -22,7 +22,7 @@ from specdebug.targets.installs.store import Installed, find_installed, store_fo
 from specdebug.targets.launch.command import REVERTS, SCRATCH
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.patches import Mends, mends_of, patches_of
-from specdebug.targets.serving import EngineSettings
+from specdebug.targets.settings import ReleasedEngine
 
 if TYPE_CHECKING:
     from specdebug.targets.http.session import HttpSession
@@ -34,8 +34,8 @@ _COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 class InstalledTarget(StartedTarget):
     """A release of an engine. Whoever derives from it maps the options (:meth:`notes`, ``command``)."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        self._settings: EngineSettings = settings
+    def __init__(self, settings: ReleasedEngine) -> None:
+        self._settings: ReleasedEngine = settings
 
     @abstractmethod
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specdebug.base.errors import CheckpointError, ConfigError, SpecDebugError
-from specdebug.targets.base import Ability, Asked, Opening, Plain, RequestOnlooker, RequestView, Sampling, StepView
+from specdebug.targets.base import Asked, Opaque, Opening, RequestOnlooker, RequestView, Sampling, StepView, Traits
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +35,7 @@ class CannotServe(SpecDebugError):
 class ReferenceTarget:
     """``specdebug.reference`` on the CPU, in float32."""
 
-    name = "reference"
-    shows: frozenset[Ability] = frozenset({"steps", "tokens", "plain", "logits"})
+    traits = Traits("reference", frozenset({"steps", "tokens", "plain", "logits"}))
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         model = options.get("model", "tiny")
@@ -104,10 +103,10 @@ class _Report:
     retracted: Sequence[str] = ()
 
 
-class ReferenceSession(Plain):
+class ReferenceSession(Opaque):
     """Serves the oldest ``max_running`` requests: a step computes the prompts of the new ones, else a token of each."""
 
-    shows = ReferenceTarget.shows
+    shows = ReferenceTarget.traits.shows
 
     def __init__(self, model: str, max_running: int, seed: int) -> None:
         """Raises CheckpointError."""

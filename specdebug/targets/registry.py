@@ -7,21 +7,19 @@ import importlib
 from specdebug.base.errors import ConfigError, did_you_mean
 from specdebug.base.plugins import PluginRegistry
 from specdebug.targets.base import Target
-from specdebug.targets.serving import ServerSettings
+from specdebug.targets.settings import SERVE, TargetChoice
 
 DEFAULT = "embedded"
 OURS = {DEFAULT: "specdebug.targets.embedded", "reference": "specdebug.targets.reference"}
 """Modules that hold a ``TARGET``, by its name. Each is imported when it is first asked for."""
 
 SERVED = {
-    "http": "specdebug.targets.http",
-    "launch": "specdebug.targets.launch",
-    "sglang": "specdebug.targets.sglang",
-    "vllm": "specdebug.targets.vllm",
+    "http": "specdebug.targets.http.target:HttpTarget",
+    "launch": "specdebug.targets.launch.target:LaunchTarget",
+    "sglang": "specdebug.targets.sglang.target:SglangTarget",
+    "vllm": "specdebug.targets.vllm.target:VllmTarget",
 }
-"""Modules that make a target of what a scenario says about a server, by the kind of that."""
-SERVE = "serve"
-"""A target's name that stands for our own server; ``scenario/servers.py`` reads it."""
+"""Classes that are made of what a scenario says about a server, by the kind of that."""
 
 _ADDED: PluginRegistry[Target] = PluginRegistry("targets", "a Target", lambda part: hasattr(part, "open"), {})
 
@@ -31,10 +29,11 @@ def target_names() -> tuple[str, ...]:
     return tuple(sorted({*OURS, SERVE, *_ADDED}))
 
 
-def find_target(name: str | ServerSettings) -> Target:
+def find_target(name: TargetChoice) -> Target:
     """A target by name, or a server. Raises ConfigError when there is none, PluginError when it cannot be imported."""
     if not isinstance(name, str):
-        made: Target = importlib.import_module(SERVED[name.kind]).target_of(name)
+        module, _, made_by = SERVED[name.kind].partition(":")
+        made: Target = getattr(importlib.import_module(module), made_by)(name)
         return made
     if name in SERVED:
         raise ConfigError(f"target '{name}' needs to know which: write {{{name}: ...}} (docs/http.md)")

@@ -1,4 +1,4 @@
-"""Targets that are servers: what is said of one in a scenario, how it is seen, and how its failure is told.
+"""Targets that are servers: how one is seen, and how its failure is told.
 
 Such a target's engine runs in another process, or on another machine, behind SGLang's HTTP interface.
 """
@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.targets.base import RequestView
-
-if TYPE_CHECKING:
-    from specdebug.faults.model import Fault
-    from specdebug.targets.installs.release import Release
 
 
 class SessionFailed(Exception):
@@ -51,69 +47,6 @@ class Lost:
 
 ToldToken = tuple[int, float, Mapping[int, float]]
 """A token, its log probability, and those of the likeliest tokens of its position."""
-
-
-class ServerSettings(Protocol):
-    """A scenario's words about a server, of the ``kind`` http or launch; ``scenario.servers.HttpServer`` is one."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def plain(self) -> str | None: ...
-    @property
-    def connections(self) -> int: ...
-    @property
-    def request_timeout_s(self) -> float: ...
-    @property
-    def api_key(self) -> str | None: ...
-    @property
-    def model(self) -> str | None: ...
-    @property
-    def dtype(self) -> str | None: ...
-    @property
-    def flush(self) -> bool: ...
-    @property
-    def stream(self) -> bool: ...
-
-
-class HttpSettings(ServerSettings, Protocol):
-    """The words about a server that is there; ``scenario.servers.HttpServer`` has them."""
-
-    @property
-    def url(self) -> str: ...
-
-
-class StartSettings(ServerSettings, Protocol):
-    """The words about one that is to be started; ``scenario.servers.StartedServer`` has them."""
-
-    @property
-    def variables(self) -> Mapping[str, str]: ...
-    @property
-    def ready(self) -> str: ...
-    @property
-    def ready_timeout_s(self) -> float: ...
-    @property
-    def log(self) -> str | None: ...
-
-
-class LaunchSettings(StartSettings, Protocol):
-    """The words about one that a command starts; ``scenario.servers.LaunchedServer`` has them."""
-
-    @property
-    def command(self) -> str: ...
-
-
-class EngineSettings(StartSettings, Protocol):
-    """The words about a release of another engine; ``scenario.servers.ReleasedEngine`` has them."""
-
-    @property
-    def named(self) -> Release: ...
-    @property
-    def store(self) -> str | None: ...
-    @property
-    def arguments(self) -> Sequence[str]: ...
-    @property
-    def mends(self) -> bool: ...
 
 
 class ServerView(Protocol):
@@ -169,52 +102,3 @@ class ServerView(Protocol):
 
     def reached(self) -> Mapping[str, int]:
         """By probe site, how often it was passed; empty where that is not known."""
-
-
-def reverts_itself(target: object) -> bool:
-    """Return True if a target's engine runs elsewhere, where the target has fixes reverted: nothing is patched here."""
-    return bool(getattr(target, "elsewhere", False))
-
-
-def refusal_of(target: object, fault: Fault) -> str | None:
-    """Why a fault cannot act in a target's engine; None if it can, or nobody can say."""
-    there = faults_there(target)
-    return None if there is None else there.refusal(fault)
-
-
-class FaultsThere(Protocol):
-    """The faults that can act in a target's engine. ``busy``: the steps of a small scenario in which several requests
-    of ``new_tokens`` decode."""
-
-    @property
-    def busy(self) -> tuple[int, int]: ...
-    @property
-    def new_tokens(self) -> int: ...
-
-    def options(self, name: str, site: str | None) -> Mapping[str, Any]:
-        """Engine options without which a class cannot act, at a site or at the first of its own."""
-
-    def lacks(self, name: str) -> str | None:
-        """Why a class that can act in other releases of the engine cannot in this one; None if it can."""
-
-    def sites(self, name: str) -> tuple[str, ...] | None:
-        """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""
-
-    def refusal(self, fault: Fault) -> str | None:
-        """Why a fault cannot act; None if it can."""
-
-
-def faults_there(target: object) -> FaultsThere | None:
-    """The faults that can act in a target's engine; None if none can."""
-    found: FaultsThere | None = getattr(target, "faults", None)
-    return found
-
-
-def slowness_of(target: object) -> float:
-    """How many times as long as on our own engine a scenario may take before it counts as hanging."""
-    return float(getattr(target, "slowness", 1.0))
-
-
-def records_itself(target: object) -> bool:
-    """Return True if a target's engine can write down what passes its sites (``OverThere.tape``)."""
-    return bool(getattr(target, "records", False))

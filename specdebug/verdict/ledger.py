@@ -18,10 +18,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from specdebug.base.abilities import DEFAULT, SHOWN, Ability
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Injection
-from specdebug.targets.base import SHOWN, Ability
-from specdebug.targets.registry import DEFAULT
 from specdebug.verdict.deaths import death_by_machine, death_of, explained
 from specdebug.verdict.outcome import (
     Evidence,

@@ -19,7 +19,7 @@ from specdebug.bundle.content import read_bundle, resolved, write_bundle
 from specdebug.faults.declare import parse_fault
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.servers import LaunchedServer
+from specdebug.targets.settings import LaunchedServer
 from tests.bundle.bundles import CORPUS, MINI, arm_run, make_bundle, manifest_of, members_of, pack, traced
 
 

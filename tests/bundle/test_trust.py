@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from specdebug.base import assets
+from specdebug.base.parts import keys_of
 from specdebug.bundle.archive import BundleError
 from specdebug.bundle.content import SCENARIO, read_bundle
 from specdebug.bundle.trust import HARMLESS, check_toggles_trusted, strangers, wishes
@@ -17,8 +18,7 @@ from specdebug.engine.config import EngineConfig
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.parts import keys_of
-from specdebug.scenario.servers import HttpServer, LaunchedServer, ReleasedEngine
+from specdebug.targets.settings import HttpServer, LaunchedServer, ReleasedEngine
 from tests.bundle.bundles import make_bundle, members_of, repacked
 
 KNOWN = Library().all_toggles()

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.scenario.servers import ReleasedEngine
 from specdebug.targets.base import OverThere
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.installs.release import parse_release
 from specdebug.targets.installs.store import find_installed, store_folder
 from specdebug.targets.registry import find_target
+from specdebug.targets.settings import ReleasedEngine
 from tests.engines.replays import REPLAY, ROOT, alike, diverged, replayed
 
 pytestmark = pytest.mark.engines

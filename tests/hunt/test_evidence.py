@@ -15,7 +15,7 @@ from specdebug.report.document import replay_document
 from specdebug.report.hunt import HuntAnswer
 from specdebug.report.hunt_issue import issue_page
 from specdebug.scenario.library import Library
-from specdebug.scenario.servers import parse_target
+from specdebug.targets.settings import parse_target
 from tests.run.fakes import FakeLibrary, FakePool, good_run
 from tests.targets.launch.starting import words
 

@@ -10,7 +10,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.trials.state import differences
 from specdebug.hunt.state import hunt_state
 from specdebug.scenario.library import Library
-from specdebug.scenario.servers import parse_target
+from specdebug.targets.settings import parse_target
 
 
 def test_it_is_the_same_until_something_changes() -> None:

@@ -31,7 +31,7 @@ from specdebug.patching.toggles import (
 )
 from specdebug.report.toggle import toggle_table
 from specdebug.scenario.library import Library
-from specdebug.scenario.servers import ReleasedEngine
+from specdebug.targets.settings import ReleasedEngine
 from tests.run.fakes import text_of
 
 TOGGLE = """\

@@ -25,7 +25,7 @@ from specdebug.report.github import comparison_annotations, comparison_summary, 
 from specdebug.report.terminal import render_comparison, render_replay
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
-from specdebug.scenario.servers import parse_target
+from specdebug.targets.settings import parse_target
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import WorkerEnd

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from specdebug import async_probe
+from specdebug.base.abilities import Ability
 from specdebug.engine.errors import IllegalAddress, PlanAssertion, RequestRejected
 from specdebug.run.driver import WorkloadDriver
 from specdebug.run.exceptions import violation_of
 from specdebug.run.judge import Judge
 from specdebug.run.loop import RunLoop, Stopped
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
-from specdebug.targets.base import Ability
 from tests.run.fakes import FakeEngine, FakeReference, FakeSession, ListSink, oracle_settings
 
 

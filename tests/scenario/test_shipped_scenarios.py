@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from specdebug.base.assets import tokenizer_path
 from specdebug.scenario.load import engine_config, load_scenario
-from specdebug.scenario.servers import parse_target
 from specdebug.scenario.workload import expand
+from specdebug.targets.settings import parse_target
 from specdebug.targets.sglang.flags import KNOWN
 from specdebug.targets.vllm.options import METHODS
 

@@ -15,14 +15,13 @@ __all__ = ["installing"]
 SOURCE = '''
 from types import SimpleNamespace
 
-from specdebug.targets.base import Asked, Plain
+from specdebug.targets.base import Asked, Opaque, Traits
 
 
 class Echo:
     """Answers every request with the prompt's last token, again and again, a whole request at a time."""
 
-    name = "echo"
-    shows = frozenset({"cached_tokens"})
+    traits = Traits("echo", frozenset({"cached_tokens"}))
 
     def asked(self, options):
         return Asked(options.get("model", "tiny"))
@@ -37,8 +36,8 @@ class Echo:
         return Session()
 
 
-class Session(Plain):
-    shows = Echo.shows
+class Session(Opaque):
+    shows = Echo.traits.shows
     vocab_size = 4096
 
     def __init__(self):

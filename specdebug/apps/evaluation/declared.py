@@ -1,6 +1,6 @@
 """An evaluation's file: which questions are put in which way, what answers them, and what is expected.
 
-Its keys are declared as a scenario's are (``scenario/parts.py``), and ``target`` and ``engine`` are a scenario's own.
+Its keys are declared as a scenario's are (``base/parts.py``), and ``target`` and ``engine`` are a scenario's own.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Annotated, Any
 from specdebug.apps.evaluation.gate import ACCEPT_LENGTH, SCORE, Threshold, ThresholdError, parse_threshold
 from specdebug.apps.evaluation.prompts import Ask
 from specdebug.apps.evaluation.scoring import By
+from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import ContentError, Where, did_you_mean, one_line
+from specdebug.base.kinds import ANY_TEXT, TEXT, Kind, choice, real, simple, whole
+from specdebug.base.parts import Key, Part, nested
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import Doc, load_yaml
 from specdebug.scenario.elsewhere import ENGINE
 from specdebug.scenario.grammar import NAME, Arm, Limits, Scenario
-from specdebug.scenario.kinds import ANY_TEXT, TEXT, Kind, choice, real, simple, whole
-from specdebug.scenario.parts import Key, Part, nested
-from specdebug.scenario.servers import TARGET, TargetChoice
-from specdebug.targets.registry import DEFAULT
+from specdebug.targets.settings import TARGET, TargetChoice
 
 SHIPPED = Path(__file__).resolve().parents[2] / "_assets" / "evaluations"
 DEFAULT_NAME = "code"

@@ -186,7 +186,7 @@ def _paper(evaluation: Evaluation, found: QuestionSet) -> Paper:
 def _check(run: ArmRun) -> None:
     """Raise SpecDebugError for a target that cannot be, and for reverts on one that cannot have them."""
     asked_of(run.scenario, run.arm)
-    target = find_target(run.target)
+    target = find_target(run.target).traits
     if run.toggles and "reverts" not in target.shows:
         raise SpecDebugError(f"target {target.name} cannot have fixes reverted; the embedded engine and serve can")
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from specdebug.base.content import shipped_root
 from specdebug.base.errors import InvalidOption, SpecDebugError
 from specdebug.run.arm import hits_of
-from specdebug.targets.base import SHOWN, Opening, OverThere, Session
+from specdebug.targets.base import Opening, OverThere, Session
 from specdebug.targets.registry import find_target
 from specdebug.workers.device import DeviceUnavailable
 from specdebug.workers.machine_failure import MachineFailed, machine_failure
@@ -113,7 +113,7 @@ class _Evaluating:
         return hits
 
     def _hits_elsewhere(self) -> Mapping[str, Mapping[str, int]]:
-        server = None if self._session is None else self._session.server()
+        server = None if self._session is None else self._session.server
         return {} if server is None else {number: dict(edits) for number, edits in server.hits().items()}
 
     def _open(self, scenario: Scenario) -> tuple[Session, Asker]:
@@ -124,9 +124,13 @@ class _Evaluating:
         opening = Opening(f"{scenario.name}-{arm}", self._sink.emit, _Busy(self._sink), over_there=self._over_there())
         session = self._session = target.open(options, self._payload["seed"], opening)
         self._sink.emit(
-            "target", name=target.name, lacks=sorted(set(SHOWN) - set(target.shows)), looking=["eval"], cannot_show=[]
+            "target",
+            name=target.traits.name,
+            lacks=target.traits.lacks,
+            looking=["eval"],
+            cannot_show=[],
         )
-        asked = session.known(target.asked(options))
+        asked = session.asked or target.asked(options)
         self._asker = asker_of(session, asked, paper.max_new_tokens, odds=paper.odds)
         return session, self._asker
 
@@ -174,7 +178,7 @@ class _Evaluating:
     def _tell_server(self, session: Session) -> None:
         """Tell what a server counts of accept lengths itself, and failures that it or its log names."""
         tells = "accept_lengths" in session.shows
-        server = session.server()
+        server = session.server
         own = None if server is None else server.totals().get("avg_spec_accept_length")
         self._sink.emit("server", tells_accepts=tells, accept_length=own if isinstance(own, int | float) else None)
         for signature, text in () if server is None else server.findings():

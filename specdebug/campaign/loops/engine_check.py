@@ -8,8 +8,8 @@ from pathlib import Path
 
 from specdebug.campaign.loops.replay import Choices, Progress, Replay, RunContent, replay
 from specdebug.scenario.grammar import Scenario
-from specdebug.scenario.servers import ReleasedEngine
 from specdebug.targets.installs.store import Installed, keep_check
+from specdebug.targets.settings import ReleasedEngine
 from specdebug.workers.pool import WorkerPool
 
 SCENARIO = Path(__file__).resolve().parents[2] / "_assets" / "engines" / "check" / "ten_tokens.yaml"

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.lineup import LINEUP, WorkerEntry
 from specdebug.faults.fit import lacking
 from specdebug.faults.minimal import BUSY, minimal
 from specdebug.faults.model import NEEDS, Fault, FaultClass, Need
-from specdebug.scenario.servers import TargetChoice
-from specdebug.targets.registry import DEFAULT, find_target
-from specdebug.targets.serving import FaultsThere, faults_there
+from specdebug.targets.base import FaultsThere
+from specdebug.targets.registry import find_target
+from specdebug.targets.settings import TargetChoice
 
 CPU = "cpu"
 
@@ -86,4 +87,4 @@ class Ground:
 
     @property
     def _there(self) -> FaultsThere | None:
-        return faults_there(find_target(self.target)) if self.elsewhere else None
+        return find_target(self.target).traits.faults if self.elsewhere else None

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 
 from specdebug.campaign.loops.replay import ArmRun, RunContent, run_as
-from specdebug.scenario.servers import StartedServer
 from specdebug.targets.launch.keeper import MAX_IDLE
 from specdebug.targets.launch.lease import ServerKeeper
+from specdebug.targets.settings import StartedServer
 from specdebug.workers.job import Job
 
 

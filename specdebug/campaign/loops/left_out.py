@@ -11,8 +11,8 @@ from packaging.specifiers import SpecifierSet
 from specdebug.base.errors import SpecDebugError, Where
 from specdebug.patching.toggles import SelectionError, Toggle
 from specdebug.scenario.grammar import Scenario
-from specdebug.scenario.servers import ReleasedEngine, TargetChoice
 from specdebug.scenario.target_ranges import environment_of, version_of
+from specdebug.targets.settings import ReleasedEngine, TargetChoice
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.replay import RunContent

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from specdebug.base import interrupts
+from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError, did_you_mean
 from specdebug.campaign.loops.device_watch import DeviceWatch
 from specdebug.campaign.loops.left_out import LeftOut, left_out, refusal
@@ -21,10 +22,9 @@ from specdebug.campaign.loops.steplog import Recording
 from specdebug.faults.model import Fault
 from specdebug.scenario.checks import asked_of, check_faults, engine_config, option_error
 from specdebug.scenario.grammar import Arm, Expectation, ProbeMode, Scenario
-from specdebug.scenario.servers import TargetChoice, place_of
 from specdebug.targets.base import Asked
-from specdebug.targets.registry import DEFAULT, find_target
-from specdebug.targets.serving import reverts_itself, slowness_of
+from specdebug.targets.registry import find_target
+from specdebug.targets.settings import TargetChoice, place_of
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_run
 from specdebug.verdict.signatures import may_have_begun_before
@@ -102,7 +102,7 @@ class ArmRun:
     @property
     def target_name(self) -> str:
         """Return the target's name, as a run's outcome has it. Raises ConfigError for an unknown target."""
-        return find_target(self.target).name
+        return find_target(self.target).traits.name
 
     @property
     def config(self) -> EngineConfig | None:
@@ -125,7 +125,7 @@ class ArmRun:
             "toggles": pickle.dumps(self.toggles),
             "packs": pickle.dumps(self.packs),
             "scenario": pickle.dumps(self.scenario),
-            "elsewhere": reverts_itself(find_target(self.target)),
+            "elsewhere": find_target(self.target).traits.reverts,
             **more,
         }
         device = self.asked.device
@@ -289,7 +289,7 @@ def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
     if choices.ready_timeout_s is not None:
         scenario = scenario.ready_within(choices.ready_timeout_s)
     limits = scenario.limits
-    slower = max(slowness_of(find_target(scenario.target_of(name))) for name in scenario.arms)
+    slower = max(find_target(scenario.target_of(name)).traits.slowness for name in scenario.arms)
     timeout_s = limits.timeout_s * slower if choices.timeout_s is None else choices.timeout_s
     limits = dataclasses.replace(limits, timeout_s=timeout_s)
     arms = {name: changed(arm) for name, arm in scenario.arms.items()}

@@ -30,7 +30,7 @@ from specdebug.campaign.loops.plans import exists_in
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, run_arms
 from specdebug.scenario.checks import engine_config
 from specdebug.scenario.grammar import Arm, Expectation, Scenario
-from specdebug.scenario.servers import TargetChoice
+from specdebug.targets.settings import TargetChoice
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_engine_code
 from specdebug.verdict.signatures import stated
 from specdebug.workers.pool import WorkerPool

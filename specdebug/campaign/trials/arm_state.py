@@ -16,8 +16,8 @@ from specdebug.campaign.trials.state import command_state, digest_of, folder_dig
 from specdebug.scenario.checks import asked_of
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.packs import ProbePack
-from specdebug.scenario.servers import TargetChoice
 from specdebug.targets.registry import find_target
+from specdebug.targets.settings import TargetChoice
 
 
 def arm_question(scenario: Scenario, arm: str) -> tuple[str, ...]:
@@ -48,8 +48,8 @@ def arm_state(scenario: Scenario, arm: str, facts: Sequence[str]) -> dict[str, s
 
 def engine_state(choice: TargetChoice) -> dict[str, str]:
     """Return the state of an engine that is not ours: the packages of an installed one, or what a command starts."""
-    from specdebug.scenario.servers import SERVE, LaunchedServer
     from specdebug.targets.installed import InstalledTarget
+    from specdebug.targets.settings import SERVE, LaunchedServer
 
     if isinstance(choice, LaunchedServer) and choice.command != SERVE:
         with contextlib.suppress(ValueError):

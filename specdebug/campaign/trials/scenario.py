@@ -27,7 +27,7 @@ from specdebug.campaign.trials.warm import WarmSource
 from specdebug.engine.config import EngineConfig
 from specdebug.scenario.grammar import Scenario, merge
 from specdebug.scenario.library import Library
-from specdebug.scenario.servers import engine_of, is_of_others
+from specdebug.targets.settings import engine_of, is_of_others
 from specdebug.verdict.outcome import Evidence, Outcome, decide
 from specdebug.verdict.signatures import names_place
 

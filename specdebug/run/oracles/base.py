@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from specdebug.base.abilities import Ability
 from specdebug.run.driver import Arrival
 from specdebug.scenario.grammar import OracleSpec
-from specdebug.targets.base import Ability, Asked, RequestView, Session, StepView
+from specdebug.targets.base import Asked, RequestView, Session, StepView
 from specdebug.targets.serving import SessionFailed
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from specdebug.base.abilities import SHOWN, Ability
 from specdebug.base.plugins import PluginRegistry
 from specdebug.run.oracles.accept import Accept, AcceptFloor
 from specdebug.run.oracles.acceptance import AcceptanceOracle
@@ -21,7 +22,6 @@ from specdebug.run.oracles.sampling import SampledTokens
 from specdebug.run.oracles.server import ServerAlive, ServerCounts, ServerFindings
 from specdebug.run.oracles.server_answers import ServerAnswers
 from specdebug.run.oracles.target_kv import TargetKV
-from specdebug.targets.base import SHOWN, Ability
 
 ORACLES: tuple[type[Oracle], ...] = (
     Guards,

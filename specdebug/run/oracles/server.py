@@ -41,7 +41,7 @@ class ServerFindings(OfServer):
         self._look(session, self.bench.step)
 
     def _look(self, session: Any, step: int) -> None:
-        server = session.server()
+        server = session.server
         if server is None:
             return
         self.bench.looked(self.name)
@@ -70,7 +70,7 @@ class ServerAlive(OfServer):
         self._ask(session, generates=True)
 
     def _ask(self, session: Any, *, generates: bool) -> None:
-        server = session.server()
+        server = session.server
         if server is None or self._sick:
             return
         self.bench.looked(self.name)
@@ -87,7 +87,7 @@ class ServerCounts(OfServer):
     needs = frozenset({"counts"})
 
     def on_step(self, session: Any, report: StepView) -> None:
-        server = session.server()
+        server = session.server
         if server is None:
             return
         for rid in report.finished:
@@ -106,7 +106,7 @@ class ServerCounts(OfServer):
                 self._report(site, f"{rid}: {'; '.join(wrong)}", rid)
 
     def on_served(self, session: Any, rids: Sequence[str]) -> None:
-        server = session.server()
+        server = session.server
         if server is None:
             return
         lengths = [n for rid in rids for n in session.request(rid).accept_lengths]

@@ -29,7 +29,7 @@ class ServerAnswers(OfServer):
     needs = frozenset({"tokens"})
 
     def on_step(self, session: Any, report: StepView) -> None:
-        server = session.server()
+        server = session.server
         if server is None:
             return
         for rid in report.finished:
@@ -42,7 +42,7 @@ class ServerAnswers(OfServer):
                 self._check_logprobs(request, request.output_ids, told, server)
 
     def on_served(self, session: Any, rids: Sequence[str]) -> None:
-        server = session.server()
+        server = session.server
         if server is None:
             return
         for request in _one_of_each_kind([session.request(rid) for rid in rids]):

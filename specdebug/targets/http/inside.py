@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.errors import SpecDebugError
 from specdebug.engine.config import EngineConfig
-from specdebug.targets.base import INSIDE, Ability, RequestOnlooker, StoredDrafts
+from specdebug.targets.base import RequestOnlooker, StoredDrafts
 from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.host import Host
 from specdebug.targets.http.looks import Look, read_look, stored_rows

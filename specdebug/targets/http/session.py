@@ -14,17 +14,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from specdebug.base.abilities import Ability
 from specdebug.base.errors import SpecDebugError
-from specdebug.targets.base import (
-    Ability,
-    Asked,
-    Plain,
-    RequestOnlooker,
-    RequestView,
-    Sampling,
-    StepView,
-    StoredDrafts,
-)
+from specdebug.targets.base import Asked, Opaque, RequestOnlooker, RequestView, Sampling, StepView, StoredDrafts
 from specdebug.targets.http.answers import HttpAnswer, sampling_params
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent
 from specdebug.targets.http.host import Host, failure_of
@@ -32,7 +24,7 @@ from specdebug.targets.http.inside import Inside
 from specdebug.targets.http.plain import PlainText
 from specdebug.targets.http.served_texts import ServedTexts
 from specdebug.targets.http.view import HttpServerView
-from specdebug.targets.serving import ServerSettings
+from specdebug.targets.settings import AnyServer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +66,7 @@ class Completed:
         return self.rids
 
 
-class HttpSession(Plain):
+class HttpSession(Opaque):
     """Serves requests on a server. ``host``: who knows the server's process, if anybody does. ``inside``: what that
     process shows of itself, if it does. ``waiting``: called once a :data:`TICK_S` while no request ends. ``alive``:
     called once a :data:`TICK_S` while something comes of requests."""
@@ -82,7 +74,7 @@ class HttpSession(Plain):
     def __init__(
         self,
         client: ServerClient,
-        settings: ServerSettings,
+        settings: AnyServer,
         asked: Asked,
         shows: frozenset[Ability],
         *,
@@ -102,11 +94,11 @@ class HttpSession(Plain):
         self.vocab_size = vocab_size
         self._client = client
         self._settings = settings
-        self._asked = asked
+        self.asked: Asked = asked
         self._incremental = incremental
         self._ids = ids
         self._loop = loop or asyncio.new_event_loop()
-        self._reference = reference
+        self.reference = reference
         self._host = host
         self._inside = inside
         self._note = note
@@ -120,7 +112,7 @@ class HttpSession(Plain):
         self._ended: list[str] = []
         self._to_judge: list[HttpAnswer] = []
         self._texts = texts or ServedTexts()
-        self._view = HttpServerView(client, self._loop, self._answers, host, self._texts)
+        self.server = HttpServerView(client, self._loop, self._answers, host, self._texts)
         if reference is not None:
             reference.run = self.call
 
@@ -130,15 +122,6 @@ class HttpSession(Plain):
 
     def observe(self, onlooker: RequestOnlooker | None) -> None:
         self._onlooker = onlooker
-
-    def known(self, asked: Asked) -> Asked:
-        return self._asked
-
-    def plain(self) -> PlainText | None:
-        return self._reference
-
-    def server(self) -> HttpServerView:
-        return self._view
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the loop until something is done; what fails of the server raises SessionFailed."""
@@ -152,7 +135,7 @@ class HttpSession(Plain):
         return await _taken(lambda: self._client.post("/generate", body))
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
-        if not speculative and self._asked.drafts and not self._view.switch:
+        if not speculative and self.asked.drafts and not self.server.switch:
             self._note_once("this server cannot leave out drafts for a request; all are served with them")
         answer = HttpAnswer(rid, tuple(prompt_ids), self._within_context(prompt_ids, sampling), speculative)
         self._answers[rid] = answer
@@ -161,7 +144,7 @@ class HttpSession(Plain):
 
     def _within_context(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampling:
         """The sampling of a request, its output cut to what the context has room for."""
-        limit = self._asked.context_length
+        limit = self.asked.context_length
         if limit is None or not len(prompt_ids) < limit < len(prompt_ids) + sampling.max_new_tokens:
             return sampling
         self._note_once(f"outputs end with the context of {limit} tokens; this server takes no longer requests")
@@ -250,15 +233,15 @@ class HttpSession(Plain):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._client.close()
-        if self._reference is not None:
-            await self._reference.close()
+        if self.reference is not None:
+            await self.reference.close()
 
     def _tell(self, answer: HttpAnswer) -> None:
         if self._onlooker is None or answer.finish_reason == "abort":
             return
         if self._inside is not None:
             self._inside.show(self, f"{self._run}-{answer.rid}", answer, self._onlooker)
-        if self._reference is not None and self._reference.same_server:
+        if self.reference is not None and self.reference.same_server:
             self._to_judge.append(answer)  # asking now would change what is cached for those to come
         else:
             self._onlooker.on_finishing(self, answer)
@@ -288,10 +271,10 @@ class HttpSession(Plain):
     async def _serve(self, answer: HttpAnswer) -> None:
         body: dict[str, Any] = {
             "input_ids": list(answer.prompt_ids),
-            "sampling_params": sampling_params(answer.sampling, seeded=self._view.own),
+            "sampling_params": sampling_params(answer.sampling, seeded=self.server.own),
             "rid": f"{self._run}-{answer.rid}",
         }
-        if not answer.speculative and self._view.switch:
+        if not answer.speculative and self.server.switch:
             body["speculative"] = False
         if not self._ids:
             body |= {"return_logprob": True, "logprob_start_len": -1}

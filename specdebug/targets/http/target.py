@@ -10,9 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from specdebug.base.abilities import Ability
 from specdebug.base.errors import ConfigError, SpecDebugError
-from specdebug.targets.base import Ability, Asked, Opening
-from specdebug.targets.serving import HttpSettings, ServerSettings
+from specdebug.targets.base import Asked, Opening, Traits
+from specdebug.targets.settings import AnyServer, HttpServer
 from specdebug.workers.arithmetic import processor
 
 if TYPE_CHECKING:
@@ -32,10 +33,9 @@ _OF_MODEL = ("model", "dtype", "speculative")
 class HttpTarget:
     """A server that is there, started by somebody else."""
 
-    name = "http"
-    shows = AT_MOST
+    traits = Traits("http", AT_MOST)
 
-    def __init__(self, settings: HttpSettings) -> None:
+    def __init__(self, settings: HttpServer) -> None:
         self._settings = settings
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
@@ -51,7 +51,7 @@ class HttpTarget:
         return open_session(self._settings.url, self._settings, self.asked(options), opening)
 
 
-def asked_of_server(settings: ServerSettings, options: Mapping[str, Any]) -> Asked:
+def asked_of_server(settings: AnyServer, options: Mapping[str, Any]) -> Asked:
     """An arm's wishes of a server. Raises ConfigError."""
     model = settings.model or options.get("model", "tiny")
     dtype = settings.dtype or options.get("dtype", "float32")
@@ -66,7 +66,7 @@ def asked_of_server(settings: ServerSettings, options: Mapping[str, Any]) -> Ask
     return Asked(model, dtype=dtype, drafts=spec is not None, exact=exact, server=True, unused=unused)
 
 
-def key_of(settings: ServerSettings) -> str | None:
+def key_of(settings: AnyServer) -> str | None:
     """The key that a server wants. Raises SpecDebugError where the variable that holds it is not set."""
     if settings.api_key is None:
         return None
@@ -78,7 +78,7 @@ def key_of(settings: ServerSettings) -> str | None:
 
 def open_session(
     url: str,
-    settings: ServerSettings,
+    settings: AnyServer,
     asked: Asked,
     opening: Opening,
     host: Host | None = None,
@@ -125,8 +125,8 @@ def open_session(
         alive=lambda: opening.say("alive"),
         waiting=partial(_tell_injections, host, opening) if host is not None and opening.over_there.faults else None,
     )
-    session.server().switch, session.server().own = facts.switch, bool(facts.own)
-    session.server().pass_over(facts.told)
+    session.server.switch, session.server.own = facts.switch, bool(facts.own)
+    session.server.pass_over(facts.told)
     if settings.flush:
         session.flush_cache()
     opening.say("stack", **_stack(facts, asked, url, started=host is not None))
@@ -149,11 +149,11 @@ def _tell_injections(host: Host, opening: Opening) -> None:
         opening.say(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
 
 
-def _client(url: str, settings: ServerSettings, kind: type[ServerClient]) -> ServerClient:
+def _client(url: str, settings: AnyServer, kind: type[ServerClient]) -> ServerClient:
     return kind(url, connections=settings.connections, timeout_s=settings.request_timeout_s, key=key_of(settings))
 
 
-def _shown(facts: ServerFacts, settings: ServerSettings, *, dense: bool, plain: bool, host: bool) -> frozenset[Ability]:
+def _shown(facts: ServerFacts, settings: AnyServer, *, dense: bool, plain: bool, host: bool) -> frozenset[Ability]:
     more: dict[Ability, bool] = {
         "accept_lengths": facts.speculative,
         "cache_flush": settings.flush,

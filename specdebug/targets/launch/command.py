@@ -15,9 +15,9 @@ from specdebug.base.engine_flags import arguments_of
 from specdebug.base.errors import ConfigError
 from specdebug.base.interpreters import own_python
 from specdebug.targets.base import OverThere
-from specdebug.targets.serving import LaunchSettings, NoServer
+from specdebug.targets.serving import NoServer
+from specdebug.targets.settings import SERVE, LaunchedServer
 
-SERVE = "serve"
 REVERTS = "SGLANG_DEBUG_REVERT_PR"
 """The variable that tells an engine which fixes to leave out."""
 SCRATCH = "{scratch}"
@@ -54,7 +54,7 @@ class StartCommand:
         return {name: value.replace(SCRATCH, scratch) for name, value in self.env.items()}
 
 
-def command_of(settings: LaunchSettings, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
+def command_of(settings: LaunchedServer, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
     """The command for an arm. Raises ConfigError for one that cannot be."""
     env = {name: value for name, value in os.environ.items() if name != REVERTS} | dict(settings.variables)
     numbers = ",".join(map(str, there.reverts))

@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from specdebug.base.abilities import Ability
 from specdebug.base.engine_flags import arguments_of
-from specdebug.targets.base import Ability, Asked, Opening, OverThere
+from specdebug.targets.base import Asked, Opening, OverThere, Traits
 from specdebug.targets.http.target import AT_MOST, asked_of_server, key_of, open_session
-from specdebug.targets.launch.command import SERVE, StartCommand, command_of
-from specdebug.targets.serving import LaunchSettings, SessionFailed, StartSettings
+from specdebug.targets.launch.command import StartCommand, command_of
+from specdebug.targets.serving import SessionFailed
+from specdebug.targets.settings import SERVE, LaunchedServer, StartedServer
 
 if TYPE_CHECKING:
     from specdebug.targets.http.session import HttpSession
     from specdebug.targets.launch.lease import LentServer
     from specdebug.targets.launch.process import ServerProcess
 
+STARTED: frozenset[Ability] = AT_MOST | {"reverts"}
 SHARED_SEED = 0
 """The seed of a server that trials of many seeds share: theirs are in what they ask of it."""
 
@@ -25,9 +28,11 @@ SHARED_SEED = 0
 class StartedTarget(ABC):
     """A server that is started. Whoever implements it says by which command (:meth:`command`)."""
 
-    shows: frozenset[Ability] = AT_MOST | {"reverts"}
-    elsewhere = True
-    _settings: StartSettings
+    _settings: StartedServer
+
+    @property
+    @abstractmethod
+    def traits(self) -> Traits: ...
 
     @abstractmethod
     def asked(self, options: Mapping[str, Any]) -> Asked:
@@ -101,10 +106,10 @@ class StartedTarget(ABC):
 class LaunchTarget(StartedTarget):
     """A server that a command starts."""
 
-    name = "launch"
+    traits = Traits("launch", STARTED, reverts=True)
 
-    def __init__(self, settings: LaunchSettings) -> None:
-        self._settings: LaunchSettings = settings
+    def __init__(self, settings: LaunchedServer) -> None:
+        self._settings: LaunchedServer = settings
 
     @property
     def own(self) -> bool:

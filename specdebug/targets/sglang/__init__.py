@@ -4,18 +4,3 @@
 which its processes find ``inside/``, which is what runs in them. What it serves is asked for as of any other server
 (``targets/http``), and it is started and ended as one (``targets/launch``).
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from specdebug.targets.serving import EngineSettings
-    from specdebug.targets.sglang.target import SglangTarget
-
-
-def target_of(settings: EngineSettings) -> SglangTarget:
-    """The target that a scenario's words about a release mean."""
-    from specdebug.targets.sglang.target import SglangTarget
-
-    return SglangTarget(settings)

@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from specdebug.base.abilities import INSIDE
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import engine_python
 from specdebug.engine.config import EngineConfig
 from specdebug.targets.added_sites import added_sites
-from specdebug.targets.base import Asked, OverThere
+from specdebug.targets.base import Asked, OverThere, Traits
 from specdebug.targets.installed import InstalledTarget
 from specdebug.targets.installs.recipe import recipes
 from specdebug.targets.installs.release import order
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.command import StartCommand
-from specdebug.targets.launch.target import StartedTarget
+from specdebug.targets.launch.target import STARTED
 from specdebug.targets.patches import sites_of, source_of
 from specdebug.targets.sglang.checkpoints import draft_folder
 from specdebug.targets.sglang.faults import SglangFaults, plain_fault
@@ -36,15 +37,17 @@ from specdebug.targets.site import make_site
 class SglangTarget(InstalledTarget):
     """A release of SGLang."""
 
-    name = "sglang"
-    records = True
-    slowness = 5.0  # its metadata kernels are interpreted on a CPU
-    shows = StartedTarget.shows | {"pools", "kv", "draft", "draft_kv", "drafts", "decisions", "faults"}
-
     @property
-    def faults(self) -> SglangFaults:
-        """The faults that can act in the release that is named, else in the newest that is installed."""
-        return SglangFaults(self._settings.named.version or self._newest())
+    def traits(self) -> Traits:
+        """Its faults are those that can act in the release that is named, else in the newest that is installed."""
+        return Traits(
+            "sglang",
+            STARTED | INSIDE | {"faults"},
+            reverts=True,
+            records=True,
+            slowness=5.0,  # its metadata kernels are interpreted on a CPU
+            faults=SglangFaults(self._settings.named.version or self._newest()),
+        )
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         config = EngineConfig.from_dict(options)

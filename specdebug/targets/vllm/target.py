@@ -9,10 +9,11 @@ from typing import Any
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import engine_python
 from specdebug.engine.config import EngineConfig
-from specdebug.targets.base import Asked, OverThere
+from specdebug.targets.base import Asked, OverThere, Traits
 from specdebug.targets.installed import InstalledTarget
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.launch.command import StartCommand
+from specdebug.targets.launch.target import STARTED
 from specdebug.targets.site import make_site
 from specdebug.targets.vllm.checkpoints import draft_folder
 from specdebug.targets.vllm.options import VllmOptions, mapped
@@ -31,8 +32,7 @@ SERVE = "specdebug.targets.vllm.inside.serve"
 class VllmTarget(InstalledTarget):
     """A release of vLLM."""
 
-    name = "vllm"
-    records = True
+    traits = Traits("vllm", STARTED, reverts=True, records=True)
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         config = EngineConfig.from_dict(options)

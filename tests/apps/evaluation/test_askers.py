@@ -13,11 +13,11 @@ import pytest
 
 from specdebug.apps.evaluation.askers import TOP, Put, ServerAsker
 from specdebug.base.errors import SpecDebugError
-from specdebug.scenario.servers import HttpServer
 from specdebug.targets.base import Asked
 from specdebug.targets.http.client import ServerClient
 from specdebug.targets.http.session import HttpSession
 from specdebug.targets.serving import SessionFailed
+from specdebug.targets.settings import HttpServer
 
 PUTS = [Put(number, f"question {number}", f"q.jsonl:{number + 1}") for number in range(3)]
 META = {"finish_reason": {"type": "length", "length": 3}, "prompt_tokens": 5, "completion_tokens": 3}

@@ -13,7 +13,7 @@ from specdebug.apps.evaluation.gate import Threshold
 from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.patching.toggles import load_registry
 from specdebug.report.evaluation import render_evaluation
-from specdebug.scenario.servers import HttpServer
+from specdebug.targets.settings import HttpServer
 from specdebug.workers.job import WorkerEnd
 from tests.apps.evaluation.asking import CODE, ENGINE, WorkHere, evaluated, evaluation
 from tests.apps.serve.serving import Serving

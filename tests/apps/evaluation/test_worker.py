@@ -84,7 +84,7 @@ def test_what_a_server_says_of_failures_counts(
         def findings(self) -> Any:
             return own
 
-    monkeypatch.setattr(EmbeddedSession, "server", lambda self: Server())
+    monkeypatch.setattr(EmbeddedSession, "server", Server())
     result = evaluated(evaluation(tmp_path))
     assert (result.verdict, result.outcome.signature) == (verdict, own[0][0] if own else None)
     assert result.server_accept_length == 2.5

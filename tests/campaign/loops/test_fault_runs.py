@@ -18,9 +18,8 @@ from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.fit import check_fit
 from specdebug.scenario.checks import engine_config
 from specdebug.scenario.library import Library
-from specdebug.scenario.servers import ReleasedEngine
 from specdebug.targets.registry import find_target
-from specdebug.targets.serving import faults_there
+from specdebug.targets.settings import ReleasedEngine
 
 LIBRARY = Library()
 SEEN = [CLASSES["nan_logits"]]
@@ -122,7 +121,7 @@ def test_on_another_engine_classes_act_at_the_sites_that_it_passes() -> None:
     assert not {name for name in named if name.startswith(("stale_padding_positions", "outputs_read_early"))}
     assert all(scenario.target_of(name) == SGLANG for name in named)
     assert {scenario.engine_of(name)["attention_backend"] for name in named} == {"fa3"}
-    there = faults_there(find_target(SGLANG))
+    there = find_target(SGLANG).traits.faults
     assert there is not None
     assert [there.refusal(fault) for name in named for fault in scenario.faults_of(name)] == [None] * len(rows)
 

@@ -25,8 +25,8 @@ from specdebug.report.terminal import render_replay
 from specdebug.scenario.grammar import Expectation, Scenario
 from specdebug.scenario.library import Library
 from specdebug.scenario.load import scenario_of
-from specdebug.scenario.servers import parse_target
 from specdebug.targets.installs.store import VARIABLE, Installed
+from specdebug.targets.settings import parse_target
 from tests.run.fakes import FakeLibrary, FakePool, good_run, text_of
 
 ON_13 = Choices(target=parse_target("sglang==0.5.13"))

@@ -23,8 +23,8 @@ from specdebug.campaign.loops.replay import (
 )
 from specdebug.scenario.grammar import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.load import scenario_of
-from specdebug.scenario.servers import LaunchedServer, TargetChoice, parse_target
 from specdebug.targets.registry import find_target
+from specdebug.targets.settings import LaunchedServer, TargetChoice, parse_target
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
 from specdebug.workers.job import WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure

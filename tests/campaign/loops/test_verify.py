@@ -17,7 +17,7 @@ from specdebug.patching import Edit, Patch
 from specdebug.patching.toggles import Detection, Toggle
 from specdebug.report.matrix import render_matrix
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.scenario.servers import LaunchedServer
+from specdebug.targets.settings import LaunchedServer
 from specdebug.verdict.outcome import Located
 from specdebug.workers.job import WorkerEnd
 from tests.run.fakes import FakeLibrary, FakePool, good_run, text_of

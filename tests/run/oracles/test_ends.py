@@ -39,13 +39,10 @@ class Told:
         self.held = FakeRequest("a.0", [1, 2], sampling)
         self.oracle = Ends(Bench(oracle_settings(), None, self.found.append, print, letters))
 
-        self.view: Any = None
+        self.server: Any = None
 
     def request(self, rid: str) -> FakeRequest:
         return self.held
-
-    def server(self) -> Any:
-        return self.view
 
     def step(
         self,
@@ -92,11 +89,11 @@ def test_requests_that_end_as_they_should_are_silent() -> None:
 def test_of_another_s_server_a_stop_at_the_full_length_may_be_called_a_length() -> None:
     for own, said in ((True, ["ends@reason"]), (False, [])):
         told = Told()
-        told.view = SimpleNamespace(own=own)
+        told.server = SimpleNamespace(own=own)
         told.step([3, 4, 4, 4, 5, 6, 7, STOP], reason="length", matched=None)
         assert told.end() == said
     told = Told()
-    told.view = SimpleNamespace(own=False)
+    told.server = SimpleNamespace(own=False)
     told.step([3, STOP], reason="length", matched=None)
     assert told.end() == ["ends@reason"]
 

@@ -7,10 +7,10 @@ from typing import get_args
 
 import pytest
 
+from specdebug.base.abilities import SHOWN, Ability
 from specdebug.run.oracles.base import Bench, OracleSettings
 from specdebug.run.oracles.registry import ORACLES, oracles_of
 from specdebug.scenario.grammar import AcceptOracle
-from specdebug.targets.base import SHOWN, Ability
 from tests.run.fakes import oracle_settings
 
 ON_ENGINE = oracle_settings(

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from specdebug.base.abilities import INSIDE
 from specdebug.run.oracles.base import Bench, OracleSettings
 from specdebug.run.oracles.registry import ORACLES
 from specdebug.run.oracles.server import ASK_EVERY, ServerAlive, ServerCounts, ServerFindings, wrong_counts
 from specdebug.scenario.grammar import OracleSpec
-from specdebug.targets.base import INSIDE, Asked
+from specdebug.targets.base import Asked
 from specdebug.targets.serving import SessionFailed
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeRequest
@@ -81,7 +82,7 @@ class Watching:
         self.server = Server()
         settings = OracleSettings(OracleSpec(), Asked("tiny", server=True))
         self.oracle = kind(Bench(settings, None, self.found.append, print, str))
-        self.session = SimpleNamespace(server=lambda: self.server, request=lambda rid: request(), has_work=True)
+        self.session = SimpleNamespace(server=self.server, request=lambda rid: request(), has_work=True)
 
     def step(self, *finished: str) -> None:
         self.oracle.on_step(self.session, SimpleNamespace(finished=finished))

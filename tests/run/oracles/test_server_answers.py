@@ -75,7 +75,7 @@ def look(server: Server, *requests: FakeRequest, served: bool = False, dense: bo
         settings, cast(Any, Reference()), found.append, print, lambda ids: "".join(WORDS[each] for each in ids)
     )
     by_rid = {each.rid: each for each in requests}
-    session = SimpleNamespace(server=lambda: server, request=by_rid.__getitem__)
+    session = SimpleNamespace(server=server, request=by_rid.__getitem__)
     oracle = ServerAnswers(bench)
     if served:
         oracle.on_served(session, list(by_rid))

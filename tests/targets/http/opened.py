@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdebug.scenario.servers import HttpServer
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.base import Opening
 from specdebug.targets.http.session import HttpSession
 from specdebug.targets.http.target import HttpTarget
+from specdebug.targets.settings import HttpServer
 from tests.targets.http.fake import FakeServer
 
 

@@ -16,7 +16,7 @@ def judged(settings: dict[str, Any], **switches: Any) -> Any:
         session = opened(fake, **settings)
         add(session, "a", tokens=6)
         drain(session)
-        request, reference = session.request("a"), session.plain()
+        request, reference = session.request("a"), session.reference
         assert reference is not None
         found = judge_output(reference, request.prompt_ids, request.output_ids, TIE_MARGIN["float32"])
         told = judge_output(reference, request.prompt_ids, request.output_ids, TIE_MARGIN["bfloat16"])

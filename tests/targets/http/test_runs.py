@@ -11,7 +11,7 @@ import pytest
 from specdebug.campaign.loops.replay import ArmRun, Choices, plan
 from specdebug.run.arm import run_arm
 from specdebug.scenario.library import Library
-from specdebug.scenario.servers import parse_target
+from specdebug.targets.settings import parse_target
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import WorkerEnd

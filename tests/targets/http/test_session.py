@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from specdebug.faults.declare import parse_fault
-from specdebug.scenario.servers import HttpServer
 from specdebug.targets.base import Asked, Opening, OverThere
 from specdebug.targets.http.client import ServerClient
 from specdebug.targets.http.session import CannotBeServed, HttpSession
 from specdebug.targets.http.target import HttpTarget, open_session
 from specdebug.targets.serving import SessionFailed
+from specdebug.targets.settings import HttpServer
 from tests.targets.http.fake import FakeServer, serving
 from tests.targets.http.opened import Silent, add, drain, opened
 from tests.targets.http.test_host import Process
@@ -234,7 +234,7 @@ def test_a_stream_that_takes_back_what_it_said_is_told(server: Open) -> None:
     fake.answer = changed  # type: ignore[method-assign]
     add(session, "a")
     drain(session)
-    assert "'x y' at the end and then 'x'" in str(session.server().revised("a"))
+    assert "'x y' at the end and then 'x'" in str(session.server.revised("a"))
 
 
 def test_what_the_server_told_of_failures_before_the_run_is_passed_over() -> None:
@@ -245,7 +245,7 @@ def test_what_the_server_told_of_failures_before_the_run_is_passed_over() -> Non
     with serving(fake):
         session = opened(fake)
         told["violations"].append({"signature": "oob@draft.y", "detail": "1 of 4"})
-        assert session.server().findings() == [("oob@draft.y", "1 of 4")]
+        assert session.server.findings() == [("oob@draft.y", "1 of 4")]
         session.close(True)
 
 
@@ -264,7 +264,7 @@ def test_what_the_first_token_that_is_asked_for_brings_to_light_is_the_run_s() -
     with serving(fake):
         settings = HttpServer(url=fake.url, request_timeout_s=20.0)
         session = open_session(fake.url, settings, HttpTarget(settings).asked({}), opening, host)
-        assert session.server().findings() == [("oob@of.this", "a line")]
+        assert session.server.findings() == [("oob@of.this", "a line")]
         session.close(True)
 
 
@@ -295,9 +295,9 @@ def test_what_the_server_tells_of_failures_is_told_once(server: Open) -> None:
     told = {"violations": [{"signature": "nan@draft.x", "detail": "3 of 4"}], "reverts": {"1": {"1#1": 2}}}
     info = fake.info
     fake.info = lambda: {**info(), "specdebug": told}  # type: ignore[method-assign]
-    assert session.server().findings() == [("nan@draft.x", "3 of 4")]
-    assert session.server().findings() == []
-    assert session.server().hits() == {"1": {"1#1": 2}}
+    assert session.server.findings() == [("nan@draft.x", "3 of 4")]
+    assert session.server.findings() == []
+    assert session.server.hits() == {"1": {"1#1": 2}}
 
 
 def test_outputs_are_cut_to_a_context_that_the_target_knows() -> None:
@@ -326,7 +326,7 @@ def test_outputs_are_cut_to_a_context_that_the_target_knows() -> None:
 def test_a_block_of_ours_that_is_malformed_is_an_answer_that_is_none(server: Open, block: Any) -> None:
     fake, session = server()
     fake.told["specdebug"] = block
-    view = session.server()
+    view = session.server
     for look in (view.findings, view.totals):
         with pytest.raises(SessionFailed, match=r"^/server_info: specdebug") as caught:
             look()

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from specdebug.base.errors import ConfigError, SpecDebugError
-from specdebug.scenario.servers import HttpServer
 from specdebug.targets.http.facts import is_same_model
 from specdebug.targets.http.target import HttpTarget
 from specdebug.targets.serving import NoServer
+from specdebug.targets.settings import HttpServer
 from tests.targets.http.fake import FakeServer, serving
 from tests.targets.http.opened import opened
 

@@ -10,10 +10,10 @@ import pytest
 
 from specdebug.base.errors import ConfigError
 from specdebug.patching.toggles import NOTHING, Toggle
-from specdebug.scenario.servers import LaunchedServer
 from specdebug.targets.base import OverThere
 from specdebug.targets.launch.command import StartCommand, command_of, free_port
 from specdebug.targets.launch.target import LaunchTarget
+from specdebug.targets.settings import LaunchedServer
 
 
 def reverting(*numbers: int, **more: Any) -> OverThere:

@@ -16,13 +16,13 @@ from specdebug.kernel_memory.rules import KernelRule
 from specdebug.patching.drift.dist import Dist
 from specdebug.patching.drift.fit import Fit
 from specdebug.patching.toggles import load_registry
-from specdebug.scenario.servers import ReleasedEngine
 from specdebug.targets import patches
 from specdebug.targets.base import Opening, OverThere
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.inside.source import Source
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.registry import find_target
+from specdebug.targets.settings import ReleasedEngine
 from specdebug.targets.sglang.target import SglangTarget
 
 OPTIONS: dict[str, Any] = {"attention_backend": "fa3", "speculative": {"num_steps": 3}, "page_size": 4}

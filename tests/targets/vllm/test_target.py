@@ -11,11 +11,11 @@ import pytest
 
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import InvalidOption
-from specdebug.scenario.servers import ReleasedEngine
 from specdebug.targets.base import OverThere
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.registry import find_target
+from specdebug.targets.settings import ReleasedEngine
 from specdebug.targets.vllm.target import VllmTarget
 
 OPTIONS: dict[str, Any] = {"context_length": 256, "speculative": {"num_steps": 3}}

@@ -7,8 +7,8 @@ import pytest
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.scenario.grammar import Scenario, read_scenario
-from specdebug.scenario.servers import HttpServer, LaunchedServer, ReleasedEngine, TargetChoice, parse_target
 from specdebug.targets.registry import find_target
+from specdebug.targets.settings import HttpServer, LaunchedServer, ReleasedEngine, TargetChoice, parse_target
 
 SCENARIO = "name: x\nworkload: [{prompt: {token_ids: [1]}}]\n"
 
@@ -29,7 +29,7 @@ def read(text: str) -> Scenario:
 )
 def test_a_target_is_read_alike_wherever_it_is_named(text: str, choice: TargetChoice, name: str) -> None:
     assert read(text).target == parse_target(text) == choice
-    assert find_target(choice).name == name
+    assert find_target(choice).traits.name == name
 
 
 @pytest.mark.parametrize("text", ["http://host:1", "{http: 'http://host:1', connections: 3}", "serve"])
@@ -73,7 +73,7 @@ def test_a_release_is_a_target_by_its_name_or_with_more() -> None:
     assert parse_target("{engine: sglang, store: /s, arguments: [--log-level, debug]}") == ReleasedEngine(
         release="sglang", store="/s", arguments=("--log-level", "debug")
     )
-    assert (plain.kind, str(plain), find_target(plain).name) == ("sglang", "sglang==0.5.13", "sglang")
+    assert (plain.kind, str(plain), find_target(plain).traits.name) == ("sglang", "sglang==0.5.13", "sglang")
     scenario = read("{engine: sglang==0.5.13, env: {A: b}}")
     assert Scenario.from_dict(scenario.to_dict()).target == scenario.target
 

@@ -14,6 +14,8 @@ from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 from specdebug.base.errors import ConfigError, ContentError, SpecDebugError, one_line
+from specdebug.base.kinds import FLAG, TEXT, Kind, checked, choice, form, list_of, map_of, real, whole
+from specdebug.base.parts import Key, Part
 from specdebug.base.redaction import (
     MASK,
     hide,
@@ -27,12 +29,10 @@ from specdebug.base.redaction import (
 from specdebug.base.schema import Gather, Item
 from specdebug.base.yamlio import parse_yaml
 from specdebug.patching.toggles import OWN_ENGINE
-from specdebug.scenario.kinds import FLAG, TEXT, Kind, checked, choice, form, list_of, map_of, real, whole
-from specdebug.scenario.parts import Key, Part
 from specdebug.targets.installs.release import ENGINES, RELEASE, Release, parse_release
 
 SERVE = "serve"
-"""In the place of a command that starts a server: our own, with the scenario's engine options."""
+"""In the place of a target's name, or of a command: our own server, with the scenario's engine options."""
 DTYPES = ("float32", "bfloat16", "float16")
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 

@@ -9,9 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 from specdebug.base.errors import ContentError, ContentErrors
-from specdebug.base.schema import Gather, Item
-from specdebug.base.yamlio import parse_yaml
-from specdebug.scenario.kinds import (
+from specdebug.base.kinds import (
     FLAG,
     TEXT,
     checked,
@@ -26,7 +24,9 @@ from specdebug.scenario.kinds import (
     span,
     whole,
 )
-from specdebug.scenario.parts import Key, Part, keys_of, nested, one_of, overlay
+from specdebug.base.parts import Key, Part, keys_of, nested, one_of, overlay
+from specdebug.base.schema import Gather, Item
+from specdebug.base.yamlio import parse_yaml
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import MISSING, dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, get_type_hints
 
+from specdebug.base.kinds import TEXT, UNREAD, Kind, Schema
 from specdebug.base.schema import Gather, Item
-from specdebug.scenario.kinds import TEXT, UNREAD, Kind, Schema
 
 
 @dataclass(frozen=True)

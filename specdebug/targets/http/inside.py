@@ -11,7 +11,7 @@ from specdebug.engine.config import EngineConfig
 from specdebug.targets.base import RequestOnlooker, StoredDrafts
 from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.host import Host
-from specdebug.targets.http.looks import Look, read_look, stored_rows
+from specdebug.targets.http.looks import RequestLook, read_look, stored_rows
 from specdebug.targets.inside.looks import looks_folder
 from specdebug.targets.serving import NotShown
 
@@ -36,7 +36,7 @@ class Inside:
         self._host = host
         self._folder = looks_folder(host.log_path) if LOOKS & frozenset(shows) else None
         self._spec = EngineConfig.from_dict(options).speculative
-        self._looks: dict[str, Look] = {}
+        self._looks: dict[str, RequestLook] = {}
 
     def show(self, session: Any, rid: str, answer: HttpAnswer, onlooker: RequestOnlooker) -> None:
         """Show a request that has ended, by its id there; nothing of it once the looks have ended. Raises NoLook."""

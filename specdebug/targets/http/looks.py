@@ -53,7 +53,7 @@ class StoredRow:
 
 
 @dataclass
-class Look:
+class RequestLook:
     """All that is known of a request: its ``events`` in order, and ``kv`` by pool and kind."""
 
     answer: HttpAnswer
@@ -110,7 +110,7 @@ class Look:
         return counted
 
 
-def read_look(folder: Path, rid: str, answer: HttpAnswer) -> Look | None:
+def read_look(folder: Path, rid: str, answer: HttpAnswer) -> RequestLook | None:
     """The look of a request, whose file is deleted; None where there is none."""
     import torch
 
@@ -120,7 +120,7 @@ def read_look(folder: Path, rid: str, answer: HttpAnswer) -> Look | None:
     except FileNotFoundError:
         return None
     path.unlink()
-    return Look(answer, plain["events"], plain["kv"])
+    return RequestLook(answer, plain["events"], plain["kv"])
 
 
 def stored_rows(moments: Sequence[Moment]) -> StoredRow:

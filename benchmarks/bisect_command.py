@@ -18,12 +18,12 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.bisect import Bisector, openings
 from specdebug.campaign.trials.command import CommandSource
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.search import Findings, Search, Standing
 from specdebug.campaign.trials.takes import Takes
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.patching.toggles import Registry
 from specdebug.scenario.library import Library
 

@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug.base.content import content_files
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.bisect import Bisector, openings
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature
 from specdebug.campaign.trials.search import Findings, Search, Standing
 from specdebug.campaign.trials.source import Candidate
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.scenario.library import Library
 
 MAX_TRIALS = 600

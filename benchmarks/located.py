@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 import specdebug
+from specdebug.base.trial import trial_seed
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
-from specdebug.campaign.trials.trial import trial_seed
 from specdebug.diverge.locate import Locator
 from specdebug.mutants.find import all_mutants
 from specdebug.patching.toggles import NOTHING, Toggle

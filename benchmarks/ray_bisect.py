@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.bisect import Bisector, openings
 from specdebug.campaign.trials.command import CommandSource
 from specdebug.campaign.trials.journal import Journal
@@ -30,7 +31,6 @@ from specdebug.campaign.trials.scenario import ScenarioSource, expected_signatur
 from specdebug.campaign.trials.search import Findings, Search, Standing
 from specdebug.campaign.trials.source import TrialSource
 from specdebug.campaign.trials.takes import Takes
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.scenario.library import Library
 
 CULPRIT = "27360"

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug.base.content import content_files
+from specdebug.base.trial import Trial
 from specdebug.campaign.trials.scenario import ScenarioSource
-from specdebug.campaign.trials.trial import Trial
 from specdebug.scenario.library import Library
 
 ASKED_RATE, ASKED_GAIN = 5.0, 1.7

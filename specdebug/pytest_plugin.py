@@ -299,8 +299,8 @@ class ScenarioBench:
 
     def seeds(self, scenario: Scenario) -> list[int]:
         """The scenario's own seed, or that of the trial in which this session runs, and as many more as are wanted."""
+        from specdebug.base.trial import trial_seed
         from specdebug.campaign.trials.command import SEED_VARIABLE
-        from specdebug.campaign.trials.trial import trial_seed
 
         given = os.environ.get(SEED_VARIABLE, "")
         first = int(given) if given.isdecimal() else scenario.seed

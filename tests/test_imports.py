@@ -39,7 +39,7 @@ ONLY = {
         *(f"base.{each}" for each in ("assets", "attention_plans", "errors", "files", "plugins")),
     },
     "bisect": {"base.reproducible"},
-    "minimise": {"base.errors", "base.reproducible"},
+    "minimise": {"base.errors", "base.reproducible", "base.trial"},
     "stats": {"base.errors", "base.reproducible"},
 }
 """Rooms that import less than they might: the engine knows nothing of toggles, and what is pure stays so."""

@@ -70,7 +70,8 @@ def _search(
     plan: Plan, over: str, budget: BisectBudget, pattern: str | None, kept_in: JournalOptions, results: PageOptions
 ) -> int:
     """Search to the end, or as far as it goes, tell the findings, and return the exit code."""
-    from specdebug.campaign.trials.search import Search
+    from specdebug.campaign.trials.campaign import Campaign
+    from specdebug.campaign.trials.search import CulpritSearch
     from specdebug.campaign.trials.state import digest_of
     from specdebug.report.bisect import bisect_progress
 
@@ -78,18 +79,16 @@ def _search(
     path = kept_in.path("bisect", identity)
     subject = plan.subject(over, str(path))
     with kept_in.opened(path, identity, f"{plan.what} over {over}, seed {budget.seed}", plan.origin.state()) as journal:
-        search = Search(
-            plan.source,
-            journal,
+        search = CulpritSearch(
+            plan.source.candidates,
             plan.chooser,
             opening=plan.opening,
             proven=plan.proven,
-            seed=budget.seed,
             max_trials=budget.max_trials,
             pattern=pattern,
         )
         with on_stderr(lambda stream: bisect_progress(stream, subject)) as watcher:
-            findings = search.run(watcher)
+            findings = Campaign(plan.source, journal, budget.seed, budget.max_trials).search(search, watcher)
         tell_rerun(plan.source.rerun)
         return _tell(findings, subject, journal, plan, pattern, results)
 

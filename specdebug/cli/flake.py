@@ -118,6 +118,7 @@ def _measure(
     results: ResultOptions,
 ) -> int:
     """Run trials until the rate is known, or as far as it goes, tell it, and return the exit code."""
+    from specdebug.campaign.trials.campaign import Campaign
     from specdebug.campaign.trials.sampling import RateSampling
     from specdebug.campaign.trials.state import digest_of
     from specdebug.report.flake import Question, flake_progress
@@ -129,17 +130,11 @@ def _measure(
         plan.what, claim, level, str(path), plan.reproduce, plan.bisect, plan.switched, command=plan.is_command
     )
     with kept_in.opened(path, identity, about, plan.source.state()) as journal:
-        sampling = RateSampling(
-            plan.source,
-            journal,
-            _enough(claim, level),
-            reverted=frozenset(plan.reverted),
-            seed=measured.seed,
-            max_trials=measured.max_trials or max(TRIALS, 4 * claim.owed(0, 0) if claim else 0),
-            pattern=measured.signature,
-        )
+        most = measured.max_trials or max(TRIALS, 4 * claim.owed(0, 0) if claim else 0)
+        reverted = frozenset(plan.reverted)
+        sampling = RateSampling(_enough(claim, level), reverted=reverted, max_trials=most, pattern=measured.signature)
         with on_stderr(lambda stream: flake_progress(stream, question)) as watcher:
-            sampled = sampling.run(watcher)
+            sampled = Campaign(plan.source, journal, measured.seed, most).search(sampling, watcher)
         tell_rerun(plan.source.rerun)
         return _tell(sampled, question, plan.reverted, journal, measured.signature, results)
 

@@ -139,10 +139,9 @@ def _search(
     kept_in: JournalOptions,
 ) -> tuple[Summary[Scenario], Minimisation]:
     """Search to the end, or as far as it goes. Return that, and what is told of it."""
-    from specdebug.campaign.shrink.trials import ShrunkTrials
-    from specdebug.campaign.trials.inorder import InOrder
+    from specdebug.base.trial import trial_seed
+    from specdebug.campaign.trials.campaign import Campaign
     from specdebug.campaign.trials.journal import not_engine_code
-    from specdebug.campaign.trials.trial import trial_seed
     from specdebug.minimise import Minimiser
     from specdebug.report.minimise import MinimiseProgress
 
@@ -153,7 +152,8 @@ def _search(
     ):
         search = Minimiser(
             plan.space,
-            ShrunkTrials(plan.source, InOrder(plan.source, journal, budget.seed, budget.max_trials)),
+            Campaign(plan.source, journal, budget.seed, budget.max_trials),
+            plan.source.leave,
             seeds=lambda number: trial_seed(budget.seed, number),
             max_trials=budget.max_trials,
             confidence=told.confidence,

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import yaml
 
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops import replay as replaying
 from specdebug.campaign.loops.kept_servers import KeptRun, KeptServers
 from specdebug.campaign.loops.replay import ArmResult, Choices, Progress, RunContent, run_arms
 from specdebug.campaign.trials.source import TrialSource
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.hunt.draw import ARM, SERVED, SPACES, TOGETHER, HuntSpace, drawn
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.scenario.grammar import Scenario

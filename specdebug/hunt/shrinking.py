@@ -6,35 +6,18 @@ import contextlib
 from pathlib import Path
 
 from specdebug import __version__
+from specdebug.base.trial import trial_seed
 from specdebug.campaign.shrink.file import scenario_text
 from specdebug.campaign.shrink.space import ScenarioSpace
-from specdebug.campaign.shrink.trials import ShrunkSource, ShrunkTrials
-from specdebug.campaign.trials.inorder import InOrder
+from specdebug.campaign.shrink.trials import ShrunkSource
+from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.trial import trial_seed
 from specdebug.hunt.draw import ARM
 from specdebug.hunt.hunting import Hunt
 from specdebug.hunt.record import Judged
-from specdebug.minimise import Minimiser, Seen
-from specdebug.minimise.minimiser import StageResult
+from specdebug.minimise import Minimiser, MinimiseWatcher
 
 CONFIDENCE = 0.9
-
-
-class _Silent:
-    """Watches nothing."""
-
-    def opening(self, seen: Seen, failures: int, trials: int) -> None:
-        """Do nothing."""
-
-    def tried(self, title: str, gone: int, size: int, seen: Seen, failed: bool, removed: int, trials: int) -> None:
-        """Do nothing."""
-
-    def ended(self, step: StageResult) -> None:
-        """Do nothing."""
-
-    def closing(self, seen: Seen, failures: int, trials: int) -> None:
-        """Do nothing."""
 
 
 def shrunk_path(hunt: Hunt, one: Judged) -> Path:
@@ -58,13 +41,14 @@ def shrink(hunt: Hunt, one: Judged, max_trials: int) -> Path | None:
     with contextlib.closing(source), Journal(path, identity, about, state=source.state()) as journal:
         search = Minimiser(
             space,
-            ShrunkTrials(source, InOrder(source, journal, runner.seed, max_trials)),
+            Campaign(source, journal, runner.seed, max_trials),
+            source.leave,
             seeds=lambda number: trial_seed(runner.seed, number),
             max_trials=max_trials,
             confidence=CONFIDENCE,
             pattern=one.signature,
         )
-        summary = search.run(_Silent())
+        summary = search.run(MinimiseWatcher())
     if not summary.seeds:
         return None
     header = (

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specdebug import __version__
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.source import Candidate
 from specdebug.campaign.trials.state import digest_of
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.hunt.hunting import HuntRunner, result_with
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library

@@ -9,9 +9,8 @@ worth.
 
 from __future__ import annotations
 
-from specdebug.minimise.minimiser import Minimiser, StageResult, Summary
+from specdebug.minimise.minimiser import Minimiser, MinimiseWatcher, StageResult, Summary
 from specdebug.minimise.rates import TrialRates
-from specdebug.minimise.space import Attempt, Seen
 from specdebug.minimise.subset import Probe, SubsetSearch
 
-__all__ = ["Attempt", "Minimiser", "Probe", "Seen", "StageResult", "SubsetSearch", "Summary", "TrialRates"]
+__all__ = ["MinimiseWatcher", "Minimiser", "Probe", "StageResult", "SubsetSearch", "Summary", "TrialRates"]

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.minimise.rates import TrialRates
-from specdebug.minimise.space import Attempt, Seen, Space, Stage, Trials
+from specdebug.minimise.space import Space, Stage, Trials
 from specdebug.minimise.subset import Probe, SubsetSearch
 
 C = TypeVar("C")
@@ -75,31 +76,38 @@ class Summary(Generic[C]):
     trouble: SpecDebugError | None = None
 
 
-class MinimiseWatcher(Protocol):
-    """Is told of every trial of the whole, of a stage and of the smallest, and of every stage's end."""
+class MinimiseWatcher:
+    """Is told of every trial of the whole, of a stage and of the smallest, and of every stage's end; does nothing."""
 
-    def opening(self, seen: Seen, failures: int, trials: int) -> None: ...
+    def opening(self, seen: TrialResult, failures: int, trials: int) -> None:
+        """Take in a trial of the whole."""
 
-    def tried(self, title: str, gone: int, size: int, seen: Seen, failed: bool, removed: int, trials: int) -> None:
+    def tried(
+        self, title: str, gone: int, size: int, seen: TrialResult, failed: bool, removed: int, trials: int
+    ) -> None:
         """Take in a trial without ``gone`` of ``size`` elements, after which ``removed`` are held to be superfluous."""
 
-    def ended(self, step: StageResult) -> None: ...
+    def ended(self, step: StageResult) -> None:
+        """Take in the end of a stage."""
 
-    def closing(self, seen: Seen, failures: int, trials: int) -> None: ...
+    def closing(self, seen: TrialResult, failures: int, trials: int) -> None:
+        """Take in a trial of the smallest."""
 
 
 class Minimiser(Generic[C]):
     """One search.
 
-    ``seeds`` gives a seed that no other trial has, by the trial's number. Every kept element is confirmed needed at
-    the probability ``confidence``. Signatures that fit ``pattern`` (shell wildcards) are followed, instead of the most
-    frequent one.
+    ``leave`` is told what is left of the thing in the trial of a number, before that is made. A trial's ``reverted``
+    names all that was taken away from the whole. ``seeds`` gives a seed that no other trial has, by the trial's number.
+    Every kept element is confirmed needed at the probability ``confidence``. Signatures that fit ``pattern`` (shell
+    wildcards) are followed, instead of the most frequent one.
     """
 
     def __init__(
         self,
         space: Space[C],
-        trials: Trials[C],
+        trials: Trials,
+        leave: Callable[[int, C], None],
         *,
         seeds: Callable[[int], int],
         max_trials: int,
@@ -108,6 +116,7 @@ class Minimiser(Generic[C]):
     ) -> None:
         self._space = space
         self._trials = trials
+        self._leave = leave
         self._seeds = seeds
         self._max_trials = max_trials
         self._confidence = confidence
@@ -115,7 +124,7 @@ class Minimiser(Generic[C]):
         self._followed: str | None = pattern
         self._smallest = space.start
         self._signatures: Counter[str] = Counter()
-        self._opening: list[tuple[int, Seen]] = []
+        self._opening: list[tuple[int, TrialResult]] = []
         self._whole = self._left = (0, 0)
         self._failing: list[int] = []
         self._gone = frozenset[str]()
@@ -145,11 +154,11 @@ class Minimiser(Generic[C]):
 
     def _run(self, watcher: MinimiseWatcher) -> Reason:
         while self._opening_failures() < OPENING_FAILURES and len(self._opening) < OPENING_TRIALS:
-            pair = self._next(lambda number, _: (Attempt(number, frozenset(), self._seeds(number)), self._space.start))
+            pair = self._next(lambda number, _: (Trial(number, frozenset(), self._seeds(number)), self._space.start))
             if pair is None:  # there may be no more trials
                 break
-            attempt, seen = pair
-            self._opening.append((attempt.seed, seen))
+            trial, seen = pair
+            self._opening.append((trial.seed, seen))
             watcher.opening(seen, self._opening_failures(), len(self._opening))
         if not self._open():
             return "silent"
@@ -166,12 +175,12 @@ class Minimiser(Generic[C]):
             pair = self._next(self._smallest_again)
             if pair is None:
                 return "max-trials"
-            attempt, seen = pair
-            if self._is_closing(attempt):
+            trial, seen = pair
+            if self._is_closing(trial):
                 failed = self._is_followed(seen.signature)
                 self._left = self._left[0] + failed, self._left[1] + 1
                 if failed:
-                    self._failing.append(attempt.seed)
+                    self._failing.append(trial.seed)
                 watcher.closing(seen, *self._left)
         return "done"
 
@@ -204,13 +213,13 @@ class Minimiser(Generic[C]):
             return self._may_follow(signature)
         return signature is not None and signature == self._followed
 
-    def _smallest_again(self, number: int, pending: Sequence[Attempt]) -> tuple[Attempt, C] | None:
+    def _smallest_again(self, number: int, pending: Sequence[Trial]) -> tuple[Trial, C] | None:
         if self._left[1] + sum(map(self._is_closing, pending)) >= CLOSING_TRIALS:
             return None
-        return Attempt(number, self._gone, self._seeds(number)), self._smallest
+        return Trial(number, self._gone, self._seeds(number)), self._smallest
 
-    def _is_closing(self, attempt: Attempt) -> bool:
-        return attempt.gone == self._gone and not self._is_known(attempt)
+    def _is_closing(self, trial: Trial) -> bool:
+        return trial.reverted == self._gone and not self._is_known(trial)
 
     def _begin_stage(self, stage: Stage[C]) -> SubsetSearch:
         search = SubsetSearch(
@@ -226,36 +235,36 @@ class Minimiser(Generic[C]):
         return search
 
     def _probe(
-        self, stage: Stage[C], search: SubsetSearch, number: int, pending: Sequence[Attempt]
-    ) -> tuple[Attempt, C] | None:
+        self, stage: Stage[C], search: SubsetSearch, number: int, pending: Sequence[Trial]
+    ) -> tuple[Trial, C] | None:
         self._number = number
-        probes = [probe for attempt in pending if (probe := self._probe_of(stage, attempt)) is not None]
+        probes = [probe for trial in pending if (probe := self._probe_of(stage, trial)) is not None]
         probe = search.next_probe(probes)
         if probe is None:
             return None
         candidate = stage.without(probe.removed)
         assert candidate is not None, "the search asked whether this can be"
-        return Attempt(number, self._gone_with(stage, probe.removed), probe.seed), candidate
+        return Trial(number, self._gone_with(stage, probe.removed), probe.seed), candidate
 
     def _gone_with(self, stage: Stage[C], removed: frozenset[int]) -> frozenset[str]:
         """Return the names of all that is gone once these are; no other stage has an element of the same name."""
         return self._gone.union(f"{stage.title}: {stage.labels[element]}" for element in removed)
 
-    def _probe_of(self, stage: Stage[C], attempt: Attempt) -> Probe | None:
+    def _probe_of(self, stage: Stage[C], trial: Trial) -> Probe | None:
         """Return what a trial says of this stage; None if it was not of something in it."""
-        removed = frozenset(at for at, label in enumerate(stage.labels) if f"{stage.title}: {label}" in attempt.gone)
-        if not removed or attempt.gone != self._gone_with(stage, removed):
+        removed = frozenset(at for at, label in enumerate(stage.labels) if f"{stage.title}: {label}" in trial.reverted)
+        if not removed or trial.reverted != self._gone_with(stage, removed):
             return None
-        return Probe(removed, attempt.seed, self._is_known(attempt))
+        return Probe(removed, trial.seed, self._is_known(trial))
 
-    def _is_known(self, attempt: Attempt) -> bool:
+    def _is_known(self, trial: Trial) -> bool:
         """Return True if the trial had the seed of one that had failed."""
-        return attempt.seed != self._seeds(attempt.number)
+        return trial.seed != self._seeds(trial.number)
 
     def _observe(
-        self, stage: Stage[C], search: SubsetSearch, attempt: Attempt, seen: Seen, watcher: MinimiseWatcher
+        self, stage: Stage[C], search: SubsetSearch, trial: Trial, seen: TrialResult, watcher: MinimiseWatcher
     ) -> None:
-        probe = self._probe_of(stage, attempt)
+        probe = self._probe_of(stage, trial)
         if probe is None:  # such as one of the opening, which had seen enough by then
             return
         failed = self._is_followed(seen.signature)
@@ -288,15 +297,24 @@ class Minimiser(Generic[C]):
         return step
 
     def _next(
-        self, choose: Callable[[int, Sequence[Attempt]], tuple[Attempt, C] | None]
-    ) -> tuple[Attempt, Seen] | None:
+        self, choose: Callable[[int, Sequence[Trial]], tuple[Trial, C] | None]
+    ) -> tuple[Trial, TrialResult] | None:
         """Return the next trial that counts; None when nothing is left to try, or there may be no more trials."""
-        counted = self._trials.next(choose)
+
+        def chosen(number: int, pending: Sequence[Trial]) -> Trial | None:
+            pair = choose(number, pending)
+            if pair is None:
+                return None
+            trial, left = pair
+            self._leave(number, left)
+            return trial
+
+        counted = self._trials.next(chosen)
         if counted is None:
             return None
-        attempt, seen, kept = counted
+        trial, seen, kept = counted
         self._counted += 1
         self._resumed += kept
         if seen.signature is not None:
             self._signatures[seen.signature] += 1
-        return attempt, seen
+        return trial, seen

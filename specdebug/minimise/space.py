@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult
 
 C_co = TypeVar("C_co", covariant=True)
-C_contra = TypeVar("C_contra", contravariant=True)
 R = TypeVar("R", bound=str)
 
 Stopped = Literal["interrupted", "trouble"]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The outcome of a trial: the signature of its failure, None where it did not fail."""
-
-    signature: str | None
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A trial: ``gone`` names all that was taken away from the whole, so that it says what was left."""
-
-    number: int
-    gone: frozenset[str]
-    seed: int
 
 
 class Stage(Protocol[C_co]):
@@ -59,20 +41,18 @@ class Space(Protocol[C_co]):
         """Take in the end of the latest stage: what is gone, and what is kept because the failure needs it."""
 
 
-class Trials(Protocol[C_contra]):
+class Trials(Protocol):
     """Makes trials, several at a time, and keeps them, so that a search that was stopped goes on where it was."""
 
     def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
         """Return what ``whole`` returned, which calls :meth:`next` as often as it likes, or what stopped it; and the
         error, if that was one."""
 
-    def next(
-        self, choose: Callable[[int, Sequence[Attempt]], tuple[Attempt, C_contra] | None]
-    ) -> tuple[Attempt, Seen, bool] | None:
+    def next(self, choose: Callable[[int, Sequence[Trial]], Trial | None]) -> tuple[Trial, TrialResult, bool] | None:
         """Return the next trial that counts, what it showed, and True if it was kept from before; None when nothing is
         left to try, or there may be no more trials. Trials count in the order of their numbers.
 
-        ``choose`` is asked for the trial of a number, and what is then left, given those that were chosen and do not
-        count yet; None if there is nothing to try as long as these do not. A trial that was kept takes the place of
-        the chosen one, which may be another, where a search with more trials at a time made it.
+        ``choose`` is asked for the trial of a number, given those that were chosen and do not count yet; None if there
+        is nothing to try as long as these do not. A trial that was kept takes the place of the chosen one, which may be
+        another, where a search with more trials at a time made it.
         """

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, trial_seed
 from specdebug.campaign.loops.replay import ArmRun
 from specdebug.campaign.loops.warm import WarmPool
-from specdebug.campaign.trials.inorder import InOrder
+from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.source import TrialSource
 from specdebug.campaign.trials.state import digest_of
-from specdebug.campaign.trials.trial import Trial, trial_seed
 from specdebug.mutants.find import ROOT, Mutant
 from specdebug.mutants.rows import MutantRow, Score, score
 from specdebug.mutants.sound import Sound, commons, measure_sound
@@ -167,7 +167,7 @@ class MutantSearch:
         if self.spread is not None:
             pool.close()
             source = self.spread(source, partial(NodeSource, tuple(self.arms), tuple(drawn)))
-        trials = InOrder(source, journal, self.seed, len(drawn))
+        trials = Campaign(source, journal, self.seed, len(drawn))
         rows: list[MutantRow] = []
         resumed = 0
 
@@ -176,12 +176,12 @@ class MutantSearch:
 
         def all_rows() -> str:
             nonlocal resumed
-            while (counted := trials.next_chosen(choose, lambda: None)) is not None:
-                trial, result = counted
+            while (counted := trials.next(choose)) is not None:
+                _, result, kept = counted
                 assert result.besides is not None
                 rows.append(MutantRow.from_text(result.besides[0]))
-                resumed += trials.was_kept(trial)
-                watcher.counted(rows[-1], len(rows), len(drawn), trials.was_kept(trial))
+                resumed += kept
+                watcher.counted(rows[-1], len(rows), len(drawn), kept)
             return "done"
 
         reason, trouble = trials.run(all_rows)

@@ -163,7 +163,7 @@ def measure_sound(
     """Run the sound engine in every arm. ``moved`` is told how many are done, of how many.
 
     They come back in the order of their cost, as far as that does not depend on the machine.
-    Raises NotSound when it does not pass, SpecDebugError when it cannot be run.
+    Raises SpecDebugError when it does not pass or cannot be run.
     """
     traced = tuple(str(ROOT / file) for file in files)
     waiting, found = list(reversed(arms)), list[Sound]()

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.replay import ArmResult
 from specdebug.campaign.loops.warm import ArmAtFault, ArmLost, WarmPool
 from specdebug.campaign.trials.source import Candidate
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.diverge.align import Difference
 from specdebug.mutants.find import Mutant
 from specdebug.mutants.rounding import beyond_rounding, to_keep

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from specdebug import __version__
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.bisect import Rate
 from specdebug.campaign.trials.journal import not_engine_code
 from specdebug.campaign.trials.search import Findings, Standing
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainTrials
 from specdebug.report.live import LiveDisplay

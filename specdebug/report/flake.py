@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from specdebug import __version__
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import not_engine_code, ran_key
 from specdebug.campaign.trials.sampling import Sampled, Tally
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainTrials
 from specdebug.report.live import LiveDisplay

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdebug import __version__
-from specdebug.minimise import Seen, StageResult, Summary
+from specdebug.base.trial import TrialResult
+from specdebug.minimise import MinimiseWatcher, StageResult, Summary
 from specdebug.report.foreign import shown
 from specdebug.report.lines import PlainLines
 from specdebug.report.next_steps import after_minimise
@@ -37,14 +38,16 @@ class Minimisation:
     not_engine_code: Sequence[str] = ()
 
 
-class MinimiseProgress(PlainLines):
+class MinimiseProgress(PlainLines, MinimiseWatcher):
     """One line a trial."""
 
-    def opening(self, seen: Seen, failures: int, trials: int) -> None:
+    def opening(self, seen: TrialResult, failures: int, trials: int) -> None:
         """A trial of the whole scenario."""
         self._say(f"trial {trials}: {_seen(seen)} with everything; {times(failures)} so far")
 
-    def tried(self, title: str, gone: int, size: int, seen: Seen, failed: bool, removed: int, trials: int) -> None:
+    def tried(
+        self, title: str, gone: int, size: int, seen: TrialResult, failed: bool, removed: int, trials: int
+    ) -> None:
         """A trial of a smaller one."""
         verb = "made smaller" if title.startswith(NUMBERS) else "gone"
         also = "" if failed or seen.signature is None else ", not what is followed"
@@ -54,7 +57,7 @@ class MinimiseProgress(PlainLines):
         """A stage is over."""
         self._say(f"{step.title}: {len(step.removed)} of {len(step.removed) + len(step.kept)} were superfluous")
 
-    def closing(self, seen: Seen, failures: int, trials: int) -> None:
+    def closing(self, seen: TrialResult, failures: int, trials: int) -> None:
         """A trial of the smallest scenario, at the end."""
         self._say(f"what is left: {_seen(seen)}; {times(failures)} of {trials}")
 
@@ -158,5 +161,5 @@ def _merged(changes: Sequence[str]) -> list[str]:
     return [f"{name} {before} -> {after}" for name, (before, after) in found.items()]
 
 
-def _seen(seen: Seen) -> str:
+def _seen(seen: TrialResult) -> str:
     return f"fail {seen.signature}" if seen.signature else "no failure"

@@ -309,10 +309,6 @@ class AcceptOracle(Part):
             gather.note(item.error("needs at least one of 'min', 'drop' and 'min_ratio'"), item.path)
 
 
-SINCE = ("draft_state", "acceptance", "sampling", "ends", "graphs", "server")
-"""Oracles that are on by default and were not there when the first journals and bundles were written."""
-
-
 @dataclass(frozen=True)
 class OracleSpec(Part):
     """Which oracles judge a run. ``each_step``: look at lossless and draft KV after every step, not only when a request
@@ -358,10 +354,7 @@ class OracleSpec(Part):
         return replace(spec, more={**spec.more, **found}) if found else spec
 
     def to_dict(self) -> dict[str, Any]:
-        """As any part, but without the oracles of :data:`SINCE` that are on: what was written before they were there is
-        the same scenario still."""
-        plain = {name: value for name, value in super().to_dict().items() if name not in SINCE or value is not True}
-        return plain | self.more
+        return super().to_dict() | self.more
 
 
 @dataclass(frozen=True)

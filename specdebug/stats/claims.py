@@ -26,10 +26,6 @@ _NUMBER = r"(\d+\.?\d*|\.\d+)\s*(%?)"
 _CLAIM = re.compile(rf"\s*rate\s*<=?\s*{_NUMBER}(?:\s+or\s+rate\s*>=?\s*{_NUMBER})?\s*")
 
 
-class ClaimError(SpecDebugError):
-    """A claim that cannot be read, or cannot be true or false."""
-
-
 @dataclass(frozen=True)
 class Below:
     """The claim that the rate is below ``rate``. Ask after every run: the first answer is the answer."""
@@ -108,21 +104,23 @@ Claim: TypeAlias = Below | Apart
 
 
 def parse_claim(text: str, confidence: float) -> Claim:
-    """Read ``rate<1%``, ``rate<0.01`` or ``rate<5% or rate>20%``. Raises ClaimError."""
+    """Read ``rate<1%``, ``rate<0.01`` or ``rate<5% or rate>20%``. Raises SpecDebugError."""
     match = _CLAIM.fullmatch(text)
     if not match:
-        raise ClaimError(f"--claim must be such as 'rate<1%' or 'rate<5% or rate>20%', got {text!r}")
+        raise SpecDebugError(f"--claim must be such as 'rate<1%' or 'rate<5% or rate>20%', got {text!r}")
     below, above = (
         None if number is None else float(number) / (100 if sign else 1)
         for number, sign in ((match[1], match[2]), (match[3], match[4]))
     )
     assert below is not None  # for the type checker: the pattern has it
     if not 0 < below < 1 or not (above is None or 0 < above < 1):
-        raise ClaimError(f"--claim needs rates above 0% and below 100%, got {text!r}; no number of runs shows either")
+        raise SpecDebugError(
+            f"--claim needs rates above 0% and below 100%, got {text!r}; no number of runs shows either"
+        )
     if above is None:
         return Below(below, confidence)
     if not below < above:
-        raise ClaimError(f"--claim {text!r} has the rates the wrong way round: the first must be the lower")
+        raise SpecDebugError(f"--claim {text!r} has the rates the wrong way round: the first must be the lower")
     return Apart(below, above, confidence)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specdebug.base.trial import Trial, TrialResult, trial_seed
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.trial import Trial, TrialResult, trial_seed
 from tools.portable import playable
 
 ROOT = Path(__file__).resolve().parents[2]

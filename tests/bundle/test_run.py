@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from specdebug.base.errors import SpecDebugError
 from specdebug.bundle.run import (
     MAX_SHOWN,
     Recorded,
@@ -16,7 +17,6 @@ from specdebug.bundle.run import (
     steps_hash,
     versions_here,
 )
-from specdebug.campaign.loops.replay import ReplayError
 from specdebug.scenario.library import Library
 from specdebug.workers.job import WorkerEnd
 from tests.bundle.bundles import arm_run, traced
@@ -75,5 +75,5 @@ def test_what_the_worker_finds_wrong_with_the_scenario_is_an_error() -> None:
     def at_fault(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
         return [{"event": "usage", "message": "there is no CUDA"}], WorkerEnd("done", 0, 0.1, 1.0, "")
 
-    with pytest.raises(ReplayError, match="there is no CUDA"):
+    with pytest.raises(SpecDebugError, match="there is no CUDA"):
         traced(arm_run(), at_fault)

@@ -37,13 +37,13 @@ from specdebug.apps.evaluation.questions import read_questions
 from specdebug.base import configuration
 from specdebug.base.assets import CHECKPOINTS
 from specdebug.base.errors import SpecDebugError, one_line
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.bundle.archive import MANIFEST
 from specdebug.bundle.content import TRACE, read_bundle
 from specdebug.bundle.run import steps_hash
 from specdebug.campaign.loops.baseline import Baseline
 from specdebug.campaign.loops.last_failed import LastFailed
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.cli.main import run
 from specdebug.engine.model.checkpoint import Checkpoint, read_json_object
 from specdebug.engine.model.config import Eagle3Options, LlamaConfig

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specdebug.campaign.trials.trial import Trial, TrialResult
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.hunt.hunting import Hunt, HuntRunner, judged_in, result_with
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.hunt.source import HuntSource

@@ -3,8 +3,7 @@
 import random
 from collections import deque
 
-from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.trial import TrialResult
+from specdebug.base.trial import TrialResult
 
 
 class Stage:
@@ -80,17 +79,6 @@ class Source:
 
     def close(self):
         self._running.clear()
-
-
-class Kept(Journal):
-    """A journal without a disk."""
-
-    def __init__(self):
-        self.trials = {}
-
-    def record(self, trial, result):
-        assert trial.number not in self.trials
-        self.trials[trial.number] = (trial, result)
 
 
 class Watcher:

@@ -3,24 +3,24 @@
 import pytest
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.shrink.trials import ShrunkTrials
-from specdebug.campaign.trials.inorder import InOrder
-from specdebug.campaign.trials.trial import trial_seed
+from specdebug.base.trial import trial_seed
+from specdebug.campaign.trials.campaign import Campaign
 from specdebug.minimise import Minimiser
 from specdebug.minimise.minimiser import CLOSING_TRIALS, OPENING_TRIALS
+from tests.campaign.trials.searches import Kept
 from tests.chance import fewest, most
 
-from .simulated import Kept, Source, Space, Watcher
+from .simulated import Source, Space, Watcher
 
 STATED = 0.05
 """Searches that end with something else, at most, where each element is confirmed at 95%."""
 
 
 def minimise(source, journal=None, size=12, max_trials=1000, pattern=None, watcher=None, space=None, seed=1000):
-    in_order = InOrder(source, journal or Kept(), seed, max_trials)
     search = Minimiser(
         space or Space(size),
-        ShrunkTrials(source, in_order),
+        Campaign(source, journal or Kept(), seed, max_trials),
+        source.leave,
         seeds=lambda number: trial_seed(seed, number),
         max_trials=max_trials,
         pattern=pattern,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.campaign.trials.trial import Trial
+from specdebug.base.trial import Trial
 from specdebug.cli.main import run
 from specdebug.mutants.books import first_other
 from specdebug.mutants.find import all_mutants

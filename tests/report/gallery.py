@@ -11,11 +11,11 @@ from typing import Any
 from specdebug.apps.triage.candidates import CandidateFix
 from specdebug.apps.triage.run import Tried
 from specdebug.base.errors import Where
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.compare import compare
 from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay
 from specdebug.campaign.loops.verify import ToggleCheck
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.diverge.align import Difference
 from specdebug.diverge.run import Divergence
 from specdebug.diverge.stream import Descriptor, Share

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.sampling import Sampled, Tally
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.flake import (
     LiveFlake,
     PlainFlake,

@@ -6,7 +6,7 @@ import dataclasses
 import html
 import io
 
-from specdebug.campaign.loops.baseline import Against, GroupAgainst
+from specdebug.campaign.loops.against import Against, GroupAgainst
 from specdebug.campaign.loops.compare import compare
 from specdebug.report.document import replay_document
 from specdebug.report.github import (

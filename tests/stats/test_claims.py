@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdebug.stats.claims import Apart, Below, Claim, ClaimError, parse_claim
+from specdebug.base.errors import SpecDebugError
+from specdebug.stats.claims import Apart, Below, Claim, parse_claim
 from tests.chance import most
 
 
@@ -38,7 +39,7 @@ def test_what_can_be_claimed(text: str, claim: Below | Apart) -> None:
     ],
 )
 def test_what_cannot(text: str, words: str) -> None:
-    with pytest.raises(ClaimError, match=words):
+    with pytest.raises(SpecDebugError, match=words):
         parse_claim(text, 0.95)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from tools import kills
 from tools.kills import (
     COMMANDS,

@@ -53,7 +53,7 @@ def try_out(
 ) -> tuple[tuple[Tried, ...], bool]:
     """Run each candidate's scenario without its fix; returns the trials and True if a Ctrl-C cut them short.
 
-    Raises ContentError or ReplayError.
+    Raises ContentError or SpecDebugError.
     """
     by_key = {str(candidate.toggle.pr): candidate for candidate in best}
     runs = [_run_of(candidate, key, library) for key, candidate in by_key.items()]

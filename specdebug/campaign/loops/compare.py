@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specdebug.campaign.loops.baseline import Against, GroupAgainst, beside
+from specdebug.campaign.loops.against import Against, GroupAgainst, beside
 from specdebug.verdict.accept import samples
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, RequestResult, first_difference
 

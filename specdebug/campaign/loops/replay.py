@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from specdebug.base import interrupts
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError, did_you_mean
+from specdebug.campaign.loops.against import Against
 from specdebug.campaign.loops.device_watch import DeviceWatch
 from specdebug.campaign.loops.left_out import LeftOut, left_out, refusal
 from specdebug.campaign.loops.steplog import Recording
@@ -33,7 +34,6 @@ from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
-    from specdebug.campaign.loops.baseline import Against, Baseline
     from specdebug.engine.config import EngineConfig
     from specdebug.patching.toggles import Toggle
     from specdebug.scenario.packs import ProbePack
@@ -43,10 +43,6 @@ TARGET = "specdebug.run.arm:run_arm"
 LOAD_TRITON = "specdebug.workers.compiling:load_triton"
 
 _NEVER_BEGUN = WorkerEnd("interrupted", 0, 0.0, 0.0, "")
-
-
-class ReplayError(SpecDebugError):
-    """A scenario lacks the arm that is asked for, or a worker finds it at fault."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,7 @@ class ArmRun:
         if option:
             return option_error(self.scenario, self.arm, option, message)
         path = str(self.scenario.path)
-        return ReplayError(message if message.startswith(path) else f"{path}: arm '{self.arm}': {message}")
+        return SpecDebugError(message if message.startswith(path) else f"{path}: arm '{self.arm}': {message}")
 
 
 AnyRun = TypeVar("AnyRun", bound=ArmRun)
@@ -231,12 +227,11 @@ class PlannedRuns:
 def planned(scenario: Scenario, choices: Choices, library: RunContent) -> PlannedRuns:
     """Return the arm runs that the choices ask for.
 
-    Raises ReplayError for an unknown arm, ContentError for an unknown pack or fix, BadFault or ContentError for a fault
-    that cannot act in its arm, ConfigError for an unknown target.
+    Raises SpecDebugError for an unknown arm, pack, fix or target, and a fault that cannot act in its arm.
     """
     for name in choices.arms:
         if name not in scenario.arms:
-            raise ReplayError(f"{scenario.path}: no arm '{name}'{did_you_mean(name, scenario.arms)}")
+            raise SpecDebugError(f"{scenario.path}: no arm '{name}'{did_you_mean(name, scenario.arms)}")
     names = list(dict.fromkeys(choices.arms)) or list(scenario.arms)
     if (choices.reverts or choices.faults) and not choices.arms:
         names = names[:1]
@@ -350,6 +345,13 @@ class ArmListener:
         """Do nothing meanwhile."""
 
 
+class BaselineJudge(Protocol):
+    """Holds runs against a baseline."""
+
+    def judge(self, run: ArmRun, outcome: Outcome) -> tuple[Outcome, Against]:
+        """Return a run's outcome with what it lost, and the comparison."""
+
+
 class _Running(ArmListener):
     """Runs arms in a pool and collects their results, by job name."""
 
@@ -359,7 +361,7 @@ class _Running(ArmListener):
         runs: Sequence[ArmRun],
         progress: Progress | None,
         recording: Recording | None,
-        baseline: Baseline | None,
+        baseline: BaselineJudge | None,
     ) -> None:
         super().__init__()
         self._baseline = baseline
@@ -466,13 +468,13 @@ def run_arms(
     runs: Sequence[ArmRun],
     progress: Progress | None = None,
     recording: Recording | None = None,
-    baseline: Baseline | None = None,
+    baseline: BaselineJudge | None = None,
 ) -> tuple[list[ArmResult], bool]:
     """Run arms whose keys differ, and return their results in order, and True if a signal cut them short.
 
-    ``recording`` keeps their steps, ``baseline`` judges their accept lengths. Runs that a signal cut short or the
-    machine cannot run are ``unknown``, and say so.
-    Raises ReplayError or ContentError when a worker finds the scenario itself at fault.
+    ``recording`` keeps their steps, ``baseline`` judges their accept lengths. Runs that a signal cut
+    short or the machine cannot run are ``unknown``, and say so. Raises SpecDebugError when a worker finds the
+    scenario itself at fault.
     """
     running = _Running(pool, runs, progress, recording, baseline)
     interrupted = False
@@ -490,7 +492,7 @@ def replay(
     choices: Choices,
     progress: Progress | None = None,
     recording: Recording | None = None,
-    baseline: Baseline | None = None,
+    baseline: BaselineJudge | None = None,
 ) -> Replay:
     """Run the arms of a scenario that the choices ask for. Raises as :func:`plan` and :func:`run_arms`."""
     began = time.monotonic()

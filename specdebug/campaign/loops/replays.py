@@ -32,10 +32,6 @@ from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool
 
 
-class NothingSelected(SpecDebugError):
-    """An expression selects none of the arms there are."""
-
-
 @dataclass(frozen=True)
 class Replays:
     """The results of several scenarios of which an arm has run, or that are not for their target, in the order they
@@ -160,15 +156,15 @@ class _Kept:
 def plan_all(
     scenarios: Sequence[Scenario], choices: Choices, library: RunContent, expression: Expression | None = None
 ) -> list[PlannedRuns]:
-    """Return the runs that are chosen and selected, by scenario. Raises as ``replay.planned``, NothingSelected, and
-    NotOnTarget where nothing of all that is run."""
+    """Return the runs that are chosen and selected, by scenario. Raises as ``replay.planned``, where an
+    expression selects no arm, and NotOnTarget where nothing of all that is run."""
     plans = [planned(scenario, choices, library) for scenario in scenarios]
     if expression is not None:
         found = _only(plans, lambda arm: expression.holds(names_of(arm)))
         if not found:
             known = ", ".join(f"{run.scenario.path.stem}::{run.arm}" for each in plans[:3] for run in each.runs)
             more = ", ..." * (len(plans) > 3)
-            raise NothingSelected(f"-k '{expression.text}' selects no arm; there are {known}{more}")
+            raise SpecDebugError(f"-k '{expression.text}' selects no arm; there are {known}{more}")
         plans = found
     if not any(each.runs for each in plans):
         raise refusal([arm for each in plans for arm in each.left_out])

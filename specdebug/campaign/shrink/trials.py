@@ -1,4 +1,4 @@
-"""Trials of what is left of a scenario, run warm and kept in a journal."""
+"""Trials of what is left of a scenario, run warm."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ from typing import TYPE_CHECKING
 
 from specdebug import __version__
 from specdebug.base.errors import CannotRunHere
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.campaign.loops.warm import ArmAtFault, WarmPool
 from specdebug.campaign.trials.arm_state import arm_question, arm_state
 from specdebug.campaign.trials.state import digest_of
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.campaign.trials.warm import WarmSource
-from specdebug.minimise import Attempt, Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from specdebug.base.errors import SpecDebugError
     from specdebug.campaign.shrink.space import ScenarioSpace
-    from specdebug.campaign.trials.inorder import InOrder, R, Stopped
     from specdebug.campaign.trials.source import Candidate
     from specdebug.patching.toggles import Toggle
     from specdebug.scenario.grammar import Scenario
@@ -91,35 +88,3 @@ class ShrunkSource(WarmSource):
             return signature
         group = signature.removeprefix(_GROUP_KIND)
         return _GROUP_KIND + self._space.origin.get(group, group)
-
-
-class ShrunkTrials:
-    """The trials of one search, in the order in which they count: see ``specdebug.minimise.space.Trials``."""
-
-    def __init__(self, source: ShrunkSource, in_order: InOrder) -> None:
-        self._source = source
-        self._in_order = in_order
-
-    def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
-        return self._in_order.run(whole)
-
-    def next(
-        self, choose: Callable[[int, Sequence[Attempt]], tuple[Attempt, Scenario] | None]
-    ) -> tuple[Attempt, Seen, bool] | None:
-        def chosen(number: int, pending: Sequence[Trial]) -> Trial | None:
-            pair = choose(number, [_attempt(trial) for trial in pending])
-            if pair is None:
-                return None
-            attempt, left = pair
-            self._source.leave(number, left)
-            return Trial(number, attempt.gone, attempt.seed)
-
-        counted = self._in_order.next_chosen(chosen, lambda: None)
-        if counted is None:
-            return None
-        trial, result = counted
-        return _attempt(trial), Seen(result.signature, result.seconds), self._in_order.was_kept(trial)
-
-
-def _attempt(trial: Trial) -> Attempt:
-    return Attempt(trial.number, trial.reverted, trial.seed)

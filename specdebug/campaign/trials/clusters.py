@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from specdebug.campaign.trials.trial import TrialResult
+from specdebug.base.trial import TrialResult
 from specdebug.logs.naming import tells_of_damage
 
 LEAD = 2

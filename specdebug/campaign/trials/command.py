@@ -16,12 +16,12 @@ from pathlib import Path
 
 from specdebug import __version__
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.process import Ended
 from specdebug.campaign.trials.source import Candidate
 from specdebug.campaign.trials.state import command_state, content_digest, digest_of, files_of
 from specdebug.campaign.trials.takes import Takes
 from specdebug.campaign.trials.threads import ThreadedSource
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.logs.naming import HANG, REVISION, name_of
 from specdebug.logs.scan import Scan
 from specdebug.patching.toggles import OWN_ENGINE, REVERT_VARIABLE, Registry, Toggle
@@ -36,16 +36,12 @@ _NOT_REGISTERED = re.compile(r"PR #\d+ revert is not registered[^\n]{0,200}")
 """SGLang ends so when its variable holds a number that its own registry lacks."""
 
 
-class CommandError(SpecDebugError):
-    """The command to be tried does not exist, or cannot be started."""
-
-
 class CommandSource(ThreadedSource):
     """Runs a command with fixes of a registry reverted. One that takes longer than ``timeout_s`` is killed and has
     failed with ``hang``.
 
-    ``takes``: what the command makes of the variable; of an engine's own, one number. Raises CommandError when there is
-    no such program.
+    ``takes``: what the command makes of the variable; of an engine's own, one number. Raises SpecDebugError when there
+    is no such program.
 
     Attributes:
         apart: the pairs of candidates that no trial may hold.
@@ -128,18 +124,18 @@ def _evidence(log: Scan, tail: str) -> str:
 
 
 def require_program(program: str, cwd: Path) -> None:
-    """Raise CommandError unless ``program`` names something that can be run from ``cwd``."""
+    """Raise SpecDebugError unless ``program`` names something that can be run from ``cwd``."""
     if os.sep not in program:
         if shutil.which(program) is None:
             here = f"; to run the file in this folder write ./{program}" if (cwd / program).is_file() else ""
-            raise CommandError(f"there is no command {program}{here}")
+            raise SpecDebugError(f"there is no command {program}{here}")
         return
     path = cwd / program
     if not path.exists():
-        raise CommandError(f"there is no command {program}: no such file")
+        raise SpecDebugError(f"there is no command {program}: no such file")
     if not path.is_file() or not os.access(path, os.X_OK):
         hint = f"; chmod +x {program}" if path.is_file() else ""
-        raise CommandError(f"{program} cannot be run: it is not an executable file{hint}")
+        raise SpecDebugError(f"{program} cannot be run: it is not an executable file{hint}")
 
 
 def cannot_run(program: str, error: OSError) -> SpecDebugError:
@@ -148,7 +144,7 @@ def cannot_run(program: str, error: OSError) -> SpecDebugError:
     if failure is not None:
         return MachineFailed(failure)
     hint = "; a script needs a first line such as #!/bin/bash" if error.strerror == "Exec format error" else ""
-    return CommandError(f"{program} cannot be run: {error.strerror}{hint}")
+    return SpecDebugError(f"{program} cannot be run: {error.strerror}{hint}")
 
 
 def limited(kind: str, timeout_s: float | None) -> str:

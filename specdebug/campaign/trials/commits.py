@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdebug import __version__
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.bisect import Answer, OrderedBisector, Rates
 from specdebug.campaign.trials.command import (
     TAIL_CHARS,
@@ -33,7 +34,6 @@ from specdebug.campaign.trials.command import (
 from specdebug.campaign.trials.repository import GIT, ask, between, commit_of, environment, top_of
 from specdebug.campaign.trials.state import command_state, digest_of
 from specdebug.campaign.trials.threads import ThreadedSource
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.logs.naming import REVISION
 from specdebug.workers.system import is_gone
 
@@ -93,8 +93,8 @@ class CommitSource(ThreadedSource):
         build: a shell command to run after a checkout. A commit where it fails is untestable.
         timeout_s: after this, the command is killed and has failed with ``hang``.
 
-    Raises CommitsError when there is no such repository or commit, or ``good`` is no ancestor of ``bad``; CommandError
-    when there is no such program.
+    Raises SpecDebugError when there is no such repository or commit, or ``good`` is no ancestor of ``bad``,
+    or there is no such program.
     """
 
     proven = False

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.campaign.loops.warm import WarmPool
 from specdebug.campaign.trials.arm_state import arm_facts, arm_question, arm_state
-from specdebug.campaign.trials.scenario import MachineCheck, ScenarioTrialError, arm_of, result_of
+from specdebug.campaign.trials.scenario import MachineCheck, arm_of, result_of
 from specdebug.campaign.trials.source import Candidate
 from specdebug.campaign.trials.state import digest_of
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.campaign.trials.warm import WarmSource
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Fault
@@ -33,8 +34,8 @@ class FaultSource(WarmSource):
         arm: the arm to run; by default the first that declares faults, else the first that reverts nothing.
         timeout_s: of a trial, instead of the scenario's own.
 
-    Raises ScenarioTrialError for an unknown arm, fewer than two faults, or one of them twice; BadFault when one of
-    ``faults`` cannot act in the arm; ContentError when a declared one cannot, or a pack or toggle is malformed.
+    Raises SpecDebugError for an unknown arm, fewer than two faults, or one of them twice, a fault that cannot act
+    in the arm, and a malformed pack or toggle.
     """
 
     def __init__(
@@ -53,11 +54,11 @@ class FaultSource(WarmSource):
         self._faults: dict[str, Fault] = {}
         for fault in (*scenario.faults_of(self.arm), *faults):
             if str(fault) in self._faults:
-                raise ScenarioTrialError(f"the fault {fault} is there twice; a trial can switch it on but once")
+                raise SpecDebugError(f"the fault {fault} is there twice; a trial can switch it on but once")
             self._faults[str(fault)] = fault
         if len(self._faults) < 2:
             has = f"only {next(iter(self._faults))}" if self._faults else "none"
-            raise ScenarioTrialError(
+            raise SpecDebugError(
                 f"--over faults needs two faults at least, and arm '{self.arm}' of {scenario.path} declares {has}; "
                 "add some with --fault NAME[:key=value,...]"
             )

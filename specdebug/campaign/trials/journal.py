@@ -22,15 +22,15 @@ from typing import Any, get_args
 
 from specdebug.base.files import kind_of
 from specdebug.base.redaction import redacted
+from specdebug.base.trial import Outcome, Trial, TrialResult
 from specdebug.base.yamlio import one_line
 from specdebug.campaign.trials.journal_files import ASIDE, Kept, aside_of, facts_in, kept_in, move, set_aside
 from specdebug.campaign.trials.state import SEVERAL, State, differences
-from specdebug.campaign.trials.trial import Outcome, Trial, TrialResult
 from specdebug.records.lock import Lock
 from specdebug.records.record import Record, RecordError
 from specdebug.workers.machine_failure import blamed
 
-FORMAT = "2"
+FORMAT = "3"
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT", "SQLITE_ERROR")
 """Names of sqlite's errors for a file that is broken, or is a database but no journal."""
 
@@ -49,10 +49,6 @@ _REPLACED = "replaced: "
 _ELSEWHERE = "name another with --journal"
 
 _COLUMNS = "number, reverted, seed, outcome, signature, seconds, besides, digest"
-
-
-class JournalError(RecordError):
-    """The journal cannot be opened, read or written; without room nothing is said of what was searched for (125)."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class Journal:
             and under ``ran_key`` of a fix, that of the first in which its reverted lines ran. What was not the engine's
             own code is kept likewise (see :func:`not_engine_code`).
 
-    Raises JournalError when it belongs to another search, is in use, is damaged, or cannot be written.
+    Raises RecordError when it belongs to another search, is in use, is damaged, or cannot be written.
     """
 
     def __init__(
@@ -102,8 +98,8 @@ class Journal:
         self.earlier: Earlier | None = None
         self._database: sqlite3.Connection | None = None
         if kind := kind_of(path):
-            raise JournalError(f"the journal {path} is {kind}; name a file with --journal")
-        self._lock = Lock(Record(path, "the journal", _ELSEWHERE, kind=JournalError), shared=True)
+            raise RecordError(f"the journal {path} is {kind}; name a file with --journal")
+        self._lock = Lock(Record(path, "the journal", _ELSEWHERE), shared=True)
         try:
             with self._moving():
                 if fresh:
@@ -123,7 +119,7 @@ class Journal:
         self.close()
 
     def record(self, trial: Trial, result: TrialResult) -> None:
-        """Write down a finished trial; it is on the disk when this returns. Raises JournalError when it cannot be
+        """Write down a finished trial; it is on the disk when this returns. Raises RecordError when it cannot be
         written; the journal is then as it was before."""
         key = "" if result.outcome == "untestable" else result.signature
         keys = [*([] if key is None else [key]), *map(ran_key, sorted(result.ran))]
@@ -158,7 +154,7 @@ class Journal:
         try:
             yield
         except OSError as error:
-            raise JournalError(f"cannot keep the journal {self.path} under another name: {error.strerror}") from None
+            raise RecordError(f"cannot keep the journal {self.path} under another name: {error.strerror}") from None
 
     def _settle(self, identity: str, state: State, anyway: bool) -> Earlier | None:
         """Put the journal of this state in its place, or with ``anyway`` the last one of another; return the other."""
@@ -207,7 +203,7 @@ class Journal:
         if found["identity"] != identity:
             other = one_line(found.get("about") or "something else", 200)
             hint = "name another with --journal, or start over with --fresh"
-            raise JournalError(f"the journal {self.path} is of {other}; {hint}")
+            raise RecordError(f"the journal {self.path} is of {other}; {hint}")
         if self.earlier is not None and self.earlier.adopted:
             with self._trouble():
                 database.execute("INSERT OR REPLACE INTO facts VALUES ('state', ?)", (json.dumps(SEVERAL),))
@@ -246,11 +242,11 @@ class Journal:
                 raise self._damaged(str(error)) from error
             message = f"cannot write the journal {self.path}: {error}{consequence}"
             hint = "make room and run the same command again, or name another place with --journal"
-            raise blamed(JournalError, f"{message}; {hint}", error) from error
+            raise blamed(RecordError, f"{message}; {hint}", error) from error
 
-    def _damaged(self, how: str) -> JournalError:
+    def _damaged(self, how: str) -> RecordError:
         hint = "start over with --fresh, which keeps it under another name, or name another with --journal"
-        return JournalError(f"the journal {self.path} is damaged: {how}; {hint}")
+        return RecordError(f"the journal {self.path} is damaged: {how}; {hint}")
 
 
 def ran_key(fix: str) -> str:

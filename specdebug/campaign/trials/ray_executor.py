@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.source import TrialSource
 from specdebug.campaign.trials.threads import ThreadedSource
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.workers.system import cpu_count
 
 ATTEMPTS = 3
@@ -50,10 +50,6 @@ _LOOK_S = 5.0
 _STOP_S = 10.0
 
 
-class RayExecutorError(SpecDebugError):
-    """Ray is not installed, there is no such cluster, or its nodes cannot run the trials."""
-
-
 class RaySource:
     """Runs the trials of another source, which is asked for its candidates and its identity only, on a cluster.
 
@@ -65,7 +61,7 @@ class RaySource:
         jobs: how many trials may run at a time; as many as the cluster has CPUs (or GPUs, if they need one).
         gpus: GPUs of each worker.
 
-    Raises RayExecutorError when there is no Ray, no cluster, or one that has no CPU.
+    Raises SpecDebugError when there is no Ray, no cluster, or one that has no CPU.
     """
 
     def __init__(
@@ -116,7 +112,7 @@ class RaySource:
         self._dispatch()
 
     def wait(self) -> tuple[Trial, TrialResult]:
-        """Return the next trial to end. Raises RayExecutorError when no node can run it or one trial ended its worker
+        """Return the next trial to end. Raises SpecDebugError when no node can run it or one trial ended its worker
         time and again, and what the source raised."""
         idle_since = None
         while True:
@@ -127,7 +123,7 @@ class RaySource:
                 stuck = all(slot.trial is None for slot in self._busy.values()) and not self._nodes()
                 idle_since = (idle_since or time.monotonic()) if stuck else None
                 if idle_since is not None and time.monotonic() - idle_since >= self._patience_s:
-                    raise RayExecutorError("no node is left to run trials; the same command goes on once there is one")
+                    raise SpecDebugError("no node is left to run trials; the same command goes on once there is one")
                 continue
             slot = self._busy.pop(ended[0])
             try:
@@ -142,14 +138,14 @@ class RaySource:
             if slot.trial is None:
                 slot.node, slot.host, trouble = answer
                 if trouble is not None:
-                    raise RayExecutorError(f"node {slot.host} of the Ray cluster cannot run the trials: {trouble}")
+                    raise SpecDebugError(f"node {slot.host} of the Ray cluster cannot run the trials: {trouble}")
                 self._failed_starts = 0
                 self._idle.append(slot)
                 continue
             trial, slot.trial = slot.trial, None
             self._idle.append(slot)
             if isinstance(answer, str):
-                raise RayExecutorError(f"{answer} (on node {slot.host})")
+                raise SpecDebugError(f"{answer} (on node {slot.host})")
             return trial, answer
 
     def close(self) -> None:
@@ -199,11 +195,11 @@ class RaySource:
             self._strikes[number] += 1
             if self._strikes[number] >= ATTEMPTS:
                 why = f"trial {number} ended its worker {ATTEMPTS} times, last on node {slot.host}"
-                raise RayExecutorError(f"{why}; does it need more memory than a node has? Ray says: {_short(error)}")
+                raise SpecDebugError(f"{why}; does it need more memory than a node has? Ray says: {_short(error)}")
 
-    def _cannot_start(self, error: Exception) -> RayExecutorError:
+    def _cannot_start(self, error: Exception) -> SpecDebugError:
         hint = 'every node needs the same specdebug, installed with pip install "specdebug[ray]"'
-        return RayExecutorError(f"the Ray cluster cannot start a worker: {_short(error)}; {hint}")
+        return SpecDebugError(f"the Ray cluster cannot start a worker: {_short(error)}; {hint}")
 
     def _nodes(self) -> dict[str, dict[str, float]]:
         """Return what the nodes that live, and could run a trial, have."""
@@ -212,12 +208,12 @@ class RaySource:
         return {name: has for name, has in nodes.items() if all(has.get(kind, 0) >= count for kind, count in wanted)}
 
     def _room(self) -> int:
-        """Return how many workers fit on the cluster. Raises RayExecutorError."""
+        """Return how many workers fit on the cluster. Raises SpecDebugError."""
         gpus = self._gpus
         fit = (int(min(has["CPU"], has.get("GPU", 0) / gpus if gpus else has["CPU"])) for has in self._nodes().values())
         if room := sum(fit):
             return room
-        raise RayExecutorError(f"the Ray cluster has no node with a CPU{' and a GPU' if gpus else ''} to run trials on")
+        raise SpecDebugError(f"the Ray cluster has no node with a CPU{' and a GPU' if gpus else ''} to run trials on")
 
 
 class _Slot:
@@ -267,18 +263,18 @@ class _Worker:
 
 
 def import_ray() -> Any:
-    """Return Ray, told to keep quiet. Raises RayExecutorError if it is not installed."""
+    """Return Ray, told to keep quiet. Raises SpecDebugError if it is not installed."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError as error:
-        raise RayExecutorError(f'--executor ray needs Ray ({error}): pip install "specdebug[ray]"') from None
+        raise SpecDebugError(f'--executor ray needs Ray ({error}): pip install "specdebug[ray]"') from None
     return ray
 
 
 def _connect(ray: Any, address: str, jobs: int | None) -> None:
-    """Join a cluster, or start one. Raises RayExecutorError."""
+    """Join a cluster, or start one. Raises SpecDebugError."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
         options |= {"num_cpus": jobs or cpu_count(), "object_store_memory": _STORE_BYTES, "include_dashboard": False}
@@ -288,11 +284,11 @@ def _connect(ray: Any, address: str, jobs: int | None) -> None:
         ray.init(address=address, **options)
     except Exception as error:  # of a dozen kinds, none of them documented
         what = "start a Ray cluster" if address == "local" else f"join the Ray cluster at {address}"
-        raise RayExecutorError(f"cannot {what}: {_short(error)}") from error
+        raise SpecDebugError(f"cannot {what}: {_short(error)}") from error
 
 
 def _require_listener(address: str) -> None:
-    """Raise RayExecutorError unless HTTP/2 is spoken at ``host:port``: Ray itself would try for many minutes."""
+    """Raise SpecDebugError unless HTTP/2 is spoken at ``host:port``: Ray itself would try for many minutes."""
     if address == "auto":
         return
     parts = urlsplit(address if "://" in address else f"//{address}")
@@ -301,7 +297,7 @@ def _require_listener(address: str) -> None:
     except ValueError:
         host = port = None
     if host is None or port is None:
-        raise RayExecutorError(f"--ray-address must be HOST:PORT, ray://HOST:PORT or auto, got '{address}'")
+        raise SpecDebugError(f"--ray-address must be HOST:PORT, ray://HOST:PORT or auto, got '{address}'")
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_S) as server:
             if os.environ.get("RAY_USE_TLS", "0") != "0":
@@ -310,10 +306,10 @@ def _require_listener(address: str) -> None:
             answer = server.recv(9)
     except OSError as error:
         why = error.strerror or str(error)
-        raise RayExecutorError(f"there is no Ray cluster at {address}: {why}; see `ray status` on its head") from None
+        raise SpecDebugError(f"there is no Ray cluster at {address}: {why}; see `ray status` on its head") from None
     if answer[3:4] != _SETTINGS:
         hint = "its port is 6379 unless chosen otherwise, that of ray:// 10001; 8265 is the dashboard"
-        raise RayExecutorError(f"what answers at {address} is no Ray cluster; {hint}")
+        raise SpecDebugError(f"what answers at {address} is no Ray cluster; {hint}")
 
 
 def _short(error: Exception) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def command_source(
     command: Sequence[str], folders: Sequence[Path], timeout_s: float | None, takes: Takes
 ) -> TrialSource:
-    """Return a command's source. Raises CommandError or ContentError where it cannot be tried there."""
+    """Return a command's source. Raises SpecDebugError where it cannot be tried there."""
     from specdebug.campaign.trials.command import CommandSource
 
     return CommandSource(command, Library(folders).registry, takes=takes, timeout_s=timeout_s)
@@ -28,7 +28,7 @@ def command_source(
 def fault_source(
     scenario: Scenario, folders: Sequence[Path], arm: str, faults: Sequence[Fault], timeout_s: float | None
 ) -> TrialSource:
-    """Return a source of faults. Raises ScenarioTrialError, BadFault or ContentError where it cannot be tried there."""
+    """Return a source of faults. Raises SpecDebugError where it cannot be tried there."""
     from specdebug.campaign.trials.faults import FaultSource
 
     return FaultSource(Library(folders), scenario, faults=faults, arm=arm, timeout_s=timeout_s)
@@ -42,7 +42,7 @@ def scenario_source(
     timeout_s: float | None,
     takes: Takes,
 ) -> TrialSource:
-    """Return a scenario's source. Raises ScenarioTrialError or ContentError where it cannot be tried there."""
+    """Return a scenario's source. Raises SpecDebugError where it cannot be tried there."""
     from specdebug.campaign.trials.scenario import ScenarioSource
 
     return ScenarioSource(Library(folders), scenario, arm=arm, options=options, timeout_s=timeout_s, takes=takes)

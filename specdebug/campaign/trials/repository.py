@@ -14,41 +14,37 @@ from specdebug.campaign.trials.source import Candidate
 GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
 
 
-class CommitsError(SpecDebugError):
-    """There is no such repository or commit, or nothing between the two."""
-
-
 def top_of(repo: Path) -> Path:
-    """Return the top folder of the repository that a folder lies in. Raises CommitsError."""
+    """Return the top folder of the repository that a folder lies in. Raises SpecDebugError."""
     if shutil.which("git") is None:
-        raise CommitsError("--over commits needs git, and there is no such command")
+        raise SpecDebugError("--over commits needs git, and there is no such command")
     if not repo.is_dir():
-        raise CommitsError(f"there is no folder {repo}; name the repository with --repo")
+        raise SpecDebugError(f"there is no folder {repo}; name the repository with --repo")
     asked = _run(repo, "rev-parse", "--show-toplevel")
     if asked.returncode != 0:
         said = asked.stderr.decode(errors="replace").strip().partition("\n")[0]
-        raise CommitsError(f"{repo} is in no git repository that can be used ({said}); name one with --repo")
+        raise SpecDebugError(f"{repo} is in no git repository that can be used ({said}); name one with --repo")
     return Path(asked.stdout.decode(errors="replace").strip())
 
 
 def commit_of(top: Path, name: str, option: str) -> str:
-    """Return the hash of the commit that ``--option`` names. Raises CommitsError."""
+    """Return the hash of the commit that ``--option`` names. Raises SpecDebugError."""
     found = ask(top, "rev-parse", "--verify", "--quiet", "--end-of-options", name + "^{commit}")
     if found is None:
         shallow = ask(top, "rev-parse", "--is-shallow-repository") == "true"
         hint = ", which is a shallow clone; `git fetch --unshallow --tags` gets the rest" if shallow else ""
-        raise CommitsError(f"--{option} {name}: no such commit in {top}{hint}")
+        raise SpecDebugError(f"--{option} {name}: no such commit in {top}{hint}")
     return found
 
 
 def between(top: Path, good: str, bad: str, names: tuple[str, str]) -> tuple[Candidate, ...]:
-    """Return the commits after ``good`` up to ``bad``, oldest first. Raises CommitsError, which says ``names``."""
+    """Return the commits after ``good`` up to ``bad``, oldest first. Raises SpecDebugError, which says ``names``."""
     if good == bad:
-        raise CommitsError(f"--good {names[0]} and --bad {names[1]} are the same commit, {good[:10]}")
+        raise SpecDebugError(f"--good {names[0]} and --bad {names[1]} are the same commit, {good[:10]}")
     if ask(top, "merge-base", "--is-ancestor", good, bad) is None:
         backwards = ask(top, "merge-base", "--is-ancestor", bad, good) is not None
         hint = "; the other way round it is" if backwards else ""
-        raise CommitsError(f"--good {names[0]} is no ancestor of --bad {names[1]}{hint}")
+        raise SpecDebugError(f"--good {names[0]} is no ancestor of --bad {names[1]}{hint}")
     words = ("log", "--first-parent", "--reverse", "--no-show-signature", "--format=%H %s", f"{good}..{bad}")
     # A subject may be empty, or hold what Python takes for the end of a line.
     lines = (line.partition(" ") for line in (ask(top, *words) or "").split("\n"))

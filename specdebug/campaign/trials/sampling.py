@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.trials import inorder
-from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.source import TrialSource
-from specdebug.campaign.trials.trial import Trial, TrialResult
-
-Reason = Literal["enough", "untestable", "max-trials", "interrupted", "trouble"]
+from specdebug.base.trial import Trial, TrialResult
+from specdebug.campaign.trials import campaign
 
 HOPELESS = 20
 """Trials after which it ends if not a single one was testable."""
@@ -48,18 +43,19 @@ class Tally:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The end of a measurement; for the reason "trouble", ``trouble`` stopped it."""
+    """The end of a measurement. ``reason``: "enough", "untestable", "max-trials", "interrupted", or "trouble", which
+    then stopped it."""
 
-    reason: Reason
+    reason: str
     tally: Tally
     trouble: SpecDebugError | None = None
 
 
-Watcher = inorder.Watcher[Tally]
+Watcher = campaign.Watcher[Tally]
 
 
 class RateSampling:
-    """One measurement of a source's trials, kept in a journal.
+    """One measurement; a campaign makes its trials.
 
     Every trial switches ``reverted`` on. ``enough`` is asked after every run, in order, if failures and runs suffice.
     With a ``pattern`` (shell wildcards) only failures that fit it are measured, else any.
@@ -67,16 +63,12 @@ class RateSampling:
 
     def __init__(
         self,
-        source: TrialSource,
-        journal: Journal,
         enough: Callable[[int, int], bool],
         *,
         reverted: frozenset[str],
-        seed: int,
         max_trials: int,
         pattern: str | None = None,
     ) -> None:
-        self._in_order = inorder.InOrder(source, journal, seed, max_trials)
         self._enough = enough
         self._reverted = reverted
         self._max_trials = max_trials
@@ -85,24 +77,20 @@ class RateSampling:
         self._first: dict[str, Trial] = {}
         self._trials = self._resumed = self._runs = self._failures = self._untestable = 0
 
-    def run(self, watcher: Watcher) -> Sampled:
-        """Measure to the end, and close the source. Whatever stops it, what was measured is in the journal, and the
-        tally says how far it came."""
-        reason, trouble = self._in_order.run(lambda: self._run(watcher))
-        return Sampled(reason, self._tally(), trouble)
+    def pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
+        return self._reverted
 
-    def _run(self, watcher: Watcher) -> Reason:
-        while True:
-            trial, result = self._in_order.next(lambda pending: self._reverted, lambda: watcher.moved(self._tally()))
-            self._count(trial, result)
-            if not self._in_order.was_kept(trial):
-                watcher.counted(trial, result, self._tally())
-            if reason := self._over(result):
-                return reason
+    def end(self, reason: str, trouble: SpecDebugError | None = None) -> Sampled:
+        """Return what was measured, as far as it came."""
+        return Sampled(reason, self.standing(0), trouble)
+
+    def take(self, trial: Trial, result: TrialResult, kept: bool) -> str | None:
+        self._trials += 1
+        self._resumed += kept
+        self._count(trial, result)
+        return self._over(result)
 
     def _count(self, trial: Trial, result: TrialResult) -> None:
-        self._trials += 1
-        self._resumed += self._in_order.was_kept(trial)
         if result.outcome == "untestable":
             self._untestable += 1
             return
@@ -118,18 +106,18 @@ class RateSampling:
     def _is_measured(self, signature: str) -> bool:
         return self._pattern is None or fnmatchcase(signature, self._pattern)
 
-    def _over(self, result: TrialResult) -> Reason | None:
+    def _over(self, result: TrialResult) -> str | None:
         if result.outcome != "untestable" and self._runs and self._enough(self._failures, self._runs):
             return "enough"
         if self._trials >= self._max_trials:
             return "max-trials"
         return "untestable" if self._trials == self._untestable >= HOPELESS else None
 
-    def _tally(self) -> Tally:
+    def standing(self, running: int) -> Tally:
         return Tally(
             trials=self._trials,
             resumed=self._resumed,
-            running=self._in_order.running,
+            running=running,
             runs=self._runs,
             failures=self._failures,
             untestable=self._untestable,

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from specdebug.base.errors import CannotRunHere, InvalidOption, SpecDebugError, did_you_mean
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.campaign.loops.warm import ArmAtFault, WarmPool
 from specdebug.campaign.trials.arm_state import arm_facts, arm_question, arm_state
@@ -22,7 +23,6 @@ from specdebug.campaign.trials.command import toggle_candidates
 from specdebug.campaign.trials.source import Candidate
 from specdebug.campaign.trials.state import digest_of
 from specdebug.campaign.trials.takes import Takes
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.campaign.trials.warm import WarmSource
 from specdebug.engine.config import EngineConfig
 from specdebug.scenario.grammar import Scenario, merge
@@ -30,10 +30,6 @@ from specdebug.scenario.library import Library
 from specdebug.targets.settings import engine_of, is_of_others
 from specdebug.verdict.outcome import Evidence, Outcome, decide
 from specdebug.verdict.signatures import names_place
-
-
-class ScenarioTrialError(SpecDebugError):
-    """An arm or an engine option was asked for that there is not."""
 
 
 class ScenarioSource(WarmSource):
@@ -51,8 +47,8 @@ class ScenarioSource(WarmSource):
         apart: the pairs of candidates that no trial may hold.
         proven: what a trial switches on takes effect, or is known not to: of a server that is not ours nothing tells.
 
-    Raises ScenarioTrialError when there is no such arm or option, or a value that the option cannot have; ContentError
-    when a probe pack or toggle is malformed.
+    Raises SpecDebugError when there is no such arm or option, a value that the option cannot have, or a
+    malformed probe pack or toggle.
     """
 
     def __init__(
@@ -162,9 +158,9 @@ class MachineCheck:
 
 
 def arm_of(scenario: Scenario, arm: str | None) -> str:
-    """Return the arm asked for; else the first that reverts nothing, else the first. Raises ScenarioTrialError."""
+    """Return the arm asked for; else the first that reverts nothing, else the first. Raises SpecDebugError."""
     if arm is not None and arm not in scenario.arms:
-        raise ScenarioTrialError(f"{scenario.path}: no arm '{arm}'{did_you_mean(arm, scenario.arms)}")
+        raise SpecDebugError(f"{scenario.path}: no arm '{arm}'{did_you_mean(arm, scenario.arms)}")
     plain = [one.name for one in scenario.arms.values() if not one.revert]
     return arm or [*plain, *scenario.arms][0]
 
@@ -199,19 +195,19 @@ def _parse(options: Sequence[str], engine: Mapping[str, Any]) -> dict[str, dict[
     for text in options:
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
-            raise ScenarioTrialError(f"'{text}' is no engine option; write for example speculative.num_steps=3")
+            raise SpecDebugError(f"'{text}' is no engine option; write for example speculative.num_steps=3")
         if key in taken:
-            raise ScenarioTrialError(f"'{text}' and '{taken[key]}' set the same option; a trial may switch both on")
+            raise SpecDebugError(f"'{text}' and '{taken[key]}' set the same option; a trial may switch both on")
         taken[key] = text
         try:
             option = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise ScenarioTrialError(f"'{text}': '{value}' is no value; quote it as in YAML") from None
+            raise SpecDebugError(f"'{text}': '{value}' is no value; quote it as in YAML") from None
         for name in reversed(key.split(".")):
             option = {name: option}
         try:
             EngineConfig.from_dict(merge(engine, option))
         except InvalidOption as error:
-            raise ScenarioTrialError(f"'{text}': {error}") from None
+            raise SpecDebugError(f"'{text}': {error}") from None
         parsed[text] = option
     return parsed

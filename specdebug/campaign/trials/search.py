@@ -1,6 +1,6 @@
-"""The search: what is known picks the next trial, a source runs it, the journal keeps it, until the answer is certain.
+"""The search for a culprit: what is known picks the next trial, until the answer is certain.
 
-Trials count in order (``inorder.py``), so the same results give the same answer however the work is timed. A test that
+Trials count in order (``campaign.py``), so the same results give the same answer however the work is timed. A test that
 fails at random whatever is switched on can spell a culprit by chance. So before one is named, trials with nothing
 switched on are run until, if they failed as often as with the culprit, one would have shown it.
 """
@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.bisect import Answer, Rates
-from specdebug.campaign.trials import inorder
+from specdebug.campaign.trials import campaign
 from specdebug.campaign.trials.clusters import Clusters, SeenSignature
-from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.source import TrialSource
-from specdebug.campaign.trials.trial import Trial, TrialResult
-
-Reason = Literal["answered", "unproven", "stalled", "untestable", "max-trials", "interrupted", "trouble"]
+from specdebug.campaign.trials.source import Candidate
 
 CONTROL = frozenset[str]()
 """Nothing switched on."""
@@ -76,6 +73,7 @@ class Findings:
     """The result of a search.
 
     Attributes:
+        reason: "answered", "unproven", "stalled", "untestable", "max-trials", "interrupted" or "trouble".
         answer: None when it ended undecided, or "unproven": it would be that no candidate is to blame, and nothing
             shows that the candidates were ever switched on.
         shown_by: a trial that failed as followed, if possible with the culprits switched on, and with little besides.
@@ -86,7 +84,7 @@ class Findings:
     """
 
     answer: Answer | None
-    reason: Reason
+    reason: str
     standing: Standing
     shown_by: Trial | None
     silent: int
@@ -94,11 +92,11 @@ class Findings:
     trouble: SpecDebugError | None = None
 
 
-Watcher = inorder.Watcher[Standing]
+Watcher = campaign.Watcher[Standing]
 
 
-class Search:
-    """One search among a source's trials, kept in a journal.
+class CulpritSearch:
+    """One search among ``candidates``; a campaign makes its trials.
 
     ``chooser`` makes what picks trials, in its first state. The first trials switch the sets of ``opening`` on in turn,
     until it is known how things fail; without any it picks these, too. Signatures that fit ``pattern`` are followed,
@@ -107,55 +105,43 @@ class Search:
 
     def __init__(
         self,
-        source: TrialSource,
-        journal: Journal,
+        candidates: Sequence[Candidate],
         chooser: Callable[[], Chooser],
         *,
         opening: Sequence[frozenset[str]],
-        seed: int,
         max_trials: int,
         pattern: str | None = None,
         proven: bool = True,
     ) -> None:
-        self._in_order = inorder.InOrder(source, journal, seed, max_trials)
         self._make_chooser = chooser
         self._chooser = chooser()
         self._opening = tuple(opening)
-        self._alone = [frozenset((candidate.id,)) for candidate in source.candidates]
+        self._alone = [frozenset((candidate.id,)) for candidate in candidates]
         self._proven = proven
         self._max_trials = max_trials
         self._clusters = Clusters(pattern)
         self._counted: list[tuple[Trial, TrialResult]] = []
+        self._resumed = 0
         self._masked = False
 
-    def run(self, watcher: Watcher) -> Findings:
-        """Search to the end, and close the source. Whatever stops it, what was measured is in the journal, and the
-        findings say how far it came."""
-        reason, trouble = self._in_order.run(lambda: self._run(watcher))
+    def end(self, reason: str, trouble: SpecDebugError | None = None) -> Findings:
+        """Return what was found, as far as it came."""
         answer = self._chooser.answer if reason == "answered" else None
         if answer is not None and not answer.culprits and not self._proven:
             reason, answer = "unproven", None
         untestable = dict.fromkeys(trial.reverted for trial, r in self._counted if r.outcome == "untestable")
         shown_by = self._shown_by(answer)
-        return Findings(answer, reason, self._standing(), shown_by, self._silent(), tuple(untestable), trouble)
+        return Findings(answer, reason, self.standing(0), shown_by, self._silent(), tuple(untestable), trouble)
 
-    def _run(self, watcher: Watcher) -> Reason:
-        while True:
-            trial, result = self._in_order.next(self._pick, lambda: watcher.moved(self._standing()))
-            self._count(trial, result)
-            if not self._in_order.was_kept(trial):
-                watcher.counted(trial, result, self._standing())
-            if reason := self._over():
-                return reason
-
-    def _pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
+    def pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
         if self._opening and not self._clusters.settled:
             return self._opening[(len(self._counted) + len(pending)) % len(self._opening)]
         if pending.count(CONTROL) < self._controls_due():
             return CONTROL
         return self._chooser.next_trial(pending)
 
-    def _count(self, trial: Trial, result: TrialResult) -> None:
+    def take(self, trial: Trial, result: TrialResult, kept: bool) -> str | None:
+        self._resumed += kept
         followed = self._clusters.followed
         self._clusters.add(result)
         self._counted.append((trial, result))
@@ -168,8 +154,9 @@ class Search:
                 self._chooser.observe(earlier.reverted, self._clusters.verdict(its_result))
         else:
             self._chooser.observe(trial.reverted, verdict)
+        return self._over()
 
-    def _over(self) -> Reason | None:
+    def _over(self) -> str | None:
         if self._chooser.answer is not None and not self._controls_due():
             return "answered"
         if len(self._counted) >= self._max_trials:
@@ -194,11 +181,11 @@ class Search:
         passed = Counter(trial.reverted for trial, result in self._counted if result.outcome == "pass")
         return min((passed[each] for each in self._opening or self._alone), default=0)
 
-    def _standing(self) -> Standing:
+    def standing(self, running: int) -> Standing:
         return Standing(
             trials=len(self._counted),
-            resumed=sum(self._in_order.was_kept(trial) for trial, _ in self._counted),
-            running=self._in_order.running,
+            resumed=self._resumed,
+            running=running,
             followed=self._clusters.followed,
             signatures=self._clusters.seen,
             untestable=self._clusters.untestable,

@@ -8,8 +8,8 @@ import threading
 from abc import ABC, abstractmethod
 
 from specdebug.base import interrupts
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.process import CommandStopped, Processes
-from specdebug.campaign.trials.trial import Trial, TrialResult
 
 _LOOK_S = 0.25
 """Seconds to wait without looking: a signal that comes just before the wait begins does not end it."""

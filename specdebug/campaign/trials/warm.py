@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.campaign.loops.warm import ArmAtFault, WarmPool
-from specdebug.campaign.trials.trial import Trial, TrialResult
 
 
 class WarmSource(ABC):

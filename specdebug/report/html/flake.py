@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import not_engine_code
 from specdebug.campaign.trials.sampling import Sampled
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.flake import Question, decision, flake_document, rate_text, unproven, verdict_line
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.rate import rate_plot

@@ -8,9 +8,9 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.clusters import Clusters
 from specdebug.campaign.trials.search import Chooser
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.report.html import svg
 from specdebug.report.html.series import MAX_SPANS, chunks
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.campaign.loops.baseline import Against
+from specdebug.campaign.loops.against import Against
 from specdebug.campaign.loops.compare import Comparison, compare, first_difference
 from specdebug.report.terminal import comparison_line, render_comparison
 from specdebug.verdict.outcome import Outcome, RequestResult

@@ -10,17 +10,7 @@ import pytest
 
 from specdebug.base.errors import ConfigError, SpecDebugError
 from specdebug.base.yamlio import parse_yaml
-from specdebug.campaign.loops.replay import (
-    LOAD_TRITON,
-    ArmResult,
-    ArmRun,
-    Choices,
-    Replay,
-    ReplayError,
-    plan,
-    replay,
-    run_arms,
-)
+from specdebug.campaign.loops.replay import LOAD_TRITON, ArmResult, ArmRun, Choices, Replay, plan, replay, run_arms
 from specdebug.scenario.grammar import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.load import scenario_of
 from specdebug.targets.registry import find_target
@@ -65,7 +55,7 @@ def test_reverts_go_on_top_of_the_named_arm_or_the_first() -> None:
 
 
 def test_an_unknown_arm_is_told_off_with_the_nearest() -> None:
-    with pytest.raises(ReplayError, match="no arm 'fixd'; did you mean 'fixed'"):
+    with pytest.raises(SpecDebugError, match="no arm 'fixd'; did you mean 'fixed'"):
         planned(arms=("fixd",))
 
 
@@ -321,7 +311,7 @@ def test_a_scenario_that_a_worker_finds_at_fault_is_an_error() -> None:
     def usage(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
         return [{"event": "usage", "message": "s.yaml:3:1: too long"}], WorkerEnd("done", 0, 0.1, 1.0, "")
 
-    with pytest.raises(ReplayError, match=r"^<scenario>: arm 'fixed': s.yaml:3:1: too long$"):
+    with pytest.raises(SpecDebugError, match=r"^<scenario>: arm 'fixed': s.yaml:3:1: too long$"):
         replay(FakePool(usage), FakeLibrary(), SCENARIO, Choices())
 
 

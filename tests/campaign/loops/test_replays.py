@@ -12,14 +12,7 @@ from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.campaign.loops.last_failed import LastFailed
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, PlannedRuns, Replay
-from specdebug.campaign.loops.replays import (
-    NothingSelected,
-    Replays,
-    labels_of,
-    only_failed,
-    plan_all,
-    replay_all,
-)
+from specdebug.campaign.loops.replays import Replays, labels_of, only_failed, plan_all, replay_all
 from specdebug.campaign.loops.selection import parse_expression
 from specdebug.scenario.grammar import Expectation, Scenario
 from specdebug.scenario.load import scenario_of
@@ -54,7 +47,7 @@ def run(plans: list[PlannedRuns], script: Any = good_run, interrupt_at: str | No
 def test_an_expression_selects_arms_and_leaves_out_scenarios() -> None:
     assert keys(planned(ONE, TWO, expression="one and y or two")) == ["a/one.yaml::y", "a/two.yaml::x"]
     assert keys(planned(ONE, TWO, expression="two::x")) == ["a/two.yaml::x"]
-    with pytest.raises(NothingSelected, match="-k 'three' selects no arm; there are one::x, one::y, two::x"):
+    with pytest.raises(SpecDebugError, match="-k 'three' selects no arm; there are one::x, one::y, two::x"):
         planned(ONE, TWO, expression="three")
 
 

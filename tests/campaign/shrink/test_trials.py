@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.campaign.loops.warm import ArmAtFault
 from specdebug.campaign.shrink.trials import ShrunkSource
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.verdict.outcome import Outcome
 

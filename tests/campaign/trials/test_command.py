@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.campaign.trials.command import CommandError, CommandSource
-from specdebug.campaign.trials.trial import Trial, TrialResult, trial_seed
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult, trial_seed
+from specdebug.campaign.trials.command import CommandSource
 from specdebug.patching.toggles import Registry, load_registry
 
 
@@ -94,7 +95,7 @@ def test_several_run_at_a_time(registry: Registry, tmp_path: Path) -> None:
 )
 def test_a_command_that_cannot_be_is_said_before_any_trial(registry: Registry, program: str, words: str) -> None:
     Path("plain.txt").write_text("x")
-    with pytest.raises(CommandError, match=words.replace("+", r"\+")):
+    with pytest.raises(SpecDebugError, match=words.replace("+", r"\+")):
         CommandSource([program], registry)
 
 
@@ -103,7 +104,7 @@ def test_a_script_without_a_first_line_is_explained(registry: Registry) -> None:
     Path("bare").chmod(0o755)
     source = CommandSource(["./bare"], registry)
     source.start(Trial(0, frozenset(), 0))
-    with pytest.raises(CommandError, match="#!/bin/bash"):
+    with pytest.raises(SpecDebugError, match="#!/bin/bash"):
         source.wait()
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.campaign.trials.command import CommandError
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.commits import CommitChooser, CommitSource
-from specdebug.campaign.trials.trial import Trial, TrialResult
 from tests.campaign.trials.repositories import commit, git, make_repository, script
 
 
@@ -130,7 +130,7 @@ def test_a_script_that_came_later_makes_earlier_commits_untestable() -> None:
 
 
 def test_a_command_that_is_nowhere_is_said() -> None:
-    with pytest.raises(CommandError, match=r"no command \./missing\.sh"):
+    with pytest.raises(SpecDebugError, match=r"no command \./missing\.sh"):
         CommitSource(["./missing.sh"], Path(), "HEAD~5", "HEAD")
 
 
@@ -138,7 +138,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
     code = (
         "import sys, tempfile; from pathlib import Path; tempfile.tempdir = sys.argv[1]\n"
         "from specdebug.campaign.trials.commits import CommitSource\n"
-        "from specdebug.campaign.trials.trial import Trial\n"
+        "from specdebug.base.trial import Trial\n"
         "commits = CommitSource(['bash', '-c', 'kill -9 $PPID'], Path(), 'HEAD~5', 'HEAD')\n"
         "commits.start(Trial(0, frozenset(), 0)); commits.wait()"
     )

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial
 from specdebug.bisect import Bisector
 from specdebug.campaign.trials.faults import FaultSource
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.remote import fault_source
-from specdebug.campaign.trials.search import Search
-from specdebug.campaign.trials.trial import Trial
 from specdebug.faults.declare import parse_fault
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
+from tests.campaign.trials.searches import find
 
 LIBRARY = Library()
 NAN, HARMLESS, NEVER = "nan_logits:step=2..6", "cache_flushed:step=3", "worker_killed:step=99"
@@ -120,14 +120,9 @@ def test_what_could_show_nothing_is_not_taken_for_a_pass() -> None:
 
 
 def test_a_search_names_the_fault(source: FaultSource, tmp_path: Path) -> None:
-    class Quiet:
-        def moved(self, standing: object) -> None: ...
-
-        def counted(self, trial: object, result: object, standing: object) -> None: ...
-
     names = [one.id for one in source.candidates]
     with Journal(tmp_path / "j", source.identity, "x") as journal:
-        search = Search(
+        findings = find(
             source,
             journal,
             lambda: Bisector(names, confidence=0.95),
@@ -135,7 +130,6 @@ def test_a_search_names_the_fault(source: FaultSource, tmp_path: Path) -> None:
             seed=0,
             max_trials=40,
         )
-        findings = search.run(Quiet())
     assert findings.answer is not None
     assert findings.answer.culprits == {NAN}
 

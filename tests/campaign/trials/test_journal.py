@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdebug.campaign.trials.journal import Journal, JournalError, _digest, not_engine_code
-from specdebug.campaign.trials.trial import Trial, TrialResult
+from specdebug.base.trial import Trial, TrialResult
+from specdebug.campaign.trials.journal import Journal, _digest, not_engine_code
+from specdebug.records.record import RecordError
 
 BESIDES = st.none() | st.lists(st.text()).map(tuple)
 results = st.one_of(
@@ -74,7 +75,7 @@ def test_what_was_not_the_engine_s_own_code_is_kept_once_and_in_order(tmp_path: 
 def test_another_search_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
     with Journal(tmp_path / "j", "id", "./flaky.sh over toggles") as journal:
         journal.record(trial(0), FAILED)
-    with pytest.raises(JournalError, match=r"is of \./flaky\.sh over toggles.*--journal.*--fresh"):
+    with pytest.raises(RecordError, match=r"is of \./flaky\.sh over toggles.*--journal.*--fresh"):
         Journal(tmp_path / "j", "other", "else")
     with Journal(tmp_path / "j", "id", "about") as journal:
         assert list(journal.trials) == [0]
@@ -138,7 +139,7 @@ def test_a_journal_that_does_not_tell_its_state_is_of_another(tmp_path: Path, st
 def test_the_state_is_looked_at_though_the_last_process_was_killed_as_it_wrote(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from specdebug.campaign.trials.journal import Journal\n"
-        "from specdebug.campaign.trials.trial import Trial, TrialResult\n"
+        "from specdebug.base.trial import Trial, TrialResult\n"
         "j = Journal(Path(sys.argv[1]), 'id', 'about', state={'tree': 'commit a'})\n"
         "j.record(Trial(0, frozenset(), 1), TrialResult('pass', None, 0.1))\n"
         "d = j._database; d.execute('PRAGMA cache_size=1'); d.execute('BEGIN IMMEDIATE')\n"
@@ -193,7 +194,7 @@ def test_two_processes(tmp_path: Path) -> None:
     path = tmp_path / "j"
     with (
         Journal(path, "id", "about"),
-        pytest.raises(JournalError, match=f"in use by process {os.getpid()}; wait for it"),
+        pytest.raises(RecordError, match=f"in use by process {os.getpid()}; wait for it"),
     ):
         Journal(path, "id", "about")
     assert [file.name for file in tmp_path.iterdir()] == ["j"]  # the lock is gone with its holder
@@ -244,7 +245,7 @@ def test_who_resumes_waits_until_all_is_gone_that_a_killed_process_had_started(
 def test_who_waits_for_a_killed_process_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "j")], stdout=subprocess.PIPE, check=False)
     monkeypatch.setattr("specdebug.records.lock._REAPER_S", 0.05)
-    with pytest.raises(JournalError, match=r"process \d+, which is gone, but not all that it had started; wait for it"):
+    with pytest.raises(RecordError, match=r"process \d+, which is gone, but not all that it had started; wait for it"):
         Journal(tmp_path / "j", "id", "about")
     os.kill(int(ended.stdout), signal.SIGCONT)
     monkeypatch.undo()
@@ -273,7 +274,7 @@ def test_a_damaged_file_is_one_line_and_stays_as_it_is(kind: str, tmp_path: Path
             )
         database.close()
     damaged = path.read_bytes()
-    with pytest.raises(JournalError, match=r"is damaged: .*--fresh.*--journal") as caught:
+    with pytest.raises(RecordError, match=r"is damaged: .*--fresh.*--journal") as caught:
         Journal(path, "id", "about")
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == damaged
@@ -296,7 +297,7 @@ def test_wherever_it_is_damaged_nothing_wrong_is_read(tmp_path: Path, data: st.D
     try:
         with Journal(path, "id", "about") as journal:
             read = journal.trials
-    except JournalError:
+    except RecordError:
         return
     # What is found was written; a damaged page may hide a row.
     for number, (its_trial, result) in read.items():
@@ -313,7 +314,7 @@ def test_a_journal_without_room_ends_a_search_without_a_verdict(tmp_path: Path) 
         assert journal._database is not None
         pages = journal._database.execute("PRAGMA page_count").fetchone()[0]
         journal._database.execute(f"PRAGMA max_page_count = {pages + 2}")
-        with pytest.raises(JournalError, match=r"cannot write the journal .*disk is full.*make room") as caught:
+        with pytest.raises(RecordError, match=r"cannot write the journal .*disk is full.*make room") as caught:
             fill()
         assert caught.value.exit_code == 125
         assert journal.trials
@@ -332,7 +333,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing_that_was_recorded(tmp_path: P
     with Journal(tmp_path / "j", "id", "about") as journal:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, limits[1]))
         try:
-            with pytest.raises(JournalError, match=r"cannot write the journal .*make room.*") as caught:
+            with pytest.raises(RecordError, match=r"cannot write the journal .*make room.*") as caught:
                 fill()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -347,15 +348,15 @@ def test_a_full_disk_is_one_line_and_loses_nothing_that_was_recorded(tmp_path: P
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "j", Path("/proc/nowhere/j")):
-        with pytest.raises(JournalError, match=r"cannot write the journal .*--journal"):
+        with pytest.raises(RecordError, match=r"cannot write the journal .*--journal"):
             Journal(path, "id", "about")
-    with pytest.raises(JournalError, match="is a folder"):
+    with pytest.raises(RecordError, match="is a folder"):
         Journal(tmp_path, "id", "about")
 
 
 def test_a_pipe_is_refused_and_nothing_waits(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "j")
-    with pytest.raises(JournalError, match=r"is a pipe; name a file with --journal"):
+    with pytest.raises(RecordError, match=r"is a pipe; name a file with --journal"):
         Journal(tmp_path / "j", "id", "about")
 
 
@@ -411,11 +412,11 @@ def test_a_cell_of_any_type_is_read_or_named_and_the_file_stays(
     path.write_bytes(whole)
     put(path, table, column, cell, with_digest=with_digest)
     before = path.read_bytes()
-    refused: JournalError | None = None
+    refused: RecordError | None = None
     try:
         with Journal(path, "id", "about") as journal:
             trials, evidence = journal.trials, journal.evidence
-    except JournalError as error:
+    except RecordError as error:
         refused = error
     if refused is not None:
         assert "\n" not in str(refused)
@@ -436,7 +437,7 @@ def test_candidates_that_are_no_list_of_texts_are_damage(cell: object, whole: by
     path = tmp_path / "j"
     path.write_bytes(whole)
     put(path, "trials", "reverted", cell, with_digest=True)
-    with pytest.raises(JournalError, match=r"is damaged: trial 1 is not what was written; .*--fresh"):
+    with pytest.raises(RecordError, match=r"is damaged: trial 1 is not what was written; .*--fresh"):
         Journal(path, "id", "about")
     with Journal(path, "id", "about", fresh=True) as journal:
         assert journal.kept is not None

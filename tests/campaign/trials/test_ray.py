@@ -17,18 +17,20 @@ from typing import Any
 
 import pytest
 
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult, trial_seed
 from specdebug.bisect import Bisector
 from specdebug.campaign.trials.command import CommandSource
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.ray_executor import ATTEMPTS, RayExecutorError, RaySource, import_ray
+from specdebug.campaign.trials.ray_executor import ATTEMPTS, RaySource, import_ray
 from specdebug.campaign.trials.remote import command_source, scenario_source
 from specdebug.campaign.trials.scenario import ScenarioSource
-from specdebug.campaign.trials.search import Findings, Search, Standing
+from specdebug.campaign.trials.search import Findings, Standing
 from specdebug.campaign.trials.source import TrialSource
 from specdebug.campaign.trials.takes import Takes
-from specdebug.campaign.trials.trial import Trial, TrialResult, trial_seed
 from specdebug.cli.main import run
 from specdebug.scenario.library import Library
+from tests.campaign.trials.searches import find
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason='Ray is not installed: pip install "specdebug[ray]"'
@@ -128,9 +130,8 @@ def search(source: TrialSource, journal: str, watcher: Watcher) -> tuple[Finding
     """What was found, and the trials that counted."""
     names = [candidate.id for candidate in source.candidates]
     with Journal(Path(journal), source.identity, "a test") as kept:
-        findings = Search(
-            source, kept, lambda: Bisector(names), opening=(frozenset(names),), seed=0, max_trials=300
-        ).run(watcher)
+        opening = (frozenset(names),)
+        findings = find(source, kept, lambda: Bisector(names), opening=opening, seed=0, max_trials=300, watcher=watcher)
         counted = [kept.trials[number] for number in range(findings.standing.trials)]
     return findings, [(trial, result.outcome, result.signature) for trial, result in counted]
 
@@ -193,7 +194,7 @@ class TestOnACluster:
     def test_a_trial_that_ends_its_worker_time_and_again_is_given_up(self, nodes: Nodes) -> None:
         source = on_ray(script("#!/bin/bash\necho x >>ran\nkill -9 $PPID\n"), nodes)
         source.start(Trial(7, frozenset(), 1))
-        with pytest.raises(RayExecutorError, match=f"trial 7 ended its worker {ATTEMPTS} times, last on node "):
+        with pytest.raises(SpecDebugError, match=f"trial 7 ended its worker {ATTEMPTS} times, last on node "):
             source.wait()
         source.close()
         assert Path("ran").read_text() == "x\n" * ATTEMPTS
@@ -203,11 +204,11 @@ class TestOnACluster:
         source = on_ray(command, nodes)
         Path("cmd.sh").write_text("#!/bin/bash\nexit 1\n")
         source.start(Trial(0, frozenset(), 1))
-        with pytest.raises(RayExecutorError, match=r"node [\d.]+ of the .* it has another .* than this machine"):
+        with pytest.raises(SpecDebugError, match=r"node [\d.]+ of the .* it has another .* than this machine"):
             source.wait()
         Path("cmd.sh").unlink()
         source.start(Trial(1, frozenset(), 1))
-        with pytest.raises(RayExecutorError, match=r"there is no command \./cmd\.sh"):
+        with pytest.raises(SpecDebugError, match=r"there is no command \./cmd\.sh"):
             source.wait()
         source.close()
 
@@ -218,7 +219,7 @@ class TestOnACluster:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "gone").rmdir()
         source.start(Trial(0, frozenset(), 1))
-        with pytest.raises(RayExecutorError, match="gone: No such file or directory; it needs the same files"):
+        with pytest.raises(SpecDebugError, match="gone: No such file or directory; it needs the same files"):
             source.wait()
         source.close()
 
@@ -241,11 +242,11 @@ class TestOnACluster:
         assert [results[0][number][0] for number in (1, 2)] == ["fail", "pass"]
 
     def test_a_cluster_without_what_trials_need(self, nodes: Nodes) -> None:
-        with pytest.raises(RayExecutorError, match="has no node with a CPU and a GPU"):
+        with pytest.raises(SpecDebugError, match="has no node with a CPU and a GPU"):
             on_ray(("true",), nodes, gpus=1)
         source = on_ray(("true",), nodes, gpus=1, jobs=1, patience_s=0)
         source.start(Trial(0, frozenset(), 1))
-        with pytest.raises(RayExecutorError, match="no node is left to run trials"):
+        with pytest.raises(SpecDebugError, match="no node is left to run trials"):
             source.wait()
         source.close()
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from specdebug.campaign.trials.repository import CommitsError, between, commit_of, top_of
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.trials.repository import between, commit_of, top_of
 from specdebug.campaign.trials.source import Candidate
 from tests.campaign.trials.repositories import git, make_repository, script
 
@@ -36,13 +37,13 @@ def history(repo: Path, good: str, bad: str) -> tuple[Candidate, ...]:
 )
 def test_what_is_no_history_is_said(options: dict[str, Any], words: str) -> None:
     given = {"repo": Path(), "good": "HEAD~5", "bad": "HEAD", **options}
-    with pytest.raises(CommitsError, match=words):
+    with pytest.raises(SpecDebugError, match=words):
         history(**given)
 
 
 def test_a_repository_that_git_refuses_is_said_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # as in a container that mounts somebody else's
-    with pytest.raises(CommitsError, match="dubious ownership") as caught:
+    with pytest.raises(SpecDebugError, match="dubious ownership") as caught:
         top_of(Path())
     assert "\n" not in str(caught.value)
 
@@ -61,6 +62,6 @@ def test_whatever_subjects_hold_a_commit_is_a_candidate() -> None:
 def test_a_shallow_clone_that_lacks_the_commit_is_said_to_be_one(tmp_path: Path) -> None:
     first = git("rev-parse", "HEAD~5")
     git("clone", "-q", "--depth", "2", f"file://{Path.cwd()}", str(tmp_path / "shallow"))
-    with pytest.raises(CommitsError, match=r"no such commit in \S+/shallow, which is a shallow clone; `git fetch"):
+    with pytest.raises(SpecDebugError, match=r"no such commit in \S+/shallow, which is a shallow clone; `git fetch"):
         history(tmp_path / "shallow", first, "HEAD")
     assert [candidate.label for candidate in history(tmp_path / "shallow", "HEAD~1", "HEAD")] == ["change 5"]

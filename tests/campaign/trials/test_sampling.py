@@ -6,58 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import TrialResult, trial_seed
+from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.sampling import RateSampling, Sampled, Tally
-from specdebug.campaign.trials.source import Candidate
-from specdebug.campaign.trials.trial import Trial, TrialResult, trial_seed
-
-PASS = TrialResult("pass", None, 0.1)
-UNTESTABLE = TrialResult("untestable", None, 0.1)
+from specdebug.campaign.trials.sampling import RateSampling, Sampled
+from tests.campaign.trials.searches import PASSED, UNTESTABLE, Notes, Source, failed
 
 
-def fail(signature: str) -> TrialResult:
-    return TrialResult("fail", signature, 0.1, f"saw {signature}")
-
-
-class Scripted:
+def scripted(results: Sequence[TrialResult | BaseException], capacity: int = 1) -> Source:
     """Trials whose results are known; those under way end last in, first out."""
-
-    candidates: tuple[Candidate, ...] = ()
-    identity = "scripted"
-
-    def __init__(self, results: Sequence[TrialResult | BaseException], capacity: int = 1) -> None:
-        self.results = results
-        self.capacity = capacity
-        self.running: list[Trial] = []
-        self.started: list[Trial] = []
-        self.closed = False
-
-    def start(self, trial: Trial) -> None:
-        assert len(self.running) < self.capacity
-        self.running.append(trial)
-        self.started.append(trial)
-
-    def wait(self) -> tuple[Trial, TrialResult]:
-        trial = self.running.pop()
-        result = self.results[trial.number % len(self.results)]
-        if isinstance(result, BaseException):
-            raise result
-        return trial, result
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Notes:
-    def __init__(self) -> None:
-        self.counted_numbers: list[int] = []
-
-    def moved(self, tally: Tally) -> None:
-        assert tally.running >= 0
-
-    def counted(self, trial: Trial, result: TrialResult, tally: Tally) -> None:
-        self.counted_numbers.append(trial.number)
-        assert tally.trials == trial.number + 1
+    return Source(lambda trial: results[trial.number % len(results)], capacity, order=None)
 
 
 def never(failures: int, runs: int) -> bool:
@@ -65,7 +23,7 @@ def never(failures: int, runs: int) -> bool:
 
 
 def sample(
-    source: Scripted,
+    source: Source,
     path: Path,
     enough: Callable[[int, int], bool] = never,
     *,
@@ -73,15 +31,13 @@ def sample(
     pattern: str | None = None,
     notes: Notes | None = None,
 ) -> Sampled:
+    sampling = RateSampling(enough, reverted=frozenset({"7"}), max_trials=max_trials, pattern=pattern)
     with Journal(path, source.identity, "a test") as journal:
-        sampling = RateSampling(
-            source, journal, enough, reverted=frozenset({"7"}), seed=3, max_trials=max_trials, pattern=pattern
-        )
-        return sampling.run(notes or Notes())
+        return Campaign(source, journal, 3, max_trials).search(sampling, notes or Notes())
 
 
 def test_it_stops_when_the_rule_says_so(tmp_path: Path) -> None:
-    source = Scripted([PASS, fail("a"), PASS, fail("b"), fail("a")])
+    source = scripted([PASSED, failed("a"), PASSED, failed("b"), failed("a")])
     sampled = sample(source, tmp_path / "j", lambda failures, runs: failures == 6)
     assert (sampled.reason, sampled.tally.runs, sampled.tally.failures) == ("enough", 10, 6)
     assert sampled.tally.signatures == (("a", 4), ("b", 2))
@@ -91,7 +47,7 @@ def test_it_stops_when_the_rule_says_so(tmp_path: Path) -> None:
 
 
 def test_only_verdicts_on_what_is_measured_count(tmp_path: Path) -> None:
-    source = Scripted([fail("nan@x"), fail("hang"), UNTESTABLE, PASS])
+    source = scripted([failed("nan@x"), failed("hang"), UNTESTABLE, PASSED])
     tally = sample(source, tmp_path / "j", pattern="nan@*", max_trials=8).tally
     assert (tally.trials, tally.runs, tally.failures) == (8, 4, 2)
     assert (tally.masked, tally.untestable) == (2, 2)
@@ -106,25 +62,25 @@ def test_the_rule_is_not_asked_where_nothing_was_tested(tmp_path: Path) -> None:
         asked.append((failures, runs))
         return False
 
-    sampled = sample(Scripted([UNTESTABLE]), tmp_path / "j", note)
+    sampled = sample(scripted([UNTESTABLE]), tmp_path / "j", note)
     assert (sampled.reason, sampled.tally.trials, asked) == ("untestable", 20, [])
 
 
 def test_results_count_in_the_order_of_their_trials(tmp_path: Path) -> None:
-    script = [PASS, fail("early"), PASS, PASS, PASS, fail("early"), PASS]
+    script = [PASSED, failed("early"), PASSED, PASSED, PASSED, failed("early"), PASSED]
     one, four = (
-        sample(Scripted(script, capacity), tmp_path / str(capacity), lambda failures, runs: failures == 5)
+        sample(scripted(script, capacity), tmp_path / str(capacity), lambda failures, runs: failures == 5)
         for capacity in (1, 4)
     )
     assert one.tally.first == four.tally.first
     assert (one.tally.runs, one.tally.failures) == (four.tally.runs, four.tally.failures)
     notes = Notes()
-    sample(Scripted(script, 3), tmp_path / "3", max_trials=12, notes=notes)
+    sample(scripted(script, 3), tmp_path / "3", max_trials=12, notes=notes)
     assert notes.counted_numbers == list(range(12))
 
 
 def test_it_runs_no_further_ahead_than_a_slow_trial_needs(tmp_path: Path) -> None:
-    source = Scripted([PASS], capacity=3)  # trial 0 always ends last
+    source = scripted([PASSED], capacity=3)  # trial 0 always ends last
 
     def check(failures: int, runs: int) -> bool:
         assert max(t.number for t in source.started) <= runs + 2 * 3 - 2
@@ -134,25 +90,25 @@ def test_it_runs_no_further_ahead_than_a_slow_trial_needs(tmp_path: Path) -> Non
 
 
 def test_an_interrupt_keeps_what_was_measured_and_the_next_goes_on(tmp_path: Path) -> None:
-    stopped = sample(Scripted([PASS, fail("a"), PASS, KeyboardInterrupt()]), tmp_path / "j", max_trials=8)
+    stopped = sample(scripted([PASSED, failed("a"), PASSED, KeyboardInterrupt()]), tmp_path / "j", max_trials=8)
     assert (stopped.reason, stopped.tally.trials, stopped.tally.running) == ("interrupted", 3, 0)
-    source = Scripted([PASS, fail("a")])
+    source = scripted([PASSED, failed("a")])
     whole = sample(source, tmp_path / "j", max_trials=8)
     assert [trial.number for trial in source.started] == [3, 4, 5, 6, 7]
     assert (whole.reason, whole.tally.trials, whole.tally.resumed, whole.tally.failures) == ("max-trials", 8, 3, 4)
-    again = Scripted([PASS])
+    again = scripted([PASSED])
     assert sample(again, tmp_path / "j", max_trials=8).tally.failures == 4
     assert again.started == []
 
 
 def test_a_result_ahead_of_a_gap_is_used_when_the_gap_is_filled(tmp_path: Path) -> None:
-    ahead = sample(Scripted([KeyboardInterrupt(), fail("a")], capacity=2), tmp_path / "j")  # 1 ends, 0 never does
+    ahead = sample(scripted([KeyboardInterrupt(), failed("a")], capacity=2), tmp_path / "j")  # 1 ends, 0 never does
     assert ahead.tally.trials == 0
-    source = Scripted([PASS])
+    source = scripted([PASSED])
     assert sample(source, tmp_path / "j", max_trials=3).tally.failures == 1
     assert [trial.number for trial in source.started] == [0, 2]
 
 
 def test_trouble_is_reported_with_the_tally(tmp_path: Path) -> None:
-    sampled = sample(Scripted([PASS, SpecDebugError("no more workers")]), tmp_path / "j")
+    sampled = sample(scripted([PASSED, SpecDebugError("no more workers")]), tmp_path / "j")
     assert (sampled.reason, str(sampled.trouble), sampled.tally.runs) == ("trouble", "no more workers", 1)

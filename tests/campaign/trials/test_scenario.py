@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial
 from specdebug.bisect import Bisector
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.scenario import ScenarioSource, ScenarioTrialError, expected_signature, result_of
-from specdebug.campaign.trials.search import Search
-from specdebug.campaign.trials.trial import Trial
+from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature, result_of
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Evidence, Metrics, Outcome, Violation, decide
+from tests.campaign.trials.searches import find
 
 LIBRARY = Library()
 NAME = "flaky_page_table"
@@ -79,7 +80,7 @@ def test_a_revert_that_never_ran_has_not_shown_but_a_run_that_could_show_nothing
     ],
 )  # fmt: skip
 def test_an_option_that_cannot_be_is_refused_in_one_line(options: list[str], complaint: str) -> None:
-    with pytest.raises(ScenarioTrialError) as error:
+    with pytest.raises(SpecDebugError) as error:
         ScenarioSource(LIBRARY, LIBRARY.scenario(NAME), options=options)
     assert complaint in str(error.value)
     assert "\n" not in str(error.value)
@@ -87,7 +88,7 @@ def test_an_option_that_cannot_be_is_refused_in_one_line(options: list[str], com
 
 def test_an_arm_that_is_not_there_is_refused_and_the_plain_one_is_the_default() -> None:
     scenario = LIBRARY.scenario(NAME)
-    with pytest.raises(ScenarioTrialError, match="no arm 'fixd'; did you mean 'fixed'"):
+    with pytest.raises(SpecDebugError, match="no arm 'fixd'; did you mean 'fixed'"):
         ScenarioSource(LIBRARY, scenario, arm="fixd")
     last = dataclasses.replace(scenario, arms=dict(reversed(scenario.arms.items())))
     assert ScenarioSource(LIBRARY, last).arm == "fixed"
@@ -169,12 +170,8 @@ def test_a_search_among_all_fixes_names_the_one(tmp_path: Any) -> None:
     source = ScenarioSource(LIBRARY, scenario, jobs=2)
     names = [one.id for one in source.candidates]
 
-    class Silent:
-        def moved(self, standing: Any) -> None: ...
-        def counted(self, trial: Any, result: Any, standing: Any) -> None: ...
-
     with Journal(tmp_path / "j.sqlite", source.identity, "t") as journal:
-        search = Search(
+        findings = find(
             source,
             journal,
             lambda: Bisector(names, seed=1),
@@ -183,6 +180,5 @@ def test_a_search_among_all_fixes_names_the_one(tmp_path: Any) -> None:
             max_trials=300,
             pattern=expected_signature(scenario),
         )
-        findings = search.run(Silent())
     assert findings.answer is not None, findings
     assert findings.answer.culprits == {"27360"}

@@ -9,35 +9,30 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.bisect import Bisector, openings
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.search import DOUBT, UNTESTABLE, Findings, Search, Standing
-from specdebug.campaign.trials.source import Candidate
-from specdebug.campaign.trials.trial import Trial, TrialResult
+from specdebug.campaign.trials.search import DOUBT, Findings
+from specdebug.campaign.trials.search import UNTESTABLE as HOPELESS
+from tests.campaign.trials.searches import PASSED, UNTESTABLE, Behaviour, Kept, Source, failed, find
 from tests.chance import most
 
 NAMES = tuple("abcdefgh")
+
+
 STATED = 0.05
 """At a confidence of 95% no more answers are wrong than this share."""
-Behaviour = Callable[[Trial], TrialResult]
-
-
-def passed() -> TrialResult:
-    return TrialResult("pass", None, 0.1)
-
-
-def failed(signature: str = "exit:1") -> TrialResult:
-    return TrialResult("fail", signature, 0.1)
 
 
 def flaky(culprit: str, rate: float) -> Behaviour:
     def behave(trial: Trial) -> TrialResult:
         shows = culprit in trial.reverted and random.Random(trial.seed).random() < rate
-        return failed() if shows else passed()
+        return failed() if shows else PASSED
 
     return behave
 
@@ -46,76 +41,13 @@ class Stop(BaseException):
     """As abrupt as a kill."""
 
 
-class Source:
-    """Trials without work, which end in any order; after ``stop_after`` of them the process "dies"."""
-
-    identity = "id"
-    candidates = tuple(Candidate(name, name.upper()) for name in NAMES)
-
-    def __init__(
-        self,
-        behave: Behaviour,
-        capacity: int = 1,
-        order: int = 0,
-        stop_after: int = 10**9,
-        error: BaseException | None = None,
-    ) -> None:
-        self.behave, self.capacity = behave, capacity
-        self.ran: list[Trial] = []
-        self.closed = False
-        self._random = random.Random(order)
-        self._running: list[Trial] = []
-        self._stop_after, self._error = stop_after, error or Stop()
-        self._ended = 0
-
-    def start(self, trial: Trial) -> None:
-        assert len(self._running) < self.capacity
-        self._running.append(trial)
-
-    def wait(self) -> tuple[Trial, TrialResult]:
-        if self._ended == self._stop_after:
-            raise self._error
-        self._ended += 1
-        trial = self._running.pop(self._random.randrange(len(self._running)))
-        self.ran.append(trial)
-        return trial, self.behave(trial)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Kept(Journal):
-    """A journal without a disk: searches are many."""
-
-    def __init__(self) -> None:
-        self.trials = {}
-
-    def record(self, trial: Trial, result: TrialResult) -> None:
-        self.trials[trial.number] = (trial, result)
-
-
-class Silent:
-    def __init__(self) -> None:
-        self.standings: list[Standing] = []
-
-    def moved(self, standing: Standing) -> None:
-        self.standings.append(standing)
-
-    def counted(self, trial: Trial, result: TrialResult, standing: Standing) -> None:
-        self.standings.append(standing)
+def among(behave: Behaviour, capacity: int = 1, order: int = 0, **options: Any) -> Source:
+    return Source(behave, capacity, order, names="".join(NAMES), **options)
 
 
 def search(source: Source, path: Path, pattern: str | None = None, max_trials: int = 400) -> Findings:
     with Journal(path, "id", "about") as journal:
-        return Search(
-            source,
-            journal,
-            lambda: Bisector(NAMES, seed=1),
-            opening=(frozenset(NAMES),),
-            seed=5,
-            max_trials=max_trials,
-            pattern=pattern,
-        ).run(Silent())
+        return searched(source, 5, pattern, journal, max_trials, lambda: Bisector(NAMES, seed=1))
 
 
 def two_ways(culprit: str, salt: int) -> Behaviour:
@@ -125,30 +57,29 @@ def two_ways(culprit: str, salt: int) -> Behaviour:
         chance = random.Random(f"{trial.seed} {salt}")
         if chance.random() < 0.2:
             return failed("error:ReadTimeout")
-        return failed("nan@sampler.logits") if culprit in trial.reverted and chance.random() < 0.5 else passed()
+        return failed("nan@sampler.logits") if culprit in trial.reverted and chance.random() < 0.5 else PASSED
 
     return behave
 
 
-def searched(source: Source, seed: int, pattern: str | None = None) -> Findings:
+def searched(
+    source: Source,
+    seed: int,
+    pattern: str | None = None,
+    journal: Journal | None = None,
+    max_trials: int = 400,
+    chooser: Callable[[], Bisector] | None = None,
+) -> Findings:
     """The same in memory, under a seed of its own."""
-    made = Search(
-        source,
-        Kept(),
-        lambda: Bisector(NAMES, seed=seed),
-        opening=(frozenset(NAMES),),
-        seed=seed,
-        max_trials=400,
-        pattern=pattern,
-    )
-    return made.run(Silent())
+    made, opening = chooser or partial(Bisector, NAMES, seed=seed), (frozenset(NAMES),)
+    return find(source, journal or Kept(), made, seed=seed, max_trials=max_trials, pattern=pattern, opening=opening)
 
 
 def test_unrelated_failures_do_not_hide_the_culprit() -> None:
     wrong = 0
     for case in range(12):
         culprit = NAMES[case % len(NAMES)]
-        findings = searched(Source(two_ways(culprit, case)), case)
+        findings = searched(among(two_ways(culprit, case)), case)
         assert findings.standing.followed == "nan@sampler.logits"
         assert {one.signature for one in findings.standing.signatures} == {"nan@sampler.logits", "error:ReadTimeout"}
         wrong += findings.answer is None or findings.answer.culprits != {culprit}
@@ -159,7 +90,7 @@ def test_it_names_a_flaky_culprit_and_a_trial_that_shows_it() -> None:
     wrong = 0
     for case in range(16):
         culprit = NAMES[case % 8]
-        source = Source(flaky(culprit, 0.5))
+        source = among(flaky(culprit, 0.5))
         findings = searched(source, case)
         wrong += findings.answer is None or findings.answer.culprits != {culprit}
         assert findings.standing.trials == len(source.ran)
@@ -171,7 +102,7 @@ def test_it_names_a_flaky_culprit_and_a_trial_that_shows_it() -> None:
 
 
 def test_a_culprit_is_named_only_after_trials_without_it(tmp_path: Path) -> None:
-    source = Source(flaky("c", 0.3))
+    source = among(flaky("c", 0.3))
     findings = search(source, tmp_path / "j")
     assert findings.answer is not None
     if findings.answer.culprits:
@@ -184,15 +115,15 @@ def test_what_fails_at_random_is_seldom_blamed_on_anything() -> None:
     for seed in range(60):
 
         def at_random(trial: Trial, seed: int = seed) -> TrialResult:
-            return failed() if random.Random(f"{seed} {trial.seed}").random() < 0.3 else passed()
+            return failed() if random.Random(f"{seed} {trial.seed}").random() < 0.3 else PASSED
 
-        answer = searched(Source(at_random), seed).answer
+        answer = searched(among(at_random), seed).answer
         blamed += answer is not None and bool(answer.culprits)
     assert blamed <= most(60, 0.1), "a third of them without controls"
 
 
 def test_that_there_is_none_is_an_answer(tmp_path: Path) -> None:
-    findings = search(Source(lambda trial: passed()), tmp_path / "j")
+    findings = search(among(lambda trial: PASSED), tmp_path / "j")
     assert findings.answer is not None
     assert findings.answer.culprits == frozenset()
     assert findings.silent == findings.standing.trials
@@ -208,13 +139,11 @@ def unheard(case: int) -> tuple[Source, frozenset[frozenset[str]], str | None]:
 
     def behave(trial: Trial) -> TrialResult:
         chance = random.Random(f"{case} {trial.seed}")
-        return failed(chance.choice(names)) if chance.random() < rate else passed()
+        return failed(chance.choice(names)) if chance.random() < rate else PASSED
 
     singly = frozenset(map(frozenset, itertools.combinations(NAMES[:3], 2)))
     apart = drawn.choice([singly, frozenset({frozenset("ab")}), frozenset()])
-    source = Source(behave)
-    source.candidates = tuple(Candidate(name, name.upper()) for name in NAMES[:3])
-    return source, apart, drawn.choice([None, None, "nan@*"])
+    return Source(behave, names="abc"), apart, drawn.choice([None, None, "nan@*"])
 
 
 def test_of_two_hundred_jobs_whose_reverts_do_nothing_none_is_acquitted() -> None:
@@ -222,7 +151,7 @@ def test_of_two_hundred_jobs_whose_reverts_do_nothing_none_is_acquitted() -> Non
     blamed = 0
     for case in range(200):
         source, apart, pattern = unheard(case)
-        findings = Search(
+        findings = find(
             source,
             Kept(),
             lambda apart=apart, case=case: Bisector(NAMES[:3], confidence=0.9, seed=case, apart=apart),
@@ -231,7 +160,7 @@ def test_of_two_hundred_jobs_whose_reverts_do_nothing_none_is_acquitted() -> Non
             max_trials=80,
             pattern=pattern,
             proven=False,
-        ).run(Silent())
+        )
         ends[findings.reason] += 1
         assert findings.answer is None or findings.answer.culprits
         blamed += findings.answer is not None
@@ -244,10 +173,10 @@ def test_a_culprit_is_found_by_one_at_a_time_where_no_more_are_taken(tmp_path: P
     apart = frozenset(map(frozenset, itertools.combinations(NAMES, 2)))
     wrong = 0
     for case in range(8):
-        source = Source(flaky(NAMES[case], 0.5))
+        source = among(flaky(NAMES[case], 0.5))
         chooser = partial(Bisector, NAMES, seed=case, apart=apart)
         options = {"opening": openings(NAMES, apart), "seed": case, "max_trials": 400, "proven": False}
-        findings = Search(source, Kept(), chooser, **options).run(Silent())
+        findings = find(source, Kept(), chooser, **options)
         assert all(len(trial.reverted) <= 1 for trial in source.ran)
         wrong += findings.answer is None or findings.answer.culprits != {NAMES[case]}
     assert wrong <= most(8, STATED)
@@ -255,7 +184,7 @@ def test_a_culprit_is_found_by_one_at_a_time_where_no_more_are_taken(tmp_path: P
 
 @pytest.mark.parametrize("jobs", [2, 5])
 def test_the_order_in_which_trials_end_changes_nothing(jobs: int, tmp_path: Path) -> None:
-    told = [search(Source(flaky("c", 0.4), jobs, order), tmp_path / f"j{order}") for order in range(4)]
+    told = [search(among(flaky("c", 0.4), jobs, order), tmp_path / f"j{order}") for order in range(4)]
     assert all(findings == told[0] for findings in told)
     assert told[0].reason == "answered"
 
@@ -263,13 +192,13 @@ def test_the_order_in_which_trials_end_changes_nothing(jobs: int, tmp_path: Path
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("stop_after", [0, 1, 5, 13])
 def test_resumed_it_repeats_nothing_and_ends_the_same(stop_after: int, jobs: int, tmp_path: Path) -> None:
-    whole = Source(flaky("d", 0.4), jobs)
+    whole = among(flaky("d", 0.4), jobs)
     expected = search(whole, tmp_path / "whole")
-    sources = [Source(flaky("d", 0.4), jobs, order, stop_after) for order in range(3)]
+    sources = [among(flaky("d", 0.4), jobs, order, stop_after=stop_after, error=Stop()) for order in range(3)]
     for source in sources:
         with contextlib.suppress(Stop):
             search(source, tmp_path / "j")
-    last = Source(flaky("d", 0.4), jobs)
+    last = among(flaky("d", 0.4), jobs)
     findings = search(last, tmp_path / "j")
     assert findings.answer == expected.answer
     assert findings.shown_by == expected.shown_by
@@ -280,8 +209,8 @@ def test_resumed_it_repeats_nothing_and_ends_the_same(stop_after: int, jobs: int
 
 
 def test_a_finished_journal_is_answered_without_a_trial(tmp_path: Path) -> None:
-    first = search(Source(flaky("d", 1.0)), tmp_path / "j")
-    again = Source(flaky("d", 1.0))
+    first = search(among(flaky("d", 1.0)), tmp_path / "j")
+    again = among(flaky("d", 1.0))
     assert search(again, tmp_path / "j").answer == first.answer
     assert again.ran == []
 
@@ -291,18 +220,18 @@ def test_one_signature_is_followed_and_the_others_are_reported() -> None:
         draw = random.Random(trial.seed).random()
         if "b" in trial.reverted and draw < 0.3:
             return failed("nan@b")
-        return failed("oob@g") if "g" in trial.reverted and draw > 0.5 else passed()
+        return failed("oob@g") if "g" in trial.reverted and draw > 0.5 else PASSED
 
     wrong = wrong_of_asked = 0
     for seed in range(8):
-        findings = searched(Source(behave), seed)
+        findings = searched(among(behave), seed)
         followed = findings.standing.followed
         assert followed is not None
         assert findings.answer is not None
         wrong += findings.answer.culprits != {followed[-1]}
         assert {one.signature for one in findings.standing.signatures} == {"nan@b", "oob@g"}
 
-        asked = searched(Source(behave), seed, pattern="nan@*")
+        asked = searched(among(behave), seed, pattern="nan@*")
         assert asked.standing.followed == "nan@*"
         wrong_of_asked += asked.answer is None or asked.answer.culprits != {"b"}
     assert max(wrong, wrong_of_asked) <= most(8, STATED)
@@ -311,33 +240,33 @@ def test_one_signature_is_followed_and_the_others_are_reported() -> None:
 def test_what_cannot_be_tested_is_worked_around() -> None:
     def behave(trial: Trial) -> TrialResult:
         if "e" in trial.reverted:
-            return TrialResult("untestable", None, 0.1)
-        return failed() if "f" in trial.reverted else passed()
+            return UNTESTABLE
+        return failed() if "f" in trial.reverted else PASSED
 
-    found = [searched(Source(behave), seed) for seed in range(8)]
+    found = [searched(among(behave), seed) for seed in range(8)]
     assert sum(one.answer is None or one.answer.culprits != {"f"} for one in found) <= most(8, STATED)
     assert all(one.standing.untestable > 0 for one in found)
 
 
 def test_it_gives_up_when_nothing_can_be_tested(tmp_path: Path) -> None:
-    findings = search(Source(lambda trial: TrialResult("untestable", None, 0.1)), tmp_path / "j")
+    findings = search(among(lambda trial: UNTESTABLE), tmp_path / "j")
     assert (findings.reason, findings.answer) == ("untestable", None)
-    assert findings.standing.trials == UNTESTABLE
+    assert findings.standing.trials == HOPELESS
 
 
 def test_it_gives_up_after_so_many_trials_and_can_go_on(tmp_path: Path) -> None:
-    findings = search(Source(flaky("a", 0.3), 2), tmp_path / "j", max_trials=7)
+    findings = search(among(flaky("a", 0.3), 2), tmp_path / "j", max_trials=7)
     assert (findings.reason, findings.answer, findings.standing.trials) == ("max-trials", None, 7)
-    assert search(Source(flaky("a", 0.3), 2), tmp_path / "j").reason == "answered"
+    assert search(among(flaky("a", 0.3), 2), tmp_path / "j").reason == "answered"
 
 
 def test_an_interrupt_and_an_error_end_it_with_what_is_known(tmp_path: Path) -> None:
-    source = Source(flaky("a", 0.3), 2, stop_after=9, error=KeyboardInterrupt())
+    source = among(flaky("a", 0.3), 2, stop_after=9, error=KeyboardInterrupt())
     interrupted = search(source, tmp_path / "j")
     assert (interrupted.reason, interrupted.answer) == ("interrupted", None)
     assert source.closed
     trouble = SpecDebugError("no more")
-    source = Source(flaky("a", 0.3), 2, stop_after=1, error=trouble)
+    source = among(flaky("a", 0.3), 2, stop_after=1, error=trouble)
     stopped = search(source, tmp_path / "j")
     assert (stopped.reason, stopped.trouble) == ("trouble", trouble)
     assert stopped.standing.resumed >= interrupted.standing.trials > 0

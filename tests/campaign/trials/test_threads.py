@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.source import Candidate
 from specdebug.campaign.trials.threads import ThreadedSource
-from specdebug.campaign.trials.trial import Trial, TrialResult
 
 
 class Blocked(ThreadedSource):

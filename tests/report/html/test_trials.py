@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from specdebug.campaign.trials.trial import Trial, TrialResult
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.report.html.bisect import bisect_page
 from specdebug.report.html.flake import failed, flake_page
 from specdebug.report.html.posterior import LOOKS, history, posterior_plot

@@ -1,8 +1,9 @@
-"""Trials that count in the order of their numbers, whichever ends first, and are kept in a journal as they end.
+"""A campaign: trials that a source runs, that count in the order of their numbers, and that a journal keeps.
 
-A failure that ends early must not count before passes begun before it, or a rate would depend on how long they take.
-A trial is chosen when exactly those count that are at least ``2 * capacity - 1`` before it: so the same results give
-the same trials however the work is timed, killed and resumed. A slow trial delays others only so many ahead of it.
+All searches run through it: bisection, rates, minimising, mutants. A failure that ends early must not count before
+passes begun before it, or a rate would depend on how long they take. A trial is chosen when exactly those count that
+are at least ``2 * capacity - 1`` before it: so the same results give the same trials however the work is timed, killed
+and resumed. A slow trial delays others only so many ahead of it.
 """
 
 from __future__ import annotations
@@ -13,28 +14,48 @@ from typing import Literal, Protocol, TypeVar
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult, trial_seed
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.source import TrialSource
-from specdebug.campaign.trials.trial import Trial, TrialResult, trial_seed
 from specdebug.workers.machine_failure import MachineFailed, machine_failure
 
-S = TypeVar("S", contravariant=True)
+S = TypeVar("S")
+S_in = TypeVar("S_in", contravariant=True)
+S_out = TypeVar("S_out", covariant=True)
+A = TypeVar("A", covariant=True)
 R = TypeVar("R", bound=str)
 
 Stopped = Literal["interrupted", "trouble"]
 
 
-class Watcher(Protocol[S]):
+class Watcher(Protocol[S_in]):
     """Is told how a search goes; ``standing`` is what is known by then."""
 
-    def moved(self, standing: S, /) -> None:
+    def moved(self, standing: S_in, /) -> None:
         """Take in that trials were read from the journal, or started."""
 
-    def counted(self, trial: Trial, result: TrialResult, standing: S, /) -> None:
+    def counted(self, trial: Trial, result: TrialResult, standing: S_in, /) -> None:
         """Take in a trial that was run and now counts."""
 
 
-class InOrder:
+class Search(Protocol[S_out, A]):
+    """A search as its campaign sees it: it picks trials and takes their results, and knows nothing of the work."""
+
+    def pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
+        """Return what the next trial switches on, given the same of those that were chosen and do not count yet."""
+
+    def take(self, trial: Trial, result: TrialResult, kept: bool) -> str | None:
+        """Take in a trial that counts; ``kept``: the journal held it from the start. Return why it is over, or None."""
+
+    def standing(self, running: int) -> S_out:
+        """Return what is known while so many trials run."""
+
+    def end(self, reason: str, trouble: SpecDebugError | None) -> A:
+        """Return the answer, given why it is over: one of its own reasons, "interrupted", or for "trouble" the error
+        that stopped it."""
+
+
+class Campaign:
     """The trials 0, 1, 2 and so on of one search, ``max_trials`` at most; ``seed`` gives them their own seeds."""
 
     def __init__(self, source: TrialSource, journal: Journal, seed: int, max_trials: int) -> None:
@@ -49,37 +70,33 @@ class InOrder:
         self._waiting: deque[Trial] = deque()
         self._running: set[int] = set()
 
-    @property
-    def running(self) -> int:
-        """Return how many trials are under way."""
-        return len(self._running)
+    def search(self, search: Search[S, A], watcher: Watcher[S]) -> A:
+        """Search to the end, which comes with trial ``max_trials`` at the latest, and close the source. Whatever stops
+        it, what was measured is in the journal, and the answer says how far it came."""
 
-    def was_kept(self, trial: Trial) -> bool:
-        """Return True if the journal held it from the start."""
-        return trial.number in self._journalled
+        def choose(number: int, pending: Sequence[Trial]) -> Trial:
+            if number in self._known:  # any trial that was ever made says something
+                return self._known[number][0]
+            return Trial(number, search.pick([trial.reverted for trial in pending]), trial_seed(self._seed, number))
+
+        def whole() -> str:
+            while True:
+                counted = self.next(choose, lambda: watcher.moved(search.standing(len(self._running))))
+                assert counted is not None, "max_trials count"
+                over = search.take(*counted)
+                trial, result, kept = counted
+                if not kept:
+                    watcher.counted(trial, result, search.standing(len(self._running)))
+                if over is not None:
+                    return over
+
+        return search.end(*self.run(whole))
 
     def next(
-        self, choose: Callable[[Sequence[frozenset[str]]], frozenset[str]], moved: Callable[[], None]
-    ) -> tuple[Trial, TrialResult]:
-        """Return the next trial that counts, of a search to which any trial that was ever made says something.
-
-        Not to be called once ``max_trials`` count. ``choose`` says what a trial switches on, given the same of those
-        that were chosen and do not count yet, unless the journal has it. The rest is as in :meth:`next_chosen`.
-        """
-
-        def chosen(number: int, pending: Sequence[Trial]) -> Trial:
-            if number in self._known:
-                return self._known[number][0]
-            return Trial(number, choose([trial.reverted for trial in pending]), trial_seed(self._seed, number))
-
-        counted = self.next_chosen(chosen, moved)
-        assert counted is not None, "max_trials count"
-        return counted
-
-    def next_chosen(
-        self, choose: Callable[[int, Sequence[Trial]], Trial | None], moved: Callable[[], None]
-    ) -> tuple[Trial, TrialResult] | None:
-        """Return the next trial that counts; None once all that were chosen count, and no other is to be.
+        self, choose: Callable[[int, Sequence[Trial]], Trial | None], moved: Callable[[], None] = lambda: None
+    ) -> tuple[Trial, TrialResult, bool] | None:
+        """Return the next trial that counts, and True if the journal held it from the start; None once all that were
+        chosen count, and no other is to be.
 
         ``choose`` gives the trial of a number, given those that were chosen and do not count yet; None if, as long as
         these do not count, there is none to make. The journal's trial of that number takes its place. ``moved`` is
@@ -93,7 +110,7 @@ class InOrder:
                 return None
             if self._pending[0].number in self._known:
                 trial = self._pending.popleft()
-                return trial, self._known[trial.number][1]
+                return trial, self._known[trial.number][1], trial.number in self._journalled
             while self._waiting and len(self._running) < self._source.capacity:
                 trial = self._waiting.popleft()
                 self._source.start(trial)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def test_a_bundle_comes_to_the_verdict_it_recorded() -> None:
-    bundle = Path(__file__).with_name("bundle.specdebug")
+    bundle = Path(__file__).with_name("before.specdebug")
     command = [sys.executable, "-m", "specdebug", "replay", str(bundle), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     document = json.loads(done.stdout)

@@ -10,53 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.trials.inorder import InOrder
-from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.source import Candidate
-from specdebug.campaign.trials.trial import Trial, TrialResult, trial_seed
+from specdebug.base.trial import Trial, TrialResult, trial_seed
+from specdebug.campaign.trials.campaign import Campaign
+from tests.campaign.trials.searches import PASSED, Kept, Source, failed
 
 TRIALS = 12
 
 
-class Source:
-    """Trials that end in an order drawn by ``order``; after ``ends`` of them the process is interrupted."""
-
-    identity = "id"
-    candidates: tuple[Candidate, ...] = ()
-
-    def __init__(self, capacity: int, order: int, ends: int = 10**9, error: BaseException | None = None) -> None:
-        self.capacity, self.ends, self.error = capacity, ends, error or KeyboardInterrupt()
-        self.running: list[Trial] = []
-        self.started: list[Trial] = []
-        self.closed = False
-        self._random = random.Random(order)
-
-    def start(self, trial: Trial) -> None:
-        assert len(self.running) < self.capacity
-        self.running.append(trial)
-        self.started.append(trial)
-
-    def wait(self) -> tuple[Trial, TrialResult]:
-        if self.ends == 0:
-            raise self.error
-        self.ends -= 1
-        trial = self.running.pop(self._random.randrange(len(self.running)))
-        failed = random.Random(trial.seed).random() < 0.5
-        return trial, TrialResult("fail", "exit:1", 0.1) if failed else TrialResult("pass", None, 0.1)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Kept(Journal):
-    """A journal without a disk: examples are many."""
-
-    def __init__(self) -> None:
-        self.trials = {}
-
-    def record(self, trial: Trial, result: TrialResult) -> None:
-        assert trial.number not in self.trials
-        self.trials[trial.number] = (trial, result)
+def at_random(trial: Trial) -> TrialResult:
+    return failed() if random.Random(trial.seed).random() < 0.5 else PASSED
 
 
 class Drive:
@@ -64,21 +26,25 @@ class Drive:
 
     def __init__(self, source: Source, journal: Kept) -> None:
         self.counted: list[tuple[Trial, TrialResult]] = []
+        self.kept = 0
         self.moves = 0
-        self.in_order = InOrder(source, journal, seed=5, max_trials=TRIALS)
-        self.ended, self.trouble = self.in_order.run(self._whole)
+        self.campaign = Campaign(source, journal, 5, TRIALS)
+        self.ended, self.trouble = self.campaign.run(self._whole)
 
     def _whole(self) -> str:
         while len(self.counted) < TRIALS:
-            self.counted.append(self.in_order.next(self._choose, self._moved))
+            counted = self.campaign.next(self._choose, self._moved)
+            assert counted is not None
+            self.counted.append(counted[:2])
+            self.kept += counted[2]
         return "whole"
 
-    def _choose(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
+    def _choose(self, number: int, pending: Sequence[Trial]) -> Trial:
         failures = sum(result.outcome == "fail" for _, result in self.counted)
-        return frozenset({f"{failures} of {len(self.counted)} failed", f"{len(pending)} pending"})
+        switched = frozenset({f"{failures} of {len(self.counted)} failed", f"{len(pending)} pending"})
+        return Trial(number, switched, trial_seed(5, number))
 
     def _moved(self) -> None:
-        assert self.in_order.running >= 1
         self.moves += 1
 
 
@@ -86,8 +52,8 @@ class Drive:
 def test_however_it_is_timed_and_stopped_the_same_trials_count(
     capacity: int, stops: list[tuple[int, int]], order: int
 ) -> None:
-    expected = Drive(Source(capacity, order=0), Kept()).counted
-    sources = [*(Source(capacity, one, ends) for ends, one in stops), Source(capacity, order)]
+    expected = Drive(Source(at_random, capacity, order=0), Kept()).counted
+    sources = [*(Source(at_random, capacity, one, ends) for ends, one in stops), Source(at_random, capacity, order)]
     journal = Kept()
     last = [Drive(source, journal) for source in sources][-1]
     assert last.ended == "whole"
@@ -100,18 +66,17 @@ def test_however_it_is_timed_and_stopped_the_same_trials_count(
 
 def test_what_the_journal_holds_is_not_run_again() -> None:
     journal = Kept()
-    stopped = Drive(Source(2, order=1, ends=5), journal)
-    assert (stopped.ended, stopped.in_order.running, stopped.moves) == ("interrupted", 0, 6)
-    source = Source(2, order=1)
+    stopped = Drive(Source(at_random, 2, order=1, stop_after=5), journal)
+    assert (stopped.ended, stopped.moves) == ("interrupted", 6)
+    source = Source(at_random, 2, order=1)
     resumed = Drive(source, journal)
     assert len(source.started) == TRIALS - 5
-    assert sum(resumed.in_order.was_kept(trial) for trial, _ in resumed.counted) == 5
-    assert not any(resumed.in_order.was_kept(trial) for trial in source.started)
+    assert resumed.kept == 5
 
 
 def chosen_anew(source: Source, journal: Kept, wave: int = 3) -> list[tuple[Trial, TrialResult]]:
     """Trials in waves: the first of one is chosen once all of the wave before count. Seeds are ours."""
-    in_order, counted = InOrder(source, journal, seed=5, max_trials=TRIALS), list[tuple[Trial, TrialResult]]()
+    campaign, counted = Campaign(source, journal, 5, TRIALS), list[tuple[Trial, TrialResult]]()
 
     def choose(number: int, pending: Sequence[Trial]) -> Trial | None:
         assert number == len(counted) + len(pending)
@@ -120,35 +85,35 @@ def chosen_anew(source: Source, journal: Kept, wave: int = 3) -> list[tuple[Tria
         return Trial(number, frozenset({f"of wave {number // wave}"}), 100 + number)
 
     def whole() -> str:
-        while (pair := in_order.next_chosen(choose, lambda: None)) is not None:
-            counted.append(pair)
+        while (pair := campaign.next(choose)) is not None:
+            counted.append(pair[:2])
         return "whole"
 
-    assert in_order.run(whole) == ("whole", None)
+    assert campaign.run(whole) == ("whole", None)
     return counted
 
 
 def test_who_chooses_may_wait_until_others_count_and_gives_the_seeds() -> None:
-    counted = chosen_anew(Source(4, order=3), Kept())
+    counted = chosen_anew(Source(at_random, 4, order=3), Kept())
     assert [trial.number for trial, _ in counted] == list(range(TRIALS))
     assert [trial.seed for trial, _ in counted] == list(range(100, 100 + TRIALS))
-    assert counted == chosen_anew(Source(1, order=0), Kept())
+    assert counted == chosen_anew(Source(at_random, 1, order=0), Kept())
 
 
 def test_the_journal_s_trial_takes_the_place_of_the_one_that_is_chosen() -> None:
     journal = Kept()
     other = Trial(1, frozenset({"something else"}), 7)
     journal.record(other, TrialResult("pass", None, 0.1))
-    source = Source(2, order=1)
+    source = Source(at_random, 2, order=1)
     assert chosen_anew(source, journal)[1][0] == other
     assert len(source.started) == TRIALS - 1
 
 
 def test_an_error_is_told_and_whatever_else_passes_through() -> None:
     trouble = SpecDebugError("no more")
-    assert (drive := Drive(Source(1, order=0, ends=3, error=trouble), Kept())).ended == "trouble"
+    assert (drive := Drive(Source(at_random, 1, order=0, stop_after=3, error=trouble), Kept())).ended == "trouble"
     assert (drive.trouble, len(drive.counted)) == (trouble, 3)
-    source = Source(1, order=0, ends=3, error=ZeroDivisionError())
+    source = Source(at_random, 1, order=0, stop_after=3, error=ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         Drive(source, Kept())
     assert source.closed
@@ -159,9 +124,9 @@ def test_an_error_is_told_and_whatever_else_passes_through() -> None:
 )
 def test_a_machine_that_fails_stops_it_without_a_verdict_and_loses_nothing(error: Exception) -> None:
     journal = Kept()
-    drive = Drive(source := Source(1, order=0, ends=3, error=error), journal)
+    drive = Drive(source := Source(at_random, 1, order=0, stop_after=3, error=error), journal)
     assert drive.ended == "trouble"
     assert drive.trouble is not None
     assert (drive.trouble.exit_code, len(journal.trials), source.closed) == (125, 3, True)
     assert str(drive.trouble).startswith("machine: ")
-    assert Drive(Source(1, order=0), journal).ended == "whole"
+    assert Drive(Source(at_random, 1, order=0), journal).ended == "whole"

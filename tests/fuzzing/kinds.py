@@ -59,9 +59,9 @@ from specdebug.scenario.load import load_scenario
 from specdebug.scenario.packs import load_pack
 from specdebug.scenario.text import load_tokenizer
 from specdebug.scenario.workload import RequestSampling, expand
-from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.client import FAILURES, ServerClient
-from specdebug.targets.http.facts import ask_server
+from specdebug.targets.http.request import HttpRequest
+from specdebug.targets.http.server_info import ask_server
 from specdebug.targets.installs.release import Release
 from specdebug.targets.installs.store import RECORD, Installed, find_installed
 from tests.bundle.bundles import make_bundle, members_of, pack
@@ -560,7 +560,7 @@ def _on_a_server(path: Path, route: str, *, stream: bool = False) -> None:
     async def ask() -> None:
         transport = httpx.MockTransport(lambda request: httpx.Response(200, content=answers[request.url.path]))
         client = ServerClient("http://there", transport=transport)
-        held = HttpAnswer("a.0", (1, 2, 3), RequestSampling(8), speculative=True)
+        held = HttpRequest("a.0", (1, 2, 3), RequestSampling(8), speculative=True)
         try:
             if not stream:
                 await ask_server(client)

@@ -156,8 +156,8 @@ class ServerAsker:
         return asyncio.create_task(self._served(put))
 
     async def _served(self, put: Put) -> Answered:
-        from specdebug.targets.http.answers import accept_lengths_of
         from specdebug.targets.http.checked import MOST_ENTRIES, BadAnswer
+        from specdebug.targets.http.request import accept_lengths_of
 
         answer = await self._session.generate({"text": put.prompt, **self._more})
         meta, text = answer["meta_info"], answer.get("text")

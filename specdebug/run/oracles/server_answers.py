@@ -10,7 +10,7 @@ from typing import Any
 from specdebug.run.oracles.lossless import TIE_MARGIN
 from specdebug.run.oracles.server import OfServer
 from specdebug.targets.base import RequestView, StepView
-from specdebug.targets.http.plain import NOMINAL_LOGIT
+from specdebug.targets.http.plain_text import NOMINAL_LOGIT
 from specdebug.targets.serving import ServerView, ToldToken
 from specdebug.verdict.outcome import Violation
 

@@ -1,5 +1,7 @@
 """A server with SGLang's HTTP interface as a target, whoever's it is.
 
-``client.py`` speaks HTTP, ``answers.py`` reads what comes, ``facts.py`` what the server says of itself; ``session.py``
-runs requests, ``plain.py`` asks for the same text without drafts. httpx is imported only once a session is opened.
+``client.py`` speaks HTTP, ``request.py`` has a request as far as its answers have come, ``checked.py`` checks
+these, and ``server_info.py`` asks the server what it is. ``session.py`` runs requests, ``server_view.py`` is what
+oracles see of the server, ``plain_text.py`` asks for the same text without drafts, and ``failures.py`` names what went
+wrong. httpx is imported only once a session is opened.
 """

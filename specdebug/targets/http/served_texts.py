@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from specdebug.targets.http.answers import HttpAnswer
+from specdebug.targets.http.request import HttpRequest
 
 
 class ServedTexts:
@@ -32,14 +32,14 @@ class ServedTexts:
         self._flushed, self._asked = True, 0
         self._texts, self._owed, self._accepted = [], {}, []
 
-    def sent(self, answer: HttpAnswer) -> None:
+    def sent(self, answer: HttpRequest) -> None:
         """A request is about to be sent."""
         self._asked += len(answer.prompt_ids) + answer.sampling.max_new_tokens + self._page
         shared = (_shared(text, answer.prompt_ids) for speculative, text in self._texts if speculative)
         found = min(max(shared, default=0), len(answer.prompt_ids) - 1) - 1
         self._owed[answer.rid] = found // self._page * self._page if self._page and found > 0 else 0
 
-    def ended(self, answer: HttpAnswer) -> None:
+    def ended(self, answer: HttpRequest) -> None:
         """A request has ended; of one that was aborted it is not known what it left, and what was accepted for it."""
         if answer.finish_reason == "abort":
             self._accepted = None

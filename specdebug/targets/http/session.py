@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from specdebug.base.abilities import Ability
 from specdebug.base.errors import SpecDebugError
 from specdebug.targets.base import Asked, Opaque, RequestOnlooker, RequestView, Sampling, StepView, StoredDrafts
-from specdebug.targets.http.answers import HttpAnswer, sampling_params
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent
-from specdebug.targets.http.host import Host, failure_of
-from specdebug.targets.http.inside import Inside
-from specdebug.targets.http.plain import PlainText
+from specdebug.targets.http.failures import Host, failure_of
+from specdebug.targets.http.plain_text import PlainText
+from specdebug.targets.http.request import HttpRequest, sampling_params
+from specdebug.targets.http.request_looks import Inside
 from specdebug.targets.http.served_texts import ServedTexts
-from specdebug.targets.http.view import HttpServerView
+from specdebug.targets.http.server_view import HttpServerView
 from specdebug.targets.settings import AnyServer
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ class HttpSession(Opaque):
         self._noted: set[str] = set()
         self._onlooker: RequestOnlooker | None = None
         self._run = uuid.uuid4().hex[:8]  # a server may remember the ids of other runs
-        self._answers: dict[str, HttpAnswer] = {}
+        self._answers: dict[str, HttpRequest] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: list[str] = []
-        self._to_judge: list[HttpAnswer] = []
+        self._to_judge: list[HttpRequest] = []
         self._texts = texts or ServedTexts()
         self.server = HttpServerView(client, self._loop, self._answers, host, self._texts)
         if reference is not None:
@@ -137,7 +137,7 @@ class HttpSession(Opaque):
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
         if not speculative and self.asked.drafts and not self.server.switch:
             self._note_once("this server cannot leave out drafts for a request; all are served with them")
-        answer = HttpAnswer(rid, tuple(prompt_ids), self._within_context(prompt_ids, sampling), speculative)
+        answer = HttpRequest(rid, tuple(prompt_ids), self._within_context(prompt_ids, sampling), speculative)
         self._answers[rid] = answer
         self._texts.sent(answer)
         self._tasks[rid] = self._loop.create_task(self._serve(answer))
@@ -236,7 +236,7 @@ class HttpSession(Opaque):
         if self.reference is not None:
             await self.reference.close()
 
-    def _tell(self, answer: HttpAnswer) -> None:
+    def _tell(self, answer: HttpRequest) -> None:
         if self._onlooker is None or answer.finish_reason == "abort":
             return
         if self._inside is not None:
@@ -268,7 +268,7 @@ class HttpSession(Opaque):
         if self._tasks:
             await asyncio.wait(self._tasks.values())
 
-    async def _serve(self, answer: HttpAnswer) -> None:
+    async def _serve(self, answer: HttpRequest) -> None:
         body: dict[str, Any] = {
             "input_ids": list(answer.prompt_ids),
             "sampling_params": sampling_params(answer.sampling, seeded=self.server.own),
@@ -280,7 +280,7 @@ class HttpSession(Opaque):
             body |= {"return_logprob": True, "logprob_start_len": -1}
         await _taken(lambda: self._answered(answer, body))
 
-    async def _answered(self, answer: HttpAnswer, body: Mapping[str, Any]) -> None:
+    async def _answered(self, answer: HttpRequest, body: Mapping[str, Any]) -> None:
         if self._settings.stream:
             async with aclosing(self._client.stream("/generate", {**body, "stream": True})) as events:
                 async for event in events:

@@ -18,10 +18,10 @@ from specdebug.workers.arithmetic import processor
 
 if TYPE_CHECKING:
     from specdebug.targets.http.client import ServerClient
-    from specdebug.targets.http.facts import ServerFacts
-    from specdebug.targets.http.host import Host
-    from specdebug.targets.http.inside import Inside
+    from specdebug.targets.http.failures import Host
+    from specdebug.targets.http.request_looks import Inside
     from specdebug.targets.http.served_texts import ServedTexts
+    from specdebug.targets.http.server_info import ServerInfo
     from specdebug.targets.http.session import HttpSession
 
 ALWAYS: frozenset[Ability] = frozenset({"cached_tokens", "tokens", "alive", "counts"})
@@ -86,15 +86,15 @@ def open_session(
 ) -> HttpSession:
     """Ask a server what it is, and begin to use it. Raises NoServer, or SessionFailed for what ``host`` knows."""
     from specdebug.targets.http.client import FAILURES, ServerClient
-    from specdebug.targets.http.facts import ask_server, can_be_dense, is_same_model, no_server, vocab_of
-    from specdebug.targets.http.host import failure_of
-    from specdebug.targets.http.plain import PlainText
+    from specdebug.targets.http.failures import failure_of
+    from specdebug.targets.http.plain_text import PlainText
+    from specdebug.targets.http.server_info import ask_server, can_be_dense, is_same_model, no_server, vocab_of
     from specdebug.targets.http.session import HttpSession
 
     loop = asyncio.new_event_loop()
     client = _client(url, settings, ServerClient)
     if host is not None:
-        host.findings()  # of runs before this one; what comes of the token asked for next is this one's
+        host.log.findings()  # of runs before this one; what comes of the token asked for next is this one's
     try:
         facts = loop.run_until_complete(ask_server(client))
     except FAILURES as error:
@@ -134,7 +134,7 @@ def open_session(
     return session
 
 
-def _texts(facts: ServerFacts) -> ServedTexts:
+def _texts(facts: ServerInfo) -> ServedTexts:
     """The books of what a server must have cached. One of several replicas may be asked what another has."""
     from specdebug.targets.http.served_texts import ServedTexts
 
@@ -145,7 +145,7 @@ def _texts(facts: ServerFacts) -> ServedTexts:
 
 def _tell_injections(host: Host, opening: Opening) -> None:
     """Report what was done so far: of a server that never answers again nothing is heard at the run's end."""
-    for told in host.new_injections():
+    for told in host.log.new_injections():
         opening.say(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
 
 
@@ -153,7 +153,7 @@ def _client(url: str, settings: AnyServer, kind: type[ServerClient]) -> ServerCl
     return kind(url, connections=settings.connections, timeout_s=settings.request_timeout_s, key=key_of(settings))
 
 
-def _shown(facts: ServerFacts, settings: AnyServer, *, dense: bool, plain: bool, host: bool) -> frozenset[Ability]:
+def _shown(facts: ServerInfo, settings: AnyServer, *, dense: bool, plain: bool, host: bool) -> frozenset[Ability]:
     more: dict[Ability, bool] = {
         "accept_lengths": facts.speculative,
         "cache_flush": settings.flush,
@@ -165,7 +165,7 @@ def _shown(facts: ServerFacts, settings: AnyServer, *, dense: bool, plain: bool,
     return ALWAYS | {ability for ability, shown in more.items() if shown}
 
 
-def _stack(facts: ServerFacts, asked: Asked, url: str, *, started: bool) -> dict[str, Any]:
+def _stack(facts: ServerInfo, asked: Asked, url: str, *, started: bool) -> dict[str, Any]:
     own = facts.own.get("stack")
     return {
         "machine": processor() if started else urlsplit(url).hostname,

@@ -21,7 +21,7 @@ LOG_VARIABLE = "SPECDEBUG_SERVER_LOG"
 """Names the log of the server; looks lie in a folder beside it."""
 
 Event = dict[str, Any]
-"""``what`` is ``prefilled`` or ``verified``; the rest are tensors and numbers (``http/looks.py`` reads them)."""
+"""``what`` is ``prefilled`` or ``verified``; the rest are tensors and numbers for ``http/request_looks.py``."""
 
 
 def looks_folder(log: str) -> Path:

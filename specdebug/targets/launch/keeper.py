@@ -155,7 +155,7 @@ def _lend(connection: socket.socket, shelf: Shelf) -> None:
             server = _started(wish, talk, shelf)
             if server is None:
                 return
-            _say(talk, url=server.url, log=server.log_path, pid=server.pid, ready=server.log.begun)
+            _say(talk, url=server.url, log=str(server.log.path), pid=server.pid, ready=server.log.begun)
             for line in talk:
                 said = json.loads(line)
                 if "status" in said:

@@ -8,16 +8,15 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from specdebug.base.interpreters import own_python
-from specdebug.logs.scan import Scan
 from specdebug.targets.launch.keeper import MAX_IDLE, ServerWish
 from specdebug.targets.launch.log import ServerLog
 from specdebug.targets.launch.process import NeverReady, StartFailed
-from specdebug.targets.serving import Lost, NoServer
+from specdebug.targets.serving import NoServer
 from specdebug.workers.child import Child
 
 _KEEP = "from specdebug.targets.launch.keeper import main; sys.exit(main(sys.argv[1], int(sys.argv[2])))"
@@ -26,7 +25,7 @@ PATIENCE_S = 30.0
 
 
 class LentServer:
-    """A server that a keeper lends, as ``http.host.Host`` sees it."""
+    """A server that a keeper lends, as ``http.failures.Host`` sees it."""
 
     def __init__(self, address: str, wish: ServerWish, said: Callable[[str], None]) -> None:
         """Wait until it is ready. Raises NoServer, NeverReady, or StartFailed."""
@@ -45,46 +44,15 @@ class LentServer:
             raise (NeverReady if answer["late"] else NoServer)(answer["failed"])
         self.url: str = answer["url"]
         self.pid: int = answer["pid"]
-        self._log = ServerLog(Path(answer["log"]), ready=answer["ready"])
-        self._log.findings()  # of runs before this one
-        self._log.begin()
-
-    @property
-    def log_path(self) -> str:
-        return str(self._log.path)
+        self.log = ServerLog(Path(answer["log"]), ready=answer["ready"])
+        self.log.findings()  # of runs before this one
+        self.log.begin()
 
     def status(self) -> int | None:
         self._talk.write('{"status": true}\n')
         self._talk.flush()
         status: int | None = self._hear()["status"]
         return status
-
-    def scan(self) -> Scan:
-        return self._log.scan_run()
-
-    def findings(self) -> Sequence[tuple[str, str]]:
-        return self._log.findings()
-
-    def hits(self) -> Mapping[str, Mapping[str, int]]:
-        return self._log.hits()
-
-    def reached(self) -> Mapping[str, int]:
-        return self._log.reached()
-
-    def new_injections(self) -> Sequence[Mapping[str, Any]]:
-        return self._log.new_injections()
-
-    def lost(self) -> Sequence[Lost]:
-        return self._log.lost()
-
-    def not_engine_code(self) -> Sequence[str]:
-        return self._log.not_engine_code()
-
-    def new_problems(self) -> Sequence[str]:
-        return self._log.new_problems()
-
-    def said(self, words: str) -> str:
-        return self._log.last_with(words)
 
     def release(self, sound: bool) -> None:
         self._talk.write(json.dumps({"release": sound}) + "\n")

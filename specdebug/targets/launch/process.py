@@ -9,17 +9,15 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from specdebug.base.errors import one_line
 from specdebug.logs.naming import name_of, tells_of_damage
-from specdebug.logs.scan import Scan
 from specdebug.targets.inside.looks import LOG_VARIABLE, looks_folder
 from specdebug.targets.launch.command import StartCommand, free_port
 from specdebug.targets.launch.log import LogRoom, ServerLog
-from specdebug.targets.serving import Lost, NoServer
+from specdebug.targets.serving import NoServer
 from specdebug.workers.child import Child
 
 LOOK_S = 0.1
@@ -86,10 +84,6 @@ class ServerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def log_path(self) -> str:
-        return str(self.log.path)
-
     def wait_ready(
         self, path: str, timeout_s: float, said: Callable[[str], None], headers: Sequence[tuple[str, str]]
     ) -> None:
@@ -106,7 +100,7 @@ class ServerProcess:
             if time.monotonic() > until:
                 said_last = self.log.last_words() or "it said nothing"
                 late = f"the server did not answer {path} within {timeout_s:g} s: {said_last}"
-                raise NeverReady(f"{late}; its log is {self.log_path}")
+                raise NeverReady(f"{late}; its log is {self.log.path}")
             time.sleep(LOOK_S)
         self.log.begin()
         said("")
@@ -120,7 +114,7 @@ class ServerProcess:
             return
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         words = self.log.last_words() or "it said nothing"
-        told = f"the server ended ({how}) before it was ready: {words}; its log is {self.log_path}"
+        told = f"the server ended ({how}) before it was ready: {words}; its log is {self.log.path}"
         if unfit := [each for each in self.log.lost() if each.stand_in]:
             raise NeverReady(f"{unfit[0]}; without it {told}")
         name = name_of(self.log.scan(), status)
@@ -138,33 +132,6 @@ class ServerProcess:
 
     def status(self) -> int | None:
         return self._process.ended_within(DYING_S)
-
-    def scan(self) -> Scan:
-        return self.log.scan_run()
-
-    def findings(self) -> Sequence[tuple[str, str]]:
-        return self.log.findings()
-
-    def hits(self) -> Mapping[str, Mapping[str, int]]:
-        return self.log.hits()
-
-    def reached(self) -> Mapping[str, int]:
-        return self.log.reached()
-
-    def new_injections(self) -> Sequence[Mapping[str, Any]]:
-        return self.log.new_injections()
-
-    def lost(self) -> Sequence[Lost]:
-        return self.log.lost()
-
-    def not_engine_code(self) -> Sequence[str]:
-        return self.log.not_engine_code()
-
-    def new_problems(self) -> Sequence[str]:
-        return self.log.new_problems()
-
-    def said(self, words: str) -> str:
-        return self.log.last_with(words)
 
     def release(self, sound: bool) -> None:
         self.end()
@@ -186,7 +153,7 @@ class ServerProcess:
         self._process.end(marked=True)
 
     def _remove_folders(self) -> None:
-        shutil.rmtree(looks_folder(self.log_path), ignore_errors=True)
+        shutil.rmtree(looks_folder(str(self.log.path)), ignore_errors=True)
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
 

@@ -49,8 +49,8 @@ class StartedTarget(ABC):
         """Do nothing."""
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
-        from specdebug.targets.http.host import split
-        from specdebug.targets.http.inside import Inside
+        from specdebug.targets.http.failures import split
+        from specdebug.targets.http.request_looks import Inside
         from specdebug.targets.launch.process import StartFailed
 
         try:
@@ -59,14 +59,14 @@ class StartedTarget(ABC):
             kind, site = split(error.signature)
             raise SessionFailed(str(error), site, kind) from None
         lasts = self._settings.log is not None or opening.over_there.keeper is not None
-        opening.say("server_log", path=server.log_path, lasts=lasts)
+        opening.say("server_log", path=str(server.log.path), lasts=lasts)
         try:
-            if parts := server.not_engine_code():
+            if parts := server.log.not_engine_code():
                 opening.say("not_engine_code", parts=list(parts))
-            inside = Inside(server, shows, options) if (shows := opening.over_there.shows) else None
+            inside = Inside(server.log, shows, options) if (shows := opening.over_there.shows) else None
             return open_session(server.url, self._settings, self.asked(options), opening, server, inside)
         except BaseException:
-            opening.say("reverts", hits=dict(server.hits()))  # nobody can ask a session that never was
+            opening.say("reverts", hits=dict(server.log.hits()))  # nobody can ask a session that never was
             server.release(False)
             raise
 

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from specdebug.scenario.workload import RequestSampling
-from specdebug.targets.http.answers import HttpAnswer
 from specdebug.targets.http.checked import GENERATED, SERVER_INFO, BadAnswer, read
 from specdebug.targets.http.client import MOST_BYTES, Declined, ServerClient
-from specdebug.targets.http.facts import ask_server
+from specdebug.targets.http.request import HttpRequest
+from specdebug.targets.http.server_info import ask_server
 
 META: dict[str, Any] = {
     "prompt_tokens": 3,
@@ -144,7 +144,7 @@ def test_of_what_a_server_says_of_itself(change: dict[str, Any], told: str) -> N
     ],
 )
 def test_more_verifies_than_there_can_be_cost_no_memory(meta: dict[str, Any]) -> None:
-    held = HttpAnswer("a.0", (1, 2, 3), RequestSampling(2), speculative=True)
+    held = HttpRequest("a.0", (1, 2, 3), RequestSampling(2), speculative=True)
     tracemalloc.start()
     try:
         held.take(read("/generate", GENERATED, ANSWER | {"meta_info": META | meta}), incremental=False)
@@ -156,7 +156,7 @@ def test_more_verifies_than_there_can_be_cost_no_memory(meta: dict[str, Any]) ->
 
 
 def test_a_request_that_never_ends_is_not_followed() -> None:
-    held = HttpAnswer("a.0", (1,), RequestSampling(2), speculative=True)
+    held = HttpRequest("a.0", (1,), RequestSampling(2), speculative=True)
     with pytest.raises(BadAnswer, match=r"^/generate: request a\.0 goes on behind 1028 tokens"):
         held.take(read("/generate", GENERATED, ANSWER | {"output_ids": [1] * 2000}), incremental=False)
 

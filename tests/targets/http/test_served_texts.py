@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from specdebug.scenario.workload import RequestSampling
-from specdebug.targets.http.answers import HttpAnswer
+from specdebug.targets.http.request import HttpRequest
 from specdebug.targets.http.served_texts import ServedTexts
 
 PROMPT = tuple(range(100, 140))
 
 
-def served(texts: ServedTexts, rid: str, prompt: tuple[int, ...] = PROMPT, **more: object) -> HttpAnswer:
-    answer = HttpAnswer(rid, prompt, RequestSampling(4), speculative=bool(more.get("speculative", True)))
+def served(texts: ServedTexts, rid: str, prompt: tuple[int, ...] = PROMPT, **more: object) -> HttpRequest:
+    answer = HttpRequest(rid, prompt, RequestSampling(4), speculative=bool(more.get("speculative", True)))
     texts.sent(answer)
     answer.output_ids = [1, 2, 3, 4]
     answer.finish_reason = str(more.get("reason", "length"))
@@ -51,7 +51,7 @@ def test_nothing_is_owed_that_may_not_be_there() -> None:
     served(texts, "d", reason="abort")
     served(texts, "e")
     assert texts.owed("e") == 0  # there is no draft KV of one, and nothing is known of the other
-    beside = HttpAnswer("f", PROMPT, RequestSampling(4), speculative=True)
+    beside = HttpRequest("f", PROMPT, RequestSampling(4), speculative=True)
     texts.sent(beside)
     assert texts.owed("f") == 38
     texts.flushed()

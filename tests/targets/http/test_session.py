@@ -18,7 +18,7 @@ from specdebug.targets.serving import SessionFailed
 from specdebug.targets.settings import HttpServer
 from tests.targets.http.fake import FakeServer, serving
 from tests.targets.http.opened import Silent, add, drain, opened
-from tests.targets.http.test_host import Process
+from tests.targets.http.test_failures import Process
 
 Open = Callable[..., tuple[FakeServer, HttpSession]]
 
@@ -258,8 +258,7 @@ def test_what_the_first_token_that_is_asked_for_brings_to_light_is_the_run_s() -
         return answer(*args)
 
     fake.answer = failing  # type: ignore[method-assign]
-    host = Process(None, "")
-    host.findings = lambda: [(log.pop(0), "a line") for _ in list(log)]  # type: ignore[method-assign]
+    host = Process(None, findings=lambda: [(log.pop(0), "a line") for _ in list(log)])
     opening = Opening("x", lambda event, **fields: None, Silent())
     with serving(fake):
         settings = HttpServer(url=fake.url, request_timeout_s=20.0)
@@ -276,8 +275,7 @@ def test_what_faults_did_is_told_while_nothing_ends() -> None:
         fake.hold.set()
         return [{"ledger": "injected", "number": 0}]
 
-    host = Process(None, "")
-    host.new_injections = new_injections  # type: ignore[method-assign]
+    host = Process(None, new_injections=new_injections)
     there = OverThere(faults=(parse_fault("worker_hangs"),))
     opening = Opening("x", lambda event, **fields: told.append((event, fields)), Silent(), over_there=there)
     with serving(fake):

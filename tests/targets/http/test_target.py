@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdebug.base.errors import ConfigError, SpecDebugError
-from specdebug.targets.http.facts import is_same_model
+from specdebug.targets.http.server_info import is_same_model
 from specdebug.targets.http.target import HttpTarget
 from specdebug.targets.serving import NoServer
 from specdebug.targets.settings import HttpServer

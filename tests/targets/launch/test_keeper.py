@@ -54,8 +54,8 @@ def test_the_log_of_a_server_whose_runs_all_passed_goes_with_it(keeper: ServerKe
         server.release(True)  # the first of them has to make room
     servers[0].release(False)
     keeper.close()
-    assert [os.path.exists(server.log_path) for server in servers] == [True, False, False, False]
-    os.unlink(servers[0].log_path)
+    assert [os.path.exists(server.log.path) for server in servers] == [True, False, False, False]
+    os.unlink(servers[0].log.path)
 
 
 def test_two_at_a_time_and_two_commands_get_servers_of_their_own(keeper: ServerKeeper) -> None:

@@ -43,8 +43,8 @@ def test_it_is_ready_once_it_answers_and_its_log_is_kept(started: list[ServerPro
     server.wait_ready("/health", PATIENCE_S, said.append, ())
     assert answers(server.url + "/health")
     assert said[-1] == ""
-    assert "loading weights" in Path(server.log_path).read_text()
-    assert Path(server.log_path).parent == tmp_path / "logs"
+    assert "loading weights" in Path(server.log.path).read_text()
+    assert Path(server.log.path).parent == tmp_path / "logs"
 
 
 def test_a_redirect_is_no_answer_and_gets_no_key() -> None:
@@ -124,7 +124,7 @@ def test_a_log_does_not_fill_the_disk(started: list[ServerProcess], tmp_path: Pa
     started.append(server)
     server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
     server.end()
-    text = Path(server.log_path).read_text()
+    text = Path(server.log.path).read_text()
     assert len(text) < 9000
     assert "the beginning" in text
     assert "specdebug left out" in text
@@ -174,10 +174,10 @@ def test_its_status_tells_what_killed_it(started: list[ServerProcess], tmp_path:
 def test_what_it_said_before_it_was_ready_is_none_of_the_run_s(started: list[ServerProcess], tmp_path: Path) -> None:
     server = start(started, tmp_path, "--say", "ConnectionRefusedError: no server yet, and tried again")
     server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
-    assert server.scan().main is None
-    with Path(server.log_path).open("a") as log:
+    assert server.log.scan_run().main is None
+    with Path(server.log.path).open("a") as log:
         log.write("ValueError: in the run\n")
-    main = server.scan().main
+    main = server.log.scan_run().main
     assert main is not None
     assert main.text == "ValueError: in the run"
 

@@ -20,7 +20,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class ServerFacts:
+class ServerInfo:
     """A server by its own words. ``switch``: it takes ``"speculative": false`` with a request. ``incremental``: its
     events hold what is new. ``told``: all of ``/server_info``."""
 
@@ -45,7 +45,7 @@ def own_words(told: Mapping[str, Any]) -> Mapping[str, Any]:
     return own
 
 
-async def ask_server(client: ServerClient) -> ServerFacts:
+async def ask_server(client: ServerClient) -> ServerInfo:
     """Ask a server what it is, and for one token. Raises NoServer for one that says itself that it is not well, or one
     of FAILURES."""
     health = await client.ask("GET", "/health")
@@ -56,7 +56,7 @@ async def ask_server(client: ServerClient) -> ServerFacts:
     token = await client.post("/generate", one_token())
     dtype = told.get("dtype", "").removeprefix("torch.")
     algorithm = told.get("speculative_algorithm")
-    return ServerFacts(
+    return ServerInfo(
         model=model.get("model_path") or told.get("model_path") or "",
         version=one_line(told.get("version") or "unknown", 40),
         dtype=dtype if dtype in PRECISIONS else None,

@@ -12,7 +12,7 @@ from specdebug.targets.serving import ToldToken
 
 
 @dataclass
-class HttpAnswer:
+class HttpRequest:
     """One request as far as it is known here. ``aborting``: its end was asked for."""
 
     rid: str
@@ -31,7 +31,7 @@ class HttpAnswer:
     aborting: bool = False
     accept_lengths: tuple[int, ...] = ()
     stored: Any = None
-    """What the engine stores for its next draft at the end, where it can be looked at (``looks.py``)."""
+    """What the engine stores for its next draft at the end, where it can be looked at (``request_looks.py``)."""
 
     @property
     def all_ids(self) -> Sequence[int]:

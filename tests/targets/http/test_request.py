@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.targets.http.answers import accept_lengths_of
+from specdebug.targets.http.request import accept_lengths_of
 
 
 @pytest.mark.parametrize(

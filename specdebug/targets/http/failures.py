@@ -3,55 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from specdebug.logs.hits import Strength
 from specdebug.logs.naming import name_of
 from specdebug.logs.scan import LogReader, Scan
 from specdebug.targets.http.checked import BadAnswer
 from specdebug.targets.http.client import Declined, Silent
-from specdebug.targets.serving import Lost, SessionFailed
+from specdebug.targets.launch.log import ServerLog
+from specdebug.targets.serving import SessionFailed
 
 MAX_WORDS = 80
 _NO_SITE = re.compile(r"[^\w.#]+")
 
 
 class Host(Protocol):
-    """Who knows a server's process."""
+    """A server that was started here: its process and its log."""
+
+    @property
+    def log(self) -> ServerLog: ...
 
     def status(self) -> int | None:
         """Its exit status; None while it runs. One that is about to end is waited for, a moment."""
-
-    def scan(self) -> Scan:
-        """All that its log says since the run began."""
-
-    def findings(self) -> Sequence[tuple[str, str]]:
-        """Failures that its log tells of: the signature, and the line."""
-
-    def hits(self) -> Mapping[str, Mapping[str, int]]:
-        """By reverted fix, how often each of its edits has run; empty where its log does not tell."""
-
-    def reached(self) -> Mapping[str, int]:
-        """By probe site, how often it was passed; empty where its log does not tell."""
-
-    def new_injections(self) -> Sequence[Mapping[str, Any]]:
-        """Return what its log newly tells of faults: ``ledger`` is the event, the rest its fields."""
-
-    def lost(self) -> Sequence[Lost]:
-        """The parts of ours that do not fit the engine, by its own words."""
-
-    def not_engine_code(self) -> Sequence[str]:
-        """The parts of a run that are not the engine's own code, by its own words: stand-ins, and lacks."""
-
-    def new_problems(self) -> Sequence[str]:
-        """Laws of memory pools that its log newly says are broken, each ``law: what``."""
-
-    def said(self, words: str) -> str:
-        """The last line of its log that holds some words; empty where none does."""
-
-    @property
-    def log_path(self) -> str: ...
 
     def release(self, sound: bool) -> None:
         """The run is over; ``sound``: nothing was found."""
@@ -62,12 +35,12 @@ def failure_of(error: Exception, host: Host | None, url: str, rid: str = "") -> 
     about = f"request {rid}: " if rid else ""
     status = None if host is None else host.status()
     if host is not None and status is not None:
-        log = host.scan()
+        log = host.log.scan_run()
         kind, site = split(name_of(log, status))
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         words = "" if log.main is None else f": {log.main.text}"
-        return SessionFailed(f"{about}the server ended ({how}){words}; its log is {host.log_path}", site, kind)
-    told = said_in(str(error)) or (None if host is None else _main(host.scan(), Strength.EXCEPTION))
+        return SessionFailed(f"{about}the server ended ({how}){words}; its log is {host.log.path}", site, kind)
+    told = said_in(str(error)) or (None if host is None else _main(host.log.scan_run(), Strength.EXCEPTION))
     if told is not None:
         kind, site = split(told)
         return SessionFailed(f"{about}{error}", site, kind)

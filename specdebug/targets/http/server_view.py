@@ -9,12 +9,12 @@ from typing import Any
 
 from specdebug.base.errors import one_line
 from specdebug.targets.base import RequestView
-from specdebug.targets.http.answers import HttpAnswer, sampling_params, told_tokens
 from specdebug.targets.http.checked import COMPLETED, BadAnswer
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient
-from specdebug.targets.http.facts import one_token, own_words, server_info
-from specdebug.targets.http.host import Host, failure_of
+from specdebug.targets.http.failures import Host, failure_of
+from specdebug.targets.http.request import HttpRequest, sampling_params, told_tokens
 from specdebug.targets.http.served_texts import ServedTexts
+from specdebug.targets.http.server_info import one_token, own_words, server_info
 from specdebug.targets.serving import Lost, SessionFailed, ToldToken
 
 _WITH_LOGPROBS = {"return_logprob": True, "top_logprobs_num": 4}
@@ -35,7 +35,7 @@ class HttpServerView:
         self,
         client: ServerClient,
         loop: asyncio.AbstractEventLoop,
-        answers: Mapping[str, HttpAnswer],
+        answers: Mapping[str, HttpRequest],
         host: Host | None,
         texts: ServedTexts | None = None,
     ) -> None:
@@ -43,6 +43,7 @@ class HttpServerView:
         self._loop = loop
         self._answers = answers
         self._host = host
+        self._log = None if host is None else host.log
         self._texts = texts or ServedTexts()
         self._told: set[str] = set()
 
@@ -121,7 +122,7 @@ class HttpServerView:
         own = own_words(self._understood_info() if self.own else {}).get("violations", ())
         said = [(each["signature"], each["detail"]) for each in own]
         new: dict[str, str] = {}
-        for signature, text in (*said, *(() if self._host is None else self._host.findings())):
+        for signature, text in (*said, *(() if self._log is None else self._log.findings())):
             if signature not in self._told:
                 new.setdefault(signature, text)
         self._told |= set(new)
@@ -129,22 +130,22 @@ class HttpServerView:
 
     def new_injections(self) -> Sequence[Mapping[str, Any]]:
         self._server_info()  # asked, an engine also tells its log of those that were not due yet
-        return () if self._host is None else self._host.new_injections()
+        return () if self._log is None else self._log.new_injections()
 
     def lost(self) -> Sequence[Lost]:
-        return () if self._host is None else self._host.lost()
+        return () if self._log is None else self._log.lost()
 
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         hits = own_words(self._server_info()).get("reverts")  # asked, an engine also tells its log
         if isinstance(hits, Mapping):
             return hits
-        return {} if self._host is None else self._host.hits()
+        return {} if self._log is None else self._log.hits()
 
     def reached(self) -> Mapping[str, int]:
         reached = own_words(self._server_info()).get("reached_sites")
         if isinstance(reached, Mapping):
             return reached
-        return {} if self._host is None else self._host.reached()
+        return {} if self._log is None else self._log.reached()
 
     def _server_info(self) -> Mapping[str, Any]:
         """What the server says of itself; nothing, if it does not any more: that is told elsewhere."""

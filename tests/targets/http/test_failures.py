@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from specdebug.logs.scan import LogReader, Scan
 from specdebug.targets.http.checked import BadAnswer
 from specdebug.targets.http.client import Declined, Silent, Unreachable
-from specdebug.targets.http.host import failure_of, split
+from specdebug.targets.http.failures import failure_of, split
 from specdebug.verdict.signatures import complaint
 
 
 class Process:
     """A server's process that ended so, or not, and left that log."""
 
-    log_path = "/a/log"
-
-    def __init__(self, ended: int | None, log: str) -> None:
-        self.ended, self.log = ended, log
+    def __init__(self, ended: int | None, log: str = "", **tells: Any) -> None:
+        self.ended = ended
+        told: dict[str, Any] = {"findings": tuple, "hits": dict, "reached": dict} | tells
+        self.log: Any = SimpleNamespace(path="/a/log", scan_run=lambda: scanned(log), **told)
 
     def status(self) -> int | None:
         return self.ended
 
-    def scan(self) -> Scan:
-        reader = LogReader(settings=False)
-        reader.feed(self.log.encode())
-        return reader.close()
-
-    def findings(self) -> Sequence[tuple[str, str]]:
-        return ()
-
-    def hits(self) -> Mapping[str, Mapping[str, int]]:
-        return {}
-
-    def reached(self) -> Mapping[str, int]:
-        return {}
-
     def release(self, sound: bool) -> None: ...
+
+
+def scanned(log: str) -> Scan:
+    reader = LogReader(settings=False)
+    reader.feed(log.encode())
+    return reader.close()
 
 
 BROKEN = Unreachable("ReadError")

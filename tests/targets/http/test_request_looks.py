@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 
 from specdebug.engine.config import EngineConfig, SpeculativeConfig
 from specdebug.scenario.workload import RequestSampling
-from specdebug.targets.http.answers import HttpAnswer
-from specdebug.targets.http.looks import Look, read_look, stored_rows
+from specdebug.targets.http.request import HttpRequest
+from specdebug.targets.http.request_looks import Inside, NoLook, RequestLook, read_look, stored_rows
+from specdebug.targets.inside.looks import looks_folder
+from specdebug.targets.serving import Lost, NotShown
+from specdebug.workers.machine_failure import machine_failure
 
 PROMPT, OUTPUT = (1, 2, 3), [10, 11, 12, 13, 14, 15]
 NODES, VOCAB = 3, 32
@@ -24,9 +28,9 @@ def spec() -> SpeculativeConfig:
     return config.speculative
 
 
-def answer(output: list[int], accepted: tuple[int, ...]) -> HttpAnswer:
+def answer(output: list[int], accepted: tuple[int, ...]) -> HttpRequest:
     sampling = RequestSampling(max_new_tokens=len(output))
-    return HttpAnswer("g0.0", PROMPT, sampling, True, output_ids=output, accept_lengths=accepted)
+    return HttpRequest("g0.0", PROMPT, sampling, True, output_ids=output, accept_lengths=accepted)
 
 
 def stored(seq_len: int, bonus: int) -> dict[str, Any]:
@@ -83,9 +87,9 @@ class Told:
     def on_draft_forward(self, engine: Any, forward: Any) -> None: ...
 
 
-def shown(events: list[dict[str, Any]], one: HttpAnswer, spec: SpeculativeConfig) -> Told:
+def shown(events: list[dict[str, Any]], one: HttpRequest, spec: SpeculativeConfig) -> Told:
     told = Told()
-    Look(one, events, {}).show(None, spec, told)
+    RequestLook(one, events, {}).show(None, spec, told)
     return told
 
 
@@ -157,3 +161,55 @@ def test_a_look_is_read_once(tmp_path: Path) -> None:
     assert look is not None
     assert look.events[0]["stored"]["seq_len"] == 3
     assert read_look(tmp_path, "run-g0.0", one) is None
+
+
+OPTIONS = {"speculative": {"num_steps": 2, "eagle_topk": 1}}
+
+
+def inside(
+    log: Path, *shows: Any, said: str = "", problems: tuple[str, ...] = (), lost: tuple[Lost, ...] = ()
+) -> Inside:
+    told: Any = SimpleNamespace(path=log, last_with=lambda _: said, new_problems=lambda: problems, lost=lambda: lost)
+    return Inside(told, shows, OPTIONS)
+
+
+def two_tokens() -> HttpRequest:
+    return HttpRequest("g0.0", (1, 2), RequestSampling(max_new_tokens=2), True, output_ids=[3, 4])
+
+
+def test_keys_and_values_are_those_of_the_look(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    looks_folder(str(log)).mkdir()
+    keys = torch.arange(12.0).view(1, 3, 2, 2)
+    torch.save({"events": [], "kv": {"draft_k": keys, "draft_v": -keys}}, looks_folder(str(log)) / "r-g0.0.look")
+    one = inside(log, "kv")
+    one.show(None, "r-g0.0", two_tokens(), SimpleNamespace())
+    found = one.kv("draft", "g0.0", 1, 3)
+    assert torch.equal(found[0], keys[:, 1:3])
+    assert torch.equal(found[1], -keys[:, 1:3])
+
+
+def test_a_look_that_is_missing_is_told_by_the_log_and_is_the_machine_s_if_the_disk_was_full(tmp_path: Path) -> None:
+    one = inside(tmp_path / "server.log", "kv", said="looking ends, x.look: No space left on device")
+    with pytest.raises(NoLook, match=r"no look of request g0\.0: looking ends") as caught:
+        one.show(None, "r-g0.0", two_tokens(), SimpleNamespace())
+    failure = machine_failure(caught.value)
+    assert failure is not None
+    assert failure.cause == "disk"
+    with pytest.raises(NoLook, match="its log does not say why"):
+        inside(tmp_path / "server.log", "kv").show(None, "r-g0.0", two_tokens(), SimpleNamespace())
+
+
+def test_what_a_look_that_was_lost_does_not_show_says_so(tmp_path: Path) -> None:
+    one = inside(tmp_path / "server.log", "kv", lost=(Lost("requests inside", "moved", "", False),))
+    one.show(None, "r-g0.0", two_tokens(), SimpleNamespace())
+    with pytest.raises(NotShown):
+        one.kv("draft", "g0.0", 0, 1)
+    with pytest.raises(NotShown):
+        one.draft_state([two_tokens()])
+
+
+def test_where_only_the_pools_are_shown_no_look_is_wanted(tmp_path: Path) -> None:
+    one = inside(tmp_path / "server.log", "pools", problems=("locks: 4 slots are protected",))
+    one.show(None, "r-g0.0", two_tokens(), SimpleNamespace())
+    assert list(one.new_problems()) == ["locks: 4 slots are protected"]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from specdebug.logs.scan import LogReader
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.http.client import ServerClient, Unreachable
-from specdebug.targets.http.view import HttpServerView
+from specdebug.targets.http.server_view import HttpServerView
 from specdebug.targets.serving import SessionFailed
 from tests.targets.http.fake import FakeServer, serving
+from tests.targets.http.test_failures import Process
 
 
 class Client:
@@ -33,7 +33,7 @@ class Client:
         return {"specdebug": {"violations": [{"signature": "nan@draft.x", "detail": "3 bad"}]}}
 
 
-HOST = SimpleNamespace(findings=lambda: [("oob@draft.y", "4 bad")])
+HOST = Process(None, findings=lambda: [("oob@draft.y", "4 bad")])
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_said_with_its_route(loop: asyncio.AbstractEventLoop) -
 @pytest.mark.parametrize(
     ("status", "named", "words"),
     [
-        (-11, ("crash:SIGSEGV", ""), "the server ended (signal 11); its log is server.log"),
+        (-11, ("crash:SIGSEGV", ""), "the server ended (signal 11); its log is /a/log"),
         (None, ("error", "server.health"), "/health: nobody listens"),
     ],
 )
@@ -89,8 +89,7 @@ def test_of_a_server_that_has_ended_it_is_said_what_it_died_of(
         async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
             raise Unreachable("nobody listens")
 
-    host = SimpleNamespace(status=lambda: status, scan=LogReader().close, log_path="server.log")
-    wrong = view(loop, Gone(), host=host).check_alive(generates=False)
+    wrong = view(loop, Gone(), host=Process(status)).check_alive(generates=False)
     assert wrong is not None
     assert ((wrong.kind, wrong.site), str(wrong)) == (named, words)
 

@@ -16,7 +16,7 @@ import string
 import time
 from collections.abc import Callable
 
-from specdebug.logs.engine import linear
+from specdebug.logs.patterns import linear
 from specdebug.logs.scan import scan_bytes
 
 Make = Callable[[random.Random, int], bytes]

@@ -6,9 +6,8 @@ import signal
 
 from specdebug.logs.around import Around
 from specdebug.logs.device import ASSERTION, FAULT_WORDS, FAULTS, assertion_in
-from specdebug.logs.engine import compiled
-from specdebug.logs.hits import Hit, Strength
-from specdebug.logs.rule import LogRule, printable, said, slug
+from specdebug.logs.patterns import compiled
+from specdebug.logs.rule import Hit, LogRule, Strength, printable, said, slug
 from specdebug.logs.wording import expression_of, message_of
 
 # Numbers, indices, pools.
@@ -38,62 +37,30 @@ def _of_a_request(hit: Hit, around: Around) -> Hit:
 
 
 _VALUES = (
-    said(
-        "nan@sampler.logits",
-        Strength.CHECK,
-        (b"NaN ", b"nan ", b"NaNs "),
-        rb"\b(?:NaN|nan)s? (?:detected |found )?in (?:the )?(?:\w+ )?(?:logits|logprobs|probabilit)",
-    ),
-    said(
-        "nan@sampler.probs",
-        Strength.CHECK,
-        (b"probability tensor", b"contain NaN", b"contains NaN", b"contain nan"),
-        rb"probability tensor contains either `?inf`?, `?nan`?",
-        rb"\bprob(?:s|abilities) contains? (?:NaN|nan)\b",
-    ),
+    said("nan@sampler.logits", Strength.CHECK, (b"NaN ", b"nan ", b"NaNs "),
+         rb"\b(?:NaN|nan)s? (?:detected |found )?in (?:the )?(?:\w+ )?(?:logits|logprobs|probabilit)"),
+    said("nan@sampler.probs", Strength.CHECK,
+         (b"probability tensor", b"contain NaN", b"contains NaN", b"contain nan"),
+         rb"probability tensor contains either `?inf`?, `?nan`?", rb"\bprob(?:s|abilities) contains? (?:NaN|nan)\b"),
     said("nan@eagle_tree", Strength.CHECK, (b"invalid eagle tree",), rb"invalid eagle tree!!!"),
     said("oob@embedding", Strength.CHECK, (b"IndexError",), rb"IndexError: index out of range in self"),
-    said(
-        "oob@vocabulary",
-        Strength.CHECK,
-        (b"oken id",),
-        rb"[Tt]oken ids?\b[^\n]{0,40}\bout of (?:vocab|range|bounds)",
-    ),
-    said(
-        "oob@index",
-        Strength.CHECK,
-        (b"out of bounds for",),
-        rb"index -?\d+ is out of bounds for (?:dimension|axis) \d+ with size",
-    ),
+    said("oob@vocabulary", Strength.CHECK, (b"oken id",),
+         rb"[Tt]oken ids?\b[^\n]{0,40}\bout of (?:vocab|range|bounds)"),
+    said("oob@index", Strength.CHECK, (b"out of bounds for",),
+         rb"index -?\d+ is out of bounds for (?:dimension|axis) \d+ with size"),
     said("oob@tensor", Strength.CHECK, (b"Out Of Bound",), rb"Out Of Bound Tensor access detected"),
     LogRule((b" Leak ", b" leak", b"eaked "), (_LEAK,), _leak),
-    said(
-        "error@grammar",
-        Strength.REQUEST,
-        (b"rammar", b"FSM", b"not accepted", b"atcher"),
-        rb"(?i:\bgrammar\b[^\n]{0,30}\b(?:rejected|did not accept|refused)|failed to (?:advance|accept)[^\n]{0,40}"
-        rb"\b(?:fsm|grammar|matcher|token)|\btokens? (?:was |were )?not accepted\b|empty grammar stack|"
-        rb"\w*(?:fsm|matcher) (?:rejected|did not accept|has terminated))",
-        complete=_of_a_request,
-    ),
-    said(
-        "mismatch@collective",
-        Strength.CHECK,
-        (
-            b"ollective",
-            b"_MISMATCH",
-            b"op.preamble",
-            b"runcated",
-            b"MPI_ERR_TRUNCATE",
-            b"inconsistent",
-            b"ismatch",
-        ),
-        rb"[Mm]ismatch between collectives|[Mm]ismatched collective|SIZE_OR_SYNTAX_MISMATCH|"
-        rb"op\.preamble\.\w+ <= op\.|MPI_ERR_TRUNCATE|[Mm]essage truncated|"
-        rb"(?i:collective\b[^\n]{0,80}\b(?:mismatch|inconsistent|differ)|(?:inconsistent|"
-        rb"mismatch\w*)\b[^\n]{0,60}\branks\b)",
-    ),
-)
+    said("error@grammar", Strength.REQUEST, (b"rammar", b"FSM", b"not accepted", b"atcher"),
+         rb"(?i:\bgrammar\b[^\n]{0,30}\b(?:rejected|did not accept|refused)|failed to (?:advance|accept)[^\n]{0,40}"
+         rb"\b(?:fsm|grammar|matcher|token)|\btokens? (?:was |were )?not accepted\b|empty grammar stack|"
+         rb"\w*(?:fsm|matcher) (?:rejected|did not accept|has terminated))", complete=_of_a_request),
+    said("mismatch@collective", Strength.CHECK,
+         (b"ollective", b"_MISMATCH", b"op.preamble", b"runcated", b"MPI_ERR_TRUNCATE", b"inconsistent", b"ismatch"),
+         rb"[Mm]ismatch between collectives|[Mm]ismatched collective|SIZE_OR_SYNTAX_MISMATCH|"
+         rb"op\.preamble\.\w+ <= op\.|MPI_ERR_TRUNCATE|[Mm]essage truncated|"
+         rb"(?i:collective\b[^\n]{0,80}\b(?:mismatch|inconsistent|differ)|(?:inconsistent|"
+         rb"mismatch\w*)\b[^\n]{0,60}\branks\b)"),
+)  # fmt: skip
 
 # What is asserted outside of Python.
 
@@ -201,16 +168,12 @@ def _thrown_said(hit: Hit, around: Around) -> Hit:
 
 _STATEMENTS = (
     LogRule((b"Assertion `",), (ASSERTION,), _device_assertion),
-    LogRule(
-        (b"GGML_ASSERT", b"Assertion `", b"Assertion '", b'Assertion "', b"Check '", b"Check `", b"Check failed: "),
-        (_STATED,),
-        _stated,
-        complete=_asserted_said,
-    ),
+    LogRule((b"GGML_ASSERT", b"Assertion `", b"Assertion '", b'Assertion "', b"Check '", b"Check `", b"Check failed: "),
+            (_STATED,), _stated, complete=_asserted_said),
     LogRule((b"Assertion failed: ",), (_TENSORRT,), _tensorrt),
     LogRule((b"fatal error", b"GGML_ABORT"), (_GGML,), _ggml),
     LogRule((b"panicked at ",), (_PANIC,), _panic, complete=_panic_said),
-)
+)  # fmt: skip
 
 # Numbers that name a failure. The search for lines takes all digits for one, so the number is looked up here.
 
@@ -241,25 +204,15 @@ _CODED = LogRule(tuple(code.encode() for code in _CODES), (_CODE,), _coded, numb
 _DEVICES = (
     *(said(f"{kind}@cuda", Strength.DEVICE, FAULT_WORDS, pattern) for kind, _, pattern in FAULTS),
     said("oom@npu", Strength.DEVICE, (b"NPU out of memory",), rb"NPU out of memory"),
-    said(
-        "illegal-address@npu",
-        Strength.DEVICE,
-        (b"MTE instruction", b"instruction is out of range", b"ccess out of"),
-        rb"address of (?:the )?\w+ instruction is out of range|aicore\b[^\n]*\baccess out of",
-    ),
-    said(
-        "launch-failure@npu",
-        Strength.DEVICE,
-        (b"aicore", b"AICORE", b"AICore", b"vector core", b"aivec", b"AI Core"),
-        rb"(?i:\b(?:aicore|aivec(?:tor)?|vector core|ai core)\b[^\n]{0,40}\b(?:exception|error|trap|timed? ?out))",
-    ),
-    said(
-        "oom@xla",
-        Strength.DEVICE,
-        (b"RESOURCE_EXHAUSTED",),
-        rb"RESOURCE_EXHAUSTED[^\n]*(?:[Oo]ut of memory|[Aa]ttempting to (?:allocate|reserve)|exceeds)",
-    ),
-)
+    said("illegal-address@npu", Strength.DEVICE,
+         (b"MTE instruction", b"instruction is out of range", b"ccess out of"),
+         rb"address of (?:the )?\w+ instruction is out of range|aicore\b[^\n]*\baccess out of"),
+    said("launch-failure@npu", Strength.DEVICE,
+         (b"aicore", b"AICORE", b"AICore", b"vector core", b"aivec", b"AI Core"),
+         rb"(?i:\b(?:aicore|aivec(?:tor)?|vector core|ai core)\b[^\n]{0,40}\b(?:exception|error|trap|timed? ?out))"),
+    said("oom@xla", Strength.DEVICE, (b"RESOURCE_EXHAUSTED",),
+         rb"RESOURCE_EXHAUSTED[^\n]*(?:[Oo]ut of memory|[Aa]ttempting to (?:allocate|reserve)|exceeds)"),
+)  # fmt: skip
 
 
 def _of_capacity(hit: Hit, around: Around) -> Hit:
@@ -299,23 +252,17 @@ _FIND_EXIT = compiled(_EXIT)
 _PROC = rb"\{'\w+': -(\d{1,2})\b|\b(?:by|with|received|got) signal:? (\d{1,2})\b"
 _FIND_PROC = compiled(_PROC)
 _DEATHS = (
-    (
-        "SIGSEGV",
-        (b"egmentation fault", b"egfault", b"SIGSEGV", b"SegFault", b"SEGFAULT", b"access violation"),
-        rb"[Ss]egmentation fault|\b[Ss]egfault\b|\bSIGSEGV\b|\bSegFault\b|\bSEGFAULT\b|"
-        rb"\bexception: access violation\b",
-    ),
-    (
-        "SIGABRT",
-        (b"Aborted", b"terminate called", b"SIGABRT", b"double free", b"Abort trap", b"zsh: abort"),
-        rb"Fatal Python error: Aborted|\bAborted\b[ \t]*(?:$|\(core dumped\))|terminate called|\bSIGABRT\b|"
-        rb"\bAbort trap: 6\b|\bzsh: abort\b|"
-        rb"\bdouble free or corruption",
-    ),
+    ("SIGSEGV", (b"egmentation fault", b"egfault", b"SIGSEGV", b"SegFault", b"SEGFAULT", b"access violation"),
+     rb"[Ss]egmentation fault|\b[Ss]egfault\b|\bSIGSEGV\b|\bSegFault\b|\bSEGFAULT\b|"
+     rb"\bexception: access violation\b"),
+    ("SIGABRT", (b"Aborted", b"terminate called", b"SIGABRT", b"double free", b"Abort trap", b"zsh: abort"),
+     rb"Fatal Python error: Aborted|\bAborted\b[ \t]*(?:$|\(core dumped\))|terminate called|\bSIGABRT\b|"
+     rb"\bAbort trap: 6\b|\bzsh: abort\b|"
+     rb"\bdouble free or corruption"),
     ("SIGBUS", (b"Bus error", b"SIGBUS"), rb"\bBus error\b|\bSIGBUS\b"),
     ("SIGFPE", (b"loating point exception", b"SIGFPE"), rb"[Ff]loating point exception|\bSIGFPE\b"),
     ("SIGILL", (b"SIGILL",), rb"\bSIGILL\b"),
-)
+)  # fmt: skip
 _KILLED = rb"^(?:\d{4}-\S+ )?[ \t]*(?:\S+: line \d+: +)?\d* *Killed\b|\bSIGKILL\b"
 
 
@@ -337,17 +284,13 @@ def _exit(strength: Strength) -> LogRule:
     return LogRule((b"exit", b"Exit", b"EXIT", b"': -", b" signal"), (_EXIT, _PROC), name, numbers=True)
 
 
-_ENDS = (
-    said(
-        "oom",
-        Strength.DEATH,
-        (b"oom-kill", b"Out of memory: Kill", b"OOMKilled", b"oom_reaper", b"out of memory"),
-        rb"oom-kill|Out of memory: Kill|OOMKilled|oom_reaper|Memory cgroup out of memory",
-    ),
+DEATHS = (
+    said("oom", Strength.DEATH, (b"oom-kill", b"Out of memory: Kill", b"OOMKilled", b"oom_reaper", b"out of memory"),
+         rb"oom-kill|Out of memory: Kill|OOMKilled|oom_reaper|Memory cgroup out of memory"),
     LogRule((b"terminate called",), (_THROWN,), _thrown, complete=_thrown_said),
     *(said(f"crash:{name}", Strength.DEATH, words, pattern) for name, words, pattern in _DEATHS),
     _exit(Strength.DEATH),
-)
+)  # fmt: skip
 
 # What does not end.
 
@@ -364,54 +307,28 @@ def _hung(hit: Hit, around: Around) -> Hit:
 
 
 _HANGS = (
-    said(
-        "hang",
-        Strength.HANG,
-        (b"atchdog", b"ang detected", b"RPC", b"rpc", b"deadlock", b"imed out waiting"),
-        rb"[Ww]atchdog (?:timeout|timed out|triggered)|\b[Hh]ang detected|\bRPC\b[^\n]{0,80}\btimed? ?-?out|"
-        rb"\bdeadlock detected|"
-        rb"gloo[^\n]*Timed out waiting|\brpc (?:call|time)[^\n]{0,60}\btimed out",
-        complete=_hung,
-    ),
-    said(
-        "hang",
-        Strength.EXCEPTION,
-        (
-            b"Timeout >",
-            b"imed out after",
-            b"maximum execution time",
-            b"killed after",
-            b"imed out waiting",
-            b"(Timeout)",
-        ),
-        rb"\bTimeout >|[Tt]imed out after|exceeded the maximum execution time|killed after [\d.]+ s in stage|"
-        rb"[Tt]imed out waiting|\*\*\*Timeout|- \S+ \(Timeout\)",
-        complete=_hung,
-    ),
-)
-_WAITED = (
-    said(
-        "hang",
-        Strength.LEFT,
-        (b"collective operation", b"broadcast block", b" (active", b" (idle", b"yspy dump", b"y-spy dump"),
-        rb"Watchdog caught collective operation timeout|No available shared memory broadcast block|"
-        rb"^(?:\S+[ \t]+\|?[ \t]*)?Thread \S+ \((?:active|idle)[^\n]*\): \"|(?i:py-?spy dump) for",
-        complete=_hung,
-    ),
+    said("hang", Strength.HANG, (b"atchdog", b"ang detected", b"RPC", b"rpc", b"deadlock", b"imed out waiting"),
+         rb"[Ww]atchdog (?:timeout|timed out|triggered)|\b[Hh]ang detected|\bRPC\b[^\n]{0,80}\btimed? ?-?out|"
+         rb"\bdeadlock detected|"
+         rb"gloo[^\n]*Timed out waiting|\brpc (?:call|time)[^\n]{0,60}\btimed out", complete=_hung),
+    said("hang", Strength.EXCEPTION,
+         (b"Timeout >", b"imed out after", b"maximum execution time", b"killed after", b"imed out waiting",
+          b"(Timeout)"),
+         rb"\bTimeout >|[Tt]imed out after|exceeded the maximum execution time|killed after [\d.]+ s in stage|"
+         rb"[Tt]imed out waiting|\*\*\*Timeout|- \S+ \(Timeout\)", complete=_hung),
+)  # fmt: skip
+LEFT = (
+    said("hang", Strength.LEFT,
+         (b"collective operation", b"broadcast block", b" (active", b" (idle", b"yspy dump", b"y-spy dump"),
+         rb"Watchdog caught collective operation timeout|No available shared memory broadcast block|"
+         rb"^(?:\S+[ \t]+\|?[ \t]*)?Thread \S+ \((?:active|idle)[^\n]*\): \"|(?i:py-?spy dump) for", complete=_hung),
     said("crash:SIGKILL", Strength.LEFT, (b"Killed", b"SIGKILL"), _KILLED),
     _exit(Strength.LEFT),
-    said(
-        "error@http.500",
-        Strength.LEFT,
-        (b"Internal Server Error",),
-        rb"HTTP/[\d.]+['\"] \d+ Internal Server Error",
-    ),
-)
+    said("error@http.500", Strength.LEFT, (b"Internal Server Error",), rb"HTTP/[\d.]+['\"] \d+ Internal Server Error"),
+)  # fmt: skip
 
 CHECKS = (*_VALUES, *_STATEMENTS, *_DEVICES, _CODED)
 """Rules of the strengths CHECK and DEVICE, and of requests that are given up."""
-DEATHS = _ENDS
 HANGS = (_HANGS[0],)
 SLOW = (_CAPACITY, _HANGS[1])
 """A time limit that was exceeded, and memory of KV that ran out: as strong as an exception, and before it on a line."""
-LEFT = _WAITED

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specdebug.async_probe import parse_message
-from specdebug.logs.engine import bounded, compiled
+from specdebug.logs.patterns import bounded, compiled
 
 Kind = Literal["assert", "illegal-address", "launch-failure", "oom"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from specdebug.logs.around import Around
-from specdebug.logs.engine import compiled
-from specdebug.logs.hits import Hit, Strength
-from specdebug.logs.rule import LogRule, printable, short
+from specdebug.logs.patterns import compiled
+from specdebug.logs.rule import Hit, LogRule, Strength, printable, short
 from specdebug.logs.wording import asserted_in, expression_of, message_of
 
 MAX_TEST = 240

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from specdebug import async_probe
 from specdebug.async_probe import parse_message
 from specdebug.logs.checks import CHECKS, DEATHS, HANGS, LEFT, SLOW
-from specdebug.logs.engine import compiled, line_finder
-from specdebug.logs.hits import KINDS, Hit, Strength
+from specdebug.logs.patterns import compiled, line_finder
 from specdebug.logs.raised import QUOTED, RAISED, TESTS
-from specdebug.logs.rule import LogRule, placed, printable, slug
+from specdebug.logs.rule import KINDS, Hit, LogRule, Strength, placed, printable, slug
 
 MAX_SIGNATURE = 240
 """Characters of a signature of ours at most."""

@@ -15,16 +15,11 @@ from functools import cached_property, partial
 from itertools import compress, islice
 from typing import BinaryIO
 
-from specdebug.logs.around import REACH, Around
-from specdebug.logs.engine import Pattern, bounded, word_finder
-from specdebug.logs.facts import WORDS as FACT_WORDS
-from specdebug.logs.facts import Facts
-from specdebug.logs.findings import RANK, Finding, FoundFailures
-from specdebug.logs.frames import LOOKED_AT
-from specdebug.logs.hits import Hit
-from specdebug.logs.notes import WORDS as NOTE_WORDS
-from specdebug.logs.notes import Notes
-from specdebug.logs.rule import LogRule
+from specdebug.logs.around import LOOKED_AT, REACH, Around
+from specdebug.logs.facts import FACT_WORDS, Facts
+from specdebug.logs.findings import NOTE_WORDS, RANK, Finding, FoundFailures, Notes
+from specdebug.logs.patterns import Pattern, bounded, word_finder
+from specdebug.logs.rule import Hit, LogRule
 from specdebug.logs.rules import FINDERS, RULES, named
 
 BLOCK = 1 << 20
@@ -135,9 +130,9 @@ def scan(stream: BinaryIO, progress: Callable[[int], None] | None = None) -> Sca
     return reader.close()
 
 
-def scan_bytes(log: bytes) -> Scan:
-    """Read a log that is in memory."""
-    reader = LogReader()
+def scan_bytes(log: bytes, *, settings: bool = True) -> Scan:
+    """Read a log that is in memory; ``settings``: its facts, too."""
+    reader = LogReader(settings=settings)
     reader.feed(log)
     return reader.close()
 

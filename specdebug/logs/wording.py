@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 
-from specdebug.logs.engine import Match, Pattern, compiled
+from specdebug.logs.patterns import Match, Pattern, compiled
 
 MAX_WORDS = 80
 """Characters of a message or an expression in a name."""

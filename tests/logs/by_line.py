@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdebug.logs.hits import Hit
+from specdebug.logs.rule import Hit
 from specdebug.logs.rules import FINDERS, RULES, named
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdebug.logs.last_words import last_words
+from specdebug.logs.naming import last_words
 
 SGLANG = """\
 [2026-11-23 10:00:00] server_args=ServerArgs(model_path='tiny')

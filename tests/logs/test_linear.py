@@ -16,17 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import specdebug.logs
-from specdebug.logs import engine, scan
-from specdebug.logs.engine import Match, Pattern, compiled
-from specdebug.logs.hits import Hit
-from specdebug.logs.rule import LogRule
+from specdebug.logs import patterns, scan
+from specdebug.logs.patterns import Match, Pattern, compiled
+from specdebug.logs.rule import Hit, LogRule
 from specdebug.logs.rules import AHEAD, FINDERS, REACH, RULES, named
 from specdebug.logs.scan import BLOCK, scan_bytes
 
 ROOM = Path(specdebug.logs.__file__).parent
 MODULES = sorted(ROOM.glob("*.py"))
 
-needs_re2 = pytest.mark.skipif(not engine.linear(), reason="RE2 is not installed")
+needs_re2 = pytest.mark.skipif(not patterns.linear(), reason="RE2 is not installed")
 
 
 @needs_re2
@@ -47,7 +46,7 @@ def test_no_other_engine_is_used_on_foreign_text(module: Path) -> None:
         for node in ast.walk(ast.parse(module.read_text("utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.")
     ]
-    allowed = {"engine": ["re.compile(pattern)"], "scan": ["re.compile(b'\\\\x1b\\\\[[0-9;?]{0,32}[A-Za-z]')"]}
+    allowed = {"patterns": ["re.compile(pattern)"], "scan": ["re.compile(b'\\\\x1b\\\\[[0-9;?]{0,32}[A-Za-z]')"]}
     assert uses == allowed.get(module.stem, [])
 
 
@@ -192,7 +191,7 @@ def test_a_finder_never_leaves_its_line_nor_finds_two_in_one(rule: int) -> None:
     chance = random.Random(rule)
     lines = [line for word in RULES[rule].words for line in hostile(word, chance)]
     lines += [b"", b" ", *WORDS, *(b" ".join(chance.choices(WORDS, k=9)) for _ in range(200))]
-    text = engine.bounded(b"\n".join(lines), WORDS)
+    text = patterns.bounded(b"\n".join(lines), WORDS)
     ends = []
     for found in FINDERS[rule].finditer(text):
         assert b"\n" not in text[found.start() : found.end()]
@@ -234,7 +233,7 @@ def test_where_re2_is_missing_the_same_is_said_of_real_logs(monkeypatch: pytest.
         for name in kept:
             del sys.modules[name]
         other = importlib.import_module("specdebug.logs.scan")
-        assert not importlib.import_module("specdebug.logs.engine").linear()
+        assert not importlib.import_module("specdebug.logs.patterns").linear()
         for log in logs:
             ours, theirs = expected[log], other.scan_bytes(log.read_bytes())
             assert {k: (f.line, f.count) for k, f in theirs.findings.items()} == {

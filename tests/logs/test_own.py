@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdebug.campaign.loops.replay import Replay
-from specdebug.logs.hits import Strength
+from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan, scan_bytes
 from specdebug.report.document import replay_document, to_json
 from specdebug.report.junit import junit_xml

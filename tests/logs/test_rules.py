@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specdebug.async_probe.finding import ProbeFinding as Probed
 from specdebug.logs.findings import FoundFailures
-from specdebug.logs.hits import KINDS, Hit, Strength
+from specdebug.logs.rule import KINDS, Hit, Strength
 from specdebug.logs.rules import RULES
 from specdebug.logs.scan import LogReader
 from specdebug.verdict.outcome import RANK

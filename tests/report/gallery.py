@@ -22,7 +22,7 @@ from specdebug.diverge.stream import Descriptor, Share
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Injection
 from specdebug.logs.findings import Finding
-from specdebug.logs.hits import Strength
+from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan
 from specdebug.minimise import StageResult, Summary
 from specdebug.patching import Edit, Patch

@@ -18,7 +18,7 @@ from specdebug.base.attention_plans import PLANS
 from specdebug.campaign.loops.plans import exists_in
 from specdebug.logs.facts import Facts
 from specdebug.logs.findings import Finding
-from specdebug.logs.hits import Strength
+from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.grammar import Scenario

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from specdebug.logs.hits import Strength
 from specdebug.logs.naming import name_of
-from specdebug.logs.scan import LogReader, Scan
+from specdebug.logs.rule import Strength
+from specdebug.logs.scan import Scan, scan_bytes
 from specdebug.targets.http.checked import BadAnswer
 from specdebug.targets.http.client import Declined, Silent
 from specdebug.targets.launch.log import ServerLog
@@ -71,9 +71,7 @@ def split(signature: str) -> tuple[str, str]:
 
 def said_in(text: str) -> str | None:
     """The signature that some words hold, if any does that names more than an exception."""
-    reader = LogReader(settings=False)
-    reader.feed(text.encode() + b"\n")
-    return _main(reader.close(), Strength.HANG)
+    return _main(scan_bytes(text.encode() + b"\n", settings=False), Strength.HANG)
 
 
 def _main(scan: Scan, weakest: Strength) -> str | None:

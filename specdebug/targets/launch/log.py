@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.base.errors import one_line
-from specdebug.logs.hits import Strength
-from specdebug.logs.last_words import last_words
-from specdebug.logs.scan import LogReader, Scan
+from specdebug.logs.naming import last_words
+from specdebug.logs.rule import Strength
+from specdebug.logs.scan import Scan, scan_bytes
 from specdebug.targets.inside.words import facts_in
 from specdebug.targets.serving import Lost
 
@@ -102,15 +102,11 @@ class ServerLog:
 
     def scan_run(self) -> Scan:
         """All that it says of the run."""
-        reader = LogReader(settings=False)
-        reader.feed(self._bytes(min(self._begun, self._size())))
-        return reader.close()
+        return scan_bytes(self._bytes(min(self._begun, self._size())), settings=False)
 
     def scan(self) -> Scan:
         """All that it says."""
-        reader = LogReader(settings=False)
-        reader.feed(self._bytes(0))
-        return reader.close()
+        return scan_bytes(self._bytes(0), settings=False)
 
     def findings(self) -> Sequence[tuple[str, str]]:
         """Failures named by whole lines that came since the last call: the signature, and the line. Exceptions are
@@ -123,9 +119,7 @@ class ServerLog:
         new = self._bytes(self._read)
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
-        reader = LogReader(settings=False)
-        reader.feed(whole)
-        ranked = reader.close().ranked()
+        ranked = scan_bytes(whole, settings=False).ranked()
         return [(found.signature, found.text) for found in ranked if found.strength <= Strength.DEATH]
 
     def hits(self) -> dict[str, dict[str, int]]:

@@ -45,7 +45,7 @@ SHORT = (
 NUMERICAL = (
     *SEARCHES,
     *("tests/engine", "tests/reference", "tests/diverge", "tests/run/test_judge.py", "tests/base/test_assets.py"),
-    *("tests/benchmarks/gpu/test_models.py", "tests/benchmarks/lossless"),
+    "tests/benchmarks/lossless",
 )
 PATH_OF_SEARCH = "tests/bisect/path_of_search.py"
 

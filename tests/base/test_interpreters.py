@@ -6,7 +6,8 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,27 +23,28 @@ STARTERS = {
     "subprocess": {"Popen", "run", "call", "check_call", "check_output", "getoutput", "getstatusoutput"},
 }
 
+CHILDREN = {"Child", "OwnChild"}
+"""Classes of ours that start a process when they are made (``workers/child.py``)."""
+
 STARTS = {
-    "installs/checkout.py": (1, "git"),
-    "installs/running.py": (1, "other_python, or what an installation tries"),
-    "server/process.py": (1, "own_python"),
+    "targets/installs/checkout.py": (1, "git"),
+    "targets/installs/running.py": (1, "other_python, or what an installation tries"),
     "targets/launch/lease.py": (1, "own_python"),
     "targets/launch/process.py": (1, "the user's command, own_python or engine_python"),
     "targets/patches.py": (1, "other_python"),
-    "trials/process.py": (1, "the user's command"),
-    "trials/repository.py": (1, "git"),
-    "trials/state.py": (1, "other_python"),
+    "campaign/trials/process.py": (1, "the user's command"),
+    "campaign/trials/repository.py": (1, "git"),
+    "campaign/trials/state.py": (1, "other_python"),
     "workers/forkserver.py": (1, "own_python"),
     "workers/lifeline.py": (1, "the reaper, a file of ours, by -I -S"),
-    "workers/server.py": (1, "own_python"),
     "workers/stack.py": (1, "nvcc"),
 }
 """At how many places each file starts something, and what."""
 
 NAMED = {
-    "doctor.py": "shown",
-    "installs/recipe.py": "handed to other_python",
-    "interpreters.py": "the words",
+    "apps/doctor.py": "shown",
+    "targets/installs/recipe.py": "handed to other_python",
+    "base/interpreters.py": "the words",
     "workers/lifeline.py": "the reaper, which needs the standard library alone",
 }
 """Files that name this interpreter, and what for."""
@@ -52,43 +54,49 @@ TO_SHOW = {"logs/origin.py": "a command that a user is told of"}
 """Files whose words nothing is started by."""
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for file in sorted(ROOT.rglob("*.py")):
-        yield file.relative_to(ROOT).as_posix(), ast.parse(file.read_text("utf-8"))
+@cache
+def trees() -> list[tuple[str, list[ast.AST]]]:
+    """Every file of the source, and the nodes of its tree."""
+    files = sorted(ROOT.rglob("*.py"))
+    return [(file.relative_to(ROOT).as_posix(), list(ast.walk(ast.parse(file.read_text("utf-8"))))) for file in files]
 
 
-def starts_in(tree: ast.AST) -> list[int]:
+def starts_in(nodes: Iterable[ast.AST]) -> list[int]:
     """The lines at which a process is started."""
-    calls = [each.func for each in ast.walk(tree) if isinstance(each, ast.Call)]
+    calls = [each.func for each in nodes if isinstance(each, ast.Call)]
+    children = [each.lineno for each in calls if isinstance(each, ast.Name) and each.id in CHILDREN]
     named = [each for each in calls if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name)]
-    return [each.lineno for each in named if each.attr in STARTERS.get(ast.unparse(each.value), ())]
+    return children + [each.lineno for each in named if each.attr in STARTERS.get(ast.unparse(each.value), ())]
 
 
 def test_every_start_is_entered() -> None:
-    found = {name: len(lines) for name, tree in trees() if (lines := starts_in(tree))}
+    found = {name: len(lines) for name, nodes in trees() if (lines := starts_in(nodes))}
     assert found == {name: count for name, (count, _) in STARTS.items()}
 
 
 def test_a_start_is_seen() -> None:
-    assert starts_in(ast.parse("import os\nsubprocess.Popen(words)\nos.execv(a, b)\npool.run(jobs)\n")) == [2, 3]
+    assert starts_in(ast.walk(ast.parse("import os\nsubprocess.Popen(words)\nos.execv(a, b)\npool.run(jobs)\n"))) == [
+        2,
+        3,
+    ]
 
 
 def test_no_start_is_imported_by_its_own_name() -> None:
-    for name, tree in trees():
-        for node in ast.walk(tree):
+    for name, nodes in trees():
+        for node in nodes:
             if isinstance(node, ast.ImportFrom):
                 assert not {alias.name for alias in node.names} & STARTERS.get(node.module or "", set()), name
 
 
 def test_this_interpreter_is_named_in_few_places() -> None:
-    named = {name for name, tree in trees() for node in ast.walk(tree) if _text(node) == "sys.executable"}
+    named = {name for name, nodes in trees() for node in nodes if _text(node) == "sys.executable"}
     assert named == set(NAMED)
 
 
 def test_words_for_an_interpreter_are_made_in_one_place() -> None:
-    for name, tree in trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.List | ast.Tuple) and name != "interpreters.py":
+    for name, nodes in trees():
+        for node in nodes:
+            if isinstance(node, ast.List | ast.Tuple) and name != "base/interpreters.py":
                 words = [each.value for each in node.elts if isinstance(each, ast.Constant)]
                 fine = not {"-m", "-c"} & set(words) or words[0] in ("git", "sh") or name in TO_SHOW
                 assert fine, f"{name}:{node.lineno}"

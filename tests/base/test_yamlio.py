@@ -212,7 +212,7 @@ def test_one_line():
 
 
 def test_imports_without_torch():
-    modules = ["schema", "yamlio", "content", "toggles", "patching"]
+    modules = ["base.schema", "base.yamlio", "base.content", "patching.toggles"]
     code = "".join(f"import specdebug.{name}\n" for name in modules) + "import sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

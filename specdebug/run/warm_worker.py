@@ -167,7 +167,7 @@ class _Reverted:
         self._applied = applied
 
     def emit(self, event: str, **fields: Any) -> None:
-        from specdebug.run.arm import hits_of
+        from specdebug.run.session_run import hits_of
 
         if event in ("reverts", "coverage"):
             fields["hits"] = hits_of(self._toggles, self._applied)

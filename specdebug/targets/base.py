@@ -211,6 +211,32 @@ class OverThere:
         return tuple(toggle.pr for toggle in self.toggles)
 
 
+class Busy:
+    """Tells what an engine is busy with beside its steps: its own words, and the kernels that are compiled meanwhile,
+    as one event ``progress`` at a time."""
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        self._say = say
+        self._said = ""
+
+    def said(self, text: str) -> None:
+        """Tell the engine's words; without any it is busy no more."""
+        self._said = text
+        self._say("progress", text=text)
+
+    def compiling(self, kernel: str) -> None:
+        """Tell that a kernel is being compiled."""
+        self._say("progress", text=f"compiling {kernel}")
+
+    def compiled(self) -> None:
+        """Tell what it was busy with before that."""
+        self._say("progress", text=self._said)
+
+    def over(self) -> None:
+        """A new stage begins; the event that says so ends what was said before it."""
+        self._said = ""
+
+
 @dataclass
 class Opening:
     """The surroundings of a session.
@@ -228,14 +254,6 @@ class Opening:
     busy: Busy
     before: Callable[[], None] = field(default=lambda: None)
     over_there: OverThere = field(default_factory=lambda: OverThere())
-
-
-class Busy(Protocol):
-    """Told what an engine is busy with beside its steps, such as compiling a kernel."""
-
-    def said(self, text: str) -> None: ...
-    def compiling(self, kernel: str) -> None: ...
-    def compiled(self) -> None: ...
 
 
 class Serve(Protocol):

@@ -17,7 +17,7 @@ from specdebug import async_probe
 from specdebug.base.errors import InvalidOption
 from specdebug.engine import progress
 from specdebug.engine.errors import EngineError, FlashInferError, RequestRejected
-from specdebug.run import arm
+from specdebug.run import arm, session_run
 from specdebug.run.oracles.accept import over_before
 from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.load import load_scenario
@@ -47,7 +47,7 @@ def _nothing_left_behind() -> Iterator[None]:
 def left(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows when the worker leaves without tearing down."""
     calls: list[str] = []
-    monkeypatch.setattr(arm, "leave_now", lambda: calls.append("left"))
+    monkeypatch.setattr(session_run, "leave_now", lambda: calls.append("left"))
     return calls
 
 

@@ -12,7 +12,7 @@ from specdebug.base.errors import CheckpointError, ConfigError
 from specdebug.reference import greedy_generate, load_weights
 from specdebug.scenario.text import decoder, load_tokenizer
 from specdebug.scenario.workload import RequestSampling
-from specdebug.targets.base import Opening
+from specdebug.targets.base import Busy, Opening
 from specdebug.targets.reference import TARGET, CannotServe, ReferenceSession, choose
 
 PROMPT = (1, 20, 300, 4)
@@ -134,12 +134,10 @@ def test_options_that_mean_nothing_here_are_listed_and_wrong_ones_refused() -> N
 def test_opening_says_what_it_runs_on() -> None:
     events: list[tuple[str, dict[str, Any]]] = []
 
-    class Silent:
-        def said(self, text: str) -> None: ...
-        def compiling(self, kernel: str) -> None: ...
-        def compiled(self) -> None: ...
+    def say(event: str, **fields: Any) -> None:
+        events.append((event, fields))
 
-    opening = Opening("x", lambda event, **fields: events.append((event, fields)), Silent())
+    opening = Opening("x", say, Busy(say))
     opened = TARGET.open({"model": "tiny"}, 0, opening)
     (event, facts) = events[0]
     assert (event, facts["executor"], facts["dtype"]) == ("stack", "torch reference", "float32")

@@ -13,7 +13,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import NoReturn
 
 from specdebug.apps.serve.engine_loop import FRONT_GONE, EngineLoop
@@ -21,8 +20,9 @@ from specdebug.apps.serve.launch import Launch
 from specdebug.base.errors import InvalidOption, SpecDebugError
 from specdebug.base.random_streams import stream
 from specdebug.faults.injector import Injector
+from specdebug.run.session_run import put_in_place
 from specdebug.scenario.packs import activate, kernel_rules
-from specdebug.targets.base import Opening, OverThere
+from specdebug.targets.base import Busy, Opening, OverThere
 from specdebug.targets.registry import find_target
 from specdebug.workers.forkserver import be_ours
 from specdebug.workers.machine_failure import machine_failure
@@ -74,21 +74,18 @@ def serve(launch: Launch, channel: socket.socket, sink: PipeSink) -> int:
 
 
 def _build(launch: Launch, channel: socket.socket, sink: PipeSink) -> EngineLoop:
-    from specdebug.patching import apply
-    from specdebug.run.arm import hits_of
-
-    applied = apply([patch for toggle in launch.toggles for patch in toggle.patches], "import")
+    hits = put_in_place(launch.toggles)
     opening = Opening(
         "serve",
         sink.emit,
-        _Busy(sink),
+        Busy(sink.emit),
         lambda: activate(launch.packs, launch.mode),
         OverThere(kernels=kernel_rules(launch.packs, launch.mode)),
     )
     session = find_target(TARGET).open(launch.options, launch.seed, opening)
     injector = Injector(launch.faults, launch.seed, sink, stream)
     injector.attach(session.inside)
-    return EngineLoop(session, channel, sink, injector, partial(hits_of, launch.toggles, applied))
+    return EngineLoop(session, channel, sink, injector, hits)
 
 
 def _failed(error: Exception, sink: PipeSink) -> int:
@@ -102,19 +99,3 @@ def _failed(error: Exception, sink: PipeSink) -> int:
     else:
         sink.emit("violation", **asdict(violation_of(error, 0)))
     return 1
-
-
-class _Busy:
-    """Tells the front what keeps the engine from answering."""
-
-    def __init__(self, sink: PipeSink) -> None:
-        self._sink = sink
-
-    def said(self, text: str) -> None:
-        self._sink.emit("progress", text=text)
-
-    def compiling(self, kernel: str) -> None:
-        self._sink.emit("progress", text=f"compiling {kernel}")
-
-    def compiled(self) -> None:
-        self._sink.emit("progress", text="")

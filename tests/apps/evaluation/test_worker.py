@@ -84,6 +84,11 @@ def test_what_a_server_says_of_failures_counts(
         def findings(self) -> Any:
             return own
 
+        def reached(self) -> dict[str, int]:
+            return {}
+
+        new_injections = lost = lambda self: ()
+
     monkeypatch.setattr(EmbeddedSession, "server", Server())
     result = evaluated(evaluation(tmp_path))
     assert (result.verdict, result.outcome.signature) == (verdict, own[0][0] if own else None)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specdebug.scenario.workload import RequestSampling
-from specdebug.targets.base import Opening
+from specdebug.targets.base import Busy, Opening
 from specdebug.targets.http.session import HttpSession
 from specdebug.targets.http.target import HttpTarget
 from specdebug.targets.settings import HttpServer
 from tests.targets.http.fake import FakeServer
 
 
-class Silent:
-    def said(self, text: str) -> None: ...
-    def compiling(self, kernel: str) -> None: ...
-    def compiled(self) -> None: ...
+def opening(say: Callable[..., None] = lambda event, **fields: None, **more: Any) -> Opening:
+    return Opening("x", say, Busy(lambda event, **fields: None), **more)
 
 
 def opened(fake: FakeServer, options: Mapping[str, Any] | None = None, **settings: Any) -> HttpSession:
     settings = {"request_timeout_s": 20.0, **settings}
     target = HttpTarget(HttpServer(url=fake.url, **settings))
-    return target.open(dict(options or {}), 0, Opening("x", lambda event, **fields: None, Silent()))
+    return target.open(dict(options or {}), 0, opening())
 
 
 def add(

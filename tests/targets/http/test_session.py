@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from specdebug.faults.declare import parse_fault
-from specdebug.targets.base import Asked, Opening, OverThere
+from specdebug.targets.base import Asked, OverThere
 from specdebug.targets.http.client import ServerClient
 from specdebug.targets.http.session import CannotBeServed, HttpSession
 from specdebug.targets.http.target import HttpTarget, open_session
 from specdebug.targets.serving import SessionFailed
 from specdebug.targets.settings import HttpServer
 from tests.targets.http.fake import FakeServer, serving
-from tests.targets.http.opened import Silent, add, drain, opened
+from tests.targets.http.opened import add, drain, opened, opening
 from tests.targets.http.test_failures import Process
 
 Open = Callable[..., tuple[FakeServer, HttpSession]]
@@ -259,10 +259,9 @@ def test_what_the_first_token_that_is_asked_for_brings_to_light_is_the_run_s() -
 
     fake.answer = failing  # type: ignore[method-assign]
     host = Process(None, findings=lambda: [(log.pop(0), "a line") for _ in list(log)])
-    opening = Opening("x", lambda event, **fields: None, Silent())
     with serving(fake):
         settings = HttpServer(url=fake.url, request_timeout_s=20.0)
-        session = open_session(fake.url, settings, HttpTarget(settings).asked({}), opening, host)
+        session = open_session(fake.url, settings, HttpTarget(settings).asked({}), opening(), host)
         assert session.server.findings() == [("oob@of.this", "a line")]
         session.close(True)
 
@@ -277,10 +276,10 @@ def test_what_faults_did_is_told_while_nothing_ends() -> None:
 
     host = Process(None, new_injections=new_injections)
     there = OverThere(faults=(parse_fault("worker_hangs"),))
-    opening = Opening("x", lambda event, **fields: told.append((event, fields)), Silent(), over_there=there)
     with serving(fake):
         settings = HttpServer(url=fake.url, request_timeout_s=20.0)
-        session = open_session(fake.url, settings, HttpTarget(settings).asked({}), opening, host)
+        opened = opening(lambda event, **fields: told.append((event, fields)), over_there=there)
+        session = open_session(fake.url, settings, HttpTarget(settings).asked({}), opened, host)
         fake.hold = threading.Event()
         add(session, "a")
         drain(session)

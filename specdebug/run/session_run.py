@@ -1,0 +1,260 @@
+"""What is done with one session in a worker: put the reverts in place, open the session, use it, name what fails.
+
+An arm (``arm.py``) and an evaluation (``apps/evaluation/worker.py``) are such runs, and ``serve`` shares their parts.
+A worker imports this before any revert is in place, so it imports nothing of the engine. All is reported as it happens
+(see ``verdict/ledger.py``), whatever goes wrong too.
+"""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import sys
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdebug.base.abilities import Ability
+from specdebug.base.content import shipped_root
+from specdebug.base.errors import InvalidOption, SpecDebugError
+from specdebug.targets.base import Busy, OverThere, Session
+from specdebug.verdict.device_errors import device_lost, out_of_memory
+from specdebug.verdict.outcome import EXIT_CODES
+from specdebug.workers.coredump import wait_for_coredump
+from specdebug.workers.device import DeviceUnavailable, leave_now
+from specdebug.workers.machine_failure import MachineFailed, machine_failure
+from specdebug.workers.wire import Sink
+
+if TYPE_CHECKING:
+    from specdebug.faults.model import Fault
+    from specdebug.patching import Applied
+    from specdebug.patching.toggles import Toggle
+    from specdebug.scenario.grammar import Scenario
+
+Hits = dict[str, dict[str, int]]
+"""By fix, and by edit, how often it has run."""
+
+
+class SessionRun(ABC):
+    """One run of what ``replay.ArmRun.job_of`` packed. :meth:`run` only returns, or ends the process where that has
+    lost its device; derived classes say by :meth:`_work` what the session is opened for."""
+
+    def __init__(self, payload: Mapping[str, Any], sink: Sink) -> None:
+        self._payload = payload
+        self._sink = _Noting(sink)
+        self._busy = Busy(sink.emit)
+        self._stages: dict[str, float] = {}
+        self._coredump: str | None = None
+        self._lost = False
+        self._reverts: Sequence[Toggle] = ()
+        self._told_hits: Mapping[str, Mapping[str, int]] = {}
+        self._session: Session | None = None
+
+    @abstractmethod
+    def _work(self, scenario: Scenario) -> None:
+        """Open the session, as ``self._session``, and do with it what is to be done."""
+
+    def _step(self) -> int:
+        """The step in which what :meth:`_work` raises was met."""
+        return 0
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Free what :meth:`_work` has opened beside the session."""
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except DeviceUnavailable as error:
+            self._sink.emit("usage", message=str(error), option=["device"], unavailable=True)
+        except InvalidOption as error:
+            self._sink.emit("usage", message=error.reason, option=list(error.key_path))
+        except SpecDebugError as error:
+            self._sink.emit("usage", message=str(error))
+
+    def _run(self) -> None:
+        with self._stage("revert"):
+            hits = self._revert()
+        if hits is None:
+            return
+        scenario: Scenario = pickle.loads(self._payload["scenario"])
+        try:
+            self._work(scenario)
+        except MachineFailed as error:
+            self._sink.emit("machine", cause=error.failure.cause, line=error.failure.line)
+        except SpecDebugError as error:
+            if error.exit_code == EXIT_CODES["unknown"] or _lacks_flashinfer(error):
+                self._sink.emit("impossible", reason=str(error), unavailable=True)
+            elif error.exit_code == 2:
+                raise
+            else:
+                self._fail(error)
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._leave()
+            self._tell_end(hits())
+            if self._session is not None:
+                self._session.close(not self._sink.violated)
+        self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb())
+        if self._lost:  # everything is reported: end here, while the engine still holds what it had on the device
+            if self._coredump is not None:
+                wait_for_coredump(self._coredump)
+            leave_now()
+
+    def _tell_end(self, hits: Hits) -> None:
+        """Tell what was reached in the end; a server elsewhere also tells what it was damaged by and what it lost."""
+        from specdebug import async_probe, kernel_memory
+
+        server = None if self._session is None else self._session.server
+        for told in () if server is None else server.new_injections():
+            self._sink.emit(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
+        for lost in () if server is None else server.lost():
+            self._sink.emit("lost", text=str(lost), stand_in=lost.stand_in)
+        here = {**async_probe.reached(), **kernel_memory.launches()}
+        self._sink.emit("coverage", reached=here if server is None else dict(server.reached()), hits=hits)
+
+    def _fail(self, error: Exception) -> None:
+        """Report an exception outside a step; one of a machine that is too small says nothing of the engine."""
+        from specdebug.run.exceptions import beyond_the_machine, violation_of
+
+        traceback.print_exc()
+        machine = next(filter(None, map(machine_failure, _chain(error))), None)
+        if machine is not None:
+            self._sink.emit("machine", cause=machine.cause, line=machine.line)
+            self._lost = machine.cause == "device"
+            return
+        memory = next(filter(None, map(out_of_memory, _chain(error))), None)
+        self._lost = device_lost(error)
+        beyond = beyond_the_machine(error)
+        if memory is not None and not self._lost:
+            beyond = f"{memory} (while loading or capturing graphs)"
+        if beyond:
+            self._sink.emit("impossible", reason=beyond, unavailable=True)
+            return
+        self._sink.emit("violation", **asdict(violation_of(error, self._step())))
+
+    def _revert(self) -> Callable[[], Hits] | None:
+        """Put the fixes' reverts in place; returns a reader of how often each edit has run, by fix, or None when they
+        cannot be put in place, which makes the run impossible rather than the scenario wrong."""
+        from specdebug.patching import PatchError
+
+        self._reverts = pickle.loads(self._payload["toggles"])
+        hits: Callable[[], Hits] = self._hits_elsewhere
+        if not self._payload["elsewhere"]:  # else the target itself has them reverted, where its engine runs
+            try:
+                hits = put_in_place(self._reverts)
+            except PatchError as error:
+                self._sink.emit("impossible", reason=str(error))
+                return None
+        self._sink.emit("reverts", hits={} if self._payload["elsewhere"] else hits())
+        return hits
+
+    def _hits_elsewhere(self) -> Hits:
+        from specdebug.targets.settings import engine_of
+
+        server = None if self._session is None else self._session.server
+        told = self._told_hits if server is None else server.hits()
+        engine = engine_of(pickle.loads(self._payload["scenario"]).target_of(self._payload["arm"]))
+        # A fix that the engine lacks, and is given, need not run.
+        wanted = {str(toggle.pr) for toggle in self._reverts if engine not in toggle.mends}
+        return {number: dict(told.get(number, {})) for number in sorted(wanted)}
+
+    def _over_there(
+        self, mode: str | None = None, shows: frozenset[Ability] = frozenset(), faults: tuple[Fault, ...] = ()
+    ) -> OverThere:
+        """The run's reverts, probes and faults, and what its oracles look at, for an engine that runs elsewhere; of
+        others, its kernels."""
+        from specdebug.scenario.packs import kernel_rules, rules
+
+        packs = pickle.loads(self._payload["packs"])
+        if not self._payload["elsewhere"]:
+            return OverThere(kernels=kernel_rules(packs, mode))
+        roots = {Path(each.path).resolve().parents[1] for each in (*packs, *self._reverts)} - {shipped_root()}
+        return OverThere(
+            tuple(self._reverts),
+            tuple(pack.name for pack in packs),
+            mode,
+            tuple(sorted(map(str, roots))),
+            None if faults else self._payload.get("keeper"),  # a damaged engine is lent to nobody else
+            rules(packs, mode),
+            kernel_rules(packs, mode),
+            self._payload.get("tape"),
+            tuple(sorted(shows)),
+            faults,
+            self._payload["seed"],
+        )
+
+    def _say(self, event: str, **fields: Any) -> None:
+        """Pass an event of the target on, and remember where a core dump would be written, and how often edits ran."""
+        if event == "stack":
+            self._coredump = fields.get("coredump")
+        if event == "reverts":
+            self._told_hits = fields["hits"]
+        self._sink.emit(event, **fields)
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        self._sink.emit("stage", name=name)
+        self._busy.over()
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._stages[name] = round(time.perf_counter() - began, 4)
+
+
+class _Noting:
+    """Passes events on, and notes whether one of them was a violation."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.violated = False
+
+    def emit(self, event: str, **fields: Any) -> None:
+        self.violated = self.violated or event == "violation"
+        self._sink.emit(event, **fields)
+
+
+def put_in_place(toggles: Sequence[Toggle]) -> Callable[[], Hits]:
+    """Revert fixes in this process, which has not imported the engine; returns a reader of how often each edit has run.
+    Raises PatchError."""
+    from specdebug.patching import apply
+
+    return partial(hits_of, toggles, apply([patch for toggle in toggles for patch in toggle.patches], "import"))
+
+
+def hits_of(toggles: Sequence[Toggle], applied: Applied) -> Hits:
+    """By fix, how often each of its edits has run."""
+    counts = applied.hits()
+    return {
+        str(toggle.pr): {edit.id: counts[edit.id] for patch in toggle.patches for edit in patch.edits}
+        for toggle in toggles
+    }
+
+
+def _lacks_flashinfer(error: SpecDebugError) -> bool:
+    """Return True for a lack of this machine that other arms may not share. The reverts must be in place."""
+    from specdebug.engine.errors import FlashInferError
+
+    return isinstance(error, FlashInferError)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those it was raised over: a capture that memory ran out in ends with an error of its own."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _peak_rss_mb() -> float:
+    """Highest resident memory of this process so far, in MiB (macOS counts in bytes, Linux in KiB)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak / 2**20 if sys.platform == "darwin" else peak / 2**10)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, zip_longest
+from itertools import groupby, takewhile, zip_longest
 from typing import Any, Literal
 
 import yaml
@@ -18,7 +17,7 @@ from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops import replay as replaying
 from specdebug.campaign.loops.kept_servers import KeptRun, KeptServers
 from specdebug.campaign.loops.replay import ArmResult, Choices, Progress, RunContent, run_arms
-from specdebug.campaign.trials.source import TrialSource
+from specdebug.campaign.trials.source import TrialSource, as_they_end
 from specdebug.hunt.draw import ARM, SERVED, SPACES, TOGETHER, HuntSpace, drawn
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.scenario.grammar import Scenario
@@ -118,16 +117,10 @@ class Hunt:
     def _on_cluster(self, left: Sequence[int], until: float) -> bool:
         """Run them as trials of a cluster, as many at a time as it takes."""
         assert self.cluster is not None
-        source, waiting, running = self.cluster(), deque(left), 0
+        source = self.cluster()
+        trials = (Trial(number, frozenset(), self.runner.seed) for number in left)
         try:
-            while waiting or running:
-                while waiting and running < source.capacity and time.monotonic() < until:
-                    source.start(Trial(waiting.popleft(), frozenset(), self.runner.seed))
-                    running += 1
-                if not running:
-                    return False
-                _, result = source.wait()
-                running -= 1
+            for _, result in as_they_end(source, takewhile(lambda _: time.monotonic() < until, trials)):
                 self._keep(judged_in(result))
         except KeyboardInterrupt:
             return True

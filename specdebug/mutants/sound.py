@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, RunContent, plan, run_as
 from specdebug.campaign.loops.warm import WarmPool
+from specdebug.campaign.trials.source import as_they_end
 from specdebug.diverge.align import Difference, in_lockstep
 from specdebug.diverge.stream import RecordedStep, read
 from specdebug.mutants.books import Books, first_other, read_books
@@ -166,16 +167,16 @@ def measure_sound(
     Raises SpecDebugError when it does not pass or cannot be run.
     """
     traced = tuple(str(ROOT / file) for file in files)
-    waiting, found = list(reversed(arms)), list[Sound]()
-    started = 0
-    while len(found) < len(arms):
-        while waiting and started - len(found) < pool.capacity:
-            run = waiting.pop()
-            place = folder / f"sound-{started}"
+
+    def recorded() -> Iterator[MutantRun]:
+        for number, run in enumerate(arms):
+            place = folder / f"sound-{number}"
             place.mkdir()
-            pool.start(run_as(MutantRun, run, folder=str(place), traced=traced))
-            started += 1
-        found.append(_sound(pool.wait()))
+            yield run_as(MutantRun, run, folder=str(place), traced=traced)
+
+    found = list[Sound]()
+    for ended in as_they_end(pool, recorded()):
+        found.append(_sound(ended))
         moved(len(found), len(arms))
     return sorted(found, key=lambda each: (each.rows, each.name))
 

@@ -17,6 +17,7 @@ from specdebug.campaign.loops.fault_ground import CPU, Ground
 from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun, cases, clean_name, left_out
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, RunContent
 from specdebug.campaign.loops.warm import WarmPool
+from specdebug.campaign.trials.source import as_they_end
 from specdebug.faults.acts import anywhere
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import FaultClass
@@ -83,7 +84,7 @@ def verify(
         with WarmPool(matrix_scenario(rows, ground), clean, jobs=jobs) as pool:
             if watcher is not None:
                 watcher.moved(standing)
-            for result in _finished(pool, runs):
+            for result in as_they_end(pool, _foreseen(pool, runs)):
                 if result.outcome.unavailable and not standing.made:
                     raise CannotRunHere(result.outcome.detail)
                 run = _kept(result)
@@ -156,19 +157,13 @@ def _of_arm(scenario: Scenario, row: Case, ground: Ground) -> Scenario:
     return dataclasses.replace(_alone_in(scenario, row.name), workload=own.workload, limits=limits)
 
 
-def _finished(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmResult]:
-    """Yield results as they come, with as many runs under way as the pool has room for."""
-    waiting = list(reversed(runs))
-    under_way = 0
-    while waiting or under_way:
-        while waiting and under_way < pool.capacity:
-            run = waiting.pop()
-            if not run.scenario.faults_of(run.arm):  # the clean one comes before all others of its seed and worker
-                pool.foresee(run)
-            pool.start(run)
-            under_way += 1
-        yield pool.wait()
-        under_way -= 1
+def _foreseen(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmRun]:
+    """Yield the runs; before each clean one, which comes before all others of its seed and worker, its requests' right
+    text is worked out for them."""
+    for run in runs:
+        if not run.scenario.faults_of(run.arm):
+            pool.foresee(run)
+        yield run
 
 
 def _kept(result: ArmResult) -> FaultRun:

@@ -369,6 +369,7 @@ class _Running(ArmListener):
         self.progress = progress
         self.recording = recording
         self.results: dict[str, ArmResult] = {}
+        self.spans: dict[str, tuple[float, float]] = {}
         self._pool = pool
         self._watch = DeviceWatch(pool, self)
         self._told: set[str] = set()
@@ -417,6 +418,7 @@ class _Running(ArmListener):
 
     def started(self, job: Job) -> None:
         super().started(job)
+        self.spans[job.name] = (time.monotonic(), time.monotonic())
         if self.progress is not None:
             self.progress.arm_started(self.runs[job.name])
 
@@ -439,6 +441,7 @@ class _Running(ArmListener):
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
         result = self.results[job.name] = self._result(job, end)
+        self.spans[job.name] = (self.spans[job.name][0], time.monotonic())
         failure = result.outcome.machine
         if failure is not None and failure.cause == "device":
             self._watch.doubt(self.device_of(job), failure)
@@ -462,6 +465,43 @@ class _Running(ArmListener):
             self.progress.waiting()
 
 
+@dataclass(frozen=True)
+class Ran:
+    """What became of runs.
+
+    Attributes:
+        results: in the order of the runs; a signal (``interrupted``) leaves unknown what it cut short, and
+            ``trouble``, such as a scenario that is itself at fault, leaves out what had not ended.
+        spans: the times, on the monotonic clock, from which to which the arms ran that began, by key.
+    """
+
+    results: tuple[ArmResult, ...]
+    spans: Mapping[str, tuple[float, float]]
+    interrupted: bool = False
+    trouble: SpecDebugError | None = None
+
+
+def run_through(
+    pool: WorkerPool,
+    library: RunContent,
+    runs: Sequence[ArmRun],
+    progress: Progress | None = None,
+    recording: Recording | None = None,
+    baseline: BaselineJudge | None = None,
+) -> Ran:
+    """Run arms whose keys differ until an error stops them. ``recording`` keeps their steps, ``baseline`` judges their
+    accept lengths. Runs that the machine cannot run are ``unknown``, and say so."""
+    running = _Running(pool, runs, progress, recording, baseline)
+    interrupted, trouble = False, None
+    try:
+        running.run(library)
+    except KeyboardInterrupt:
+        interrupted = True
+    except SpecDebugError as error:
+        trouble = error
+    return Ran(tuple(running.in_order(interrupted)), running.spans, interrupted, trouble)
+
+
 def run_arms(
     pool: WorkerPool,
     library: RunContent,
@@ -470,19 +510,12 @@ def run_arms(
     recording: Recording | None = None,
     baseline: BaselineJudge | None = None,
 ) -> tuple[list[ArmResult], bool]:
-    """Run arms whose keys differ, and return their results in order, and True if a signal cut them short.
-
-    ``recording`` keeps their steps, ``baseline`` judges their accept lengths. Runs that a signal cut
-    short or the machine cannot run are ``unknown``, and say so. Raises SpecDebugError when a worker finds the
-    scenario itself at fault.
-    """
-    running = _Running(pool, runs, progress, recording, baseline)
-    interrupted = False
-    try:
-        running.run(library)
-    except KeyboardInterrupt:
-        interrupted = True
-    return running.in_order(interrupted), interrupted
+    """Run arms as :func:`run_through`, and return their results, and True if a signal cut them short. Raises
+    SpecDebugError when a worker finds the scenario itself at fault."""
+    ran = run_through(pool, library, runs, progress, recording, baseline)
+    if ran.trouble is not None:
+        raise ran.trouble
+    return list(ran.results), ran.interrupted
 
 
 def replay(

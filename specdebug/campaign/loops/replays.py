@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
@@ -14,20 +14,19 @@ from specdebug.campaign.loops.baseline import Baseline
 from specdebug.campaign.loops.last_failed import LastFailed
 from specdebug.campaign.loops.left_out import LeftOut, refusal
 from specdebug.campaign.loops.replay import (
-    ArmResult,
     ArmRun,
     Choices,
     PlannedRuns,
     Progress,
+    Ran,
     Replay,
     RunContent,
     planned,
-    run_arms,
+    run_through,
 )
 from specdebug.campaign.loops.selection import Expression, names_of
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.scenario.grammar import Scenario
-from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool
 
@@ -78,19 +77,19 @@ def replay_all(
     if len(plans) > 1:
         labels = labels_of([each.scenario for each in plans])
         plans = [_labelled(each, label) for label, each in zip(labels, plans, strict=True)]
-    kept = _Kept(progress)
-    interrupted, trouble = False, None
-    try:
-        every = [run for each in plans for run in each.runs]
-        results, interrupted = run_arms(pool, library, every, kept, recording, baseline)
-        kept.results = {result.run.key: result for result in results}
-    except SpecDebugError as error:
-        trouble = error
+    ran = run_through(pool, library, [run for each in plans for run in each.runs], progress, recording, baseline)
     wall_s = time.monotonic() - began
-    answers = [_answer(plan, kept, interrupted, wall_s if len(plans) == 1 else None) for plan in plans]
-    missing = sum(kept.lacks(run) for each in plans for run in each.runs)
-    ran = tuple(answer for answer in answers if len(plans) == 1 or kept.tells_of(answer))
-    return Replays(ran, wall_s, missing, interrupted, trouble)
+    # a signal came before the arm began, or an error before it ended
+    lacking = {run.key for each in plans for run in each.runs} - {
+        result.run.key for result in ran.results if not result.outcome.interrupted or result.run.key in ran.spans
+    }
+    if len(plans) == 1:  # it is alone: the interrupt was its own
+        (plan,) = plans
+        answers = [Replay(plan.scenario, ran.results, wall_s, ran.interrupted, plan.left_out)]
+    else:
+        every = [_answer(plan, ran) for plan in plans]
+        answers = [answer for answer in every if _has_run(answer, lacking) or (answer.left_out and not answer.results)]
+    return Replays(tuple(answers), wall_s, len(lacking), ran.interrupted, ran.trouble)
 
 
 def _labelled(plan: PlannedRuns, label: str) -> PlannedRuns:
@@ -98,59 +97,18 @@ def _labelled(plan: PlannedRuns, label: str) -> PlannedRuns:
     return dataclasses.replace(plan, runs=runs)
 
 
-def _answer(plan: PlannedRuns, kept: _Kept, interrupted: bool, wall_s: float | None) -> Replay:
-    scenario = plan.scenario
-    results = tuple(kept.results[run.key] for run in plan.runs if run.key in kept.results)
-    if wall_s is not None:  # it is alone: the interrupt was its own
-        return Replay(scenario, results, wall_s, interrupted, plan.left_out)
-    spans = [kept.spans[result.run.key] for result in results if result.run.key in kept.spans]
-    span = max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
-    cut_short = interrupted and any(result.outcome.interrupted for result in results)
-    return Replay(scenario, results, span, cut_short, plan.left_out)
+def _has_run(answer: Replay, lacking: Set[str]) -> bool:
+    return any(result.run.key not in lacking for result in answer.results)
 
 
-@dataclass
-class _Kept:
-    """Keeps the results and times of arms, and passes everything on to another watcher."""
-
-    progress: Progress | None
-    results: dict[str, ArmResult] = field(default_factory=dict)
-    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-    def lacks(self, run: ArmRun) -> bool:
-        """Return True if a signal came before the arm began, or an error before it ended."""
-        result = self.results.get(run.key)
-        return result is None or (result.outcome.interrupted and run.key not in self.spans)
-
-    def tells_of(self, answer: Replay) -> bool:
-        """Return True if an arm of a scenario has run, or none was to."""
-        return any(not self.lacks(each.run) for each in answer.results) or (
-            not answer.results and answer.left_out != ()
-        )
-
-    def arm_started(self, run: ArmRun) -> None:
-        now = time.monotonic()
-        self.spans[run.key] = (now, now)
-        if self.progress is not None:
-            self.progress.arm_started(run)
-
-    def arm_moved(self, run: ArmRun, ledger: Ledger) -> None:
-        if self.progress is not None:
-            self.progress.arm_moved(run, ledger)
-
-    def arm_ended(self, result: ArmResult) -> None:
-        self.results[result.run.key] = result
-        self.spans[result.run.key] = (self.spans[result.run.key][0], time.monotonic())
-        if self.progress is not None:
-            self.progress.arm_ended(result)
-
-    def waiting(self) -> None:
-        if self.progress is not None:
-            self.progress.waiting()
-
-    def notice(self, text: str) -> None:
-        if self.progress is not None:
-            self.progress.notice(text)
+def _answer(plan: PlannedRuns, ran: Ran) -> Replay:
+    """The answer of one of several scenarios."""
+    keys = {run.key for run in plan.runs}
+    results = tuple(result for result in ran.results if result.run.key in keys)
+    spans = [ran.spans[key] for key in keys if key in ran.spans]
+    wall_s = max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
+    cut_short = ran.interrupted and any(result.outcome.interrupted for result in results)
+    return Replay(plan.scenario, results, wall_s, cut_short, plan.left_out)
 
 
 def plan_all(

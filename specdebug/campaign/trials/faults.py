@@ -11,15 +11,13 @@ from dataclasses import replace
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.loops.replay import ArmResult, ArmRun
-from specdebug.campaign.loops.warm import WarmPool
-from specdebug.campaign.trials.arm_state import arm_facts, arm_question, arm_state
-from specdebug.campaign.trials.scenario import MachineCheck, arm_of, result_of
+from specdebug.campaign.loops.replay import ArmResult
+from specdebug.campaign.trials.scenario import arm_of, result_of
 from specdebug.campaign.trials.source import Candidate
-from specdebug.campaign.trials.state import digest_of
-from specdebug.campaign.trials.warm import WarmSource
+from specdebug.campaign.trials.warm import WarmSource, texts_of, within
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Fault
+from specdebug.patching.toggles import Toggle
 from specdebug.scenario.checks import check_faults, engine_config
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
@@ -62,40 +60,29 @@ class FaultSource(WarmSource):
                 f"--over faults needs two faults at least, and arm '{self.arm}' of {scenario.path} declares {has}; "
                 "add some with --fault NAME[:key=value,...]"
             )
-        limits = scenario.limits if timeout_s is None else replace(scenario.limits, timeout_s=timeout_s)
-        self._scenario = _with_faults(replace(scenario, limits=limits), self.arm, tuple(self._faults.values()))
-        check_faults(self._scenario, self.arm, engine_config(self._scenario, self.arm))
-        self._packs = library.packs(scenario.probes_of(self.arm))
-        self._own = library.toggles(scenario.arms[self.arm].revert, scenario.target_of(self.arm))
-        super().__init__(WarmPool(self._scenario, [self.arm], self._own, jobs))
-        self._machine = MachineCheck()
+        whole = _with_faults(within(scenario, timeout_s), self.arm, tuple(self._faults.values()))
+        check_faults(whole, self.arm, engine_config(whole, self.arm))
+        own = library.toggles(scenario.arms[self.arm].revert, scenario.target_of(self.arm))
         self.candidates = tuple(Candidate(name, CLASSES[fault.name].summary) for name, fault in self._faults.items())
+        packs = library.packs(scenario.probes_of(self.arm))
+        super().__init__(
+            "faults",
+            whole,
+            self.arm,
+            packs,
+            asked=tuple(self._faults),
+            own=own,
+            toggles=own,
+            texts=texts_of(own),
+            jobs=jobs,
+        )
 
-    @property
-    def question(self) -> str:
-        return digest_of("faults", *arm_question(self._scenario, self.arm), *self._faults)
-
-    @property
-    def identity(self) -> str:
-        """Return a digest of the scenario with all faults, arm, packs, the arm's own fixes and versions."""
-        return digest_of("faults", *self._facts)
-
-    def state(self) -> dict[str, str]:
-        return arm_state(self._scenario, self.arm, self._facts)
-
-    @property
-    def _facts(self) -> tuple[str, ...]:
-        told = (toggle.path.read_text(encoding="utf-8") for toggle in self._own)
-        return (*arm_facts(self._scenario, self.arm, self._packs), *told)
-
-    def run_of(self, trial: Trial, key: str) -> ArmRun:
+    def changed(self, trial: Trial) -> tuple[Scenario, Sequence[Toggle]]:
         """Return the arm with the trial's faults, numbered as in a replay with these, so that they draw the same."""
-        scenario = _with_faults(self._scenario, self.arm, self._switched(trial))
-        return ArmRun(key, scenario, self.arm, trial.seed, self._packs, self._own)
+        return _with_faults(self._scenario, self.arm, self._switched(trial)), ()
 
     def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
         """Return what the arm's verdict says, but for faults that did nothing."""
-        self._machine.check(ended)
         return result_of(_but_for_idle(ended.outcome, self._switched(trial)))
 
     def _switched(self, trial: Trial) -> tuple[Fault, ...]:

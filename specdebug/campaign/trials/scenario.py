@@ -7,24 +7,21 @@ not be set up) is untestable.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import yaml
 
-from specdebug.base.errors import CannotRunHere, InvalidOption, SpecDebugError, did_you_mean
+from specdebug.base.errors import InvalidOption, SpecDebugError, did_you_mean
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.loops.replay import ArmResult, ArmRun
-from specdebug.campaign.loops.warm import ArmAtFault, WarmPool
-from specdebug.campaign.trials.arm_state import arm_facts, arm_question, arm_state
+from specdebug.campaign.loops.replay import ArmResult
 from specdebug.campaign.trials.command import toggle_candidates
 from specdebug.campaign.trials.source import Candidate
-from specdebug.campaign.trials.state import digest_of
 from specdebug.campaign.trials.takes import Takes
-from specdebug.campaign.trials.warm import WarmSource
+from specdebug.campaign.trials.warm import WarmSource, texts_of, within
 from specdebug.engine.config import EngineConfig
+from specdebug.patching.toggles import Toggle
 from specdebug.scenario.grammar import Scenario, merge
 from specdebug.scenario.library import Library
 from specdebug.targets.settings import engine_of, is_of_others
@@ -62,14 +59,11 @@ class ScenarioSource(WarmSource):
         timeout_s: float | None = None,
         takes: Takes = Takes.ONE,
     ) -> None:
-        limits = scenario.limits if timeout_s is None else replace(scenario.limits, timeout_s=timeout_s)
-        self._scenario = replace(scenario, limits=limits)
         self.arm = arm_of(scenario, arm)
         self._library = library
-        self._packs = library.packs(scenario.probes_of(self.arm))
         self._options = _parse(options, scenario.engine_of(self.arm))
         self._target = target = scenario.target_of(self.arm)
-        self._own = own = library.toggles(scenario.arms[self.arm].revert, target)
+        own = library.toggles(scenario.arms[self.arm].revert, target)
         self.proven = not is_of_others(target)
         self.apart: frozenset[frozenset[str]] = frozenset()
         if options:
@@ -79,61 +73,32 @@ class ScenarioSource(WarmSource):
             others = [toggle for toggle in library.all_toggles(target) if str(toggle.pr) not in mine]
             self.candidates = toggle_candidates(others)
             self.apart = (Takes.SET if self.proven else takes).apart(others, (engine_of(target),))
-        super().__init__(WarmPool(self._scenario, [self.arm], own if options else library.all_toggles(target), jobs))
-        self._refused: deque[tuple[Trial, TrialResult]] = deque()
-        self._machine = MachineCheck()
-
-    @property
-    def question(self) -> str:
-        takes = "" if self.proven else str(sorted(map(sorted, self.apart)))
-        return digest_of("scenario", *arm_question(self._scenario, self.arm), *self._options, takes)
+        super().__init__(
+            "scenario",
+            within(scenario, timeout_s),
+            self.arm,
+            library.packs(scenario.probes_of(self.arm)),
+            asked=(*self._options, "" if self.proven else str(sorted(map(sorted, self.apart)))),
+            own=own,
+            toggles=own if options else library.all_toggles(target),
+            texts=texts_of(library.registry.toggles.values()),
+            jobs=jobs,
+        )
 
     @property
     def own_reverts(self) -> tuple[str, ...]:
         """Return the fixes that the arm itself reverts."""
         return tuple(str(toggle.pr) for toggle in self._own)
 
-    @property
-    def identity(self) -> str:
-        """Return a digest of scenario, arm, packs, the registry's files and versions."""
-        names = (candidate.id for candidate in self.candidates)
-        return digest_of("scenario", *arm_facts(self._scenario, self.arm, self._packs), *names, *self._registry)
-
-    def state(self) -> dict[str, str]:
-        facts = arm_facts(self._scenario, self.arm, self._packs)
-        return {"toggles": f"#{digest_of(*self._registry)}", **arm_state(self._scenario, self.arm, facts)}
-
-    @property
-    def _registry(self) -> list[str]:
-        """The text of every toggle."""
-        return [toggle.path.read_text(encoding="utf-8") for toggle in self._library.registry.toggles.values()]
-
-    def start(self, trial: Trial) -> None:
-        """Begin a trial. Options that do not go together make it untestable."""
-        try:
-            super().start(trial)
-        except InvalidOption as error:
-            self._refused.append((trial, TrialResult("untestable", None, 0.0, str(error))))
-
-    def wait(self) -> tuple[Trial, TrialResult]:
-        return self._refused.popleft() if self._refused else super().wait()
-
-    def at_fault(self, trial: Trial, fault: ArmAtFault) -> TrialResult:
-        """Return that a trial with options laid over is untestable; of any other, raise the fault."""
-        if not self._options or not trial.reverted:
-            raise fault
-        return TrialResult("untestable", None, 0.0, str(fault))
+    def may_be_wrong(self, trial: Trial) -> bool:
+        return bool(self._options) and bool(trial.reverted)
 
     def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
-        if not self._options or not trial.reverted:
-            self._machine.check(ended)
         return result_of(ended.outcome)
 
-    def run_of(self, trial: Trial, key: str) -> ArmRun:
-        """Return the arm as the trial has it. Raises InvalidOption for options that do not go together."""
+    def changed(self, trial: Trial) -> tuple[Scenario, Sequence[Toggle]]:
         if not self._options:
-            toggles = self._library.toggles(sorted(map(int, trial.reverted)), self._target)
-            return ArmRun(key, self._scenario, self.arm, trial.seed, self._packs, (*self._own, *toggles))
+            return self._scenario, self._library.toggles(sorted(map(int, trial.reverted)), self._target)
         arm = self._scenario.arms[self.arm]
         engine = arm.engine
         for name in sorted(trial.reverted):
@@ -141,20 +106,7 @@ class ScenarioSource(WarmSource):
         arms = {**self._scenario.arms, self.arm: replace(arm, engine=engine)}
         scenario = replace(self._scenario, arms=arms)
         EngineConfig.from_dict(scenario.engine_of(self.arm))
-        return ArmRun(key, scenario, self.arm, trial.seed, self._packs, self._own)
-
-
-class MachineCheck:
-    """Ends a search whose arm this machine cannot run: every further trial would say the same."""
-
-    def __init__(self) -> None:
-        self._has_run = False
-
-    def check(self, result: ArmResult) -> None:
-        """Raise CannotRunHere when the machine lacked what the arm needs, and no arm has run here before."""
-        if result.outcome.unavailable and not self._has_run:
-            raise CannotRunHere(f"{result.run.scenario.path}: arm '{result.run.arm}': {result.outcome.detail}")
-        self._has_run = True
+        return scenario, ()
 
 
 def arm_of(scenario: Scenario, arm: str | None) -> str:

@@ -44,7 +44,7 @@ class Pool:
 
 def test_a_fault_counts_only_once_something_could_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool()
-    monkeypatch.setattr("specdebug.campaign.shrink.trials.WarmPool", lambda *_: pool)
+    monkeypatch.setattr("specdebug.campaign.trials.warm.WarmPool", lambda *_: pool)
     source = ShrunkSource(SimpleNamespace(start=SCENARIO, arm="only", origin={}), (), ())  # type: ignore[arg-type]
     fault = SpecDebugError("the corpus 'stdlib' has 3 tokens")
     trials = [Trial(number, frozenset(), number) for number in range(4)]

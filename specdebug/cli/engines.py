@@ -119,7 +119,7 @@ def check(release: Named, into: Into = None, debug: Debug = False) -> int:
 def _fit_lines(there: Installed) -> list[str]:
     """Every look and stand-in that has its places in a release, counted, and the others by name."""
     from specdebug.report.engines import fit_lines
-    from specdebug.targets.fit import fit_of
+    from specdebug.targets.installs.fit import fit_of
 
     return fit_lines(there, fit_of(there))
 

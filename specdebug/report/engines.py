@@ -12,7 +12,7 @@ from rich.text import Text
 from specdebug.campaign.loops.engine_check import EngineChecked
 from specdebug.report.tables import Column, Listing, line
 from specdebug.report.words import counted
-from specdebug.targets.fit import FitPart
+from specdebug.targets.installs.fit import FitPart
 from specdebug.targets.installs.recipe import Recipe
 from specdebug.targets.installs.store import Damaged, Installed
 

@@ -18,10 +18,10 @@ from specdebug.patching.toggles import load_registry
 from specdebug.targets.base import Asked, Opening, OverThere
 from specdebug.targets.http.target import asked_of_server
 from specdebug.targets.inside import VARIABLE
+from specdebug.targets.installs.fit import Mends, mends_of, patches_of
 from specdebug.targets.installs.store import Installed, find_installed, store_folder
 from specdebug.targets.launch.command import REVERTS, SCRATCH
 from specdebug.targets.launch.target import StartedTarget
-from specdebug.targets.patches import Mends, mends_of, patches_of
 from specdebug.targets.settings import ReleasedEngine
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ STARTS = {
     "targets/installs/running.py": (1, "other_python, or what an installation tries"),
     "targets/launch/lease.py": (1, "own_python"),
     "targets/launch/process.py": (1, "the user's command, own_python or engine_python"),
-    "targets/patches.py": (1, "other_python"),
+    "targets/installs/fit.py": (1, "other_python"),
     "campaign/trials/process.py": (1, "the user's command"),
     "campaign/trials/repository.py": (1, "git"),
     "campaign/trials/state.py": (1, "other_python"),

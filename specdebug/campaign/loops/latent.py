@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdebug.patching.toggles import Toggle
+from specdebug.targets.installs.fit import place_of
 from specdebug.targets.installs.store import Installed
-from specdebug.targets.patches import place_of
 
 
 @dataclass(frozen=True)

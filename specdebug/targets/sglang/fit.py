@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specdebug.targets.added_sites import added_sites
-from specdebug.targets.fit import FitPart
 from specdebug.targets.inside.source import Source
+from specdebug.targets.installs.fit import FitPart, added_sites, sites_of, source_of
 from specdebug.targets.installs.store import Installed
-from specdebug.targets.patches import sites_of, source_of
 from specdebug.targets.sglang.inside import (
     batches,
     books,

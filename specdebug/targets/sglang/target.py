@@ -10,15 +10,14 @@ from specdebug.base.abilities import INSIDE
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import engine_python
 from specdebug.engine.config import EngineConfig
-from specdebug.targets.added_sites import added_sites
 from specdebug.targets.base import Asked, OverThere, Traits
 from specdebug.targets.installed import InstalledTarget
+from specdebug.targets.installs.fit import added_sites, sites_of, source_of
 from specdebug.targets.installs.recipe import recipes
 from specdebug.targets.installs.release import order
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.command import StartCommand
 from specdebug.targets.launch.target import STARTED
-from specdebug.targets.patches import sites_of, source_of
 from specdebug.targets.sglang.checkpoints import draft_folder
 from specdebug.targets.sglang.faults import SglangFaults, plain_fault
 from specdebug.targets.sglang.flags import (

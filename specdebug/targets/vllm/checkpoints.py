@@ -16,49 +16,34 @@ output but for rounding.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.base.errors import CheckpointError, SpecDebugError
-from specdebug.base.files import name_beside, replace_file
-from specdebug.workers.machine_failure import blamed
+from specdebug.base.errors import CheckpointError
+from specdebug.base.files import name_beside
+from specdebug.targets.installs.checkpoints import config_of, remade
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ARCHITECTURE = "EagleLlamaForCausalLM"
-_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_WEIGHTS = "model.safetensors"
 _EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
 
 
 def draft_folder(name: str, target: str, below: Path) -> Path:
     """The folder of a draft head for vLLM: its own, or one made ``below``. ``target``: whose embedding it shares.
     Raises SpecDebugError."""
-    path = checkpoint_path(name).resolve()
-    config = _config(path)
+    path, shared = checkpoint_path(name).resolve(), checkpoint_path(target).resolve()
+    config = config_of(path)
     if _is_eagle3(config) or (config.get("architectures") == [ARCHITECTURE] and "bias" not in config):
         return path
-    facts = f"{path}{checkpoint_path(target).resolve()}{json.dumps(config)}"
-    made = below / f"{path.name}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
-    if (made / _CONFIG).exists():
-        return made
     config = {**{key: value for key, value in config.items() if key != "bias"}, "architectures": [ARCHITECTURE]}
-    try:
-        made.mkdir(parents=True, exist_ok=True)
-        _write_weights(path, checkpoint_path(target), made / _WEIGHTS)
-        for file in path.iterdir():
-            link = made / file.name
-            if file.suffix != ".safetensors" and file.name != _CONFIG and not link.exists():
-                link.symlink_to(file)
-        replace_file(made / _CONFIG, (json.dumps(config, indent=1) + "\n").encode())  # last: it says that all is there
-    except OSError as error:
-        told = f"cannot write {error.filename or made}: {error.strerror}"
-        raise blamed(SpecDebugError, told, error) from None
-    return made
+    below /= hashlib.sha256(str(shared).encode()).hexdigest()[:12]
+    return remade(path, config, below, lambda made: _write_weights(path, shared, made / _WEIGHTS))
 
 
 def with_bias_folded(weights: Mapping[str, Tensor], embedding: Tensor) -> dict[str, Tensor]:
@@ -96,11 +81,3 @@ def _write_weights(head: Path, target: Path, into: Path) -> None:
 
 def _is_eagle3(config: Mapping[str, Any]) -> bool:
     return any("eagle3" in str(each).lower() for each in config.get("architectures") or ())
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / _CONFIG} cannot be read: {error}") from None
-    return config

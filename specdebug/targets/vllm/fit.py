@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specdebug.targets.fit import FitPart
+from specdebug.targets.installs.fit import FitPart, source_of
 from specdebug.targets.installs.store import Installed
-from specdebug.targets.patches import source_of
 from specdebug.targets.vllm.inside.boundaries import DRAFTER_TAPS, RUNNER_TAPS
 
 _SCHEDULER, _POOL = "v1.core.sched.scheduler:Scheduler", "v1.core.block_pool:BlockPool"

@@ -16,10 +16,10 @@ from specdebug.kernel_memory.rules import KernelRule
 from specdebug.patching.drift.dist import Dist
 from specdebug.patching.drift.fit import Fit
 from specdebug.patching.toggles import load_registry
-from specdebug.targets import patches
 from specdebug.targets.base import Opening, OverThere
 from specdebug.targets.inside import VARIABLE
 from specdebug.targets.inside.source import Source
+from specdebug.targets.installs import fit
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import ReleasedEngine
@@ -138,8 +138,8 @@ def test_known_bugs_are_mended_and_said_to_be_unless_that_is_left_out(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The registry's mends of this release; that they fit it, tests/engines shows."""
-    monkeypatch.setattr(patches, "_dist", lambda engine, python, version: Dist(engine, Version(version), None))  # type: ignore[arg-type]
-    monkeypatch.setattr(patches, "fit", lambda dist, wanted: Fit((), ()))
+    monkeypatch.setattr(fit, "_dist", lambda engine, python, version: Dist(engine, Version(version), None))  # type: ignore[arg-type]
+    monkeypatch.setattr(fit, "fit", lambda dist, wanted: Fit((), ()))
     known = [toggle.pr for toggle in load_registry().all if "sglang" in toggle.mends]
     inside = json.loads(target(store, mends=True).command(OPTIONS, 7, OverThere()).env[VARIABLE])
     assert [each["pr"] for each in inside["reverts"]] == known

@@ -40,7 +40,7 @@ def test_our_server_is_run_by_its_python_with_the_scenario_s_options(target: Vll
     assert wanted["tape"] == "/a/tape"
     engine = wanted["engine"]
     assert (engine["model"], engine["seed"]) == (str(checkpoint_path("tiny").resolve()), 7)
-    assert Path(engine["speculative_config"]["model"]).parent == tmp_path / "vllm-0.32.0-cpu" / "checkpoints"
+    assert tmp_path / "vllm-0.32.0-cpu" / "checkpoints" in Path(engine["speculative_config"]["model"]).parents
     assert command.env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert (Path(command.env["PYTHONPATH"]) / "specdebug").is_symlink()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specdebug.report.engines import fit_lines
-from specdebug.targets import patches
-from specdebug.targets.fit import FitPart, fit_of
+from specdebug.targets.installs import fit
+from specdebug.targets.installs.fit import FitPart, fit_of
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.sglang.fit import LOOKS
 from specdebug.targets.sglang.inside import books, graph_runners, stand_ins
@@ -36,8 +36,8 @@ def write(folder: Path, places: Iterable[str], arguments: dict[str, Iterable[str
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, folder: Path, engine: str, version: str, device: str) -> Installed:
-    monkeypatch.setattr(patches, "_package", lambda python, name: folder)
-    patches._source.cache_clear()
+    monkeypatch.setattr(fit, "_package", lambda python, name: folder)
+    fit._source.cache_clear()
     return Installed(folder.parent / "record", engine, version, device, "/env/bin/python", False)
 
 

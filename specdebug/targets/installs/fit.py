@@ -1,27 +1,33 @@
-"""An arm's reverts as patches for the release that is installed, held against its files before it is started."""
+"""The parts of ours that fit an installed release, told from its files before it is started: the patches of fixes that
+are reverted or mended, those that add probe sites (``probes/sites/``), and our looks and stand-ins."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from specdebug.base.content import shipped_root
 from specdebug.base.errors import ConfigError
 from specdebug.base.interpreters import other_python
+from specdebug.base.yamlio import load_yaml
 from specdebug.patching import Patch
 from specdebug.patching.drift.check import patches_for, why_none
 from specdebug.patching.drift.dist import Dist
 from specdebug.patching.drift.fit import fit
 from specdebug.patching.drift.members import open_package
-from specdebug.patching.toggles import Toggle
+from specdebug.patching.toggles import Toggle, read_ranges
 from specdebug.targets.inside.source import Source
 from specdebug.targets.installs.store import Installed
 
+OWNER = "probe sites"
 _FIND = "import importlib.util, sys; print(importlib.util.find_spec(sys.argv[1]).submodule_search_locations[0])"
 
 
@@ -84,6 +90,27 @@ def _plain(toggle: Toggle, patches: Sequence[Patch]) -> dict[str, Any]:
     return {"pr": toggle.pr, "patches": [asdict(patch) for patch in patches]}
 
 
+def added_sites(here: Installed, folder: Path | None = None) -> tuple[Patch, ...]:
+    """The patches for an installed release; none where no file or range has it. Raises ContentError for a file that is
+    malformed."""
+    file = (folder or shipped_root() / "probes" / "sites") / f"{here.engine}.yaml"
+    if not file.exists():
+        return ()
+    ranges = read_sites(file)
+    for version in here.versions:
+        for wanted, patches in ranges.items():
+            if SpecifierSet(wanted, prereleases=True).contains(version):
+                return patches
+    return ()
+
+
+def read_sites(file: Path) -> Mapping[str, tuple[Patch, ...]]:
+    """Every patch of a file, by version range. Raises ContentError."""
+    top = load_yaml(file).root.table(required=("engine", "patches"))
+    top["engine"].text(choices=(file.stem,))
+    return read_ranges(top["patches"], OWNER)
+
+
 def sites_of(here: Installed, sites: Sequence[Patch]) -> tuple[list[dict[str, Any]], list[str]]:
     """Those patches of added probe sites that fit a release, as plain data, and why others do not, a line each."""
     fitting, lacking = _fitting(here.engine, here.python, here.version, tuple(sites))
@@ -139,3 +166,17 @@ def _package(python: str, name: str) -> Path:
     except (OSError, subprocess.SubprocessError):
         raise ConfigError(f"{python} cannot import {name} any more; install it again") from None
     return Path(told.stdout.strip())
+
+
+@dataclass(frozen=True)
+class FitPart:
+    """A look, or a stand-in for a part of the engine, and what it finds no place for there; nothing if it fits."""
+
+    what: str
+    stand_in: bool
+    lost: tuple[str, ...]
+
+
+def fit_of(here: Installed) -> Sequence[FitPart]:
+    """Every part of ours for an installed release. Raises ConfigError where its files cannot be found any more."""
+    return tuple(import_module(f"specdebug.targets.{here.engine}.fit").parts_of(here))

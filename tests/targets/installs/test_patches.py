@@ -9,9 +9,9 @@ import pytest
 
 from specdebug.base.errors import ConfigError
 from specdebug.patching.toggles import Toggle, load_toggle
-from specdebug.targets import patches as module
+from specdebug.targets.installs import fit as module
+from specdebug.targets.installs.fit import Mends, mends_of, patches_of
 from specdebug.targets.installs.store import Installed
-from specdebug.targets.patches import Mends, mends_of, patches_of
 
 TOGGLE = """
 pr: 77

@@ -13,7 +13,7 @@ import torch
 from specdebug import async_probe
 from specdebug.base.content import shipped_root
 from specdebug.base.errors import ContentError
-from specdebug.targets.added_sites import added_sites, read_sites
+from specdebug.targets.installs.fit import added_sites, read_sites
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.sglang.inside.probes import _Probes
 

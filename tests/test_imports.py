@@ -16,7 +16,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("base", "async_probe", "kernel_memory"),
     ("bisect", "minimise", "stats", "patching", "reference", "logs", "engine"),
     ("faults", "workers"),
-    ("records",),
     ("targets", "verdict"),
     ("scenario",),
     ("run",),

@@ -35,8 +35,8 @@ from specdebug.cli.params import Help, grouped
 from specdebug.cli.replay import progress, workers
 from specdebug.cli.results import tell_results
 from specdebug.cli.trials import gone_on
-from specdebug.records.record import RecordError
 from specdebug.verdict.outcome import EXIT_CODES
+from specdebug.workers.records import RecordError
 
 if TYPE_CHECKING:
     from specdebug.base.errors import SpecDebugError

@@ -11,9 +11,8 @@ from specdebug.base.errors import ContentError, one_line
 from specdebug.base.files import replace_file
 from specdebug.base.schema import Item
 from specdebug.campaign.trials.state import SEVERAL, State, differences, read_state, shortly
-from specdebug.records.lines import LineRecord
-from specdebug.records.record import Record, RecordError
 from specdebug.verdict.outcome import Verdict
+from specdebug.workers.records import LineRecord, Record, RecordError
 
 RECORD = "hunt.jsonl"
 _REPLACED = "not_engine_code"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from specdebug.hunt.record import RECORD, HuntRecord, Judged
-from specdebug.records.record import RecordError
 from specdebug.report.hunt import HuntAnswer, hunt_document, hunt_page, render_hunt
-from tests.records.disks import full
+from specdebug.workers.records import RecordError
 from tests.run.fakes import text_of
+from tests.workers.disks import full
 
 ABOUT = {"target": "embedded", "seed": 0, "reverts": []}
 STATE = {"specdebug": "0.1.0 #aa", "engine in /v": "0.5.13"}

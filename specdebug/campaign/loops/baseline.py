@@ -20,11 +20,10 @@ from specdebug.base.yamlio import MAX_BYTES, load_yaml
 from specdebug.campaign.loops.against import SLOWER, Against, GroupAgainst, beside
 from specdebug.campaign.loops.last_failed import as_it_should
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
-from specdebug.records.lock import Lock
-from specdebug.records.record import Record
 from specdebug.scenario.grammar import merge
 from specdebug.verdict.accept import AcceptSample, accept_drop, samples
 from specdebug.verdict.outcome import Outcome, Violation, with_violations
+from specdebug.workers.records import Lock, Record
 
 FORMAT = "specdebug baseline"
 VERSION = 1

@@ -14,8 +14,7 @@ from pathlib import Path
 from specdebug.base import interrupts
 from specdebug.base.errors import ContentError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
-from specdebug.records.lock import Lock
-from specdebug.records.record import Record, RecordError
+from specdebug.workers.records import Lock, Record, RecordError
 
 NAME = "last-failed.json"
 _MAX_BYTES = 16 << 20

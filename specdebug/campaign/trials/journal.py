@@ -2,7 +2,7 @@
 
 A search is a function of its journal, so resuming is reading it again. The journal belongs to what is searched (its
 identity) in one state (``state.py``): where that has changed another begins, and the one of before waits beside it for
-the state to come back. It belongs to one process at a time (``records/lock.py``): no trial runs beside an orphan of a
+the state to come back. It belongs to one process at a time (``workers/records.py``): no trial runs beside an orphan of a
 process that was killed.
 """
 
@@ -26,9 +26,8 @@ from specdebug.base.trial import Outcome, Trial, TrialResult
 from specdebug.base.yamlio import one_line
 from specdebug.campaign.trials.journal_files import ASIDE, Kept, aside_of, facts_in, kept_in, move, set_aside
 from specdebug.campaign.trials.state import SEVERAL, State, differences
-from specdebug.records.lock import Lock
-from specdebug.records.record import Record, RecordError
 from specdebug.workers.machine_failure import blamed
+from specdebug.workers.records import Lock, Record, RecordError
 
 FORMAT = "3"
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT", "SQLITE_ERROR")

@@ -14,12 +14,11 @@ from specdebug.base.errors import ContentError
 from specdebug.base.files import NotOwn, cache_folder, read_file, require_own
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import parse_json
-from specdebug.records.lock import Lock
-from specdebug.records.record import Record, RecordError
 from specdebug.targets.installs.packages import Package, missing, read_packages
 from specdebug.targets.installs.recipe import nearest_recipe
 from specdebug.targets.installs.release import Release, ReleaseError, between_releases, order
 from specdebug.workers.machine_failure import blamed
+from specdebug.workers.records import Lock, Record, RecordError
 
 VARIABLE = "SPECDEBUG_ENGINES"
 RECORD = "install.json"

@@ -9,11 +9,11 @@ import pytest
 
 from specdebug.campaign.loops.last_failed import NAME, LastFailed, keep_failed
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
-from specdebug.records.record import RecordError
 from specdebug.scenario.grammar import Expectation
 from specdebug.scenario.load import load_scenario
 from specdebug.verdict.outcome import Outcome
-from tests.records.disks import full
+from specdebug.workers.records import RecordError
+from tests.workers.disks import full
 
 MINI = Path(__file__).parents[2] / "cli" / "mini.yaml"
 SCENARIO = load_scenario(MINI)

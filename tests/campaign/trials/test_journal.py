@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import Journal, _digest, not_engine_code
-from specdebug.records.record import RecordError
+from specdebug.workers.records import RecordError
 
 BESIDES = st.none() | st.lists(st.text()).map(tuple)
 results = st.one_of(
@@ -237,14 +237,14 @@ def test_who_resumes_waits_until_all_is_gone_that_a_killed_process_had_started(
             os.kill(reaper, signal.SIGCONT)
         pause(seconds)
 
-    monkeypatch.setattr("specdebug.records.lock.time.sleep", look)
+    monkeypatch.setattr("specdebug.workers.records.time.sleep", look)
     Journal(tmp_path / "j", "id", "about").close()
     assert len(looked) >= 3
 
 
 def test_who_waits_for_a_killed_process_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "j")], stdout=subprocess.PIPE, check=False)
-    monkeypatch.setattr("specdebug.records.lock._REAPER_S", 0.05)
+    monkeypatch.setattr("specdebug.workers.records._REAPER_S", 0.05)
     with pytest.raises(RecordError, match=r"process \d+, which is gone, but not all that it had started; wait for it"):
         Journal(tmp_path / "j", "id", "about")
     os.kill(int(ended.stdout), signal.SIGCONT)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from specdebug.base.interrupts import Interrupts
-from specdebug.records import lock
-from specdebug.records.lock import Lock
-from specdebug.records.record import Record, RecordError
+from specdebug.workers import records as lock
+from specdebug.workers.records import Lock, Record, RecordError
 
 
 def record(folder: Path) -> Record:

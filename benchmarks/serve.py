@@ -145,7 +145,9 @@ class Served:
         data = b"" if document is None else json.dumps(document).encode()
         method = "GET" if document is None else "POST"
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
         began = time.perf_counter()
         writer.write(head.encode() + data)
         status, *_ = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")

@@ -157,9 +157,10 @@ class Engine:
         *,
         speculative: bool = True,
         cache_limit: int | None = None,
+        ahead: bool = False,
     ) -> Request:
-        """Queue a request. ``speculative`` is ignored by an engine without a draft model. ``cache_limit``: positions
-        that may come from the prefix cache at most.
+        """Queue a request, behind all others or ``ahead`` of them. ``speculative`` is ignored by an engine without a
+        draft model. ``cache_limit``: positions that may come from the prefix cache at most.
 
         Raises RequestRejected if the id is taken, a token id is outside the vocabulary, it can never fit, or it has
         stop strings and the checkpoint no tokenizer.
@@ -183,7 +184,7 @@ class Engine:
         stops = self._stop_strings(rid, sampling.stop)
         request = Request(rid, prompt, sampling, speculative, stop_strings=stops, cache_limit=cache_limit)
         self.requests[rid] = request
-        self._scheduler.add(request)
+        self._scheduler.add(request, ahead=ahead)
         return request
 
     def _stop_strings(self, rid: str, strings: Sequence[str]) -> StopStrings | None:
@@ -202,6 +203,15 @@ class Engine:
         if request is not None and not request.finished:
             request.finish_reason = "abort"
             self._scheduler.drop(request, keep=False)
+
+    def put_back(self, rid: str) -> bool:
+        """Have a request that runs wait behind all others, with what it has computed in the prefix cache; False, and
+        nothing done, for one that does not run."""
+        request = self.requests.get(rid)
+        if request is None or request.status is not Status.RUNNING:
+            return False
+        self._scheduler.put_back(request)
+        return True
 
     def forget_finished(self) -> None:
         """Drop the records of requests that have ended, which are kept until then; their ids may be used again."""

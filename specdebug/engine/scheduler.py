@@ -42,9 +42,12 @@ class Scheduler:
         """Requests that hold a row."""
         return self.running + ([self.chunked] if self.chunked is not None else [])
 
-    def add(self, request: Request) -> None:
-        """Queue a request behind all others."""
-        self.waiting.append(request)
+    def add(self, request: Request, *, ahead: bool = False) -> None:
+        """Queue a request, behind all others or ``ahead`` of them."""
+        if ahead:
+            self.waiting.appendleft(request)
+        else:
+            self.waiting.append(request)
 
     def next_prefill(self) -> list[tuple[Request, int]]:
         """(request, chunk length) pairs of the next prefill batch; empty when decoding should go on."""
@@ -115,12 +118,20 @@ class Scheduler:
 
     def retract(self, request: Request) -> None:
         """Take a running request's slots; it waits, before all others, to come back."""
+        self._set_back(request, ahead=True)
+        self._hold_admission = True  # somebody else runs, or there would have been nobody to make room for
+
+    def put_back(self, request: Request) -> None:
+        """Take a running request's place for another one; it waits behind all others."""
+        self._set_back(request, ahead=False)
+        self._hold_admission = False
+
+    def _set_back(self, request: Request, *, ahead: bool) -> None:
         self._detach(request)
         self._cache.release(request, keep=True)
         request.retractions += 1
         request.status = Status.WAITING
-        self.waiting.appendleft(request)
-        self._hold_admission = True  # somebody else runs, or there would have been nobody to make room for
+        self.add(request, ahead=ahead)
 
     def drop(self, request: Request, *, keep: bool) -> None:
         """Take a request out for good (finished or aborted); ``keep`` leaves its KV in the prefix cache."""

@@ -38,15 +38,20 @@ class Machine:
         self.requests: list[Request] = []
         self.log: list[Any] = []
 
-    def add(self, prompt: list[int], *, new: int = 4, speculative: bool | None = None) -> Request:
+    def add(self, prompt: list[int], *, new: int = 4, speculative: bool | None = None, ahead: bool = False) -> Request:
         request = self.parts.request(prompt, speculative=speculative, max_new_tokens=new)
         self.requests.append(request)
-        self.scheduler.add(request)
+        self.scheduler.add(request, ahead=ahead)
         return request
 
     def abort(self, request: Request) -> None:
         if not request.finished:
             self.scheduler.drop(request, keep=False)
+        self.check()
+
+    def put_back(self, request: Request) -> None:
+        if request.status is Status.RUNNING:
+            self.scheduler.put_back(request)
         self.check()
 
     def step(self) -> tuple[Any, ...]:

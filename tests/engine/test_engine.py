@@ -257,6 +257,24 @@ def test_aborting_at_any_step_frees_everything_and_disturbs_nobody(lab: Lab, bac
             assert engine._memory.allocator.num_free == engine.config.usable_slots
 
 
+@pytest.mark.parametrize(("backend", "page_size"), [("flashinfer", 1), ("fa3", 4), ("triton", 16)])
+def test_a_request_that_is_put_back_at_any_step_goes_on_where_it_was(lab: Lab, backend: str, page_size: int) -> None:
+    config = base(lab, attention_backend=backend, page_size=page_size, max_running_requests=1)
+    long, short = prompt_of(lab, 0, 17), prompt_of(lab, 1, 9)
+    for step in range(1, 9):
+        engine = build(config)
+        engine.add_request("long", long, greedy(12))
+        run(engine, steps=step)
+        ended = engine.requests["long"].finished
+        engine.add_request("short", short, greedy(2), ahead=True)
+        assert engine.put_back("long") is not ended
+        assert not engine.put_back("short")
+        run(engine)
+        lab.oracle.check(long, engine.requests["long"].output_ids, 12)
+        lab.oracle.check(short, engine.requests["short"].output_ids, 2)
+        assert engine.check_pools() == []
+
+
 def test_aborting_the_unknown_and_the_finished_does_nothing(lab: Lab) -> None:
     engine = build(base(lab))
     serve(engine, [prompt_of(lab, 0)], 3)

@@ -285,6 +285,31 @@ def test_a_retracted_request_can_be_aborted() -> None:
     assert [r.output_ids for r in machine.requests[:2]] == [output_of(r.prompt_ids, 9) for r in machine.requests[:2]]
 
 
+def test_one_that_is_put_back_gives_its_place_to_one_that_goes_ahead() -> None:
+    machine = Machine(max_running_requests=1, num_slots=64)
+    long, waiting = machine.add([5] * 5, new=12), machine.add([6], new=2)
+    for _ in range(3):
+        machine.step()
+    kept = len(long.output_ids)
+    short = machine.add([7], new=1, ahead=True)
+    machine.put_back(long)
+    assert list(machine.scheduler.waiting) == [short, waiting, long]
+    assert machine.step() == ("prefill", (short.rid, 1))
+    assert (long.retractions, len(long.output_ids)) == (1, kept)
+    machine.run()
+    assert all(each.output_ids == output_of(each.prompt_ids, each.sampling.max_new_tokens) for each in machine.requests)
+    assert ("prefill", (long.rid, 1)) in machine.log, "only its newest token had no KV"
+
+
+def test_one_that_is_put_back_ends_the_hold() -> None:
+    machine, (first, _, third) = _crowded()
+    while third.retractions == 0:
+        machine.step()
+    short = machine.add([7], new=1, ahead=True)
+    machine.put_back(first)
+    assert machine.step()[1] == (short.rid, 1)
+
+
 # --- anything goes ---
 
 ARRIVALS = st.lists(
@@ -294,25 +319,28 @@ ARRIVALS = st.lists(
         st.integers(1, 8),  # max_new_tokens
         st.booleans(),  # speculative
         st.one_of(st.none(), st.none(), st.integers(0, 20)),  # step of its abort
+        st.one_of(st.none(), st.none(), st.integers(0, 20)),  # step in which it is put back
     ),
     min_size=1,
     max_size=7,
 )
 
 
-def _play(arrivals: list[tuple[int, list[int], int, bool, int | None]], options: dict[str, Any]) -> Machine:
+def _play(arrivals: list[tuple[int, list[int], int, bool, int | None, int | None]], options: dict[str, Any]) -> Machine:
     machine, step = Machine(**options), 0
     due = [(at, number) for number, (at, *_) in enumerate(arrivals)]
     started: dict[int, Request] = {}
     while due or machine.scheduler.has_work:
         for _, number in sorted(item for item in due if item[0] <= step):
-            _, prompt, new, speculative, _ = arrivals[number]
+            _, prompt, new, speculative, *_ = arrivals[number]
             spec = speculative and machine.config.speculative is not None
             started[number] = machine.add(prompt, new=new, speculative=spec)
         due = [item for item in due if item[0] > step]
         for number, request in started.items():
             if arrivals[number][4] == step:
                 machine.abort(request)
+            if arrivals[number][5] == step:
+                machine.put_back(request)
         idle = machine.step() == ("idle",)
         assert not idle or not machine.scheduler.has_work, "stuck"
         step += 1
@@ -383,7 +411,7 @@ def test_the_same_calls_give_the_same_schedule(arrivals: list[Any], slack: int) 
 def test_with_memory_to_spare_first_tokens_come_in_order_of_arrival_and_nobody_is_retracted(
     arrivals: list[Any], chunk: int | None
 ) -> None:
-    calm = [(*arrival[:4], None) for arrival in arrivals]
+    calm = [(*arrival[:4], None, None) for arrival in arrivals]
     machine = _play(calm, {"num_slots": 600, "chunked_prefill_size": chunk, "context_length": 22})
     finals: list[str] = []
     total = {r.rid: len(r.prompt_ids) for r in machine.requests}

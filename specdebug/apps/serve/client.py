@@ -76,9 +76,7 @@ class EngineClient:
         self._machine: Mapping[str, Any] | None = None
         self._busy = ""
         self._owed_s = 0.0
-        self._most_running = most_running
-        self._queue = FairQueue()
-        self._sent: set[str] = set()
+        self._queue = FairQueue(most_running)
         self._generated = 0
         self._news = asyncio.Event()
         self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
@@ -126,10 +124,11 @@ class EngineClient:
         return requests
 
     def _send_due(self) -> None:
-        """Send the engine as many requests as it runs at a time."""
-        while len(self._sent) < self._most_running and (request := self._queue.pop()) is not None:
-            self._sent.add(request.key)
-            self._send(request.wish.command(request.key))
+        """Send the engine as many requests as it runs at a time, and those that are due before one of them."""
+        for request, gives_way in self._queue.to_send():
+            self._send(request.wish.command(request.key, ahead=gives_way is not None))
+            if gives_way is not None:
+                self._send({"do": "put_back", "rid": gives_way.wish.rid, "key": gives_way.key})
 
     @property
     def waiting(self) -> int:
@@ -148,7 +147,7 @@ class EngineClient:
         """End a request; one that is not open is left alone."""
         request = self.open.get(rid)
         if request is not None:
-            if request.key in self._sent:
+            if self._queue.has_sent(request):
                 self._send({"do": "abort", "rid": rid, "key": request.key})
             self._end_one(request, reason="abort")
             self.totals.ended(request)
@@ -251,6 +250,8 @@ class EngineClient:
                 self.totals.ended(request)
             elif ids:
                 request.tell()
+        self._queue.served(sum(map(len, event["emitted"].values())))
+        self._send_due()
         self._generated += bool(event["emitted"])
         self._tell_news()
 
@@ -261,7 +262,7 @@ class EngineClient:
 
     def _end_one(self, request: ServedRequest, *, reason: str | None = None, rejected: str | None = None) -> None:
         del self.open[request.wish.rid], self._by_key[request.key]
-        self._sent.discard(request.key)
+        self._queue.ended(request)
         request.end(reason=reason, rejected=rejected)
         self._send_due()
         self._tell_news()
@@ -316,8 +317,9 @@ class EngineClient:
     def _fail_all(self, failure: EngineFailure) -> None:
         for request in list(self.open.values()):
             request.end(failure=failure)
+            self._queue.ended(request)
         for future in self._answers.values():
             future.set_result({"done": False})
-        for each in (self.open, self._by_key, self._answers, self._sent):
+        for each in (self.open, self._by_key, self._answers):
             each.clear()
         self._tell_news()

@@ -65,6 +65,8 @@ class EngineLoop:
         """The front's keys of requests by their names: a name may be used again while its last use is still told of."""
         self._logprobs = LogprobRecorder(self._engine)
         self._step = self._idle = 0
+        self._put_back: list[str] = []
+        """The front's keys of requests that have given up their places since the last step."""
         self._checked = True
         self._on_gpu = self._engine.config.device != "cpu"
 
@@ -119,6 +121,8 @@ class EngineLoop:
                 self._add(command)
             case "abort":
                 self._abort(command["rid"], command["key"])
+            case "put_back":
+                self._give_up_place(command["rid"], command["key"])
             case "flush":
                 self._flush()
             case "info":
@@ -140,6 +144,7 @@ class EngineLoop:
                 SamplingParams(**given),
                 speculative=command["speculative"],
                 cache_limit=(command["logprobs"] or {}).get("start"),
+                ahead=command["ahead"],
             )
         except SpecDebugError as error:
             if error.exit_code != 2:
@@ -157,6 +162,11 @@ class EngineLoop:
             self._engine.abort(rid)
             self._forget([rid])
         self._tell_gauges()
+
+    def _give_up_place(self, rid: str, key: str) -> None:
+        """Have a request that runs wait behind all others; one that does not is left where it is."""
+        if self._keys.get(rid) == key and self._engine.put_back(rid):
+            self._put_back.append(key)
 
     def _forget(self, ended: Iterable[str]) -> None:
         self._engine.forget_finished()
@@ -192,6 +202,7 @@ class EngineLoop:
 
     def _tell_step(self, report: StepReport, seconds: float) -> None:
         ended = [self._engine.requests[rid] for rid in report.finished]
+        retracted, self._put_back = self._put_back + [self._keys[rid] for rid in report.retracted], []
         self._sink.emit(
             "step",
             step=self._step,
@@ -200,7 +211,7 @@ class EngineLoop:
             accept=self._by_key(report.accept_lengths),
             cached=self._by_key(report.cached),
             finished=self._by_key({each.rid: [each.finish_reason, each.matched_stop] for each in ended}),
-            retracted=[self._keys[rid] for rid in report.retracted],
+            retracted=retracted,
             logprobs=self._by_key(self._logprobs.take(report.emitted)),
             s=round(seconds, 6),
             **self._gauges(),

@@ -31,7 +31,7 @@ class TooBig(BadField):
     status = 413
 
 
-def parse(body: bytes) -> Any:
+def parse(body: bytes | bytearray) -> Any:
     """JSON as it stands in a body. Raises BadField for anything else, NaN included."""
     try:
         return json.loads(body, parse_constant=_no_constant)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import ipaddress
 import signal
 import socket
@@ -32,10 +33,13 @@ GRACE_S = 3
 """Seconds that answers under way have to end once the server is told to."""
 
 
+MAPPED_BYTES = 128 << 10
+"""Bytes of a buffer that the C library maps by itself, and gives back to the machine as soon as it is free."""
 KERNEL_BYTES = 64 << 10
 """Bytes of a connection that lie in the kernel each way: at most what one read gives, and soon full if none reads."""
 CUT_S = 2
 """Seconds after which answers that do not end are cut."""
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 
 
 class ServeError(SpecDebugError):
@@ -83,6 +87,7 @@ def serve(
     pass_on: Callable[[bytes], None],
 ) -> None:
     """Serve until a signal comes. Raises ServeError, and SpecDebugError for an engine that cannot be built as asked."""
+    _give_memory_back()
     model = ModelText(str(launch.options.get("model", "tiny")))
     with contextlib.closing(listen(address, keyed=settings.api_key is not None)) as bound:
         try:
@@ -90,6 +95,15 @@ def serve(
         finally:
             interrupts.listen()  # the loop has put handlers of its own in place
     interrupts.check()
+
+
+def _give_memory_back() -> None:
+    """Have the memory of large bodies given back once they are read. By itself glibc raises its threshold to the
+    largest buffer that was freed, and has a heap for every thread that reads; other C libraries have no such thing."""
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
+        mallopt(_M_ARENA_MAX, 1)
 
 
 async def _serve(

@@ -38,11 +38,11 @@ class Wish:
     logprobs: LogprobWish | None = None
     silent: bool = False
 
-    def command(self, key: str) -> dict[str, Any]:
-        """The line that adds it under the front's ``key``."""
+    def command(self, key: str, *, ahead: bool) -> dict[str, Any]:
+        """The line that adds it under the front's ``key``, behind all others or ``ahead`` of them."""
         own = {"key": key, "rid": self.rid, "ids": list(self.ids), "sampling": dict(self.sampling)}
         logprobs = None if self.logprobs is None else asdict(self.logprobs)
-        return {"do": "add", **own, "speculative": self.speculative, "logprobs": logprobs}
+        return {"do": "add", **own, "speculative": self.speculative, "logprobs": logprobs, "ahead": ahead}
 
 
 @dataclass(eq=False)

@@ -6,12 +6,23 @@ import json
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specdebug.apps.serve.reading import ASIDE_BYTES, MOST_BYTES, fits
+from specdebug.apps.serve.reading import ASIDE_BYTES, MOST_BYTES, Growth
 from specdebug.apps.serve.state import BODY_BYTES
 from tests.apps.serve.serving import Serving
 
+PART = 1000
+"""Bytes that come in at a time."""
 CODE = 'if x["a"][0] == {1: [2, 3], "b\\\\": "c"}:\n    return [f(y) for y in z]\n'
+
+
+def fits(body: bytes, part: int = PART) -> bool:
+    growth = Growth()
+    for at in range(0, len(body), part):
+        growth.take(body[at : at + part])
+    return growth.bytes <= MOST_BYTES
 
 
 @pytest.mark.parametrize(
@@ -22,6 +33,15 @@ def test_json_that_grows_as_it_is_read_does_not_fit(unit: bytes, most: int) -> N
     assert not fits(b"[" + unit * (BODY_BYTES // len(unit)) + b"0]")
     assert fits(b"[" + unit * (ASIDE_BYTES // len(unit)) + b"0]")
     assert not fits(b"[" + unit * most + b"0]")
+
+
+@given(parts=st.lists(st.text('"\\[]{},a', max_size=9)))
+def test_the_measure_is_the_same_in_whatever_parts_a_body_comes(parts: list[str]) -> None:
+    whole, pieces = Growth(), Growth()
+    whole.take("".join(parts).encode())
+    for part in parts:
+        pieces.take(part.encode())
+    assert pieces.bytes == whole.bytes
 
 
 def test_a_large_batch_fits() -> None:

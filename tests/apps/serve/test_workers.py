@@ -15,6 +15,7 @@ from specdebug.apps.serve import engine_loop
 from specdebug.apps.serve.engine_loop import FRONT_GONE
 from specdebug.apps.serve.engine_process import serve
 from specdebug.apps.serve.launch import Launch
+from specdebug.apps.serve.served import Wish
 from specdebug.engine.lineup import LINEUP
 from specdebug.targets.embedded import EmbeddedSession
 from specdebug.workers.wire import PipeSink
@@ -130,10 +131,9 @@ def test_what_was_found_in_the_step_that_c_plus_plus_ends_is_told(monkeypatch: p
 
 def told_of_one_request() -> list[dict[str, Any]]:
     """What an engine tells until it fails over one request."""
-    add = {"do": "add", "rid": "a", "key": "1", "ids": [5, 6], "sampling": {}, "speculative": True, "logprobs": None}
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(json.dumps(add).encode() + b"\n")
+        ours.sendall(json.dumps(Wish("a", [5, 6], {}).command("1", ahead=False)).encode() + b"\n")
         options = {**LINEUP["EAGLE v1"].options(3, 2, 6), "memory": {"guards": True}}
         assert serve(Launch(options), theirs, PipeSink(theirs.fileno())) == 1
         theirs.shutdown(socket.SHUT_WR)

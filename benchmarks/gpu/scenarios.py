@@ -45,7 +45,7 @@ def arm_runs(
                 if backend and fits(run, backend):
                     over["attention_backend"] = shown = backend
                 changed = dataclasses.replace(run.scenario, overrides=over)
-                key = f"{device}: {scenario.name} {run.arm} {shown or f'({run.config.attention_backend})'}"
+                key = f"{device}: {scenario.name} {run.arm} {shown or f'({run.shape.attention_backend})'}"
                 runs[key] = dataclasses.replace(run, key=key, scenario=changed)
     return list(runs.values())
 
@@ -135,8 +135,8 @@ def main() -> int:
     (options.out / f"{name}.json").write_text(json.dumps(documents, indent=1) + "\n")
     apart = []
     if options.same_as_cpu:
-        on_cpu = [result for result in results if result.run.config.device == CPU]
-        elsewhere = [result for result in results if result.run.config.device != CPU]
+        on_cpu = [result for result in results if result.run.shape.device == CPU]
+        elsewhere = [result for result in results if result.run.shape.device != CPU]
         apart = differences(elsewhere, on_cpu)
         console.print("\n".join([*apart, f"{len(apart)} of {len(elsewhere)} arms end otherwise than on the CPU"]))
     met = sum(result.met is not False for result in results)

@@ -23,7 +23,7 @@ class EngineFlag:
 
     Attributes:
         name: as typed, such as ``--page-size``.
-        into: keys that lead to the option in ``EngineConfig``'s plain data.
+        into: keys that lead to the option in a scenario's ``engine``.
         kind: its value.
         help: one line about it.
         switched: of a switch, the value that it sets.

@@ -28,6 +28,7 @@ from specdebug.scenario.checks import check_scenario
 from specdebug.scenario.grammar import Expectation, Scenario, merge
 from specdebug.scenario.packs import ProbePack, read_pack
 from specdebug.scenario.workload import Workload
+from specdebug.targets.options import options_of
 from specdebug.targets.settings import TargetChoice
 from specdebug.verdict.outcome import EXIT_CODES
 
@@ -71,12 +72,12 @@ class Bundle:
 
 def resolved(run: ArmRun) -> Scenario:
     """The scenario of an arm run with nothing left to look up or lay over: its only arm says it all."""
-    scenario, config = run.scenario, run.config
-    fill = {} if config is None else {"memory": {"fill": config.memory.fill}}
+    scenario = run.scenario
+    pinned = options_of(run.target).pinned(run.options) if run.target == DEFAULT else {}
     arm = replace(
         scenario.arms[run.arm],
         revert=run.reverts,
-        engine=merge(fill, scenario.engine_of(run.arm)),
+        engine=merge(pinned, scenario.engine_of(run.arm)),
         faults=scenario.faults_of(run.arm),
         probes=scenario.probes_of(run.arm),
         oracles=scenario.oracles_of(run.arm),

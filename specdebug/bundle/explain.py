@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specdebug.base.abilities import DEFAULT
 from specdebug.bundle.partings import Parting, partings
-from specdebug.bundle.weigh import TARGET, ChoiceScale
+from specdebug.bundle.weigh import TARGET
 from specdebug.workers.child import WorkerStartError
 from specdebug.workers.job import Job, WorkerEnd
 
 if TYPE_CHECKING:
     from specdebug.bundle.content import Bundle
-    from specdebug.engine.config import EngineConfig
     from specdebug.workers.pool import WorkerPool
 
 
@@ -74,22 +74,13 @@ def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Wei
     found = partings(bundle.requests.requests, bundle.recorded.steps, steps) or ()
     heavy = [parting for parting in found if parting.kind in ("token", "draft")]
     listener = _Scales()
-    config = bundle.run.config
-    if heavy and config is not None:
+    if heavy and bundle.run.target == DEFAULT:
         limits = bundle.run.scenario.limits
-        payload = {"scale": scale_of(config), "partings": heavy}
+        payload = {"shape": bundle.run.shape, "partings": heavy}
         with contextlib.suppress(WorkerStartError):  # the arm's own result stands; that they were not weighed is said
             pool.run([Job("weighing", TARGET, payload, limits.timeout_s, float(limits.memory_mb))], listener)
     weights = {id(parting): listener.weights.get(number, {}) for number, parting in enumerate(heavy)}
     return tuple(Weighed(parting, **weights.get(id(parting), {})) for parting in found)
-
-
-def scale_of(config: EngineConfig) -> ChoiceScale:
-    """The scale on which choices of an engine of that configuration are weighed."""
-    spec = config.speculative
-    shape = None if spec is None else (spec.eagle_topk, spec.num_steps, spec.tree_size)
-    algorithm = None if spec is None else spec.algorithm
-    return ChoiceScale(config.model, config.draft_model, config.dtype, shape, algorithm)
 
 
 class _Scales:

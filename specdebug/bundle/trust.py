@@ -8,19 +8,16 @@ package's code needs the user's word. What is harmless is listed, and not what i
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from specdebug.base import assets
 from specdebug.base.redaction import redacted
 from specdebug.base.yamlio import one_line
 from specdebug.bundle.archive import BundleError
-from specdebug.engine.config import EngineConfig, choices_of
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.grammar import OracleSpec, Scenario
+from specdebug.targets.options import OURS
 from specdebug.targets.registry import OURS as TARGETS
 from specdebug.targets.settings import SERVE, LaunchedServer, TargetChoice
 
@@ -71,19 +68,7 @@ def _of_options(options: Mapping[str, Any], where: str) -> Iterator[str]:
                 yield f"{where}.{_said(key)}: {_said(each)}"
 
 
-def _words_of(hint: Any) -> Iterator[str]:
-    """The texts that an option of the engine can be, without those of other packages, paths and devices."""
-    if (choices := choices_of(hint)) is not None:
-        yield from getattr(choices, "shipped", choices)
-    elif dataclasses.is_dataclass(hint):
-        for each in typing.get_type_hints(hint, include_extras=True).values():
-            yield from _words_of(each)
-    else:
-        for each in typing.get_args(hint):
-            yield from _words_of(each)
-
-
-_WORDS = frozenset({*assets.NAMES, *_words_of(EngineConfig)})
+_WORDS = OURS.words()
 
 
 def _of_oracles(oracles: OracleSpec) -> Iterator[str]:

@@ -8,10 +8,10 @@ draft is as good as in the tree, or out of it, if no more log-probability than t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specdebug.bundle.partings import Parting
+from specdebug.targets.options import EngineShape
 from specdebug.workers.wire import Sink
 
 if TYPE_CHECKING:
@@ -20,27 +20,16 @@ if TYPE_CHECKING:
 TARGET = f"{__name__}:weigh"
 
 
-@dataclass(frozen=True)
-class ChoiceScale:
-    """The engine that choices are weighed on: its checkpoints and dtype, and the shape of its trees if it drafts."""
-
-    model: str
-    draft_model: str | None
-    dtype: str
-    shape: tuple[int, int, int] | None
-    algorithm: str | None = None
-
-
 def weigh(payload: Mapping[str, Any], sink: Sink) -> None:
     """Emit ``weighed`` for every parting, in order: the gap, what is allowed, and the token that is best there."""
     from specdebug.run.dense import DenseReference
     from specdebug.run.oracles.lossless import TIE_MARGIN
 
-    scale: ChoiceScale = payload["scale"]
-    reference = DenseReference(scale.model, scale.draft_model, scale.algorithm)
+    shape: EngineShape = payload["shape"]
+    reference = DenseReference(shape.model, shape.draft_model, shape.algorithm)
     for number, parting in enumerate(payload["partings"]):
-        gap, size, preferred = _draft(reference, scale, parting) if parting.depth else _token(reference, parting)
-        sink.emit("weighed", number=number, gap=gap, allowed=TIE_MARGIN[scale.dtype] * size, preferred=preferred)
+        gap, size, preferred = _draft(reference, shape, parting) if parting.depth else _token(reference, parting)
+        sink.emit("weighed", number=number, gap=gap, allowed=TIE_MARGIN[shape.dtype] * size, preferred=preferred)
 
 
 def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, int]:
@@ -52,7 +41,7 @@ def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, i
     return max(gaps), sizes[0], choices[0]
 
 
-def _draft(reference: DenseReference, scale: ChoiceScale, parting: Parting) -> tuple[float, float, int]:
+def _draft(reference: DenseReference, shape: EngineShape, parting: Parting) -> tuple[float, float, int]:
     """The amount by which the path that one trace accepted is in the tree, or is not.
 
     What was accepted beyond the end of an output was given to nobody, so its tokens are the reference's. Then it may as
@@ -60,15 +49,15 @@ def _draft(reference: DenseReference, scale: ChoiceScale, parting: Parting) -> t
     """
     from specdebug.reference.tree import TreeShape, standing
 
-    assert scale.shape is not None
+    assert shape.tree is not None
     path = list(parting.path)
-    if parting.depth > scale.shape[1]:  # no tree is so deep: the trace is not of this engine
+    if parting.depth > shape.tree[1]:  # no tree is so deep: the trace is not of this engine
         return float("inf"), 1.0, path[-1]
     unseen: list[tuple[float, float]] = []
     while len(path) < parting.depth:
         token, lead, size = reference.next_token([*parting.ids, *path])
         path.append(token)
         unseen.append((lead, size))
-    found = standing(reference.drafted(parting.ids), len(parting.ids) - 1, path, TreeShape(*scale.shape))
+    found = standing(reference.drafted(parting.ids), len(parting.ids) - 1, path, TreeShape(*shape.tree))
     gap, size = min([(abs(found.slack), found.size), *unseen], key=lambda each: each[0] / each[1])
     return gap, size, path[-1]

@@ -189,7 +189,7 @@ def _over_scenario(asked: BisectQuestion) -> Plan:
     """The fixes that an arm does not revert, or engine options."""
     from specdebug.campaign.trials.remote import scenario_source
     from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature
-    from specdebug.scenario.load import engine_config
+    from specdebug.scenario.checks import engine_shape
 
     library = asked.shared.library()
     scenario = asked.scenario(library)
@@ -219,7 +219,7 @@ def _over_scenario(asked: BisectQuestion) -> Plan:
         apart=source.apart,
         signature=expected_signature(scenario),
         make=partial(scenario_source, scenario, library.folders[1:], source.arm, options, timeout, takes),
-        gpus=int(engine_config(scenario, source.arm).device != "cpu"),
+        gpus=int(engine_shape(scenario, source.arm).device != "cpu"),
     )
 
 
@@ -254,7 +254,7 @@ def _over_faults(asked: BisectQuestion) -> Plan:
     from specdebug.campaign.trials.remote import fault_source
     from specdebug.campaign.trials.scenario import expected_signature
     from specdebug.faults.declare import parse_fault
-    from specdebug.scenario.load import engine_config
+    from specdebug.scenario.checks import engine_shape
 
     library = asked.shared.library()
     scenario, timeout = asked.scenario(library), asked.budget.timeout
@@ -272,7 +272,7 @@ def _over_faults(asked: BisectQuestion) -> Plan:
         asked.flake("--arm", source.arm),
         signature=expected_signature(replace(scenario, expect=expected)),
         make=partial(fault_source, scenario, library.folders[1:], source.arm, added, timeout),
-        gpus=int(engine_config(scenario, source.arm).device != "cpu"),
+        gpus=int(engine_shape(scenario, source.arm).device != "cpu"),
     )
 
 

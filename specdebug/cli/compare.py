@@ -102,12 +102,12 @@ def _tell_both(answer: Replay, names: tuple[str, ...], results: ResultOptions, r
     from specdebug.report.formats import Told
     from specdebug.report.github import comparison_annotations, comparison_summary
     from specdebug.report.terminal import render_comparison
-    from specdebug.scenario.load import engine_config
+    from specdebug.scenario.checks import asked_of
     from specdebug.scenario.text import decoder, load_tokenizer
 
     left, right = (result.outcome for result in answer.results)
     against = tuple(result.against for result in answer.results)
-    decode = decoder(load_tokenizer(engine_config(answer.scenario, names[0]).model))
+    decode = decoder(load_tokenizer(asked_of(answer.scenario, names[0]).model))
     comparison = comparing.compare((names[0], names[1]), (left, right), decode, against)
     tell_results(
         results,

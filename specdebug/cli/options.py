@@ -90,7 +90,7 @@ def engine_overrides(
 
 def engine_words(over: Mapping[str, str | int | float]) -> list[str]:
     """Return the words of a command line that sets these engine options."""
-    from specdebug.scenario.checks import OVERRIDES
+    from specdebug.targets.options import OVERRIDES
 
     return [word for option, value in over.items() for word in (OVERRIDES[option], str(value))]
 

@@ -13,7 +13,7 @@ import typer
 
 from specdebug.base import interrupts
 from specdebug.base.engine_flags import ENGINE_FLAGS, EngineFlag, flag_of, options_of, refusal
-from specdebug.base.errors import ConfigError, SpecDebugError
+from specdebug.base.errors import ConfigError, InvalidOption, SpecDebugError
 from specdebug.cli import complete
 from specdebug.cli.log import BoundedLog
 from specdebug.cli.options import ContentOptions, Faults, Reverts, numbers_of
@@ -181,20 +181,17 @@ def _check(options: dict[str, Any], faults: Sequence[Fault]) -> None:
     """Raise SpecDebugError, with the flag at fault, for options that contradict each other or name no checkpoint, and
     for a fault that cannot act in such an engine."""
     from specdebug.base.assets import checkpoint_path
-    from specdebug.base.errors import InvalidOption
-    from specdebug.engine.config import EngineConfig
-    from specdebug.faults.fit import check_fit
+    from specdebug.targets.options import OURS
 
     try:
-        config = EngineConfig.from_dict(options)
+        checkpoints = tuple(OURS.checkpoints(options))
     except InvalidOption as error:
         flag = flag_of(error.key_path)
         raise ConfigError(f"{flag}: {error.reason}" if flag else str(error)) from None
     for fault in faults:
-        check_fit(fault, config, "this server")
-    checkpoint_path(config.model)
-    if config.draft_model is not None:
-        checkpoint_path(config.draft_model)
+        OURS.check_fault(options, fault, "this server")
+    for _, name in checkpoints:
+        checkpoint_path(name)
 
 
 def _refuse(ctx: typer.Context) -> None:

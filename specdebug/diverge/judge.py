@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from specdebug.diverge.common import sites_of
 from specdebug.diverge.stream import RecordedStep, Share
 from specdebug.diverge.values import ValueDifference, difference, kept, tolerance
 from specdebug.reference.config import read_config
+from specdebug.targets.options import EngineShape
 
 AFTER = 8
 """Sites named that differed right after the first."""
@@ -64,19 +65,19 @@ def judge(
     left: Sequence[RecordedStep],
     right: Sequence[RecordedStep],
     look: Look,
-    config: Any,
+    shape: EngineShape,
     unlike: Container[SharePlace] = (),
 ) -> Judgement:
     """Find the first difference between two arms that rounding does not explain.
 
-    ``left``, ``right``: their steps, with a hash for each request's share. ``look`` gets at values. ``config``: the
-    first engine's; what matters here is the same in the second. ``unlike``: places not to compare.
+    ``left``, ``right``: their steps, with a hash for each request's share. ``look`` gets at values. ``shape``: of
+    both engines. ``unlike``: places not to compare.
     """
     steps = {step.number: step for step in left}, {step.number: step for step in right}
-    model = read_config(checkpoint_path(config.model))
-    topk = 1 if config.speculative is None else config.speculative.eagle_topk
+    model = read_config(checkpoint_path(shape.model))
+    topk = 1 if shape.tree is None else shape.tree[0]
     found, rounding = list(by_request(left, right, unlike)), Rounding()
-    if config.dtype != "float32" and DRAFT_LOGITS not in sites_of(left) & sites_of(right):
+    if shape.dtype != "float32" and DRAFT_LOGITS not in sites_of(left) & sites_of(right):
         found, unseen = _without_drafted(found)
         rounding = Rounding(unseen=unseen)
     while found:
@@ -91,7 +92,7 @@ def judge(
         for each, seen in zip(window, values, strict=True):
             if each.soft and seen is None:
                 continue  # equal after all: the hashes of two zeros differ
-            allowed = tolerance(each.site, config.dtype, model.num_layers, model.hidden_size)
+            allowed = tolerance(each.site, shape.dtype, model.num_layers, model.hidden_size)
             if each.soft and seen is not None and seen.gap <= allowed:
                 rounding = rounding.with_one(each, seen.gap)
             elif each.right is not None and explained((each.site, each.right.nth), arms, topk):

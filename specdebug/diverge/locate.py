@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, Replay, RunContent, run_arms
 from specdebug.diverge.align import Difference, in_lockstep
@@ -144,7 +145,7 @@ class Locator:
 
     def _suspect(self, result: ArmResult) -> Suspect | str:
         run, outcome = result.run, result.outcome
-        if run.config is None:
+        if run.target != DEFAULT:
             return f"target {run.target} cannot show its tensors again; only the embedded engine's runs repeat"
         seen, step = outcome.signature or "", outcome.where_step
         sound = twin_of(run)

@@ -24,18 +24,17 @@ from specdebug.diverge.align import Difference, in_lockstep, same_schedule
 from specdebug.diverge.common import Looked, Sides, in_common, unlike_by_worker
 from specdebug.diverge.judge import Pairs, Rounding, compared, judge, next_sites
 from specdebug.diverge.prefills import computed_again
-from specdebug.diverge.sides import EngineSide, Side, TapeSide, config_of
+from specdebug.diverge.sides import EngineSide, Side, TapeSide, can_be_recorded
 from specdebug.diverge.stream import RecordedStep
 from specdebug.diverge.values import ValueDifference
 from specdebug.scenario.grammar import OracleSpec, Scenario
+from specdebug.targets.options import OURS
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
 from specdebug.workers.machine_failure import MachineFailed
 from specdebug.workers.pool import WorkerPool
 
 LOOK_AHEAD = 2000
 """Differences looked through for them."""
-SHAPE_OPTIONS = ("model", "device", "dtype")
-"""Engine options without which tensors have no counterparts."""
 
 
 @dataclass(frozen=True)
@@ -74,21 +73,10 @@ class Divergence:
 
 def not_comparable(left: ArmRun, right: ArmRun) -> str:
     """Why two arms have no tensors in common, empty if they do. Raises ContentError for an engine that cannot be."""
-    one, other = config_of(left), config_of(right)
-    if one is None or other is None:
-        lacking = left if one is None else right
-        return f"target {lacking.target} cannot show its tensors; those of embedded, sglang and vllm can be compared"
-    if unequal := _first_unequal(one, other, SHAPE_OPTIONS):
-        return f"the arms' engines differ in {unequal}"
-    if one.speculative is None or other.speculative is None:
-        return "" if one.speculative is other.speculative else "only one of the two arms speculates"
-    unequal = _first_unequal(one.speculative, other.speculative, ("algorithm", "num_steps", "eagle_topk", "tree_size"))
-    return f"the arms' engines differ in speculative {unequal}" if unequal else ""
-
-
-def _first_unequal(one: object, other: object, options: Sequence[str]) -> str:
-    pairs = ((option, getattr(one, option), getattr(other, option)) for option in options)
-    return next((f"{option} ({left} and {right})" for option, left, right in pairs if left != right), "")
+    for run in (left, right):
+        if not can_be_recorded(run):
+            return f"target {run.target} cannot show its tensors; those of embedded, sglang and vllm can be compared"
+    return left.shape.unlike(right.shape)
 
 
 @dataclass
@@ -145,13 +133,13 @@ class Diverging:
     @property
     def _alike(self) -> bool:
         left, right = self.runs
-        return left.target == right.target == DEFAULT and left.config == right.config
+        ours = left.target == right.target == DEFAULT
+        return ours and OURS.completed(left.options) == OURS.completed(right.options)
 
     @property
     def _two_workers(self) -> bool:
         """True if one arm drafts by the worker v1 and the other by v2, which pass other sites."""
-        drafting = [config.speculative for run in self.runs if (config := config_of(run)) is not None]
-        return len({each.worker for each in drafting if each is not None}) == 2
+        return len({run.shape.worker for run in self.runs} - {None}) == 2
 
     @cached_property
     def _sides(self) -> tuple[Side, Side]:
@@ -161,9 +149,7 @@ class Diverging:
         run, name = self.runs[number], str(number)
         if run.target == DEFAULT:
             return EngineSide(run, self.folder, name, not self._alike)
-        config = config_of(run)
-        assert config is not None  # not_comparable has seen to that
-        return TapeSide(run, self.folder, name, config)
+        return TapeSide(run, self.folder, name, run.shape)
 
     def _by_request(
         self, answer: Divergence, left: Sequence[RecordedStep], right: Sequence[RecordedStep]
@@ -178,7 +164,7 @@ class Diverging:
         if engines:
             looked = self._with_prompts(looked)
         answer = dataclasses.replace(answer, rescheduled=same_schedule(left, right), looked=looked)
-        first, values, after, rounding = judge(left, right, self._kept, config_of(self.runs[0]), unlike)
+        first, values, after, rounding = judge(left, right, self._kept, self.runs[0].shape, unlike)
         return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)
 
     def _with_prompts(self, looked: Looked) -> Looked:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from specdebug.base.abilities import DEFAULT
 from specdebug.campaign.loops.replay import ArmRun, RunContent, run_as
@@ -19,12 +19,9 @@ from specdebug.diverge.common import integers_of
 from specdebug.diverge.prefills import Positions, chunks_of
 from specdebug.diverge.stream import RecordedStep, read
 from specdebug.diverge.tape import TapeRecording
-from specdebug.scenario.checks import engine_config
+from specdebug.targets.options import EngineShape
 from specdebug.targets.registry import find_target
 from specdebug.workers.job import Job
-
-if TYPE_CHECKING:
-    from specdebug.engine.config import EngineConfig
 
 CallPlace = tuple[int, int, str]
 """Step, call and site."""
@@ -106,7 +103,7 @@ class TapeSide:
     run: ArmRun
     folder: Path
     name: str
-    config: EngineConfig
+    shape: EngineShape
     _recording: TapeRecording | None = None
 
     @property
@@ -127,9 +124,8 @@ class TapeSide:
         return {} if self._recording is None else self._recording.left_out
 
     def steps(self, like: Sequence[RecordedStep] = (), *, whole: bool = True) -> list[RecordedStep]:
-        spec = self.config.speculative
-        branches, nodes = (1, 1) if spec is None else (spec.eagle_topk, spec.tree_size)
-        summed = self.config.device != "cpu"  # as our engine hashes there
+        branches, _, nodes = self.shape.tree or (1, 0, 1)
+        summed = self.shape.device != "cpu"  # as our engine hashes there
         self._recording = TapeRecording(
             self._tape,
             branches=branches,
@@ -146,12 +142,9 @@ class TapeSide:
         return None
 
 
-def config_of(run: ArmRun) -> EngineConfig | None:
-    """The configuration of an engine that can be recorded, ours or another; None of any other target. Raises
-    ContentError."""
-    if run.target == DEFAULT or find_target(run.target).traits.records:
-        return engine_config(run.scenario, run.arm)
-    return None
+def can_be_recorded(run: ArmRun) -> bool:
+    """Return True for an engine that can be recorded, ours or another."""
+    return run.target == DEFAULT or find_target(run.target).traits.records
 
 
 def recorded(run: ArmRun, key: str, **record: Any) -> RecordedRun:

@@ -18,9 +18,10 @@ from specdebug.campaign.loops import replay as replaying
 from specdebug.campaign.loops.kept_servers import KeptRun, KeptServers
 from specdebug.campaign.loops.replay import ArmResult, Choices, Progress, RunContent, run_arms
 from specdebug.campaign.trials.source import TrialSource, as_they_end
-from specdebug.hunt.draw import ARM, SERVED, SPACES, TOGETHER, HuntSpace, drawn
+from specdebug.hunt.draw import ARM, TOGETHER, drawn
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.scenario.grammar import Scenario
+from specdebug.targets.options import options_of
 from specdebug.targets.settings import TargetChoice
 from specdebug.workers.pool import WorkerPool
 
@@ -45,7 +46,7 @@ class HuntRunner:
 
     def plain(self, number: int) -> dict[str, Any]:
         """A drawn scenario as a file says it."""
-        plain = drawn(self.seed, number, space_of(self.target))
+        plain = drawn(self.seed, number, options_of(self.target))
         return {**plain, "engine": {**plain["engine"], **self.engine}}
 
     def scenario(self, number: int) -> Scenario:
@@ -145,12 +146,6 @@ def side_by_side(numbers: Sequence[int], jobs: int) -> list[list[int]]:
         for first in range(0, len(engines), jobs)
         for row in zip_longest(*engines[first : first + jobs])
     ]
-
-
-def space_of(target: TargetChoice) -> HuntSpace:
-    """Return the space of what a target's engine can be asked for."""
-    kind = target if isinstance(target, str) else target.kind
-    return SPACES.get(kind, SERVED)
 
 
 def result_with(judged: Judged) -> TrialResult:

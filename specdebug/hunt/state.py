@@ -8,9 +8,9 @@ from specdebug.base.assets import CHECKPOINTS
 from specdebug.campaign.trials.arm_state import engine_state
 from specdebug.campaign.trials.state import digest_of, folder_digest, own_state
 from specdebug.hunt.draw import ARM, drawn
-from specdebug.hunt.hunting import space_of
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
+from specdebug.targets.options import options_of
 from specdebug.targets.settings import TargetChoice, engine_of
 
 
@@ -20,7 +20,7 @@ def hunt_state(target: TargetChoice, reverts: Sequence[int], library: Library) -
     engine = engine_of(target)
     mends = (toggle for toggle in library.registry.all if engine in toggle.mends)
     fixes = [toggle.path.read_text(encoding="utf-8") for toggle in (*library.toggles(reverts, target), *mends)]
-    packs = library.packs(Scenario.from_dict(drawn(0, 0, space_of(target))).probes_of(ARM))
+    packs = library.packs(Scenario.from_dict(drawn(0, 0, options_of(target))).probes_of(ARM))
     return {
         "fixes": f"#{digest_of(*fixes)}",
         "probe packs": f"#{digest_of(*map(repr, packs))}",

@@ -40,11 +40,11 @@ def to_keep(found: Iterable[Difference]) -> Keep:
 
 def beyond_rounding(found: Iterable[Difference], run: ArmRun, sound: Path, mutant: Path) -> Difference | None:
     """The first difference that is wider than rounding makes it, by the tensors kept in two folders."""
-    assert run.config is not None
-    model = read_config(checkpoint_path(run.config.model))
+    shape = run.shape
+    model = read_config(checkpoint_path(shape.model))
     for each in sorted(found, key=lambda each: each.step):
         seen = compared(each, sound, mutant)
-        allowed = tolerance(each.site, run.config.dtype, model.num_layers, model.hidden_size)
+        allowed = tolerance(each.site, shape.dtype, model.num_layers, model.hidden_size)
         if seen is not None and seen.gap > allowed:
             return each
     return None

@@ -10,9 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from specdebug.base.abilities import DEFAULT
 from specdebug.campaign.loops.replay import ArmResult
 from specdebug.report.words import some, times
 from specdebug.scenario.library import engine_sites, live_in
+from specdebug.targets.options import options_of
 
 MAX_MISSED = 6
 """Sites that were never reached and are named."""
@@ -120,11 +122,8 @@ def _next(result: ArmResult) -> Iterator[str]:
     asked = ",".join(str(number) for number in run.reverts if number not in own)
     words = [_file(run.scenario.path), "--arm", run.arm, *(("--revert", asked) if asked else ())]
     yield f"{shlex.join(['specdebug', 'flake', *words])} (more seeds: how often does it fail?)"
-    memory = None if run.config is None else run.config.memory
-    if memory is not None and memory.fill != "garbage":
-        yield "engine: {memory: {fill: garbage}} in the scenario (what nobody wrote is then not zero)"
-    if memory is not None and not memory.guards:
-        yield "engine: {memory: {guards: true}} in the scenario (a buffer that overruns is then named)"
+    if run.target == DEFAULT:
+        yield from options_of(run.target).stricter(run.options)
     if any(pack.mode != "record" for pack in run.packs) and run.scenario.arms[run.arm].mode != "record":
         yield f"{shlex.join(['specdebug', 'replay', *words, '--mode', 'record'])} (probes note all that they find)"
     wanted = run.scenario.oracles_of(run.arm)

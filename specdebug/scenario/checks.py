@@ -19,8 +19,6 @@ from specdebug.base.abilities import DEFAULT
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError, ContentError, InvalidOption, SpecDebugError, did_you_mean, raise_all
 from specdebug.base.yamlio import KeyPath, one_line
-from specdebug.engine.config import EngineConfig
-from specdebug.faults.fit import check_fit
 from specdebug.scenario.grammar import (
     CorpusPrompt,
     Expectation,
@@ -33,6 +31,7 @@ from specdebug.scenario.grammar import (
 )
 from specdebug.scenario.target_ranges import TARGET_RANGE, complaint_of
 from specdebug.targets.base import Asked
+from specdebug.targets.options import OVERRIDES, EngineShape, options_of
 from specdebug.targets.registry import find_target
 from specdebug.verdict.signatures import names_place
 
@@ -91,38 +90,27 @@ def _problems(scenario: Scenario, known: KnownNames | None, broken: _Broken) -> 
     for arm in scenario.arms:
         if broken.within("arms", arm, "engine") or broken.within("engine"):
             continue
+        wrong, engine = _invalid_options(scenario, arm, scenario.engine_of(arm))
+        yield from (_invalid(scenario, arm, error) for error in wrong)
         if scenario.target_of(arm) != DEFAULT:
             try:
                 asked_of(scenario, arm)
             except ContentError as error:
-                yield error
+                yield error  # of options it is one of those above, and said once
             continue
-        wrong, config = _invalid_options(scenario.engine_of(arm))
-        yield from (_invalid(scenario, arm, error) for error in wrong)
         if known is not None and known.checkpoints:
-            yield from _missing_checkpoints(scenario, arm, config)
+            yield from _missing_checkpoints(scenario, arm, engine)
         if wrong:
             continue
-        yield from _too_long_prompts(scenario, arm, config, broken)
+        yield from _too_large_groups(scenario, arm, broken)
         if not broken.ids:
-            yield from (each for each in _unfit_faults(scenario, arm, config) if isinstance(each, ContentError))
+            yield from (each for each in _unfit_faults(scenario, arm) if isinstance(each, ContentError))
 
 
-OVERRIDES = {
-    "device": "--device",
-    "dtype": "--dtype",
-    "attention_backend": "--backend",
-    "page_size": "--page-size",
-    "target": "--target",
-    "ready_timeout_s": "--ready-timeout",
-}
-"""Engine options, the target, and its time to be ready, that the command line can override, and how."""
-
-
-def engine_config(scenario: Scenario, arm: str) -> EngineConfig:
-    """The arm's engine options, merged and checked. Raises ContentError where the option stands."""
+def engine_shape(scenario: Scenario, arm: str) -> EngineShape:
+    """What an arm's engine computes with. Raises ContentError where an option stands that cannot be."""
     try:
-        return EngineConfig.from_dict(scenario.engine_of(arm))
+        return options_of(scenario.target_of(arm)).shape(scenario.engine_of(arm))
     except InvalidOption as error:
         raise _invalid(scenario, arm, error) from None
 
@@ -141,22 +129,28 @@ def asked_of(scenario: Scenario, arm: str) -> Asked:
 def _invalid(scenario: Scenario, arm: str, error: InvalidOption) -> ContentError:
     beside = ""
     if _option_path(scenario, arm, error.key_path)[0] == "engine":
-        alone = {wrong.reason for wrong in _invalid_options(scenario.engine)[0]}
+        alone = {wrong.reason for wrong in _invalid_options(scenario, arm, scenario.engine)[0]}
         if error.reason not in alone:  # the scenario's option is wrong only beside what the arm says
             beside = f" (in arm '{arm}')"
     return option_error(scenario, arm, error.key_path, one_line(error.reason, 200) + beside)
 
 
-def _invalid_options(options: Mapping[str, Any]) -> tuple[list[InvalidOption], EngineConfig]:
-    """Every option that cannot be, each looked for without those found before, and the engine of the others."""
+def _invalid_options(
+    scenario: Scenario, arm: str, options: Mapping[str, Any]
+) -> tuple[list[InvalidOption], dict[str, Any]]:
+    """Every option that the arm's target cannot have, each looked for without those found before, and the others."""
     left, errors = copy.deepcopy(dict(options)), list[InvalidOption]()
     while True:
         try:
-            return errors, EngineConfig.from_dict(left)
+            find_target(scenario.target_of(arm)).asked(left)
         except InvalidOption as error:
             errors.append(error)
-            if not _without(left, error.key_path):
-                return errors, EngineConfig()
+            if _without(left, error.key_path):
+                continue
+            left = {}
+        except SpecDebugError:  # it is not about one option; `asked_of` says it
+            pass
+        return errors, left
 
 
 def _without(options: dict[str, Any], path: tuple[str, ...]) -> bool:
@@ -192,12 +186,10 @@ def _option_path(scenario: Scenario, arm: str, option: tuple[str, ...]) -> tuple
 _ABSENT = object()
 
 
-def _missing_checkpoints(scenario: Scenario, arm: str, config: EngineConfig) -> Iterator[ContentError]:
-    named = ((config.model, ("model",)), (config.draft_model, ("speculative", "draft_model")))
-    for name, option in named:
+def _missing_checkpoints(scenario: Scenario, arm: str, engine: Mapping[str, Any]) -> Iterator[ContentError]:
+    for option, name in options_of(scenario.target_of(arm)).checkpoints(engine):
         try:
-            if name is not None:
-                checkpoint_path(name)
+            checkpoint_path(name)
         except CheckpointError as error:
             yield option_error(scenario, arm, option, one_line(str(error), 200))
             return
@@ -313,20 +305,24 @@ def _wrong_table(
                 yield ContentError(f"signature accept-drop@ has no group '{one_line(site, 60)}'{hint}", where)
 
 
-def check_faults(scenario: Scenario, arm: str, config: EngineConfig) -> None:
+def check_faults(scenario: Scenario, arm: str) -> None:
     """Raise ContentError, or BadFault for one of the command line, for a fault that cannot act in an arm."""
-    for error in _unfit_faults(scenario, arm, config):
+    for error in _unfit_faults(scenario, arm):
         raise error
 
 
-def _unfit_faults(scenario: Scenario, arm: str, config: EngineConfig) -> Iterator[SpecDebugError]:
+def _unfit_faults(scenario: Scenario, arm: str) -> Iterator[SpecDebugError]:
     rids = [rid for group in scenario.workload for rid in group.rids]
+    target = scenario.target_of(arm)
     for fault in scenario.faults_of(arm):
         try:
-            check_fit(fault, config, f"arm '{arm}'")
+            options_of(target).check_fault(scenario.engine_of(arm), fault, f"arm '{arm}'")
+        except InvalidOption as error:
+            yield _invalid(scenario, arm, error)
+            return
         except SpecDebugError as error:
             yield error
-        there = find_target(scenario.target_of(arm)).traits.faults
+        there = find_target(target).traits.faults
         if there is not None and (why := there.refusal(fault)):
             yield fault.error(why)
         if fault.request is not None and fault.request not in rids:
@@ -334,40 +330,18 @@ def _unfit_faults(scenario: Scenario, arm: str, config: EngineConfig) -> Iterato
             yield fault.error(f"no request '{one_line(fault.request, 60)}'{hint}")
 
 
-def _too_long_prompts(scenario: Scenario, arm: str, config: EngineConfig, broken: _Broken) -> Iterator[ContentError]:
+def _too_large_groups(scenario: Scenario, arm: str, broken: _Broken) -> Iterator[ContentError]:
+    """Groups with a prompt that the engine may not take, or none of whose requests it would take, however their lengths
+    are drawn."""
+    options = options_of(scenario.target_of(arm))
     for number, group in enumerate(scenario.workload):
-        longest = _longest_prompt(group)
+        fewest = _prompt_tokens(group, 0) + group.max_new_tokens[0]
         if broken.within("workload", number):
             continue
-        if longest >= config.context_length:
-            yield ContentError(
-                f"a prompt of group '{group.id}' can reach {longest} tokens, but the context_length of arm "
-                f"'{arm}' is {config.context_length}; shorten it or raise engine.context_length",
-                scenario.where_key("workload", number, "turns" if group.turns else "prompt"),
-            )
-        else:
-            yield from _too_long_answers(scenario, arm, config, number, group)
-
-
-def _too_long_answers(
-    scenario: Scenario, arm: str, config: EngineConfig, number: int, group: WorkloadGroup
-) -> Iterator[ContentError]:
-    """A group none of whose requests the engine would take, however their lengths are drawn."""
-    fewest = _prompt_tokens(group, 0) + group.max_new_tokens[0]
-    where = scenario.where_key("workload", number, "max_new_tokens")
-    if fewest > config.context_length:
-        yield ContentError(
-            f"a request of group '{group.id}' needs at least {fewest} positions, but the context_length of arm "
-            f"'{arm}' is {config.context_length}; shorten it or raise engine.context_length",
-            where,
-        )
-    elif fewest + config.row_headroom > config.usable_slots:
-        yield ContentError(
-            f"a request of group '{group.id}' needs at least {fewest + config.row_headroom} KV slots with its decode "
-            f"reservation, but memory.num_slots of arm '{arm}' gives {config.usable_slots}; shorten it or raise "
-            "engine.memory.num_slots",
-            where,
-        )
+        if found := options.no_room(scenario.engine_of(arm), f"arm '{arm}'", _longest_prompt(group), fewest):
+            what, why = found
+            key = "max_new_tokens" if what == "request" else "turns" if group.turns else "prompt"
+            yield ContentError(f"a {what} of group '{group.id}' {why}", scenario.where_key("workload", number, key))
 
 
 def _longest_prompt(group: WorkloadGroup) -> int:

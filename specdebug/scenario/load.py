@@ -10,10 +10,10 @@ from pathlib import Path
 
 from specdebug.base.errors import ContentError, ContentErrors
 from specdebug.base.yamlio import Doc, load_yaml
-from specdebug.scenario.checks import KnownNames, check_scenario, engine_config, problems_of
+from specdebug.scenario.checks import KnownNames, check_scenario, problems_of
 from specdebug.scenario.grammar import Scenario, json_schema, read_scenario
 
-__all__ = ["KnownNames", "Scenario", "engine_config", "json_schema", "load_scenario", "scenario_of"]
+__all__ = ["KnownNames", "Scenario", "json_schema", "load_scenario", "scenario_of"]
 
 
 def load_scenario(path: str | Path, registry: KnownNames | None = None) -> Scenario:

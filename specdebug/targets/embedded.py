@@ -23,9 +23,10 @@ _models: dict[tuple[Any, ...], Any] = {}
 
 def build_engine(options: Mapping[str, Any], seed: int) -> Engine:
     """An engine of these options, imported here: reverts must be in place. Raises ConfigError or CheckpointError."""
-    from specdebug.engine import Engine, EngineConfig
+    from specdebug.engine import Engine
+    from specdebug.targets.options import OURS
 
-    config = EngineConfig.from_dict({"seed": seed, **options})
+    config = OURS.read({"seed": seed, **options})
     return Engine(config, _models.get(_models_of(config)))
 
 
@@ -42,31 +43,16 @@ class EmbeddedTarget:
     traits = Traits(DEFAULT, EVERYTHING)
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        from specdebug.engine.config import EngineConfig
+        from specdebug.targets.options import OURS
 
-        config = EngineConfig.from_dict(options)
-        spec = config.speculative
-        return Asked(
-            model=config.model,
-            device=config.device,
-            dtype=config.dtype,
-            attention_backend=config.attention_backend,
-            drafts=spec is not None,
-            draft_model=config.draft_model,
-            algorithm=None if spec is None else spec.algorithm,
-            draft_kv=spec is None or spec.draft_kv,
-            zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
-            guards=config.memory.guards,
-            graphs=config.cuda_graph.batch_sizes if config.cuda_graph.enabled else (),
-            exact=spec is None or spec.threshold_single == spec.threshold_acc == 1,
-        )
+        return OURS.asked(options)
 
     def warm(self, options: Mapping[str, Any]) -> None:
-        from specdebug.engine import EngineConfig
         from specdebug.engine.engine import load_models
         from specdebug.engine.speculative.registry import drafter_of, worker_of
+        from specdebug.targets.options import OURS
 
-        config = EngineConfig.from_dict(options)
+        config = OURS.read(options)
         spec = config.speculative
         if spec is not None:  # imports what serves it, or every fork would
             worker_of(spec.algorithm, spec.worker)

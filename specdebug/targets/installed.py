@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.base.files import cache_folder
 from specdebug.base.interpreters import ENGINE_ENV
-from specdebug.engine.config import EngineConfig
 from specdebug.patching.toggles import load_registry
 from specdebug.targets.base import Asked, Opening, OverThere
 from specdebug.targets.http.target import asked_of_server
@@ -22,6 +21,7 @@ from specdebug.targets.installs.fit import Mends, mends_of, patches_of
 from specdebug.targets.installs.store import Installed, find_installed, store_folder
 from specdebug.targets.launch.command import REVERTS, SCRATCH
 from specdebug.targets.launch.target import StartedTarget
+from specdebug.targets.options import OURS
 from specdebug.targets.settings import ReleasedEngine
 
 if TYPE_CHECKING:
@@ -41,17 +41,18 @@ class InstalledTarget(StartedTarget):
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
         """What of some options is otherwise there, a line each. Raises ConfigError for what cannot be there."""
 
-    def room(self, config: EngineConfig) -> int:
-        """Tokens of prompt and output that a request may have."""
-        return config.context_length
+    def reserved(self, options: Mapping[str, Any]) -> int:
+        """Tokens of the context that no request may have."""
+        return 0
 
     def interprets(self, here: Installed) -> bool:
         """Return True if its Triton kernels run interpreted, where their memory can be looked at."""
         return False
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        config = EngineConfig.from_dict(options)  # what cannot be is told where it stands, before anything is started
-        return replace(asked_of_server(self._settings, options), unused=(), context_length=self.room(config))
+        config = OURS.read(options)  # what cannot be is told where it stands, before anything is started
+        context = config.context_length - self.reserved(options)
+        return replace(asked_of_server(self._settings, options), unused=(), context_length=context)
 
     def warm(self, options: Mapping[str, Any]) -> None:
         """Look up how the options and our probe sites fit the release, and import what asks a server."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.bundle.explain import Weighed, scale_of
+from specdebug.bundle.explain import Weighed
 from specdebug.bundle.partings import partings
 from specdebug.bundle.run import Traced, run_traced
 from specdebug.bundle.weigh import weigh
@@ -81,7 +81,7 @@ def weighed(run: ArmRun, here: Traced, there: Traced) -> tuple[Weighed, ...]:
     for parting in found:
         sink = ListSink()
         if parting.kind in ("token", "draft"):
-            weigh({"scale": scale_of(run.config), "partings": [parting]}, sink)
+            weigh({"shape": run.shape, "partings": [parting]}, sink)
         numbers = {name: event[name] for event in sink.events for name in ("gap", "allowed", "preferred")}
         result.append(Weighed(parting, **numbers))
     return tuple(result)

@@ -7,10 +7,11 @@ from functools import cache
 import pytest
 
 from specdebug.bundle.partings import Parting
-from specdebug.bundle.weigh import ChoiceScale, weigh
+from specdebug.bundle.weigh import weigh
 from specdebug.reference.tree import TreeShape, standing
 from specdebug.run.dense import DenseReference
 from specdebug.run.oracles.lossless import TIE_MARGIN
+from specdebug.targets.options import EngineShape
 from tests.run.fakes import ListSink
 
 MODEL, DRAFT = "tiny", "tiny-eagle"
@@ -37,7 +38,7 @@ def ranked(ids: tuple[int, ...]) -> list[int]:
 
 def weighed(parting: Parting, dtype: str = "bfloat16", shape: tuple[int, int, int] | None = None) -> dict[str, float]:
     sink = ListSink()
-    weigh({"scale": ChoiceScale(MODEL, DRAFT, dtype, shape), "partings": [parting]}, sink)
+    weigh({"shape": EngineShape(MODEL, DRAFT, "cpu", dtype, "triton", tree=shape), "partings": [parting]}, sink)
     (event,) = sink.events
     return event
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 
 from specdebug.diverge.judge import Judgement, Pairs, judge
 from specdebug.diverge.stream import Descriptor, RecordedStep
+from specdebug.targets.options import EngineShape
 
 LOGITS = Descriptor("draft_extend.logits", "bfloat16", (0, 1), (1, 1))
 CHOICE = Descriptor("draft_extend.topk_index", "int64", (0, 1), (1, 1))
@@ -45,8 +45,8 @@ def judged(tmp_path: Path, left: Run, right: Run, dtype: str = "bfloat16") -> tu
                     np.save(folder / f"{part.step}-{part.call}.npy", np.array(run[part.step - 1][part.call][1]))
         yield folders[0], folders[1]
 
-    config: Any = SimpleNamespace(model="tiny", dtype=dtype, speculative=SimpleNamespace(eagle_topk=1))
-    return judge(steps(left), steps(right), look, config), len(looks)
+    shape = EngineShape("tiny", None, "cpu", dtype, "triton", tree=(1, 3, 4))
+    return judge(steps(left), steps(right), look, shape), len(looks)
 
 
 def run(a: Sequence[float], b: Sequence[float], choice: Sequence[int], bonus: int = 5) -> Run:

@@ -19,7 +19,8 @@ from specdebug.scenario.grammar import (
     merge,
     read_scenario,
 )
-from specdebug.scenario.load import KnownNames, Scenario, engine_config, load_scenario, scenario_of
+from specdebug.scenario.load import KnownNames, Scenario, load_scenario, scenario_of
+from tests.scenario.engines import config_of
 
 KNOWN = KnownNames(toggles=(27338, 27360, 26329), packs=("default", "attention"))
 
@@ -63,7 +64,7 @@ def test_the_sample_of_the_architecture_page():
     assert list(scenario.arms) == ["fixed", "reverted"]
     assert scenario.arms["reverted"].revert == (27338,)
     assert scenario.expect["reverted"] == Expectation("fail", ("guard@draft.kv_indices*",))
-    assert engine_config(scenario, "fixed").speculative.eagle_topk == 4
+    assert config_of(scenario, "fixed").speculative.eagle_topk == 4
 
 
 def test_a_scenario_that_says_little_gets_defaults():

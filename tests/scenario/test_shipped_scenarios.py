@@ -12,11 +12,12 @@ import yaml
 from tokenizers import Tokenizer
 
 from specdebug.base.assets import tokenizer_path
-from specdebug.scenario.load import engine_config, load_scenario
+from specdebug.scenario.load import load_scenario
 from specdebug.scenario.workload import expand
 from specdebug.targets.settings import parse_target
 from specdebug.targets.sglang.flags import KNOWN
 from specdebug.targets.vllm.options import METHODS
+from tests.scenario.engines import config_of
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = {path.stem: load_scenario(path) for path in sorted((ROOT / "scenarios").glob("*.yaml"))}
@@ -42,7 +43,7 @@ def prompts():
 
 
 def base_config(name):
-    return engine_config(SHIPPED[name], next(iter(SHIPPED[name].arms)))
+    return config_of(SHIPPED[name], next(iter(SHIPPED[name].arms)))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -244,7 +245,7 @@ def test_retraction_scenarios_want_more_memory_than_there_is(name):
     sent = expand(scenario, tokenizer).requests
     needs = [len(one.new_ids) + one.sampling.max_new_tokens for one in sent]
     for arm in scenario.arms:
-        config = engine_config(scenario, arm)
+        config = config_of(scenario, arm)
         room = config.usable_slots - config.page_size - config.alloc_len_per_decode
         assert max(needs) < room
         assert max(sum(needs[at : at + config.max_running_requests]) for at in range(len(needs))) > config.usable_slots
@@ -303,7 +304,7 @@ def test_v1_drafts_behind_the_old_headroom(prompts):
 
 def test_the_workers_are_beside_each_other_on_the_same_requests():
     scenario = SHIPPED["v1_against_v2"]
-    assert [engine_config(scenario, arm).speculative.worker for arm in scenario.arms] == ["v1", "v2"]
+    assert [config_of(scenario, arm).speculative.worker for arm in scenario.arms] == ["v1", "v2"]
 
 
 def test_row_headroom_reserves_more_than_the_old_headroom(prompts):

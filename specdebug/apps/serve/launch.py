@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launch:
-    """``options`` are those of ``EngineConfig``. ``mode``: of every probe, over the packs' own (record or assert)."""
+    """``options``: of the engine. ``mode``: of every probe, over the packs' own (record or assert)."""
 
     options: Mapping[str, Any]
     toggles: tuple[Toggle, ...] = ()

@@ -116,9 +116,9 @@ async def _serve(
     say: Callable[[str], None],
     pass_on: Callable[[bytes], None],
 ) -> None:
-    from specdebug.engine.config import EngineConfig
+    from specdebug.targets.options import OURS
 
-    config = EngineConfig.from_dict(launch.options)
+    config = OURS.read(launch.options)
     client = EngineClient(
         launch, watchdog_s=address.watchdog_s, most_running=config.max_running_requests, say=say, pass_on=pass_on
     )

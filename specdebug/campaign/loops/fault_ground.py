@@ -7,12 +7,11 @@ from typing import Any
 
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError
-from specdebug.engine.config import EngineConfig
 from specdebug.engine.lineup import LINEUP, WorkerEntry
-from specdebug.faults.fit import lacking
 from specdebug.faults.minimal import BUSY, minimal
 from specdebug.faults.model import NEEDS, Fault, FaultClass, Need
 from specdebug.targets.base import FaultsThere
+from specdebug.targets.options import OURS
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import TargetChoice
 
@@ -79,7 +78,7 @@ class Ground:
 
     def _lacking(self, kind: FaultClass, worker: WorkerEntry | None) -> Need | None:
         """The first need of a class that an engine of this worker does not meet."""
-        return lacking(kind, EngineConfig.from_dict(minimal(kind, worker=worker)[0]["engine"]))
+        return OURS.lacking(minimal(kind, worker=worker)[0]["engine"], kind)
 
     def _passed(self, kind: FaultClass, worker: WorkerEntry | None) -> tuple[str, ...]:
         """The sites of a class that a worker passes."""

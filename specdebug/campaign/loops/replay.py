@@ -21,9 +21,10 @@ from specdebug.campaign.loops.device_watch import DeviceWatch
 from specdebug.campaign.loops.left_out import LeftOut, left_out, refusal
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.faults.model import Fault
-from specdebug.scenario.checks import asked_of, check_faults, engine_config, option_error
+from specdebug.scenario.checks import asked_of, check_faults, engine_shape, option_error
 from specdebug.scenario.grammar import Arm, Expectation, ProbeMode, Scenario
 from specdebug.targets.base import Asked
+from specdebug.targets.options import EngineShape
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import TargetChoice, place_of
 from specdebug.verdict.ledger import Ledger
@@ -34,7 +35,6 @@ from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
-    from specdebug.engine.config import EngineConfig
     from specdebug.patching.toggles import Toggle
     from specdebug.scenario.packs import ProbePack
     from specdebug.scenario.workload import Workload
@@ -101,9 +101,14 @@ class ArmRun:
         return find_target(self.target).traits.name
 
     @property
-    def config(self) -> EngineConfig | None:
-        """Return the configuration of the embedded engine, None on any other target. Raises ContentError."""
-        return engine_config(self.scenario, self.arm) if self.target == DEFAULT else None
+    def options(self) -> dict[str, Any]:
+        """Return the engine's options, as its target is told them."""
+        return self.scenario.engine_of(self.arm)
+
+    @property
+    def shape(self) -> EngineShape:
+        """Return what the engine computes with. Raises ContentError."""
+        return engine_shape(self.scenario, self.arm)
 
     def job(self, library: RunContent) -> Job:
         """Return the worker's job. Raises ContentError when the workload cannot be planned or the engine cannot be."""
@@ -240,7 +245,7 @@ def planned(scenario: Scenario, choices: Choices, library: RunContent) -> Planne
     names = [name for name in names if name not in {each.arm for each in without}]
     for name in names:
         if changed.target_of(name) == DEFAULT:
-            check_faults(changed, name, engine_config(changed, name))
+            check_faults(changed, name)
         else:
             asked_of(changed, name)
     return PlannedRuns(scenario, tuple(_run_of(changed, name, choices, library) for name in names), without)

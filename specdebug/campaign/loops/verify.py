@@ -28,7 +28,7 @@ from specdebug.campaign.loops import replay
 from specdebug.campaign.loops.kept_servers import KeptServers
 from specdebug.campaign.loops.plans import exists_in
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, run_arms
-from specdebug.scenario.checks import engine_config
+from specdebug.scenario.checks import engine_shape
 from specdebug.scenario.grammar import Arm, Expectation, Scenario
 from specdebug.targets.settings import TargetChoice
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_engine_code
@@ -232,7 +232,7 @@ def verify(
     for toggle, runs in rows:  # as they were planned: files may have changed since
         if all(run.key in results for run in runs):
             ended = tuple(results[run.key] for run in runs)
-            backend = engine_config(runs[0].scenario, runs[0].arm).attention_backend
+            backend = engine_shape(runs[0].scenario, runs[0].arm).attention_backend
             kept = backend != overrides.get("attention_backend", backend)
             checks.append(ToggleCheck(toggle, ended[::2], ended[1::2], backend, kept))
     checks = _with_siblings(checks)

@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from specdebug.campaign.shrink.knob import Knob
-from specdebug.engine.config import EngineConfig
-from specdebug.scenario.checks import engine_config
 from specdebug.scenario.grammar import Scenario, merge
+from specdebug.targets.options import options_of
 
 
 def engine_knobs(scenario: Scenario) -> Iterator[Knob]:
     """Yield every number of its engine that may be made smaller, ``target`` being the least it may ever be."""
     (arm,) = scenario.arms
-    config = engine_config(scenario, arm)
-    for path, least in _ENGINE_NUMBERS:
-        value = _option(config, path)
-        if value is not None:
-            yield Knob(".".join(path), value, least, partial(_turned, path))
-
-
-_ENGINE_NUMBERS: tuple[tuple[tuple[str, ...], int], ...] = (
-    (("max_running_requests",), 1),
-    (("cuda_graph", "max_bs"), 1),
-    (("page_size",), 1),
-    (("speculative", "eagle_topk"), 1),
-    (("speculative", "num_steps"), 1),
-    (("speculative", "num_draft_tokens"), 2),
-    (("context_length",), 8),
-    (("memory", "num_slots"), 1),
-)
-
-
-def _option(config: EngineConfig, path: tuple[str, ...]) -> int | None:
-    """Return an option of the engine; None where it does not exist or follows from the others."""
-    if path == ("speculative", "num_draft_tokens") and config.speculative is not None:
-        return None if config.speculative.eagle_topk == 1 else config.speculative.tree_size
-    if path[0] == "cuda_graph" and not config.cuda_graph.enabled:
-        return None
-    value: Any = config
-    for key in path:
-        value = None if value is None else getattr(value, key)
-    return value if value is None else int(value)
+    for path, value, least in options_of(scenario.target_of(arm)).numbers(scenario.engine_of(arm)):
+        yield Knob(".".join(path), value, least, partial(_turned, path))
 
 
 def _turned(path: tuple[str, ...], scenario: Scenario, value: int) -> Scenario:
@@ -55,18 +27,6 @@ def _turned(path: tuple[str, ...], scenario: Scenario, value: int) -> Scenario:
 
 
 def made_consistent(scenario: Scenario) -> Scenario:
-    """Return the scenario with the options that follow from others: nodes of the verify tree, captured batches."""
-    engine = dict(scenario.engine)
-    spec = engine.get("speculative")
-    if isinstance(spec, Mapping) and spec.get("num_draft_tokens") is not None:
-        steps, topk = spec.get("num_steps", 5), spec.get("eagle_topk", 1)
-        most = 1 + topk + topk**2 * (steps - 1)
-        rest = {key: value for key, value in spec.items() if key != "num_draft_tokens"}
-        # a chain has a node for each step, however many the engine takes
-        engine["speculative"] = rest if topk == 1 else {**rest, "num_draft_tokens": min(spec["num_draft_tokens"], most)}
-    graph = engine.get("cuda_graph")
-    if isinstance(graph, Mapping) and graph.get("capture_bs"):
-        largest = graph.get("max_bs", 8)
-        sizes = [size for size in graph["capture_bs"] if size <= largest] or [largest]
-        engine["cuda_graph"] = {**graph, "capture_bs": sizes}
-    return replace(scenario, engine=engine)
+    """Return the scenario with the options that follow from others as these are."""
+    (arm,) = scenario.arms
+    return replace(scenario, engine=options_of(scenario.target_of(arm)).consistent(scenario.engine))

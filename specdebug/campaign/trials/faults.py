@@ -18,7 +18,7 @@ from specdebug.campaign.trials.warm import WarmSource, texts_of, within
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Fault
 from specdebug.patching.toggles import Toggle
-from specdebug.scenario.checks import check_faults, engine_config
+from specdebug.scenario.checks import check_faults
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Outcome
@@ -61,7 +61,7 @@ class FaultSource(WarmSource):
                 "add some with --fault NAME[:key=value,...]"
             )
         whole = _with_faults(within(scenario, timeout_s), self.arm, tuple(self._faults.values()))
-        check_faults(whole, self.arm, engine_config(whole, self.arm))
+        check_faults(whole, self.arm)
         own = library.toggles(scenario.arms[self.arm].revert, scenario.target_of(self.arm))
         self.candidates = tuple(Candidate(name, CLASSES[fault.name].summary) for name, fault in self._faults.items())
         packs = library.packs(scenario.probes_of(self.arm))

@@ -20,10 +20,11 @@ from specdebug.campaign.trials.command import toggle_candidates
 from specdebug.campaign.trials.source import Candidate
 from specdebug.campaign.trials.takes import Takes
 from specdebug.campaign.trials.warm import WarmSource, texts_of, within
-from specdebug.engine.config import EngineConfig
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.grammar import Scenario, merge
 from specdebug.scenario.library import Library
+from specdebug.targets.base import Target
+from specdebug.targets.registry import find_target
 from specdebug.targets.settings import engine_of, is_of_others
 from specdebug.verdict.outcome import Evidence, Outcome, decide
 from specdebug.verdict.signatures import names_place
@@ -61,7 +62,7 @@ class ScenarioSource(WarmSource):
     ) -> None:
         self.arm = arm_of(scenario, arm)
         self._library = library
-        self._options = _parse(options, scenario.engine_of(self.arm))
+        self._options = _parse(options, scenario.engine_of(self.arm), find_target(scenario.target_of(self.arm)))
         self._target = target = scenario.target_of(self.arm)
         own = library.toggles(scenario.arms[self.arm].revert, target)
         self.proven = not is_of_others(target)
@@ -105,7 +106,7 @@ class ScenarioSource(WarmSource):
             engine = merge(engine, self._options[name])
         arms = {**self._scenario.arms, self.arm: replace(arm, engine=engine)}
         scenario = replace(self._scenario, arms=arms)
-        EngineConfig.from_dict(scenario.engine_of(self.arm))
+        find_target(scenario.target_of(self.arm)).asked(scenario.engine_of(self.arm))
         return scenario, ()
 
 
@@ -140,7 +141,7 @@ def expected_signature(scenario: Scenario) -> str | None:
     return stated.pop() if len(stated) == 1 else None
 
 
-def _parse(options: Sequence[str], engine: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _parse(options: Sequence[str], engine: Mapping[str, Any], target: Target) -> dict[str, dict[str, Any]]:
     """Return engine options as mappings to lay over an arm's, by the text that they were given as."""
     parsed: dict[str, dict[str, Any]] = {}
     taken: dict[str, str] = {}
@@ -158,7 +159,7 @@ def _parse(options: Sequence[str], engine: Mapping[str, Any]) -> dict[str, dict[
         for name in reversed(key.split(".")):
             option = {name: option}
         try:
-            EngineConfig.from_dict(merge(engine, option))
+            target.asked(merge(engine, option))
         except InvalidOption as error:
             raise SpecDebugError(f"'{text}': {error}") from None
         parsed[text] = option

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.errors import SpecDebugError
-from specdebug.engine.config import EngineConfig
 from specdebug.targets.base import RequestOnlooker, Sampling, StoredDrafts
 from specdebug.targets.http.request import HttpRequest
 from specdebug.targets.inside.looks import looks_folder
 from specdebug.targets.launch.log import ServerLog
+from specdebug.targets.options import OURS
 from specdebug.targets.serving import NotShown
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Inside:
     def __init__(self, log: ServerLog, shows: Collection[Ability], options: Mapping[str, Any]) -> None:
         self._log = log
         self._folder = looks_folder(str(log.path)) if LOOKS & frozenset(shows) else None
-        self._spec = EngineConfig.from_dict(options).speculative
+        self._spec = OURS.read(options).speculative
         self._looks: dict[str, RequestLook] = {}
 
     def show(self, session: Any, rid: str, answer: HttpRequest, onlooker: RequestOnlooker) -> None:

@@ -119,9 +119,9 @@ class LaunchTarget(StartedTarget):
     def asked(self, options: Mapping[str, Any]) -> Asked:
         asked = asked_of_server(self._settings, options)
         if self.own:
-            from specdebug.engine.config import EngineConfig
+            from specdebug.targets.options import OURS
 
-            EngineConfig.from_dict(options)  # what cannot be is told where it stands, before anything is started
+            OURS.read(options)  # what cannot be is told where it stands, before anything is started
             arguments_of(options)
             return replace(asked, unused=(), probed=True)
         return asked

@@ -12,7 +12,7 @@ from typing import Any
 
 from specdebug.base.engine_flags import ENGINE_FLAGS, values_of
 from specdebug.base.errors import InvalidOption
-from specdebug.engine.config import EngineConfig
+from specdebug.targets.options import OURS
 
 NO_FLAG: dict[tuple[str, ...], str] = {
     ("memory", "fill"): "its memory is torch's: what it holds is not decided",
@@ -67,18 +67,19 @@ class Mapped:
     notes: tuple[str, ...]
 
 
-def reserved_tokens(config: EngineConfig) -> int:
+def reserved_tokens(options: Mapping[str, Any]) -> int:
     """Tokens of the context that SGLang keeps free for drafts: it declines requests that want these, too."""
-    spec = config.speculative
-    return 0 if spec is None else max(spec.eagle_topk * spec.num_steps, spec.tree_size)
+    branches, steps, nodes = OURS.shape(options).tree or (0, 0, 0)
+    return max(branches * steps, nodes)
 
 
-def require_known(config: EngineConfig) -> None:
-    """Raise InvalidOption for an algorithm of ours that no draft of SGLang's stands for."""
-    spec = config.speculative
-    if spec is not None and spec.algorithm not in KNOWN:
+def require_known(options: Mapping[str, Any]) -> None:
+    """Raise InvalidOption for options that no engine can have, and for an algorithm of ours that no draft of SGLang's
+    stands for."""
+    algorithm = OURS.shape(options).algorithm
+    if algorithm is not None and algorithm not in KNOWN:
         known = ", ".join(KNOWN)
-        raise InvalidOption(f"of SGLang's are mapped {known}; not {spec.algorithm}", ("speculative", "algorithm"))
+        raise InvalidOption(f"of SGLang's are mapped {known}; not {algorithm}", ("speculative", "algorithm"))
 
 
 def mapped(options: Mapping[str, Any], *, cpu: bool, has: Callable[[str], bool]) -> Mapped:
@@ -87,9 +88,8 @@ def mapped(options: Mapping[str, Any], *, cpu: bool, has: Callable[[str], bool])
     SGLang's."""
     by_phase = has(BY_PHASE)
     renamed = RENAMED if by_phase else {}
-    config = EngineConfig.from_dict(options)
-    require_known(config)
-    values = values_of(config.to_dict())
+    require_known(options)
+    values = values_of(OURS.completed(options))
     words = list(ALWAYS)
     for flag in ENGINE_FLAGS:
         if flag.ours or flag.into in NO_FLAG:

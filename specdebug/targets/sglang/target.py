@@ -9,7 +9,6 @@ from typing import Any
 from specdebug.base.abilities import INSIDE
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import engine_python
-from specdebug.engine.config import EngineConfig
 from specdebug.targets.base import Asked, OverThere, Traits
 from specdebug.targets.installed import InstalledTarget
 from specdebug.targets.installs.fit import added_sites, sites_of, source_of
@@ -18,6 +17,7 @@ from specdebug.targets.installs.release import order
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.command import StartCommand
 from specdebug.targets.launch.target import STARTED
+from specdebug.targets.options import OURS
 from specdebug.targets.sglang.checkpoints import draft_folder
 from specdebug.targets.sglang.faults import SglangFaults, plain_fault
 from specdebug.targets.sglang.flags import (
@@ -49,10 +49,9 @@ class SglangTarget(InstalledTarget):
         )
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        config = EngineConfig.from_dict(options)
-        require_known(config)  # what it cannot do is told before anything is started
-        algorithm = None if config.speculative is None else config.speculative.algorithm
-        asked = replace(super().asked(options), draft_model=config.draft_model, algorithm=algorithm)
+        require_known(options)  # what it cannot do is told before anything is started
+        ours = OURS.asked(options)
+        asked = replace(super().asked(options), draft_model=ours.draft_model, algorithm=ours.algorithm)
         # Its sampler cuts by both at once; a verify, which samples all tokens but the first, by one after the other.
         return replace(asked, probed=True, joint="first" if asked.drafts else "all")
 
@@ -65,8 +64,8 @@ class SglangTarget(InstalledTarget):
     def interprets(self, here: Installed) -> bool:
         return here.device == "cpu"
 
-    def room(self, config: EngineConfig) -> int:
-        return config.context_length - reserved_tokens(config)
+    def reserved(self, options: Mapping[str, Any]) -> int:
+        return reserved_tokens(options)
 
     def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
         """Raises StoreError where the release is not installed, ConfigError."""
@@ -94,7 +93,7 @@ class SglangTarget(InstalledTarget):
 
     def _mapped(self, options: Mapping[str, Any], seed: int, here: Installed) -> Mapped:
         """The command line, checkpoints by their folders."""
-        config = EngineConfig.from_dict(options)
+        config = OURS.read(options)
         folders: dict[str, Any] = {"seed": seed, "model": str(checkpoint_path(config.model).resolve())}
         if config.speculative is not None and config.draft_model is not None:
             draft = draft_folder(config.draft_model, here.folder / "checkpoints")

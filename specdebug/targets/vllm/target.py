@@ -8,12 +8,12 @@ from typing import Any
 
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import engine_python
-from specdebug.engine.config import EngineConfig
 from specdebug.targets.base import Asked, OverThere, Traits
 from specdebug.targets.installed import InstalledTarget
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.launch.command import StartCommand
 from specdebug.targets.launch.target import STARTED
+from specdebug.targets.options import OURS
 from specdebug.targets.site import make_site
 from specdebug.targets.vllm.checkpoints import draft_folder
 from specdebug.targets.vllm.options import VllmOptions, mapped
@@ -35,8 +35,7 @@ class VllmTarget(InstalledTarget):
     traits = Traits("vllm", STARTED, reverts=True, records=True)
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        config = EngineConfig.from_dict(options)
-        mapped(config, "", "", cpu=True)  # what it cannot do is told before anything is started
+        mapped(OURS.read(options), "", "", cpu=True)  # what it cannot do is told before anything is started
         return replace(super().asked(options), probed=True)
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
@@ -54,7 +53,7 @@ class VllmTarget(InstalledTarget):
 
     def _mapped(self, options: Mapping[str, Any], here: Installed) -> VllmOptions:
         """The arguments, checkpoints by their folders."""
-        config = EngineConfig.from_dict(options)
+        config = OURS.read(options)
         draft = None
         if config.draft_model is not None:
             draft = str(draft_folder(config.draft_model, config.model, here.folder / "checkpoints"))

@@ -7,7 +7,8 @@ import pytest
 from specdebug.apps.triage.scenario import NoFlags, scenario_text
 from specdebug.base.yamlio import parse_yaml
 from specdebug.logs.scan import scan_bytes
-from specdebug.scenario.load import engine_config, scenario_of
+from specdebug.scenario.load import scenario_of
+from tests.scenario.engines import config_of
 
 SGLANG = (
     "python3 -m sglang.launch_server --model-path org/m --speculative-algorithm EAGLE --speculative-num-steps 3 "
@@ -28,7 +29,7 @@ VLLM = (
 @pytest.mark.parametrize("log", [SGLANG, SERVER_ARGS])
 def test_flags_of_sglang_are_read_from_its_command_line_or_what_it_prints(log: str) -> None:
     text = scenario_text(scan_bytes(log.encode()).facts, "server.log")
-    config = engine_config(scenario_of(parse_yaml(text)), "as_logged")
+    config = config_of(scenario_of(parse_yaml(text)), "as_logged")
     speculative = config.speculative
     assert speculative is not None
     assert (speculative.algorithm, speculative.num_steps, speculative.eagle_topk) == ("EAGLE", 3, 2)
@@ -41,7 +42,7 @@ def test_flags_of_sglang_are_read_from_its_command_line_or_what_it_prints(log: s
 
 def test_flags_of_vllm_become_ours_of_the_same_meaning() -> None:
     text = scenario_text(scan_bytes(VLLM.encode()).facts, "server.log")
-    speculative = engine_config(scenario_of(parse_yaml(text)), "as_logged").speculative
+    speculative = config_of(scenario_of(parse_yaml(text)), "as_logged").speculative
     assert speculative is not None
     assert (speculative.algorithm, speculative.num_steps, speculative.num_draft_tokens) == ("EAGLE3", 3, 4)
     assert text.startswith("# The launch flags of vllm as server.log shows them")

@@ -16,10 +16,10 @@ from specdebug.campaign.loops.replay import ArmResult
 from specdebug.engine.lineup import LINEUP
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.fit import check_fit
-from specdebug.scenario.checks import engine_config
 from specdebug.scenario.library import Library
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import ReleasedEngine
+from tests.scenario.engines import config_of
 
 LIBRARY = Library()
 SEEN = [CLASSES["nan_logits"]]
@@ -50,7 +50,7 @@ def test_every_row_is_planned_however_few_the_seeds() -> None:
         (fault,) = scenario.faults_of(row.name)
         assert (fault.name, fault.site) == (row.kind.name, row.site)
         assert row.worker is not None
-        check_fit(fault, engine_config(scenario, row.name), row.name)  # raises where it cannot act
+        check_fit(fault, config_of(scenario, row.name), row.name)  # raises where it cannot act
 
 
 def test_every_class_has_a_row_or_a_reason_with_every_worker() -> None:
@@ -97,11 +97,11 @@ def test_on_a_gpu_classes_act_where_nothing_is_captured() -> None:
     rows = cases(list(CLASSES.values()), ground)
     scenario = matrix_scenario(rows, ground)
     for run in plan(rows, 1, LIBRARY, ground):
-        assert (run.config.device, run.config.cuda_graph.enabled) == ("cuda", True)
+        assert (run.shape.device, bool(run.asked.graphs)) == ("cuda", True)
         assert run.scenario.limits.timeout_s >= 20
     for row in rows:
         (fault,) = scenario.faults_of(row.name)
-        check_fit(fault, engine_config(scenario, row.name), row.name)  # raises where it cannot act
+        check_fit(fault, config_of(scenario, row.name), row.name)  # raises where it cannot act
     assert {row.kind for row in rows} == set(CLASSES.values())
     assert "nan_draft_logits at draft_extend.logits on EAGLE v2" in [row.name for row in rows]
 

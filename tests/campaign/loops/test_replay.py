@@ -72,7 +72,7 @@ def test_choices_go_over_the_file() -> None:
 
 def test_engine_options_from_outside_go_over_every_arm_and_ask_for_a_gpu() -> None:
     runs = planned(engine={"device": "cuda:1", "attention_backend": "fa3"})
-    assert [(run.config.device, run.config.attention_backend) for run in runs] == [("cuda:1", "fa3")] * 2
+    assert [(run.shape.device, run.shape.attention_backend) for run in runs] == [("cuda:1", "fa3")] * 2
     assert all(run.job(FakeLibrary()).uses_gpu for run in runs)
     assert not any(run.job(FakeLibrary()).uses_gpu for run in planned())
     assert SCENARIO.overrides == {}
@@ -276,8 +276,8 @@ def test_an_arm_without_a_session_is_of_the_target_that_was_asked_for(
     pool: Any = FakePool(never_up, interrupt_at=interrupt_at)
     (result,) = replay(pool, FakeLibrary(), SCENARIO, choices).results
     assert result.outcome.verdict == ("fail" if interrupt_at is None else "unknown")
-    assert result.outcome.target == find_target(target).name
-    assert Outcome.from_dict(result.outcome.to_dict()).target == find_target(target).name
+    assert result.outcome.target == find_target(target).traits.name
+    assert Outcome.from_dict(result.outcome.to_dict()).target == find_target(target).traits.name
 
 
 def lacking_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:

@@ -116,7 +116,7 @@ def test_another_plan_is_used_where_the_fix_exists_in_it() -> None:
     runs = runs_once(
         plan_matrix(Shelf(), [toggle(7), toggle(8, patch=FA3)], 1, {"attention_backend": "triton", "device": "cuda"})
     )
-    plans = {(run.reverts, run.config.attention_backend, run.config.device) for run in runs}
+    plans = {(run.reverts, run.shape.attention_backend, run.shape.device) for run in runs}
     # The plan of scenarios that name none is flashinfer.
     assert plans == {
         ((), "triton", "cuda"),

@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from specdebug.base.yamlio import parse_yaml
 from specdebug.campaign.shrink.file import scenario_text
-from specdebug.scenario.load import engine_config, scenario_of
+from specdebug.scenario.load import scenario_of
 from tests.campaign.shrink.spaces import FAULTY, space
+from tests.scenario.engines import config_of
 
 
 @settings(max_examples=30)
@@ -25,7 +26,7 @@ def test_whatever_is_left_is_a_scenario_and_its_file_reads_the_same(data):
     read = scenario_of(parse_yaml(text))
     assert read.workload == current.workload
     assert (read.seed, read.name) == (11, "many-minimal")
-    assert engine_config(read, "broken") == engine_config(current, "broken")
+    assert config_of(read, "broken") == config_of(current, "broken")
     assert (read.probes, read.oracles, read.limits) == (current.probes, current.oracles, current.limits)
     assert [str(fault) for fault in read.faults_of("broken")] == [
         "nan_kv_in_use:step=3..9,request=warm-2.0", "nan_kv_in_use:request=talk-1.0.0",

@@ -4,8 +4,9 @@ import textwrap
 
 from specdebug.base.yamlio import parse_yaml
 from specdebug.campaign.shrink.engine_knobs import made_consistent
-from specdebug.scenario.load import engine_config, scenario_of
+from specdebug.scenario.load import scenario_of
 from tests.campaign.shrink.spaces import shrunk_to_the_end, space
+from tests.scenario.engines import config_of
 
 
 def test_numbers_go_down_to_the_least_that_scenarios_may_have():
@@ -15,7 +16,7 @@ def test_numbers_go_down_to_the_least_that_scenarios_may_have():
     assert {group.prompt.prefix.tokens for group in warm} == {(1, 1)}
     assert (talk.turns.rounds, talk.turns.input_tokens) == (1, (1, 1))
     assert (last.prompt.token_ids, last.arrive.jitter) == ((5,), 0)
-    config = engine_config(smallest, "broken")
+    config = config_of(smallest, "broken")
     assert (config.page_size, config.max_running_requests, config.context_length) == (1, 1, 8)
     assert (config.cuda_graph.max_bs, config.cuda_graph.capture_bs) == (1, (1,))
     assert (config.speculative.eagle_topk, config.speculative.num_steps, config.speculative.tree_size) == (1, 1, 2)
@@ -37,4 +38,4 @@ def test_a_chain_s_nodes_follow_its_steps_wherever_they_come_from():
     workload: [{prompt: {text: a}}]
     """
     made = made_consistent(scenario_of(parse_yaml(textwrap.dedent(text))))
-    assert engine_config(made, "base").speculative.tree_size == 4
+    assert config_of(made, "base").speculative.tree_size == 4

@@ -5,9 +5,9 @@ from tokenizers import Tokenizer
 
 from specdebug.base.assets import tokenizer_path
 from specdebug.base.errors import SpecDebugError
-from specdebug.scenario.load import engine_config
 from specdebug.scenario.workload import expand
 from tests.campaign.shrink.spaces import FAULTY, ids, scenario, space
+from tests.scenario.engines import config_of
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_only_the_failing_arm_is_left_with_all_it_says():
     assert list(start.arms) == ["broken"]
     assert start.arms["broken"].revert == (19897, 10846)
     assert start.arms["broken"].mode == "record"
-    assert engine_config(start, "broken").max_running_requests == 4
+    assert config_of(start, "broken").max_running_requests == 4
 
 
 def test_faults_stay_with_the_requests_they_are_done_to():

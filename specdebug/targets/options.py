@@ -1,0 +1,259 @@
+"""The options of a scenario's ``engine:``, which belong to its target: read, checked and completed here.
+
+All targets of ours have the names of our own engine's options. Nothing else in the harness knows one of them: it asks
+:func:`options_of` a target what an arm's options come to. A worker must not import this before its reverts are in
+place, for one may reach into the engine's configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specdebug.base import assets
+from specdebug.engine.config import EngineConfig, choices_of
+from specdebug.faults.fit import check_fit, lacking
+from specdebug.faults.model import Fault, FaultClass, Need
+from specdebug.targets.base import Asked
+from specdebug.targets.option_space import SERVED, SPACES, OptionSpace
+from specdebug.targets.settings import TargetChoice
+
+Options = Mapping[str, Any]
+Place = tuple[str, ...]
+"""Keys that lead to an option."""
+
+OVERRIDES = {
+    "device": "--device",
+    "dtype": "--dtype",
+    "attention_backend": "--backend",
+    "page_size": "--page-size",
+    "target": "--target",
+    "ready_timeout_s": "--ready-timeout",
+}
+"""Engine options, the target, and its time to be ready, that the command line can override, and how."""
+
+_NUMBERS: tuple[tuple[Place, int], ...] = (
+    (("max_running_requests",), 1),
+    (("cuda_graph", "max_bs"), 1),
+    (("page_size",), 1),
+    (("speculative", "eagle_topk"), 1),
+    (("speculative", "num_steps"), 1),
+    (("speculative", "num_draft_tokens"), 2),
+    (("context_length",), 8),
+    (("memory", "num_slots"), 1),
+)
+"""Options that may be made smaller, and the least that each may ever be."""
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """What an engine computes with, however it batches: engines of one shape have tensors that can be compared.
+
+    Attributes:
+        tree: branches, steps and nodes (the root included) of a draft; None where nothing is drafted.
+        worker: the speculative worker of our own engine.
+    """
+
+    model: str
+    draft_model: str | None
+    device: str
+    dtype: str
+    attention_backend: str
+    algorithm: str | None = None
+    tree: tuple[int, int, int] | None = None
+    worker: str | None = None
+
+    def unlike(self, other: EngineShape) -> str:
+        """What two engines differ in so that their tensors have no counterparts; empty if they have."""
+        for name in ("model", "device", "dtype"):
+            if (one := getattr(self, name)) != (two := getattr(other, name)):
+                return f"the arms' engines differ in {name} ({one} and {two})"
+        if self.tree is None or other.tree is None:
+            return "" if self.tree is other.tree else "only one of the two arms speculates"
+        names, drafts = ("algorithm", "eagle_topk", "num_steps", "tree_size"), (self.algorithm, *self.tree)
+        pairs = zip(names, drafts, (other.algorithm, *other.tree), strict=True)
+        unequal = next((f"{name} ({one} and {two})" for name, one, two in pairs if one != two), None)
+        return f"the arms' engines differ in speculative {unequal}" if unequal else ""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The options that a target's engine takes. Each method raises InvalidOption for such as no engine can have.
+
+    Attributes:
+        space: those that a hunt draws from.
+    """
+
+    space: OptionSpace
+
+    def read(self, options: Options) -> EngineConfig:
+        """The engine's own form of them."""
+        return EngineConfig.from_dict(options)
+
+    def completed(self, options: Options) -> dict[str, Any]:
+        """The options with every default written out."""
+        return self.read(options).to_dict()
+
+    def asked(self, options: Options) -> Asked:
+        """An arm's wishes of our own engine."""
+        config = self.read(options)
+        spec = config.speculative
+        return Asked(
+            model=config.model,
+            device=config.device,
+            dtype=config.dtype,
+            attention_backend=config.attention_backend,
+            drafts=spec is not None,
+            draft_model=config.draft_model,
+            algorithm=None if spec is None else spec.algorithm,
+            draft_kv=spec is None or spec.draft_kv,
+            zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
+            guards=config.memory.guards,
+            graphs=config.cuda_graph.batch_sizes if config.cuda_graph.enabled else (),
+            exact=spec is None or spec.threshold_single == spec.threshold_acc == 1,
+        )
+
+    def shape(self, options: Options) -> EngineShape:
+        """What an engine of these options computes with."""
+        config = self.read(options)
+        spec, models = config.speculative, (config.model, config.draft_model)
+        plain = EngineShape(*models, config.device, config.dtype, config.attention_backend)
+        if spec is None:
+            return plain
+        tree = (spec.eagle_topk, spec.num_steps, spec.tree_size)
+        return dataclasses.replace(plain, algorithm=spec.algorithm, tree=tree, worker=spec.worker)
+
+    def checkpoints(self, options: Options) -> Iterator[tuple[Place, str]]:
+        """The checkpoints that an engine of these options loads, each by the option that names it."""
+        config = self.read(options)
+        yield ("model",), config.model
+        if config.draft_model is not None:
+            yield ("speculative", "draft_model"), config.draft_model
+
+    def no_room(self, options: Options, who: str, prompt: int, request: int) -> tuple[str, str] | None:
+        """Whether it is the ``prompt`` of so many tokens or the ``request`` of so many positions that the engine of
+        ``who`` cannot serve, and why; None if it can."""
+        config = self.read(options)
+        has = f"but the context_length of {who} is {config.context_length}"
+        mend = "shorten it or raise engine."
+        if prompt >= config.context_length:
+            return "prompt", f"can reach {prompt} tokens, {has}; {mend}context_length"
+        if request > config.context_length:
+            return "request", f"needs at least {request} positions, {has}; {mend}context_length"
+        least = request + config.row_headroom
+        if least <= config.usable_slots:
+            return None
+        return "request", (
+            f"needs at least {least} KV slots with its decode reservation, but memory.num_slots of {who} gives "
+            f"{config.usable_slots}; {mend}memory.num_slots"
+        )
+
+    def lacking(self, options: Options, kind: FaultClass) -> Need | None:
+        """The first need of a class of faults that an engine of these options does not meet."""
+        return lacking(kind, self.read(options))
+
+    def check_fault(self, options: Options, fault: Fault, who: str) -> None:
+        """Raise ContentError at the fault's place (BadFault for one of the command line) where it cannot act. ``who``
+        has the engine, such as ``arm 'fixed'``."""
+        check_fit(fault, self.read(options), who)
+
+    def numbers(self, options: Options) -> Iterator[tuple[Place, int, int]]:
+        """The numbers that may be made smaller: place, value, and the least that it may ever be."""
+        config, plain = self.read(options), self.completed(options)
+        spec, graph = config.speculative, config.cuda_graph
+        for place, least in _NUMBERS:
+            value: Any = plain
+            for key in place:
+                value = None if value is None else value[key]
+            if spec is not None and place == ("speculative", "num_draft_tokens"):
+                value = None if spec.eagle_topk == 1 else spec.tree_size  # a chain's follow from its steps
+            if value is not None and (place[0] != "cuda_graph" or graph.enabled):
+                yield place, value, least
+
+    def consistent(self, options: Options) -> dict[str, Any]:
+        """The options with those changed that follow from others: nodes of the verify tree, captured batches."""
+        engine = dict(options)
+        spec = engine.get("speculative")
+        if isinstance(spec, Mapping) and spec.get("num_draft_tokens") is not None:
+            steps, topk = spec.get("num_steps", 5), spec.get("eagle_topk", 1)
+            most = 1 + topk + topk**2 * (steps - 1)
+            rest = {key: value for key, value in spec.items() if key != "num_draft_tokens"}
+            # a chain has a node for each step, however many the engine takes
+            nodes = {} if topk == 1 else {"num_draft_tokens": min(spec["num_draft_tokens"], most)}
+            engine["speculative"] = {**rest, **nodes}
+        graph = engine.get("cuda_graph")
+        if isinstance(graph, Mapping) and graph.get("capture_bs"):
+            largest = graph.get("max_bs", 8)
+            sizes = [size for size in graph["capture_bs"] if size <= largest] or [largest]
+            engine["cuda_graph"] = {**graph, "capture_bs": sizes}
+        return engine
+
+    def drawn(self, seed: int, number: int, tokens: int) -> tuple[dict[str, Any], int]:
+        """The options of engine ``number`` of a seed, whose requests have at most so many ``tokens`` (see
+        :meth:`OptionSpace.drawn`), and the tokens of one of its pages."""
+        options, tight = self.space.drawn(seed, number, tokens)
+        page, each = options["page_size"], options["context_length"] + self.read(options).row_headroom
+        # Tight: two requests at their full length are served only by retracting one, and cached prefixes go.
+        slots = each + page if tight else each * options["max_running_requests"] + page
+        return options | {"memory": {"num_slots": -(-slots // page) * page}}, page
+
+    def pinned(self, options: Options) -> dict[str, Any]:
+        """What a file that is to do the same for ever must say beside the options."""
+        return {"memory": {"fill": self.read(options).memory.fill}}
+
+    def stricter(self, options: Options) -> Iterator[str]:
+        """The options that would show more of what is wrong, as a file has them, and what each shows."""
+        memory = self.read(options).memory
+        if memory.fill != "garbage":
+            yield "engine: {memory: {fill: garbage}} in the scenario (what nobody wrote is then not zero)"
+        if not memory.guards:
+            yield "engine: {memory: {guards: true}} in the scenario (a buffer that overruns is then named)"
+
+    def words(self) -> frozenset[str]:
+        """The texts that options can be, without those of other packages, paths and devices."""
+        return frozenset({*assets.NAMES, *_words_of(EngineConfig)})
+
+    def json_schema(self) -> dict[str, Any]:
+        """The mapping as JSON schema; every key is optional."""
+        return _schema_of(EngineConfig)
+
+
+OURS = EngineOptions(SPACES["embedded"])
+
+
+def options_of(target: TargetChoice) -> EngineOptions:
+    """The options that a target's engine takes; those of SGLang for a server that is nothing else."""
+    return EngineOptions(SPACES.get(target if isinstance(target, str) else target.kind, SERVED))
+
+
+def _words_of(hint: Any) -> Iterator[str]:
+    if (choices := choices_of(hint)) is not None:
+        yield from getattr(choices, "shipped", choices)
+    elif dataclasses.is_dataclass(hint):
+        for each in typing.get_type_hints(hint, include_extras=True).values():
+            yield from _words_of(each)
+    else:
+        for each in typing.get_args(hint):
+            yield from _words_of(each)
+
+
+_JSON_TYPES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
+
+
+def _schema_of(hint: Any) -> dict[str, Any]:
+    origin, args, choices = typing.get_origin(hint), typing.get_args(hint), choices_of(hint)
+    if origin in (types.UnionType, typing.Union):
+        return {"anyOf": [_schema_of(each) for each in args]}
+    if choices is not None:
+        return {"enum": list(choices)}
+    if origin is tuple:
+        return {"type": "array", "items": _schema_of(args[0])}
+    if not dataclasses.is_dataclass(hint):
+        return {"type": _JSON_TYPES[hint]}
+    hints = typing.get_type_hints(hint, include_extras=True)
+    properties = {name: _schema_of(each) for name, each in hints.items()}
+    return {"type": "object", "properties": properties, "additionalProperties": False}

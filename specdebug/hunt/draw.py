@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from specdebug.base.random_streams import stream
 from specdebug.hunt.workload import LONGEST_PROMPT, MOST_NEW, Plain, groups
-from specdebug.targets.options import EngineOptions
+from specdebug.targets.options import TargetOptions
 
 ARM = "drawn"
 TOGETHER = 4
 """Scenarios in a row that have one engine."""
 
 
-def drawn(seed: int, number: int, options: EngineOptions) -> Plain:
+def drawn(seed: int, number: int, options: TargetOptions) -> Plain:
     """Scenario ``number`` of a seed, as a file says it."""
     rng = stream(seed, "hunt", "workload", number)
     engine, page = options.drawn(seed, number // TOGETHER, LONGEST_PROMPT + MOST_NEW)

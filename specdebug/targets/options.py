@@ -81,7 +81,7 @@ class EngineShape:
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class TargetOptions:
     """The options that a target's engine takes. Each method raises InvalidOption for such as no engine can have.
 
     Attributes:
@@ -222,12 +222,12 @@ class EngineOptions:
         return _schema_of(EngineConfig)
 
 
-OURS = EngineOptions(SPACES["embedded"])
+OURS = TargetOptions(SPACES["embedded"])
 
 
-def options_of(target: TargetChoice) -> EngineOptions:
+def options_of(target: TargetChoice) -> TargetOptions:
     """The options that a target's engine takes; those of SGLang for a server that is nothing else."""
-    return EngineOptions(SPACES.get(target if isinstance(target, str) else target.kind, SERVED))
+    return TargetOptions(SPACES.get(target if isinstance(target, str) else target.kind, SERVED))
 
 
 def _words_of(hint: Any) -> Iterator[str]:

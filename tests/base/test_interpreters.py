@@ -50,7 +50,7 @@ NAMED = {
 """Files that name this interpreter, and what for."""
 
 
-TO_SHOW = {"logs/origin.py": "a command that a user is told of"}
+TO_SHOW = {"logs/facts.py": "a command that a user is told of"}
 """Files whose words nothing is started by."""
 
 

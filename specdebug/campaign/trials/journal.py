@@ -2,8 +2,8 @@
 
 A search is a function of its journal, so resuming is reading it again. The journal belongs to what is searched (its
 identity) in one state (``state.py``): where that has changed another begins, and the one of before waits beside it for
-the state to come back. It belongs to one process at a time (``workers/records.py``): no trial runs beside an orphan of a
-process that was killed.
+the state to come back. It belongs to one process at a time (``workers/records.py``): no trial runs beside an orphan of
+a process that was killed.
 """
 
 from __future__ import annotations

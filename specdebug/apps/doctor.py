@@ -13,10 +13,9 @@ from specdebug import __version__
 from specdebug.base.assets import NAMES, checkpoint_path
 from specdebug.base.errors import SpecDebugError
 from specdebug.scenario.library import Library
-from specdebug.workers.at_risk import AT_RISK, VARIABLE, at_risk_limit
 from specdebug.workers.job import GPU_MEMORY_MB, Job
 from specdebug.workers.pool import WorkerPool, run_one
-from specdebug.workers.slots import slot_folder
+from specdebug.workers.slots import AT_RISK, VARIABLE, at_risk_limit, slot_folder
 from specdebug.workers.system import cpu_count
 
 

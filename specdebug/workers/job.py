@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from specdebug.workers.at_risk import slots_at_risk
 from specdebug.workers.child import LOG_LIMIT
 from specdebug.workers.machine_failure import MachineFailure
-from specdebug.workers.slots import Slots
+from specdebug.workers.slots import Slots, slots_at_risk
 from specdebug.workers.system import oom_killed_since, oom_kills
 from specdebug.workers.wire import LineReader
 
@@ -36,7 +35,7 @@ EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", 
 class Job:
     """One run in a worker: ``target`` (``module:function``) is called there with ``payload`` and a sink. ``memory_mb``
     bounds resident memory, without a GPU's :data:`GPU_MEMORY_MB`. ``at_risk`` names the GPU whose context the job may
-    destroy, if any: few such jobs run at a time (``at_risk.py``). ``server``: that which it needs for itself, if any.
+    destroy, if any: few such jobs run at a time (``slots.py``). ``server``: that which it needs for itself, if any.
     ``may_start`` is asked right before a job of a list is launched; one that may not is dropped, and no listener hears
     of it again."""
 
@@ -52,7 +51,7 @@ class Job:
 
     @property
     def slots(self) -> Slots | None:
-        """Return the slots of which it needs one to run. Raises AtRiskError."""
+        """Return the slots of which it needs one to run. Raises SpecDebugError."""
         if self.at_risk:
             return slots_at_risk(self.at_risk)
         return Slots("server", self.server, 1) if self.server else None

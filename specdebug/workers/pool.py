@@ -13,7 +13,7 @@ One that is slow and one that stands still are told apart by what they report; w
 that has made a step is given a little more time.
 
 **GPUs.** Jobs share a GPU's memory and time, so fewer of them run side by side, and each may keep more resident. Of
-those that may destroy their context still fewer do (``at_risk.py``): the others are held until there is a slot.
+those that may destroy their context still fewer do (``slots.py``): the others are held until there is a slot.
 
 **Servers.** A server that is there is used by one job at a time, for what it counts and caches is of all its requests.
 """
@@ -96,7 +96,7 @@ class WorkerPool:
 
     def launch(self, job: Job) -> None:
         """Begin a job now, whatever else runs; :meth:`turn` brings what becomes of it. One that needs a slot
-        (:attr:`Job.slots`) begins in a turn, once it has one. Raises WorkerStartError, AtRiskError, or MachineFailed
+        (:attr:`Job.slots`) begins in a turn, once it has one. Raises WorkerStartError, SpecDebugError, or MachineFailed
         when the system has no process, no file or no pipe left to give."""
         self._held.append(job)
         self._launch_held()

@@ -86,12 +86,13 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def finished(request: ServedRequest) -> None:
-    """Wait until a request has ended. Raises Refusal where that is by an error."""
-    while not request.done:
-        await request.changed()
-    if refusal := refusal_of(request):
-        raise refusal
+async def all_finished(requests: Sequence[ServedRequest]) -> None:
+    """Wait until all have ended. Raises Refusal where one has by an error."""
+    for request in requests:
+        while not request.done:
+            await request.changed()
+        if refusal := refusal_of(request):
+            raise refusal
 
 
 async def begun(requests: Sequence[ServedRequest]) -> None:

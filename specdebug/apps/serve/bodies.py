@@ -109,12 +109,18 @@ class AskedPrompt:
 
 
 @dataclass(frozen=True)
-class GenerateBody:
-    """All prompts of a body; ``single``: the answer is one object, and no list."""
+class AskedBody:
+    """All prompts of a body, and whether they are answered by a stream."""
 
     asked: tuple[AskedPrompt, ...]
-    single: bool
     stream: bool
+
+
+@dataclass(frozen=True)
+class GenerateBody(AskedBody):
+    """``single``: the answer is one object, and no list."""
+
+    single: bool
 
 
 def read_generate(data: Any, model: ModelText, context_length: int) -> GenerateBody:
@@ -151,7 +157,7 @@ def read_generate(data: Any, model: ModelText, context_length: int) -> GenerateB
         for rid, ids, sampling, wants, logprobs in zip(rids, prompts, samplings, wanted, wishes, strict=True)
     ]
     every = sampled(asked, fields.at("sampling_params"))
-    return GenerateBody(every, single and len(every) == 1, stream)
+    return GenerateBody(every, stream, single and len(every) == 1)
 
 
 def sampled(asked: Sequence[AskedPrompt], path: str) -> tuple[AskedPrompt, ...]:

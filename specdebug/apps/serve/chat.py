@@ -11,10 +11,9 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specdebug.apps.serve.fields import BadField
+from specdebug.apps.serve.text import config_of
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError, one_line
-from specdebug.base.files import read_file
-from specdebug.scenario.text import MAX_CONFIG_BYTES
 
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 """The template of a checkpoint without one."""
@@ -24,7 +23,8 @@ class ChatTemplate:
     """A checkpoint's template. Raises CheckpointError for one that is malformed."""
 
     def __init__(self, model: str) -> None:
-        config = _tokenizer_config(model)
+        name = "tokenizer_config.json"
+        config = config_of(model, name) if (checkpoint_path(model) / name).exists() else {}
         text = config.get("chat_template")
         self._special = {name: _content(config.get(name)) for name in ("bos_token", "eos_token")}
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -50,14 +50,3 @@ def _raise(message: str) -> None:
 def _content(token: Any) -> str:
     """A special token as text, however the config writes it."""
     return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
-
-
-def _tokenizer_config(model: str) -> Mapping[str, Any]:
-    path = checkpoint_path(model) / "tokenizer_config.json"
-    try:
-        config = json.loads(read_file(path, MAX_CONFIG_BYTES))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {one_line(str(error))}") from None
-    return config if isinstance(config, Mapping) else {}

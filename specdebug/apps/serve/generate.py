@@ -2,59 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from specdebug.apps.serve.answers import (
-    DONE,
-    abort_all,
-    begun,
-    event,
-    finished,
-    sse,
-    while_connected,
-)
 from specdebug.apps.serve.bodies import AskedPrompt, GenerateBody, read_generate
-from specdebug.apps.serve.reading import read_body
 from specdebug.apps.serve.served import ServedRequest
 from specdebug.apps.serve.state import ServerState
-from specdebug.apps.serve.streaming import Piece, PiecewiseRequest, merged
+from specdebug.apps.serve.streaming import Form, Piece
 
 
 async def generate(state: ServerState, http: Request) -> Response:
     """Answer one body, with one object or a list of them, or a stream. Raises BadField, Refusal or ClientGone."""
-    body = await read_body(http, state, lambda data: read_generate(data, state.model, state.config.context_length))
-    requests = state.submit(body.asked, http.state.connection)
-    try:
-        if body.stream:
-            await while_connected(http, begun(requests))
-            return sse(state.client, requests, _stream(state, body, requests))
-        await while_connected(http, _all(requests))
-    except BaseException:
-        abort_all(state.client, requests)
-        raise
-    answers = [answer(state, asked, request) for asked, request in zip(body.asked, requests, strict=True)]
-    return JSONResponse(answers[0] if body.single else answers)
+    return await _Generate(state).answer(http)
 
 
-def answer(state: ServerState, asked: AskedPrompt, request: ServedRequest) -> dict[str, Any]:
-    """The answer for a request that has ended."""
-    text = state.growing(asked).finish(request.output_ids, request.matched)
-    return {"text": text, "output_ids": request.output_ids, "meta_info": _meta(state, asked, request, 0)}
+class _Generate(Form[GenerateBody]):
+    """Each event of a stream has all so far, or with ``incremental_output`` what is new."""
 
+    def read(self, data: Any) -> GenerateBody:
+        return read_generate(data, self.state.model, self.state.config.context_length)
 
-async def _all(requests: Sequence[ServedRequest]) -> None:
-    for request in requests:
-        await finished(request)
+    def whole(self, requests: Sequence[ServedRequest]) -> Any:
+        answers = [self._told(at, each, self.text_of(at, each), 0) for at, each in enumerate(requests)]
+        return answers[0] if self.body.single else answers
 
+    def piece(self, at: int, request: ServedRequest, piece: Piece) -> Any:
+        incremental = self.state.settings.incremental_output
+        text, since = (piece.text, piece.since) if incremental else (piece.so_far, 0)
+        told = self._told(at, request, text, since)
+        return told if self.body.single else told | {"index": at}
 
-def _meta(state: ServerState, asked: AskedPrompt, request: ServedRequest, since: int) -> dict[str, Any]:
-    """``since``: log probabilities from this token on."""
-    meta = request.meta_info(tree_size=state.tree_size, weight_version=state.settings.weight_version)
-    return meta | logprobs_of(state, asked, request, since)
+    def _told(self, at: int, request: ServedRequest, text: str, since: int) -> dict[str, Any]:
+        """``since``: tokens and log probabilities from this one on."""
+        meta = request.meta_info(tree_size=self.state.tree_size, weight_version=self.state.settings.weight_version)
+        meta |= logprobs_of(self.state, self.body.asked[at], request, since)
+        return {"text": text, "output_ids": request.output_ids[since:], "meta_info": meta}
 
 
 def logprobs_of(state: ServerState, asked: AskedPrompt, request: ServedRequest, since: int) -> dict[str, Any]:
@@ -88,27 +73,3 @@ def logprobs_of(state: ServerState, asked: AskedPrompt, request: ServedRequest, 
             ]
             meta[f"{side}_token_ids_logprobs"] = [*first, *own]
     return meta
-
-
-async def _stream(state: ServerState, body: GenerateBody, requests: Sequence[ServedRequest]) -> AsyncIterator[bytes]:
-    pairs = zip(body.asked, requests, strict=True)
-    streams = [_told(state, asked, request, None if body.single else at) for at, (asked, request) in enumerate(pairs)]
-    async for each in merged(streams, state.say):
-        yield each
-    yield DONE
-
-
-def _told(state: ServerState, asked: AskedPrompt, request: ServedRequest, index: int | None) -> PiecewiseRequest:
-    """The events of one request: all so far in each, or with ``incremental_output`` what is new."""
-    incremental = state.settings.incremental_output
-
-    def make(piece: Piece) -> bytes:
-        since = piece.since if incremental else 0
-        document: dict[str, Any] = {
-            "text": piece.text if incremental else piece.so_far,
-            "output_ids": request.output_ids[since:],
-            "meta_info": _meta(state, asked, request, since),
-        }
-        return event(document if index is None else document | {"index": index})
-
-    return PiecewiseRequest(request, state.growing(asked), make)

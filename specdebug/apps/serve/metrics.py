@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from fastapi import Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import Metric
 
 from specdebug.apps.serve.client import EngineClient
 from specdebug.apps.serve.state import ServerState
@@ -44,31 +46,25 @@ class ServerMetrics:
     def collect(self) -> Iterable[Metric]:
         """Every sum and gauge as it is now; the registry calls this."""
         totals = self._client.totals
-        gauges = {
-            "num_running_reqs": ("Requests that run.", totals.running),
-            "num_queue_reqs": ("Requests that wait.", self._client.waiting),
-            "num_used_tokens": ("KV slots that requests hold.", totals.used),
-            "max_total_num_tokens": ("KV slots there are.", self._slots),
-            "token_usage": ("The part of the KV slots that requests hold.", totals.used / self._slots),
-            "cache_hit_rate": ("The part of prompt tokens that came out of the cache.", totals.hit_rate),
-            "gen_throughput": ("Tokens a second.", totals.throughput),
-            "spec_accept_length": ("Tokens a verify, the bonus included.", totals.accept_length),
-        }
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"sglang:{name}", text, labels=[_LABEL])
-            gauge.add_metric([self._model], value)
-            yield gauge
-        counters = {
-            "prompt_tokens": ("Prompt tokens of requests with a first token.", totals.prompt_tokens),
-            "generation_tokens": ("Tokens generated.", totals.generated_tokens),
-            "cached_tokens": ("Prompt tokens out of the cache.", totals.cached_tokens),
-            "num_requests": ("Requests that ended.", totals.requests),
-            "num_aborted_requests": ("Those of them that were aborted.", totals.aborted),
-        }
-        for name, (text, count) in counters.items():
-            counter = CounterMetricFamily(f"sglang:{name}", text, labels=[_LABEL])
-            counter.add_metric([self._model], count)
-            yield counter
+        table: tuple[tuple[type[Gauge | Counter], str, str, float], ...] = (
+            (Gauge, "num_running_reqs", "Requests that run.", totals.running),
+            (Gauge, "num_queue_reqs", "Requests that wait.", self._client.waiting),
+            (Gauge, "num_used_tokens", "KV slots that requests hold.", totals.used),
+            (Gauge, "max_total_num_tokens", "KV slots there are.", self._slots),
+            (Gauge, "token_usage", "The part of the KV slots that requests hold.", totals.used / self._slots),
+            (Gauge, "cache_hit_rate", "The part of prompt tokens that came out of the cache.", totals.hit_rate),
+            (Gauge, "gen_throughput", "Tokens a second.", totals.throughput),
+            (Gauge, "spec_accept_length", "Tokens a verify, the bonus included.", totals.accept_length),
+            (Counter, "prompt_tokens", "Prompt tokens of requests with a first token.", totals.prompt_tokens),
+            (Counter, "generation_tokens", "Tokens generated.", totals.generated_tokens),
+            (Counter, "cached_tokens", "Prompt tokens out of the cache.", totals.cached_tokens),
+            (Counter, "num_requests", "Requests that ended.", totals.requests),
+            (Counter, "num_aborted_requests", "Those of them that were aborted.", totals.aborted),
+        )
+        for kind, name, text, value in table:
+            metric = kind(f"sglang:{name}", text, labels=[_LABEL])
+            metric.add_metric([self._model], value)
+            yield metric
 
     async def answer(self, state: ServerState, http: Request) -> Response:
         """The route."""

@@ -9,6 +9,7 @@ from typing import Any
 from specdebug.apps.serve.bodies import (
     MAX_BATCH,
     SAMPLING_NEUTRAL,
+    AskedBody,
     AskedPrompt,
     SamplingFields,
     new_rid,
@@ -56,12 +57,10 @@ CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class OpenAIBody:
-    """All prompts of a body. ``usage``: a stream ends with how many tokens it had. ``top``: of a chat, how many
-    log probabilities of each position are told. ``samples``: choices of each prompt."""
+class OpenAIBody(AskedBody):
+    """``usage``: a stream ends with how many tokens it had. ``top``: of a chat, how many log probabilities of each
+    position are told. ``samples``: choices of each prompt."""
 
-    asked: tuple[AskedPrompt, ...]
-    stream: bool
     usage: bool
     top: int | None
     samples: int

@@ -3,116 +3,56 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from specdebug.apps.serve.answers import DONE, abort_all, begun, event, finished, sse, while_connected
-from specdebug.apps.serve.bodies import AskedPrompt
 from specdebug.apps.serve.openai_bodies import OpenAIBody, read_chat, read_completion
-from specdebug.apps.serve.reading import read_body
 from specdebug.apps.serve.served import ServedRequest
 from specdebug.apps.serve.state import ServerState
-from specdebug.apps.serve.streaming import Piece, PiecewiseRequest, merged
+from specdebug.apps.serve.streaming import Form, Piece
 
 
 async def completions(state: ServerState, http: Request) -> Response:
     """Complete one prompt or several. Raises BadField, Refusal or ClientGone."""
-    return await _answer(state, http, _Completion(state))
+    return await _Completion(state).answer(http)
 
 
 async def chat_completions(state: ServerState, http: Request) -> Response:
     """Go on with a chat. Raises BadField, Refusal or ClientGone."""
-    return await _answer(state, http, _Chat(state))
+    return await _Chat(state).answer(http)
 
 
-async def _answer(state: ServerState, http: Request, form: _Form) -> Response:
-    body = await read_body(http, state, form.read)
-    requests = state.submit(body.asked, http.state.connection)
-    pairs = list(zip(body.asked, requests, strict=True))
-    head = form.head(body)
-    try:
-        if body.stream:
-            await while_connected(http, begun(requests))
-            return sse(state.client, requests, _stream(form, head, body, pairs))
-        for request in requests:
-            await while_connected(http, finished(request))
-    except BaseException:
-        abort_all(state.client, requests)
-        raise
-    choices = [form.choice(at, body, asked, request) for at, (asked, request) in enumerate(pairs)]
-    return JSONResponse({**head, "choices": choices, "usage": _usage(requests, body.samples)})
-
-
-async def _stream(
-    form: _Form, head: dict[str, Any], body: OpenAIBody, pairs: Sequence[tuple[AskedPrompt, ServedRequest]]
-) -> AsyncIterator[bytes]:
-    head = {**head, "object": form.chunk_object}
-
-    def told(at: int, asked: AskedPrompt, request: ServedRequest) -> PiecewiseRequest:
-        def make(piece: Piece) -> bytes:
-            return event({**head, "choices": [form.delta(at, body, request, piece)]})
-
-        return PiecewiseRequest(request, form.state.growing(asked), make)
-
-    for choice in [choice for at in range(len(pairs)) for choice in form.opening(at)]:
-        yield event({**head, "choices": [choice]})
-    async for each in merged([told(at, *pair) for at, pair in enumerate(pairs)], form.state.say):
-        yield each
-    if body.usage:
-        yield event({**head, "choices": [], "usage": _usage([request for _, request in pairs], body.samples)})
-    yield DONE
-
-
-def _usage(requests: Sequence[ServedRequest], samples: int) -> dict[str, Any]:
-    """The tokens of all choices; a prompt counts once, however many ``samples`` of it there are."""
-    prompt = sum(len(request.wish.ids) for request in requests[::samples])
-    output = sum(len(request.output_ids) for request in requests)
-    cached = sum(request.cached_tokens for request in requests)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
-
-
-@dataclass(frozen=True)
-class _Form(ABC):
+class _OpenAIForm(Form[OpenAIBody]):
     """What the two routes have in common; each says how its body is read and how its choices look."""
 
-    state: ServerState
     prefix = ""
     object = ""
     chunk_object = ""
 
-    @abstractmethod
-    def read(self, data: Any) -> OpenAIBody:
-        """Read the body of a request. Raises BadField."""
+    def whole(self, requests: Sequence[ServedRequest]) -> Any:
+        choices = [self._made(at, each, self.text_of(at, each), 0, delta=False) for at, each in enumerate(requests)]
+        return {**self._head, "choices": choices, "usage": self._usage(requests)}
 
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        """Choices that a stream begins with."""
-        return []
+    def piece(self, at: int, request: ServedRequest, piece: Piece) -> Any:
+        return self._chunk(self._made(at, request, piece.text, piece.since, delta=True))
 
-    def choice(self, index: int, body: OpenAIBody, asked: AskedPrompt, request: ServedRequest) -> dict[str, Any]:
-        """The choice of a request that has ended."""
-        text = self.state.growing(asked).finish(request.output_ids, request.matched)
-        return self.made(index, body, request, text, 0, delta=False)
+    def closing(self, requests: Sequence[ServedRequest]) -> list[Any]:
+        return [{**self._chunk(), "usage": self._usage(requests)}] if self.body.usage else []
 
-    def delta(self, index: int, body: OpenAIBody, request: ServedRequest, piece: Piece) -> dict[str, Any]:
-        """The choice of a piece."""
-        return self.made(index, body, request, piece.text, piece.since, delta=True)
+    def _chunk(self, *choices: Any) -> dict[str, Any]:
+        """An event of a stream."""
+        return {**self._head, "object": self.chunk_object, "choices": list(choices)}
 
-    def made(
-        self, index: int, body: OpenAIBody, request: ServedRequest, text: str, since: int, *, delta: bool
-    ) -> dict[str, Any]:
-        logprobs = None if body.top is None else self.logprobs(request, body.top, since)
+    def _made(self, at: int, request: ServedRequest, text: str, since: int, *, delta: bool) -> dict[str, Any]:
+        """The choice of a request that has ended, or with ``delta`` of what is new of it."""
+        logprobs = None if self.body.top is None else self.logprobs(request, self.body.top, since)
         reason = request.finish_reason
-        common = {"index": index, "logprobs": logprobs, "finish_reason": reason, "matched_stop": request.matched}
+        common = {"index": at, "logprobs": logprobs, "finish_reason": reason, "matched_stop": request.matched}
         return {**common, **self.content(text, delta=delta, ended=reason is not None)}
 
     @abstractmethod
@@ -123,11 +63,24 @@ class _Form(ABC):
     def logprobs(self, request: ServedRequest, top: int, since: int) -> dict[str, Any]:
         """The log probabilities of the tokens from ``since`` on."""
 
-    def head(self, body: OpenAIBody) -> dict[str, Any]:
+    @cached_property
+    def _head(self) -> dict[str, Any]:
         """What an answer and each of its chunks begin with."""
-        rid = body.asked[0].wish.rid
+        rid = self.body.asked[0].wish.rid
         name = self.state.settings.served_model_name
         return {"id": f"{self.prefix}-{rid}", "object": self.object, "created": int(time.time()), "model": name}
+
+    def _usage(self, requests: Sequence[ServedRequest]) -> dict[str, Any]:
+        """The tokens of all choices; a prompt counts once, however many samples of it there are."""
+        prompt = sum(len(request.wish.ids) for request in requests[:: self.body.samples])
+        output = sum(len(request.output_ids) for request in requests)
+        cached = sum(request.cached_tokens for request in requests)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -139,7 +92,7 @@ class _Form(ABC):
         return lambda token: self.state.model.decode([token], skip_special=False)
 
 
-class _Completion(_Form):
+class _Completion(_OpenAIForm):
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def read(self, data: Any) -> OpenAIBody:
@@ -161,15 +114,15 @@ class _Completion(_Form):
         }
 
 
-class _Chat(_Form):
+class _Chat(_OpenAIForm):
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def read(self, data: Any) -> OpenAIBody:
         return read_chat(data, self.state.model, self.names, self.state.config.context_length, self.state.chat)
 
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        first = {"role": "assistant", "content": ""}
-        return [{"index": index, "delta": first, "logprobs": None, "finish_reason": None, "matched_stop": None}]
+    def opening(self) -> list[Any]:
+        rest = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return [self._chunk({"index": at, **rest, "matched_stop": None}) for at in range(len(self.body.asked))]
 
     def content(self, text: str, *, delta: bool, ended: bool) -> dict[str, Any]:
         if delta:

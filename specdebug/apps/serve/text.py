@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from specdebug.base.assets import checkpoint_path
@@ -23,7 +22,7 @@ class ModelText:
 
     def __init__(self, model: str) -> None:
         self.tokenizer: Any = load_tokenizer(model)
-        config = _config(checkpoint_path(model) / "config.json")
+        config = config_of(model, "config.json")
         eos = config.get("eos_token_id")
         listed = eos if isinstance(eos, list) else [eos]
         self.eos_ids: tuple[int, ...] = tuple(each for each in listed if isinstance(each, int))
@@ -45,7 +44,9 @@ class ModelText:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
 
-def _config(path: Path) -> dict[str, Any]:
+def config_of(model: str, name: str) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint. Raises CheckpointError."""
+    path = checkpoint_path(model) / name
     try:
         config = json.loads(read_file(path, MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:

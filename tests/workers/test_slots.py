@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.workers.at_risk import AT_RISK, VARIABLE, AtRiskError, at_risk_limit, slots_at_risk
+from specdebug.base.errors import SpecDebugError
 from specdebug.workers.job import Job
 from specdebug.workers.pool import WorkerPool
-from specdebug.workers.slots import slot_folder
+from specdebug.workers.slots import AT_RISK, VARIABLE, at_risk_limit, slot_folder, slots_at_risk
 from tests.workers.test_pool import VICTIMS, Record
 
 HOLDER = """
 import sys
-from specdebug.workers.at_risk import slots_at_risk
+from specdebug.workers.slots import slots_at_risk
 slots = slots_at_risk("cuda")
 print(slots.take() is not None, slots.take() is not None, slots.take() is not None, flush=True)
 sys.stdin.read()
@@ -65,7 +65,7 @@ def test_each_gpu_has_its_own_and_is_known_by_its_place_among_those_visible(monk
 @pytest.mark.parametrize("told", ["0", "-1", "four", "1.5", "99999"])
 def test_a_bound_that_is_no_number_is_named(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, told)
-    with pytest.raises(AtRiskError, match=f"{VARIABLE} must be a whole number from 1 to 9999, not '{told}'"):
+    with pytest.raises(SpecDebugError, match=f"{VARIABLE} must be a whole number from 1 to 9999, not '{told}'"):
         at_risk_limit()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
 from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
@@ -17,17 +15,11 @@ from tests.engine.attention.cases import (
     Case,
     World,
     build,
-    cases,
     check_equal_bits,
-    cold_prefill,
     draft,
     draft_layout,
     eager,
-    prefill,
     random_tree,
-    static,
-    uniform,
-    verify,
 )
 
 PLANNER = FlashAttention3Planner
@@ -126,21 +118,6 @@ def test_a_padded_branch_names_no_page_but_the_padding_page() -> None:
         assert metadata.expand.page_table[-2:].count_nonzero() == 0
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_declared_buffers_hold_the_largest_batch_at_the_context_limit(page_size: int) -> None:
-    case = Case((50, 50, 50), page_size, topk=3, steps=4)
-    world, planner = _planned(case)
-    planner.context_length = 50
-    draft_space, draft_arena = static(planner, lambda p, layout: p.declare_draft(layout, 3))
-    planner.draft_decode(draft_layout(world)[0], draft_space)
-    space, arena = static(planner, lambda p, layout: p.declare_verify(layout, 3))
-    masks = torch.stack([random_tree(case.nodes, 3, world.generator) for _ in range(3)])
-    planner.verify(world.layout, masks, space)
-    extend_space, extend_arena = static(planner, lambda p, layout: p.declare_extend(layout, 3, 9))
-    planner.extend_uniform(world.layout, 9, extend_space)
-    assert [a.check_guards() for a in (draft_arena, arena, extend_arena)] == [[], [], []]
-
-
 def test_a_table_too_narrow_is_an_assertion() -> None:
     world, planner = _planned(Case((10, 12), 4, topk=1))
     layout = ArenaLayout(guards=False)
@@ -150,41 +127,3 @@ def test_a_table_too_narrow_is_an_assertion() -> None:
     with pytest.raises(PlanAssertion, match=r"extend\.page_table: needs 4, the buffer holds 3") as caught:
         planner.extend_uniform(world.layout, 1, space)
     assert caught.value.site == "attention.plan"
-
-
-@given(case=cases())
-@settings(max_examples=15)
-def test_prefill_after_prefixes_is_dense_attention(case: Case) -> None:
-    prefill(PLANNER, case).check()
-
-
-@given(case=cases())
-@settings(max_examples=8)
-def test_cold_prefill_is_dense_attention(case: Case) -> None:
-    cold_prefill(PLANNER, case).check()
-
-
-@given(case=cases(max_topk=1))
-@settings(max_examples=15)
-def test_plain_decode_is_dense_attention_from_static_buffers_too(case: Case) -> None:
-    check_equal_bits(uniform(PLANNER, case, 1), uniform(PLANNER, case, 1, graph=True))
-
-
-@given(case=cases())
-@settings(max_examples=15)
-def test_draft_extend_is_dense_attention_from_static_buffers_too(case: Case) -> None:
-    check_equal_bits(uniform(PLANNER, case, case.nodes), uniform(PLANNER, case, case.nodes, graph=True))
-
-
-@given(case=cases())
-@settings(max_examples=15)
-def test_verify_is_dense_attention_over_ancestors_from_static_buffers_too(case: Case) -> None:
-    check_equal_bits(verify(PLANNER, case), verify(PLANNER, case, graph=True))
-
-
-@given(case=cases(max_topk=4, min_steps=2), padding=st.integers(0, 2))
-@settings(max_examples=25)
-def test_draft_branches_are_dense_attention_from_static_buffers_too(case: Case, padding: int) -> None:
-    """Padded rows ride along; they must not change what live ones see."""
-    eager_result = draft(PLANNER, case, padding=padding)
-    check_equal_bits(eager_result, draft(PLANNER, case, graph=True, padding=padding))

@@ -7,8 +7,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specdebug import async_probe
 from specdebug.engine.attention.flashinfer import FlashInferPlanner
@@ -21,17 +19,9 @@ from tests.engine.attention.cases import (
     Case,
     World,
     build,
-    cases,
-    check_equal_bits,
-    cold_prefill,
-    draft,
     draft_layout,
     eager,
-    prefill,
     random_tree,
-    static,
-    uniform,
-    verify,
 )
 
 PLANNER = FlashInferPlanner
@@ -106,22 +96,6 @@ def test_one_step_needs_no_forward_and_no_plan() -> None:
     assert planner.draft_decode(draft_layout(world)[0], eager()) == []
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_declared_buffers_hold_the_largest_batch_at_the_context_limit(page_size: int) -> None:
-    """K·ΣL + B·K·S entries a row: a width without K is what SGLang PR 27338 mends."""
-    case = Case((50, 50, 50), page_size, topk=3, steps=4)
-    world, planner = _planned(case)
-    planner.context_length = 50
-    draft_space, draft_arena = static(planner, lambda p, layout: p.declare_draft(layout, 3))
-    planner.draft_decode(draft_layout(world)[0], draft_space)
-    space, arena = static(planner, lambda p, layout: p.declare_verify(layout, 3))
-    masks = torch.stack([random_tree(case.nodes, 3, world.generator) for _ in range(3)])
-    planner.verify(world.layout, masks, space)
-    extend_space, extend_arena = static(planner, lambda p, layout: p.declare_extend(layout, 3, 9))
-    planner.extend_uniform(world.layout, 9, extend_space)
-    assert [a.check_guards() for a in (draft_arena, arena, extend_arena)] == [[], [], []]
-
-
 def test_a_buffer_too_small_is_an_assertion_before_anything_is_written() -> None:
     world, planner = _planned(Case((10, 12), 1, topk=2, steps=3))
     layout, _ = draft_layout(world)
@@ -160,41 +134,3 @@ def test_positions_that_do_not_agree_with_the_lengths_are_probed() -> None:
         assert [violation.signature for violation in async_probe.drain()] == ["oob@draft.plan.kv_indptr"]
     finally:
         async_probe.configure("off")
-
-
-@given(case=cases())
-@settings(max_examples=15)
-def test_prefill_after_prefixes_is_dense_attention(case: Case) -> None:
-    prefill(PLANNER, case).check()
-
-
-@given(case=cases())
-@settings(max_examples=8)
-def test_cold_prefill_is_dense_attention(case: Case) -> None:
-    cold_prefill(PLANNER, case).check()
-
-
-@given(case=cases(max_topk=1))
-@settings(max_examples=15)
-def test_plain_decode_is_dense_attention_from_static_buffers_too(case: Case) -> None:
-    check_equal_bits(uniform(PLANNER, case, 1), uniform(PLANNER, case, 1, graph=True))
-
-
-@given(case=cases())
-@settings(max_examples=15)
-def test_draft_extend_is_dense_attention_from_static_buffers_too(case: Case) -> None:
-    check_equal_bits(uniform(PLANNER, case, case.nodes), uniform(PLANNER, case, case.nodes, graph=True))
-
-
-@given(case=cases())
-@settings(max_examples=15)
-def test_verify_is_dense_attention_over_ancestors_from_static_buffers_too(case: Case) -> None:
-    check_equal_bits(verify(PLANNER, case), verify(PLANNER, case, graph=True))
-
-
-@given(case=cases(max_topk=4, min_steps=2), padding=st.integers(0, 2))
-@settings(max_examples=25)
-def test_draft_branches_are_dense_attention_from_static_buffers_too(case: Case, padding: int) -> None:
-    """Padded rows ride along; they must not change what live ones see."""
-    eager_result = draft(PLANNER, case, padding=padding)
-    check_equal_bits(eager_result, draft(PLANNER, case, graph=True, padding=padding))

@@ -1,0 +1,105 @@
+"""What every plan's metadata must give: dense attention, from fresh buffers and from static ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdebug.engine.attention.fa3 import FlashAttention3Planner
+from specdebug.engine.attention.flashinfer import FlashInferPlanner
+from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
+from specdebug.engine.attention.planner import AttentionPlanner
+from specdebug.engine.attention.triton import TritonPlanner
+from tests.engine.attention.cases import (
+    Case,
+    build,
+    cases,
+    check_equal_bits,
+    cold_prefill,
+    draft,
+    draft_layout,
+    prefill,
+    random_tree,
+    static,
+    uniform,
+    verify,
+)
+
+Planner = type[AttentionPlanner]
+by_head = pytest.mark.parametrize("planner", [FlashInferPlanner, FlashAttention3Planner, TritonPlanner])
+every = pytest.mark.parametrize(
+    "planner", [FlashInferPlanner, FlashAttention3Planner, TritonPlanner, FlashInferMLAPlanner]
+)
+
+
+def stored(planner: Planner, case: Case) -> Case:
+    """The case as the planner's models store keys."""
+    return replace(case, latent=planner is FlashInferMLAPlanner)
+
+
+@by_head
+@given(case=cases())
+@settings(max_examples=15)
+def test_prefill_after_prefixes_is_dense_attention(planner: Planner, case: Case) -> None:
+    prefill(planner, case).check()
+
+
+@by_head
+@given(case=cases())
+@settings(max_examples=8)
+def test_cold_prefill_is_dense_attention(planner: Planner, case: Case) -> None:
+    cold_prefill(planner, case).check()
+
+
+@by_head
+@given(case=cases(max_topk=1))
+@settings(max_examples=15)
+def test_plain_decode_is_dense_attention_from_static_buffers_too(planner: Planner, case: Case) -> None:
+    check_equal_bits(uniform(planner, case, 1), uniform(planner, case, 1, graph=True))
+
+
+@by_head
+@given(case=cases())
+@settings(max_examples=15)
+def test_draft_extend_is_dense_attention_from_static_buffers_too(planner: Planner, case: Case) -> None:
+    check_equal_bits(uniform(planner, case, case.nodes), uniform(planner, case, case.nodes, graph=True))
+
+
+@every
+@given(case=cases())
+@settings(max_examples=15)
+def test_verify_is_dense_attention_over_ancestors_from_static_buffers_too(planner: Planner, case: Case) -> None:
+    case = stored(planner, case)
+    check_equal_bits(verify(planner, case), verify(planner, case, graph=True))
+
+
+@every
+@given(case=cases(max_topk=4, min_steps=2), padding=st.integers(0, 2))
+@settings(max_examples=25)
+def test_draft_branches_are_dense_attention_from_static_buffers_too(planner: Planner, case: Case, padding: int) -> None:
+    """Padded rows ride along; they must not change what live ones see."""
+    case = stored(planner, case)
+    eager_result = draft(planner, case, padding=padding)
+    check_equal_bits(eager_result, draft(planner, case, graph=True, padding=padding))
+
+
+@every
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_declared_buffers_hold_the_largest_batch_at_the_context_limit(planner: Planner, page_size: int) -> None:
+    """K·ΣL + B·K·S entries a row: a width without K is what SGLang PR 27338 mends."""
+    case = stored(planner, Case((50, 50, 50), page_size, topk=3, steps=4))
+    world = build(case)
+    made = planner(world.config, world.req_to_token)
+    made.context_length = 50
+    draft_space, draft_arena = static(made, lambda p, layout: p.declare_draft(layout, 3))
+    made.draft_decode(draft_layout(world)[0], draft_space)
+    space, arena = static(made, lambda p, layout: p.declare_verify(layout, 3))
+    masks = torch.stack([random_tree(case.nodes, 3, world.generator) for _ in range(3)])
+    made.verify(world.layout, masks, space)
+    extend_space, extend_arena = static(made, lambda p, layout: p.declare_extend(layout, 3, 9))
+    made.extend_uniform(world.layout, 9, extend_space)
+    assert [a.check_guards() for a in (draft_arena, arena, extend_arena)] == [[], [], []]

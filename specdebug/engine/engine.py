@@ -21,7 +21,6 @@ from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
-from specdebug.engine.graph.runner import RunnerParts
 from specdebug.engine.inspect import EngineView
 from specdebug.engine.memory.accounting import Recency, check_others, check_pools
 from specdebug.engine.memory.allocator import SlotAllocator
@@ -41,6 +40,7 @@ from specdebug.engine.model.tokenizer import TargetTokenizer
 from specdebug.engine.observer import Observers
 from specdebug.engine.request import Request, SamplingParams, Status
 from specdebug.engine.scheduler import Scheduler
+from specdebug.engine.speculative.forward import EngineParts
 from specdebug.engine.speculative.protocol import DraftAndTargetAttention, Pools, SpeculativeWorker, WorkerParts
 from specdebug.engine.speculative.registry import loader_of, worker_of
 from specdebug.engine.stop_strings import StopStrings
@@ -112,11 +112,11 @@ class Engine:
         self._scheduler = Scheduler(config, self._cache)
         self._heads: list[Heads] = [target.config] if draft is None else [target.config, draft]
         planner = make_planner(config, self._req_to_token, self._heads[-1].kv_layout)
-        parts = RunnerParts(config, planner, fill, dtype, device, self.observers)
+        parts = EngineParts(config, planner, fill, dtype, device, self.observers)
         backends = make_backends(config, self._heads, dtype, device)
         aux_layers = () if draft is None else draft.aux_layers
         self._target_worker = TargetWorker(
-            parts, target, self._memory.target, backends[0], self._req_to_token, aux_layers, self.observers
+            parts, target, self._memory.target, backends[0], self._req_to_token, aux_layers
         )
         self._speculative_worker: SpeculativeWorker | None = None
         if spec is not None and draft is not None:

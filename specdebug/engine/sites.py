@@ -78,10 +78,8 @@ SITES: Mapping[str, SiteRows] = {
     "draft_extend.logits": SiteRows("request", padded=True, drafted_by=KEPT),
     "draft_extend.topk_index": SiteRows("request", padded=True, drafted_by=KEPT),
     "draft_extend.topk_p": SiteRows("request", drafted_by=HEAD),
-    "draft_extend_graph.replay.accept_lengths": SiteRows(
-        "request", padded=True, captured=True, drafted_by=HEAD, only_v2=True
-    ),
-    "draft_extend_graph.replay.input_ids": SiteRows("nodes", padded=True, captured=True, drafted_by=HEAD, only_v2=True),
+    "draft_extend_graph.replay.accept_lengths": SiteRows("request", padded=True, drafted_by=HEAD, only_v2=True),
+    "draft_extend_graph.replay.input_ids": SiteRows("nodes", padded=True, drafted_by=HEAD, only_v2=True),
     "draft_graph.replay.hidden_states": SiteRows("request", padded=True, drafted_by=LOOPED),
     "draft_graph.replay.input_ids": SiteRows("request", padded=True, drafted_by=ASSISTANT),
     "draft_graph.replay.positions": SiteRows("branches", padded=True, drafted_by=ASSISTANT),

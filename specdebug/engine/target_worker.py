@@ -9,20 +9,19 @@ from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
 from specdebug.engine.attention.backend import AttentionBackend
-from specdebug.engine.attention.planner import SequenceLayout
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.device import Readback, upload
-from specdebug.engine.graph.decode_runner import DecodeForward, DecodeGraphRunner, DecodeInputs
-from specdebug.engine.graph.runner import RunnerParts
+from specdebug.engine.graph.runner import capture, launcher
+from specdebug.engine.graph.tables import decode_table
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import Scratch
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.observer import Observers
 from specdebug.engine.request import Request
 from specdebug.engine.sampler import sample
+from specdebug.engine.speculative.forward import DecodeForward, DecodeInputs, EngineParts
 
 
 class TargetWorker:
@@ -30,13 +29,12 @@ class TargetWorker:
 
     def __init__(
         self,
-        parts: RunnerParts,
+        parts: EngineParts,
         model: TargetModel,
         pool: KVPool,
         attention: AttentionBackend,
         req_to_token: ReqToToken,
         aux_layers: tuple[int, ...],
-        observers: Observers,
     ) -> None:
         self.model = model
         self.pool = pool
@@ -45,24 +43,21 @@ class TargetWorker:
         self._req_to_token = req_to_token
         self._workspace = EagerWorkspace(Scratch(parts.fill, parts.device))
         self._aux_layers = aux_layers
-        self._observers = observers
         self._seed = parts.config.seed
         self.device = parts.device
         self._observers = parts.observers
-        self._decode_forward = DecodeForward(model, pool)
-        self._decode_runner: DecodeGraphRunner | None = None
-        if parts.config.cuda_graph.enabled:
-            self._decode_runner = DecodeGraphRunner(parts, self._decode_forward, attention)
-            if self.device.type == "cuda":
-                self._decode_runner.capture(torch.cuda.graph_pool_handle())
+        forward = DecodeForward(model, pool)
+        self._decode = launcher(parts, forward, attention, self._workspace, decode_table(parts, forward))
+        self._runners = [] if self._decode.runner is None else [self._decode.runner]
+        capture(self._runners, self.device)
 
     def check_guards(self) -> list[GuardViolation]:
         """Overruns of the runner's static buffers since the last call."""
-        return [] if self._decode_runner is None else self._decode_runner.check_guards()
+        return [violation for runner in self._runners for violation in runner.check_guards()]
 
     def damage_seen(self) -> list[GuardViolation]:
         """Overruns that reached the host before the device was lost."""
-        return [] if self._decode_runner is None else self._decode_runner.damage_seen()
+        return [violation for runner in self._runners for violation in runner.damage_seen()]
 
     def prefill(self, batch: PrefillBatch) -> tuple[Tensor, Tensor]:
         """Write the chunks' KV; the token sampled after each, int64 [B], and the features of every token, [Σext, F]."""
@@ -90,13 +85,7 @@ class TargetWorker:
         rows, seq_lens, input_ids = upload([[r.row for r in requests], lengths, newest], self.device).unbind()
         maybe_detect_oob(input_ids, 0, self.model.config.vocab_size, "target_decode.input_ids")
         loc = self._req_to_token.table[rows, seq_lens].to(torch.int64)
-        inputs = DecodeInputs(input_ids, loc, rows, seq_lens)
-        if self._decode_runner is not None and self._decode_runner.can_run(len(lengths)):
-            logits = self._decode_runner.replay(inputs, lengths).logits
-        else:
-            self._observers.launched("decode", len(lengths), None)
-            metadata = self._planner.extend_uniform(SequenceLayout(rows, seq_lens, lengths), 1, self._workspace)
-            logits = self._decode_forward.run(inputs, self._attention.bind(metadata, self.pool, loc)).logits
+        logits = self._decode.run(DecodeInputs(input_ids, loc, rows, seq_lens), lengths).logits
         with grouped():
             self.pool.probe_written(loc)
             maybe_detect_nonfinite(logits, "target_decode.logits")

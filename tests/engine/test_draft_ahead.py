@@ -11,6 +11,7 @@ import pytest
 from specdebug import async_probe
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine import Engine, StepReport
+from specdebug.engine.attention.metadata import RaggedMetadata
 from specdebug.engine.graph.runner import Planned
 from specdebug.engine.request import Request
 from tests.engine.conftest import Lab
@@ -127,12 +128,15 @@ def test_verifies_in_its_own_step_with_lengths_that_are_known(lab: Lab, monkeypa
     events: list[tuple[str, tuple[int, ...]]] = []
 
     def spied(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(given: Any, lens_cpu: tuple[int, ...], **options: Any) -> Any:
-            events.append((name, lens_cpu))
+        def call(given: Any, lens: Any, **options: Any) -> Any:
+            known = tuple(request.kv_len for request in served._scheduler.running)
+            events.append((name, known if isinstance(given, Planned) else lens))
             if isinstance(given, Planned):
-                known = tuple(request.kv_len for request in served._scheduler.running)
-                assert lens_cpu == known == tuple(given.padded.seq_lens.tolist())
-            return original(given, lens_cpu, **options)
+                assert known == tuple(given.padded.seq_lens.tolist())
+                (plan,) = given.metadata
+                assert isinstance(plan, RaggedMetadata)
+                assert plan.kv_lens_host == tuple(length + 6 for length in known)
+            return original(given, lens, **options)
 
         return call
 

@@ -7,11 +7,10 @@ they are loaded until the callable has run, because memory may be shared: betwee
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
@@ -19,15 +18,12 @@ from torch import Tensor
 from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, BoundAttention
 from specdebug.engine.attention.metadata import Metadata
-from specdebug.engine.attention.planner import AttentionPlanner
-from specdebug.engine.attention.workspace import ArenaWorkspace
-from specdebug.engine.config import EngineConfig
+from specdebug.engine.attention.workspace import ArenaWorkspace, Workspace
 from specdebug.engine.graph.capture import CapturedForward
 from specdebug.engine.memory.arena import Arena, ArenaLayout, GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
-from specdebug.engine.observer import Forward, Observers
+from specdebug.engine.speculative.forward import EngineParts, ForwardLauncher, Inputs, Outputs, StepForward
 
 
 @dataclass(frozen=True)
@@ -94,31 +90,11 @@ class StaticBuffers(Arena):
         """Views of the outputs of the first ``bs`` requests, by field."""
         return {one.name: self.rows(name, bs * one.rows) for name, one in self._outputs.items()}
 
-    def zero_inputs(self) -> None:
-        """Zero every input."""
-        for name in self._inputs:
-            self[name].zero_()
-
     def release_inputs(self) -> None:
         """Let the inputs hold what released memory holds until the next replay loads them."""
         if self._fill.poisons:
             for name in self._inputs:
                 self._fill.paint(self[name])
-
-
-class RunnerInputs(Protocol):
-    """The fields that the inputs of every runner have: int64 [B], [B], and slots by token, None if none is written."""
-
-    @property
-    def req_pool_indices(self) -> Tensor: ...
-    @property
-    def seq_lens(self) -> Tensor: ...
-    @property
-    def out_cache_loc(self) -> Tensor | None: ...
-
-
-Inputs = TypeVar("Inputs", bound=RunnerInputs)
-Outputs = TypeVar("Outputs")
 
 
 @dataclass(frozen=True)
@@ -131,52 +107,64 @@ class Planned(Generic[Inputs]):
     metadata: list[Metadata]
 
 
+def zero(inputs: object) -> None:
+    """Make every row of static inputs a padding row: an empty request on slot 0."""
+    for value in vars(inputs).values():
+        value.zero_()
+
+
 @dataclass(frozen=True)
-class RunnerParts:
-    """The target's worker and every runner of an engine are made with these."""
+class GraphTable(Generic[Inputs, Outputs]):
+    """A forward's static buffers, and its padding.
 
-    config: EngineConfig
-    planner: AttentionPlanner
-    fill: FillPolicy
-    dtype: torch.dtype
-    device: torch.device
-    observers: Observers
+    records: the classes of inputs and outputs, whose fields are named as the buffers are.
+    inputs, outputs: the buffers.
+    declare: declares the static metadata of a batch of the largest size.
+    pad: makes every row of static inputs a padding row.
+    probe: looks at loaded inputs, padded rows included: they are planned, embedded, gathered and attended like live
+      ones.
+    """
+
+    records: tuple[Callable[..., Inputs], Callable[..., Outputs]]
+    inputs: Sequence[StaticBuffer]
+    outputs: Sequence[StaticBuffer]
+    declare: Callable[[ArenaLayout, int], None]
+    pad: Callable[[Inputs], None] = zero
+    probe: Callable[[Inputs], None] | None = None
 
 
-class GraphRunner(ABC, Generic[Inputs, Outputs]):
+class GraphRunner(Generic[Inputs, Outputs]):
     """One forward over static buffers at captured batch sizes.
 
-    On CUDA :meth:`capture` turns it into graphs; elsewhere, or before that, a replay calls it directly. Padding rows
-    are empty requests on slot 0 unless a runner says otherwise.
+    On CUDA :meth:`capture` turns it into graphs; elsewhere, or before that, a replay calls it directly.
     """
 
     def __init__(
         self,
-        parts: RunnerParts,
-        scope: Forward,
+        parts: EngineParts,
+        forward: StepForward[Inputs, Outputs],
         attention: AttentionBackend,
-        pool: KVPool,
-        *,
-        records: tuple[Callable[..., Inputs], Callable[..., Outputs]],
-        inputs: Sequence[StaticBuffer],
-        outputs: Sequence[StaticBuffer],
-        declare: Callable[[ArenaLayout, int], None],
+        table: GraphTable[Inputs, Outputs],
     ) -> None:
-        """Make the buffers. ``records``: the classes of inputs and outputs, whose fields are named as the buffers are.
-        ``declare``: declares the static metadata of a batch of the largest size."""
-        self._scope: Forward = scope
+        """Make the buffers."""
+        self._forward = forward
         self._observers = parts.observers
-        self._record, self._result = records
+        self._table = table
         self._views: dict[int, Inputs] = {}
         self._planner = parts.planner
         self._attention = attention
-        self._pool = pool
         self.captured: dict[int, CapturedForward] = {}
         self.capture_bs = parts.config.cuda_graph.batch_sizes
         max_bs, metadata = self.capture_bs[-1], ArenaLayout(guards=parts.config.memory.guards)
-        declare(metadata, max_bs)
+        table.declare(metadata, max_bs)
         self.buffers = StaticBuffers(
-            scope, max_bs, inputs=inputs, metadata=metadata, outputs=outputs, fill=parts.fill, device=parts.device
+            forward.name,
+            max_bs,
+            inputs=table.inputs,
+            metadata=metadata,
+            outputs=table.outputs,
+            fill=parts.fill,
+            device=parts.device,
         )
 
     def can_run(self, batch_size: int) -> bool:
@@ -193,85 +181,91 @@ class GraphRunner(ABC, Generic[Inputs, Outputs]):
 
     def capture(self, graph_pool: Any) -> None:
         """Capture every batch size, the largest first, so that the others find its memory in the pool."""
-        named, sizes = self._scope.replace("_", " "), ", ".join(map(str, self.capture_bs))
+        named, sizes = self._forward.name.replace("_", " "), ", ".join(map(str, self.capture_bs))
         progress.report(f"capturing {named} graphs, batch {sizes}")
         for bs in reversed(self.capture_bs):
-            self._blank()
             padded = self._padded(bs)
+            zero(padded)
+            self._table.pad(padded)
             metadata = self._plan(padded, (0,) * bs)
             bound = self._bind(padded, metadata, graph=True)
-            self.captured[bs] = CapturedForward(partial(self._forward, bs, padded, bound), bound, graph_pool)
+            self.captured[bs] = CapturedForward(partial(self._compute, bs, padded, bound), bound, graph_pool)
         self.buffers.release_inputs()
 
-    def replay(self, inputs: Inputs, seq_lens_cpu: tuple[int, ...]) -> Outputs:
+    def replay(self, inputs: Inputs, lens_cpu: tuple[int, ...]) -> Outputs:
         """Run at the padded size; the result views static outputs, valid until the next replay."""
-        bs, padded = self._load(inputs)
-        return self._replay(bs, padded, seq_lens_cpu)
+        return self.launch(self.prepare(inputs, lens_cpu), len(lens_cpu))
 
-    def _load(self, inputs: Inputs) -> tuple[int, Inputs]:
-        """Load ``inputs``, and padding behind them; the padded size, and the static inputs of that size."""
-        raw_bs = inputs.seq_lens.numel()
+    def prepare(self, inputs: Inputs, lens_cpu: tuple[int, ...], *, slack: int = 0) -> Planned[Inputs]:
+        """Load ``inputs`` with padding behind them, and plan attention for the next launch; ``lens_cpu`` may exceed the
+        lengths, in all by ``slack`` at most."""
+        raw_bs = len(lens_cpu)
         bs = padded_size(self.capture_bs, raw_bs)
         assert bs is not None
         if bs != raw_bs:
-            self._blank()
+            self._table.pad(self._padded(self.capture_bs[-1]))
         self.buffers.load(inputs)
-        return bs, self._padded(bs)
+        padded = self._padded(bs)
+        if self._table.probe is not None:
+            self._table.probe(padded)
+        metadata = self._plan(padded, padded_lens(lens_cpu, bs), slack)
+        self.buffers.watch_guards()  # a plan that overran may be what the forward dies of
+        return Planned(bs, padded, metadata)
 
-    def _blank(self) -> None:
-        """Make every row of the inputs a padding row."""
-        self.buffers.zero_inputs()
+    def launch(self, planned: Planned[Inputs], batch_size: int) -> Outputs:
+        """Run what was prepared last, of which ``batch_size`` rows are live; the result is that of :meth:`replay`."""
+        self._observers.launched(self._forward.name, batch_size, planned.bs)
+        captured = self.captured.get(planned.bs)
+        if captured is None:
+            self._compute(planned.bs, planned.padded, self._bind(planned.padded, planned.metadata, graph=False))
+        else:
+            captured.replay(planned.metadata)
+        self.buffers.release_inputs()
+        return self._table.records[1](**self.buffers.outputs_of(batch_size))
+
+    def abandon(self) -> None:
+        """Release the inputs of what was prepared: it will not be launched."""
+        self.buffers.release_inputs()
 
     def _padded(self, bs: int) -> Inputs:
         """Static inputs of ``bs`` requests."""
         if bs not in self._views:
-            self._views[bs] = self._record(**self.buffers.inputs_of(bs))
+            self._views[bs] = self._table.records[0](**self.buffers.inputs_of(bs))
         return self._views[bs]
 
-    @abstractmethod
-    def _plan(self, padded: Inputs, seq_lens_cpu: tuple[int, ...]) -> list[Metadata]:
-        """Metadata of each attention in the forward, written to static buffers."""
-
-    @abstractmethod
-    def _run(self, padded: Inputs, attentions: Sequence[LayerAttention]) -> Outputs:
-        """Compute the forward."""
-
-    def _locs(self, padded: Inputs) -> Sequence[Tensor | None]:
-        """Slots that each attention in the forward writes, int64; None for one that writes none."""
-        return [padded.out_cache_loc]
-
-    def _forward(self, bs: int, padded: Inputs, attentions: Sequence[LayerAttention]) -> None:
-        self.buffers.store(self._run(padded, attentions), bs)
+    def _plan(self, padded: Inputs, lens_cpu: tuple[int, ...], slack: int = 0) -> list[Metadata]:
+        return self._forward.plan(self._planner, padded, lens_cpu, self.buffers.workspace, slack)
 
     def _bind(self, padded: Inputs, metadata: Sequence[Metadata], *, graph: bool) -> list[BoundAttention]:
         return [
-            self._attention.bind(plan, self._pool, loc, graph=graph)
-            for plan, loc in zip(metadata, self._locs(padded), strict=True)
+            self._attention.bind(plan, self._forward.pool, loc, graph=graph)
+            for plan, loc in zip(metadata, self._forward.locs(padded), strict=True)
         ]
 
-    def _replay(self, bs: int, padded: Inputs, seq_lens_cpu: tuple[int, ...]) -> Outputs:
-        """Plan and run ``padded``; ``seq_lens_cpu`` are the lengths of its live rows."""
-        planned = self._planned(bs, padded, self._plan(padded, padded_lens(seq_lens_cpu, bs)))
-        self._launch(planned, len(seq_lens_cpu))
-        return self._outputs(len(seq_lens_cpu))
+    def _compute(self, bs: int, padded: Inputs, attentions: Sequence[LayerAttention]) -> None:
+        self.buffers.store(self._forward.run(padded, attentions), bs)
 
-    def _outputs(self, bs: int) -> Outputs:
-        return self._result(**self.buffers.outputs_of(bs))
 
-    def _planned(self, bs: int, padded: Inputs, metadata: list[Metadata]) -> Planned[Inputs]:
-        self.buffers.watch_guards()  # a plan that overran may be what the forward dies of
-        return Planned(bs, padded, metadata)
+def launcher(
+    parts: EngineParts,
+    forward: StepForward[Inputs, Outputs],
+    attention: AttentionBackend,
+    workspace: Workspace,
+    table: GraphTable[Inputs, Outputs] | None,
+) -> ForwardLauncher[Inputs, Outputs]:
+    """What runs ``forward``: with a graph runner if there is a table and the configuration has runners."""
+    runner = None
+    if table is not None and parts.config.cuda_graph.enabled:
+        runner = GraphRunner(parts, forward, attention, table)
+    return ForwardLauncher(forward, parts, attention, workspace, runner)
 
-    def _launch(self, planned: Planned[Inputs], batch_size: int) -> None:
-        """Run what is planned; ``batch_size``: its live rows."""
-        self._observers.launched(self._scope, batch_size, planned.bs)
-        captured = self.captured.get(planned.bs)
-        if captured is None:
-            bound = self._bind(planned.padded, planned.metadata, graph=False)
-            self._forward(planned.bs, planned.padded, bound)
-        else:
-            captured.replay(planned.metadata)
-        self.buffers.release_inputs()
+
+def capture(runners: Sequence[GraphRunner[Any, Any]], device: torch.device) -> None:
+    """Capture the runners' graphs, in this order, where there is a GPU."""
+    if device.type == "cuda" and runners:
+        pool = torch.cuda.graph_pool_handle()  # they run one after another, so they share it
+        for runner in runners:
+            runner.capture(pool)
 
 
 def padded_size(capture_bs: Sequence[int], raw_bs: int) -> int | None:

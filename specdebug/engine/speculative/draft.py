@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_oob, maybe_detect_page_aligned
-from specdebug.engine.attention.planner import DraftLayout
+from specdebug.engine.attention.metadata import Metadata
+from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.kernels.cache_locs import DraftCacheLocs, assign_draft_cache_locs
 from specdebug.engine.model.interface import LayerAttention
+from specdebug.engine.speculative.forward import ForwardLauncher
 from specdebug.engine.speculative.passes import DraftPasses
 from specdebug.engine.speculative.protocol import WorkerParts
 from specdebug.engine.speculative.selection import DraftCandidates, Roots, per_branch
 from specdebug.engine.speculative.state import DraftState
-
-if TYPE_CHECKING:
-    from specdebug.engine.graph.draft_runner import DraftGraphRunner
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,19 @@ class DraftInputs:
     out_cache_loc: Tensor
 
 
-class DraftLoop(DraftPasses):
+class DraftLoop(DraftPasses[DraftInputs]):
     """The loop over one draft model and its pool."""
+
+    def plan(
+        self,
+        planner: AttentionPlanner,
+        inputs: DraftInputs,
+        lens_cpu: tuple[int, ...],
+        workspace: Workspace,
+        slack: int = 0,
+    ) -> list[Metadata]:
+        layout = DraftLayout(inputs.req_pool_indices, inputs.seq_lens, inputs.positions, inputs.out_cache_loc, lens_cpu)
+        return planner.draft_decode(layout, workspace)
 
     def locs(self, inputs: DraftInputs) -> list[Tensor]:
         """Slots that each forward writes, int64 [B·K]: column i of ``out_cache_loc`` for forward i."""
@@ -88,9 +97,7 @@ class DraftStage:
     """Drafts for a batch from the state of the last step, into slots that its requests hold in reserve."""
 
     parts: WorkerParts
-    loop: DraftLoop
-    runner: DraftGraphRunner | None
-    workspace: Workspace
+    loop: ForwardLauncher[DraftInputs, DraftCandidates]
 
     def run(self, rows: Tensor, state: DraftState, verify_slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
         """rows: int64 [B]. verify_slots: int64 [B·T]. Lengths are at most ``lens_cpu``."""
@@ -109,16 +116,7 @@ class DraftStage:
         inputs = DraftInputs(
             state.topk_p, state.topk_index, state.hidden_states, rows, state.seq_lens, positions, locs.out_cache_loc
         )
-        if self.runner is not None and self.runner.can_run(rows.numel()):
-            return self.runner.replay(inputs, lens_cpu)
-        parts.observers.launched("draft", rows.numel(), None)
-        layout = DraftLayout(rows, state.seq_lens, positions, locs.out_cache_loc, lens_cpu)
-        plans = parts.planner.draft_decode(layout, self.workspace)
-        attentions = [
-            parts.attention.draft.bind(plan, parts.pools.draft, loc)
-            for plan, loc in zip(plans, self.loop.locs(inputs), strict=True)
-        ]
-        return self.loop.run(inputs, attentions)
+        return self.loop.run(inputs, lens_cpu)
 
     def _slots(self, rows: Tensor, seq_lens: Tensor, verify_slots: Tensor) -> DraftCacheLocs:
         """Slots of the draft loop. A chain continues the row, so they are the first ones of the verify."""

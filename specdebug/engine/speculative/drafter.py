@@ -14,7 +14,7 @@ from torch import Tensor
 from specdebug.engine.attention.planner import ExtendLayout, SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.graph.runner import GraphRunner, RunnerParts
+from specdebug.engine.graph.runner import GraphRunner
 from specdebug.engine.kernels.cache_locs import DraftCacheLocs
 from specdebug.engine.model.interface import DraftSizes
 from specdebug.engine.speculative.commit import Compacted
@@ -28,12 +28,11 @@ Runner = GraphRunner[Any, Any]
 
 @dataclass(frozen=True)
 class DrafterParts:
-    """A worker gives its drafter these. ``runners``: what graph runners are made with, None where there are none.
-    ``ragged_extend``: stage 6 will be over accepted tokens only, for which there is no runner."""
+    """A worker gives its drafter these. ``ragged_extend``: stage 6 will be over accepted tokens only, for which there
+    is no graph runner."""
 
     worker: WorkerParts
     workspace: Workspace
-    runners: RunnerParts | None
     ragged_extend: bool = False
 
 

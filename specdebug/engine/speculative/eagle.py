@@ -10,8 +10,8 @@ from torch import Tensor
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.attention.planner import ExtendLayout, SequenceLayout
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.graph.draft_runner import DraftGraphRunner
-from specdebug.engine.graph.extend_runner import ExtendGraphRunner
+from specdebug.engine.graph.runner import launcher
+from specdebug.engine.graph.tables import draft_table, extend_table
 from specdebug.engine.kernels.cache_locs import DraftCacheLocs
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.speculative.cached_prefix import prepare_cached_prefix
@@ -27,11 +27,11 @@ class EagleDrafter:
     """The ``Drafter`` of one head: it owns the draft's state, its two runners and the draft pool's content."""
 
     def __init__(self, parts: DrafterParts) -> None:
-        worker, runners = parts.worker, parts.runners
+        worker, workspace = parts.worker, parts.workspace
         spec, pool, attention = worker.spec, worker.pools.draft, worker.attention.draft
         self.model = draft = cast(DraftModel, worker.draft)  # an EAGLE loader made it
         self._parts = worker
-        self._workspace = parts.workspace
+        self._workspace = workspace
         self.state = DraftStateTable(
             worker.config.max_running_requests,
             topk=spec.eagle_topk,
@@ -39,7 +39,7 @@ class EagleDrafter:
             dtype=worker.dtype,
             device=worker.device,
         )
-        self.loop = DraftLoop(
+        self.loop = loop = DraftLoop(
             draft,
             pool,
             topk=spec.eagle_topk,
@@ -48,17 +48,13 @@ class EagleDrafter:
             target_vocab_size=worker.vocab_size,
             observers=worker.observers,
         )
-        extend = ExtendForward(draft, pool, topk=spec.eagle_topk)
-        self.draft_runner: DraftGraphRunner | None = None
-        self.extend_runner: ExtendGraphRunner | None = None
-        if runners is not None:
-            self.draft_runner = DraftGraphRunner(runners, self.loop, attention)
-            if not parts.ragged_extend:
-                self.extend_runner = ExtendGraphRunner(
-                    runners, extend, attention, tree_size=spec.tree_size, target_vocab_size=worker.vocab_size
-                )
-        self._draft = DraftStage(worker, self.loop, self.draft_runner, parts.workspace)
-        self._extend = ExtendStage(worker, extend, self.extend_runner, self.state, parts.workspace)
+        extend = ExtendForward(draft, pool, topk=spec.eagle_topk, tree_size=spec.tree_size)
+        table = None if parts.ragged_extend else extend_table(worker, extend, worker.vocab_size)
+        drafts = launcher(worker, loop, attention, workspace, draft_table(worker, loop))
+        extends = launcher(worker, extend, attention, workspace, table)
+        self.draft_runner, self.extend_runner = drafts.runner, extends.runner
+        self._draft = DraftStage(worker, drafts)
+        self._extend = ExtendStage(worker, extend, extends, self.state)
 
     def draft(self, rows: Tensor, state: DraftState, slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
         return self._draft.run(rows, state, slots, lens_cpu)

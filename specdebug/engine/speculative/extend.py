@@ -6,24 +6,24 @@ last accepted row are the roots of the next tree.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
-from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.attention.metadata import Metadata
+from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel, LayerAttention
+from specdebug.engine.observer import Forward
 from specdebug.engine.speculative.commit import Compacted, last_accepted_rows
+from specdebug.engine.speculative.forward import ForwardLauncher, StepForward
 from specdebug.engine.speculative.protocol import WorkerParts
 from specdebug.engine.speculative.selection import top_k_probs
 from specdebug.engine.speculative.state import DraftStateTable
-
-if TYPE_CHECKING:
-    from specdebug.engine.graph.extend_runner import ExtendGraphRunner
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,33 @@ class ExtendOutputs:
     hidden_states: Tensor
 
 
-class ExtendForward:
+class ExtendForward(StepForward[ExtendInputs, ExtendOutputs]):
     """The callable: one draft forward over accepted tokens, read out at each request's last accepted row."""
 
-    def __init__(self, model: DraftModel, pool: KVPool, *, topk: int) -> None:
+    name: Forward = "draft_extend"
+
+    def __init__(self, model: DraftModel, pool: KVPool, *, topk: int, tree_size: int) -> None:
         self.model = model
         self.pool = pool
         self.topk = topk
+        self.tree_size = tree_size
 
-    def run(self, inputs: ExtendInputs, tokens_per_request: int, attention: LayerAttention) -> ExtendOutputs:
-        """Compute T = ``tokens_per_request`` rows each."""
-        hidden = self.model.forward(inputs.input_ids, inputs.positions, self.model.project(inputs.features), attention)
-        return self.read_out(hidden.index_select(0, last_accepted_rows(inputs.accept_lengths, tokens_per_request)))
+    def plan(
+        self,
+        planner: AttentionPlanner,
+        inputs: ExtendInputs,
+        lens_cpu: tuple[int, ...],
+        workspace: Workspace,
+        slack: int = 0,
+    ) -> list[Metadata]:
+        batch = SequenceLayout(inputs.req_pool_indices, inputs.seq_lens, lens_cpu, slack)
+        return [planner.extend_uniform(batch, self.tree_size, workspace)]
+
+    def run(self, inputs: ExtendInputs, attentions: Sequence[LayerAttention]) -> ExtendOutputs:
+        """Compute T rows each."""
+        features = self.model.project(inputs.features)
+        hidden = self.model.forward(inputs.input_ids, inputs.positions, features, attentions[0])
+        return self.read_out(hidden.index_select(0, last_accepted_rows(inputs.accept_lengths, self.tree_size)))
 
     def read_out(self, hidden: Tensor) -> ExtendOutputs:
         """hidden [B, Hd] at each request's last position."""
@@ -76,9 +91,8 @@ class ExtendStage:
 
     parts: WorkerParts
     forward: ExtendForward
-    runner: ExtendGraphRunner | None
+    launcher: ForwardLauncher[ExtendInputs, ExtendOutputs]
     state: DraftStateTable
-    workspace: Workspace
 
     def run(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
         """``batch`` has the lengths before the step. slots: int64 [B·T], those that the verify wrote."""
@@ -93,13 +107,7 @@ class ExtendStage:
             req_pool_indices=batch.req_pool_indices,
             seq_lens=batch.seq_lens,
         )
-        if self.runner is not None and self.runner.can_run(len(batch.seq_lens_cpu)):
-            start = self.runner.replay(inputs, batch.seq_lens_cpu)
-        else:
-            parts.observers.launched("draft_extend", len(batch.seq_lens_cpu), None)
-            metadata = parts.planner.extend_uniform(batch, nodes, self.workspace)
-            attention = parts.attention.draft.bind(metadata, parts.pools.draft, slots)
-            start = self.forward.run(inputs, nodes, attention)
+        start = self.launcher.run(inputs, batch.seq_lens_cpu)
         with grouped():
             parts.pools.draft.probe_written(slots)
             self.keep(batch.req_pool_indices, start)

@@ -21,14 +21,12 @@ from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.attention.planner import SequenceLayout
-from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.graph.frozen_kv_runner import FrozenKVGraphRunner
+from specdebug.engine.graph.runner import launcher
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.speculative.commit import Compacted, last_accepted_rows
 from specdebug.engine.speculative.drafter import DrafterParts
-from specdebug.engine.speculative.frozen_kv_loop import FrozenKVInputs, FrozenKVLoop, last_positions
-from specdebug.engine.speculative.protocol import WorkerParts
+from specdebug.engine.speculative.frozen_kv_loop import FrozenKVInputs, FrozenKVLoop, frozen_kv_table, last_positions
 from specdebug.engine.speculative.selection import DraftCandidates
 from specdebug.engine.speculative.state import LengthTable, StepState
 
@@ -63,46 +61,22 @@ class FrozenKVStateTable(LengthTable):
         self._hidden.index_copy_(0, rows, hidden_states)
 
 
-@dataclass(frozen=True, eq=False)
-class FrozenKVStage:
-    """Drafts for a batch from the state of the last step. It writes nowhere but into its own buffers."""
-
-    parts: WorkerParts
-    loop: FrozenKVLoop
-    runner: FrozenKVGraphRunner | None
-    workspace: Workspace
-
-    def run(self, rows: Tensor, state: FrozenKVState, lens_cpu: tuple[int, ...]) -> DraftCandidates:
-        """rows: int64 [B]. Lengths are at most ``lens_cpu``."""
-        parts = self.parts
-        with grouped():
-            maybe_detect_oob(state.bonus, 0, parts.vocab_size, "draft.bonus")
-            maybe_detect_nan(state.hidden_states, "draft.hidden_states")
-        positions = last_positions(state.seq_lens, self.loop.topk)
-        inputs = FrozenKVInputs(state.bonus, state.hidden_states, rows, state.seq_lens, positions)
-        if self.runner is not None and self.runner.can_run(rows.numel()):
-            return self.runner.replay(inputs, lens_cpu)
-        parts.observers.launched("draft", rows.numel(), None)
-        metadata = self.loop.plan(parts.planner, inputs, lens_cpu, self.workspace)
-        return self.loop.run(inputs, parts.attention.draft.bind(metadata, parts.pools.target, None))
-
-
 class FrozenKVDrafter:
     """The ``Drafter`` of one assistant: it owns the target's hidden states that drafts start from, and one runner."""
 
     extend_runner = None
 
     def __init__(self, parts: DrafterParts) -> None:
-        worker, runners, spec = parts.worker, parts.runners, parts.worker.spec
+        worker, spec = parts.worker, parts.worker.spec
         self.model = assistant = cast(DraftModel, worker.draft)  # the loader of this algorithm made it
-        self._tree_size = spec.tree_size
+        self._vocab_size, self._tree_size = worker.vocab_size, spec.tree_size
         self.state = FrozenKVStateTable(
             worker.config.max_running_requests,
             hidden_size=assistant.hidden_size,
             dtype=worker.dtype,
             device=worker.device,
         )
-        self.loop = FrozenKVLoop(
+        self._loop = loop = FrozenKVLoop(
             assistant,
             worker.pools.target,
             topk=spec.eagle_topk,
@@ -111,13 +85,17 @@ class FrozenKVDrafter:
             target_vocab_size=worker.vocab_size,
             observers=worker.observers,
         )
-        self.draft_runner: FrozenKVGraphRunner | None = None
-        if runners is not None:
-            self.draft_runner = FrozenKVGraphRunner(runners, self.loop, worker.attention.draft)
-        self._draft = FrozenKVStage(worker, self.loop, self.draft_runner, parts.workspace)
+        table = frozen_kv_table(worker, loop)
+        self._draft = launcher(worker, loop, worker.attention.draft, parts.workspace, table)
+        self.draft_runner = self._draft.runner
 
     def draft(self, rows: Tensor, state: FrozenKVState, slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
-        return self._draft.run(rows, state, lens_cpu)
+        with grouped():
+            maybe_detect_oob(state.bonus, 0, self._vocab_size, "draft.bonus")
+            maybe_detect_nan(state.hidden_states, "draft.hidden_states")
+        positions = last_positions(state.seq_lens, self._loop.topk)
+        inputs = FrozenKVInputs(state.bonus, state.hidden_states, rows, state.seq_lens, positions)
+        return self._draft.run(inputs, lens_cpu)
 
     def extend(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
         maybe_detect_nan(compacted.features, "draft_extend.features")

@@ -18,7 +18,7 @@ from specdebug.base.errors import InvalidOption
 from specdebug.engine.attention.planner import ExtendLayout, SequenceLayout
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.device import upload
-from specdebug.engine.graph.mtp_runner import MTPExtendGraphRunner
+from specdebug.engine.graph.runner import launcher
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
 from specdebug.engine.model.mtp import MTPDraft
 from specdebug.engine.request import Request
@@ -32,6 +32,7 @@ from specdebug.engine.speculative.mtp_extend import (
     MTPExtendForward,
     MTPExtendInputs,
     MTPExtendOutputs,
+    mtp_table,
 )
 from specdebug.engine.speculative.mtp_state import MTPState, MTPStateTable
 from specdebug.engine.speculative.selection import DraftCandidates
@@ -82,9 +83,9 @@ class MTPDrafter:
         )
         self._chain = LayerChain(model, worker.pools.draft)
         self._forward = MTPExtendForward(self._chain, self.state, tree_size=worker.spec.tree_size)
-        self.extend_runner: MTPExtendGraphRunner | None = None
-        if parts.runners is not None:
-            self.extend_runner = MTPExtendGraphRunner(parts.runners, self._forward, worker.attention.draft)
+        table = mtp_table(worker, self._forward)
+        self._extend = launcher(worker, self._forward, worker.attention.draft, parts.workspace, table)
+        self.extend_runner = self._extend.runner
         numbers = torch.arange(-1, model.num_layers, device=worker.device)
         self._order = numbers[1:]
         self._parents = numbers[:-1] if model.num_layers > 1 else numbers[:0]
@@ -107,12 +108,7 @@ class MTPDrafter:
         inputs = MTPExtendInputs(
             compacted.predict, compacted.features, locs, compacted.accept_lengths, rows, batch.seq_lens
         )
-        if self.extend_runner is not None and self.extend_runner.can_run(len(batch.seq_lens_cpu)):
-            outputs = self.extend_runner.replay(inputs, batch.seq_lens_cpu)
-        else:
-            parts.observers.launched("draft_extend", len(batch.seq_lens_cpu), None)
-            metadata = parts.planner.extend_uniform(layout, forward.width, self._workspace)
-            outputs = forward.run(inputs, parts.attention.draft.bind(metadata, parts.pools.draft, locs))
+        outputs = self._extend.run(inputs, batch.seq_lens_cpu)
         parts.pools.draft.probe_written(locs)
         self.state.store_drafts(rows, outputs.draft_tokens, outputs.recent)
 

@@ -10,20 +10,27 @@ Source: SGLang ``MultiLayerEagleWorkerV2``, whose layers grow by a row each inst
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
-from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
+from specdebug.engine.attention.metadata import Metadata
+from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
+from specdebug.engine.attention.workspace import Workspace
+from specdebug.engine.graph.runner import GraphTable, StaticBuffer
+from specdebug.engine.graph.tables import IDS
 from specdebug.engine.kernels.argmax import argmax
 from specdebug.engine.kernels.mtp_rows import mtp_rows
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.mtp import MTPDraft
+from specdebug.engine.observer import Forward
+from specdebug.engine.speculative.forward import EngineParts, StepForward
 from specdebug.engine.speculative.mtp_state import MTPStateTable, RecentPositions
 
 
@@ -110,11 +117,14 @@ class LayerChain:
         return torch.stack(drafts, dim=1)
 
 
-class MTPExtendForward:
+class MTPExtendForward(StepForward[MTPExtendInputs, MTPExtendOutputs]):
     """The callable: all layers over the accepted tokens and the N - 1 positions before them."""
+
+    name: Forward = "draft_extend"
 
     def __init__(self, chain: LayerChain, state: MTPStateTable, *, tree_size: int) -> None:
         self.chain = chain
+        self.pool = chain.pool
         self.tree_size = tree_size
         self.earlier = chain.model.num_layers - 1
         self.width = tree_size + self.earlier
@@ -127,7 +137,18 @@ class MTPExtendForward:
         lens_cpu = tuple(max(length - self.earlier, 0) for length in batch.seq_lens_cpu)
         return replace(batch, seq_lens=(batch.seq_lens - self.earlier).clamp_(min=0), seq_lens_cpu=lens_cpu)
 
-    def run(self, inputs: MTPExtendInputs, attention: LayerAttention) -> MTPExtendOutputs:
+    def plan(
+        self,
+        planner: AttentionPlanner,
+        inputs: MTPExtendInputs,
+        lens_cpu: tuple[int, ...],
+        workspace: Workspace,
+        slack: int = 0,
+    ) -> list[Metadata]:
+        batch = SequenceLayout(inputs.req_pool_indices, inputs.seq_lens, lens_cpu, slack)
+        return [planner.extend_uniform(self.layout(batch), self.width, workspace)]
+
+    def run(self, inputs: MTPExtendInputs, attentions: Sequence[LayerAttention]) -> MTPExtendOutputs:
         """Compute T + N - 1 rows each. A request that is shorter than N - 1 has that many more behind its tokens."""
         found = mtp_rows(
             inputs.input_ids,
@@ -139,7 +160,7 @@ class MTPExtendForward:
         )
         following = self._following_of(inputs.seq_lens.numel(), inputs.seq_lens.device)
         rows = ChainRows(found.next_ids, found.positions, found.hidden_states, following, found.last)
-        drafts = self.chain.run(rows, attention, self._looks)
+        drafts = self.chain.run(rows, attentions[0], self._looks)
         return MTPExtendOutputs(drafts, found.kept_ids, found.kept_hidden)
 
     def _following_of(self, batch: int, device: torch.device) -> Tensor:
@@ -154,3 +175,53 @@ class MTPExtendForward:
 
     def _look_at_hidden(self, hidden: Tensor) -> None:
         maybe_detect_nan(hidden, "mtp_extend.hidden_states")
+
+
+def mtp_table(parts: EngineParts, forward: MTPExtendForward) -> GraphTable[MTPExtendInputs, MTPExtendOutputs]:
+    """The static buffers of the extend: every layer over T + N - 1 tokens per request, whatever was accepted.
+
+    A padded row embeds its tokens, and reads the last positions of the request that its ``req_pool_indices`` names,
+    like a live one; all zero, it accepts all T of its zeros and reads the padding row's.
+    """
+    model, nodes, earlier = forward.chain.model, forward.tree_size, forward.earlier
+
+    def pad(inputs: MTPExtendInputs) -> None:
+        pad_mtp(inputs)
+        inputs.accept_lengths.fill_(nodes)
+
+    def probe(padded: MTPExtendInputs) -> None:
+        with grouped():
+            rows = parts.config.max_running_requests + 1
+            maybe_detect_oob(padded.input_ids, 0, model.vocab_size, "mtp_graph.replay.input_ids")
+            maybe_detect_oob(padded.accept_lengths, 1, nodes + 1, "mtp_graph.replay.accept_lengths")
+            maybe_detect_oob(padded.req_pool_indices, 0, rows, "mtp_graph.replay.req_pool_indices")
+            maybe_detect_nan(padded.features, "mtp_graph.replay.hidden_states")
+
+    return GraphTable(
+        (MTPExtendInputs, MTPExtendOutputs),
+        inputs=[
+            StaticBuffer("input_ids", nodes, (), IDS),
+            StaticBuffer("features", nodes, (model.target_feature_size,), parts.dtype),
+            StaticBuffer("out_cache_loc", forward.width, (), IDS),
+            StaticBuffer("accept_lengths", 1, (), IDS),
+            StaticBuffer("req_pool_indices", 1, (), IDS),
+            StaticBuffer("seq_lens", 1, (), IDS),
+        ],
+        outputs=[
+            StaticBuffer("draft_tokens", 1, (model.num_layers,), IDS),
+            StaticBuffer("next_ids", 1, (earlier,), IDS),
+            StaticBuffer("hidden_states", 1, (earlier, model.hidden_size), parts.dtype),
+        ],
+        declare=partial(parts.planner.declare_extend, q_len=forward.width),
+        pad=pad,
+        probe=probe,
+    )
+
+
+def pad_mtp(inputs: MTPExtendInputs) -> None:
+    """Clear every row but for how much it accepts."""
+    inputs.seq_lens.zero_()
+    inputs.out_cache_loc.zero_()
+    inputs.input_ids.zero_()
+    inputs.features.zero_()
+    inputs.req_pool_indices.zero_()

@@ -7,12 +7,15 @@ from torch import Tensor
 from specdebug.async_probe import maybe_detect_nonfinite
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel
-from specdebug.engine.observer import DraftForward, Observers
-from specdebug.engine.speculative.selection import Selection
+from specdebug.engine.observer import DraftForward, Forward, Observers
+from specdebug.engine.speculative.forward import Inputs, StepForward
+from specdebug.engine.speculative.selection import DraftCandidates, Selection
 
 
-class DraftPasses:
+class DraftPasses(StepForward[Inputs, DraftCandidates]):
     """One draft model's passes over one pool, and the selection of what goes on from one to the next."""
+
+    name: Forward = "draft"
 
     def __init__(
         self,

@@ -6,23 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from specdebug.engine.attention.backend import AttentionBackend
-from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.batch import PrefillBatch
-from specdebug.engine.config import EngineConfig, SpeculativeConfig
+from specdebug.engine.config import SpeculativeConfig
 from specdebug.engine.errors import EngineError
 from specdebug.engine.memory.arena import GuardViolation
-from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_memory import KVMemory
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import DraftSizes
 from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.observer import Observers
 from specdebug.engine.request import Request
+from specdebug.engine.speculative.forward import EngineParts
 
 
 class SpeculativeWorker(Protocol):
@@ -69,22 +66,16 @@ class DraftAndTargetAttention:
 
 
 @dataclass(frozen=True)
-class WorkerParts:
-    """An engine gives its worker these to work with. Models and pools are shared with the engine; so is ``memory``, for
-    a worker that takes slots itself."""
+class WorkerParts(EngineParts):
+    """An engine gives its speculative worker these to work with. Models and pools are shared with the engine; so is
+    ``memory``, for a worker that takes slots itself."""
 
-    config: EngineConfig
     spec: SpeculativeConfig
     target: TargetModel
     draft: DraftSizes
     pools: Pools
     memory: KVMemory
-    planner: AttentionPlanner
     attention: DraftAndTargetAttention
-    fill: FillPolicy
-    dtype: torch.dtype
-    device: torch.device
-    observers: Observers
 
     @property
     def vocab_size(self) -> int:

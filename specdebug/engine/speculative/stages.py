@@ -6,6 +6,7 @@ Workers differ in how they take memory and how far the host may lag; each has a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.device import Readback, upload
-from specdebug.engine.graph.verify_runner import VerifyGraphRunner
+from specdebug.engine.graph.runner import GraphRunner, capture, launcher
+from specdebug.engine.graph.tables import verify_table
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import Scratch
 from specdebug.engine.request import Request
@@ -22,10 +24,25 @@ from specdebug.engine.speculative.commit import Compacted
 from specdebug.engine.speculative.drafter import Drafter, DrafterParts
 from specdebug.engine.speculative.protocol import WorkerParts
 from specdebug.engine.speculative.registry import drafter_of
-from specdebug.engine.speculative.runners import Runners, capture, runner_parts
 from specdebug.engine.speculative.state import StateTable
 from specdebug.engine.speculative.tree import TreeBuilder
 from specdebug.engine.speculative.verify import VerifyForward, VerifyStage
+
+
+@dataclass(frozen=True)
+class Runners:
+    """The graph runners of a step's forwards; None for a stage that computes nothing, and where the configuration has
+    no graph runners, so that every batch runs eagerly."""
+
+    draft: GraphRunner[Any, Any] | None
+    verify: GraphRunner[Any, Any] | None
+    extend: GraphRunner[Any, Any] | None
+
+    @property
+    def all(self) -> list[GraphRunner[Any, Any]]:
+        """Those that there are."""
+        return [runner for runner in (self.verify, self.draft, self.extend) if runner is not None]
+
 
 AnyDrafter = TypeVar("AnyDrafter", bound=Drafter[Any])
 
@@ -45,18 +62,15 @@ class StagedWorker(Generic[AnyDrafter]):
         self._parts = parts
         self._scratch = Scratch(parts.fill, device)
         workspace = EagerWorkspace(self._scratch)
-        shared = runner_parts(parts)
-        made_with = DrafterParts(parts, workspace, shared, ragged_extend=self.ragged_extend)
+        made_with = DrafterParts(parts, workspace, ragged_extend=self.ragged_extend)
         self.drafter: AnyDrafter = drafter_of(spec.algorithm)(made_with)
         self._tree_builder = TreeBuilder(topk=spec.eagle_topk, tree_size=spec.tree_size, device=device)
         verify = VerifyForward(parts.target, parts.pools.target, draft.aux_layers, draft.target_feature_size)
-        on_verify = None
-        if shared is not None:
-            on_verify = VerifyGraphRunner(shared, verify, parts.attention.target, tree_size=spec.tree_size)
-        self.runners = runners = Runners(self.drafter.draft_runner, on_verify, self.drafter.extend_runner)
-        in_order = (runners.verify, runners.draft, runners.extend)
-        capture([runner for runner in in_order if runner is not None], device)
-        self._verify = VerifyStage(parts, verify, on_verify, workspace)
+        table = verify_table(parts, verify, spec.tree_size)
+        verifies = launcher(parts, verify, parts.attention.target, workspace, table)
+        self.runners = Runners(self.drafter.draft_runner, verifies.runner, self.drafter.extend_runner)
+        capture(self.runners.all, device)
+        self._verify = VerifyStage(parts, verifies)
         self._last_rows: tuple[tuple[int, ...], Tensor] | None = None
 
     @property

@@ -59,7 +59,7 @@ class EagleWorkerV1(StagedWorker[SlotDrafter[Any]]):
         batch = SequenceLayout(rows, state.seq_lens, lens_cpu)
         taken = self._slots.take(requests, rows, state.seq_lens)
         prepared = self._verify.prepare(tree, rows, state.seq_lens, taken.out_cache_loc, lens_cpu, slack=0)
-        verified = self._verify.run(prepared, batch)
+        verified = self._verify.run(prepared, lens_cpu)
 
         observers.stage("accept")
         acceptance = accept(requests, tree, verified.logits, spec, config.seed)

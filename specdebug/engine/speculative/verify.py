@@ -6,23 +6,23 @@ its hidden states.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
-from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.attention.metadata import Metadata, with_host_lens
+from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
-from specdebug.engine.graph.runner import Planned
+from specdebug.engine.graph.runner import Planned, padded_lens
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.observer import Forward
+from specdebug.engine.speculative.forward import ForwardLauncher, StepForward
 from specdebug.engine.speculative.protocol import WorkerParts
 from specdebug.engine.speculative.tree import VerifyTree
-
-if TYPE_CHECKING:
-    from specdebug.engine.graph.verify_runner import VerifyGraphRunner
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,10 @@ class VerifyOutputs:
     features: Tensor
 
 
-class VerifyForward:
+class VerifyForward(StepForward[VerifyInputs, VerifyOutputs]):
     """The callable: one target forward over a tree batch."""
+
+    name: Forward = "verify"
 
     def __init__(self, model: TargetModel, pool: KVPool, aux_layers: tuple[int, ...], feature_size: int) -> None:
         self.model = model
@@ -55,9 +57,20 @@ class VerifyForward:
         self.aux_layers = aux_layers
         self.feature_size = feature_size
 
-    def run(self, inputs: VerifyInputs, attention: LayerAttention) -> VerifyOutputs:
+    def plan(
+        self,
+        planner: AttentionPlanner,
+        inputs: VerifyInputs,
+        lens_cpu: tuple[int, ...],
+        workspace: Workspace,
+        slack: int = 0,
+    ) -> list[Metadata]:
+        batch = SequenceLayout(inputs.req_pool_indices, inputs.seq_lens, lens_cpu, slack)
+        return [planner.verify(batch, inputs.tree_mask, workspace)]
+
+    def run(self, inputs: VerifyInputs, attentions: Sequence[LayerAttention]) -> VerifyOutputs:
         """Logits of every node, and its features: the final hidden, or EAGLE-3's auxiliary ones."""
-        output = self.model.forward(inputs.input_ids, inputs.positions, attention, self.aux_layers)
+        output = self.model.forward(inputs.input_ids, inputs.positions, attentions[0], self.aux_layers)
         features = output.hidden if output.aux is None else output.aux
         return VerifyOutputs(self.model.logits(output.hidden), features)
 
@@ -75,9 +88,7 @@ class VerifyStage:
     """In two parts, because :meth:`prepare` needs to know less than :meth:`run` and can come a step earlier."""
 
     parts: WorkerParts
-    forward: VerifyForward
-    runner: VerifyGraphRunner | None
-    workspace: Workspace
+    launcher: ForwardLauncher[VerifyInputs, VerifyOutputs]
 
     def prepare(
         self, tree: VerifyTree, rows: Tensor, seq_lens: Tensor, slots: Tensor, lens_cpu: tuple[int, ...], slack: int
@@ -89,21 +100,21 @@ class VerifyStage:
         input_ids = tree.tokens.reshape(-1)
         maybe_detect_oob(input_ids, 0, self.parts.vocab_size, "verify.input_ids")
         inputs = VerifyInputs(input_ids, tree.positions.reshape(-1), slots, tree.mask, rows, seq_lens)
-        planned = None
-        if self.runner is not None and self.runner.can_run(len(lens_cpu)):
-            planned = self.runner.prepare(inputs, lens_cpu, slack=slack)
+        planned, runner = None, self.launcher.runner
+        if runner is not None and runner.can_run(len(lens_cpu)):
+            planned = runner.prepare(inputs, lens_cpu, slack=slack)
         return PreparedVerify(inputs, planned)
 
-    def run(self, prepared: PreparedVerify, batch: SequenceLayout) -> VerifyOutputs:
-        """Run the verify that was prepared last. ``batch`` has the lengths themselves."""
-        inputs = prepared.inputs
-        if self.runner is not None and prepared.planned is not None:
-            outputs = self.runner.launch(prepared.planned, batch.seq_lens_cpu)
+    def run(self, prepared: PreparedVerify, lens_cpu: tuple[int, ...]) -> VerifyOutputs:
+        """Run the verify that was prepared last. ``lens_cpu`` are the lengths themselves: a library that schedules on
+        the host gets several queries of one sequence wrong if it believes in more keys than there are."""
+        inputs, planned, runner = prepared.inputs, prepared.planned, self.launcher.runner
+        if runner is not None and planned is not None:
+            lens = tuple(length + self.parts.spec.tree_size for length in padded_lens(lens_cpu, planned.bs))
+            known = [with_host_lens(plan, lens) for plan in planned.metadata]
+            outputs = runner.launch(replace(planned, metadata=known), len(lens_cpu))
         else:
-            self.parts.observers.launched("verify", len(batch.seq_lens_cpu), None)
-            metadata = self.parts.planner.verify(batch, inputs.tree_mask, self.workspace)
-            attention = self.parts.attention.target.bind(metadata, self.parts.pools.target, inputs.out_cache_loc)
-            outputs = self.forward.run(inputs, attention)
+            outputs = self.launcher.run_eagerly(inputs, lens_cpu)
         with grouped():
             self.parts.pools.target.probe_written(inputs.out_cache_loc)
             maybe_detect_nonfinite(outputs.logits, "verify.logits")
@@ -112,5 +123,5 @@ class VerifyStage:
 
     def abandon(self, prepared: PreparedVerify) -> None:
         """A prepared verify will not be run."""
-        if self.runner is not None and prepared.planned is not None:
-            self.runner.abandon()
+        if self.launcher.runner is not None and prepared.planned is not None:
+            self.launcher.runner.abandon()

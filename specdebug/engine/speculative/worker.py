@@ -52,7 +52,7 @@ class EagleWorker(StagedWorker[Drafter[Any]]):
         batch = SequenceLayout(inputs.req_pool_indices, inputs.seq_lens, lens_cpu)
 
         observers.stage("verify")
-        verified = self._verify.run(begun.verify, batch)
+        verified = self._verify.run(begun.verify, lens_cpu)
 
         observers.stage("accept")
         acceptance = accept(requests, begun.tree, verified.logits, spec, self._parts.config.seed)

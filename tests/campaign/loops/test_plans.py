@@ -37,7 +37,7 @@ def test_a_fix_in_a_planner_exists_where_that_planner_s_lines_run(target: str, w
 
 
 def test_a_fix_exists_only_where_what_notices_it_can_be_reached() -> None:
-    anywhere = "specdebug.engine.graph.draft_runner:DraftGraphRunner.replay"
+    anywhere = "specdebug.engine.graph.tables:pad_draft"
     assert plans_of(toggle(anywhere, "oob@draft.plan.kv_indptr")) == {"flashinfer", "triton"}
     assert plans_of(toggle(anywhere, "oob@draft_graph.replay.*")) == {"flashinfer", "fa3", "triton"}
     assert plans_of(toggle(anywhere, "mismatch@request")) == {"flashinfer", "fa3", "triton"}

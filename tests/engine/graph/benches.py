@@ -1,7 +1,4 @@
-"""A graph runner beside its eager twin: the same callable, inputs and pools, with and without static buffers.
-
-``Bench`` is what the three runners have in common, and the ``check_*`` functions what must hold of all of them.
-"""
+"""A graph runner beside the eager run of its forward: the same inputs and pools, with and without static buffers."""
 
 from __future__ import annotations
 
@@ -14,18 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.planner import SequenceLayout
+from specdebug.engine.attention.backend import TorchBackend
 from specdebug.engine.attention.select import make_planner
 from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.config import STEPS_IN_FLIGHT, EngineConfig
-from specdebug.engine.graph.runner import GraphRunner, RunnerParts
+from specdebug.engine.graph.runner import GraphRunner, GraphTable, launcher
+from specdebug.engine.graph.tables import decode_table, draft_table, extend_table, verify_table
+from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs, verify_cache_locs
 from specdebug.engine.memory.fill import FillPolicy, Scratch
 from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
 from specdebug.engine.observer import Observers
+from specdebug.engine.speculative.draft import DraftInputs, DraftLoop
+from specdebug.engine.speculative.extend import ExtendForward, ExtendInputs
+from specdebug.engine.speculative.forward import DecodeForward, DecodeInputs, EngineParts, StepForward
+from specdebug.engine.speculative.frozen_kv_loop import FrozenKVInputs, FrozenKVLoop, frozen_kv_table, last_positions
+from specdebug.engine.speculative.mtp_extend import LayerChain, MTPExtendForward, MTPExtendInputs, mtp_table
+from specdebug.engine.speculative.mtp_state import MTPStateTable, RecentPositions
 from specdebug.engine.speculative.registry import loader_of
+from specdebug.engine.speculative.verify import VerifyForward, VerifyInputs
+from tests.engine.attention.cases import random_tree
 from tests.engine.conftest import Lab
 
 CPU = torch.device("cpu")
@@ -44,11 +51,8 @@ def _models(target: Path, draft: Path, algorithm: str) -> tuple[TargetModel, Any
 class Bench(ABC):
     """Five requests with random committed KV; every other slot is NaN. ``options`` go to the engine config."""
 
-    runner: GraphRunner[Any, Any]
     pool: MHAPool
-    """Where the forwards write."""
-    inputs: tuple[str, ...]
-    """Names of the static inputs."""
+    """Where the forward writes."""
 
     def __init__(self, lab: Lab, *, fill: str = "garbage", capture: list[int] | None = None, **options: Any) -> None:
         spec = {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6, **options.pop("speculative", {})}
@@ -73,9 +77,15 @@ class Bench(ABC):
         self.workspace = EagerWorkspace(Scratch(self.fill, CPU))
         self.target_pool, self.draft_pool = self._pool(self.target.config), self._pool(self.draft)
         self.rows = torch.tensor([3, 5, 1, 4, 2])
-        self.parts = RunnerParts(self.config, self.planner, self.fill, torch.float32, CPU, Observers())
+        self.parts = EngineParts(self.config, self.planner, self.fill, torch.float32, CPU, Observers())
         self._commit()
-        self.make()
+        self.pool = self.draft_pool
+        self.tokens = self.ids(MAX_BS * self.spec.tree_size)
+        self.forward, table = self.make()
+        self.launcher = launcher(self.parts, self.forward, TorchBackend(), self.workspace, table)
+        assert self.launcher.runner is not None
+        self.runner: GraphRunner[Any, Any] = self.launcher.runner
+        self.inputs = [f"{self.forward.name}.{buffer.name}" for buffer in table.inputs]
 
     def _pool(self, shape: Any) -> MHAPool:
         return MHAPool(
@@ -101,26 +111,27 @@ class Bench(ABC):
                     buffer[slots[:length]] = torch.randn((length, *buffer.shape[1:]), generator=self.generator)
 
     @abstractmethod
-    def make(self) -> None:
-        """Set ``runner``, ``pool`` and ``inputs``."""
+    def make(self) -> tuple[StepForward[Any, Any], GraphTable[Any, Any]]:
+        """The forward and its static buffers; sets ``pool`` where it is not the draft's."""
 
     @abstractmethod
     def given(self, raw: int) -> Any:
         """Inputs of the first ``raw`` requests, the same at every call."""
 
-    @abstractmethod
-    def eager(self, given: Any) -> Any: ...
+    def eager(self, given: Any) -> Any:
+        return self.launcher.run_eagerly(given, tuple(given.seq_lens.tolist()))
 
-    @abstractmethod
-    def replay(self, given: Any) -> Any: ...
+    def replay(self, given: Any) -> Any:
+        return self.runner.replay(given, tuple(given.seq_lens.tolist()))
 
-    @abstractmethod
     def written(self, raw: int) -> Tensor:
         """Slots that a batch of the first ``raw`` requests writes."""
+        return self.slots(raw, self.spec.tree_size)
 
-    @staticmethod
-    def layout(given: Any) -> SequenceLayout:
-        return SequenceLayout(given.req_pool_indices, given.seq_lens, tuple(given.seq_lens.tolist()))
+    def slots(self, raw: int, count: int, before: int = 0) -> Tensor:
+        """Those of ``count`` positions of each request, from ``before`` positions before its length on."""
+        first = (torch.tensor(LENGTHS[:raw]) - before).clamp(min=0)
+        return verify_cache_locs(self.req_to_token.table, self.rows[:raw], first, count)
 
     def contents(self) -> Tensor:
         """Everything the pool holds: [2 * layers, slots, ...]."""
@@ -135,6 +146,177 @@ class Bench(ABC):
 
     def ids(self, count: int) -> Tensor:
         return torch.randint(0, self.vocab, (count,), generator=self.generator)
+
+
+class DecodeBench(Bench):
+    """Plain decode of the target."""
+
+    def make(self) -> Any:
+        self.pool = self.target_pool
+        forward = DecodeForward(self.target, self.pool)
+        return forward, decode_table(self.parts, forward)
+
+    def given(self, raw: int) -> DecodeInputs:
+        return DecodeInputs(self.tokens[:raw], self.written(raw), self.rows[:raw], torch.tensor(LENGTHS[:raw]))
+
+    def written(self, raw: int) -> Tensor:
+        return self.slots(raw, 1)
+
+
+class DraftBench(Bench):
+    """An EAGLE head's draft loop."""
+
+    def make(self) -> Any:
+        spec, model = self.spec, self.draft
+        loop = DraftLoop(
+            model,
+            self.pool,
+            topk=spec.eagle_topk,
+            num_steps=spec.num_steps,
+            tree_size=spec.tree_size,
+            target_vocab_size=self.vocab,
+            observers=Observers(),
+        )
+        topk = spec.eagle_topk
+        logits = self.draw(MAX_BS, model.vocab_size)
+        self.topk_p, self.topk_index = torch.softmax(logits, dim=-1).topk(topk, dim=-1)
+        self.hidden = self.draw(MAX_BS, model.hidden_size)
+        locs = assign_draft_cache_locs(
+            self.req_to_token.table,
+            self.rows,
+            torch.tensor(LENGTHS),
+            topk=topk,
+            num_steps=spec.num_steps,
+            page_size=self.config.page_size,
+        )
+        self.out_cache_loc = locs.out_cache_loc
+        if locs.dup_src is not None and locs.dup_tgt is not None:
+            self.pool.move_kv_cache(locs.dup_tgt, locs.dup_src)
+        return loop, draft_table(self.parts, loop)
+
+    def given(self, raw: int) -> DraftInputs:
+        lengths, topk = torch.tensor(LENGTHS[:raw]), self.spec.eagle_topk
+        return DraftInputs(
+            topk_p=self.topk_p[:raw],
+            topk_index=self.topk_index[:raw],
+            hidden_states=self.hidden[:raw],
+            req_pool_indices=self.rows[:raw],
+            seq_lens=lengths,
+            positions=lengths.repeat_interleave(topk),
+            out_cache_loc=self.out_cache_loc[: raw * topk],
+        )
+
+    def written(self, raw: int) -> Tensor:
+        return self.out_cache_loc[: raw * self.spec.eagle_topk, : self.spec.num_steps - 1].flatten()
+
+
+class VerifyBench(Bench):
+    """The target's verify of random trees."""
+
+    def make(self) -> Any:
+        self.pool, self.nodes = self.target_pool, self.spec.tree_size
+        forward = VerifyForward(self.target, self.pool, self.draft.aux_layers, self.draft.target_feature_size)
+        self.masks = torch.stack([random_tree(self.nodes, self.spec.eagle_topk, self.generator) for _ in LENGTHS])
+        return forward, verify_table(self.parts, forward, self.nodes)
+
+    def given(self, raw: int) -> VerifyInputs:
+        lengths, mask = torch.tensor(LENGTHS[:raw]), self.masks[:raw]
+        return VerifyInputs(
+            input_ids=self.tokens[: raw * self.nodes],
+            positions=(lengths.unsqueeze(1) + mask.sum(dim=-1) - 1).flatten(),
+            out_cache_loc=self.written(raw),
+            tree_mask=mask,
+            req_pool_indices=self.rows[:raw],
+            seq_lens=lengths,
+        )
+
+
+class ExtendBench(Bench):
+    """An EAGLE head's extend over what was accepted."""
+
+    def make(self) -> Any:
+        nodes = self.spec.tree_size
+        forward = ExtendForward(self.draft, self.pool, topk=self.spec.eagle_topk, tree_size=nodes)
+        self.features = self.draw(MAX_BS * nodes, self.draft.target_feature_size)
+        self.accepted = torch.tensor([2, 1, nodes, 3, 1])
+        return forward, extend_table(self.parts, forward, self.vocab)
+
+    def given(self, raw: int) -> ExtendInputs:
+        lengths, nodes = torch.tensor(LENGTHS[:raw]), self.spec.tree_size
+        return ExtendInputs(
+            input_ids=self.tokens[: raw * nodes],
+            positions=(lengths.unsqueeze(1) + torch.arange(nodes)).flatten(),
+            out_cache_loc=self.written(raw),
+            features=self.features[: raw * nodes],
+            accept_lengths=self.accepted[:raw],
+            req_pool_indices=self.rows[:raw],
+            seq_lens=lengths,
+        )
+
+
+class FrozenKVBench(Bench):
+    """An assistant's passes."""
+
+    def __init__(self, lab: Lab, *, speculative: dict[str, Any] | None = None, **options: Any) -> None:
+        super().__init__(lab, speculative={"algorithm": "FROZEN_KV_MTP", **(speculative or {})}, **options)
+
+    def make(self) -> Any:
+        spec = self.spec
+        self.pool = self.target_pool
+        loop = FrozenKVLoop(
+            self.draft,
+            self.pool,
+            topk=spec.eagle_topk,
+            num_steps=spec.num_steps,
+            tree_size=spec.tree_size,
+            target_vocab_size=self.vocab,
+            observers=Observers(),
+        )
+        self.hidden = self.draw(MAX_BS, self.draft.hidden_size)
+        return loop, frozen_kv_table(self.parts, loop)
+
+    def given(self, raw: int) -> FrozenKVInputs:
+        lengths = torch.tensor(LENGTHS[:raw])
+        positions = last_positions(lengths, self.spec.eagle_topk)
+        return FrozenKVInputs(self.tokens[:raw], self.hidden[:raw], self.rows[:raw], lengths, positions)
+
+    def written(self, raw: int) -> Tensor:
+        return torch.empty(0, dtype=torch.int64)
+
+
+class MTPBench(Bench):
+    """The extend of next-n layers."""
+
+    forward: MTPExtendForward
+
+    def __init__(self, lab: Lab, layers: int = 3, *, chained: bool = False, **options: Any) -> None:
+        spec = {"algorithm": "MTP", "num_steps": layers, "eagle_topk": 1, "num_draft_tokens": None}
+        super().__init__(lab, speculative=spec | {"draft_model": str(lab.next_n(layers, chained=chained))}, **options)
+
+    def make(self) -> Any:
+        nodes, size, layers = self.spec.tree_size, self.draft.hidden_size, self.draft.num_layers
+        state = MTPStateTable(MAX_BS, num_layers=layers, hidden_size=size, dtype=torch.float32, device=CPU)
+        ids = self.ids(MAX_BS * (layers - 1)).view(MAX_BS, -1)
+        self.recent = RecentPositions(ids, self.draw(MAX_BS, layers - 1, size))
+        state.store_drafts(self.rows, torch.zeros(MAX_BS, layers, dtype=torch.int64), self.recent)
+        forward = MTPExtendForward(LayerChain(self.draft, self.pool), state, tree_size=nodes)
+        self.features = self.draw(MAX_BS * nodes, size)
+        self.accepted = torch.tensor([2, 1, nodes, 3, 1])
+        return forward, mtp_table(self.parts, forward)
+
+    def given(self, raw: int) -> MTPExtendInputs:
+        tokens = raw * self.spec.tree_size
+        return MTPExtendInputs(
+            input_ids=self.tokens[:tokens],
+            features=self.features[:tokens],
+            out_cache_loc=self.written(raw),
+            accept_lengths=self.accepted[:raw],
+            req_pool_indices=self.rows[:raw],
+            seq_lens=torch.tensor(LENGTHS[:raw]),
+        )
+
+    def written(self, raw: int) -> Tensor:
+        return self.slots(raw, self.forward.width, before=self.forward.earlier)
 
 
 def outputs(result: Any) -> Outputs:
@@ -154,78 +336,3 @@ def assert_near(found: Outputs, expected: Outputs) -> None:
             torch.testing.assert_close(found[name], value, atol=1e-4, rtol=1e-4)
         else:
             assert torch.equal(found[name], value), name
-
-
-def check_every_size_equals_eager(bench: Bench) -> None:
-    """Large batches first and last, so that small ones find their leftovers."""
-    start = bench.contents()
-    assert bool(start.isnan().any())
-    for raw in (*range(MAX_BS, 0, -1), *range(2, MAX_BS + 1)):
-        if not bench.runner.can_run(raw):
-            continue
-        given = bench.given(raw)
-        bench.restore(start)
-        expected = cloned(bench.eager(given))
-        after_eager = bench.contents()
-        bench.restore(start)
-        found = outputs(bench.replay(given))
-        assert not any(bool(value.isnan().any()) for value in expected.values())
-        assert_near(found, expected)
-        written, after = bench.written(raw), bench.contents()
-        torch.testing.assert_close(after[:, written], after_eager[:, written], atol=1e-4, rtol=1e-4)
-        untouched = torch.ones(bench.pool.size, dtype=torch.bool)
-        untouched[written] = False
-        untouched[0] = False  # padded rows write the padding slot
-        assert torch.equal(after[:, untouched].nan_to_num(7.0), start[:, untouched].nan_to_num(7.0))
-        assert bench.runner.check_guards() == []
-    bench.restore(start)
-
-
-def check_outputs_are_views_until_the_next_replay(bench: Bench) -> None:
-    small, large = bench.given(1), bench.given(MAX_BS)
-    first = outputs(bench.replay(large))
-    kept = {name: value.clone() for name, value in first.items()}
-    second = outputs(bench.replay(small))
-    arena = bench.runner.buffers[bench.inputs[0]].untyped_storage().data_ptr()
-    for name, value in first.items():
-        assert value.untyped_storage().data_ptr() == arena, name
-        assert value.data_ptr() == second[name].data_ptr()
-        rows = second[name].shape[0]
-        assert torch.equal(value[:rows], second[name])
-        if value.is_floating_point():
-            assert not torch.equal(value[rows:], kept[name][rows:]), "padded rows were computed too"
-    again = outputs(bench.replay(large))
-    assert all(torch.equal(again[name], value) for name, value in kept.items())
-
-
-def check_padding_cannot_influence_live_rows(bench: Bench) -> None:
-    """Whatever all static memory held before a padded replay, the live rows come out the same, bit for bit."""
-    given, start = bench.given(3), bench.contents()
-    results = []
-    for policy in (FillPolicy("zeros"), FillPolicy("nan"), FillPolicy("garbage", 1), FillPolicy("garbage", 2)):
-        bench.restore(start)
-        for name in bench.runner.buffers._views:
-            policy.paint(bench.runner.buffers[name])
-        results.append(cloned(bench.replay(given)))
-        assert bench.runner.check_guards() == []
-    for result in results[1:]:
-        assert all(torch.equal(value, result[name]) for name, value in results[0].items())
-
-
-def check_inputs_are_repainted_between_replays(bench: Bench) -> None:
-    """Under a poisoning policy a replay leaves nothing behind; under ``zeros`` what was copied stays."""
-    buffers, given = bench.runner.buffers, bench.given(2)
-    left: list[Outputs] = []
-    for _ in range(2):
-        result = cloned(bench.replay(given))
-        left.append({name: buffers[name].clone() for name in bench.inputs})
-        assert all(torch.equal(value, outputs(bench.replay(given))[name]) for name, value in result.items())
-    for name in bench.inputs:
-        first, second = left[0][name], left[1][name]
-        if not bench.fill.poisons:
-            assert torch.equal(first, second), name
-            assert bool(first.any())
-        elif first.is_floating_point() and bench.fill.mode == "nan":
-            assert bool(first.isnan().all()), name
-        else:
-            assert not torch.equal(first, second), name

@@ -11,11 +11,9 @@ import pytest
 
 from specdebug.engine import EngineObserver
 from specdebug.engine.graph import runner as runner_module
-from specdebug.engine.graph.draft_runner import DraftGraphRunner
 from specdebug.engine.graph.runner import GraphRunner
 from specdebug.engine.observer import LaunchedForward
-from specdebug.engine.speculative.draft import DraftStage
-from specdebug.engine.speculative.extend import ExtendStage
+from specdebug.engine.speculative.forward import ForwardLauncher
 from specdebug.engine.speculative.verify import VerifyStage
 from specdebug.run.judge import Judge
 from specdebug.run.oracles.graphs import Graphs
@@ -90,18 +88,15 @@ def test_a_sound_engine_that_retracts_is_silent(ahead: bool) -> None:
     assert any(request.retractions for request in engine.engine.requests.values())
 
 
-RUNS = "self.runner is not None and self.runner.can_run"
-NEGATED = "self.runner is None or not self.runner.can_run"
-PLANNED = "self.runner is not None and prepared.planned is not None"
+RUNS = "self.runner is not None and self.runner.can_run(len(lens_cpu))"
+PREPARES = "runner is not None and runner.can_run(len(lens_cpu))"
+PLANNED = "runner is not None and planned is not None"
 LEFT_UNUSED: dict[str, tuple[Any, str, str, str, set[str]]] = {
     "can_run": (GraphRunner, "can_run", "is not None", "is None", set(SPECULATIVE)),
-    "draft": (DraftStage, "run_on", f"if {RUNS}(rows.numel())", f"if not ({RUNS}(rows.numel()))", {"draft"}),
-    "verify, prepared": (
-        VerifyStage, "prepare", f"if {RUNS}(len(lens_cpu))", f"if not ({RUNS}(len(lens_cpu)))", {"verify"},
-    ),
+    "draft and its extend": (ForwardLauncher, "run", f"if {RUNS}", f"if not ({RUNS})", {"draft", "draft_extend"}),
+    "verify, prepared": (VerifyStage, "prepare", f"if {PREPARES}", f"if not ({PREPARES})", {"verify"}),
     "verify, run": (VerifyStage, "run", PLANNED, PLANNED.replace("is not None and", "is None and"), {"verify"}),
-    "draft extend": (ExtendStage, "run", RUNS, NEGATED, {"draft_extend"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("planted", LEFT_UNUSED.values(), ids=LEFT_UNUSED)
@@ -130,7 +125,6 @@ def test_plain_decodes_that_leave_their_graphs_unused_are_seen(monkeypatch: pyte
 )
 def test_another_size_than_the_smallest_is_seen(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     plant(monkeypatch, runner_module, "padded_size", old, new)
-    monkeypatch.setattr(sys.modules[DraftGraphRunner.__module__], "padded_size", runner_module.padded_size)
     found = watched().serve(prompts(40, 75), 12)
     assert {each.signature for each in found} == {f"graphs@{forward}" for forward in SPECULATIVE}
     assert found[0].data == {"batch_size": 2, "got": 4, "expected": 2}

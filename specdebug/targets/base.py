@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from specdebug.base.abilities import SHOWN, Ability
+from specdebug.base.errors import SpecDebugError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,6 +96,27 @@ class StepView(Protocol):
     def finished(self) -> Sequence[str]: ...
     @property
     def retracted(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True)
+class ServedStep:
+    """A :class:`StepView` of a session that knows no more than which tokens came of which requests."""
+
+    kind: str = "served"
+    rids: Sequence[str] = ()
+    emitted: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    finished: Sequence[str] = ()
+    cached: Mapping[str, int] = field(default_factory=dict)
+    accept_lengths: Mapping[str, int] = field(default_factory=dict)
+    retracted: Sequence[str] = ()
+
+
+class CannotBeServed(SpecDebugError):
+    """A request that a session can never serve. ``rid`` names it."""
+
+    def __init__(self, rid: str, reason: str) -> None:
+        super().__init__(f"request '{rid}' {reason}")
+        self.rid = rid
 
 
 class StoredDrafts(Protocol):

@@ -11,8 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdebug.base.errors import CheckpointError, ConfigError, SpecDebugError
-from specdebug.targets.base import Asked, Opaque, Opening, RequestOnlooker, RequestView, Sampling, StepView, Traits
+from specdebug.base.errors import CheckpointError, ConfigError
+from specdebug.targets.base import (
+    Asked,
+    CannotBeServed,
+    Opaque,
+    Opening,
+    RequestOnlooker,
+    RequestView,
+    Sampling,
+    ServedStep,
+    StepView,
+    Traits,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -22,14 +33,6 @@ if TYPE_CHECKING:
     from specdebug.reference import DenseCache, ModelConfig
 
 _weights: dict[str, tuple[Any, ModelConfig]] = {}
-
-
-class CannotServe(SpecDebugError):
-    """A request that this model can never serve. ``rid`` names it."""
-
-    def __init__(self, rid: str, reason: str) -> None:
-        super().__init__(f"request '{rid}' {reason}")
-        self.rid = rid
 
 
 class ReferenceTarget:
@@ -92,17 +95,6 @@ class _Decoded:
         return 0 if self.cache is None else self.cache.length
 
 
-@dataclass(frozen=True)
-class _Report:
-    kind: str
-    rids: Sequence[str] = ()
-    emitted: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    finished: Sequence[str] = ()
-    accept_lengths: Mapping[str, int] = field(default_factory=dict)
-    cached: Mapping[str, int] = field(default_factory=dict)
-    retracted: Sequence[str] = ()
-
-
 class ReferenceSession(Opaque):
     """Serves the oldest ``max_running`` requests: a step computes the prompts of the new ones, else a token of each."""
 
@@ -132,13 +124,13 @@ class ReferenceSession(Opaque):
         self._onlooker = onlooker
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
-        """Queue a request; ``speculative`` means nothing here. Raises CannotServe."""
+        """Queue a request; ``speculative`` means nothing here. Raises CannotBeServed."""
         import torch
 
         if rid in self._requests:
-            raise CannotServe(rid, "exists already")
+            raise CannotBeServed(rid, "exists already")
         if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
-            raise CannotServe(rid, f"has no prompt of token ids in [0, {self.vocab_size})")
+            raise CannotBeServed(rid, f"has no prompt of token ids in [0, {self.vocab_size})")
         if sampling.stop and self._tokenizer is None:
             self._tokenizer = _load_tokenizer(rid, self._model)
         request = _Decoded(rid, tuple(prompt_ids), sampling)
@@ -160,13 +152,13 @@ class ReferenceSession(Opaque):
         batch = new or list(self._running)
         self._running += new
         if not batch:
-            return _Report("idle")
+            return ServedStep("idle")
         with torch.inference_mode():
             emitted = {request.rid: [self._next(request)] for request in batch}
         for request in batch:
             self._told(request, prefilled=bool(new))
         finished = tuple(request.rid for request in batch if request.finish_reason is not None)
-        return _Report("prefill" if new else "decode", tuple(emitted), emitted, finished)
+        return ServedStep("prefill" if new else "decode", tuple(emitted), emitted, finished)
 
     def request(self, rid: str) -> RequestView:
         return self._requests[rid]
@@ -241,7 +233,7 @@ def _load_tokenizer(rid: str, model: str) -> TargetTokenizer:
     try:
         return TargetTokenizer(tokenizer_path(model))
     except CheckpointError as error:
-        raise CannotServe(rid, f"has stop strings, and they need a tokenizer: {error}") from None
+        raise CannotBeServed(rid, f"has stop strings, and they need a tokenizer: {error}") from None
 
 
 def _load(model: str) -> tuple[Any, ModelConfig]:

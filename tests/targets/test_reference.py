@@ -12,8 +12,8 @@ from specdebug.base.errors import CheckpointError, ConfigError
 from specdebug.reference import greedy_generate, load_weights
 from specdebug.scenario.text import decoder, load_tokenizer
 from specdebug.scenario.workload import RequestSampling
-from specdebug.targets.base import Busy, Opening
-from specdebug.targets.reference import TARGET, CannotServe, ReferenceSession, choose
+from specdebug.targets.base import Busy, CannotBeServed, Opening
+from specdebug.targets.reference import TARGET, ReferenceSession, choose
 
 PROMPT = (1, 20, 300, 4)
 
@@ -80,7 +80,7 @@ def test_a_stop_string_needs_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Non
         raise CheckpointError("tokenizer.json is missing")
 
     monkeypatch.setattr("specdebug.base.assets.tokenizer_path", missing)
-    with pytest.raises(CannotServe, match=r"'a' has stop strings, and they need a tokenizer: .* is missing"):
+    with pytest.raises(CannotBeServed, match=r"'a' has stop strings, and they need a tokenizer: .* is missing"):
         session().add("a", PROMPT, RequestSampling(6, stop=("x",)), speculative=False)
 
 
@@ -95,7 +95,7 @@ def test_an_aborted_request_keeps_what_it_had() -> None:
 
 @pytest.mark.parametrize("prompt", [(), (-1,), (10**9,)])
 def test_what_can_never_be_served_is_refused_by_name(prompt: tuple[int, ...]) -> None:
-    with pytest.raises(CannotServe, match="'a'") as caught:
+    with pytest.raises(CannotBeServed, match="'a'") as caught:
         session().add("a", prompt, RequestSampling(1), speculative=False)
     assert caught.value.exit_code == 2
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from specdebug.base.abilities import INSIDE, Ability
-from specdebug.base.errors import SpecDebugError
+from specdebug.base.errors import CannotRunHere
 from specdebug.targets.base import RequestOnlooker, Sampling, StoredDrafts
 from specdebug.targets.http.request import HttpRequest
 from specdebug.targets.inside.looks import looks_folder
@@ -175,12 +175,6 @@ LOOKS: frozenset[Ability] = INSIDE - {"pools"}
 """Abilities that rest on looks."""
 
 
-class NoLook(SpecDebugError):
-    """An engine's process left no look of a request: what was asked about it cannot be told."""
-
-    exit_code = 125
-
-
 class Inside:
     """The inside of an engine that writes this log. ``shows``: what it was started to show. ``options``: of the arm's
     engine."""
@@ -192,7 +186,8 @@ class Inside:
         self._looks: dict[str, RequestLook] = {}
 
     def show(self, session: Any, rid: str, answer: HttpRequest, onlooker: RequestOnlooker) -> None:
-        """Show a request that has ended, by its id there; nothing of it once the looks have ended. Raises NoLook."""
+        """Show a request that has ended, by its id there; nothing of it once the looks have ended. Raises
+        CannotRunHere."""
         if self._folder is None:
             return
         look = read_look(self._folder, rid, answer)
@@ -200,7 +195,9 @@ class Inside:
             return
         if look is None:
             words = self._log.last_with("looking ends") or "its log does not say why"
-            raise NoLook(f"the engine left no look of request {answer.rid}: {words}; its log is {self._log.path}")
+            raise CannotRunHere(
+                f"the engine left no look of request {answer.rid}: {words}; its log is {self._log.path}"
+            )
         self._looks[answer.rid] = look
         if self._spec is not None:
             look.show(session, self._spec, onlooker)

@@ -11,12 +11,20 @@ import dataclasses
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from specdebug.base.abilities import Ability
-from specdebug.base.errors import SpecDebugError
-from specdebug.targets.base import Asked, Opaque, RequestOnlooker, RequestView, Sampling, StepView, StoredDrafts
+from specdebug.targets.base import (
+    Asked,
+    CannotBeServed,
+    Opaque,
+    RequestOnlooker,
+    RequestView,
+    Sampling,
+    ServedStep,
+    StepView,
+    StoredDrafts,
+)
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent
 from specdebug.targets.http.failures import Host, failure_of
 from specdebug.targets.http.plain_text import PlainText
@@ -40,30 +48,6 @@ TICK_S = 0.5
 _AGAIN_S = 0.1
 _FULL_TIMES = 60
 """Times that a request is sent again to a server whose queue is full."""
-
-
-class CannotBeServed(SpecDebugError):
-    """A request that the server declines. ``rid`` names it."""
-
-    def __init__(self, rid: str, reason: str) -> None:
-        super().__init__(f"request '{rid}' is declined by the server: {reason}")
-        self.rid = rid
-
-
-@dataclass(frozen=True)
-class Completed:
-    """The requests that have ended since the last look."""
-
-    rids: Sequence[str] = ()
-    emitted: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    cached: Mapping[str, int] = field(default_factory=dict)
-    kind: str = "served"
-    accept_lengths: Mapping[str, int] = field(default_factory=dict)
-    retracted: Sequence[str] = ()
-
-    @property
-    def finished(self) -> Sequence[str]:
-        return self.rids
 
 
 class HttpSession(Opaque):
@@ -179,11 +163,8 @@ class HttpSession(Opaque):
         for answer in ended:
             self._texts.ended(answer)
             self._tell(answer)
-        return Completed(
-            rids,
-            {each.rid: list(each.streamed) for each in ended},
-            {each.rid: each.cached_tokens for each in ended},
-        )
+        emitted = {each.rid: list(each.streamed) for each in ended}
+        return ServedStep("served", rids, emitted, rids, {each.rid: each.cached_tokens for each in ended})
 
     def request(self, rid: str) -> RequestView:
         return self._answers[rid]
@@ -248,7 +229,7 @@ class HttpSession(Opaque):
 
     def _raise(self, rid: str, error: BaseException) -> None:
         if isinstance(error, Declined) and error.status in (400, 413, 422):
-            raise CannotBeServed(rid, str(error))
+            raise CannotBeServed(rid, f"is declined by the server: {error}")
         if isinstance(error, FAILURES):
             raise failure_of(error, self._host, self._client.url, rid) from error
         raise error

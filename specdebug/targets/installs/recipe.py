@@ -21,10 +21,6 @@ from specdebug.targets.installs.release import ENGINES, Release, order
 SHIPPED = Path(__file__).resolve().parents[2] / "_assets" / "engines"
 
 
-class NoRecipe(SpecDebugError):
-    """A release cannot be installed here; says which can."""
-
-
 @dataclass(frozen=True)
 class Recipe:
     """The packages and the Python that a release needs here.
@@ -90,13 +86,13 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 def find_recipe(release: Release, device: str) -> Recipe:
-    """The recipe for a release; the newest, where it names no version. Raises NoRecipe."""
+    """The recipe for a release; the newest, where it names no version. Raises SpecDebugError."""
     of_engine = [each for each in recipes() if each.engine == release.engine]
     fitting = [each for each in of_engine if each.device == device and release.admits(each.version)]
     if fitting:
         return fitting[0]
     known = ", ".join(f"{each.release} --{each.device}" for each in of_engine) or "none"
-    raise NoRecipe(
+    raise SpecDebugError(
         f"no recipe installs {release} for {device}; there are: {known}. An environment of your own that has it: "
         f"specdebug engines install {release} --python PATH"
     )
@@ -111,10 +107,10 @@ def nearest_recipe(engine: str, version: str, device: str | None = None) -> Reci
 
 
 def python_for(recipe: Recipe) -> str:
-    """The Python that an environment is made of: this one. Raises NoRecipe where the release was not tried on it."""
+    """The Python that an environment is made of: this one. Raises SpecDebugError where the release was not tried."""
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     if own not in recipe.pythons:
-        raise NoRecipe(
+        raise SpecDebugError(
             f"{recipe.release} was tried on Python {', '.join(recipe.pythons)}, and this is {own}; install specdebug "
             "there, or name an environment of your own by --python PATH"
         )

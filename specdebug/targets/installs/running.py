@@ -27,10 +27,6 @@ _LOOK_S = 0.1
 _TAIL_BYTES = 8192
 
 
-class InstallError(StoreError):
-    """A step failed; the message says where its output is."""
-
-
 @dataclass(frozen=True)
 class StepEnded:
     """The end of a command: ``status`` is negative for the signal that killed it, ``tail`` the end of what it said."""
@@ -41,7 +37,7 @@ class StepEnded:
 
 def run_logged(words: Sequence[str], log: Path) -> StepEnded:
     """Run a command to its end. What it says goes to the end of a log, as far as there is room; on a terminal its
-    progress is seen there. Raises InstallError where it cannot be started, KeyboardInterrupt for a signal."""
+    progress is seen there. Raises StoreError where it cannot be started, KeyboardInterrupt for a signal."""
     watched = sys.stdout is not None and sys.stdout.isatty()
     streams = (None, subprocess.PIPE) if watched else (subprocess.PIPE, subprocess.STDOUT)
     with _started(words, *streams) as process:
@@ -60,7 +56,7 @@ def run_logged(words: Sequence[str], log: Path) -> StepEnded:
 
 
 def ask(words: Sequence[str], timeout_s: float) -> tuple[str, str]:
-    """Return what a command says on stdout, and on stderr. Raises InstallError where it cannot be started or takes too
+    """Return what a command says on stdout, and on stderr. Raises StoreError where it cannot be started or takes too
     long, KeyboardInterrupt for a signal."""
     until = time.monotonic() + timeout_s
     with _started(words, subprocess.PIPE, subprocess.PIPE) as process:
@@ -69,16 +65,16 @@ def ask(words: Sequence[str], timeout_s: float) -> tuple[str, str]:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 said, trouble = process.communicate(timeout=_LOOK_S)
                 return said.decode("utf-8", "replace"), trouble.decode("utf-8", "replace")
-    raise InstallError(f"{words[0]} did not answer within {timeout_s:g} s")
+    raise StoreError(f"{words[0]} did not answer within {timeout_s:g} s")
 
 
 @contextmanager
 def _started(words: Sequence[str], stdout: int | None, stderr: int) -> Iterator[Child]:
-    """Start a command as a group of its own; whatever is left of that at the end is killed. Raises InstallError."""
+    """Start a command as a group of its own; whatever is left of that at the end is killed. Raises StoreError."""
     try:
         process = Child(words, os.environ, stdout=stdout, stderr=stderr)
     except OSError as error:
-        raise blamed(InstallError, f"{words[0]} does not run: {error.strerror}", error) from None
+        raise blamed(StoreError, f"{words[0]} does not run: {error.strerror}", error) from None
     try:
         yield process
     finally:

@@ -22,8 +22,8 @@ from specdebug.targets.installs.checkout import checkout_version
 from specdebug.targets.installs.packages import Package, drop_half_made, packages_in
 from specdebug.targets.installs.recipe import Recipe, nearest_recipe, python_for
 from specdebug.targets.installs.release import Release, between_releases, order
-from specdebug.targets.installs.running import InstallError, StepEnded, ask, run_logged
-from specdebug.targets.installs.store import Installed, folder_of, held, installed
+from specdebug.targets.installs.running import StepEnded, ask, run_logged
+from specdebug.targets.installs.store import Installed, StoreError, folder_of, held, installed
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure, blamed, failure_in_log
 
 LOG = "install.log"
@@ -78,8 +78,8 @@ class _Step:
 
 
 def install(recipe: Recipe, store: Path, steps: Steps, run: Run = run_logged) -> Installed:
-    """Install a release by its recipe, or go on with it. Raises InstallError, StoreError or NoRecipe, KeyboardInterrupt
-    for a signal."""
+    """Install a release by its recipe, or go on with it. Raises SpecDebugError, KeyboardInterrupt for
+    a signal."""
     python = python_for(recipe)
     folder = folder_of(store, recipe.release, recipe.device)
     with held(folder):
@@ -94,12 +94,12 @@ def install(recipe: Recipe, store: Path, steps: Steps, run: Run = run_logged) ->
 
 def adopt(release: Release, device: str, python: Path, store: Path) -> Installed:
     """Take in an environment of the user's own, under the name of what is there: a checkout that comes after the
-    release that is asked for is none itself. Raises InstallError for one that lacks the engine, StoreError."""
+    release that is asked for is none itself. Raises StoreError for one that lacks the engine, StoreError."""
     told = look_into(python, release.engine)
     if "version" not in told:
-        raise InstallError(f"{python} has no {release.engine} installed")
+        raise StoreError(f"{python} has no {release.engine} installed")
     if problem := told.get("problem"):
-        raise InstallError(f"{python}: {one_line(str(problem))}")
+        raise StoreError(f"{python}: {one_line(str(problem))}")
     version = str(told["version"])
     if "checkout" in told:
         version = checkout_version(Path(told["checkout"]), version)
@@ -107,7 +107,7 @@ def adopt(release: Release, device: str, python: Path, store: Path) -> Installed
             version = "+".join(filter(None, (release.version, order(version).local)))
     if not release.admits(version) and not _follows(release, version):
         other = f"{release.engine} --python {python}"
-        raise InstallError(
+        raise StoreError(
             f"{python} has {release.engine} {version}, not {release.version}; to take it as what it is: "
             f"specdebug engines install {other}"
         )
@@ -116,9 +116,7 @@ def adopt(release: Release, device: str, python: Path, store: Path) -> Installed
     with held(folder):
         there = [each for each in installed(store) if each.folder == folder and each.ours]
         if there:
-            raise InstallError(
-                f"{folder} is an environment of ours; remove it first: specdebug engines remove {release}"
-            )
+            raise StoreError(f"{folder} is an environment of ours; remove it first: specdebug engines remove {release}")
         now = Installed(folder, release.engine, str(release.version), device, str(python.absolute()), False)
         return now.after("installed")
 
@@ -134,14 +132,14 @@ def _follows(release: Release, version: str) -> bool:
 
 
 def look_into(python: Path, engine: str) -> dict[str, Any]:
-    """Ask an environment's own Python what it has. Raises InstallError where that does not run, KeyboardInterrupt for a
+    """Ask an environment's own Python what it has. Raises StoreError where that does not run, KeyboardInterrupt for a
     signal."""
     said, trouble = ask(other_python(str(python), "-c", _PROBE, engine), _ASK_S)
     try:
         told: dict[str, Any] = json.loads(said)
     except ValueError:
         last = (trouble.strip().splitlines() or ["it said nothing"])[-1]
-        raise InstallError(f"{python} is no Python that can be used: {one_line(last)}") from None
+        raise StoreError(f"{python} is no Python that can be used: {one_line(last)}") from None
     return told
 
 
@@ -152,7 +150,7 @@ def _begun(recipe: Recipe, folder: Path) -> Installed:
     if there is not None and there.digest == recipe.digest and not there.gone:
         return there
     if there is not None and not there.ours:
-        raise InstallError(
+        raise StoreError(
             f"{there.release} here is your own environment; forget it first: specdebug engines remove {there.release}"
         )
     python = folder / "venv" / "bin" / "python"
@@ -176,7 +174,7 @@ def _steps(recipe: Recipe, now: Installed, python: str) -> list[_Step]:
 
 
 def _made(step: _Step, now: Installed, steps: Steps, run: Run) -> dict[str, Package]:
-    """Do a step, and return the packages that it took. Raises InstallError."""
+    """Do a step, and return the packages that it took. Raises StoreError."""
     report = now.folder / _REPORT
     steps.begin(step.what)
     began = time.monotonic()
@@ -189,14 +187,14 @@ def _made(step: _Step, now: Installed, steps: Steps, run: Run) -> dict[str, Pack
         packages = packages_in(report)
         report.unlink(missing_ok=True)
     except OSError as error:
-        raise blamed(InstallError, f"{error.filename or now.folder}: {error.strerror}", error) from None
+        raise blamed(StoreError, f"{error.filename or now.folder}: {error.strerror}", error) from None
     except ContentError as error:
-        raise InstallError(f"pip's report cannot be read: {error}") from None
+        raise StoreError(f"pip's report cannot be read: {error}") from None
     steps.done(time.monotonic() - began)
     return packages
 
 
-def _failed(step: _Step, folder: Path, ended: StepEnded) -> InstallError:
+def _failed(step: _Step, folder: Path, ended: StepEnded) -> StoreError:
     """The error for a command that failed; exit code 125 where that was for want of room, memory or processes."""
     machine = failure_in_log(ended.tail)
     if machine is None and _is_full(folder):
@@ -204,11 +202,11 @@ def _failed(step: _Step, folder: Path, ended: StepEnded) -> InstallError:
     who = "pip" if "pip" in step.words else step.words[0]
     told = f"{who} ended with exit status {ended.status}"
     if machine is not None:
-        made = InstallError(f"{told}: {machine.reason}; mend that, and the same command goes on from here")
+        made = StoreError(f"{told}: {machine.reason}; mend that, and the same command goes on from here")
         made.exit_code = MachineFailed.exit_code
         return made
     last = next((line for line in reversed(ended.tail.splitlines()) if line.strip()), "it said nothing")
-    return InstallError(
+    return StoreError(
         f"{told} ({one_line(last, 160)}); all that it said is in {folder / LOG}; the same command goes on from here"
     )
 

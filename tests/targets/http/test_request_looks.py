@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from specdebug.base.errors import CannotRunHere
 from specdebug.engine.config import EngineConfig, SpeculativeConfig
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.http.request import HttpRequest
-from specdebug.targets.http.request_looks import Inside, NoLook, RequestLook, read_look, stored_rows
+from specdebug.targets.http.request_looks import Inside, RequestLook, read_look, stored_rows
 from specdebug.targets.inside.looks import looks_folder
 from specdebug.targets.serving import Lost, NotShown
 from specdebug.workers.machine_failure import machine_failure
@@ -191,12 +192,12 @@ def test_keys_and_values_are_those_of_the_look(tmp_path: Path) -> None:
 
 def test_a_look_that_is_missing_is_told_by_the_log_and_is_the_machine_s_if_the_disk_was_full(tmp_path: Path) -> None:
     one = inside(tmp_path / "server.log", "kv", said="looking ends, x.look: No space left on device")
-    with pytest.raises(NoLook, match=r"no look of request g0\.0: looking ends") as caught:
+    with pytest.raises(CannotRunHere, match=r"no look of request g0\.0: looking ends") as caught:
         one.show(None, "r-g0.0", two_tokens(), SimpleNamespace())
     failure = machine_failure(caught.value)
     assert failure is not None
     assert failure.cause == "disk"
-    with pytest.raises(NoLook, match="its log does not say why"):
+    with pytest.raises(CannotRunHere, match="its log does not say why"):
         inside(tmp_path / "server.log", "kv").show(None, "r-g0.0", two_tokens(), SimpleNamespace())
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from specdebug.faults.declare import parse_fault
-from specdebug.targets.base import Asked, OverThere
+from specdebug.targets.base import Asked, CannotBeServed, OverThere
 from specdebug.targets.http.client import ServerClient
-from specdebug.targets.http.session import CannotBeServed, HttpSession
+from specdebug.targets.http.session import HttpSession
 from specdebug.targets.http.target import HttpTarget, open_session
 from specdebug.targets.serving import SessionFailed
 from specdebug.targets.settings import HttpServer

@@ -13,9 +13,8 @@ import pytest
 
 from specdebug.targets.installs.checkout import checkout_version
 from specdebug.targets.installs.release import Release, parse_release
-from specdebug.targets.installs.running import InstallError
 from specdebug.targets.installs.steps import adopt, look_into
-from specdebug.targets.installs.store import Installed, find_installed
+from specdebug.targets.installs.store import Installed, StoreError, find_installed
 
 PYTHON = Path(sys.executable)
 
@@ -112,7 +111,7 @@ def test_what_comes_after_the_release_that_is_named_is_taken_and_anything_else_i
     for version in ("0.5.13.post2.dev5+gabc1234", "0.5.14.dev57+gabc1234", "0.5.13+local"):
         assert taken(monkeypatch, tmp_path / version, "sglang==0.5.13", version=version).version == version
     for version in ("0.5.18", "0.5.18.post1", "0.5.14", "0.6.0.dev1"):
-        with pytest.raises(InstallError, match=rf"has sglang {version}, not 0\.5\.13; .* install sglang --python"):
+        with pytest.raises(StoreError, match=rf"has sglang {version}, not 0\.5\.13; .* install sglang --python"):
             taken(monkeypatch, tmp_path, "sglang==0.5.13", version=version)
     commit = f"g{checkout.head[:7]}"
     made = {"version": "0.0.0.dev1", "checkout": str(checkout.folder)}

@@ -7,8 +7,9 @@ import sys
 import pytest
 from packaging.requirements import Requirement
 
+from specdebug.base.errors import SpecDebugError
 from specdebug.targets.installs import recipe as module
-from specdebug.targets.installs.recipe import NoRecipe, Recipe, find_recipe, python_for, recipes
+from specdebug.targets.installs.recipe import Recipe, find_recipe, python_for, recipes
 from specdebug.targets.installs.release import Release
 
 
@@ -36,7 +37,7 @@ def test_the_newest_is_meant_where_no_version_is_named(monkeypatch: pytest.Monke
 
 def test_a_release_without_a_recipe_names_those_that_have_one() -> None:
     with pytest.raises(
-        NoRecipe, match=r"no recipe installs sglang==0\.1 for cpu; there are: .*sglang==0\.5\.13 --cpu.*--python"
+        SpecDebugError, match=r"no recipe installs sglang==0\.1 for cpu; there are: .*sglang==0\.5\.13 --cpu.*--python"
     ):
         find_recipe(Release("sglang", "0.1"), "cpu")
 
@@ -44,5 +45,5 @@ def test_a_release_without_a_recipe_names_those_that_have_one() -> None:
 def test_another_python_is_refused_before_anything_is_made() -> None:
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert python_for(Recipe("sglang", "1", "cpu", (own,), ("a==1",))) == sys.executable
-    with pytest.raises(NoRecipe, match=rf"sglang==1 was tried on Python 3\.2, and this is {own}; .*--python PATH"):
+    with pytest.raises(SpecDebugError, match=rf"was tried on Python 3\.2, and this is {own}; .*--python PATH"):
         python_for(Recipe("sglang", "1", "cpu", ("3.2",), ("a==1",)))

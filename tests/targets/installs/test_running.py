@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specdebug.targets.installs import running
-from specdebug.targets.installs.running import InstallError, ask, run_logged
-from specdebug.targets.installs.store import held
+from specdebug.targets.installs.running import ask, run_logged
+from specdebug.targets.installs.store import StoreError, held
 from specdebug.workers.system import is_gone
 
 
@@ -33,9 +33,9 @@ def test_a_log_that_cannot_be_written_costs_no_word(tmp_path: Path) -> None:
 
 def test_a_command_that_cannot_be_run_and_one_that_does_not_end(tmp_path: Path) -> None:
     for run in (lambda words: run_logged(words, tmp_path / "log"), lambda words: ask(words, 60.0)):
-        with pytest.raises(InstallError, match="/nowhere/python does not run: No such file"):
+        with pytest.raises(StoreError, match="/nowhere/python does not run: No such file"):
             run(["/nowhere/python"])
-    with pytest.raises(InstallError, match="did not answer within 0 s"):
+    with pytest.raises(StoreError, match="did not answer within 0 s"):
         ask(python("import time; time.sleep(600)"), 0.0)
 
 
@@ -59,7 +59,7 @@ KILLED = f"""
 import os, signal, sys
 from pathlib import Path
 from specdebug.targets.installs import running
-from specdebug.targets.installs.store import held
+from specdebug.targets.installs.store import StoreError, held
 log = Path(sys.argv[1]) / "log"
 running.interrupts.check = lambda: log.exists() and os.kill(os.getpid(), signal.SIGKILL)
 with held(Path(sys.argv[1])):

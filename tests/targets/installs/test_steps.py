@@ -12,7 +12,7 @@ import pytest
 
 from specdebug.targets.installs.recipe import Recipe
 from specdebug.targets.installs.release import Release
-from specdebug.targets.installs.running import InstallError, StepEnded
+from specdebug.targets.installs.running import StepEnded
 from specdebug.targets.installs.steps import adopt, install, look_into
 from specdebug.targets.installs.store import Installed, StoreError, find_installed, installed
 
@@ -87,7 +87,7 @@ def test_the_steps_in_their_order(tmp_path: Path) -> None:
 
 def test_it_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
     with pytest.raises(
-        InstallError,
+        StoreError,
         match=r"pip ended with exit status 1 \(ERROR: no matching distribution\); .*install\.log; .* goes on from here",
     ):
         install(RECIPE, tmp_path, Steps(), Runner("a==1"))
@@ -111,7 +111,7 @@ def test_another_recipe_begins_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fails", ["a==1", ""])
 def test_what_was_removed_is_made_again(lost: str, fails: str, tmp_path: Path) -> None:
     if fails:
-        with pytest.raises(InstallError):
+        with pytest.raises(StoreError):
             install(RECIPE, tmp_path, Steps(), Runner(fails))
     else:
         install(RECIPE, tmp_path, Steps(), Runner())
@@ -148,12 +148,12 @@ def test_a_report_that_pip_never_wrote_is_named(report: str, tmp_path: Path) -> 
             Path(words[words.index("--report") + 1]).write_text(report)
         return StepEnded(0)
 
-    with pytest.raises(InstallError, match=r"pip-report\.json"):
+    with pytest.raises(StoreError, match=r"pip-report\.json"):
         install(RECIPE, tmp_path, Steps(), run)
 
 
 def test_a_package_that_was_cut_short_is_installed_again(tmp_path: Path) -> None:
-    with pytest.raises(InstallError):
+    with pytest.raises(StoreError):
         install(RECIPE, tmp_path, Steps(), Runner("a==1"))
     half = site_of(tmp_path / "sglang-0.5.13-cpu") / "a-1.dist-info"
     half.mkdir()
@@ -172,7 +172,7 @@ def test_a_package_that_was_cut_short_is_installed_again(tmp_path: Path) -> None
     "said", ["OSError: [Errno 28] No space left on device: '/tmp/x'", "OSError: [Errno 12] Cannot allocate memory"]
 )
 def test_a_machine_that_fails_is_told_as_that(said: str, tmp_path: Path) -> None:
-    with pytest.raises(InstallError, match=r"machine: there is no .*: OSError: .*goes on from here") as caught:
+    with pytest.raises(StoreError, match=r"machine: there is no .*: OSError: .*goes on from here") as caught:
         install(RECIPE, tmp_path, Steps(), Runner("a==1", said))
     assert caught.value.exit_code == 125
 
@@ -181,7 +181,7 @@ def test_a_disk_that_is_full_is_told_where_the_command_hides_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specdebug.targets.installs.steps._ROOM_BYTES", float("inf"))
-    with pytest.raises(InstallError, match=r"machine: there is no room to write: .* has no room left") as caught:
+    with pytest.raises(StoreError, match=r"machine: there is no room to write: .* has no room left") as caught:
         install(RECIPE, tmp_path, Steps(), Runner("venv", "Error: ensurepip returned non-zero exit status 1."))
     assert caught.value.exit_code == 125
 
@@ -192,23 +192,23 @@ def test_a_user_s_own_environment_is_taken_in_and_left_alone(tmp_path: Path, mon
     )
     there = adopt(Release("sglang"), "cpu", Path("/mine/bin/python"), tmp_path)
     assert (there.version, there.python, there.ours, there.complete) == ("0.5.13", "/mine/bin/python", False, True)
-    with pytest.raises(InstallError, match=r"has sglang 0\.5\.13, not 0\.5\.14"):
+    with pytest.raises(StoreError, match=r"has sglang 0\.5\.13, not 0\.5\.14"):
         adopt(Release("sglang", "0.5.14"), "cpu", Path("/mine/bin/python"), tmp_path)
-    with pytest.raises(InstallError, match="is your own environment; forget it first"):
+    with pytest.raises(StoreError, match="is your own environment; forget it first"):
         install(RECIPE, tmp_path, Steps(), Runner())
 
 
 def test_one_of_ours_is_not_taken_for_the_user_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Installed(tmp_path / "sglang-0.5.13-cpu", "sglang", "0.5.13", "cpu", "/p", True).write()
     monkeypatch.setattr("specdebug.targets.installs.steps.look_into", lambda python, engine: {"version": "0.5.13"})
-    with pytest.raises(InstallError, match="is an environment of ours; remove it first"):
+    with pytest.raises(StoreError, match="is an environment of ours; remove it first"):
         adopt(Release("sglang"), "cpu", Path("/mine/bin/python"), tmp_path)
 
 
 def test_what_is_no_environment_for_it(tmp_path: Path) -> None:
-    with pytest.raises(InstallError, match="does not run: No such file or directory"):
+    with pytest.raises(StoreError, match="does not run: No such file or directory"):
         look_into(tmp_path / "python", "sglang")
-    with pytest.raises(InstallError, match="is no Python that can be used"):
+    with pytest.raises(StoreError, match="is no Python that can be used"):
         look_into(Path("/bin/true"), "sglang")
-    with pytest.raises(InstallError, match="has no vllm installed"):
+    with pytest.raises(StoreError, match="has no vllm installed"):
         adopt(Release("vllm"), "cpu", Path(sys.executable), tmp_path)

@@ -4,6 +4,6 @@ from specdebug.bisect.belief import Rate, Rates
 from specdebug.bisect.bisector import Bisector, openings
 from specdebug.bisect.nuisance import Prior
 from specdebug.bisect.ordered import OrderedBisector
-from specdebug.bisect.search import Answer
+from specdebug.bisect.search import Answer, BayesianSearch
 
-__all__ = ["Answer", "Bisector", "OrderedBisector", "Prior", "Rate", "Rates", "openings"]
+__all__ = ["Answer", "BayesianSearch", "Bisector", "OrderedBisector", "Prior", "Rate", "Rates", "openings"]

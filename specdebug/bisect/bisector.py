@@ -17,7 +17,7 @@ from specdebug.bisect.search import BayesianSearch
 MOST_OPENINGS = 4
 
 
-class Bisector(BayesianSearch[frozenset[str]]):
+class Bisector(BayesianSearch):
     """Bayesian search over "none", every single and every pair of candidates; a trial is the set switched on.
 
     There is an answer at the posterior probability ``confidence``. ``max_culprits`` of 1 leaves pairs out. ``seed``

@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -14,7 +13,8 @@ from specdebug.base.reproducible import total
 from specdebug.bisect.belief import Belief, Bools, Rates
 from specdebug.bisect.nuisance import Floats, Nuisance, Prior
 
-Trial = TypeVar("Trial")
+Trial = frozenset[str]
+"""The candidates that are switched on in a trial."""
 
 NOBODY = 0.2  # share of the doubt that "none" may hold when a culprit is named
 SINGLES = 0.4  # share of the doubt that singles may hold when a pair is named
@@ -30,7 +30,7 @@ class Answer:
     probability: float
 
 
-class BayesianSearch(ABC, Generic[Trial]):
+class BayesianSearch(ABC):
     """A search whose hypothesis 0 is "none", the next ones each candidate in order, and the rest pairs.
 
     ``trials`` counts the observations, masked ones included. The same in the same order give the same state, to the bit

@@ -15,8 +15,8 @@ from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Over, Susp
 from specdebug.cli.options import ContentOptions, engine_words
 
 if TYPE_CHECKING:
+    from specdebug.bisect import BayesianSearch
     from specdebug.campaign.trials.faults import FaultSource
-    from specdebug.campaign.trials.search import Chooser
     from specdebug.campaign.trials.source import Origin, TrialSource
     from specdebug.report.bisect import Bisection
     from specdebug.scenario.grammar import Scenario
@@ -66,7 +66,7 @@ class BisectQuestion:
 
     def choice(
         self, names: Sequence[str], apart: frozenset[frozenset[str]] = frozenset()
-    ) -> tuple[Callable[[], Chooser], tuple[frozenset[str], ...]]:
+    ) -> tuple[Callable[[], BayesianSearch], tuple[frozenset[str], ...]]:
         """Return a maker of a Bayesian search among these candidates, and what its first trials switch on."""
         from specdebug.bisect import Bisector, openings
 
@@ -91,7 +91,7 @@ class Plan:
 
     source: TrialSource
     origin: Origin
-    chooser: Callable[[], Chooser]
+    chooser: Callable[[], BayesianSearch]
     opening: tuple[frozenset[str], ...]
     what: str
     reproduce: Reproduce
@@ -153,15 +153,14 @@ def plan_of(asked: BisectQuestion) -> Plan:
 
 
 def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
-    from specdebug.campaign.trials.command import SEED_VARIABLE, CommandSource, reverts_text
-    from specdebug.campaign.trials.remote import command_source
+    from specdebug.campaign.trials.command import SEED_VARIABLE, reverts_text
+    from specdebug.campaign.trials.remote import command_source, made_there
     from specdebug.patching.toggles import REVERT_VARIABLE
 
     timeout, takes = asked.budget.timeout, asked.suspects.takes
     what = shlex.join(asked.command)
-    library = asked.shared.library()
-    capacity = asked.budget.jobs or 1
-    source = CommandSource(asked.command, library.registry, takes=takes, capacity=capacity, timeout_s=timeout)
+    library, options = asked.shared.library(), {"takes": takes, "timeout_s": timeout}
+    source = command_source(library, asked.command, capacity=asked.budget.jobs or 1, **options)
     names = [candidate.id for candidate in source.candidates]
 
     def reproduce(reverted: frozenset[str], its_seed: int) -> str:
@@ -181,13 +180,13 @@ def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
         proven=source.proven,
         takes=takes,
         apart=source.apart,
-        make=partial(command_source, asked.command, library.folders[1:], timeout, takes),
+        make=partial(made_there, command_source, library.folders[1:], asked.command, **options),
     )
 
 
 def _over_scenario(asked: BisectQuestion) -> Plan:
     """The fixes that an arm does not revert, or engine options."""
-    from specdebug.campaign.trials.remote import scenario_source
+    from specdebug.campaign.trials.remote import made_there
     from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature
     from specdebug.scenario.checks import engine_shape
 
@@ -218,7 +217,16 @@ def _over_scenario(asked: BisectQuestion) -> Plan:
         takes=None if source.proven or options else takes,
         apart=source.apart,
         signature=expected_signature(scenario),
-        make=partial(scenario_source, scenario, library.folders[1:], source.arm, options, timeout, takes),
+        make=partial(
+            made_there,
+            ScenarioSource,
+            library.folders[1:],
+            scenario,
+            arm=source.arm,
+            options=options,
+            timeout_s=timeout,
+            takes=takes,
+        ),
         gpus=int(engine_shape(scenario, source.arm).device != "cpu"),
     )
 
@@ -251,7 +259,7 @@ def _told_of_options(asked: BisectQuestion, arm: str) -> tuple[Reproduce, NextSt
 
 def _over_faults(asked: BisectQuestion) -> Plan:
     from specdebug.campaign.trials.faults import FaultSource
-    from specdebug.campaign.trials.remote import fault_source
+    from specdebug.campaign.trials.remote import made_there
     from specdebug.campaign.trials.scenario import expected_signature
     from specdebug.faults.declare import parse_fault
     from specdebug.scenario.checks import engine_shape
@@ -271,7 +279,9 @@ def _over_faults(asked: BisectQuestion) -> Plan:
         *_told_of_faults(asked, source, names),
         asked.flake("--arm", source.arm),
         signature=expected_signature(replace(scenario, expect=expected)),
-        make=partial(fault_source, scenario, library.folders[1:], source.arm, added, timeout),
+        make=partial(
+            made_there, FaultSource, library.folders[1:], scenario, faults=added, arm=source.arm, timeout_s=timeout
+        ),
         gpus=int(engine_shape(scenario, source.arm).device != "cpu"),
     )
 
@@ -292,8 +302,9 @@ def _told_of_faults(asked: BisectQuestion, source: FaultSource, names: Sequence[
 
 
 def _over_commits(asked: BisectQuestion) -> Plan:
+    from specdebug.bisect import OrderedBisector
     from specdebug.campaign.trials.command import SEED_VARIABLE
-    from specdebug.campaign.trials.commits import CommitChooser, CommitSource
+    from specdebug.campaign.trials.commits import CommitSource
 
     history, budget = asked.suspects, asked.budget
     if asked.subject.scenario is not None:
@@ -321,7 +332,7 @@ def _over_commits(asked: BisectQuestion) -> Plan:
     def next_step(culprits: frozenset[str], followed: str) -> str:
         return "; ".join(f"{git} show {commit[:12]}" for commit in culprits)
 
-    chooser = partial(CommitChooser, commits, asked.confidence)
+    chooser = partial(OrderedBisector, commits, confidence=asked.confidence)
     opening = (frozenset(commits[-1:]),)
     how_often = asked.flake()
     return Plan(

@@ -15,8 +15,8 @@ import yaml
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops import replay as replaying
-from specdebug.campaign.loops.kept_servers import KeptRun, KeptServers
-from specdebug.campaign.loops.replay import ArmResult, Choices, Progress, RunContent, run_arms
+from specdebug.campaign.loops.kept_servers import KeptServers
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Progress, RunContent, run_arms
 from specdebug.campaign.trials.source import TrialSource, as_they_end
 from specdebug.hunt.draw import ARM, TOGETHER, drawn
 from specdebug.hunt.record import HuntRecord, Judged
@@ -82,7 +82,7 @@ class HuntRunner:
                 return every, True
         return every, False
 
-    def _run(self, number: int) -> KeptRun:
+    def _run(self, number: int) -> ArmRun:
         choices = Choices(arms=(ARM,), target=self.target, reverts=self.reverts)
         (run,) = replaying.plan(self.scenario(number), choices, self.library)
         return self._servers.kept(dataclasses.replace(run, key=f"{number}"))

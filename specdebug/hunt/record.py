@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +15,7 @@ from specdebug.verdict.outcome import Verdict
 from specdebug.workers.records import LineRecord, Record, RecordError
 
 RECORD = "hunt.jsonl"
-_REPLACED = "not_engine_code"
+FORMAT = 2
 _STATE = "state"
 """Its key in the first line; a line with nothing else says the state that holds from there on."""
 _ELSEWHERE = "name another folder with -o"
@@ -39,25 +39,16 @@ class Judged:
     @classmethod
     def read(cls, item: Item) -> Judged:
         """Inverse of ``asdict``. Raises ContentError."""
-        table = item.table(
-            required=("number", "verdict"), optional=("signature", "detail", "wall_s", "requests", "tokens", _REPLACED)
-        )
-
-        def text(name: str) -> str:
-            return table[name].text(empty=True) if name in table else ""
-
-        def count(name: str) -> int:
-            return table[name].integer(low=0) if name in table else 0
-
+        table = item.table(required=[each.name for each in fields(cls)])
         return cls(
             table["number"].integer(low=0),
             table["verdict"].text(choices=(*get_args(Verdict), "refused")),
-            text("signature"),
-            text("detail"),
-            table["wall_s"].number(low=0) if "wall_s" in table else 0.0,
-            count("requests"),
-            count("tokens"),
-            tuple(part.text() for part in table[_REPLACED].items()) if _REPLACED in table else (),
+            table["signature"].text(empty=True),
+            table["detail"].text(empty=True),
+            table["wall_s"].number(low=0),
+            table["requests"].integer(low=0),
+            table["tokens"].integer(low=0),
+            tuple(part.text() for part in table["not_engine_code"].items()),
         )
 
 
@@ -84,7 +75,7 @@ class HuntRecord:
         self._record = Record(folder / RECORD, "the record of a hunt", _ELSEWHERE, mend)
         self._lines = LineRecord(self._record)
         try:
-            self._take(dict(about), dict(state), anyway)
+            self._take({"format": FORMAT, **about}, dict(state), anyway)
         except BaseException:
             self.close()
             raise

@@ -77,15 +77,16 @@ def sets(seed: int) -> Iterator[Line]:
 
 def commits(count: int, seed: int) -> Iterator[Line]:
     """A flaky culprit among thousands of commits, some of which do not build; two trials run at a time."""
-    search, running = OrderedBisector([str(n) for n in range(count)]), list[int]()
+    search, running = OrderedBisector([str(n) for n in range(count)]), list[frozenset[str]]()
     culprit = int(count * drawn(seed, "culprit"))
     for number in range(30):
         while len(running) < 2:
             running.append(search.next_trial(running))
-            yield str(running[-1]), ""
+            yield next(iter(running[-1]), "-1"), ""
         trial = running.pop(0)
-        fails = trial >= culprit and drawn(seed, number, "shows") < 0.5
-        search.observe(trial, None if drawn(seed, trial // 40, "builds") < 0.1 else fails)
+        at = int(next(iter(trial), "-1"))
+        fails = at >= culprit and drawn(seed, number, "shows") < 0.5
+        search.observe(trial, None if drawn(seed, at // 40, "builds") < 0.1 else fails)
         yield "stalled" if search.stalled else "goes on", state(search)
 
 

@@ -16,12 +16,17 @@ STATED = 0.05
 """At a confidence of 95% no more answers are wrong than this share."""
 
 
+def at(trial: frozenset[str]) -> int:
+    """The index of the commit that a trial checks out; -1 for the state before the first."""
+    return next((COMMITS.index(one) for one in trial), -1)
+
+
 def search(culprit: int, manifest: float, false_failure: float, seed: int = 0) -> OrderedBisector:
     """A finished search for the commit of that index; -1 for none."""
     bisector, rng = OrderedBisector(COMMITS), random.Random(seed)
     while bisector.answer is None and bisector.trials < 2000:
         trial = bisector.next_trial()
-        shows = 0 <= culprit <= trial and rng.random() < manifest
+        shows = 0 <= culprit <= at(trial) and rng.random() < manifest
         bisector.observe(trial, bool(shows or rng.random() < false_failure))
     return bisector
 
@@ -63,9 +68,9 @@ def test_commits_that_do_not_build_are_searched_around() -> None:
         culprit, bisector = rng.randrange(end + 2, 200), OrderedBisector(COMMITS)
         while bisector.answer is None and bisector.trials < 200:
             trial = bisector.next_trial()
-            broken = start <= trial < end
+            broken = start <= at(trial) < end
             masked += broken
-            bisector.observe(trial, None if broken else trial >= culprit)
+            bisector.observe(trial, None if broken else at(trial) >= culprit)
         wrong += not names(bisector, culprit)
         trials += bisector.trials
     assert wrong <= most(24, STATED)
@@ -81,7 +86,7 @@ def test_a_culprit_among_commits_that_do_not_build_stalls() -> None:
         culprit, bisector = rng.randrange(start + 1, end), OrderedBisector(COMMITS)
         while bisector.answer is None and not bisector.stalled and bisector.trials < 500:
             trial = bisector.next_trial()
-            bisector.observe(trial, None if start <= trial < end else trial >= culprit)
+            bisector.observe(trial, None if start <= at(trial) < end else at(trial) >= culprit)
         wrong += bisector.answer is not None
         suspects = frozenset[str]().union(*(culprits for culprits, _ in bisector.posterior(end - start + 1)))
         untold += suspects != set(COMMITS[start : end + 1])
@@ -90,13 +95,21 @@ def test_a_culprit_among_commits_that_do_not_build_stalls() -> None:
     assert untold <= most(24, STATED)
 
 
+CHECKED_OUT = st.frozensets(st.sampled_from(COMMITS), max_size=1)
+
+
 @settings(max_examples=20)
-@given(st.lists(st.tuples(st.integers(-1, 199), st.sampled_from([True, False, None])), max_size=10))
-def test_the_same_observations_give_the_same_state(trials: list[tuple[int, bool | None]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.frozensets(st.sampled_from(COMMITS), max_size=1), st.sampled_from([True, False, None])),
+        max_size=10,
+    )
+)
+def test_the_same_observations_give_the_same_state(trials: list[tuple[frozenset[str], bool | None]]) -> None:
     one, other = OrderedBisector(COMMITS), OrderedBisector(COMMITS)
     for trial, failed in trials:
         one.observe(trial, failed)
-        one.next_trial([trial, 3])
+        one.next_trial([trial, frozenset(COMMITS[3:4])])
         other.observe(trial, failed)
     assert one.posterior(300) == other.posterior(300)
     assert one.next_trial() == other.next_trial()
@@ -104,7 +117,7 @@ def test_the_same_observations_give_the_same_state(trials: list[tuple[int, bool 
 
 def test_running_trials_spread_out() -> None:
     bisector = OrderedBisector(COMMITS)
-    pending: list[int] = []
+    pending: list[frozenset[str]] = []
     for _ in range(3):
         pending.append(bisector.next_trial(pending))
     assert len(set(pending)) == 3
@@ -113,5 +126,6 @@ def test_running_trials_spread_out() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="needs candidates"):
         OrderedBisector([])
-    with pytest.raises(ValueError, match="200 is no trial: -1 to 199"):
-        OrderedBisector(COMMITS).observe(200, True)
+    for trial in ({"other"}, set(COMMITS[:2])):
+        with pytest.raises(ValueError, match="is no trial: one candidate"):
+            OrderedBisector(COMMITS).observe(frozenset(trial), True)

@@ -11,64 +11,44 @@ from specdebug.base.trial import Trial, TrialResult
 from specdebug.hunt.hunting import Hunt, HuntRunner, judged_in, result_with
 from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.hunt.source import HuntSource
+from tests.campaign.trials.searches import Source
 
 
-class Nodes:
-    """Stands in for a cluster of two workers: the trial that came last ends first. ``cut``: a signal comes after so
-    many."""
+def nodes(cut: int = 10**9) -> Source:
+    """Stands in for a cluster of two workers. ``cut``: a signal comes after so many."""
 
-    candidates = ()
-    identity = ""
-    capacity = 2
-    rerun = 0
-
-    def __init__(self, cut: int = 99) -> None:
-        self.running: list[Trial] = []
-        self.most = 0
-        self.left = cut
-        self.closed = False
-
-    def start(self, trial: Trial) -> None:
-        self.running.append(trial)
-        self.most = max(self.most, len(self.running))
-
-    def wait(self) -> tuple[Trial, TrialResult]:
-        if not self.left:
-            raise KeyboardInterrupt
-        self.left -= 1
-        trial = self.running.pop()
+    def behave(trial: Trial) -> TrialResult:
         verdict = "fail" if trial.number == 2 else "pass"
-        return trial, result_with(Judged(trial.number, verdict, "nan@x" if verdict == "fail" else ""))
+        return result_with(Judged(trial.number, verdict, "nan@x" if verdict == "fail" else ""))
 
-    def close(self) -> None:
-        self.closed = True
+    return Source(behave, 2, order=None, stop_after=cut)
 
 
-def hunt(folder: Path, nodes: Nodes) -> Hunt:
+def hunt(folder: Path, source: Source) -> Hunt:
     record = HuntRecord(folder, {"target": "embedded"}, {})
     runner: Any = HuntRunner(None, None, "embedded", 0)  # type: ignore[arg-type] - nothing is run here
-    return Hunt(runner, record, cluster=lambda: nodes)
+    return Hunt(runner, record, cluster=lambda: source)
 
 
 def test_every_scenario_that_is_left_is_run_and_kept(tmp_path: Path) -> None:
-    nodes = Nodes()
-    made = hunt(tmp_path, nodes)
+    source = nodes()
+    made = hunt(tmp_path, source)
     made.record.add(Judged(1, "unknown"))
     assert made.run(range(5)) is False
     assert {number: one.verdict for number, one in sorted(made.record.judged.items())} == {
         0: "pass", 1: "unknown", 2: "fail", 3: "pass", 4: "pass",
     }  # fmt: skip
-    assert (nodes.most, nodes.closed, (tmp_path / "00002.yaml").exists()) == (2, True, True)
+    assert (source.closed, (tmp_path / "00002.yaml").exists()) == (True, True)
     made.record.close()
-    assert hunt(tmp_path, Nodes(cut=0)).run(range(5)) is False  # nothing is left, so no cluster is asked
+    assert hunt(tmp_path, nodes(0)).run(range(5)) is False  # nothing is left, so no cluster is asked
 
 
 def test_a_signal_keeps_what_has_ended_and_no_more_is_begun_in_time_that_is_up(tmp_path: Path) -> None:
-    nodes = Nodes(cut=2)
-    cut = hunt(tmp_path / "cut", nodes)
+    source = nodes(2)
+    cut = hunt(tmp_path / "cut", source)
     assert cut.run(range(9)) is True
-    assert (len(cut.record.judged), nodes.closed) == (2, True)
-    late = hunt(tmp_path / "late", Nodes())
+    assert (len(cut.record.judged), source.closed) == (2, True)
+    late = hunt(tmp_path / "late", nodes())
     assert late.run(range(9), until=0.0) is False
     assert late.record.judged == {}
 

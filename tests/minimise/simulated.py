@@ -1,9 +1,10 @@
 """Things that fail when they have all they need, for tests of the search."""
 
 import random
-from collections import deque
 
 from specdebug.base.trial import TrialResult
+from specdebug.minimise import MinimiseWatcher
+from tests.campaign.trials import searches
 
 
 class Stage:
@@ -39,33 +40,21 @@ class Space:
         self._left = self._stage.without(removed)
 
 
-class Source:
-    """Fails with ``nan@x`` at ``rate`` when ``needed`` is there, with ``oob@y`` at ``other`` when anything is.
+class Source(searches.Source):
+    """Fails with ``nan@x`` at ``rate`` when ``needed`` is there, with ``oob@y`` at ``other`` when anything is; the last
+    trial that was started ends first."""
 
-    Trials end in an order of its own when several run at a time; none starts after ``stop_after`` of them.
-    """
-
-    candidates = ()
-    identity = "simulated"
-
-    def __init__(self, needed, rate=1.0, other=0.0, false=0.0, capacity=1, stop_after=None):
+    def __init__(self, needed, rate=1.0, other=0.0, false=0.0, capacity=1, stop_after=10**9):
+        super().__init__(self.result, capacity, order=None, stop_after=stop_after)
         self.needed, self.rate, self.other, self.false = frozenset(needed), rate, other, false
-        self.capacity, self.stop_after = capacity, stop_after
-        self.started = []
         self._left = {}
-        self._running = deque()
 
     def leave(self, number, left):
         self._left[number] = left
 
-    def start(self, trial):
-        assert len(self._running) < self.capacity
-        if self.stop_after is not None and len(self.started) >= self.stop_after:
-            raise KeyboardInterrupt
-        self.started.append(trial)
+    def result(self, trial):
         signature = self.signature(self._left.pop(trial.number), trial.seed)
-        outcome = "pass" if signature is None else "fail"
-        self._running.append((trial, TrialResult(outcome, signature, 0.0)))
+        return TrialResult("pass" if signature is None else "fail", signature, 0.0)
 
     def signature(self, left, seed):
         draw = random.Random(f"{seed}:{sorted(left)}")
@@ -74,27 +63,21 @@ class Source:
             signature = "nan@x"
         return signature
 
-    def wait(self):
-        return self._running.pop()
 
-    def close(self):
-        self._running.clear()
-
-
-class Watcher:
+class Watcher(MinimiseWatcher):
     """Counts what it is told."""
 
     def __init__(self):
         self.told = []
 
-    def opening(self, seen, failures, trials):
+    def opening(self, *said):
         self.told.append("opening")
 
-    def tried(self, title, gone, size, seen, failed, removed, trials):
+    def tried(self, *said):
         self.told.append("tried")
 
     def ended(self, step):
         self.told.append("ended")
 
-    def closing(self, seen, failures, trials):
+    def closing(self, *said):
         self.told.append("closing")

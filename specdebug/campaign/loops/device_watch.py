@@ -6,28 +6,21 @@ there, a fresh worker of the same pool computes on the device. If that fails, no
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from specdebug.workers.job import Job, Listener, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure
+from specdebug.workers.pool import WorkerPool
 
 PROBE = "specdebug.workers.device:answer"
 PROBE_S = 60.0
 """The limit of a probe, many times what a sound device takes to be made ready for a new process."""
 
 
-class Launcher(Protocol):
-    """Starts workers one by one, as ``WorkerPool`` does."""
-
-    def launch(self, job: Job) -> None: ...
-
-    def turn(self, listener: Listener) -> None: ...
-
-
 class DeviceWatch:
     """A listener between a pool, which runs its probes, and another, which hears of all other jobs."""
 
-    def __init__(self, pool: Launcher, listener: Listener) -> None:
+    def __init__(self, pool: WorkerPool, listener: Listener) -> None:
         self._pool = pool
         self._listener = listener
         self._doubts: dict[str, MachineFailure] = {}

@@ -72,7 +72,8 @@ class Choices:
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm to run. ``key`` names it among others; ``toggles`` are the fixes to revert, the arm's own included."""
+    """One arm to run. ``key`` names it among others; ``toggles`` are the fixes to revert, the arm's own included;
+    ``keeper``: the address of who keeps the servers that runs start, which then lends it one."""
 
     key: str
     scenario: Scenario
@@ -81,6 +82,7 @@ class ArmRun:
     packs: tuple[ProbePack, ...] = ()
     toggles: tuple[Toggle, ...] = ()
     expectation: Expectation | None = None
+    keeper: str | None = None
 
     @property
     def reverts(self) -> tuple[int, ...]:
@@ -126,6 +128,7 @@ class ArmRun:
             "toggles": pickle.dumps(self.toggles),
             "packs": pickle.dumps(self.packs),
             "scenario": pickle.dumps(self.scenario),
+            "keeper": self.keeper,
             "elsewhere": find_target(self.target).traits.reverts,
             **more,
         }

@@ -20,16 +20,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError, Where
-from specdebug.campaign.loops import replay
 from specdebug.campaign.loops.kept_servers import KeptServers
 from specdebug.campaign.loops.plans import exists_in
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, run_arms
 from specdebug.scenario.checks import engine_shape
 from specdebug.scenario.grammar import Arm, Expectation, Scenario
+from specdebug.scenario.library import Library
 from specdebug.targets.settings import TargetChoice
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_engine_code
 from specdebug.verdict.signatures import stated
@@ -38,12 +38,6 @@ from specdebug.workers.pool import WorkerPool
 if TYPE_CHECKING:
     from specdebug.patching import Edit
     from specdebug.patching.toggles import Toggle
-
-
-class ScenarioContent(replay.RunContent, Protocol):
-    """A source of scenarios, and of all else that a run needs."""
-
-    def scenario(self, name: str) -> Scenario: ...
 
 
 @dataclass(frozen=True)
@@ -156,7 +150,7 @@ def _found(result: ArmResult, nothing: str) -> str:
 
 
 def plan_matrix(
-    library: ScenarioContent,
+    library: Library,
     toggles: Sequence[Toggle],
     seeds: int,
     overrides: Mapping[str, Any] | None = None,
@@ -180,7 +174,7 @@ class LaidOver:
     target: TargetChoice | None = None
 
 
-def _runs(library: ScenarioContent, toggle: Toggle, seeds: int, over: LaidOver) -> list[ArmRun]:
+def _runs(library: Library, toggle: Toggle, seeds: int, over: LaidOver) -> list[ArmRun]:
     """Return a toggle's runs seed by seed, one with the fix applied and one with it reverted."""
     scenario, base = _base(library, toggle, over)
     packs = library.packs(scenario.probes_of(base.name))
@@ -211,7 +205,7 @@ class Matrix:
 
 def verify(
     pool: WorkerPool,
-    library: ScenarioContent,
+    library: Library,
     toggles: Sequence[Toggle],
     seeds: int,
     progress: Progress | None = None,
@@ -268,7 +262,7 @@ def _with_siblings(checks: Sequence[ToggleCheck]) -> list[ToggleCheck]:
 
 def _run(
     pool: WorkerPool,
-    library: ScenarioContent,
+    library: Library,
     servers: KeptServers,
     runs: Sequence[ArmRun],
     progress: Progress | None,
@@ -283,7 +277,7 @@ def _run(
     return {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}, interrupted
 
 
-def _elsewhere(library: ScenarioContent, toggle: Toggle, over: LaidOver) -> list[ArmRun]:
+def _elsewhere(library: Library, toggle: Toggle, over: LaidOver) -> list[ArmRun]:
     """Return a toggle's runs in the arms of its scenario that the matrix passes over, under the scenario's own seed."""
     scenario, base = _base(library, toggle, over)
     others = [dataclasses.replace(arm, revert=()) for arm in scenario.arms.values() if arm.name != base.name]
@@ -302,7 +296,7 @@ def _elsewhere(library: ScenarioContent, toggle: Toggle, over: LaidOver) -> list
     ]
 
 
-def _base(library: ScenarioContent, toggle: Toggle, over: LaidOver) -> tuple[Scenario, Arm]:
+def _base(library: Library, toggle: Toggle, over: LaidOver) -> tuple[Scenario, Arm]:
     """Return the scenario that detects a toggle, and the arm to run with and without it."""
     scenario = library.scenario(toggle.detected_by.scenario)
     if over.target is not None:

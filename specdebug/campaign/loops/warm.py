@@ -91,7 +91,7 @@ class WarmPool:
         """Begin an arm and return; keys of arms under way must differ. Raises WorkerStartError or MachineFailed."""
         self._listener.runs[run.key] = run
         # Unlike a fresh arm's, its requests are planned in the worker: workers are many, the parent is one.
-        self._pool.launch(run.job_of(TARGET, model=run.asked.model, keeper=self._servers.address_for(run)))
+        self._pool.launch(self._servers.kept(run).job_of(TARGET, model=run.asked.model))
 
     def wait(self) -> ArmResult:
         """Return the result of the next arm to end, at least one being under way.

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from specdebug import __version__
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.bisect import Answer, OrderedBisector, Rates
 from specdebug.campaign.trials.command import (
     TAIL_CHARS,
     cannot_run,
@@ -45,41 +44,6 @@ class _Slot:
     path: Path
     commit: str | None = None
     ready: bool = False
-
-
-class CommitChooser:
-    """Picks commits (those after the good one, oldest first) by an :class:`OrderedBisector`, its trials written as
-    sets: see ``specdebug.campaign.trials.search.Chooser``."""
-
-    def __init__(self, commits: Sequence[str], confidence: float) -> None:
-        self._commits = commits
-        self._position = {commit: position for position, commit in enumerate(commits)}
-        self._bisector = OrderedBisector(commits, confidence=confidence)
-
-    def next_trial(self, pending: Sequence[frozenset[str]] = ()) -> frozenset[str]:
-        chosen = self._bisector.next_trial([self._trial(one) for one in pending])
-        return frozenset(self._commits[chosen : chosen + 1]) if chosen >= 0 else frozenset()
-
-    def observe(self, reverted: frozenset[str], failed: bool | None) -> None:
-        self._bisector.observe(self._trial(reverted), failed)
-
-    def posterior(self, top: int) -> list[tuple[frozenset[str], float]]:
-        return self._bisector.posterior(top)
-
-    @property
-    def answer(self) -> Answer | None:
-        return self._bisector.answer
-
-    @property
-    def rates(self) -> Rates:
-        return self._bisector.rates
-
-    @property
-    def stalled(self) -> bool:
-        return self._bisector.stalled
-
-    def _trial(self, reverted: frozenset[str]) -> int:
-        return next((self._position[commit] for commit in reverted), -1)
 
 
 class CommitSource(ThreadedSource):

@@ -3,46 +3,20 @@ machine's own folders and from ``folders``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from specdebug.campaign.trials.command import CommandSource
 from specdebug.campaign.trials.source import TrialSource
-from specdebug.campaign.trials.takes import Takes
 from specdebug.scenario.library import Library
 
-if TYPE_CHECKING:
-    from specdebug.faults.model import Fault
-    from specdebug.scenario.grammar import Scenario
+
+def made_there(kind: Callable[..., TrialSource], folders: Sequence[Path], *args: Any, **options: Any) -> TrialSource:
+    """Return a source of a kind that reads a library. Raises SpecDebugError where it cannot be tried there."""
+    return kind(Library(folders), *args, **options)
 
 
-def command_source(
-    command: Sequence[str], folders: Sequence[Path], timeout_s: float | None, takes: Takes
-) -> TrialSource:
-    """Return a command's source. Raises SpecDebugError where it cannot be tried there."""
-    from specdebug.campaign.trials.command import CommandSource
-
-    return CommandSource(command, Library(folders).registry, takes=takes, timeout_s=timeout_s)
-
-
-def fault_source(
-    scenario: Scenario, folders: Sequence[Path], arm: str, faults: Sequence[Fault], timeout_s: float | None
-) -> TrialSource:
-    """Return a source of faults. Raises SpecDebugError where it cannot be tried there."""
-    from specdebug.campaign.trials.faults import FaultSource
-
-    return FaultSource(Library(folders), scenario, faults=faults, arm=arm, timeout_s=timeout_s)
-
-
-def scenario_source(
-    scenario: Scenario,
-    folders: Sequence[Path],
-    arm: str,
-    options: Sequence[str],
-    timeout_s: float | None,
-    takes: Takes,
-) -> TrialSource:
-    """Return a scenario's source. Raises SpecDebugError where it cannot be tried there."""
-    from specdebug.campaign.trials.scenario import ScenarioSource
-
-    return ScenarioSource(Library(folders), scenario, arm=arm, options=options, timeout_s=timeout_s, takes=takes)
+def command_source(library: Library, command: Sequence[str], **options: Any) -> CommandSource:
+    """Return a command's source, as a kind for :func:`made_there`."""
+    return CommandSource(command, library.registry, **options)

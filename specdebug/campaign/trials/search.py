@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.bisect import Answer, Rates
+from specdebug.bisect import Answer, BayesianSearch, Rates
 from specdebug.campaign.trials import campaign
 from specdebug.campaign.trials.clusters import Clusters, SeenSignature
 from specdebug.campaign.trials.source import Candidate
@@ -25,25 +24,6 @@ DOUBT = 0.05
 """Chance that controls all pass although they fail as often as what is blamed."""
 UNTESTABLE = 20
 """Trials after which a search ends that has not seen a single testable one."""
-
-
-class Chooser(Protocol):
-    """Picks trials and draws conclusions: see ``specdebug.bisect.search``."""
-
-    def next_trial(self, pending: Sequence[frozenset[str]] = ()) -> frozenset[str]: ...
-
-    def observe(self, reverted: frozenset[str], failed: bool | None) -> None: ...
-
-    def posterior(self, top: int) -> list[tuple[frozenset[str], float]]: ...
-
-    @property
-    def answer(self) -> Answer | None: ...
-
-    @property
-    def rates(self) -> Rates: ...
-
-    @property
-    def stalled(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -106,7 +86,7 @@ class CulpritSearch:
     def __init__(
         self,
         candidates: Sequence[Candidate],
-        chooser: Callable[[], Chooser],
+        chooser: Callable[[], BayesianSearch],
         *,
         opening: Sequence[frozenset[str]],
         max_trials: int,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from specdebug.base.trial import Trial, TrialResult
+from specdebug.bisect import BayesianSearch
 from specdebug.campaign.trials.journal import not_engine_code
-from specdebug.campaign.trials.search import Chooser, Findings
+from specdebug.campaign.trials.search import Findings
 from specdebug.report.bisect import Bisection, bisect_document, rate_text, switched_text, verdict_line
 from specdebug.report.html.page import Chip, Head, render
 from specdebug.report.html.posterior import LINES, History, history, posterior_bars, posterior_plot
@@ -19,7 +20,7 @@ def bisect_page(
     exit_code: int,
     trials: Mapping[int, tuple[Trial, TrialResult]],
     evidence: Mapping[str, str],
-    chooser: Callable[[], Chooser],
+    chooser: Callable[[], BayesianSearch],
     pattern: str | None,
     command: str,
 ) -> str:

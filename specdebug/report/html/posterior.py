@@ -9,8 +9,8 @@ from typing import Literal
 from markupsafe import Markup
 
 from specdebug.base.trial import Trial, TrialResult
+from specdebug.bisect import BayesianSearch
 from specdebug.campaign.trials.clusters import Clusters
-from specdebug.campaign.trials.search import Chooser
 from specdebug.report.html import svg
 from specdebug.report.html.series import MAX_SPANS, chunks
 
@@ -40,7 +40,10 @@ class History:
 
 
 def history(
-    trials: Sequence[tuple[Trial, TrialResult]], chooser: Callable[[], Chooser], pattern: str | None, top: int = 64
+    trials: Sequence[tuple[Trial, TrialResult]],
+    chooser: Callable[[], BayesianSearch],
+    pattern: str | None,
+    top: int = 64,
 ) -> History:
     """Draw the conclusions again, trial by trial, from the journal.
 

@@ -280,23 +280,6 @@ def test_an_arm_without_a_session_is_of_the_target_that_was_asked_for(
     assert Outcome.from_dict(result.outcome.to_dict()).target == find_target(target).traits.name
 
 
-def lacking_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
-    events, end = good_run(job)
-    if "fixed" not in job.name:
-        return events, end
-    lacking = {"event": "impossible", "reason": "FlashInfer cannot compile", "unavailable": True}
-    return [lacking, events[-2], events[-1]], end
-
-
-def test_an_arm_that_this_machine_cannot_run_leaves_the_others_running() -> None:
-    answer = replay(FakePool(lacking_run), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
-    assert [(r.run.arm, r.outcome.verdict, r.outcome.unavailable) for r in answer.results] == [
-        ("fixed", "unknown", True),
-        ("reverted", "pass", False),
-    ]
-    assert answer.results[0].outcome.detail == "FlashInfer cannot compile"
-
-
 def test_an_arm_that_the_machine_failed_is_not_as_expected_even_where_no_verdict_is() -> None:
     def failing(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
         return [{"event": "machine", "cause": "disk", "line": "full"}], WorkerEnd("done", 0, 0.1, 1.0, "")
@@ -329,12 +312,6 @@ def test_what_was_expected_to_come_to_no_verdict_has_not_met_that_by_being_inter
     run = dataclasses.replace(plan(SCENARIO, Choices(), FakeLibrary())[0], expectation=expectation)
     results, interrupted = run_arms(FakePool(good_run, interrupt_at=run.key), FakeLibrary(), [run])  # type: ignore[arg-type]
     assert (interrupted, [result.met for result in results]) == (True, [False])
-
-
-def test_arms_that_had_not_begun_are_results_of_an_interrupted_replay() -> None:
-    answer = replay(FakePool(good_run, interrupt_at="fixed"), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
-    assert [result.run.arm for result in answer.results] == list(SCENARIO.arms)
-    assert {result.outcome.verdict for result in answer.results} == {"unknown"}
 
 
 def test_an_arm_that_had_reported_everything_was_not_interrupted() -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from specdebug.base.trial import Trial, TrialResult
+from specdebug.bisect import BayesianSearch
 from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.search import Chooser, CulpritSearch, Findings
+from specdebug.campaign.trials.search import CulpritSearch, Findings
 from specdebug.campaign.trials.source import Candidate, TrialSource
 
 Behaviour = Callable[[Trial], TrialResult | BaseException]
@@ -94,7 +95,7 @@ class Notes:
 def find(
     source: TrialSource,
     journal: Journal,
-    chooser: Callable[[], Chooser],
+    chooser: Callable[[], BayesianSearch],
     *,
     seed: int,
     max_trials: int,

@@ -12,7 +12,7 @@ import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.trials.commits import CommitChooser, CommitSource
+from specdebug.campaign.trials.commits import CommitSource
 from tests.campaign.trials.repositories import commit, git, make_repository, script
 
 
@@ -169,20 +169,3 @@ def test_results_belong_to_the_commits_and_the_build() -> None:
     others = {source(bad="HEAD~1").identity, source(build="true").identity, source("exit 0").identity}
     others |= {source(timeout_s=seconds).identity for seconds in (5.0, 60.0)}
     assert len({same, *others}) == 6
-
-
-def test_the_chooser_narrows_history_down() -> None:
-    commits = [f"c{n}" for n in range(200)]
-    chooser = CommitChooser(commits, 0.95)
-    trials = 0
-    while (answer := chooser.answer) is None:
-        pending = [frozenset({"c3"}), frozenset[str]()] if trials == 0 else []
-        chosen = chooser.next_trial(pending)
-        at = next((commits.index(one) for one in chosen), -1)
-        chooser.observe(chosen, at >= 137)
-        trials += 1
-    assert answer.culprits == {"c137"}
-    assert trials < 30
-    assert chooser.posterior(1)[0][0] == {"c137"}
-    assert chooser.rates.manifest.mean > 0.5
-    assert not chooser.stalled

@@ -15,7 +15,7 @@ from specdebug.base.trial import Trial
 from specdebug.bisect import Bisector
 from specdebug.campaign.trials.faults import FaultSource
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.remote import fault_source
+from specdebug.campaign.trials.remote import made_there
 from specdebug.faults.declare import parse_fault
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
@@ -136,5 +136,5 @@ def test_a_search_names_the_fault(source: FaultSource, tmp_path: Path) -> None:
 
 def test_it_can_be_made_anew_elsewhere() -> None:
     there = scenario(NAN)
-    make = partial(fault_source, there, (), "fixed", (parse_fault(NEVER),), None)
+    make = partial(made_there, FaultSource, (), there, arm="fixed", faults=(parse_fault(NEVER),))
     assert pickle.loads(pickle.dumps(make))().identity == source_of(NAN, faults=(NEVER,)).identity

@@ -430,14 +430,3 @@ def test_a_cell_of_any_type_is_read_or_named_and_the_file_stays(
         assert isinstance(result.seconds, float)
         assert result.outcome in ("pass", "fail", "untestable")
     assert all(isinstance(each, str) for pair in evidence.items() for each in pair)
-
-
-@pytest.mark.parametrize("cell", [b"\xff\x00", "5", "[[1]]", "[" * 100_000, None, 5, 0.5])
-def test_candidates_that_are_no_list_of_texts_are_damage(cell: object, whole: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    path.write_bytes(whole)
-    put(path, "trials", "reverted", cell, with_digest=True)
-    with pytest.raises(RecordError, match=r"is damaged: trial 1 is not what was written; .*--fresh"):
-        Journal(path, "id", "about")
-    with Journal(path, "id", "about", fresh=True) as journal:
-        assert journal.kept is not None

@@ -23,7 +23,7 @@ from specdebug.bisect import Bisector
 from specdebug.campaign.trials.command import CommandSource
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.ray_executor import ATTEMPTS, RaySource, import_ray
-from specdebug.campaign.trials.remote import command_source, scenario_source
+from specdebug.campaign.trials.remote import command_source, made_there
 from specdebug.campaign.trials.scenario import ScenarioSource
 from specdebug.campaign.trials.search import Findings, Standing
 from specdebug.campaign.trials.source import TrialSource
@@ -106,7 +106,7 @@ def script(text: str, name: str = "cmd.sh") -> tuple[str, ...]:
 
 
 def on_ray(command: tuple[str, ...], nodes: Nodes, **options: Any) -> RaySource:
-    make = partial(command_source, command, (), None, Takes.SET)
+    make = partial(made_there, command_source, (), command, takes=Takes.SET)
     return RaySource(make(), make, address=nodes.address, **options)
 
 
@@ -227,7 +227,7 @@ class TestOnACluster:
         library = Library()
         scenario = library.scenario("flaky_page_table")
         here = ScenarioSource(library, scenario)
-        make = partial(scenario_source, scenario, (), here.arm, (), None, Takes.ONE)
+        make = partial(made_there, ScenarioSource, (), scenario, arm=here.arm)
         there = RaySource(here, make, address=nodes.address)
         results: list[dict[int, tuple[str, str | None]]] = []
         for source in (here, there):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import TrialResult, trial_seed
 from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.journal import Journal
@@ -66,29 +65,6 @@ def test_the_rule_is_not_asked_where_nothing_was_tested(tmp_path: Path) -> None:
     assert (sampled.reason, sampled.tally.trials, asked) == ("untestable", 20, [])
 
 
-def test_results_count_in_the_order_of_their_trials(tmp_path: Path) -> None:
-    script = [PASSED, failed("early"), PASSED, PASSED, PASSED, failed("early"), PASSED]
-    one, four = (
-        sample(scripted(script, capacity), tmp_path / str(capacity), lambda failures, runs: failures == 5)
-        for capacity in (1, 4)
-    )
-    assert one.tally.first == four.tally.first
-    assert (one.tally.runs, one.tally.failures) == (four.tally.runs, four.tally.failures)
-    notes = Notes()
-    sample(scripted(script, 3), tmp_path / "3", max_trials=12, notes=notes)
-    assert notes.counted_numbers == list(range(12))
-
-
-def test_it_runs_no_further_ahead_than_a_slow_trial_needs(tmp_path: Path) -> None:
-    source = scripted([PASSED], capacity=3)  # trial 0 always ends last
-
-    def check(failures: int, runs: int) -> bool:
-        assert max(t.number for t in source.started) <= runs + 2 * 3 - 2
-        return False
-
-    assert sample(source, tmp_path / "j", check, max_trials=30).tally.runs == 30
-
-
 def test_an_interrupt_keeps_what_was_measured_and_the_next_goes_on(tmp_path: Path) -> None:
     stopped = sample(scripted([PASSED, failed("a"), PASSED, KeyboardInterrupt()]), tmp_path / "j", max_trials=8)
     assert (stopped.reason, stopped.tally.trials, stopped.tally.running) == ("interrupted", 3, 0)
@@ -99,16 +75,3 @@ def test_an_interrupt_keeps_what_was_measured_and_the_next_goes_on(tmp_path: Pat
     again = scripted([PASSED])
     assert sample(again, tmp_path / "j", max_trials=8).tally.failures == 4
     assert again.started == []
-
-
-def test_a_result_ahead_of_a_gap_is_used_when_the_gap_is_filled(tmp_path: Path) -> None:
-    ahead = sample(scripted([KeyboardInterrupt(), failed("a")], capacity=2), tmp_path / "j")  # 1 ends, 0 never does
-    assert ahead.tally.trials == 0
-    source = scripted([PASSED])
-    assert sample(source, tmp_path / "j", max_trials=3).tally.failures == 1
-    assert [trial.number for trial in source.started] == [0, 2]
-
-
-def test_trouble_is_reported_with_the_tally(tmp_path: Path) -> None:
-    sampled = sample(scripted([PASSED, SpecDebugError("no more workers")]), tmp_path / "j")
-    assert (sampled.reason, str(sampled.trouble), sampled.tally.runs) == ("trouble", "no more workers", 1)

@@ -208,13 +208,6 @@ def test_resumed_it_repeats_nothing_and_ends_the_same(stop_after: int, jobs: int
     assert {t for t in whole.ran if t.number < expected.standing.trials} <= set(ran)
 
 
-def test_a_finished_journal_is_answered_without_a_trial(tmp_path: Path) -> None:
-    first = search(among(flaky("d", 1.0)), tmp_path / "j")
-    again = among(flaky("d", 1.0))
-    assert search(again, tmp_path / "j").answer == first.answer
-    assert again.ran == []
-
-
 def test_one_signature_is_followed_and_the_others_are_reported() -> None:
     def behave(trial: Trial) -> TrialResult:
         draw = random.Random(trial.seed).random()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.trials.takes import Takes
@@ -197,9 +197,8 @@ def _over_scenario(asked: BisectQuestion) -> Plan:
         if text.partition("=")[0] in asked.engine:
             flags = shlex.join(engine_words(asked.engine))
             raise SpecDebugError(f"--option {text} is suspected, but {flags} sets it for all")
-    source = ScenarioSource(
-        library, scenario, arm=asked.suspects.arm, options=options, jobs=asked.jobs, timeout_s=timeout, takes=takes
-    )
+    same: dict[str, Any] = {"options": options, "timeout_s": timeout, "takes": takes}
+    source = ScenarioSource(library, scenario, arm=asked.suspects.arm, jobs=asked.jobs, **same)
     if source.proven and takes is Takes.SET:
         raise SpecDebugError("--takes is for a command, or a server that is not ours")
     names = [candidate.id for candidate in source.candidates]
@@ -217,16 +216,7 @@ def _over_scenario(asked: BisectQuestion) -> Plan:
         takes=None if source.proven or options else takes,
         apart=source.apart,
         signature=expected_signature(scenario),
-        make=partial(
-            made_there,
-            ScenarioSource,
-            library.folders[1:],
-            scenario,
-            arm=source.arm,
-            options=options,
-            timeout_s=timeout,
-            takes=takes,
-        ),
+        make=partial(made_there, ScenarioSource, library.folders[1:], scenario, arm=source.arm, **same),
         gpus=int(engine_shape(scenario, source.arm).device != "cpu"),
     )
 

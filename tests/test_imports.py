@@ -13,7 +13,7 @@ import specdebug
 ROOT = Path(specdebug.__file__).resolve().parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("base", "async_probe", "kernel_memory"),
+    ("base", "async_probe", "kernel_memory", "events"),
     ("bisect", "minimise", "stats", "patching", "reference", "logs", "engine"),
     ("faults", "workers"),
     ("targets", "verdict"),
@@ -33,8 +33,10 @@ ONLY = {
     "base": set[str](),
     "async_probe": set[str](),
     "kernel_memory": set[str](),
+    "events": set[str](),
     "engine": {
         "async_probe",
+        "events",
         *(f"base.{each}" for each in ("assets", "attention_plans", "errors", "files", "plugins")),
     },
     "bisect": {"base.reproducible"},

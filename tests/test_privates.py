@@ -78,7 +78,7 @@ def test_nobody_uses_a_private_name_of_the_engine() -> None:
         for file in outside()
         for use in trespasses(file.read_text("utf-8"), engine_names())
     ]
-    assert not found, "use what specdebug/engine/observer.py and inspect.py offer:\n" + "\n".join(found)
+    assert not found, "use what specdebug/events.py and engine/inspect.py offer:\n" + "\n".join(found)
 
 
 def test_the_engine_has_names_to_keep() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from benchmarks.lossless.draw import Ask, Configuration
 from specdebug import async_probe
 from specdebug.engine import Engine, EngineConfig, Request, SamplingParams
-from specdebug.engine.engine import StepReport
+from specdebug.events import Stepped
 
 MAX_STEPS = 2000
 MET = ("hit", "chunked", "retracted", "stopped", "aborted", "sampled", "graph", "padded")
@@ -89,7 +89,7 @@ def _sampling(ask: Ask, seed: int) -> SamplingParams:
     return SamplingParams(max_new_tokens=length, temperature=ask.temperature, stop_token_ids=ask.stop, seed=seed)
 
 
-def _note(engine: Engine, report: StepReport, played: Played) -> None:
+def _note(engine: Engine, report: Stepped, played: Played) -> None:
     """Record what one step did, and left out of order."""
     played.problems += engine.check_pools()
     played.problems += map(str, engine.check_guards())

@@ -19,13 +19,12 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks.soak import draw
 from specdebug import async_probe
-from specdebug.base.abilities import Ability
 from specdebug.base.corpus import heldout_text
 from specdebug.run.dense import DenseReference, keep_weights
 from specdebug.run.driver import WorkloadDriver
@@ -166,8 +165,8 @@ class Life:
         workload = expand(scenario, keep_tokenizer(draw.TOKENIZER), scenario.seed)
         asked = TARGET.asked(draw.engine(*self._name))
         session = EmbeddedSession(self._engine, asked)
-        judge = self._judge(scenario, asked, session.shows, watch)
-        session.observe(judge)
+        judge = self._judge(scenario, session, asked, watch)
+        session.observers.add(judge)
         loop = RunLoop(
             session,
             WorkloadDriver(workload),
@@ -181,18 +180,17 @@ class Life:
         except Stopped:
             return  # why has been reported
         finally:
-            session.observe(None)  # or its reference would stay in memory
+            session.observers.remove(judge)  # or its reference would stay in memory
 
-    def _judge(self, scenario: Scenario, asked: Asked, shows: Collection[Ability], watch: Watch) -> Judge:
+    def _judge(self, scenario: Scenario, session: EmbeddedSession, asked: Asked, watch: Watch) -> Judge:
         settings = OracleSettings(scenario.oracles, asked, probes=True)
         return Judge(
             settings,
+            session,
             None if settings.reference is None else DenseReference(*settings.reference),
             report=lambda violation: watch.emit("violation", **asdict(violation)),
             tie=watch.tie,
             decode=self._decode,
-            clock=time.process_time,
-            shows=shows,
         )
 
     def _look_back(self, watch: Watch, *, flush: bool) -> None:

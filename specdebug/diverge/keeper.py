@@ -11,6 +11,7 @@ from specdebug.async_probe import SiteCall
 from specdebug.diverge import values
 from specdebug.diverge.fingerprint import rows_of
 from specdebug.diverge.listener import Captured, RunListener
+from specdebug.events import AheadBegan, AheadDropped, AheadEnded, Event, StepBegan, StepOver
 
 
 class Keeper(RunListener):
@@ -61,19 +62,20 @@ class Keeper(RunListener):
         if place in self._keep:
             values.keep(self._folder, place, rows)
 
-    def on_step_end(self) -> None:
-        for call, rows in enumerate(self._now):
-            if rows is not None:
-                self._write(call, rows)
-        self._now, self._next = self._next, []
-        self._into, self._drafted = self._now, len(self._now)
-
-    def on_ahead_begin(self) -> None:
-        self._into = self._next
-
-    def on_ahead_end(self) -> None:
-        self._into = self._now
-
-    def on_ahead_dropped(self) -> None:
-        del self._now[: self._drafted]
-        self._drafted = 0
+    def on(self, event: Event) -> None:
+        match event:
+            case StepBegan(step):
+                self._step = step
+            case StepOver():
+                for call, rows in enumerate(self._now):
+                    if rows is not None:
+                        self._write(call, rows)
+                self._now, self._next = self._next, []
+                self._into, self._drafted = self._now, len(self._now)
+            case AheadBegan():
+                self._into = self._next
+            case AheadEnded():
+                self._into = self._now
+            case AheadDropped():
+                del self._now[: self._drafted]
+                self._drafted = 0

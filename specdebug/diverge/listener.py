@@ -6,7 +6,7 @@ Calls in a graph are recorded while it is captured, because every replay makes t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from specdebug.async_probe import Capture, SiteCall
 from specdebug.diverge.device_hashes import CapturedSums, Groups
 from specdebug.diverge.fingerprint import rows_of
 from specdebug.diverge.owners import LISTS
-from specdebug.engine.observer import EngineObserver
+from specdebug.events import AheadBegan, AheadDropped, AheadEnded, Event, StepBegan, StepOver
 
 if TYPE_CHECKING:
     from specdebug.engine import Engine
@@ -65,11 +65,13 @@ def described(call: SiteCall) -> Described:
     return call.site, shape, tensor.dtype, None if at is None else at.shape
 
 
-class RunListener(EngineObserver, ABC):
+class RunListener(ABC):
     """Listens to one engine's run, after whoever did before (the injector), so to what the engine goes on with.
 
     Graphs are listened to when they are captured, so call :meth:`listen`, build the engine, then :meth:`attach`.
     """
+
+    hears: Collection[type[Event]] = (StepBegan, StepOver, AheadBegan, AheadEnded, AheadDropped)
 
     def __init__(self) -> None:
         self._step = 0
@@ -88,8 +90,9 @@ class RunListener(EngineObserver, ABC):
             self._before = before
         async_probe.on_site(self._at_site, self._at_replay)
 
-    def on_step_begin(self, step: int) -> None:
-        self._step = step
+    @abstractmethod
+    def on(self, event: Event) -> None:
+        """The engine does this."""
 
     @abstractmethod
     def finish(self) -> None:

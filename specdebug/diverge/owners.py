@@ -8,8 +8,8 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from specdebug.diverge.stream import BATCH, PADDING
-from specdebug.engine.observer import BatchKind
 from specdebug.engine.sites import SITES, held_at, rows_per_request
+from specdebug.events import BatchKind
 
 LISTS = frozenset(name for name, each in SITES.items() if each.rows == "positions")
 """Sites whose tensors' length changes with each step."""

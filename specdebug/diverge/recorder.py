@@ -9,7 +9,17 @@ from specdebug.diverge.listener import Captured, RunListener
 from specdebug.diverge.owners import Batch
 from specdebug.diverge.steplog import StepLog
 from specdebug.diverge.stream import Writer
-from specdebug.engine.observer import ObservedBatch, Stage
+from specdebug.events import (
+    AheadBegan,
+    AheadDropped,
+    AheadEnded,
+    BatchBegan,
+    BatchEnded,
+    Event,
+    StageEntered,
+    StepBegan,
+    StepOver,
+)
 
 if TYPE_CHECKING:
     from specdebug.engine import Engine
@@ -20,6 +30,8 @@ BATCHES = 64
 
 class HashRecorder(RunListener):
     """Records one engine's run: a hash for each request's share of a tensor, or one for the whole, which costs less."""
+
+    hears = (*RunListener.hears, BatchBegan, BatchEnded, StageEntered)
 
     def __init__(self, writer: Writer, *, by_request: bool = False, places: bool = False) -> None:
         super().__init__()
@@ -38,35 +50,35 @@ class HashRecorder(RunListener):
 
     def finish(self) -> None:
         if self._log.pending:
-            self.on_step_end()
+            self._end_step()
         self._log.close()
 
-    def on_step_end(self) -> None:
+    def on(self, event: Event) -> None:
+        match event:
+            case StepBegan(step):
+                self._step = step
+            case StepOver():
+                self._end_step()
+            case BatchBegan():
+                self._outer.append(self._batch)
+                self._batch = self._known(event)
+            case BatchEnded(kind):
+                ended, self._batch = self._batch, self._outer.pop()
+                self._log.drafting = False
+                if kind == "speculative":
+                    self._log.use_ahead(ended)
+            case StageEntered(stage):  # the draft loop writes rows for its branches, all others for the tree's nodes
+                self._log.drafting = stage == "draft"
+            case AheadBegan():
+                self._log.begin_ahead()
+            case AheadEnded():
+                self._log.end_ahead()
+            case AheadDropped():
+                self._log.drop_ahead()
+
+    def _end_step(self) -> None:
         self._log.end_step(self._step, self._rids)
         self._rids = []
-
-    def on_batch_begin(self, batch: ObservedBatch) -> None:
-        self._outer.append(self._batch)
-        self._batch = self._known(batch)
-
-    def on_batch_end(self, batch: ObservedBatch) -> None:
-        ended, self._batch = self._batch, self._outer.pop()
-        self._log.drafting = False
-        if batch.kind == "speculative":
-            self._log.use_ahead(ended)
-
-    def on_stage(self, stage: Stage) -> None:
-        """The draft loop writes rows for its branches, everybody else for the tree's nodes."""
-        self._log.drafting = stage == "draft"
-
-    def on_ahead_begin(self) -> None:
-        self._log.begin_ahead()
-
-    def on_ahead_end(self) -> None:
-        self._log.end_ahead()
-
-    def on_ahead_dropped(self) -> None:
-        self._log.drop_ahead()
 
     def _new_capture(self) -> Captured:
         return Captured(self._log.groups)
@@ -79,7 +91,7 @@ class HashRecorder(RunListener):
     def _replayed(self, captured: Captured) -> None:
         self._log.add_replay(captured, self._batch)
 
-    def _known(self, batch: ObservedBatch) -> Batch:
+    def _known(self, batch: BatchBegan) -> Batch:
         """The batch with its requests' places in the step; the same one for the same requests."""
         places = []
         for request in batch.requests:

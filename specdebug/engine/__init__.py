@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdebug.engine.config import EngineConfig
-    from specdebug.engine.engine import Engine, StepReport
-    from specdebug.engine.observer import EngineObserver
+    from specdebug.engine.engine import Engine
     from specdebug.engine.request import Request, SamplingParams
 
-__all__ = ["Engine", "EngineConfig", "EngineObserver", "Request", "SamplingParams", "StepReport"]
+__all__ = ["Engine", "EngineConfig", "Request", "SamplingParams"]
 
 _HOME = {
     "Engine": "engine",
-    "EngineObserver": "observer",
-    "StepReport": "engine",
     "EngineConfig": "config",
     "Request": "request",
     "SamplingParams": "request",

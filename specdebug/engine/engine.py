@@ -7,8 +7,8 @@ speculative requests each in a batch of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +37,6 @@ from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
 from specdebug.engine.model.rope import separate_pairs
 from specdebug.engine.model.tokenizer import TargetTokenizer
-from specdebug.engine.observer import Observers
 from specdebug.engine.request import Request, SamplingParams, Status
 from specdebug.engine.scheduler import Scheduler
 from specdebug.engine.speculative.forward import EngineParts
@@ -46,21 +45,7 @@ from specdebug.engine.speculative.registry import loader_of, worker_of
 from specdebug.engine.stop_strings import StopStrings
 from specdebug.engine.streams import check_streams
 from specdebug.engine.target_worker import TargetWorker
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """One step's work. emitted: new tokens by request. accept_lengths: tokens each verify accepted, bonus included.
-    cached: prompt positions served from the prefix cache, for requests first admitted in this step."""
-
-    step: int
-    kind: Literal["prefill", "decode", "idle"]
-    rids: tuple[str, ...] = ()
-    emitted: dict[str, list[int]] = field(default_factory=dict)
-    accept_lengths: dict[str, int] = field(default_factory=dict)
-    cached: dict[str, int] = field(default_factory=dict)
-    finished: tuple[str, ...] = ()
-    retracted: tuple[str, ...] = ()
+from specdebug.events import Finishing, Observers, Prefilled, StepBegan, StepOver, Stepped
 
 
 class Models(NamedTuple):
@@ -217,21 +202,21 @@ class Engine:
         """Drop the records of requests that have ended, which are kept until then; their ids may be used again."""
         self.requests = {rid: request for rid, request in self.requests.items() if not request.finished}
 
-    def step(self) -> StepReport:
+    def step(self) -> Stepped:
         """Run one batch."""
         self._step += 1
-        for each in self.observers:
-            each.on_step_begin(self._step)
+        self.observers.tell(StepBegan, self._step)
+        failed = True
         try:
             report = self._run_batch()
             self._room.end()
+            failed = False
             return report
         finally:
-            for each in self.observers:
-                each.on_step_end()
+            self.observers.tell(StepOver, failed)
 
     @torch.inference_mode()
-    def _run_batch(self) -> StepReport:
+    def _run_batch(self) -> Stepped:
         async_probe.set_step(self._step)
         self._room.begin(self._scheduler.running, self._scheduler.chunked, self._scheduler.waiting)
         chunks = self._scheduler.next_prefill()
@@ -241,7 +226,7 @@ class Engine:
                 return self._prefill(chunks)
         if self._scheduler.running:
             return self._decode()
-        return StepReport(self._step, "idle")
+        return Stepped(self._step, "idle")
 
     def flush_cache(self) -> None:
         """Drop every cached prefix that no request reads."""
@@ -295,7 +280,7 @@ class Engine:
         k, v = pool.read(self._req_to_token.slots(request.row, start, stop))
         return separate_pairs(k, heads.rotary_dim), v
 
-    def _prefill(self, chunks: list[tuple[Request, int]]) -> StepReport:
+    def _prefill(self, chunks: list[tuple[Request, int]]) -> Stepped:
         batch = PrefillBatch.build(chunks, self._req_to_token, self._target_worker.device)
         sampled, features = self._target_worker.prefill(batch)
         speculating = [i for i, request in enumerate(batch.requests) if request.speculative]
@@ -308,7 +293,7 @@ class Engine:
                 self._speculative_worker.prefill(drafted, next_ids, features)
         first = [r for r in batch.requests if r.retractions == 0 and r.kv_len == r.cached_tokens]
         cached = {r.rid: r.cached_tokens for r in first}
-        report = StepReport(self._step, "prefill", tuple(r.rid for r in batch.requests), cached=cached)
+        report = Stepped(self._step, "prefill", tuple(r.rid for r in batch.requests), cached=cached)
         finished: list[str] = []
         for (request, length), token in zip(chunks, sampled.tolist(), strict=True):
             request.kv_len += length
@@ -316,15 +301,14 @@ class Engine:
             self._cache.publish(request)
             if request.status is Status.RUNNING:
                 report.emitted[request.rid] = request.accept_tokens([token])
-                for each in self.observers:
-                    each.on_prefilled(self, request)
+                self.observers.tell(Prefilled, request)
                 self._finish_if_done(request, finished)
         return replace(report, finished=tuple(finished))
 
-    def _decode(self) -> StepReport:
+    def _decode(self) -> Stepped:
         retracted = self._scheduler.prepare_decode()
         running = list(self._scheduler.running)
-        report = StepReport(self._step, "decode", tuple([request.rid for request in running]))
+        report = Stepped(self._step, "decode", tuple([request.rid for request in running]))
         finished: list[str] = []
         plain = [request for request in running if not request.speculative]
         speculating = [request for request in running if request.speculative] if plain else running
@@ -342,7 +326,7 @@ class Engine:
                 self._advance(request, tokens, report, finished)
         return replace(report, finished=tuple(finished), retracted=tuple(request.rid for request in retracted))
 
-    def _advance(self, request: Request, tokens: list[int], report: StepReport, finished: list[str]) -> None:
+    def _advance(self, request: Request, tokens: list[int], report: Stepped, finished: list[str]) -> None:
         """Every token but the newest has KV. KV that a verify committed beyond a stop token is not counted."""
         report.emitted[request.rid] = request.accept_tokens(tokens)
         request.kv_len = len(request.prompt_ids) + len(request.output_ids) - 1
@@ -351,8 +335,7 @@ class Engine:
     def _finish_if_done(self, request: Request, finished: list[str]) -> None:
         if request.finish_reason is None:
             return
-        for each in self.observers:
-            each.on_finishing(self, request)
+        self.observers.tell(Finishing, request)
         self._scheduler.drop(request, keep=True)
         finished.append(request.rid)
 

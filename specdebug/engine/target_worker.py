@@ -22,6 +22,7 @@ from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.request import Request
 from specdebug.engine.sampler import sample
 from specdebug.engine.speculative.forward import DecodeForward, DecodeInputs, EngineParts
+from specdebug.events import PromptComputed, TokensSampled
 
 
 class TargetWorker:
@@ -68,14 +69,16 @@ class TargetWorker:
         features = output.hidden if output.aux is None else output.aux
         if features.shape[0] != batch.input_ids.numel():
             raise AssertionError("target features must have one row per prompt token")
-        self._observers.prompt(batch, output.hidden)
+        self._observers.tell(
+            PromptComputed, batch.requests, batch.prefix_lens_cpu, batch.extend_lens_cpu, output.hidden
+        )
         logits = self.model.logits(output.hidden[batch.last_rows()])
         with grouped():
             self.pool.probe_written(batch.out_cache_loc)
             maybe_detect_nonfinite(logits, "target_prefill.logits")
             maybe_detect_nan(features, "target_prefill.hidden_states")
         sampled = sample(logits, batch.requests, self._seed, drawing=batch.ends_prompt)
-        self._observers.sampled(batch.requests, logits, sampled)
+        self._observers.tell(TokensSampled, batch.requests, logits, sampled)
         return sampled, features
 
     def decode(self, requests: Sequence[Request]) -> list[int]:
@@ -90,5 +93,5 @@ class TargetWorker:
             self.pool.probe_written(loc)
             maybe_detect_nonfinite(logits, "target_decode.logits")
         sampled = sample(logits, requests, self._seed)
-        self._observers.sampled(requests, logits, sampled)
+        self._observers.tell(TokensSampled, requests, logits, sampled)
         return [token for (token,) in Readback(sampled.unsqueeze(1)).wait()]

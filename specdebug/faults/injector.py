@@ -1,8 +1,8 @@
 """The worker's side of injection: it decides when faults are due.
 
-The injector observes an engine, is told of every step's beginning and end, listens at the probes' sites, and wraps the
-few public functions that declared classes act on. An opportunity (a step, a site reached, a call) that a fault's
-address covers becomes a ``Shot`` for its class's function. Its damage is reported at once: the process may end next.
+The injector hears of an engine's steps and batches, listens at the probes' sites, and wraps the few public functions
+that declared classes act on. An opportunity (a step, a site reached, a call) that a fault's address covers becomes a
+``Shot`` for its class's function. Its damage is reported at once: the process may end next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from specdebug import async_probe
-from specdebug.engine.observer import EngineObserver, ObservedBatch
+from specdebug.events import BatchBegan, BatchEnded, Event, StepBegan, StepOver
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Fault, FaultClass, Injection, Point
 from specdebug.faults.shot import Call, NotHere, Shot
@@ -71,8 +71,10 @@ class _Armed:
 
 
 @dataclass
-class Injector(EngineObserver):
-    """Faults around one engine. ``draw`` gives a seeded generator for a name."""
+class Injector:
+    """Faults around one engine, which it observes. ``draw`` gives a seeded generator for a name."""
+
+    hears = (StepBegan, StepOver, BatchBegan, BatchEnded)
 
     faults: Sequence[Fault]
     seed: int
@@ -121,18 +123,20 @@ class Injector(EngineObserver):
             if point in points:
                 self._wrap(owner, name, point)
 
-    def before_step(self, step: int) -> None:
-        self._step = step
-        if self._armed:
-            self._offer("before", self._view.running)
-
-    def after_step(self) -> None:
-        if not self._armed:
-            return
-        undo, self._after_step = self._after_step, []
-        for each in undo:
-            each()
-        self._offer("after", self._view.running)
+    def on(self, event: Event) -> None:
+        match event:
+            case StepBegan(step):
+                self._step = step
+                self._offer("before", self._view.running)
+            case BatchBegan(_, requests):
+                self._batches.append(requests)
+            case BatchEnded():
+                self._batches.pop()
+            case StepOver(failed=False):
+                undo, self._after_step = self._after_step, []
+                for each in undo:
+                    each()
+                self._offer("after", self._view.running)
 
     def finish(self) -> None:
         """Say of every fault that never fired why it did not, and take away what was installed."""
@@ -148,12 +152,6 @@ class Injector(EngineObserver):
         for armed in self._armed:
             if armed.left == armed.fault.times:
                 yield armed.number, armed.missed
-
-    def on_batch_begin(self, batch: ObservedBatch) -> None:
-        self._batches.append(batch.requests)
-
-    def on_batch_end(self, batch: ObservedBatch) -> None:
-        self._batches.pop()
 
     @property
     def _batch(self) -> Sequence[Request]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdebug.engine.observer import EngineObserver
+from specdebug.events import Event, StepOver
 
 if TYPE_CHECKING:
     from specdebug.engine import Engine
@@ -21,15 +21,17 @@ Books = list[dict[str, str]]
 """By step, the digest of each book."""
 
 
-class BookKeeper(EngineObserver):
+class BookKeeper:
     """Writes down the books of one engine. A book that a mutant has made unreadable is written as such."""
+
+    hears = (StepOver,)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.kept: Books = []
         engine.observers.add(self)
 
-    def on_step_end(self) -> None:
+    def on(self, event: Event) -> None:
         self.kept.append({name: _digest(read, self._engine.view) for name, read in BOOKS.items()})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from specdebug.async_probe import Capture, SiteCall
 from specdebug.diverge.recorder import HashRecorder
-from specdebug.engine.observer import ObservedBatch, Stage
+from specdebug.events import Event
 
 
 class TolerantRecorder(HashRecorder):
@@ -15,20 +15,8 @@ class TolerantRecorder(HashRecorder):
 
     broken = False
 
-    def on_step_begin(self, step: int) -> None:
-        self._try(super().on_step_begin, step)
-
-    def on_step_end(self) -> None:
-        self._try(super().on_step_end)
-
-    def on_batch_begin(self, batch: ObservedBatch) -> None:
-        self._try(super().on_batch_begin, batch)
-
-    def on_batch_end(self, batch: ObservedBatch) -> None:
-        self._try(super().on_batch_end, batch)
-
-    def on_stage(self, stage: Stage) -> None:
-        self._try(super().on_stage, stage)
+    def on(self, event: Event) -> None:
+        self._try(super().on, event)
 
     def _at_site(self, call: SiteCall) -> None:
         self._try(super()._at_site, call)

@@ -79,7 +79,7 @@ class _Arm(SessionRun):
             self._lost = loop.lost
         finally:
             undo()
-            self._sink.emit("looked", counts=dict(judge.looks))
+            self._sink.emit("looked", counts=dict(judge.bench.looks))
 
     def _speak_last(self, loop: RunLoop) -> None:
         """C++ code ends this process: report what is known, and leave the driver time for its core dump."""
@@ -121,7 +121,7 @@ class _Arm(SessionRun):
         decode = decoder(load_tokenizer(asked.model))
         judge = self._judge(scenario, asked, decode, session)
         self._tell_limits(target, judge, asked)
-        session.observe(judge)
+        session.observers.add(judge)
         if "faults" in session.shows and session.inside is not None:
             self._injector = Injector(faults, seed, self._sink, stream)
             self._injector.attach(session.inside)
@@ -132,7 +132,6 @@ class _Arm(SessionRun):
             judge,
             max_steps=scenario.limits.max_steps,
             decode=decode,
-            injector=self._injector,
         )
         return loop, judge
 
@@ -159,12 +158,11 @@ class _Arm(SessionRun):
         settings = OracleSettings(scenario.oracles_of(self._payload["arm"]), asked, probes)
         return Judge(
             settings,
+            session,
             session.reference if settings.reference is None else DenseReference(*settings.reference),
             report=lambda violation: self._sink.emit("violation", **asdict(violation)),
             tie=lambda rid, tie: self._sink.emit("tie", rid=rid, **asdict(tie)),
             decode=decode,
-            clock=session.clock,
-            shows=session.shows,
         )
 
     def _note(self, text: str) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass
-from typing import Any
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.faults.injector import Injector
+from specdebug.events import Aborting, AllServed, Stepped
 from specdebug.run.driver import Arrival, WorkloadDriver
 from specdebug.run.exceptions import beyond_the_machine, violation_of
 from specdebug.run.judge import Judge
-from specdebug.targets.base import RequestView, Session, StepView
+from specdebug.targets.base import RequestView, Session
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import EXIT_CODES, Violation
 from specdebug.workers.machine_failure import machine_failure
@@ -35,7 +34,7 @@ class Stopped(Exception):
 
 @dataclass(eq=False)
 class RunLoop:
-    """One session, one workload, one sink. ``injector`` does damage around each step; None: nobody does."""
+    """One session, one workload, one sink."""
 
     session: Session
     driver: WorkloadDriver
@@ -44,7 +43,6 @@ class RunLoop:
     _: KW_ONLY
     max_steps: int
     decode: Callable[[Sequence[int]], str]
-    injector: Injector | None = None
 
     def __post_init__(self) -> None:
         self._step = self._idle = 0
@@ -70,12 +68,12 @@ class RunLoop:
         except Exception as error:
             if not device_lost(error):
                 raise
-            self._inspect(self.judge.step, error)
+            self._inspect(self.judge.bench.step, error)
             raise Stopped from error
 
     def last_words(self) -> None:
         """This process ends in the middle of a step: report what had reached the host. Asks the device for nothing."""
-        self.judge.salvage(self.session, self._step + 1)
+        self.judge.salvage(self._step + 1)
 
     def _serve(self) -> None:
         by_step, time = "steps" in self.session.shows, 0
@@ -85,11 +83,11 @@ class RunLoop:
             for arrival in due.arrivals:
                 self._arrive(arrival)
             for rid in due.aborts:
-                self._call(self.judge.on_aborting, self.session, self.session.request(rid))
+                self._call(self.judge.on, Aborting(self.session.request(rid)))
                 self._call(self.session.abort, rid)
                 self._end(rid)
             if not self.session.has_work and self.driver.exhausted:
-                self.judge.on_served(self.session, list(self.arrived))
+                self.judge.on(AllServed(tuple(self.arrived)))
                 return
             if by_step or self.session.has_work:
                 self._one_step()
@@ -169,19 +167,17 @@ class RunLoop:
             self._end(rid)
         self._watch_progress(report)
 
-    def _verifies(self, report: StepView) -> dict[str, dict[str, list[int]]]:
+    def _verifies(self, report: Stepped) -> dict[str, dict[str, list[int]]]:
         """Without steps, the accept lengths of all verifies of the requests that ended."""
         if "steps" in self.session.shows:
             return {}
         return {"verifies": {rid: list(self.session.request(rid).accept_lengths) for rid in report.finished}}
 
-    def _advance(self) -> tuple[Any, float]:
+    def _advance(self) -> tuple[Stepped, float]:
         """One engine step and the checks after it; what a step recorded before it failed is reported first."""
         step, judge = self._step + 1, self.judge  # the engine counts its steps from 1, and so do reports
-        judge.step, judged = step, judge.seconds
-        if self.injector is not None:
-            self.injector.before_step(step)
-        began = judge.clock()
+        judge.bench.step, judged = step, judge.seconds
+        began = self.session.clock()
         failure: Exception | None = None
         report = None
         try:
@@ -190,16 +186,11 @@ class RunLoop:
             if _cannot_be_served(error):
                 raise
             failure = error
-        seconds = judge.clock() - began - (judge.seconds - judged)
-        if self.injector is not None and failure is None:
-            self.injector.after_step()
+        seconds = self.session.clock() - began - (judge.seconds - judged)
         failure = self._inspect(step, failure)
         if failure is not None or report is None:
             raise Stopped from failure
-        requests = [self.session.request(rid) for rid in report.rids]
-        judge.after_step(requests, report.emitted)
-        judge.on_step(self.session, report)
-        judge.look(self.session, requests, report.emitted)
+        judge.stepped(report)
         self._step += 1
         if self._step > self.max_steps:
             self.sink.emit("overrun", steps=self.max_steps)
@@ -213,10 +204,10 @@ class RunLoop:
         the host by then comes first, for it tells what the device died of; whatever else fails is its consequence.
         """
         if failure is None or not device_lost(failure):
-            noticed = self.judge.inspect(self.session, step, failed=failure is not None, last=last)
+            noticed = self.judge.inspect(step, failed=failure is not None, last=last)
             failure = failure or noticed
         if failure is not None and device_lost(failure) and not self.lost:
-            self.judge.salvage(self.session, step)
+            self.judge.salvage(step)
         if failure is not None and not self.lost:
             self._failed(failure, step)
         return failure
@@ -233,7 +224,7 @@ class RunLoop:
         self.lost = device_lost(error)
         self.report(violation_of(error, step))
 
-    def _watch_progress(self, report: Any) -> None:
+    def _watch_progress(self, report: Stepped) -> None:
         self._idle = self._idle + 1 if report.kind == "idle" and self.session.has_work else 0
         if self._idle > IDLE_LIMIT:
             detail = f"the engine has work but did nothing for {IDLE_LIMIT} steps"

@@ -1,8 +1,8 @@
 """The seam between a run and what it runs on.
 
 A :class:`Target` stands for an engine. In the parent it checks the options of an arm and says what the arm asks for; in
-a worker it opens a :class:`Session`, into which requests go and out of which tokens and facts come, one
-:class:`StepView` at a time. An oracle states which :data:`Ability` it needs; where a session lacks one, the oracle is
+a worker it opens a :class:`Session`, into which requests go and out of which tokens and facts come, one ``Stepped``
+(``events.py``) at a time. An oracle states which :data:`Ability` it needs; where a session lacks one, the oracle is
 listed as ``cannot show`` and never silently left out.
 
 This module imports neither torch nor any engine: the parent uses it, and workers do before reverts are in place. A
@@ -14,10 +14,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from specdebug.base.abilities import SHOWN, Ability
 from specdebug.base.errors import SpecDebugError
+from specdebug.events import Observers, Stepped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,40 +79,6 @@ class RequestView(Protocol):
     def matched_stop(self) -> int | str | None: ...
 
 
-class StepView(Protocol):
-    """The decisions of one step. ``kind``: ``prefill``, ``decode`` or ``idle``. ``cached``: prompt tokens out of the
-    prefix cache, of requests that were admitted. A session without steps reports what has been completed, as
-    ``served``."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def rids(self) -> Sequence[str]: ...
-    @property
-    def emitted(self) -> Mapping[str, Sequence[int]]: ...
-    @property
-    def accept_lengths(self) -> Mapping[str, int]: ...
-    @property
-    def cached(self) -> Mapping[str, int]: ...
-    @property
-    def finished(self) -> Sequence[str]: ...
-    @property
-    def retracted(self) -> Sequence[str]: ...
-
-
-@dataclass(frozen=True)
-class ServedStep:
-    """A :class:`StepView` of a session that knows no more than which tokens came of which requests."""
-
-    kind: str = "served"
-    rids: Sequence[str] = ()
-    emitted: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    finished: Sequence[str] = ()
-    cached: Mapping[str, int] = field(default_factory=dict)
-    accept_lengths: Mapping[str, int] = field(default_factory=dict)
-    retracted: Sequence[str] = ()
-
-
 class CannotBeServed(SpecDebugError):
     """A request that a session can never serve. ``rid`` names it."""
 
@@ -136,26 +104,6 @@ class StoredDrafts(Protocol):
     def topk_index(self) -> Tensor | None: ...
     @property
     def hidden_states(self) -> Tensor: ...
-
-
-class RequestOnlooker(Protocol):
-    """Somebody who is told of a request when its memory can still be looked at, of what a verify decided, and of the
-    forwards that are launched."""
-
-    def on_launched(self, engine: Any, launch: Any) -> None:
-        """A forward is launched, as a graph or eagerly (``engine.observer.LaunchedForward``)."""
-
-    def on_draft_forward(self, engine: Any, forward: Any) -> None:
-        """A forward of the draft loop was computed, or is captured (``engine.observer.DraftForward``)."""
-
-    def on_decided(self, engine: Any, decision: Any) -> None:
-        """The nodes of some requests' trees that are accepted have been chosen (``engine.observer.Decision``)."""
-
-    def on_prefilled(self, engine: Any, request: Any) -> None:
-        """The whole prompt has KV; the first token is sampled."""
-
-    def on_finishing(self, engine: Any, request: Any) -> None:
-        """The last token is out; the slots are released right after."""
 
 
 @dataclass(frozen=True)
@@ -301,7 +249,7 @@ class Serve(Protocol):
     def abort(self, rid: str) -> None:
         """End a request where it is."""
 
-    def advance(self) -> StepView:
+    def advance(self) -> Stepped:
         """One step; without ``steps``, wait until something has been completed."""
 
     def request(self, rid: str) -> RequestView:
@@ -336,8 +284,9 @@ class Look(Protocol):
     def server(self) -> ServerView | None:
         """The server behind the session; None where there is none."""
 
-    def observe(self, onlooker: RequestOnlooker | None) -> None:
-        """Tell ``onlooker``, and it alone, about requests from now on."""
+    @property
+    def observers(self) -> Observers:
+        """Those who are told what happens to requests, at least when each ends (``events.Finishing``)."""
 
     def check_pools(self) -> Sequence[str]:
         """Violated conservation laws of the memory pools, each ``law: what``."""
@@ -370,6 +319,10 @@ class Opaque:
     reference: Any = None
     server: Any = None
 
+    @cached_property
+    def observers(self) -> Observers:
+        return Observers()
+
     def clock(self) -> float:
         return time.perf_counter()
 
@@ -378,9 +331,6 @@ class Opaque:
 
     def close(self, sound: bool) -> None:
         """Do nothing: the worker's end is the session's."""
-
-    def observe(self, onlooker: RequestOnlooker | None) -> None:
-        """Do nothing: there is no moment at which memory could be looked at."""
 
     def flush_cache(self) -> None:
         raise self._hidden("cache_flush")

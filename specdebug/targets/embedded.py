@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from specdebug import kernel_memory
 from specdebug.base.abilities import DEFAULT, OF_SERVERS, Ability
-from specdebug.targets.base import Asked, Opening, RequestOnlooker, RequestView, Sampling, StepView, Traits, clock_of
+from specdebug.events import Observers, Stepped
+from specdebug.targets.base import Asked, Opening, RequestView, Sampling, Traits, clock_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdebug.engine import Engine, EngineObserver
+    from specdebug.engine import Engine
     from specdebug.targets.base import StoredDrafts
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability)) - OF_SERVERS
@@ -105,34 +106,11 @@ def _watch_kernels(opening: Opening, asked: Asked) -> None:
     kernel_memory.begin(rules)
 
 
-def _told(engine: Engine, onlooker: RequestOnlooker) -> EngineObserver:
-    from specdebug.engine import EngineObserver
-
-    class Told(EngineObserver):
-        def on_draft_forward(self, forward: Any) -> None:
-            onlooker.on_draft_forward(engine, forward)
-
-        def on_launched(self, launch: Any) -> None:
-            onlooker.on_launched(engine, launch)
-
-        def on_decided(self, decision: Any) -> None:
-            onlooker.on_decided(engine, decision)
-
-        def on_prefilled(self, engine: Any, request: Any) -> None:
-            onlooker.on_prefilled(engine, request)
-
-        def on_finishing(self, engine: Any, request: Any) -> None:
-            onlooker.on_finishing(engine, request)
-
-    return Told()
-
-
 class EmbeddedSession:
     """The engine, serving."""
 
     shows: frozenset[Ability] = EVERYTHING
     asked = reference = server = None
-    _told: EngineObserver | None = None
 
     def __init__(self, engine: Engine, asked: Asked, forget: Callable[[], None] = lambda: None) -> None:
         """``forget`` ends what was begun to listen to."""
@@ -152,15 +130,12 @@ class EmbeddedSession:
             self.shows = EVERYTHING - {"draft_kv"}
 
     @property
+    def observers(self) -> Observers:
+        return self.inside.observers
+
+    @property
     def has_work(self) -> bool:
         return self.inside.has_work
-
-    def observe(self, onlooker: RequestOnlooker | None) -> None:
-        if self._told is not None:
-            self.inside.observers.remove(self._told)
-        self._told = None if onlooker is None else _told(self.inside, onlooker)
-        if self._told is not None:
-            self.inside.observers.add(self._told)
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
         from specdebug.engine import SamplingParams
@@ -171,7 +146,7 @@ class EmbeddedSession:
     def abort(self, rid: str) -> None:
         self.inside.abort(rid)
 
-    def advance(self) -> StepView:
+    def advance(self) -> Stepped:
         return self.inside.step()
 
     def request(self, rid: str) -> RequestView:

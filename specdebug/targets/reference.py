@@ -12,18 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specdebug.base.errors import CheckpointError, ConfigError
-from specdebug.targets.base import (
-    Asked,
-    CannotBeServed,
-    Opaque,
-    Opening,
-    RequestOnlooker,
-    RequestView,
-    Sampling,
-    ServedStep,
-    StepView,
-    Traits,
-)
+from specdebug.events import Finishing, Prefilled, Stepped
+from specdebug.targets.base import Asked, CannotBeServed, Opaque, Opening, RequestView, Sampling, Traits
 
 if TYPE_CHECKING:
     import torch
@@ -111,7 +101,7 @@ class ReferenceSession(Opaque):
         self._requests: dict[str, _Decoded] = {}
         self._waiting: list[_Decoded] = []
         self._running: list[_Decoded] = []
-        self._onlooker: RequestOnlooker | None = None
+        self._step = 0
 
     @property
     def has_work(self) -> bool:
@@ -119,9 +109,6 @@ class ReferenceSession(Opaque):
 
     def clock(self) -> float:
         return time.process_time()
-
-    def observe(self, onlooker: RequestOnlooker | None) -> None:
-        self._onlooker = onlooker
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
         """Queue a request; ``speculative`` means nothing here. Raises CannotBeServed."""
@@ -144,21 +131,22 @@ class ReferenceSession(Opaque):
         if request.finish_reason is None:
             self._end(request, "abort")
 
-    def advance(self) -> StepView:
+    def advance(self) -> Stepped:
         import torch
 
+        self._step += 1
         room = self._max_running - len(self._running)
         new, self._waiting = self._waiting[:room], self._waiting[room:]
         batch = new or list(self._running)
         self._running += new
         if not batch:
-            return ServedStep("idle")
+            return Stepped(self._step, "idle")
         with torch.inference_mode():
             emitted = {request.rid: [self._next(request)] for request in batch}
         for request in batch:
             self._told(request, prefilled=bool(new))
         finished = tuple(request.rid for request in batch if request.finish_reason is not None)
-        return ServedStep("prefill" if new else "decode", tuple(emitted), emitted, finished)
+        return Stepped(self._step, "prefill" if new else "decode", tuple(emitted), emitted, finished=finished)
 
     def request(self, rid: str) -> RequestView:
         return self._requests[rid]
@@ -178,8 +166,8 @@ class ReferenceSession(Opaque):
         return token
 
     def _told(self, request: _Decoded, *, prefilled: bool) -> None:
-        if prefilled and self._onlooker is not None:
-            self._onlooker.on_prefilled(self, request)
+        if prefilled:
+            self.observers.tell(Prefilled, request)
         request.matched_stop = self._stop_at_end(request)
         if request.matched_stop is not None:
             request.finish_reason = "stop"
@@ -187,8 +175,7 @@ class ReferenceSession(Opaque):
             request.finish_reason = "length"
         else:
             return
-        if self._onlooker is not None:
-            self._onlooker.on_finishing(self, request)
+        self.observers.tell(Finishing, request)
         self._end(request, request.finish_reason)
 
     def _stop_at_end(self, request: _Decoded) -> int | str | None:

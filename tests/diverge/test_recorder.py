@@ -15,7 +15,7 @@ from specdebug.diverge.keeper import Keeper
 from specdebug.diverge.recorder import HashRecorder
 from specdebug.diverge.stream import RecordedStep, Writer, read
 from specdebug.diverge.values import kept
-from specdebug.engine.observer import Observers
+from specdebug.events import AheadDropped, Observers, StepBegan, StepOver
 
 
 class Engine:
@@ -37,13 +37,11 @@ class Engine:
 
     def step(self) -> None:
         self.steps += 1
-        for each in self.observers:
-            each.on_step_begin(self.steps)
+        self.observers.tell(StepBegan, self.steps)
         try:
             self._run_batch()
         finally:
-            for each in self.observers:
-                each.on_step_end()
+            self.observers.tell(StepOver)
 
     def _run_batch(self) -> None:
         with self.observers.computing("plain", self._requests):
@@ -224,8 +222,7 @@ class Drafting(Engine):
     def _other_batch(self) -> None:
         async_probe.maybe_detect_oob(torch.tensor([9]), 0, 99, "target_prefill.input_ids")
         self.ahead = None
-        for each in self.observers:
-            each.on_ahead_dropped()
+        self.observers.tell(AheadDropped)
         async_probe.maybe_detect_oob(torch.tensor([9]), 0, 99, "draft_prefill.input_ids")
 
 

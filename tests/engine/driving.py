@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specdebug.engine import Engine, EngineConfig, SamplingParams, StepReport
+from specdebug.engine import Engine, EngineConfig, SamplingParams
+from specdebug.events import Stepped
 
 MAX_STEPS = 3000
 
@@ -27,9 +28,7 @@ def greedy(max_new_tokens: int, **changes: Any) -> SamplingParams:
     return SamplingParams(max_new_tokens=max_new_tokens, **changes)
 
 
-def run(
-    engine: Engine, each_step: Callable[[StepReport], None] | None = None, *, steps: int = MAX_STEPS
-) -> list[StepReport]:
+def run(engine: Engine, each_step: Callable[[Stepped], None] | None = None, *, steps: int = MAX_STEPS) -> list[Stepped]:
     """Step until nothing is left to do, at most ``steps`` times; memory must be in order after each."""
     reports = []
     while engine.has_work and len(reports) < steps:

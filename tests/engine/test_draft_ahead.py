@@ -10,10 +10,11 @@ import pytest
 
 from specdebug import async_probe
 from specdebug.base.attention_plans import SHIPPED
-from specdebug.engine import Engine, StepReport
+from specdebug.engine import Engine
 from specdebug.engine.attention.metadata import RaggedMetadata
 from specdebug.engine.graph.runner import Planned
 from specdebug.engine.request import Request
+from specdebug.events import Stepped
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run, serve
 
@@ -49,11 +50,11 @@ def begun(served: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ..
     return lengths
 
 
-def crowd(served: Engine) -> list[StepReport]:
+def crowd(served: Engine) -> list[Stepped]:
     """Requests that come, are retracted, end and are aborted at different times, plain ones among them."""
     shared = [4, 9, 2, 7, 1, 8]
 
-    def change(report: StepReport) -> None:
+    def change(report: Stepped) -> None:
         if report.step == 3:
             served.add_request("late", [*shared, 3], greedy(18))
         if report.step == 6:

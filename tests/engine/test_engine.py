@@ -12,10 +12,12 @@ from tokenizers import Tokenizer, decoders, models
 
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.errors import CheckpointError, InvalidOption
-from specdebug.engine import Engine, EngineObserver, Request
+from specdebug.engine import Engine
 from specdebug.engine.errors import RequestRejected
+from specdebug.events import Finishing, OfRequest, Prefilled
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run, serve
+from tests.heard import Heard
 
 BACKENDS = tuple(plan.name for plan in SHIPPED)
 SHAPES = {
@@ -130,19 +132,6 @@ def test_chunks_of_any_size_lead_to_the_same_text(lab: Lab, chunk: int) -> None:
 # Stopping.
 
 
-class Ends(EngineObserver):
-    """Notes how many positions of each request count as committed when it ends."""
-
-    def __init__(self) -> None:
-        self.committed: list[int] = []
-
-    def on_prefilled(self, engine: Engine, request: Request) -> None:
-        pass
-
-    def on_finishing(self, engine: Engine, request: Request) -> None:
-        self.committed.append(request.kv_len)
-
-
 @pytest.fixture
 def lettered(lab: Lab, tmp_path: Path) -> str:
     """The lab's target with a tokenizer, token n being the letter n."""
@@ -171,17 +160,21 @@ def test_a_stop_ends_a_request_wherever_in_an_accepted_run_it_lies(
     hit it (issue 35694). So every stopped text is continued, with the same and with other tokens.
     """
     cut_short = 0
+    committed: list[int] = []
+
+    def note(event: Finishing) -> None:
+        committed.append(event.request.kv_len)
+
     for n in range(3):
         prompt = prompt_of(lab, n)
         text = lab.oracle.greedy(prompt).tokens
         for stop in dict.fromkeys(text):
             engine = build(base(lab, shape, model=lettered), page_size=page_size)
             stopping = {"stop_token_ids": (stop,)} if by == "token" else {"stop": ("no letters", chr(97 + stop))}
-            ends = Ends()
-            engine.observers.add(ends)
+            engine.observers.add(Heard(Finishing, then=note))
             request = engine.add_request("r", prompt, greedy(24, **stopping))
             reports = run(engine)
-            assert ends.committed == [len(request.all_ids) - 1]
+            assert committed.pop() == len(request.all_ids) - 1
             expected = list(text[: text.index(stop) + 1])
             assert request.output_ids == expected
             assert request.finish_reason == "stop"
@@ -401,27 +394,22 @@ def test_reports_add_up_to_the_outputs(lab: Lab) -> None:
 def test_the_observer_sees_requests_while_their_kv_is_there(lab: Lab) -> None:
     seen: list[tuple[str, str, int]] = []
 
-    class Observer(EngineObserver):
-        def on_prefilled(self, engine: Engine, request: Request) -> None:
-            keys, _ = engine.draft_kv(request, 0, request.kv_len)
-            assert not bool(keys.isnan().any())
-            assert request.kv_len == len(request.all_ids) - 1
-            seen.append(("prefilled", request.rid, request.kv_len))
-
-        def on_finishing(self, engine: Engine, request: Request) -> None:
-            keys, _ = engine.target_kv(request, 0, request.kv_len)
-            assert keys.shape[1] == request.kv_len == len(request.all_ids) - 1
-            assert request.row > 0
-            seen.append(("finishing", request.rid, request.kv_len))
+    def look(event: OfRequest) -> None:
+        request = event.request
+        keys, _ = (engine.draft_kv if isinstance(event, Prefilled) else engine.target_kv)(request, 0, request.kv_len)
+        assert not bool(keys.isnan().any())
+        assert keys.shape[1] == request.kv_len == len(request.all_ids) - 1
+        assert request.row > 0
+        seen.append((type(event).__name__, request.rid, request.kv_len))
 
     engine = build(base(lab))
-    engine.observers.add(Observer())
+    engine.observers.add(Heard(Prefilled, Finishing, then=look))
     serve(engine, [prompt_of(lab, 0), prompt_of(lab, 1, 9)], 5)
     assert sorted(seen) == [
-        ("finishing", "r0", 28),
-        ("finishing", "r1", 13),
-        ("prefilled", "r0", 24),
-        ("prefilled", "r1", 9),
+        ("Finishing", "r0", 28),
+        ("Finishing", "r1", 13),
+        ("Prefilled", "r0", 24),
+        ("Prefilled", "r1", 9),
     ]
 
 

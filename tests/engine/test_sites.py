@@ -13,10 +13,10 @@ import specdebug.engine
 from specdebug import async_probe
 from specdebug.async_probe.sites import find_sites
 from specdebug.diverge.choices import GROUNDS
-from specdebug.engine import EngineObserver, SamplingParams
+from specdebug.engine import SamplingParams
 from specdebug.engine.lineup import LINEUP, workers_at
-from specdebug.engine.observer import ObservedBatch
 from specdebug.engine.sites import SITES, SiteRows, held_at, rows_per_request
+from specdebug.events import BatchBegan, BatchEnded, Event, StageEntered
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run
 
@@ -27,8 +27,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-class Watch(EngineObserver):
+class Watch:
     """Holds every call of a site that hands over a tensor against the batch that is computed."""
+
+    hears = (BatchBegan, BatchEnded, StageEntered)
 
     def __init__(self, shape: dict[str, Any], worker: str = "v2") -> None:
         self.worker = worker
@@ -36,20 +38,20 @@ class Watch(EngineObserver):
         self.nodes = shape.get("num_draft_tokens", shape["num_steps"] + 1)
         # next-n layers go over the last positions of the step before once more
         self.extended = self.nodes + (shape["num_steps"] - 1 if "algorithm" in shape else 0)
-        self.batches: list[ObservedBatch] = []
+        self.batches: list[BatchBegan] = []
         self.stage = ""
         self.reached: set[str] = set()
         self.wrong: list[str] = []
 
-    def on_batch_begin(self, batch: ObservedBatch) -> None:
-        self.batches.append(batch)
-
-    def on_batch_end(self, batch: ObservedBatch) -> None:
-        assert self.batches.pop() is batch
-        self.stage = ""
-
-    def on_stage(self, stage: str) -> None:
-        self.stage = stage
+    def on(self, event: Event) -> None:
+        match event:
+            case BatchBegan():
+                self.batches.append(event)
+            case BatchEnded(kind):
+                assert self.batches.pop().kind == kind
+                self.stage = ""
+            case StageEntered(stage):
+                self.stage = stage
 
     def at_site(self, call: async_probe.SiteCall) -> None:
         self.reached.add(call.site)

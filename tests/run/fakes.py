@@ -6,14 +6,14 @@ import io
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 
-from specdebug.engine.observer import Observers
+from specdebug.events import Finishing, Observers, Prefilled, Stepped
 from specdebug.report.terminal import console
 from specdebug.run.oracles.base import OracleSettings
 from specdebug.scenario.grammar import OracleSpec
@@ -114,21 +114,17 @@ class FakeEngine:
         self.requests[rid].finish_reason = "abort"
         self.live.remove(rid)
 
-    def step(self) -> Any:
+    def step(self) -> Stepped:
         self.steps += 1
         self.before_step(self.steps)
-        report = SimpleNamespace(
-            kind="decode", rids=(), emitted={}, accept_lengths={}, cached={}, finished=(), retracted=()
-        )
         if self.stuck or not self.live:
-            report.kind = "idle"
-            return report
-        report.rids = tuple(self.live)
+            return Stepped(self.steps, "idle")
+        report = Stepped(self.steps, "decode", tuple(self.live))
         finished = []
         for rid in list(self.live):
             request = self.requests[rid]
             if not request.output_ids:
-                report.kind = "prefill"
+                report = replace(report, kind="prefill")
                 report.cached[rid] = request.cached_tokens
             request.output_ids.append(request.all_ids[-1] + 1)
             request.kv_len = len(request.all_ids) - 1
@@ -138,16 +134,13 @@ class FakeEngine:
                 request.accept_lengths.append(length)
                 report.accept_lengths[rid] = length
             else:
-                for each in self.observers:
-                    each.on_prefilled(self, request)
+                self.observers.tell(Prefilled, request)
             if len(request.output_ids) == request.sampling.max_new_tokens:
                 request.finish_reason = "length"
-                for each in self.observers:
-                    each.on_finishing(self, request)
+                self.observers.tell(Finishing, request)
                 self.live.remove(rid)
                 finished.append(rid)
-        report.finished = tuple(finished)
-        return report
+        return replace(report, finished=tuple(finished))
 
     def flush_cache(self) -> None:
         self.flushed += 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from specdebug.events import Finishing, Prefilled, Stepped
 from specdebug.reference import target_forward
 from specdebug.run import dense as dense_module
 from specdebug.run.dense import DenseReference
@@ -16,25 +18,32 @@ from specdebug.run.judge import Judge
 from specdebug.run.oracles.kv import first_bad_position
 from specdebug.run.oracles.lossless import TIE_MARGIN, judge_output
 from specdebug.verdict.outcome import Tie, Violation
-from tests.run.fakes import FakeEngine, FakeReference, FakeRequest, oracle_settings
+from tests.run.fakes import FakeEngine, FakeReference, FakeRequest, FakeSession, oracle_settings
 
 GREEDY = SimpleNamespace(temperature=0.0, max_new_tokens=8)
 
 
 def judge_of(
-    reference: FakeReference | None = None, **settings: Any
+    reference: FakeReference | None = None, *, engine: FakeEngine | None = None, **settings: Any
 ) -> tuple[Judge, list[Violation], list[tuple[str, Tie]]]:
     found: list[Violation] = []
     ties: list[tuple[str, Tie]] = []
     judge = Judge(
-        oracle_settings(**settings),
+        oracle_settings(**{"ends": False, **settings}),
+        FakeSession(engine or FakeEngine()),
         reference or FakeReference(),
         report=found.append,
         tie=lambda rid, tie: ties.append((rid, tie)),
         decode=lambda ids: " ".join(f"t{token}" for token in ids),
     )
-    judge.step = 9
+    judge.bench.step = 9
     return judge, found, ties
+
+
+def stepped(judge: Judge, emitted: dict[str, list[int]], *requests: FakeRequest) -> None:
+    """A step decided this of these requests."""
+    judge.bench.session.inside.requests |= {each.rid: each for each in requests}
+    judge.stepped(Stepped(1, "decode", tuple(each.rid for each in requests), emitted))
 
 
 def request(output: Sequence[int] = (11, 12, 13, 14), **changed: Any) -> FakeRequest:
@@ -44,17 +53,17 @@ def request(output: Sequence[int] = (11, 12, 13, 14), **changed: Any) -> FakeReq
 
 def test_a_right_output_is_silent() -> None:
     judge, found, ties = judge_of()
-    judge.on_finishing(FakeEngine(), request())
+    judge.on(Finishing(request()))
     assert (found, ties) == ([], [])
 
 
 def test_a_wrong_token_is_named_with_what_should_have_been() -> None:
     judge, found, _ = judge_of()
-    judge.after_step([], {"a.0": [11]})
-    judge.step = 10
-    judge.after_step([], {"a.0": [12, 40, 14]})
-    judge.step = 30
-    judge.on_finishing(FakeEngine(), request((11, 12, 40, 14)))
+    stepped(judge, {"a.0": [11]})
+    judge.bench.step = 10
+    stepped(judge, {"a.0": [12, 40, 14]})
+    judge.bench.step = 30
+    judge.on(Finishing(request((11, 12, 40, 14))))
     (violation,) = found
     assert violation.signature == "mismatch@request"
     assert violation.step == 10  # the step that emitted it, not the one in which it was noticed
@@ -68,11 +77,11 @@ def test_a_near_tie_is_reported_with_its_margin_and_is_no_failure() -> None:
     reference = FakeReference()
     reference.margin = 0.0009
     judge, found, ties = judge_of(reference)
-    judge.on_finishing(FakeEngine(), request((11, 12, 40, 41)))
+    judge.on(Finishing(request((11, 12, 40, 41))))
     assert found == []
     assert ties == [("a.0", Tie(2, 0.0009, pytest.approx(1e-3), token=40, preferred=13))]
     reference.margin = 0.0011
-    judge.on_finishing(FakeEngine(), request((11, 12, 40, 41)))
+    judge.on(Finishing(request((11, 12, 40, 41))))
     assert [violation.signature for violation in found] == ["mismatch@request"]
 
 
@@ -81,24 +90,25 @@ def test_how_near_a_tie_must_be_depends_on_what_the_dtype_can_tell_apart(dtype: 
     reference = FakeReference()  # whose largest logit is 10
     judge, found, ties = judge_of(reference, dtype=dtype)
     reference.margin = 0.99 * margin
-    judge.on_finishing(FakeEngine(), request((11, 12, 40, 41)))
+    judge.on(Finishing(request((11, 12, 40, 41))))
     assert (len(ties), found) == (1, [])
     reference.margin = 1.01 * margin
-    judge.on_finishing(FakeEngine(), request((11, 12, 40, 41)))
+    judge.on(Finishing(request((11, 12, 40, 41))))
     assert [violation.signature for violation in found] == ["mismatch@request"]
 
 
 def test_each_step_a_request_that_goes_on_is_judged_until_something_is_wrong_with_it() -> None:
     judge, found, ties = judge_of(each_step=True)
-    engine, going = FakeEngine(), request((11, 12))
-    judge.look(engine, [going], {"a.0": [12]})
+    going = request((11, 12))
+    stepped(judge, {"a.0": [12]}, going)
     assert found == []
     going.output_ids += [40]
-    judge.look(engine, [going], {})  # a step gave it nothing
+    stepped(judge, {}, going)  # a step gave it nothing
     assert found == []
-    judge.look(engine, [going], {"a.0": [40]})
+    stepped(judge, {"a.0": [40]}, going)
     going.output_ids += [50]
-    judge.look(engine, [going, request(finish_reason="length")], {"a.0": [50]})
+    ended = replace(request((11, 40), finish_reason="length"), rid="b.0")
+    stepped(judge, {"a.0": [50], "b.0": [40]}, going, ended)
     assert [(each.kind, each.data["position"]) for each in found] == [("mismatch", 2)]
     assert ties == []
 
@@ -111,10 +121,10 @@ def test_each_step_target_kv_is_compared_in_float32(dtype: str, signatures: list
             k[0, 5, 1, 3] += 1.0
             return k, v
 
-    judge, found, _ = judge_of(each_step=True, dtype=dtype)
-    judge.look(Damaged(), [request()], {"a.0": [13]})
+    judge, found, _ = judge_of(each_step=True, dtype=dtype, engine=Damaged())
+    stepped(judge, {"a.0": [13]}, request())
     assert [each.signature for each in found] == signatures
-    judge.on_finishing(Damaged(), request(finish_reason="length"))  # and in the step that is the last
+    judge.on(Finishing(request(finish_reason="length")))  # and in the step that is the last
     assert [each.signature for each in found] == signatures * 2
     assert all("target key of a.0 is off by" in each.detail and "position 5 of 14" in each.detail for each in found)
 
@@ -124,29 +134,29 @@ def test_only_what_asks_for_it_is_judged_each_step() -> None:
         def target_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
             raise AssertionError("was asked")
 
-    judge, found, _ = judge_of()
-    judge.look(Damaged(), [request((11, 40))], {"a.0": [40]})
-    judge.on_finishing(Damaged(), request(finish_reason="length"))
+    judge, found, _ = judge_of(engine=Damaged())
+    stepped(judge, {"a.0": [40]}, request((11, 40)))
+    judge.on(Finishing(request(finish_reason="length")))
     assert found == []
 
 
 def test_every_comparison_is_counted_and_nothing_else() -> None:
     judge, _, _ = judge_of(each_step=True)
-    judge.on_prefilled(FakeEngine(), request())
-    judge.on_finishing(FakeEngine(), request())
-    assert judge.looks == {"draft_kv": 2, "target_kv": 1, "lossless": 1}
+    judge.on(Prefilled(request()))
+    judge.on(Finishing(request()))
+    assert judge.bench.looks == {"draft_kv": 2, "target_kv": 1, "lossless": 1}
     judge, _, _ = judge_of(lossless=False, draft_kv=False)
-    judge.on_finishing(FakeEngine(), request())
-    assert judge.looks == {}
+    judge.on(Finishing(request()))
+    assert judge.bench.looks == {}
     judge, _, _ = judge_of()
     sampled = request(sampling=SimpleNamespace(temperature=0.7), speculative=False)
-    judge.on_finishing(FakeEngine(), sampled)
-    assert judge.looks == {}
+    judge.on(Finishing(sampled))
+    assert judge.bench.looks == {}
 
 
 def test_sampled_requests_are_not_judged_by_the_argmax() -> None:
     judge, found, _ = judge_of()
-    judge.on_finishing(FakeEngine(), request((90, 91), sampling=SimpleNamespace(temperature=0.7), kv_len=0))
+    judge.on(Finishing(request((90, 91), sampling=SimpleNamespace(temperature=0.7), kv_len=0)))
     assert found == []
 
 
@@ -170,8 +180,8 @@ class BrokenDraft(FakeEngine):
 @pytest.mark.parametrize("value", [1.01, 0.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("side", [0, 1])
 def test_wrong_draft_kv_is_named_with_its_position(value: float, side: int) -> None:
-    judge, found, _ = judge_of()
-    judge.on_prefilled(BrokenDraft(6, value, side), request())
+    judge, found, _ = judge_of(engine=BrokenDraft(6, value, side))
+    judge.on(Prefilled(request()))
     (violation,) = found
     assert (violation.signature, violation.step) == ("mismatch@draft_kv", 9)
     assert violation.data["position"] == 6
@@ -196,15 +206,15 @@ def test_every_layer_of_a_draft_is_compared_as_far_as_its_tokens_are_known(layer
             return k, v
 
     for broken in (known - 1, known):
-        judge, found, _ = judge_of(TwoLayers())
-        judge.on_finishing(Layers(), request(output=(90, 91, 92), kv_len=12))
+        judge, found, _ = judge_of(TwoLayers(), engine=Layers())
+        judge.on(Finishing(request(output=(90, 91, 92), kv_len=12)))
         seen = [(v.data["position"], v.data["layer"], v.detail.split(" of ")[0]) for v in found if "layer" in v.data]
         assert seen == ([(broken, layer, f"layer {layer}'s draft key")] if broken < known else [])
 
 
 def test_rounding_is_not_an_error() -> None:
-    judge, found, _ = judge_of()
-    judge.on_prefilled(BrokenDraft(6, 1.0005), request())
+    judge, found, _ = judge_of(engine=BrokenDraft(6, 1.0005))
+    judge.on(Prefilled(request()))
     assert found == []
 
 
@@ -219,17 +229,16 @@ def test_rounding_is_not_an_error() -> None:
     ],
 )
 def test_where_a_wrong_position_lies(position: int, cached: int, place: str) -> None:
-    judge, found, _ = judge_of()
-    judge.after_step([request(output=(), kv_len=9)], {})
-    judge.on_finishing(BrokenDraft(position, 2.0), request(cached_tokens=cached))
+    judge, found, _ = judge_of(engine=BrokenDraft(position, 2.0))
+    stepped(judge, {}, request(output=(), kv_len=9))
+    judge.on(Finishing(request(cached_tokens=cached)))
     assert found[0].detail.endswith(place)
 
 
 def test_zero_filled_positions_are_counted_only_where_policy_put_them() -> None:
-    judge, found, _ = judge_of(zero_fill=True)
-    judge.on_finishing(BrokenDraft(3, 0.0), request(hit_len=7))
+    judge, found, _ = judge_of(zero_fill=True, engine=BrokenDraft(3, 0.0))
+    judge.on(Finishing(request(hit_len=7)))
     assert [v.data["position"] for v in found] == [3]  # a zero key with a live value was not zero-filled
-    found.clear()
 
     class Zeroed(FakeEngine):
         def draft_kv(self, request: FakeRequest, start: int, stop: int) -> Any:
@@ -237,27 +246,28 @@ def test_zero_filled_positions_are_counted_only_where_policy_put_them() -> None:
             k[0, 2:9], v[0, 2:9] = 0, 0
             return k, v
 
-    judge.on_finishing(Zeroed(), request(hit_len=9))
+    judge, found, _ = judge_of(zero_fill=True, engine=Zeroed())
+    judge.on(Finishing(request(hit_len=9)))
     assert found == []
     (note,) = judge.notes()
     assert "draft KV of 7 cached positions zero-filled" in note
-    judge.on_finishing(Zeroed(), request(hit_len=7))
+    judge.on(Finishing(request(hit_len=7)))
     assert found[0].data["position"] == 7
-    strict, found, _ = judge_of(zero_fill=False)
-    strict.on_finishing(Zeroed(), request(hit_len=9))
+    strict, found, _ = judge_of(zero_fill=False, engine=Zeroed())
+    strict.on(Finishing(request(hit_len=9)))
     assert found[0].data["position"] == 2
 
 
 def test_a_request_that_does_not_speculate_has_no_draft_kv_to_compare() -> None:
-    judge, found, _ = judge_of()
-    judge.on_prefilled(BrokenDraft(3, 2.0), request(speculative=False))
+    judge, found, _ = judge_of(engine=BrokenDraft(3, 2.0))
+    judge.on(Prefilled(request(speculative=False)))
     assert found == []
 
 
 def test_an_inactive_judge_is_silent_and_costs_nothing() -> None:
-    judge, found, _ = judge_of()
+    judge, found, _ = judge_of(engine=BrokenDraft(3, 2.0))
     judge.active = False
-    judge.on_finishing(BrokenDraft(3, 2.0), request((90, 91)))
+    judge.on(Finishing(request((90, 91))))
     assert (found, judge.seconds) == ([], 0.0)
 
 
@@ -267,14 +277,14 @@ def test_an_oracle_that_cannot_judge_is_said_so_and_does_not_stop_the_engine() -
             raise IndexError("index out of range in self")
 
     judge, found, _ = judge_of(Blind())
-    judge.on_finishing(FakeEngine(), request())
+    judge.on(Finishing(request()))
     assert [violation.signature for violation in found] == ["error@oracle"]
     assert "cannot judge a.0: IndexError" in found[0].detail
 
 
 def test_judging_time_is_kept_apart() -> None:
     judge, _, _ = judge_of()
-    judge.on_finishing(FakeEngine(), request())
+    judge.on(Finishing(request()))
     assert judge.seconds > 0
 
 

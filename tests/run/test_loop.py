@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -13,6 +13,7 @@ import torch
 from specdebug import async_probe
 from specdebug.base.abilities import Ability
 from specdebug.engine.errors import IllegalAddress, PlanAssertion, RequestRejected
+from specdebug.events import AllServed, Event, Stepped
 from specdebug.run.driver import WorkloadDriver
 from specdebug.run.exceptions import violation_of
 from specdebug.run.judge import Judge
@@ -36,16 +37,16 @@ def planned(rid: str, *, delay: int = 0, tokens: int = 4, abort_after: int | Non
 def loop_of(
     engine: FakeEngine, *requests: WorkloadRequest, max_steps: int = 1000, vocab: int = 50
 ) -> tuple[RunLoop, ListSink, Judge]:
-    sink = ListSink()
+    sink, session = ListSink(), FakeSession(engine, vocab)
     judge = Judge(
         oracle_settings(guards=True, probes=True, ends=False),  # the stand-in's accept lengths are made up
+        session,
         FakeReference(),
         report=lambda violation: loop.report(violation),
         tie=lambda rid, tie: None,
         decode=lambda ids: "".join(map(str, ids)),
     )
-    session = FakeSession(engine, vocab)
-    session.observe(judge)
+    session.observers.add(judge)
     loop = RunLoop(
         session,
         WorkloadDriver(Workload(requests)),
@@ -278,32 +279,42 @@ def test_an_oracle_that_finds_the_device_gone_does_not_take_the_blame() -> None:
     assert signatures(sink) == ["assert@engine"]
 
 
-@pytest.mark.parametrize("when", ["on_step", "on_served", "abort"])
+def look_on(judge: Judge, kind: type[Event], on: Callable[[Event], None]) -> None:
+    """Have one more oracle hear of these events."""
+    looking: Any = SimpleNamespace(hears=(kind,), on=on)
+    judge.oracles.append(looking)
+    judge.hears.add(kind)
+
+
+@pytest.mark.parametrize(("when", "step"), [(Stepped, 1), (AllServed, 4), (None, 2)])
 def test_a_device_that_is_found_lost_between_steps_ends_the_run_like_one_in_a_step(
-    monkeypatch: pytest.MonkeyPatch, when: str
+    monkeypatch: pytest.MonkeyPatch, when: type[Event] | None, step: int
 ) -> None:
-    def fault(*_: object) -> None:
+    def fault(_: object) -> None:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
     seen = async_probe.ProbeFinding("draft.input_ids", "oob", 1, 0, 9, 1)
     monkeypatch.setattr(async_probe, "salvage", lambda: [seen])
     engine = FakeEngine()
-    loop, sink, judge = loop_of(engine, planned("a.0", tokens=4, abort_after=2 if when == "abort" else None))
-    monkeypatch.setattr(*((engine, "abort") if when == "abort" else (judge.oracles[-1], when)), fault)
+    loop, sink, judge = loop_of(engine, planned("a.0", tokens=4, abort_after=2 if when is None else None))
+    if when is None:
+        monkeypatch.setattr(engine, "abort", fault)
+    else:
+        look_on(judge, when, fault)
     with pytest.raises(Stopped):
         loop.run()
     assert signatures(sink) == ["oob@draft.input_ids", "assert@engine"]
-    assert [event["step"] for event in sink.of("violation")] == [1, {"on_step": 1, "on_served": 4, "abort": 2}[when]]
+    assert [event["step"] for event in sink.of("violation")] == [1, step]
     assert loop.lost
 
 
-def test_an_error_of_an_oracle_that_is_not_the_device_s_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_judge_that_is_not_the_device_s_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, sink, judge = loop_of(FakeEngine(), planned("a.0"))
 
     def fail(*_: object) -> None:
         raise KeyError("a bug of ours")
 
-    monkeypatch.setattr(judge, "on_served", fail)
+    monkeypatch.setattr(judge, "stepped", fail)
     with pytest.raises(KeyError):
         loop.run()
     assert signatures(sink) == []
@@ -404,24 +415,18 @@ class ByCompletion(FakeSession):
             report = self.inside.step()
             for rid, tokens in report.emitted.items():
                 emitted.setdefault(rid, []).extend(tokens)
-        report.emitted = emitted
-        return report
+        return replace(report, emitted=emitted)
 
 
 def test_without_steps_a_delay_counts_completed_requests_and_an_idle_session_is_not_waited_on() -> None:
     engine = FakeEngine()
-    sink = ListSink()
+    sink, session = ListSink(), ByCompletion(engine)
     judge = Judge(
-        oracle_settings(lossless=False, draft_kv=False, pools=False),
-        None,
-        print,
-        lambda rid, tie: None,
-        str,
-        shows=ByCompletion.shows,
+        oracle_settings(lossless=False, draft_kv=False, pools=False), session, None, print, lambda rid, tie: None, str
     )
     requests = (planned("a.0"), planned("b.0", delay=1), planned("c.0", delay=700), planned("d.0", delay=2))
     driver = WorkloadDriver(Workload(requests))
-    RunLoop(ByCompletion(engine), driver, sink, judge, max_steps=50, decode=str).run()
+    RunLoop(session, driver, sink, judge, max_steps=50, decode=str).run()
     order = [(event["event"], event.get("rid")) for event in sink.events if event["event"] in ("arrive", "request")]
     assert order == [
         *(("arrive", "a.0"), ("request", "a.0"), ("arrive", "b.0"), ("request", "b.0")),

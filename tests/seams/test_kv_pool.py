@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from specdebug import async_probe
-from specdebug.engine import Engine, EngineConfig, EngineObserver, SamplingParams
+from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.engine import Models, load_models
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
 from specdebug.engine.memory.mha_pool import MHAPool
+from specdebug.events import Finishing
+from tests.heard import Heard
 from tests.seams.installing import Install, installing
 
 __all__ = ["installing"]
@@ -100,11 +102,10 @@ def serve(config: EngineConfig, models: Models) -> tuple[Engine, list[Any], list
     """Two prompts of one prefix and, when they have ended, one that hits it: what each step did, and all draft KV."""
     engine, steps, drafted = Engine(config, models), list[Any](), list[Tensor]()
 
-    class Reader(EngineObserver):
-        def on_finishing(self, engine: Engine, request: Any) -> None:
-            drafted.extend(engine.draft_kv(request, 0, request.kv_len - 1))
+    def read(event: Finishing) -> None:
+        drafted.extend(engine.draft_kv(event.request, 0, event.request.kv_len - 1))
 
-    engine.observers.add(Reader())
+    engine.observers.add(Heard(Finishing, then=read))
     prefix = list(range(40, 62))
     for number, tail in enumerate(([7, 8], [9], [7, 8, 9, 10])):
         if number == 2:

@@ -16,6 +16,7 @@ from tests.seams.test_target import replay
 __all__ = ["installing"]
 
 SOURCE = '''
+from specdebug.events import Finishing
 from specdebug.run.oracles.base import Oracle
 from specdebug.verdict.outcome import Violation
 
@@ -25,8 +26,10 @@ class AtMost(Oracle):
 
     name = "at-most"
     needs = frozenset({"steps"})
+    hears = (Finishing,)
 
-    def on_finishing(self, session, request):
+    def on(self, event):
+        request = event.request
         if len(request.output_ids) > self.bench.settings.spec.more[self.name]:
             self.bench.report(Violation("too-long", request.rid, self.bench.step, "talks too much"))
 '''

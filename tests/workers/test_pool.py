@@ -303,7 +303,7 @@ def test_what_is_preloaded_is_never_the_engine() -> None:
         events, _ = run_one(ready, victim("environment"))
     modules = events[0]["modules"]
     assert "specdebug.run.loop" in modules
-    harmless = {"specdebug.engine", "specdebug.engine.observer", "specdebug.engine.sites"}  # a protocol and a table
+    harmless = {"specdebug.engine", "specdebug.engine.sites"}  # a table
     assert {name for name in modules if name.startswith("specdebug.engine")} <= harmless
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdebug import async_probe, kernel_memory
 from specdebug.base.errors import SpecDebugError
+from specdebug.events import Stepped
 from specdebug.faults.injector import Injector
 from specdebug.run.exceptions import violation_of
 from specdebug.verdict.device_errors import device_lost
@@ -28,7 +29,6 @@ from specdebug.workers.wire import LineReader, Sink
 
 if TYPE_CHECKING:
     from specdebug.async_probe import ProbeFinding
-    from specdebug.engine import StepReport
     from specdebug.engine.memory.arena import GuardViolation
 
 T = TypeVar("T")
@@ -185,7 +185,6 @@ class EngineLoop:
     def _advance(self) -> None:
         """Run one step and tell what came of it; what it recorded before it failed is told first. Raises _Hanging."""
         step = self._step + 1
-        self._injector.before_step(step)
         began = time.perf_counter()
         try:
             report = self._engine.step()
@@ -194,13 +193,12 @@ class EngineLoop:
                 self._inspect(step, wait=True)
             raise
         seconds = time.perf_counter() - began
-        self._injector.after_step()
         self._inspect(step, wait=not self._on_gpu)
         self._step = step
         self._tell_step(report, seconds)
         self._watch_progress(report)
 
-    def _tell_step(self, report: StepReport, seconds: float) -> None:
+    def _tell_step(self, report: Stepped, seconds: float) -> None:
         ended = [self._engine.requests[rid] for rid in report.finished]
         retracted, self._put_back = self._put_back + [self._keys[rid] for rid in report.retracted], []
         self._sink.emit(
@@ -265,7 +263,7 @@ class EngineLoop:
             law, _, what = broken.partition(":")
             self._tell(Violation("pools", law.strip(), self._step, what.strip() or broken))
 
-    def _watch_progress(self, report: StepReport) -> None:
+    def _watch_progress(self, report: Stepped) -> None:
         self._idle = self._idle + 1 if report.kind == "idle" and self._session.has_work else 0
         if self._idle > IDLE_LIMIT:
             raise _Hanging(f"the engine has work but did nothing for {IDLE_LIMIT} steps")

@@ -3,19 +3,18 @@ temperature. An engine none of whose requests wants any is not observed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdebug.engine.observer import Decision, EngineObserver
+from specdebug.events import Decided, Event, PromptComputed, TokensSampled
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdebug.engine import Engine, Request
-    from specdebug.engine.batch import PrefillBatch
+    from specdebug.engine import Engine
 
 ROWS = 256
 """Positions whose logits are computed at a time."""
@@ -33,11 +32,13 @@ class _Wanted:
     output: list[Any] = field(default_factory=list)
 
 
-class LogprobRecorder(EngineObserver):
+class LogprobRecorder:
     """Keeps log probabilities until :meth:`take` asks for them.
 
     Of each token a triple: its own, pairs of the greatest and their tokens, and those of the tokens asked for.
     """
+
+    hears = (PromptComputed, TokensSampled, Decided)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -64,12 +65,31 @@ class LogprobRecorder(EngineObserver):
             wanted.output, wanted.prompt = [], []
         return found
 
-    def on_prompt(self, batch: PrefillBatch, hidden: Tensor) -> None:
+    def on(self, event: Event) -> None:
+        match event:
+            case PromptComputed():
+                self._keep_prompts(event)
+            case TokensSampled(requests, logits, ids):
+                for row, wanted in self._rows_wanted(requests):
+                    wanted.output = self._told(wanted, logits[row : row + 1], ids[row : row + 1])
+            case Decided(requests):
+                for row, wanted in self._rows_wanted(requests):
+                    nodes = event.accept_index[row]
+                    nodes = nodes[nodes >= 0].to(torch.int64)
+                    ids = event.predict[nodes].to(torch.int64)
+                    wanted.output = self._told(wanted, event.logits[nodes], ids)
+
+    def _rows_wanted(self, requests: Sequence[Any]) -> Iterator[tuple[int, _Wanted]]:
+        for row, request in enumerate(requests):
+            if (wanted := self._wanted.get(request.rid)) is not None:
+                yield row, wanted
+
+    def _keep_prompts(self, computed: PromptComputed) -> None:
         begin = 0
-        for request, start, length in zip(batch.requests, batch.prefix_lens_cpu, batch.extend_lens_cpu, strict=True):
+        for request, start, length in zip(computed.requests, computed.starts, computed.lens, strict=True):
             wanted = self._wanted.get(request.rid)
             if wanted is not None and wanted.start is not None and not request.output_ids:
-                self._keep_prompt(wanted, request.prompt_ids, start, hidden[begin : begin + length])
+                self._keep_prompt(wanted, request.prompt_ids, start, computed.hidden[begin : begin + length])
             begin += length
 
     def _keep_prompt(self, wanted: _Wanted, prompt: list[int], start: int, hidden: Tensor) -> None:
@@ -80,20 +100,6 @@ class LogprobRecorder(EngineObserver):
             end = min(begin + ROWS, last)
             ids = torch.tensor(prompt[begin + 1 : end + 1], device=hidden.device)
             wanted.prompt += self._told(wanted, self._engine.model.logits(hidden[begin - start : end - start]), ids)
-
-    def on_sampled(self, requests: Sequence[Request], logits: Tensor, ids: Tensor) -> None:
-        for row, request in enumerate(requests):
-            if (wanted := self._wanted.get(request.rid)) is not None:
-                wanted.output = self._told(wanted, logits[row : row + 1], ids[row : row + 1])
-
-    def on_decided(self, decision: Decision) -> None:
-        acceptance = decision.acceptance
-        for row, request in enumerate(decision.requests):
-            if (wanted := self._wanted.get(request.rid)) is not None:
-                nodes = acceptance.accept_index[row]
-                nodes = nodes[nodes >= 0].to(torch.int64)
-                ids = acceptance.predict[nodes].to(torch.int64)
-                wanted.output = self._told(wanted, decision.logits[nodes], ids)
 
     def _told(self, wanted: _Wanted, logits: Tensor, ids: Tensor) -> list[Any]:
         """logits [n, V], ids [n]."""

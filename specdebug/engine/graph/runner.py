@@ -24,6 +24,7 @@ from specdebug.engine.memory.arena import Arena, ArenaLayout, GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.speculative.forward import EngineParts, ForwardLauncher, Inputs, Outputs, StepForward
+from specdebug.events import Launched
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
 
     def launch(self, planned: Planned[Inputs], batch_size: int) -> Outputs:
         """Run what was prepared last, of which ``batch_size`` rows are live; the result is that of :meth:`replay`."""
-        self._observers.launched(self._forward.name, batch_size, planned.bs)
+        self._observers.tell(Launched, self._forward.name, batch_size, planned.bs)
         captured = self.captured.get(planned.bs)
         if captured is None:
             self._compute(planned.bs, planned.padded, self._bind(planned.padded, planned.metadata, graph=False))

@@ -18,12 +18,12 @@ from specdebug.engine.attention.planner import AttentionPlanner, SequenceLayout
 from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel, LayerAttention
-from specdebug.engine.observer import Forward
 from specdebug.engine.speculative.commit import Compacted, last_accepted_rows
 from specdebug.engine.speculative.forward import ForwardLauncher, StepForward
 from specdebug.engine.speculative.protocol import WorkerParts
 from specdebug.engine.speculative.selection import top_k_probs
 from specdebug.engine.speculative.state import DraftStateTable
+from specdebug.events import Forward
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.observer import Forward, Observers
+from specdebug.events import Forward, Launched, Observers
 
 if TYPE_CHECKING:
     from specdebug.engine.graph.runner import GraphRunner
@@ -100,7 +100,7 @@ class ForwardLauncher(Generic[Inputs, Outputs]):
     def run_eagerly(self, inputs: Inputs, lens_cpu: tuple[int, ...]) -> Outputs:
         """:meth:`run` without a graph."""
         forward = self.forward
-        self.parts.observers.launched(forward.name, len(lens_cpu), None)
+        self.parts.observers.tell(Launched, forward.name, len(lens_cpu), None)
         plans = forward.plan(self.parts.planner, inputs, lens_cpu, self.workspace)
         attentions = [
             self.attention.bind(plan, forward.pool, loc) for plan, loc in zip(plans, forward.locs(inputs), strict=True)

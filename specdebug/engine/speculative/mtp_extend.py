@@ -29,9 +29,9 @@ from specdebug.engine.kernels.mtp_rows import mtp_rows
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.mtp import MTPDraft
-from specdebug.engine.observer import Forward
 from specdebug.engine.speculative.forward import EngineParts, StepForward
 from specdebug.engine.speculative.mtp_state import MTPStateTable, RecentPositions
+from specdebug.events import Forward
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from torch import Tensor
 from specdebug.async_probe import maybe_detect_nonfinite
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel
-from specdebug.engine.observer import DraftForward, Forward, Observers
 from specdebug.engine.speculative.forward import Inputs, StepForward
 from specdebug.engine.speculative.selection import DraftCandidates, Selection
+from specdebug.events import DraftForward, Forward, Observers
 
 
 class DraftPasses(StepForward[Inputs, DraftCandidates]):
@@ -49,5 +49,5 @@ class DraftPasses(StepForward[Inputs, DraftCandidates]):
         parents (int64 [B, K]) are branches of the pass before."""
         logits = self.model.logits(hidden)
         maybe_detect_nonfinite(logits, "draft.forward.logits")
-        self._observers.draft_forward(DraftForward(number, tokens, parents.reshape(-1), logits))
+        self._observers.tell(DraftForward, number, tokens, parents.reshape(-1), logits)
         return logits

@@ -20,13 +20,15 @@ from specdebug.engine.graph.tables import verify_table
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.fill import Scratch
 from specdebug.engine.request import Request
+from specdebug.engine.speculative.accept import Acceptance
 from specdebug.engine.speculative.commit import Compacted
 from specdebug.engine.speculative.drafter import Drafter, DrafterParts
 from specdebug.engine.speculative.protocol import WorkerParts
 from specdebug.engine.speculative.registry import drafter_of
 from specdebug.engine.speculative.state import StateTable
-from specdebug.engine.speculative.tree import TreeBuilder
+from specdebug.engine.speculative.tree import TreeBuilder, VerifyTree
 from specdebug.engine.speculative.verify import VerifyForward, VerifyStage
+from specdebug.events import Decided
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,23 @@ class StagedWorker(Generic[AnyDrafter]):
         [Σext, F]."""
         self.drafter.prefill(batch, next_ids, features)
         self.state.store_lengths(batch.req_pool_indices, batch.prefix_lens + batch.extend_lens, next_ids)
+
+    def _tell_observers(
+        self, requests: Sequence[Request], tree: VerifyTree, logits: Tensor, acceptance: Acceptance
+    ) -> None:
+        """Tell what a verify has decided. logits: [B·T, V]."""
+        spec = self._parts.spec
+        self._parts.observers.tell(
+            Decided,
+            requests=requests,
+            logits=logits,
+            topk=spec.eagle_topk,
+            num_steps=spec.num_steps,
+            threshold_single=spec.threshold_single,
+            threshold_acc=spec.threshold_acc,
+            **vars(tree),
+            **vars(acceptance),
+        )
 
     def check_guards(self) -> list[GuardViolation]:
         """Overruns of any runner's static buffers since the last call."""

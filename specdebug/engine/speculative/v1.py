@@ -22,7 +22,6 @@ from torch import Tensor
 from specdebug.engine.attention.planner import ExtendLayout, SequenceLayout
 from specdebug.engine.device import upload
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
-from specdebug.engine.observer import Decision
 from specdebug.engine.request import Request
 from specdebug.engine.speculative.accept import Acceptance, accept, truncate
 from specdebug.engine.speculative.commit import commit_kv, compact_accepted
@@ -30,6 +29,7 @@ from specdebug.engine.speculative.drafter import AcceptedRows, SlotDrafter
 from specdebug.engine.speculative.protocol import WorkerParts
 from specdebug.engine.speculative.stages import StagedWorker, bonus_of, read_back
 from specdebug.engine.speculative.step_slots import StepSlots, Taken
+from specdebug.events import StageEntered
 
 
 class EagleWorkerV1(StagedWorker[SlotDrafter[Any]]):
@@ -47,26 +47,26 @@ class EagleWorkerV1(StagedWorker[SlotDrafter[Any]]):
         lens_cpu = tuple(request.kv_len for request in requests)
         rows = self._rows_of(requests)
 
-        observers.stage("draft")
+        observers.tell(StageEntered, "draft")
         state = self.state.gather(rows)
         with self._slots.draft(requests, rows, state.seq_lens) as locs:
             candidates = self.drafter.draft_into(rows, state, locs, lens_cpu)
 
-        observers.stage("tree")
+        observers.tell(StageEntered, "tree")
         tree = self._tree_builder.build(candidates, state.bonus, state.seq_lens)
 
-        observers.stage("verify")
+        observers.tell(StageEntered, "verify")
         batch = SequenceLayout(rows, state.seq_lens, lens_cpu)
         taken = self._slots.take(requests, rows, state.seq_lens)
         prepared = self._verify.prepare(tree, rows, state.seq_lens, taken.out_cache_loc, lens_cpu, slack=0)
         verified = self._verify.run(prepared, lens_cpu)
 
-        observers.stage("accept")
+        observers.tell(StageEntered, "accept")
         acceptance = accept(requests, tree, verified.logits, spec, config.seed)
         acceptance.probe_indices(spec.tree_size, self._parts.vocab_size)
-        observers.decided(Decision(requests, tree, verified.logits, acceptance, spec))
+        self._tell_observers(requests, tree, verified.logits, acceptance)
 
-        observers.stage("commit")
+        observers.tell(StageEntered, "commit")
         compacted = compact_accepted(acceptance, verified.features, spec)
         told = read_back(compacted, acceptance.accept_index).wait()
         tokens = [row[1 : row[0] + 1] for row in told]
@@ -76,7 +76,7 @@ class EagleWorkerV1(StagedWorker[SlotDrafter[Any]]):
         lengths = accepted.layout.extend_lens
         self.state.store_lengths(rows, state.seq_lens + lengths, bonus_of(compacted, lengths))
 
-        observers.stage("extend")
+        observers.tell(StageEntered, "extend")
         self.drafter.extend_accepted(compacted, accepted)
         return tokens
 

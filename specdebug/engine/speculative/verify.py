@@ -19,10 +19,10 @@ from specdebug.engine.graph.runner import Planned, padded_lens
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.observer import Forward
 from specdebug.engine.speculative.forward import ForwardLauncher, StepForward
 from specdebug.engine.speculative.protocol import WorkerParts
 from specdebug.engine.speculative.tree import VerifyTree
+from specdebug.events import Forward
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from specdebug.async_probe import maybe_detect_oob
 from specdebug.engine.attention.planner import SequenceLayout
 from specdebug.engine.batch import PrefillBatch
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
-from specdebug.engine.observer import Decision
 from specdebug.engine.request import Request
 from specdebug.engine.speculative.accept import accept
 from specdebug.engine.speculative.commit import commit_kv, compact_accepted
@@ -24,6 +23,7 @@ from specdebug.engine.speculative.protocol import WorkerParts
 from specdebug.engine.speculative.stages import StagedWorker, bonus_of, read_back
 from specdebug.engine.speculative.tree import VerifyTree
 from specdebug.engine.speculative.verify import PreparedVerify
+from specdebug.events import AheadDropped, StageEntered
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class EagleWorker(StagedWorker[Drafter[Any]]):
         inputs = begun.verify.inputs
         batch = SequenceLayout(inputs.req_pool_indices, inputs.seq_lens, lens_cpu)
 
-        observers.stage("verify")
+        observers.tell(StageEntered, "verify")
         verified = self._verify.run(begun.verify, lens_cpu)
 
-        observers.stage("accept")
+        observers.tell(StageEntered, "accept")
         acceptance = accept(requests, begun.tree, verified.logits, spec, self._parts.config.seed)
         acceptance.probe_indices(spec.tree_size, self._parts.vocab_size)
-        observers.decided(Decision(requests, begun.tree, verified.logits, acceptance, spec))
+        self._tell_observers(requests, begun.tree, verified.logits, acceptance)
 
-        observers.stage("commit")
+        observers.tell(StageEntered, "commit")
         commit_kv(acceptance, inputs.out_cache_loc, spec, self._parts.pools.target, self._scratch)
         compacted = compact_accepted(acceptance, verified.features, spec)
         accepted, bonus = read_back(compacted), bonus_of(compacted, compacted.accept_lengths)
@@ -68,7 +68,7 @@ class EagleWorker(StagedWorker[Drafter[Any]]):
         # Queued behind the read-back: a GPU extends, drafts for the next step and plans its verify while the host looks
         # at the tokens; the host then only launches it. The device knows enough for this, a request holds slots for
         # two steps, and if the next batch is another one, only the work is lost.
-        observers.stage("extend")
+        observers.tell(StageEntered, "extend")
         self.drafter.extend(batch, compacted, inputs.out_cache_loc)
         with observers.ahead():
             self._ahead = self._begin_ahead(requests, lens_cpu)
@@ -82,16 +82,16 @@ class EagleWorker(StagedWorker[Drafter[Any]]):
         observers, table = self._parts.observers, self._parts.pools.req_to_token.table
         rows = self._rows_of(requests)
 
-        observers.stage("draft")
+        observers.tell(StageEntered, "draft")
         state = self.state.gather(rows)
         slots = verify_cache_locs(table, rows, state.seq_lens, self._parts.spec.tree_size)
         maybe_detect_oob(slots, 0, self._parts.pools.target.size, "verify.out_cache_loc")
         candidates = self.drafter.draft(rows, state, slots, lens_cpu)
 
-        observers.stage("tree")
+        observers.tell(StageEntered, "tree")
         tree = self._tree_builder.build(candidates, state.bonus, state.seq_lens)
 
-        observers.stage("verify")
+        observers.tell(StageEntered, "verify")
         prepared = self._verify.prepare(tree, rows, state.seq_lens, slots, lens_cpu, slack)
         return _Begun(tuple(requests), tree, prepared)
 
@@ -118,8 +118,7 @@ class EagleWorker(StagedWorker[Drafter[Any]]):
         """The step that was begun ahead will not go on."""
         if self._ahead is None:
             return
-        for each in self._parts.observers:
-            each.on_ahead_dropped()
+        self._parts.observers.tell(AheadDropped)
         self._verify.abandon(self._ahead.verify)
         self._ahead = None
 

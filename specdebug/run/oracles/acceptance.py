@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdebug.events import AfterStep, Decided, Event
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.trees import read_masks
-from specdebug.targets.base import Session
 from specdebug.verdict.outcome import Violation
 
 COIN_MARGIN = 1e-5
@@ -33,7 +33,7 @@ class _Pending:
     [B, S+1]: ``best``, the argmax of the logits; ``tied``, whether the token chosen has as great a one; and ``rows``,
     the logits themselves where one of the requests samples."""
 
-    decision: Any
+    decision: Decided
     outputs: Sequence[int]
     best: Tensor
     tied: Tensor
@@ -77,6 +77,7 @@ class AcceptanceOracle(Oracle):
 
     name = "acceptance"
     needs = frozenset({"draft", "decisions"})
+    hears = (Decided, AfterStep)
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:
@@ -86,31 +87,35 @@ class AcceptanceOracle(Oracle):
         super().__init__(bench)
         self._pending: list[_Pending] = []
 
+    def on(self, event: Event) -> None:
+        match event:
+            case Decided():
+                self._keep(event)
+            case AfterStep(step, failed):
+                pending, self._pending = self._pending, []
+                for each in pending:
+                    with self.bench.judging("what a verify accepted"):
+                        self._judge(each, step, failed=failed)
+
     @torch.no_grad()
-    def on_decided(self, session: Any, decision: Any) -> None:
-        acceptance, (batch, nodes), vocab = decision.acceptance, decision.tree.tokens.shape, decision.logits.shape[-1]
-        flat = acceptance.accept_index.clamp(0, batch * nodes - 1).to(torch.int64)
+    def _keep(self, decision: Decided) -> None:
+        (batch, nodes), vocab = decision.tokens.shape, decision.logits.shape[-1]
+        flat = decision.accept_index.clamp(0, batch * nodes - 1).to(torch.int64)
         rows = decision.logits.index_select(0, flat.view(-1)).view(batch, -1, vocab)
         peak, best = rows.max(-1)
-        chosen = acceptance.predict[flat].clamp(0, vocab - 1).to(torch.int64)
+        chosen = decision.predict[flat].clamp(0, vocab - 1).to(torch.int64)
         tied = rows.gather(-1, chosen[..., None])[..., 0] == peak
         sampled = any(request.sampling.temperature > 0 for request in decision.requests)
         outputs = [len(request.output_ids) for request in decision.requests]
         self._pending.append(_Pending(decision, outputs, best, tied, rows if sampled else None))
 
-    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
-        pending, self._pending = self._pending, []
-        for each in pending:
-            with self.bench.judging("what a verify accepted"):
-                self._judge(each, step, failed=failed)
-
     def _judge(self, pending: _Pending, step: int, *, failed: bool) -> None:
         decision = pending.decision
-        acceptance, tokens = decision.acceptance, decision.tree.tokens.cpu().numpy()
-        parents = read_masks(decision.tree.mask.cpu().numpy()).parents
+        tokens = decision.tokens.cpu().numpy()
+        parents = read_masks(decision.mask.cpu().numpy()).parents
         nodes, vocab = tokens.shape[1], decision.logits.shape[-1]
-        predict, accepted = acceptance.predict.tolist(), acceptance.accept_index.tolist()
-        counts, best, tied = (each.tolist() for each in (acceptance.num_correct_drafts, pending.best, pending.tied))
+        predict, accepted = decision.predict.tolist(), decision.accept_index.tolist()
+        counts, best, tied = (each.tolist() for each in (decision.num_correct_drafts, pending.best, pending.tied))
         rows = None if pending.rows is None else pending.rows.double().cpu().numpy()
         for b, request in enumerate(decision.requests):
             self.bench.looked(self.name)
@@ -118,11 +123,9 @@ class AcceptanceOracle(Oracle):
             chosen = [predict[b * nodes + node] if 0 <= node < nodes else -1 for node in path]
             walked = _Walked(tokens[b], parents[b], path, chosen)
             wanted = [own if same else top for own, same, top in zip(chosen, tied[b], best[b], strict=False)]
-            choose: Callable[[int], _Choice | None] = partial(_greedy, walked, wanted, decision.spec.num_steps)
-            if request.sampling.temperature > 0 and rows is not None and acceptance.coins is not None:
-                choose = partial(
-                    _sampled, walked, rows[b], acceptance.coins[b].tolist(), request.sampling, decision.spec
-                )
+            choose: Callable[[int], _Choice | None] = partial(_greedy, walked, wanted, decision.num_steps)
+            if request.sampling.temperature > 0 and rows is not None and decision.coins is not None:
+                choose = partial(_sampled, walked, rows[b], decision.coins[b].tolist(), request.sampling, decision)
             wrong = _first_wrong(walked, choose, counts[b], vocab)
             if wrong is None and not failed:
                 given = list(request.output_ids[pending.outputs[b] :])
@@ -171,22 +174,22 @@ def _greedy(walked: _Walked, wanted: Sequence[int], num_steps: int, index: int) 
 
 
 def _sampled(
-    walked: _Walked, logits: np.ndarray, coins: Sequence[float], sampling: Any, spec: Any, index: int
+    walked: _Walked, logits: np.ndarray, coins: Sequence[float], sampling: Any, decided: Decided, index: int
 ) -> _Choice | None:
     """The first child into whose cumulative mass the coin falls; else a draw from what the children left."""
     probs = target_probs(logits[index], sampling)
     if probs is None:
         return None
     mass, rest = 0.0, probs.copy()
-    for node in walked.children(walked.path[index]) if index < spec.num_steps else ():
+    for node in walked.children(walked.path[index]) if index < decided.num_steps else ():
         token = int(walked.tokens[node])
         mass += probs[token]
-        reach = mass / spec.threshold_acc
+        reach = mass / decided.threshold_acc
         if abs(coins[index] - reach) < COIN_MARGIN:
             return None
-        if coins[index] < reach or probs[token] >= spec.threshold_single:
+        if coins[index] < reach or probs[token] >= decided.threshold_single:
             return _Choice(node, token)
-        if probs[token] >= spec.threshold_single - COIN_MARGIN:
+        if probs[token] >= decided.threshold_single - COIN_MARGIN:
             return None
         rest[token] = 0.0
     total = rest.sum()

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from specdebug.base.abilities import Ability
+from specdebug.events import Event, Stepped
 from specdebug.run.driver import Arrival
 from specdebug.scenario.grammar import OracleSpec
-from specdebug.targets.base import Asked, RequestView, Session, StepView
+from specdebug.targets.base import Asked, RequestView, Session
 from specdebug.targets.serving import SessionFailed
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation
@@ -84,6 +85,7 @@ class Bench:
     """The oracles of one run share it. ``looks``: by oracle, how often it compared something with the reference."""
 
     settings: OracleSettings
+    session: Session
     reference: Reference | None
     report: Callable[[Violation], None]
     tie: Callable[[str, Tie], None]
@@ -110,12 +112,12 @@ class Bench:
             detail = f"cannot judge {what}: {type(error).__name__}: {' '.join(str(error).split())}"
             self.report(Violation("error", "oracle", self.step, detail))
 
-    def note(self, requests: Sequence[Any], emitted: Mapping[str, Sequence[int]]) -> None:
+    def note(self, report: Stepped) -> None:
         """Note how far prefills have come and in which step each token was emitted: both place a failure."""
-        for request in requests:
+        for request in map(self.session.request, report.rids):
             if not request.output_ids:
                 self._boundaries.setdefault(request.rid, set()).add(request.kv_len)
-        for rid, tokens in emitted.items():
+        for rid, tokens in report.emitted.items():
             self._steps.setdefault(rid, []).extend([self.step] * len(tokens))
 
     def step_of(self, rid: str, position: int) -> int:
@@ -135,11 +137,11 @@ class Bench:
 
 
 class Oracle:
-    """Looks at a run and reports what is wrong. Every method does nothing unless an oracle overrides it. ``session`` is
-    the session's word for itself: of the embedded engine the engine, which has the same methods for reading memory."""
+    """Looks at a run and reports what is wrong. It is told of the events of the classes that it ``hears``."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Ability]] = frozenset()
+    hears: ClassVar[tuple[type[Event], ...]] = ()
     stage: ClassVar[str | None] = None
     """Name of the run's stage in which :meth:`after_run` looks, and may serve requests again; None: it does not."""
 
@@ -151,38 +153,8 @@ class Oracle:
         """Return True if a run of these settings wants this oracle: by default, if the scenario says so by its name."""
         return bool(getattr(settings.spec, cls.name))
 
-    def on_draft_forward(self, session: Any, forward: Any) -> None:
-        """A forward of the draft loop was computed, or is captured in a graph (``engine.observer.DraftForward``)."""
-
-    def on_launched(self, session: Any, launch: Any) -> None:
-        """A forward is launched, as a graph or eagerly (an ``engine.observer.LaunchedForward``)."""
-
-    def on_decided(self, session: Any, decision: Any) -> None:
-        """A verify has decided (an ``engine.observer.Decision``); what must not wait for the device is read later."""
-
-    def on_prefilled(self, session: Any, request: Any) -> None:
-        """A request's prompt has its KV."""
-
-    def on_finishing(self, session: Any, request: Any) -> None:
-        """A request is done, its slots not yet released."""
-
-    def on_aborting(self, session: Any, request: Any) -> None:
-        """A request is about to be ended where it is."""
-
-    def on_going(self, session: Any, request: Any) -> None:
-        """With ``each_step``: a step is over, and the request goes on."""
-
-    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
-        """A step is over; ``failed``: by an exception; ``last``: nothing follows, so wait for what is on its way."""
-
-    def on_step(self, session: Any, report: StepView) -> None:
-        """A step is over, and this is what it decided."""
-
-    def on_served(self, session: Any, rids: Sequence[str]) -> None:
-        """The workload, these requests, is served, and none of it is served again yet."""
-
-    def salvage(self, session: Session, step: int) -> None:
-        """The device is lost: report what had reached the host by then."""
+    def on(self, event: Any) -> None:
+        """This has happened, or is about to. What must not wait for the device is read after the step."""
 
     def after_run(self, run: ServedRun) -> None:
         """The workload is served; an oracle with a ``stage`` may serve some of it again."""

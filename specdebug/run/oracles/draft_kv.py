@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from specdebug.events import Aborting, Finishing, Going, OfRequest, Prefilled
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.kv import all_zero, report_first_bad
 
@@ -23,6 +24,7 @@ class DraftKV(Oracle):
 
     name = "draft_kv"
     needs = frozenset({"kv", "draft_kv"})
+    hears = (Prefilled, Going, Finishing, Aborting)
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:
@@ -39,18 +41,23 @@ class DraftKV(Oracle):
         for rid, count in self.zero_filled.items():
             yield f"{rid}: draft KV of {count} cached positions zero-filled by policy, not compared"
 
-    def on_prefilled(self, session: Any, request: Any) -> None:
-        self._zeroed.pop(request.rid, None)
-        self._compare(session, request)
+    def on(self, event: OfRequest) -> None:
+        rid = event.request.rid
+        if isinstance(event, Prefilled):
+            self._zeroed.pop(rid, None)
+        if not isinstance(event, Aborting):
+            self._compare(event.request)
+        if isinstance(event, Finishing | Aborting):
+            self._zeroed.pop(rid, None)
 
     @torch.no_grad()
-    def _compare(self, session: Any, request: Any) -> None:
+    def _compare(self, request: Any) -> None:
         stop = min(request.kv_len, len(request.all_ids)) - 1
         reference = self.bench.reference
         if not request.speculative or stop < 1 or reference is None:
             return
         self.bench.looked(self.name)
-        ours = tuple(side.float().cpu() for side in session.draft_kv(request, 0, stop))
+        ours = tuple(side.float().cpu() for side in self.bench.session.draft_kv(request, 0, stop))
         skipped = torch.zeros(stop, dtype=torch.bool)
         if self.bench.settings.target.zero_fill:
             skipped = all_zero(ours)
@@ -68,15 +75,6 @@ class DraftKV(Oracle):
             number = layer if len(ours[0]) > 1 else None
             if report_first_bad(self.bench, "draft", request, stop, pairs, partial(_at, kept), number):
                 return
-
-    def on_finishing(self, session: Any, request: Any) -> None:
-        self._compare(session, request)
-        self.on_aborting(session, request)
-
-    def on_aborting(self, session: Any, request: Any) -> None:
-        self._zeroed.pop(request.rid, None)
-
-    on_going = _compare
 
 
 def _at(kept: torch.Tensor, row: int) -> int:

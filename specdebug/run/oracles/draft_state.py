@@ -14,18 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specdebug.events import Aborting, AfterStep, Decided, DraftForward, Event, Finishing, Going, Prefilled
 from specdebug.reference.drafting import Branches, DraftedText, Grown, Guide
 from specdebug.reference.tree import TreeShape
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.kv import all_zero
 from specdebug.run.oracles.trees import TreesByMask, read_masks
-from specdebug.targets.base import Session, StoredDrafts
+from specdebug.targets.base import StoredDrafts
 from specdebug.verdict.outcome import Violation
 
 HIDDEN_TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
@@ -62,6 +63,13 @@ class _Forward:
     logs: Tensor
 
 
+class _Tree(NamedTuple):
+    """The trees of a batch, as ``Decided`` has them: kept for a request's life, which its logits are too large for."""
+
+    tokens: Tensor
+    mask: Tensor
+
+
 @dataclass(frozen=True)
 class _Kept:
     """A row of what a batch stored in ``step`` at ``length`` positions, and the tree that ``drafted_in`` drafted, by
@@ -71,7 +79,7 @@ class _Kept:
     length: int
     row: int
     state: StoredDrafts
-    tree: Any = None
+    tree: _Tree | None = None
     drafted_in: int = 0
     forwards: Sequence[_Forward] = ()
 
@@ -102,6 +110,7 @@ class DraftStateOracle(Oracle):
 
     name = "draft_state"
     needs = frozenset({"kv", "draft", "drafts"})
+    hears = (Prefilled, DraftForward, Decided, Going, Finishing, Aborting, AfterStep)
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:
@@ -112,18 +121,36 @@ class DraftStateOracle(Oracle):
         self._lives: dict[str, _Life] = {}
         self._wrong: set[str] = set()
         self._shape: TreeShape | None = None
-        self._decided: list[tuple[Any, list[int]]] = []
+        self._decided: list[tuple[Decided, list[int]]] = []
         self._forwards: list[_Forward] = []
 
-    def on_prefilled(self, session: Any, request: Any) -> None:
+    def on(self, event: Event) -> None:
+        match event:
+            case Prefilled(request):
+                self._begin(request)
+            case DraftForward():
+                self._keep_forward(event)
+            case Decided():
+                self._keep_decided(event)
+            case Going(request):
+                self._keep(request)
+                self._compare(request)
+            case Finishing(request):
+                self._finish(request)
+            case Aborting(request):
+                self._end(request)
+            case AfterStep(failed=failed):
+                self._after_step(failed=failed)
+
+    def _begin(self, request: Any) -> None:
         if not request.speculative or request.rid in self._wrong:
             return
         self._compare(request)  # what it stored before it was retracted
-        self._lives[request.rid] = _Life(request, self.bench.step, self._zeroed(session, request))
-        self._keep(session, request)
+        self._lives[request.rid] = _Life(request, self.bench.step, self._zeroed(request))
+        self._keep(request)
 
     @torch.no_grad()
-    def on_draft_forward(self, session: Any, forward: Any) -> None:
+    def _keep_forward(self, forward: DraftForward) -> None:
         if not forward.logits.is_cpu:
             return  # a GPU drafts ahead, and its graphs are replayed without a word
         if forward.step == 0:
@@ -131,17 +158,18 @@ class DraftStateOracle(Oracle):
         logs, likely = forward.logits.float().log_softmax(-1).topk(min(MOST_LIKELY, forward.logits.shape[-1]))
         self._forwards.append(_Forward(forward.tokens.clone(), forward.parents.clone(), likely, logs))
 
-    def on_decided(self, session: Any, decision: Any) -> None:
+    def _keep_decided(self, decision: Decided) -> None:
         forwards, self._forwards = self._forwards, []
-        state, spec = session.draft_state(decision.requests), decision.spec
-        self._shape = TreeShape(spec.eagle_topk, spec.num_steps, spec.tree_size)
+        state = self.bench.session.draft_state(decision.requests)
+        self._shape = TreeShape(decision.topk, decision.num_steps, decision.tokens.shape[1])
         self._decided.append((decision, [request.kv_len for request in decision.requests]))
+        tree = _Tree(decision.tokens, decision.mask)
         for row, request in enumerate(decision.requests):
             life = self._lives.get(request.rid)
             if life is None:
                 continue
-            kept = _Kept(life.stored_in, request.kv_len, row, state, decision.tree, self.bench.step, forwards)
-            zeroed = self._zeroed(session, request)
+            kept = _Kept(life.stored_in, request.kv_len, row, state, tree, self.bench.step, forwards)
+            zeroed = self._zeroed(request)
             if zeroed is None or (life.zeroed is not None and torch.equal(zeroed, life.zeroed)):
                 life.kept.append(kept)
                 life.stored_in = self.bench.step
@@ -151,23 +179,19 @@ class DraftStateOracle(Oracle):
                 if request.rid in self._lives:
                     self._lives[request.rid] = _Life(request, self.bench.step, zeroed)
 
-    def on_going(self, session: Any, request: Any) -> None:
-        self._keep(session, request)
-        self._compare(request)
-
-    def on_finishing(self, session: Any, request: Any) -> None:
+    def _finish(self, request: Any) -> None:
         life = self._lives.get(request.rid)
         decided = life.kept[-1] if life is not None and life.kept and life.kept[-1].tree is not None else None
         # What was accepted beyond the end is not known, so neither is what should be stored behind it.
         if decided is not None and decided.length + request.accept_lengths[-1] == request.kv_len:
-            self._keep(session, request)
-        self.on_aborting(session, request)
+            self._keep(request)
+        self._end(request)
 
-    def on_aborting(self, session: Any, request: Any) -> None:
+    def _end(self, request: Any) -> None:
         self._compare(request)
         self._lives.pop(request.rid, None)
 
-    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
+    def _after_step(self, *, failed: bool) -> None:
         decided, self._decided = self._decided, []
         for decision, lengths in decided:
             with self.bench.judging("drafted trees"):
@@ -176,17 +200,17 @@ class DraftStateOracle(Oracle):
             with self.bench.judging(life.request.rid):
                 self._compare(life.request)
 
-    def _zeroed(self, session: Any, request: Any) -> Tensor | None:
+    def _zeroed(self, request: Any) -> Tensor | None:
         """The positions whose draft KV was zeroed by policy; None where that is not the policy."""
         if not self.bench.settings.target.zero_fill:
             return None
-        ours = tuple(side.cpu() for side in session.draft_kv(request, 0, request.kv_len))
+        ours = tuple(side.cpu() for side in self.bench.session.draft_kv(request, 0, request.kv_len))
         return all_zero(ours).nonzero().flatten()
 
-    def _keep(self, session: Any, request: Any) -> None:
+    def _keep(self, request: Any) -> None:
         life = self._lives.get(request.rid)
         if life is not None:
-            life.kept.append(_Kept(life.stored_in, request.kv_len, 0, session.draft_state([request])))
+            life.kept.append(_Kept(life.stored_in, request.kv_len, 0, self.bench.session.draft_state([request])))
 
     @torch.no_grad()
     def _compare(self, request: Any) -> None:
@@ -261,8 +285,9 @@ class DraftStateOracle(Oracle):
         assert self._shape is not None  # for the type checker: there is a tree, so it was told
         if self.bench.settings.target.dtype != "float32" and self.bench.settings.target.device != "cpu":
             return [None] * len(kept)  # how far half precision moves a GPU's paths was not measured
-        tokens = torch.stack([each.tree.tokens[each.row] for each in kept]).cpu()
-        shown = read_masks(torch.stack([each.tree.mask[each.row] for each in kept]).cpu().numpy())
+        trees = [(each.tree, each.row) for each in kept if each.tree is not None]  # all of them
+        tokens = torch.stack([tree.tokens[row] for tree, row in trees]).cpu()
+        shown = read_masks(torch.stack([tree.mask[row] for tree, row in trees]).cpu().numpy())
         margin, drafted = DRAFT_MARGIN[self.bench.settings.target.dtype], self._branches(kept)
         guide = Guide(tokens, torch.from_numpy(shown.parents), margin, drafted)
         grown = text.grow(torch.tensor([each.length for each in kept]), outputs, self._shape, guide)
@@ -312,12 +337,12 @@ class DraftStateOracle(Oracle):
         right = ((logs - theirs).abs() <= allowed) & known[..., None]
         return [_wrong_logits(right[n], likely[n], logs[n], theirs[n]) for n in range(len(kept))]
 
-    def _check_forms(self, decision: Any, lengths: Sequence[int]) -> None:
+    def _check_forms(self, decision: Decided, lengths: Sequence[int]) -> None:
         """Report trees that do not hold together: these are looked at first, for the rest is read along the mask."""
-        tree, requests = decision.tree, decision.requests
+        requests = decision.requests
         at = zip(requests, lengths, strict=True)
         bonus = [request.output_ids[length - len(request.prompt_ids)] for request, length in at]
-        for b, wrong in enumerate(_malformed(tree, lengths, bonus, decision.logits.shape[-1])):
+        for b, wrong in enumerate(_malformed(decision, lengths, bonus)):
             life = self._lives.get(requests[b].rid)
             if wrong is not None and life is not None and life.kept:
                 self._condemn(requests[b], life.kept[-1], "draft_tree", wrong)
@@ -381,13 +406,13 @@ def _wrong_node(tensor: str, got: np.ndarray, expected: np.ndarray) -> _Wrong:
     return _Wrong(tensor, f"{ours} at node {node}, expected {theirs}", {"node": node, "got": ours, "expected": theirs})
 
 
-def _malformed(tree: Any, lengths: Sequence[int], bonus: Sequence[int], vocab_size: int) -> list[_Wrong | None]:
+def _malformed(tree: Decided, lengths: Sequence[int], bonus: Sequence[int]) -> list[_Wrong | None]:
     """The contradictions of each tree to its own mask, its request's length or its newest token."""
     names = ("tokens", "positions", "mask", "retrieve_next_token", "retrieve_next_sibling")
     tokens, positions, masks, child, sibling = (getattr(tree, name).cpu().numpy() for name in names)
     shown = read_masks(masks)
     expected = (
-        ("tokens", tokens, tokens.clip(0, vocab_size - 1)),
+        ("tokens", tokens, tokens.clip(0, tree.logits.shape[-1] - 1)),
         ("bonus", tokens[:, :1], np.array(bonus)[:, None]),
         ("positions", positions, np.array(lengths)[:, None] + shown.depths),
         ("links", child, shown.first_child),

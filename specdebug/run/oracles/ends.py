@@ -8,10 +8,10 @@ whole output so far is decoded anew: where a stop string is complete is not left
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from specdebug.events import AllServed, Event, Stepped
 from specdebug.run.oracles.base import Bench, Oracle
-from specdebug.targets.base import RequestView, StepView
+from specdebug.targets.base import RequestView
 from specdebug.verdict.outcome import Violation, first_difference
 
 
@@ -20,6 +20,7 @@ class Ends(Oracle):
 
     name = "ends"
     needs = frozenset({"tokens"})
+    hears = (Stepped, AllServed)
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
@@ -31,7 +32,15 @@ class Ends(Oracle):
         self._condemned: set[str] = set()
         """Requests of which something was said: what else is wrong with them follows from it."""
 
-    def on_step(self, session: Any, report: StepView) -> None:
+    def on(self, event: Event) -> None:
+        match event:
+            case Stepped():
+                self._add(event)
+            case AllServed(rids):
+                self._close(rids)
+
+    def _add(self, report: Stepped) -> None:
+        session = self.bench.session
         for rid in {**report.emitted, **dict.fromkeys(report.finished)}:
             request, tokens = session.request(rid), list(report.emitted.get(rid, ()))
             self._streamed.setdefault(rid, []).extend(tokens)
@@ -47,9 +56,9 @@ class Ends(Oracle):
             if rid in report.finished:
                 self._ended[rid] = str(request.finish_reason)
 
-    def on_served(self, session: Any, rids: Sequence[str]) -> None:
+    def _close(self, rids: Sequence[str]) -> None:
         for rid in rids:
-            request = session.request(rid)
+            request = self.bench.session.request(rid)
             self._streamed.setdefault(rid, [])
             self._check_stream(request)
             if rid not in self._ended and request.finish_reason != "abort":

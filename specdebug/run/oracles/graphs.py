@@ -8,10 +8,8 @@ dropped is never launched.
 
 from __future__ import annotations
 
-from typing import Any
-
+from specdebug.events import AfterStep, Event, Launched
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
-from specdebug.targets.base import Session
 from specdebug.verdict.outcome import Violation
 
 
@@ -21,6 +19,7 @@ class Graphs(Oracle):
 
     name = "graphs"
     needs = frozenset({"draft", "graphs"})
+    hears = (Launched, AfterStep)
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:
@@ -28,13 +27,17 @@ class Graphs(Oracle):
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
-        self._launches: list[Any] = []
+        self._launches: list[Launched] = []
         self._said: set[tuple[str, int, int | None]] = set()
 
-    def on_launched(self, session: Any, launch: Any) -> None:
-        self._launches.append(launch)
+    def on(self, event: Event) -> None:
+        match event:
+            case Launched():
+                self._launches.append(event)
+            case AfterStep(step):
+                self._judge(step)
 
-    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
+    def _judge(self, step: int) -> None:
         launches, self._launches = self._launches, []
         for launch in launches:
             self.bench.looked(self.name)
@@ -47,7 +50,7 @@ class Graphs(Oracle):
         """The smallest captured size that holds a batch; None where every one is too small."""
         return min((size for size in self.bench.settings.target.graphs if size >= batch_size), default=None)
 
-    def _report(self, launch: Any, expected: int | None, step: int) -> None:
+    def _report(self, launch: Launched, expected: int | None, step: int) -> None:
         detail = (
             f"{launch.forward} of a batch of {launch.batch_size} ran {_way(launch.captured)}, expected {_way(expected)}"
         )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
+from specdebug.events import AfterStep, DeviceLost
 from specdebug.run.oracles.base import Oracle, OracleSettings
-from specdebug.targets.base import Session
 from specdebug.verdict.outcome import Violation
 
 
@@ -15,17 +12,13 @@ class Guards(Oracle):
 
     name = "guards"
     needs = frozenset({"guards"})
+    hears = (AfterStep, DeviceLost)
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:
         return settings.target.guards
 
-    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
-        self._report(session.check_guards(), step)
-
-    def salvage(self, session: Session, step: int) -> None:
-        self._report(session.damage_seen(), step)
-
-    def _report(self, damage: Sequence[Any], step: int) -> None:
-        for guard in damage:
-            self.bench.report(Violation("guard", f"{guard.buffer}->{guard.victim}", step, str(guard)))
+    def on(self, event: AfterStep | DeviceLost) -> None:
+        session = self.bench.session
+        for guard in session.check_guards() if isinstance(event, AfterStep) else session.damage_seen():
+            self.bench.report(Violation("guard", f"{guard.buffer}->{guard.victim}", event.step, str(guard)))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from specdebug.events import Finishing, Going, OfRequest
 from specdebug.run.oracles.base import Oracle, Reference
 from specdebug.verdict.outcome import Tie, Violation
 
@@ -66,21 +66,16 @@ class Lossless(Oracle):
 
     name = "lossless"
     needs = frozenset({"tokens", "plain"})
+    hears = (Finishing, Going)
 
-    def on_finishing(self, session: Any, request: Any) -> None:
-        self._compare(request, ended=True)
-
-    def on_going(self, session: Any, request: Any) -> None:
-        self._compare(request, ended=False)  # near-ties are told when it ends
-
-    def _compare(self, request: Any, *, ended: bool) -> None:
-        bench = self.bench
+    def on(self, event: OfRequest) -> None:
+        bench, request = self.bench, event.request
         if request.sampling.temperature != 0 or bench.reference is None:
             return
         bench.looked(self.name)
         output = list(request.output_ids)
         found = judge_output(bench.reference, request.prompt_ids, output, TIE_MARGIN[bench.settings.target.dtype])
-        for tie in found.ties if ended else ():
+        for tie in found.ties if isinstance(event, Finishing) else ():  # near-ties are told when it ends
             bench.tie(request.rid, tie)
         if found.wrong:
             bench.report(self._violation(request.rid, output, found))

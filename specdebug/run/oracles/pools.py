@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from specdebug.events import AfterStep
 from specdebug.run.oracles.base import Oracle
-from specdebug.targets.base import Session
 from specdebug.verdict.outcome import Violation
 
 
@@ -12,8 +12,9 @@ class PoolsOracle(Oracle):
 
     name = "pools"
     needs = frozenset({"pools"})
+    hears = (AfterStep,)
 
-    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
-        for problem in () if failed or last else session.check_pools():
+    def on(self, event: AfterStep) -> None:
+        for problem in () if event.failed or event.last else self.bench.session.check_pools():
             law, _, detail = problem.partition(":")
-            self.bench.report(Violation("pools", law.strip(), step, detail.strip() or problem))
+            self.bench.report(Violation("pools", law.strip(), event.step, detail.strip() or problem))

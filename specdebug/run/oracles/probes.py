@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdebug import async_probe, kernel_memory
+from specdebug.events import AfterStep, DeviceLost
 from specdebug.run.oracles.base import Oracle, OracleSettings
-from specdebug.targets.base import Session
 from specdebug.verdict.outcome import Violation
 
 
@@ -15,18 +15,20 @@ class ProbesOracle(Oracle):
 
     name = "probes"
     needs = frozenset({"probes"})
+    hears = (AfterStep, DeviceLost)
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:
         return settings.probes
 
-    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
+    def on(self, event: AfterStep | DeviceLost) -> None:
+        step = event.step
+        if isinstance(event, DeviceLost):
+            self._report(async_probe.salvage(), step)
+            return
         for found in kernel_memory.poll():  # first: an index that is no good was read or written by a kernel before
             self.bench.report(Violation(found.kind, found.site, step, found.message(), found.count))
-        self._report(async_probe.drain() if failed or last else async_probe.poll(), step)
-
-    def salvage(self, session: Session, step: int) -> None:
-        self._report(async_probe.salvage(), step)
+        self._report(async_probe.drain() if event.failed or event.last else async_probe.poll(), step)
 
     def _report(self, findings: Sequence[async_probe.ProbeFinding], step: int) -> None:
         for found in findings:

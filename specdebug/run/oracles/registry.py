@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from specdebug.base.abilities import SHOWN, Ability
@@ -64,12 +63,12 @@ def needed_by(settings: OracleSettings) -> frozenset[Ability]:
     return frozenset().union(*(each.needs for each in ORACLES if each.wanted(settings)))
 
 
-def oracles_of(bench: Bench, shows: Collection[Ability]) -> tuple[list[Oracle], list[CannotShow]]:
+def oracles_of(bench: Bench) -> tuple[list[Oracle], list[CannotShow]]:
     """The oracles that look at a run, and those that would but cannot be shown what they need. Raises PluginError."""
     looking, blind = list[Oracle](), list[CannotShow]()
     added = [_ADDED[name] for name, options in bench.settings.spec.more.items() if options is not False]
     for kind in (*(each for each in ORACLES if each.wanted(bench.settings)), *added):
-        lacks = tuple(sorted(kind.needs - set(shows)))
+        lacks = tuple(sorted(kind.needs - bench.session.shows))
         if lacks:
             blind.append(CannotShow(kind.name, lacks))
         else:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specdebug.events import Finishing
 from specdebug.reference.sampling import kept_probs, may_be_kept
 from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.lossless import TIE_MARGIN
@@ -30,13 +31,15 @@ class SampledTokens(Oracle):
 
     name = "sampling"
     needs = frozenset({"tokens", "logits"})
+    hears = (Finishing,)
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         self._test = DrawsTest()
         self._alarmed = False
 
-    def on_finishing(self, session: Any, request: Any) -> None:
+    def on(self, event: Finishing) -> None:
+        request = event.request
         reference, sampling, target = self.bench.reference, request.sampling, self.bench.settings.target
         if sampling.temperature == 0 or reference is None or not request.output_ids:
             return

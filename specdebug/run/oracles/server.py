@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from specdebug.events import AfterStep, AllServed, Event, Prefilled, Stepped
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
-from specdebug.targets.base import Session, StepView
 from specdebug.targets.http.checked import DRAFTS, HISTOGRAMS
+from specdebug.targets.serving import ServerView
 from specdebug.verdict.outcome import Violation
 
 _ROUNDING = 1e-6
@@ -29,19 +30,12 @@ class ServerFindings(OfServer):
 
     name = "server_findings"
     needs = frozenset({"failures"})
+    hears = (Prefilled, AfterStep, AllServed)
 
-    def after_step(self, session: Session, step: int, *, failed: bool, last: bool) -> None:
-        self._look(session, step)
-
-    def on_prefilled(self, session: Any, request: Any) -> None:
+    def on(self, event: Event) -> None:
         """What an engine told its log of a request comes before what is seen of that in the engine itself."""
-        self._look(session, self.bench.step)
-
-    def on_served(self, session: Any, rids: Sequence[str]) -> None:
-        self._look(session, self.bench.step)
-
-    def _look(self, session: Any, step: int) -> None:
-        server = session.server
+        step = event.step if isinstance(event, AfterStep) else self.bench.step
+        server = self.bench.session.server
         if server is None:
             return
         self.bench.looked(self.name)
@@ -55,22 +49,24 @@ class ServerAlive(OfServer):
 
     name = "server_alive"
     needs = frozenset({"alive"})
+    hears = (Stepped, AllServed)
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         self._ended = 0
         self._sick = False
 
-    def on_step(self, session: Any, report: StepView) -> None:
-        before, self._ended = self._ended, self._ended + len(report.finished)
-        if not session.has_work or before // ASK_EVERY != self._ended // ASK_EVERY:
-            self._ask(session, generates=False)
+    def on(self, event: Event) -> None:
+        match event:
+            case Stepped(finished=finished):
+                before, self._ended = self._ended, self._ended + len(finished)
+                if not self.bench.session.has_work or before // ASK_EVERY != self._ended // ASK_EVERY:
+                    self._ask(generates=False)
+            case AllServed():
+                self._ask(generates=True)
 
-    def on_served(self, session: Any, rids: Sequence[str]) -> None:
-        self._ask(session, generates=True)
-
-    def _ask(self, session: Any, *, generates: bool) -> None:
-        server = session.server
+    def _ask(self, *, generates: bool) -> None:
+        server = self.bench.session.server
         if server is None or self._sick:
             return
         self.bench.looked(self.name)
@@ -85,13 +81,19 @@ class ServerCounts(OfServer):
 
     name = "server_counts"
     needs = frozenset({"counts"})
+    hears = (Stepped, AllServed)
 
-    def on_step(self, session: Any, report: StepView) -> None:
-        server = session.server
-        if server is None:
-            return
-        for rid in report.finished:
-            request, meta = session.request(rid), server.counted(rid)
+    def on(self, event: Event) -> None:
+        server = self.bench.session.server
+        match event:
+            case Stepped(finished=finished) if server is not None:
+                self._count(server, finished)
+            case AllServed(rids) if server is not None:
+                self._hold_mean(server, rids)
+
+    def _count(self, server: ServerView, finished: Sequence[str]) -> None:
+        for rid in finished:
+            request, meta = self.bench.session.request(rid), server.counted(rid)
             if not meta:
                 continue
             self.bench.looked(self.name)
@@ -105,11 +107,8 @@ class ServerCounts(OfServer):
                 site = "stream" if revised and len(wrong) == 1 else "counts"
                 self._report(site, f"{rid}: {'; '.join(wrong)}", rid)
 
-    def on_served(self, session: Any, rids: Sequence[str]) -> None:
-        server = session.server
-        if server is None:
-            return
-        lengths = [n for rid in rids for n in session.request(rid).accept_lengths]
+    def _hold_mean(self, server: ServerView, rids: Sequence[str]) -> None:
+        lengths = [n for rid in rids for n in self.bench.session.request(rid).accept_lengths]
         told, mean = server.totals().get("avg_spec_accept_length"), server.mean_accepted()
         said = f"/server_info has avg_spec_accept_length {told}"
         if told is not None and mean is not None and abs(told - mean) > _ROUNDING:

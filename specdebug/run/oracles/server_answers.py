@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from math import exp
 from typing import Any
 
+from specdebug.events import AllServed, Event, Stepped
 from specdebug.run.oracles.lossless import TIE_MARGIN
 from specdebug.run.oracles.server import OfServer
-from specdebug.targets.base import RequestView, StepView
+from specdebug.targets.base import RequestView
 from specdebug.targets.http.plain_text import NOMINAL_LOGIT
 from specdebug.targets.serving import ServerView, ToldToken
 from specdebug.verdict.outcome import Violation
@@ -27,25 +28,27 @@ class ServerAnswers(OfServer):
 
     name = "server_answers"
     needs = frozenset({"tokens"})
+    hears = (Stepped, AllServed)
 
-    def on_step(self, session: Any, report: StepView) -> None:
-        server = session.server
-        if server is None:
-            return
-        for rid in report.finished:
-            request = session.request(rid)
+    def on(self, event: Event) -> None:
+        server = self.bench.session.server
+        match event:
+            case Stepped(finished=finished) if server is not None:
+                self._check_answers(server, finished)
+            case AllServed(rids) if server is not None:
+                self._ask_again(server, rids)
+
+    def _check_answers(self, server: ServerView, finished: Sequence[str]) -> None:
+        for request in map(self.bench.session.request, finished):
             if request.finish_reason == "abort":
                 continue
             if self.bench.settings.target.dense:
-                self._check_text(request, server.text(rid), exact=server.own)
-            if told := server.told(rid):
+                self._check_text(request, server.text(request.rid), exact=server.own)
+            if told := server.told(request.rid):
                 self._check_logprobs(request, request.output_ids, told, server)
 
-    def on_served(self, session: Any, rids: Sequence[str]) -> None:
-        server = session.server
-        if server is None:
-            return
-        for request in _one_of_each_kind([session.request(rid) for rid in rids]):
+    def _ask_again(self, server: ServerView, rids: Sequence[str]) -> None:
+        for request in _one_of_each_kind(list(map(self.bench.session.request, rids))):
             again = server.logprobs(request)
             if again is not None:
                 output, told = again

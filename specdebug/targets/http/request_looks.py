@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.errors import CannotRunHere
-from specdebug.targets.base import RequestOnlooker, Sampling, StoredDrafts
+from specdebug.events import Decided, Observers, Prefilled
+from specdebug.targets.base import Sampling, StoredDrafts
 from specdebug.targets.http.request import HttpRequest
 from specdebug.targets.inside.looks import looks_folder
 from specdebug.targets.launch.log import ServerLog
@@ -66,7 +67,7 @@ class RequestLook:
     events: list[dict[str, Any]]
     kv: dict[str, Tensor]
 
-    def show(self, session: Any, spec: SpeculativeConfig, onlooker: RequestOnlooker) -> None:
+    def show(self, spec: SpeculativeConfig, observers: Observers) -> None:
         """Show the request from its prompt on to its last verify that counted. From then on its answer knows what it
         stores at its end, and its verifies in their order."""
         accepted: list[int] = []
@@ -74,9 +75,9 @@ class RequestLook:
             stored = event["stored"]
             moment = self._at(stored, accepted)
             if event["what"] == "prefilled":
-                onlooker.on_prefilled(session, moment)
+                observers.tell(Prefilled, moment)
                 continue
-            onlooker.on_decided(session, _decision(moment, event, spec))
+            _tell_decided(moment, event, spec, observers)
             accepted = [*accepted, event["accepted"]]
             moment.accept_lengths = accepted
             after = self._outputs(stored["seq_len"]) + event["accepted"]
@@ -150,24 +151,23 @@ def _positions_after(event: dict[str, Any]) -> int:
     return length
 
 
-def _decision(moment: Moment, event: dict[str, Any], spec: SpeculativeConfig) -> Any:
-    """A verify of one request, as our engine tells of it."""
+def _tell_decided(moment: Moment, event: dict[str, Any], spec: SpeculativeConfig, observers: Observers) -> None:
+    """Tell of a verify of one request, as our engine does."""
     import torch
 
-    from specdebug.engine.observer import Decision
-    from specdebug.engine.speculative.accept import Acceptance
-    from specdebug.engine.speculative.tree import VerifyTree
-
-    tree = {name: each.unsqueeze(0) for name, each in event["tree"].items()}
-    coins = None if event["coins"] is None else event["coins"].unsqueeze(0)
-    return Decision(
-        requests=[cast(Any, moment)],  # oracles ask no more of a request than a moment has
-        tree=VerifyTree(**tree),
+    observers.tell(
+        Decided,
+        requests=[moment],
         logits=event["logits"].float(),
-        acceptance=Acceptance(
-            event["predict"], event["accept_index"].unsqueeze(0), torch.tensor([event["accepted"] - 1]), coins
-        ),
-        spec=spec,
+        predict=event["predict"],
+        accept_index=event["accept_index"].unsqueeze(0),
+        num_correct_drafts=torch.tensor([event["accepted"] - 1]),
+        coins=None if event["coins"] is None else event["coins"].unsqueeze(0),
+        topk=spec.eagle_topk,
+        num_steps=spec.num_steps,
+        threshold_single=spec.threshold_single,
+        threshold_acc=spec.threshold_acc,
+        **{name: each.unsqueeze(0) for name, each in event["tree"].items()},
     )
 
 
@@ -185,7 +185,7 @@ class Inside:
         self._spec = OURS.read(options).speculative
         self._looks: dict[str, RequestLook] = {}
 
-    def show(self, session: Any, rid: str, answer: HttpRequest, onlooker: RequestOnlooker) -> None:
+    def show(self, rid: str, answer: HttpRequest, observers: Observers) -> None:
         """Show a request that has ended, by its id there; nothing of it once the looks have ended. Raises
         CannotRunHere."""
         if self._folder is None:
@@ -200,7 +200,7 @@ class Inside:
             )
         self._looks[answer.rid] = look
         if self._spec is not None:
-            look.show(session, self._spec, onlooker)
+            look.show(self._spec, observers)
 
     def kv(self, pool: str, rid: str, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of positions [start, stop) at a request's end, of the ``draft`` or the ``target``: each

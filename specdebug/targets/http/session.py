@@ -14,17 +14,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from specdebug.base.abilities import Ability
-from specdebug.targets.base import (
-    Asked,
-    CannotBeServed,
-    Opaque,
-    RequestOnlooker,
-    RequestView,
-    Sampling,
-    ServedStep,
-    StepView,
-    StoredDrafts,
-)
+from specdebug.events import Finishing, Stepped
+from specdebug.targets.base import Asked, CannotBeServed, Opaque, RequestView, Sampling, StoredDrafts
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent
 from specdebug.targets.http.failures import Host, failure_of
 from specdebug.targets.http.plain_text import PlainText
@@ -89,7 +80,7 @@ class HttpSession(Opaque):
         self._waiting = waiting
         self._alive, self._alive_at = alive, 0.0
         self._noted: set[str] = set()
-        self._onlooker: RequestOnlooker | None = None
+        self._step = 0
         self._run = uuid.uuid4().hex[:8]  # a server may remember the ids of other runs
         self._answers: dict[str, HttpRequest] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -103,9 +94,6 @@ class HttpSession(Opaque):
     @property
     def has_work(self) -> bool:
         return bool(self._tasks or self._ended)
-
-    def observe(self, onlooker: RequestOnlooker | None) -> None:
-        self._onlooker = onlooker
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the loop until something is done; what fails of the server raises SessionFailed."""
@@ -152,7 +140,7 @@ class HttpSession(Opaque):
             self._tasks.pop(rid, None)
             self._ended = [each for each in self._ended if each != rid]
 
-    def advance(self) -> StepView:
+    def advance(self) -> Stepped:
         self.call(self._one_ended())
         rids, self._ended = tuple(self._ended), []
         for rid in rids:
@@ -163,8 +151,10 @@ class HttpSession(Opaque):
         for answer in ended:
             self._texts.ended(answer)
             self._tell(answer)
+        self._step += 1
         emitted = {each.rid: list(each.streamed) for each in ended}
-        return ServedStep("served", rids, emitted, rids, {each.rid: each.cached_tokens for each in ended})
+        cached = {each.rid: each.cached_tokens for each in ended}
+        return Stepped(self._step, "served", rids, emitted, cached=cached, finished=rids)
 
     def request(self, rid: str) -> RequestView:
         return self._answers[rid]
@@ -198,8 +188,7 @@ class HttpSession(Opaque):
             self.flush_cache()
         waiting, self._to_judge = self._to_judge, []
         for answer in waiting:
-            if self._onlooker is not None:
-                self._onlooker.on_finishing(self, answer)
+            self.observers.tell(Finishing, answer)
         return False
 
     def close(self, sound: bool) -> None:
@@ -218,14 +207,14 @@ class HttpSession(Opaque):
             await self.reference.close()
 
     def _tell(self, answer: HttpRequest) -> None:
-        if self._onlooker is None or answer.finish_reason == "abort":
+        if not self.observers or answer.finish_reason == "abort":
             return
         if self._inside is not None:
-            self._inside.show(self, f"{self._run}-{answer.rid}", answer, self._onlooker)
+            self._inside.show(f"{self._run}-{answer.rid}", answer, self.observers)
         if self.reference is not None and self.reference.same_server:
             self._to_judge.append(answer)  # asking now would change what is cached for those to come
         else:
-            self._onlooker.on_finishing(self, answer)
+            self.observers.tell(Finishing, answer)
 
     def _raise(self, rid: str, error: BaseException) -> None:
         if isinstance(error, Declined) and error.status in (400, 413, 422):

@@ -23,7 +23,6 @@ from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
-from specdebug.engine.observer import Observers
 from specdebug.engine.speculative.draft import DraftInputs, DraftLoop
 from specdebug.engine.speculative.extend import ExtendForward, ExtendInputs
 from specdebug.engine.speculative.forward import DecodeForward, DecodeInputs, EngineParts, StepForward
@@ -32,6 +31,7 @@ from specdebug.engine.speculative.mtp_extend import LayerChain, MTPExtendForward
 from specdebug.engine.speculative.mtp_state import MTPStateTable, RecentPositions
 from specdebug.engine.speculative.registry import loader_of
 from specdebug.engine.speculative.verify import VerifyForward, VerifyInputs
+from specdebug.events import Observers
 from tests.engine.attention.cases import random_tree
 from tests.engine.conftest import Lab
 

@@ -15,9 +15,9 @@ from specdebug.engine.attention.metadata import RaggedMetadata
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.model.interface import LayerAttention
-from specdebug.engine.observer import Observers
 from specdebug.engine.speculative.draft import DraftInputs, DraftLoop
 from specdebug.engine.speculative.selection import DraftCandidates, top_k_probs
+from specdebug.events import Observers
 from tests.engine.speculative.trees import Shape, parent_of, paths_by_links, shapes
 
 Path = tuple[int, ...]

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from specdebug import async_probe
-from specdebug.engine import Engine, EngineObserver, Request, SamplingParams
+from specdebug.engine import Engine, Request, SamplingParams
 from specdebug.engine.errors import EngineError
-from specdebug.engine.observer import Decision, DraftForward
 from specdebug.engine.speculative.frozen_kv import FrozenKVDrafter
+from specdebug.events import Decided, DraftForward
 from tests.engine.assistants import DenseAssistant, target_states
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run, serve
+from tests.heard import Heard
 
 CHAIN: dict[str, Any] = {"num_steps": 4, "eagle_topk": 1}
 TREE: dict[str, Any] = {"num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 9}
@@ -47,15 +48,17 @@ def frozen(lab: Lab, speculative: dict[str, Any], **changes: Any) -> Engine:
     return build(base, **changes)
 
 
-class Decisions(EngineObserver):
+class Decisions:
     """For each request and verify, the text it had, and the paths of tokens that its tree drafts."""
+
+    hears = (Decided,)
 
     def __init__(self) -> None:
         self.drafted: list[tuple[tuple[int, ...], list[tuple[int, ...]]]] = []
 
-    def on_decided(self, decision: Decision) -> None:
+    def on(self, decision: Decided) -> None:
         for b, request in enumerate(decision.requests):
-            tokens, mask = decision.tree.tokens[b].tolist(), decision.tree.mask[b].tolist()
+            tokens, mask = decision.tokens[b].tolist(), decision.mask[b].tolist()
             paths = [tuple(tokens[j] for j in range(1, len(tokens)) if row[j]) for row in mask[1:]]
             self.drafted.append((tuple(request.all_ids[: request.kv_len + 1]), paths))
 
@@ -244,20 +247,13 @@ def test_a_prefix_that_was_cached_without_drafts_is_as_good(lab: Lab) -> None:
 
 
 def test_forwards_are_told_of_the_seed_pass_first(lab: Lab) -> None:
-    class Forwards(EngineObserver):
-        def __init__(self) -> None:
-            self.told: list[DraftForward] = []
-
-        def on_draft_forward(self, forward: DraftForward) -> None:
-            self.told.append(forward)
-
-    engine, heard = frozen(lab, TREE, cuda_graph={"enabled": False}), Forwards()
+    engine, heard = frozen(lab, TREE, cuda_graph={"enabled": False}), Heard(DraftForward)
     engine.add_request("r", PROMPTS[0], greedy(6))
     engine.step()
     engine.observers.add(heard)
     engine.step()
-    assert [forward.step for forward in heard.told] == [0, 1, 2]
-    seed = heard.told[0]
+    assert [forward.step for forward in heard.events] == [0, 1, 2]
+    seed = heard.events[0]
     assert seed.tokens.tolist() == [engine.requests["r"].output_ids[0]] * 4
     assert seed.parents.tolist() == [0, 1, 2, 3]
-    assert all(forward.logits.shape == (4, lab.vocab) for forward in heard.told)
+    assert all(forward.logits.shape == (4, lab.vocab) for forward in heard.events)

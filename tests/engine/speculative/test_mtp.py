@@ -10,14 +10,15 @@ import torch
 from specdebug import async_probe
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.errors import InvalidOption
-from specdebug.engine import Engine, EngineObserver
+from specdebug.engine import Engine
 from specdebug.engine.errors import EngineError
-from specdebug.engine.observer import LaunchedForward
 from specdebug.engine.request import Request, Status
+from specdebug.events import Launched
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, merged, run
 from tests.engine.oracle import NEAR_TIE
 from tests.engine.speculative.dense_mtp import DenseMTP
+from tests.heard import Heard
 from tests.tolerance import layers_rounding
 
 PROMPTS = [[3, 7, 1], [5], [2, 9, 2, 9, 2, 9, 4, 11, 6, 1, 8], [4, 4]]
@@ -155,17 +156,11 @@ def test_a_step_may_be_begun_before_its_tokens_are_read(lab: Lab, recording: Non
 
 
 def test_only_the_verify_and_the_extend_run(lab: Lab) -> None:
-    launched = []
-
-    class Watch(EngineObserver):
-        def on_launched(self, launch: LaunchedForward) -> None:
-            launched.append(launch.forward)
-
-    served = engine(lab, 3)
-    served.observers.add(Watch())
+    served, launches = engine(lab, 3), Heard(Launched)
+    served.observers.add(launches)
     served.add_request("r", [3, 7, 1], greedy(6))
     run(served)
-    assert set(launched) == {"verify", "draft_extend"}
+    assert {launch.forward for launch in launches.events} == {"verify", "draft_extend"}
     assert served.view.eagle.runners.draft is None
 
 

@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.engine import Engine, EngineObserver, Request, SamplingParams
+from specdebug.engine import Engine, Request, SamplingParams
 from specdebug.engine.config import round_up
 from specdebug.engine.errors import EngineError
-from specdebug.engine.observer import LaunchedForward
 from specdebug.engine.speculative.stages import StagedWorker
 from specdebug.engine.speculative.v1 import EagleWorkerV1
+from specdebug.events import AheadBegan, Finishing, Launched, StageEntered
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run
 from tests.engine.speculative.test_worker import CHAIN, TREE, Dense, Snapshots, base, prompts
+from tests.heard import Heard
 
 WIDE = {"num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 10}
 SHAPES = {"chain": CHAIN, "two": {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}, "four": WIDE}
@@ -98,26 +99,20 @@ def test_after_hits_and_retractions_kv_is_the_dense_references(lab: Lab, page_si
     snapshots.check(Dense(lab, "EAGLE"))
 
 
-class KVAtTheEnd(EngineObserver):
-    """Draft KV of requests that end, before their slots go."""
-
-    def __init__(self) -> None:
-        self.kv: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def on_finishing(self, engine: Engine, request: Request) -> None:
-        self.kv[request.rid] = engine.draft_kv(request, 0, request.kv_len)
-
-
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_request_that_ends_leaves_draft_kv_of_all_that_it_committed(lab: Lab, page_size: int) -> None:
     """Upstream leaves it out of the extend, and whoever hits what it leaves drafts from guesses."""
-    engine, seen = build(v1(lab, **TREE), page_size=page_size), KVAtTheEnd()
-    engine.observers.add(seen)
+    engine, kv = build(v1(lab, **TREE), page_size=page_size), dict[str, tuple[torch.Tensor, torch.Tensor]]()
+
+    def keep(ending: Finishing) -> None:
+        kv[ending.request.rid] = engine.draft_kv(ending.request, 0, ending.request.kv_len)
+
+    engine.observers.add(Heard(Finishing, then=keep))
     requests = serve(engine, prompts(lab))
     assert any(sum(each.accept_lengths) > len(each.output_ids) - 1 for each in requests), "none ends inside a path"
     dense = Dense(lab, "EAGLE")
     for request in requests:
-        for got, want in zip(seen.kv[request.rid], dense.kv(request.all_ids)["draft"], strict=True):
+        for got, want in zip(kv[request.rid], dense.kv(request.all_ids)["draft"], strict=True):
             torch.testing.assert_close(got, want[:, : got.shape[1]], rtol=1e-3, atol=1e-3)
 
 
@@ -148,33 +143,21 @@ def test_nothing_is_held_in_reserve(lab: Lab, page_size: int) -> None:
     run(engine, look)
 
 
-class Stages(EngineObserver):
-    """What an engine tells of its steps."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.eager: set[str] = set()
-        self.graphs: set[str] = set()
-        self.ahead = 0
-
-    def on_stage(self, stage: str) -> None:
-        self.seen.append(stage)
-
-    def on_launched(self, launch: LaunchedForward) -> None:
-        (self.eager if launch.captured is None else self.graphs).add(launch.forward)
-
-    def on_ahead_begin(self) -> None:
-        self.ahead += 1
-
-
 def test_observers_hear_the_six_stages_in_their_order_and_nothing_ahead(lab: Lab) -> None:
-    engine, seen = build(v1(lab, **TREE), cuda_graph={"max_bs": 4, "capture_bs": [4]}), Stages()
-    engine.observers.add(seen)
+    engine = build(v1(lab, **TREE), cuda_graph={"max_bs": 4, "capture_bs": [4]})
+    stages, launches, ahead = Heard(StageEntered), Heard(Launched), Heard(AheadBegan)
+    for each in (stages, launches, ahead):
+        engine.observers.add(each)
     serve(engine, prompts(lab))
-    steps = len(seen.seen) // len(STAGES)
+    seen = [event.stage for event in stages.events]
+    steps = len(seen) // len(STAGES)
     assert steps > 1
-    assert seen.seen == STAGES * steps
-    assert (seen.eager, seen.graphs, seen.ahead) == (set(), {"draft", "verify"}, 0)
+    assert seen == STAGES * steps
+    assert {(launch.forward, launch.captured is None) for launch in launches.events} == {
+        ("draft", False),
+        ("verify", False),
+    }
+    assert ahead.events == []
     worker = engine.view.eagle
     assert isinstance(worker, StagedWorker)
     assert worker.drafts_ahead is False

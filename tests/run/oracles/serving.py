@@ -46,10 +46,10 @@ def serve(
     found: list[Violation] = []
     settings = OracleSettings(OracleSpec(**oracles), asked)
     tokenizer = Tokenizer.from_file(str(tokenizer_path("tiny")))
-    judge = Judge(settings, reference, found.append, lambda rid, tie: None, decoder(tokenizer))
     session = EmbeddedSession(build_engine(options, seed), asked)
+    judge = Judge(settings, session, reference, found.append, lambda rid, tie: None, decoder(tokenizer))
     built(session.inside)
-    session.observe(judge)
+    session.observers.add(judge)
     workload = expand(scenario, tokenizer, seed)
     loop = RunLoop(session, WorkloadDriver(workload), ListSink(), judge, max_steps=2000, decode=str)
     try:

@@ -19,13 +19,13 @@ def judged(lengths: dict[str, list[int]], least: float, speculative: bool = True
     """Violations and notes of requests ``<group>.<n>`` with these accept lengths."""
     found: list[Violation] = []
     notes: list[str] = []
-    bench = Bench(oracle_settings(accept=AcceptOracle(least=least)), None, found.append, print, str)
     arrived = {rid: SimpleNamespace(group=rid.split(".")[0], speculative=speculative) for rid in lengths}
     run: Any = SimpleNamespace(
         arrived=arrived,
         session=SimpleNamespace(request=lambda rid: SimpleNamespace(accept_lengths=lengths[rid])),
         note=notes.append,
     )
+    bench = Bench(oracle_settings(accept=AcceptOracle(least=least)), run.session, None, found.append, print, str)
     AcceptFloor(bench).after_run(run)
     return found, notes
 

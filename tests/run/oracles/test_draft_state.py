@@ -16,6 +16,7 @@ from specdebug.engine.speculative import selection
 from specdebug.engine.speculative.draft import DraftLoop
 from specdebug.engine.speculative.extend import ExtendForward, ExtendStage
 from specdebug.engine.speculative.tree import TreeBuilder, VerifyTree
+from specdebug.events import Aborting
 from specdebug.run.oracles.draft_state import _path
 from specdebug.run.oracles.trees import read_masks
 from specdebug.verdict.outcome import Violation
@@ -51,7 +52,7 @@ def test_a_sound_engine_is_silent(algorithm: str, shape: dict[str, Any]) -> None
     again = prompts(40, 75, 20)
     found += watched.serve([[*again[1], 7, 8], again[0]], 6)
     assert found == []
-    assert watched.judge.looks["draft_state"] == 5
+    assert watched.judge.bench.looks["draft_state"] == 5
     assert max(request.cached_tokens for request in watched.engine.requests.values()) > 30
 
 
@@ -72,7 +73,7 @@ def test_zero_filled_prefixes_are_read_as_zeros() -> None:
     found = watched.serve([[*piece, 5, 6]], 12)
     assert watched.engine.requests["r1"].cached_tokens > 50
     assert found == []
-    assert watched.judge.looks["draft_state"] == 1
+    assert watched.judge.bench.looks["draft_state"] == 1
 
 
 def test_a_zeroed_prefix_that_another_request_mends_is_read_as_mended_from_then_on() -> None:
@@ -213,10 +214,10 @@ def test_requests_under_way_are_compared_when_a_run_fails_or_they_are_aborted(mo
     watched = Watched(EAGLE)
     watched.serve(prompts(40, 75), 14, until=lambda: watched.steps == 3)
     assert watched.found == []
-    watched.judge.on_aborting(watched.session, watched.engine.requests["r0"])
+    watched.judge.on(Aborting(watched.engine.requests["r0"]))
     watched.engine.abort("r0")
     assert [each.data["rid"] for each in watched.found] == ["r0"]
-    watched.judge.inspect(watched.session, watched.steps, failed=True, last=False)
+    watched.judge.inspect(watched.steps, failed=True)
     assert [(each.data["rid"], each.step) for each in watched.found] == [("r0", 1), ("r1", 1)]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from specdebug.engine.request import Request
 from specdebug.engine.stop_strings import StopStrings
+from specdebug.events import AllServed, Stepped
 from specdebug.run.oracles.base import Bench
 from specdebug.run.oracles.ends import Ends
 from specdebug.scenario.text import decoder, load_tokenizer
@@ -37,8 +38,7 @@ class Told:
         self.found: list[Violation] = []
         sampling = SimpleNamespace(temperature=0.0, max_new_tokens=8, stop_token_ids=(STOP,), stop=(STRING,))
         self.held = FakeRequest("a.0", [1, 2], sampling)
-        self.oracle = Ends(Bench(oracle_settings(), None, self.found.append, print, letters))
-
+        self.oracle = Ends(Bench(oracle_settings(), cast(Any, self), None, self.found.append, print, letters))
         self.server: Any = None
 
     def request(self, rid: str) -> FakeRequest:
@@ -59,13 +59,11 @@ class Told:
         self.held.matched_stop = held.get("matched", matched(self.held.output_ids))
         done = ("a.0",) if (reason is not None if finished is None else finished) else ()
         lengths = {} if accepted is None else {"a.0": accepted}
-        report: Any = SimpleNamespace(
-            emitted={"a.0": emitted} if emitted else {}, finished=done, accept_lengths=lengths
-        )
-        self.oracle.on_step(self, report)
+        given = {"a.0": list(emitted)} if emitted else {}
+        self.oracle.on(Stepped(1, "decode", ("a.0",), given, lengths, finished=done))
 
     def end(self) -> list[str]:
-        self.oracle.on_served(self, ["a.0"])
+        self.oracle.on(AllServed(("a.0",)))
         return [violation.signature for violation in self.found]
 
 

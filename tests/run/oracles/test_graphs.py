@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from specdebug.engine import EngineObserver
 from specdebug.engine.graph import runner as runner_module
 from specdebug.engine.graph.runner import GraphRunner
-from specdebug.engine.observer import LaunchedForward
 from specdebug.engine.speculative.forward import ForwardLauncher
 from specdebug.engine.speculative.verify import VerifyStage
+from specdebug.events import AheadDropped, Event, Launched
 from specdebug.run.judge import Judge
 from specdebug.run.oracles.graphs import Graphs
 from specdebug.targets.base import Asked
 from specdebug.verdict.outcome import Violation
-from tests.run.fakes import oracle_settings
+from tests.run.fakes import FakeEngine, FakeSession, oracle_settings
 from tests.run.oracles.watched import EAGLE, TREE, Watched, prompts
 
 QUIET = {"draft_kv": False, "draft_state": False, "acceptance": False}
@@ -31,8 +30,10 @@ def watched(speculative: dict[str, Any] = EAGLE, **options: Any) -> Watched:
     return Watched(speculative, spec=QUIET, **{"cuda_graph": SIZES, "max_running_requests": 6, **options})
 
 
-class Seen(EngineObserver):
+class Seen:
     """The launches of an engine, and how often what was begun ahead was dropped."""
+
+    hears = (Launched, AheadDropped)
 
     def __init__(self, engine: Any) -> None:
         self.launches: set[tuple[int, int | None]] = set()
@@ -40,12 +41,13 @@ class Seen(EngineObserver):
         self.dropped = 0
         engine.observers.add(self)
 
-    def on_launched(self, launch: LaunchedForward) -> None:
-        self.launches.add((launch.batch_size, launch.captured))
-        self.forwards.add(launch.forward)
-
-    def on_ahead_dropped(self) -> None:
-        self.dropped += 1
+    def on(self, event: Event) -> None:
+        match event:
+            case Launched(forward, batch_size, captured):
+                self.launches.add((batch_size, captured))
+                self.forwards.add(forward)
+            case AheadDropped():
+                self.dropped += 1
 
 
 def plant(patch: pytest.MonkeyPatch, owner: Any, name: str, old: str, new: str) -> None:
@@ -77,7 +79,7 @@ def test_a_sound_engine_is_silent_whatever_its_batches(shape: dict[str, Any], ah
     assert {(1, 2), (2, 2), (3, 4), (4, 4), (5, None), (6, None)} <= seen.launches
     assert seen.forwards == {*SPECULATIVE, "decode"}
     assert (seen.dropped > 0) is ahead
-    assert engine.judge.looks["graphs"] > 30
+    assert engine.judge.bench.looks["graphs"] > 30
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -131,28 +133,25 @@ def test_another_size_than_the_smallest_is_seen(monkeypatch: pytest.MonkeyPatch,
     assert found[0].detail == "draft of a batch of 2 ran as the graph of 4, expected as the graph of 2"
 
 
-def judged(launches: list[LaunchedForward], steps: int = 1) -> list[Violation]:
+def judged(launches: list[Launched], steps: int = 1) -> list[Violation]:
     """What is found where the scenario asks for graphs of 2 and 4, and each step launches these."""
     found: list[Violation] = []
     settings = oracle_settings(lossless=False, draft_kv=False, pools=False, ends=False, graphs=(2, 4))
-    judge = Judge(settings, None, found.append, lambda rid, tie: None, str)
+    judge = Judge(settings, FakeSession(FakeEngine()), None, found.append, lambda rid, tie: None, str)
     for step in range(1, steps + 1):
-        judge.step = step
         for launch in launches:
-            judge.on_launched(None, launch)
-        assert judge.inspect(None, step, failed=False, last=False) is None  # type: ignore[arg-type]
+            judge.on(launch)
+        assert judge.inspect(step) is None
     return found
 
 
 def test_a_graph_that_the_scenario_does_not_ask_for_is_seen() -> None:
-    (one,) = judged([LaunchedForward("draft", 5, 8), LaunchedForward("verify", 5, None)])
+    (one,) = judged([Launched("draft", 5, 8), Launched("verify", 5, None)])
     assert one.detail == "draft of a batch of 5 ran as the graph of 8, expected eagerly"
 
 
 def test_each_way_in_which_a_forward_ran_wrongly_is_said_once_in_its_first_step() -> None:
-    found = judged(
-        [LaunchedForward("draft", 3, None), LaunchedForward("draft", 3, None), LaunchedForward("draft", 2, 4)], steps=3
-    )
+    found = judged([Launched("draft", 3, None), Launched("draft", 3, None), Launched("draft", 2, 4)], steps=3)
     assert [(each.step, each.data["batch_size"]) for each in found] == [(1, 3), (1, 2)]
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdebug.events import AfterStep, Decided, Finishing, Prefilled
 from specdebug.reference import AssistantHead, MTPHead, assistant_logits, frozen_kv, mtp_draft
 from specdebug.reference.assistant import assistant_pass
 from specdebug.run.dense import DenseReference
@@ -21,7 +22,6 @@ from tests.run.oracles.watched import text
 
 PROMPT, STEPS = 9, 6
 IDS = list(text()[300 : 300 + PROMPT + STEPS + 1])
-SPEC = SimpleNamespace(eagle_topk=1, num_steps=3, tree_size=4)
 CHAIN = torch.ones(4, 4, dtype=torch.bool).tril()
 NEXT = torch.tensor([1, 2, 3, -1])
 
@@ -64,15 +64,15 @@ class Drafting:
             hidden_states=self.drafts(length)[1][None].clone(),
         )  # fmt: skip
 
-    def decision(self) -> SimpleNamespace:
+    def decision(self) -> Decided:
         length = self.request.kv_len
         tokens = torch.tensor([IDS[length], *self.drafts(length)[0]])
-        tree = SimpleNamespace(
-            tokens=tokens[None], positions=(torch.arange(4) + length)[None], mask=CHAIN[None],
-            retrieve_next_token=NEXT[None], retrieve_next_sibling=torch.full((1, 4), -1),
+        nothing = torch.empty(0)
+        return Decided(
+            [self.request], tokens[None], (torch.arange(4) + length)[None], CHAIN[None], NEXT[None],
+            torch.full((1, 4), -1), torch.zeros(4, 2048), nothing, nothing, nothing, None,
+            topk=1, num_steps=3, threshold_single=1.0, threshold_acc=1.0,
         )  # fmt: skip
-        logits = torch.zeros(4, 2048)
-        return SimpleNamespace(requests=[self.request], tree=tree, spec=SPEC, logits=logits)
 
     def grow(self) -> None:
         """One token is accepted."""
@@ -85,15 +85,15 @@ def served(engine: Any) -> tuple[list[Violation], dict[str, int]]:
     """Serve the text to its end with the oracle looking on."""
     found: list[Violation] = []
     settings = oracle_settings(draft_state=True)
-    bench = Bench(settings, engine.reference, found.append, lambda rid, tie: None, str)
+    bench = Bench(settings, engine, engine.reference, found.append, lambda rid, tie: None, str)
     oracle = DraftStateOracle(bench)
-    oracle.on_prefilled(engine, engine.request)
+    oracle.on(Prefilled(engine.request))
     for step in range(STEPS - 1):
         bench.step = step
-        oracle.on_decided(engine, engine.decision())
-        oracle.after_step(engine, step, failed=False, last=False)
+        oracle.on(engine.decision())
+        oracle.on(AfterStep(step))
         engine.grow()
-    oracle.on_finishing(engine, engine.request)
+    oracle.on(Finishing(engine.request))
     return found, bench.looks
 
 
@@ -111,10 +111,10 @@ def test_what_is_right_is_silent(draft: str, algorithm: str) -> None:
 @pytest.mark.parametrize("node", [1, 2, 3])
 def test_a_draft_that_the_model_does_not_make_is_named(draft: str, algorithm: str, node: int) -> None:
     class Wrong(Drafting):
-        def decision(self) -> SimpleNamespace:
+        def decision(self) -> Decided:
             made = super().decision()
             if self.request.kv_len == PROMPT + 2:
-                made.tree.tokens[0, node] ^= 1
+                made.tokens[0, node] ^= 1
             return made
 
     (violation,), _ = served(Wrong(draft, algorithm))

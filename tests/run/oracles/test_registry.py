@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import get_args
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 
@@ -26,12 +28,13 @@ ON_ENGINE = oracle_settings(
 ALL = replace(ON_ENGINE, target=replace(ON_ENGINE.target, server=True))
 
 
-def bench(settings: OracleSettings = ALL) -> Bench:
-    return Bench(settings, None, print, print, str)
+def bench(shows: Iterable[str], settings: OracleSettings = ALL) -> Bench:
+    session: Any = SimpleNamespace(shows=frozenset(shows))
+    return Bench(settings, session, None, print, print, str)
 
 
 def test_with_every_ability_all_that_is_asked_for_look_upstream_first() -> None:
-    looking, blind = oracles_of(bench(), get_args(Ability))
+    looking, blind = oracles_of(bench(get_args(Ability)))
     assert [type(each) for each in looking] == list(ORACLES)
     assert blind == []
 
@@ -39,7 +42,7 @@ def test_with_every_ability_all_that_is_asked_for_look_upstream_first() -> None:
 @pytest.mark.parametrize("missing", [kind for kind in ORACLES if kind.needs])
 def test_one_whose_needs_are_not_met_is_listed_with_what_it_lacks(missing: type) -> None:
     shows = set(get_args(Ability)) - missing.needs
-    looking, blind = oracles_of(bench(), shows)
+    looking, blind = oracles_of(bench(shows))
     assert missing not in map(type, looking)
     (said,) = [str(each) for each in blind if each.oracle == missing.name]
     assert all(SHOWN[ability] in said for ability in missing.needs)
@@ -47,7 +50,7 @@ def test_one_whose_needs_are_not_met_is_listed_with_what_it_lacks(missing: type)
 
 
 def test_an_engine_that_is_no_server_is_not_looked_at_as_one() -> None:
-    looking, blind = oracles_of(bench(ON_ENGINE), ())
+    looking, blind = oracles_of(bench((), ON_ENGINE))
     names = [*(each.name for each in looking), *(each.oracle for each in blind)]
     assert names
     assert not any(name.startswith("server") for name in names)
@@ -55,7 +58,7 @@ def test_an_engine_that_is_no_server_is_not_looked_at_as_one() -> None:
 
 def test_what_is_not_asked_for_is_not_listed_either() -> None:
     off = dict.fromkeys(("lossless", "draft_kv", "draft_state", "acceptance", "sampling", "ends", "pools"), False)
-    looking, blind = oracles_of(bench(oracle_settings(**off)), ())
+    looking, blind = oracles_of(bench((), oracle_settings(**off)))
     assert (looking, blind) == ([], [])
 
 

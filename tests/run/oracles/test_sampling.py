@@ -13,6 +13,7 @@ from torch import Tensor
 from specdebug.engine import sampler
 from specdebug.engine.kernels import accept as kernel
 from specdebug.engine.speculative import accept
+from specdebug.events import Finishing
 from specdebug.run.dense import DenseReference
 from specdebug.run.oracles.base import Bench
 from specdebug.run.oracles.sampling import SampledTokens
@@ -21,6 +22,8 @@ from specdebug.targets.embedded import TARGET
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeReference, FakeRequest, oracle_settings
 from tests.run.oracles.serving import ALONE, serve
+
+NO_SESSION: Any = None
 
 
 class Uniform(FakeReference):
@@ -34,10 +37,10 @@ def judged(outputs: Sequence[Sequence[int]], dtype: str = "float32", exact: bool
     found: list[Violation] = []
     settings = oracle_settings(dtype=dtype)
     object.__setattr__(settings.target, "exact", exact)
-    oracle = SampledTokens(Bench(settings, Uniform(), found.append, print, str))
+    oracle = SampledTokens(Bench(settings, NO_SESSION, Uniform(), found.append, print, str))
     for number, output in enumerate(outputs):
         sampling = SimpleNamespace(temperature=1.0, top_k=4, top_p=1.0)
-        oracle.on_finishing(None, FakeRequest(f"a.{number}", [1, 2], sampling, output_ids=list(output)))
+        oracle.on(Finishing(FakeRequest(f"a.{number}", [1, 2], sampling, output_ids=list(output))))
     return found, list(oracle.notes())
 
 
@@ -72,8 +75,8 @@ def test_one_token_too_often_is_an_alarm_once_and_not_where_odds_are_other_by_ri
 
 
 def test_greedy_requests_are_left_to_the_argmax() -> None:
-    oracle = SampledTokens(Bench(oracle_settings(), Uniform(), print, print, str))
-    oracle.on_finishing(None, FakeRequest("a.0", [1], SimpleNamespace(temperature=0.0), output_ids=[9]))
+    oracle = SampledTokens(Bench(oracle_settings(), NO_SESSION, Uniform(), print, print, str))
+    oracle.on(Finishing(FakeRequest("a.0", [1], SimpleNamespace(temperature=0.0), output_ids=[9])))
     assert oracle.bench.looks == {}
 
 
@@ -112,7 +115,7 @@ BUGS: dict[str, tuple[str, list[tuple[Any, str, Any]]]] = {
 def test_the_shipped_scenario_has_the_draws_that_are_needed() -> None:
     found, judge, _ = serve("sampled", reference=DenseReference("tiny", None), **{**ALONE, "sampling": True})
     assert (found, list(judge.notes())) == ([], [])
-    assert judge.looks["sampling"] == 14
+    assert judge.bench.looks["sampling"] == 14
 
 
 @pytest.mark.slow

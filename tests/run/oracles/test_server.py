@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specdebug.base.abilities import INSIDE
+from specdebug.events import AfterStep, AllServed, Prefilled, Stepped
 from specdebug.run.oracles.base import Bench, OracleSettings
 from specdebug.run.oracles.registry import ORACLES
 from specdebug.run.oracles.server import ASK_EVERY, ServerAlive, ServerCounts, ServerFindings, wrong_counts
@@ -81,11 +82,11 @@ class Watching:
         self.found: list[Violation] = []
         self.server = Server()
         settings = OracleSettings(OracleSpec(), Asked("tiny", server=True))
-        self.oracle = kind(Bench(settings, None, self.found.append, print, str))
-        self.session = SimpleNamespace(server=self.server, request=lambda rid: request(), has_work=True)
+        self.session: Any = SimpleNamespace(server=self.server, request=lambda rid: request(), has_work=True)
+        self.oracle = kind(Bench(settings, self.session, None, self.found.append, print, str))
 
     def step(self, *finished: str) -> None:
-        self.oracle.on_step(self.session, SimpleNamespace(finished=finished))
+        self.oracle.on(Stepped(1, "served", finished, finished=finished))
 
     @property
     def signatures(self) -> list[str]:
@@ -107,7 +108,7 @@ def test_a_server_is_asked_when_it_is_idle_and_now_and_then_when_it_never_is() -
     assert watching.server.asked == [False]
     watching.session.has_work = False
     watching.step("b.0")
-    watching.oracle.on_served(watching.session, [])
+    watching.oracle.on(AllServed(()))
     assert watching.server.asked == [False, False, True]
     assert watching.found == []
 
@@ -179,7 +180,7 @@ def test_counts_and_streams_are_told_by_request() -> None:
 def test_the_mean_of_all_requests_lies_among_theirs(mean: float | None, told: int) -> None:
     watching = Watching(ServerCounts)
     watching.server.mean = mean
-    watching.oracle.on_served(watching.session, ["a.0"])
+    watching.oracle.on(AllServed(("a.0",)))
     assert watching.signatures == ["ends@counts"] * told
 
 
@@ -187,7 +188,7 @@ def test_the_mean_of_all_requests_lies_among_theirs(mean: float | None, told: in
 def test_the_mean_is_exact_where_every_verify_since_the_flush_is_known(mean: float, told: int) -> None:
     watching = Watching(ServerCounts)
     watching.server.mean, watching.server.exact = mean, 5 / 3
-    watching.oracle.on_served(watching.session, ["a.0"])
+    watching.oracle.on(AllServed(("a.0",)))
     assert watching.signatures == ["ends@counts"] * told
 
 
@@ -210,8 +211,8 @@ def test_a_hit_that_must_occur_does(own: bool, owed: int, cached: int, told: int
 def test_what_a_server_tells_of_is_a_violation_of_its_name() -> None:
     watching = Watching(ServerFindings)
     watching.server.told = [("nan@draft.x", "3 bad"), ("crash:SIGSEGV", "a worker died")]
-    watching.oracle.after_step(watching.session, 5, failed=False, last=False)
-    watching.oracle.on_served(watching.session, [])
+    watching.oracle.on(AfterStep(5))
+    watching.oracle.on(AllServed(()))
     assert watching.signatures == ["nan@draft.x", "crash:SIGSEGV"]
     assert (watching.found[0].step, watching.found[0].detail) == (5, "the server says: 3 bad")
 
@@ -219,7 +220,7 @@ def test_what_a_server_tells_of_is_a_violation_of_its_name() -> None:
 def test_what_an_engine_told_its_log_comes_before_what_is_seen_in_it() -> None:
     watching = Watching(ServerFindings)
     watching.server.told = [("nan@draft.x", "3 bad")]
-    watching.oracle.on_prefilled(watching.session, None)
+    watching.oracle.on(Prefilled(None))
     assert watching.signatures == ["nan@draft.x"]
     inside = [number for number, kind in enumerate(ORACLES) if kind.needs & INSIDE]
     assert ORACLES.index(ServerFindings) < min(inside)

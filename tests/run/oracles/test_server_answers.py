@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
+from specdebug.events import AllServed, Stepped
 from specdebug.run.oracles.base import Bench, OracleSettings
 from specdebug.run.oracles.server_answers import ServerAnswers, wrong_logprobs
 from specdebug.scenario.grammar import OracleSpec
@@ -71,16 +72,12 @@ def request(
 def look(server: Server, *requests: FakeRequest, served: bool = False, dense: bool = True) -> list[Violation]:
     found: list[Violation] = []
     settings = OracleSettings(OracleSpec(), Asked("tiny", server=True, dense=dense))
-    bench = Bench(
-        settings, cast(Any, Reference()), found.append, print, lambda ids: "".join(WORDS[each] for each in ids)
-    )
     by_rid = {each.rid: each for each in requests}
-    session = SimpleNamespace(server=server, request=by_rid.__getitem__)
-    oracle = ServerAnswers(bench)
-    if served:
-        oracle.on_served(session, list(by_rid))
-    else:
-        oracle.on_step(session, cast(Any, SimpleNamespace(finished=list(by_rid))))
+    session: Any = SimpleNamespace(server=server, request=by_rid.__getitem__)
+    reference: Any = Reference()
+    bench = Bench(settings, session, reference, found.append, print, lambda ids: "".join(WORDS[each] for each in ids))
+    rids = tuple(by_rid)
+    ServerAnswers(bench).on(AllServed(rids) if served else Stepped(1, "served", rids, finished=rids))
     return found
 
 

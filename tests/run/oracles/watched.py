@@ -45,8 +45,8 @@ class Watched:
         self.engine = build_engine(options, 0)
         self.session = EmbeddedSession(self.engine, asked)
         reference = None if settings.reference is None else DenseReference(*settings.reference)
-        self.judge = Judge(settings, reference, self.found.append, lambda rid, tie: None, str, shows=self.session.shows)
-        self.session.observe(self.judge)
+        self.judge = Judge(settings, self.session, reference, self.found.append, lambda rid, tie: None, str)
+        self.session.observers.add(self.judge)
         self.steps = 0
 
     def serve(
@@ -71,9 +71,7 @@ class Watched:
     def step(self) -> None:
         """One step and the looks after it, as a run makes them."""
         self.steps += 1
-        self.judge.step = self.steps
+        self.judge.bench.step = self.steps
         report = self.session.advance()
-        self.judge.inspect(self.session, self.steps, failed=False, last=False)
-        requests = [self.session.request(rid) for rid in report.rids]
-        self.judge.after_step(requests, report.emitted)
-        self.judge.look(self.session, requests, report.emitted)
+        self.judge.inspect(self.steps)
+        self.judge.stepped(report)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from specdebug.events import Finishing
 from specdebug.run.oracles.lossless import TIE_MARGIN, judge_output
+from tests.heard import Heard
 from tests.targets.http.fake import FakeServer, serving
 from tests.targets.http.opened import add, drain, opened
 
@@ -52,19 +54,15 @@ def test_a_second_server_is_asked_without_the_switch() -> None:
 
 def test_a_server_s_own_text_is_asked_for_when_the_workload_is_over() -> None:
     """What it would cache meanwhile could be hit by requests to come."""
-    judged_then: list[str] = []
 
-    class Onlooker:
-        def on_finishing(self, session: Any, request: Any) -> None:
-            judged_then.append(request.rid)
-
+    heard = Heard(Finishing)
     with serving(FakeServer()) as fake:
         session = opened(fake)
-        session.observe(Onlooker())  # type: ignore[arg-type]
+        session.observers.add(heard)
         add(session, "a")
         drain(session)
-        assert judged_then == []
+        assert heard.events == []
         session.settle()
-        assert judged_then == ["a"]
+        assert [event.request.rid for event in heard.events] == ["a"]
         assert fake.flushes == 2
         session.close(True)

@@ -11,6 +11,7 @@ import torch
 
 from specdebug.base.errors import CannotRunHere
 from specdebug.engine.config import EngineConfig, SpeculativeConfig
+from specdebug.events import Decided, Event, Observers, Prefilled
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.http.request import HttpRequest
 from specdebug.targets.http.request_looks import Inside, RequestLook, read_look, stored_rows
@@ -69,28 +70,27 @@ def verified(seq_len: int, bonus: int, accepted: int) -> dict[str, Any]:
 
 
 class Told:
-    """An onlooker that notes what it is told, as it was then."""
+    """An observer that notes what it is told, as it was then."""
+
+    hears = (Prefilled, Decided)
 
     def __init__(self) -> None:
         self.lines: list[tuple[Any, ...]] = []
         self.moments: list[Any] = []
 
-    def on_prefilled(self, session: Any, request: Any) -> None:
-        self.lines.append(("prefilled", request.kv_len, list(request.output_ids)))
-
-    def on_decided(self, session: Any, decision: Any) -> None:
-        (moment,) = decision.requests
-        self.moments.append(moment)
-        self.lines.append(("decided", moment.kv_len, list(moment.output_ids), decision.tree.tokens[0].tolist()))
-
-    def on_finishing(self, session: Any, request: Any) -> None: ...
-    def on_launched(self, engine: Any, launch: Any) -> None: ...
-    def on_draft_forward(self, engine: Any, forward: Any) -> None: ...
+    def on(self, event: Event) -> None:
+        match event:
+            case Prefilled(request):
+                self.lines.append(("prefilled", request.kv_len, list(request.output_ids)))
+            case Decided([moment], tokens):
+                self.moments.append(moment)
+                self.lines.append(("decided", moment.kv_len, list(moment.output_ids), tokens[0].tolist()))
 
 
 def shown(events: list[dict[str, Any]], one: HttpRequest, spec: SpeculativeConfig) -> Told:
-    told = Told()
-    RequestLook(one, events, {}).show(None, spec, told)
+    told, observers = Told(), Observers()
+    observers.add(told)
+    RequestLook(one, events, {}).show(spec, observers)
     return told
 
 
@@ -184,7 +184,7 @@ def test_keys_and_values_are_those_of_the_look(tmp_path: Path) -> None:
     keys = torch.arange(12.0).view(1, 3, 2, 2)
     torch.save({"events": [], "kv": {"draft_k": keys, "draft_v": -keys}}, looks_folder(str(log)) / "r-g0.0.look")
     one = inside(log, "kv")
-    one.show(None, "r-g0.0", two_tokens(), SimpleNamespace())
+    one.show("r-g0.0", two_tokens(), Observers())
     found = one.kv("draft", "g0.0", 1, 3)
     assert torch.equal(found[0], keys[:, 1:3])
     assert torch.equal(found[1], -keys[:, 1:3])
@@ -193,17 +193,17 @@ def test_keys_and_values_are_those_of_the_look(tmp_path: Path) -> None:
 def test_a_look_that_is_missing_is_told_by_the_log_and_is_the_machine_s_if_the_disk_was_full(tmp_path: Path) -> None:
     one = inside(tmp_path / "server.log", "kv", said="looking ends, x.look: No space left on device")
     with pytest.raises(CannotRunHere, match=r"no look of request g0\.0: looking ends") as caught:
-        one.show(None, "r-g0.0", two_tokens(), SimpleNamespace())
+        one.show("r-g0.0", two_tokens(), Observers())
     failure = machine_failure(caught.value)
     assert failure is not None
     assert failure.cause == "disk"
     with pytest.raises(CannotRunHere, match="its log does not say why"):
-        inside(tmp_path / "server.log", "kv").show(None, "r-g0.0", two_tokens(), SimpleNamespace())
+        inside(tmp_path / "server.log", "kv").show("r-g0.0", two_tokens(), Observers())
 
 
 def test_what_a_look_that_was_lost_does_not_show_says_so(tmp_path: Path) -> None:
     one = inside(tmp_path / "server.log", "kv", lost=(Lost("requests inside", "moved", "", False),))
-    one.show(None, "r-g0.0", two_tokens(), SimpleNamespace())
+    one.show("r-g0.0", two_tokens(), Observers())
     with pytest.raises(NotShown):
         one.kv("draft", "g0.0", 0, 1)
     with pytest.raises(NotShown):
@@ -212,5 +212,5 @@ def test_what_a_look_that_was_lost_does_not_show_says_so(tmp_path: Path) -> None
 
 def test_where_only_the_pools_are_shown_no_look_is_wanted(tmp_path: Path) -> None:
     one = inside(tmp_path / "server.log", "pools", problems=("locks: 4 slots are protected",))
-    one.show(None, "r-g0.0", two_tokens(), SimpleNamespace())
+    one.show("r-g0.0", two_tokens(), Observers())
     assert list(one.new_problems()) == ["locks: 4 slots are protected"]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from specdebug.base.random_streams import stream
-from specdebug.engine.observer import ObservedBatch
+from specdebug.events import BatchBegan, BatchEnded, BatchKind, StepBegan, StepOver
 from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault
 from specdebug.targets.inside.guard import EngineLook
@@ -61,15 +61,15 @@ class _Acting:
         prefills = batch.forward_mode.is_extend()
         running = scheduler.running_batch.reqs if scheduler.running_batch is not None else ()
         view.running = [SeenRequest(each) for each in running if held(each).row is not None]
-        self._injector.before_step(self._step)
-        requests = [SeenRequest(each) for each in batch.reqs]
-        observed = ObservedBatch("prefill" if prefills else "speculative", cast(Any, requests))
-        self._injector.on_batch_begin(observed)
+        tell = self._injector.on
+        tell(StepBegan(self._step))
+        kind: BatchKind = "prefill" if prefills else "speculative"
+        tell(BatchBegan(kind, [SeenRequest(each) for each in batch.reqs]))
         try:
             answer = run()
         finally:
-            self._injector.on_batch_end(observed)
-        self._injector.after_step()
+            tell(BatchEnded(kind))
+        tell(StepOver())
         return answer
 
     def tell_idle(self) -> None:

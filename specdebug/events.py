@@ -1,0 +1,300 @@
+"""What can happen in a run, as data: frozen records of requests, sites, tensors and numbers, and no engine's classes.
+
+An engine tells its :class:`Observers` what it does. Each observer names the events that it ``hears`` and is handed
+those by its one :meth:`Observer.on`. An event that no observer hears is never made: telling of it costs a look into a
+table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BatchKind = Literal["prefill", "plain", "speculative"]
+"""Prompt chunks; one token each by the target alone; or a speculative step."""
+
+Stage = Literal["draft", "tree", "verify", "accept", "commit", "extend"]
+"""The stages of a speculative step, in their order; each is a file of ``engine/speculative/``."""
+
+Forward = Literal["draft", "verify", "draft_extend", "decode"]
+"""The forwards that have graph runners: three of a speculative step, and one token each by the target alone."""
+
+
+class Event:
+    """Something that has happened, or is about to."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepBegan(Event):
+    """A step begins. An engine counts its steps from 1."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOver(Event):
+    """The step is over. ``failed``: by an exception."""
+
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchBegan(Event):
+    """These requests are computed together from now on, in this order. Batches nest: a draft prefills inside the
+    target's prefill. ``lens``: in a prefill, the rows that each has."""
+
+    kind: BatchKind
+    requests: Sequence[Any]
+    lens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnded(Event):
+    """The innermost batch is computed no longer; it may have failed."""
+
+    kind: BatchKind
+
+
+@dataclass(frozen=True, slots=True)
+class StageEntered(Event):
+    """A speculative step enters a stage, or comes back to it."""
+
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class AheadBegan(Event):
+    """What is computed from now on belongs to the next step."""
+
+
+@dataclass(frozen=True, slots=True)
+class AheadEnded(Event):
+    """What is computed from now on belongs to this step again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AheadDropped(Event):
+    """Work that was begun ahead will not be used: this step computes another batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched(Event):
+    """A forward over ``batch_size`` requests is launched. One that was prepared and is not wanted any more never is.
+    ``captured``: the size that its graph runner padded them to, None where it runs eagerly."""
+
+    forward: Forward
+    batch_size: int
+    captured: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftForward(Event):
+    """Forward ``step`` of a draft loop, from 0, is computed, or captured in a graph, of whose replays nothing is told.
+    It has a row for each of K branches of each request, and maybe of padding behind them.
+
+    tokens: int64 [B·K], what it reads. parents: int64 [B·K], the branch whose output of the forward before each row
+    reads (at step 0: its own). logits: [B·K, Vd], over the draft's vocabulary. While a graph is captured these hold
+    nothing yet.
+    """
+
+    step: int
+    tokens: Tensor
+    parents: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decided(Event):
+    """A verify has chosen the nodes to accept of its requests' trees; rows still store what these were drafted from.
+
+    Of the trees, which are those of this step, whatever was begun ahead:
+        tokens, positions: int64 [B, T].
+        mask: bool [B, T, T], [b, i, j] where j is i or an ancestor of i.
+        retrieve_next_token, retrieve_next_sibling: int64 [B, T], first child and next sibling, -1 for none.
+    Of the choice:
+        logits: [B·T, V], the verify's; their memory is the next verify's, too.
+        predict: int32 [B·T], at an accepted node the token that follows it.
+        accept_index: int32 [B, S+1], flat nodes accepted, root first, -1 after.
+        num_correct_drafts: int32 [B], drafts accepted.
+        coins: float32 [B, S+2] on the host, where some were drawn.
+        threshold_single, threshold_acc: below 1, drafts are accepted that the target's odds alone would not.
+    Of the drafting: ``topk`` branches in ``num_steps`` steps, of which the tree takes T nodes.
+    """
+
+    requests: Sequence[Any]
+    tokens: Tensor
+    positions: Tensor
+    mask: Tensor
+    retrieve_next_token: Tensor
+    retrieve_next_sibling: Tensor
+    logits: Tensor
+    predict: Tensor
+    accept_index: Tensor
+    num_correct_drafts: Tensor
+    coins: Tensor | None
+    topk: int
+    num_steps: int
+    threshold_single: float
+    threshold_acc: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptComputed(Event):
+    """The target has computed prompt chunks, whose positions begin at ``starts``. hidden: [Σlens, H], a row for each
+    token, before the head."""
+
+    requests: Sequence[Any]
+    starts: tuple[int, ...]
+    lens: tuple[int, ...]
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokensSampled(Event):
+    """The target has chosen a token for each request without a draft: ids [B] by logits [B, V]. After a chunk that does
+    not end its prompt the token is not used. The logits' memory is the next step's, too."""
+
+    requests: Sequence[Any]
+    logits: Tensor
+    ids: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfRequest(Event):
+    """Something has happened to a request, or is about to."""
+
+    request: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefilled(OfRequest):
+    """The request's whole prompt has KV, which can be looked at; the first token is sampled."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finishing(OfRequest):
+    """The request's last token is out; its slots can be looked at, and are released right after."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aborting(OfRequest):
+    """The request is about to be ended where it is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Going(OfRequest):
+    """A step that gave the request tokens is over, and it goes on. Told where requests are looked at in each step."""
+
+
+@dataclass(frozen=True)
+class Stepped(Event):
+    """A step is over, and this is what it decided.
+
+    kind: ``prefill``, ``decode`` or ``idle``; ``served`` in a session without steps, which tells what has ended.
+    emitted: new tokens by request. accept_lengths: tokens that each verify accepted, bonus included.
+    cached: prompt tokens out of the prefix cache, of requests that were first admitted in this step.
+    """
+
+    step: int
+    kind: Literal["prefill", "decode", "idle", "served"]
+    rids: tuple[str, ...] = ()
+    emitted: dict[str, list[int]] = field(default_factory=dict)
+    accept_lengths: dict[str, int] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
+    finished: tuple[str, ...] = ()
+    retracted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AfterStep(Event):
+    """What a step left behind can be looked at. ``failed``: by an exception. ``last``: nothing follows, so wait for
+    what is on its way."""
+
+    step: int
+    failed: bool = False
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AllServed(Event):
+    """The workload, these requests, is served, and none of it is served again yet."""
+
+    rids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLost(Event):
+    """The device is lost: what had reached the host by then can still be told."""
+
+    step: int
+
+
+class Observer(Protocol):
+    """Hears of what happens. It is told of the events of the classes that it ``hears``, and of no others."""
+
+    @property
+    def hears(self) -> Collection[type[Event]]: ...
+
+    def on(self, event: Any) -> None:
+        """This has happened, or is about to."""
+
+
+Facts = ParamSpec("Facts")
+
+
+class Observers:
+    """The observers of one engine. Each is told in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._all: tuple[Observer, ...] = ()
+        self._hearing: dict[Any, tuple[Observer, ...]] = {}
+
+    def __bool__(self) -> bool:
+        """Return True if there is any."""
+        return bool(self._all)
+
+    def add(self, observer: Observer) -> None:
+        """Tell ``observer`` what happens from now on."""
+        self._arrange((*self._all, observer))
+
+    def remove(self, observer: Observer) -> None:
+        """Tell it nothing more. Harmless for one that is not there."""
+        self._arrange(tuple(each for each in self._all if each is not observer))
+
+    def _arrange(self, observers: tuple[Observer, ...]) -> None:
+        self._all = observers
+        kinds = {kind for each in observers for kind in each.hears}
+        self._hearing = {kind: tuple(each for each in observers if kind in each.hears) for kind in kinds}
+
+    def tell(self, kind: Callable[Facts, Event], *facts: Facts.args, **named: Facts.kwargs) -> None:
+        """Tell of an event of this class, which has these facts."""
+        hearing = self._hearing.get(kind)
+        if hearing:
+            event = kind(*facts, **named)
+            for each in hearing:
+                each.on(event)
+
+    @contextmanager
+    def computing(self, kind: BatchKind, requests: Sequence[Any], lens: tuple[int, ...] = ()) -> Iterator[None]:
+        """Tell of a batch that is computed meanwhile."""
+        self.tell(BatchBegan, kind, requests, lens)
+        try:
+            yield
+        finally:
+            self.tell(BatchEnded, kind)
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Tell that what is computed meanwhile belongs to the next step."""
+        self.tell(AheadBegan)
+        try:
+            yield
+        finally:
+            self.tell(AheadEnded)

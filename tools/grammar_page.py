@@ -17,24 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.base.parts import DeclaredKey, Part, keys_of
-from specdebug.scenario import grammar, servers
+from specdebug.scenario import grammar
+from specdebug.targets import settings
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scenarios.md"
 HEAD = """\
 # Every key of a scenario
 
 What [scenarios/README.md](../scenarios/README.md) explains, as a reference. This page is written by
-`python tools/grammar_page.py` from `specdebug/scenario/grammar.py` and `servers.py`, which also make the reader and the
+`python tools/grammar_page.py` from `specdebug/scenario/grammar.py` and `targets/settings.py`, which also make the reader and the
 JSON schema that `specdebug scenarios schema` prints.
 """
 
 
 def page() -> str:
     """The page as it should be."""
-    classes = {**vars(grammar), **vars(servers)}.values()
+    classes = {**vars(grammar), **vars(settings)}.values()
     parts = [each for each in classes if inspect.isclass(each) and issubclass(each, Part)]
     parts.sort(key=lambda part: part is not grammar.Scenario)
-    return "\n".join([HEAD, *("\n".join(section(part)) for part in parts if part not in (Part, servers.AnyServer))])
+    return "\n".join([HEAD, *("\n".join(section(part)) for part in parts if part not in (Part, settings.AnyServer))])
 
 
 def section(part: type[Part]) -> Iterator[str]:

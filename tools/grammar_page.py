@@ -25,8 +25,8 @@ HEAD = """\
 # Every key of a scenario
 
 What [scenarios/README.md](../scenarios/README.md) explains, as a reference. This page is written by
-`python tools/grammar_page.py` from `specdebug/scenario/grammar.py` and `targets/settings.py`, which also make the reader and the
-JSON schema that `specdebug scenarios schema` prints.
+`python tools/grammar_page.py` from `specdebug/scenario/grammar.py` and `specdebug/targets/settings.py`, which also make
+the reader and the JSON schema that `specdebug scenarios schema` prints.
 """
 
 

@@ -267,14 +267,14 @@ class ScenarioBench:
 
     @cached_property
     def library(self) -> Library:
-        """Shipped content, the session's folders, and what ``SPECDEBUG_PATH`` names. Raises ConfigurationError."""
+        """Shipped content, the session's folders, and what ``SPECDEBUG_PATH`` names. Raises SpecDebugError."""
         from specdebug.scenario.library import Library
 
         return Library(self.folders, "--specdebug-content")
 
     @cached_property
     def folders(self) -> list[Path]:
-        """The session's content folders. Raises ConfigurationError."""
+        """The session's content folders. Raises SpecDebugError."""
         from specdebug.base import configuration
 
         start = self._config.invocation_params.dir

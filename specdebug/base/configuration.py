@@ -30,10 +30,6 @@ _TABLE = ("tool", "specdebug")
 _MAX_BYTES = 1 << 20
 
 
-class ConfigurationError(SpecDebugError):
-    """A configuration file is malformed. Rendered as ``file:line: what``."""
-
-
 @dataclass(frozen=True)
 class Setting:
     """The value of one option, and its place."""
@@ -60,14 +56,14 @@ class Configuration:
 
 
 def load(start: Path | None = None, environment: Mapping[str, str] = os.environ) -> Configuration:
-    """The configuration in force for a working directory (this process's, unless given). Raises ConfigurationError."""
+    """The configuration in force for a working directory (this process's, unless given). Raises SpecDebugError."""
     if VARIABLE in environment:
         if not environment[VARIABLE]:
             return Configuration()
         path = Path(environment[VARIABLE])
         table = _table_of(path, _read(path, VARIABLE))
         if table is None:
-            raise ConfigurationError(f"{path}: has no [tool.specdebug] ({VARIABLE} names it)")
+            raise SpecDebugError(f"{path}: has no [tool.specdebug] ({VARIABLE} names it)")
         return _configuration(path, table)
     folder = (start or Path()).absolute()
     for path in (each / name for each in (folder, *folder.parents) for name in (OWN_NAME, PROJECT_NAME)):
@@ -81,14 +77,14 @@ def _read(path: Path, named_by: str = "", own: bool = False) -> str:
     try:
         raw = read_file(path, _MAX_BYTES, own)
     except NotOwn as error:
-        raise ConfigurationError(
+        raise SpecDebugError(
             f"{path}: {error.strerror}, and may name code; to use it say {VARIABLE}={path}, to use none {VARIABLE}="
         ) from None
     except TooLarge:
-        raise ConfigurationError(f"{path}: is larger than {_MAX_BYTES >> 20} MiB") from None
+        raise SpecDebugError(f"{path}: is larger than {_MAX_BYTES >> 20} MiB") from None
     except OSError as error:
         by = f" ({named_by} names it)" if named_by else ""
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}{by}") from None
+        raise SpecDebugError(f"{path}: cannot be read: {error.strerror}{by}") from None
     return raw.decode("utf-8", errors="replace")
 
 
@@ -102,13 +98,13 @@ def _table_of(path: Path, text: str) -> tuple[str, dict[str, Any]] | None:
             return None
         line = re.search(r"at line (\d+)", str(error))
         where = Where(str(path), int(line.group(1)) if line else 0)
-        raise ConfigurationError(f"{where}: is not TOML: {error}") from None
+        raise SpecDebugError(f"{where}: is not TOML: {error}") from None
     for key in () if is_own else _TABLE:
         table = table.get(key) if isinstance(table, dict) else None
     if table is None:
         return None
     if not isinstance(table, dict):
-        raise ConfigurationError(f"{path}: {'.'.join(_TABLE)} must be a table")
+        raise SpecDebugError(f"{path}: {'.'.join(_TABLE)} must be a table")
     return text, table
 
 
@@ -120,13 +116,13 @@ def _configuration(path: Path, found: tuple[str, dict[str, Any]]) -> Configurati
         name = ALIASES.get(name, name)
         if name not in KEYS:
             shown = [option.replace("_", "-") for option in (*KEYS, *ALIASES)]
-            raise ConfigurationError(f"{where}: unknown key '{key}'{did_you_mean(key.replace('_', '-'), shown)}")
+            raise SpecDebugError(f"{where}: unknown key '{key}'{did_you_mean(key.replace('_', '-'), shown)}")
         if name in settings:
-            raise ConfigurationError(f"{where}: '{key}' is set twice, in line {settings[name].where.line} as well")
+            raise SpecDebugError(f"{where}: '{key}' is set twice, in line {settings[name].where.line} as well")
         try:
             settings[name] = Setting(KEYS[name](value, path.absolute().parent), where)
         except ValueError as error:
-            raise ConfigurationError(f"{where}: {key} must be {error}, got {_shown(value)}") from None
+            raise SpecDebugError(f"{where}: {key} must be {error}, got {_shown(value)}") from None
     return Configuration(path, settings)
 
 

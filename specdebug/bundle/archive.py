@@ -56,22 +56,18 @@ _DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, struct.error, RuntimeError,
 """Errors that zipfile raises over archives that are not as they should be."""
 
 
-class BundleError(SpecDebugError):
-    """A bundle cannot be written, or what was given as one is not one that can be trusted to be whole."""
-
-
 def check_target(path: Path, force: bool) -> None:
-    """Raises BundleError now if a bundle could not be written there later, or would overwrite something."""
+    """Raises SpecDebugError now if a bundle could not be written there later, or would overwrite something."""
     if path.suffix != ENDING:
-        raise BundleError(f"cannot write {path}: a bundle's name ends in {ENDING}, by which replay knows it")
+        raise SpecDebugError(f"cannot write {path}: a bundle's name ends in {ENDING}, by which replay knows it")
     if path.is_dir():
-        raise BundleError(f"{path} is a folder; name a file")
+        raise SpecDebugError(f"{path} is a folder; name a file")
     if not path.parent.is_dir():
-        raise BundleError(f"cannot write {path}: no folder {path.parent}")
+        raise SpecDebugError(f"cannot write {path}: no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
-        raise BundleError(f"cannot write {path}: the folder {path.parent} is read-only")
+        raise SpecDebugError(f"cannot write {path}: the folder {path.parent} is read-only")
     if path.exists() and not force:
-        raise BundleError(f"{path} is there already; --force overwrites it")
+        raise SpecDebugError(f"{path} is there already; --force overwrites it")
 
 
 def anything(name: str) -> int:
@@ -82,7 +78,7 @@ def anything(name: str) -> int:
 def write_archive(
     path: Path, facts: Mapping[str, Any], members: Mapping[str, bytes], force: bool = False, room: Room = anything
 ) -> None:
-    """Write a bundle, whole or not at all: manifest first, then the members by name. Raises BundleError.
+    """Write a bundle, whole or not at all: manifest first, then the members by name. Raises SpecDebugError.
 
     ``facts``: those of the manifest beside format, version and members. ``force``: overwrite what is there. ``room``:
     of whoever will read it; what has none there is not written.
@@ -114,9 +110,9 @@ def _store(path: Path, data: bytes, force: bool) -> None:
                     undo.callback(path.unlink, missing_ok=True)
                     file.write(data)
         except FileExistsError:
-            raise BundleError(f"{path} is there already; --force overwrites it") from None
+            raise SpecDebugError(f"{path} is there already; --force overwrites it") from None
         except OSError as error:
-            raise blamed(BundleError, f"cannot write {path}: {error.strerror}", error) from None
+            raise blamed(SpecDebugError, f"cannot write {path}: {error.strerror}", error) from None
         undo.pop_all()
 
 
@@ -124,26 +120,26 @@ def read_archive(path: str | Path, room: Room = anything) -> tuple[dict[str, Any
     """The manifest and the members of a bundle that is whole and of a version that can be read.
 
     A member for which there is no ``room`` is checked like the others; it is not among those that are returned, and the
-    manifest names it. Raises BundleError, one line that names the file and what is wrong with it.
+    manifest names it. Raises SpecDebugError, one line that names the file and what is wrong with it.
     """
     try:
         with open_file(path) as file:
             start = file.read(len(_LOCAL_HEADER))
             if start != _LOCAL_HEADER:
-                raise BundleError(f"{path}: is not a bundle{'; it is empty' if not start else ''}")
+                raise SpecDebugError(f"{path}: is not a bundle{'; it is empty' if not start else ''}")
             try:
                 _check_directory(path, file)
                 with zipfile.ZipFile(file) as archive:
                     return _read(path, archive, room)
             except _DAMAGE as error:
                 what = "it is truncated" if "not a zip file" in str(error) else one_line(str(error), 80)
-                raise BundleError(f"{path}: is damaged ({what}); fetch it again") from None
+                raise SpecDebugError(f"{path}: is damaged ({what}); fetch it again") from None
     except FileNotFoundError:
-        raise BundleError(f"{path}: no such file") from None
+        raise SpecDebugError(f"{path}: no such file") from None
     except NotAFile as error:
-        raise BundleError(f"{path}: {str(error.strerror).removesuffix('file')}bundle") from None
+        raise SpecDebugError(f"{path}: {str(error.strerror).removesuffix('file')}bundle") from None
     except OSError as error:
-        raise BundleError(f"{path}: cannot be read: {error.strerror or one_line(str(error), 80)}") from None
+        raise SpecDebugError(f"{path}: cannot be read: {error.strerror or one_line(str(error), 80)}") from None
 
 
 def _check_directory(path: str | Path, file: BinaryIO) -> None:
@@ -160,34 +156,34 @@ def _check_directory(path: str | Path, file: BinaryIO) -> None:
     if mark != _END_MARK or comment:
         raise ValueError("not a zip file, or one with something behind it")
     if tail.startswith(_END64_MARK):
-        raise BundleError(f"{path}: is packed in a way that no bundle is; unpack and zip it plainly")
+        raise SpecDebugError(f"{path}: is packed in a way that no bundle is; unpack and zip it plainly")
     if directory > MAX_DIRECTORY:
-        raise BundleError(f"{path}: holds more members than the {MAX_MEMBERS} a bundle may have")
+        raise SpecDebugError(f"{path}: holds more members than the {MAX_MEMBERS} a bundle may have")
 
 
 def _read(path: str | Path, archive: zipfile.ZipFile, room: Room) -> tuple[dict[str, Any], dict[str, bytes]]:
     entries = archive.infolist()
     if len(entries) > MAX_MEMBERS:
-        raise BundleError(f"{path}: holds {len(entries)} members, more than the {MAX_MEMBERS} a bundle may have")
+        raise SpecDebugError(f"{path}: holds {len(entries)} members, more than the {MAX_MEMBERS} a bundle may have")
     for entry in entries:
         if entry.flag_bits & _ENCRYPTED or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise BundleError(f"{path}: is packed in a way that no bundle is; unpack and zip it plainly")
+            raise SpecDebugError(f"{path}: is packed in a way that no bundle is; unpack and zip it plainly")
     names = [entry.filename for entry in entries]
     for name in names:
         if not _NAME.fullmatch(name) or ".." in name:
-            raise BundleError(f"{path}: holds '{one_line(name, 60)}', which is no name of a bundle's member")
+            raise SpecDebugError(f"{path}: holds '{one_line(name, 60)}', which is no name of a bundle's member")
         if names.count(name) > 1:
-            raise BundleError(f"{path}: holds {name} twice")
+            raise SpecDebugError(f"{path}: holds {name} twice")
     sizes = {entry.filename: entry.file_size for entry in entries}
     if MANIFEST not in sizes:
-        raise BundleError(f"{path}: is not a bundle; it holds no {MANIFEST}")
+        raise SpecDebugError(f"{path}: is not a bundle; it holds no {MANIFEST}")
     _check_sizes(path, sizes, room)
     manifest, listed = _manifest(path, _member(archive, MANIFEST, sizes[MANIFEST], hold=True)[0])
     for name in sorted({*listed, *names} - {MANIFEST}):
         if name not in sizes:
-            raise BundleError(f"{path}: lacks {name}, which its manifest names")
+            raise SpecDebugError(f"{path}: lacks {name}, which its manifest names")
         if name not in listed:
-            raise BundleError(f"{path}: holds {name}, which its manifest does not name")
+            raise SpecDebugError(f"{path}: holds {name}, which its manifest does not name")
     members = {}
     for name, stated in listed.items():
         hold = room(name) > 0
@@ -195,7 +191,7 @@ def _read(path: str | Path, archive: zipfile.ZipFile, room: Room) -> tuple[dict[
         if hold:
             members[name] = data
         if digest != stated:
-            raise BundleError(f"{path}: {name} is not what the manifest says it is; somebody changed it")
+            raise SpecDebugError(f"{path}: {name} is not what the manifest says it is; somebody changed it")
     return manifest, members
 
 
@@ -218,21 +214,21 @@ def _manifest(path: str | Path, data: bytes) -> tuple[dict[str, Any], dict[str, 
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError):
-        raise BundleError(f"{path}: is not a bundle; its {MANIFEST} is not JSON") from None
+        raise SpecDebugError(f"{path}: is not a bundle; its {MANIFEST} is not JSON") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise BundleError(f"{path}: is not a bundle; its {MANIFEST} does not say '{FORMAT}'")
+        raise SpecDebugError(f"{path}: is not a bundle; its {MANIFEST} does not say '{FORMAT}'")
     version = manifest.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise BundleError(f"{path}: its {MANIFEST} states no format version")
+        raise SpecDebugError(f"{path}: its {MANIFEST} states no format version")
     if version > VERSION:
-        raise BundleError(f"{path}: has format {version}, this specdebug reads up to {VERSION}; upgrade specdebug")
+        raise SpecDebugError(f"{path}: has format {version}, this specdebug reads up to {VERSION}; upgrade specdebug")
     if not isinstance(manifest.setdefault("members", {}), dict):
-        raise BundleError(f"{path}: its {MANIFEST} does not name its members")
+        raise SpecDebugError(f"{path}: its {MANIFEST} does not name its members")
     listed = {}
     for name, stated in manifest["members"].items():
         digest = stated.get("sha256") if isinstance(stated, dict) else None
         if not isinstance(digest, str):
-            raise BundleError(f"{path}: its {MANIFEST} states no SHA-256 of {one_line(name, 60)}")
+            raise SpecDebugError(f"{path}: its {MANIFEST} states no SHA-256 of {one_line(name, 60)}")
         listed[name] = digest
     return manifest, listed
 
@@ -243,12 +239,12 @@ def _check_sizes(path: str | Path, sizes: Mapping[str, int], room: Room) -> None
         limit = MAX_MANIFEST if name == MANIFEST else min(room(name), MAX_MEMBER) or MAX_MEMBER
         held += size if room(name) else 0
         if size > limit:
-            raise BundleError(f"{path}: {name} has {_mib(size)} MiB, more than the {limit >> 20} MiB it may have")
+            raise SpecDebugError(f"{path}: {name} has {_mib(size)} MiB, more than the {limit >> 20} MiB it may have")
     if (total := sum(sizes.values())) > MAX_TOTAL:
-        raise BundleError(f"{path}: unpacks to {_mib(total)} MiB, more than the {MAX_TOTAL >> 20} MiB it may have")
+        raise SpecDebugError(f"{path}: unpacks to {_mib(total)} MiB, more than the {MAX_TOTAL >> 20} MiB it may have")
     if held > MAX_HELD:
         most = f"more than the {MAX_HELD >> 20} MiB they may have"
-        raise BundleError(f"{path}: its members have {_mib(held)} MiB together, {most}")
+        raise SpecDebugError(f"{path}: its members have {_mib(held)} MiB together, {most}")
 
 
 def _mib(size: int) -> int:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.base.abilities import DEFAULT
-from specdebug.base.errors import ContentError
+from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.base.files import read_file
 from specdebug.base.redaction import redacted_plain
 from specdebug.base.yamlio import MAX_BYTES, Doc, one_line, parse_yaml
-from specdebug.bundle.archive import BundleError, read_archive, write_archive
+from specdebug.bundle.archive import read_archive, write_archive
 from specdebug.bundle.requests import read_requests, write_requests
 from specdebug.bundle.run import Recorded, Traced, recorded_of, steps_hash
 from specdebug.bundle.trust import check_scenario_trusted, check_toggles_trusted
@@ -103,7 +103,7 @@ def write_bundle(
     report: Mapping[str, Any],
     force: bool = False,
 ) -> None:
-    """Write the bundle of an arm run on ``versions``, with the ``report`` of its replay. Raises BundleError."""
+    """Write the bundle of an arm run on ``versions``, with the ``report`` of its replay. Raises SpecDebugError."""
     run, recorded = traced.result.run, recorded_of(traced)
     members = {
         SCENARIO: _json(redacted_plain(resolved(run).to_dict())),
@@ -133,11 +133,11 @@ def room(name: str) -> int:
 
 def read_bundle(path: str | Path, known: Collection[Toggle] | None) -> Bundle:
     """Read and check a bundle; runs nothing of it. ``known``: the toggles of this installation; None trusts the bundle,
-    whatever it asks for (``trust.py``). Raises BundleError, and ContentError for a malformed member."""
+    whatever it asks for (``trust.py``). Raises SpecDebugError, and ContentError for a malformed member."""
     manifest, members = read_archive(path, room)
     for name in (SCENARIO, REQUESTS, TRACE, REPORT):
         if name not in manifest["members"]:
-            raise BundleError(f"{path}: lacks {name}")
+            raise SpecDebugError(f"{path}: lacks {name}")
     recorded = _recorded(path, manifest, _steps(path, members.pop(TRACE)))
     texts = {name: _text(path, name, data) for name, data in members.items()}
     scenario = _scenario(path, texts[SCENARIO], trusted=known is None)
@@ -146,7 +146,7 @@ def read_bundle(path: str | Path, known: Collection[Toggle] | None) -> Bundle:
     for pr in arm.revert:
         toggles.append(read_toggle(_parsed(path, texts, f"{TOGGLES}/{pr}.yaml")))
         if toggles[-1].pr != pr or not toggles[-1].patches:
-            raise BundleError(f"{path}: {TOGGLES}/{pr}.yaml reverts no fix {pr} in this engine")
+            raise SpecDebugError(f"{path}: {TOGGLES}/{pr}.yaml reverts no fix {pr} in this engine")
     if known is not None:
         check_toggles_trusted(toggles, known, str(path))
     packs = [read_pack(_parsed(path, texts, f"{PROBES}/{name}.yaml")) for name in scenario.probes_of(arm.name)]
@@ -169,19 +169,19 @@ def _bytes_of(file: Path) -> bytes:
     try:
         return read_file(file, _ROOM_FOR_CONTENT)
     except OSError as error:
-        raise BundleError(f"{file}: cannot be read: {error.strerror}") from None
+        raise SpecDebugError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def _text(path: str | Path, name: str, data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise BundleError(f"{path}: {name} is not UTF-8 text") from None
+        raise SpecDebugError(f"{path}: {name} is not UTF-8 text") from None
 
 
 def _parsed(path: str | Path, texts: Mapping[str, str], name: str) -> Doc:
     if name not in texts:
-        raise BundleError(f"{path}: lacks {one_line(name, 80)}, which its scenario names")
+        raise SpecDebugError(f"{path}: lacks {one_line(name, 80)}, which its scenario names")
     return parse_yaml(texts[name], f"{path}/{name}")
 
 
@@ -189,9 +189,9 @@ def _scenario(path: str | Path, text: str, *, trusted: bool) -> Scenario:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        raise BundleError(f"{path}: {SCENARIO} is not JSON") from None
+        raise SpecDebugError(f"{path}: {SCENARIO} is not JSON") from None
     if not isinstance(data, dict):
-        raise BundleError(f"{path}: {SCENARIO} is not a scenario")
+        raise SpecDebugError(f"{path}: {SCENARIO} is not a scenario")
     scenario = Scenario.from_dict(data, f"{path}/{SCENARIO}")
     if not trusted:
         check_scenario_trusted(scenario, str(path))  # before any target is asked what it makes of its options
@@ -210,11 +210,13 @@ def _steps(path: str | Path, trace: bytes) -> tuple[str, ...]:
     """The lines of a trace, measured before any is made: a short line takes far more room than its bytes."""
     lines = trace.count(b"\n") + 1
     if lines > MAX_STEPS + 1:
-        raise BundleError(f"{path}: {TRACE} has {lines - 1} lines, more than the {MAX_STEPS} it may have")
+        raise SpecDebugError(f"{path}: {TRACE} has {lines - 1} lines, more than the {MAX_STEPS} it may have")
     steps = []
     for number, line in enumerate(io.BytesIO(trace), start=1):
         if len(line) > MAX_STEP:
-            raise BundleError(f"{path}: {TRACE}:{number}: has more than the {MAX_STEP >> 20} MiB that a step may have")
+            raise SpecDebugError(
+                f"{path}: {TRACE}:{number}: has more than the {MAX_STEP >> 20} MiB that a step may have"
+            )
         steps.append(_text(path, TRACE, line.removesuffix(b"\n")))
     return tuple(steps)
 
@@ -225,9 +227,9 @@ def _recorded(path: str | Path, manifest: Mapping[str, Any], steps: tuple[str, .
     verdict, signature, digest = stated.get("verdict"), stated.get("signature"), stated.get("trace_hash")
     typed = isinstance(verdict, str) and isinstance(digest, str) and isinstance(signature, str | None)
     if not typed or verdict not in EXIT_CODES:
-        raise BundleError(f"{path}: its manifest does not say how the run ended")
+        raise SpecDebugError(f"{path}: its manifest does not say how the run ended")
     if steps_hash(steps) != digest:
-        raise BundleError(f"{path}: {TRACE} does not hash to what its manifest says")
+        raise SpecDebugError(f"{path}: {TRACE} does not hash to what its manifest says")
     return Recorded(verdict, signature, digest, steps)
 
 

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from specdebug.base.errors import SpecDebugError
 from specdebug.base.redaction import redacted
 from specdebug.base.yamlio import one_line
-from specdebug.bundle.archive import BundleError
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.grammar import OracleSpec, Scenario
 from specdebug.targets.options import OURS
@@ -27,9 +27,9 @@ _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,2})?")
 
 
 def check_scenario_trusted(scenario: Scenario, bundle: str) -> None:
-    """Raise BundleError, which names all that a scenario asks for beyond computing, and ``--trust``."""
+    """Raise SpecDebugError, which names all that a scenario asks for beyond computing, and ``--trust``."""
     if asked := list(dict.fromkeys(wishes(scenario))):
-        raise BundleError(
+        raise SpecDebugError(
             f"{bundle}: asks for {'; '.join(asked)}: a stranger's bundle gets none of that; if you know who made it, "
             "run it with --trust"
         )
@@ -87,11 +87,11 @@ def strangers(wanted: Iterable[Toggle], known: Iterable[Toggle]) -> tuple[Toggle
 
 
 def check_toggles_trusted(wanted: Iterable[Toggle], known: Iterable[Toggle], bundle: str) -> None:
-    """Raise BundleError, which names the toggles and ``--trust``, if one of ``wanted`` is not known here."""
+    """Raise SpecDebugError, which names the toggles and ``--trust``, if one of ``wanted`` is not known here."""
     if unknown := strangers(wanted, known):
         noun, verb = ("toggle", "holds") if len(unknown) == 1 else ("toggles", "hold")
         names = ", ".join(str(toggle.pr) for toggle in unknown)
-        raise BundleError(
+        raise SpecDebugError(
             f"{bundle}: its {noun} {names} {verb} code that this "
             f"installation does not have; read toggles/{unknown[0].pr}.yaml in the archive, then run it with --trust"
         )

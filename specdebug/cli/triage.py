@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from specdebug.scenario.library import Library
 
 
-class LogError(SpecDebugError):
-    """A log cannot be read."""
-
-
 @grouped
 def triage(
     *,
@@ -67,9 +63,9 @@ def triage(
         with _open(log, shown) as stream:
             found = scan(stream, _progress(shown))
     except OSError as error:
-        raise LogError(f"{shown}: cannot be read: {error.strerror or error}") from None
+        raise SpecDebugError(f"{shown}: cannot be read: {error.strerror or error}") from None
     except ValueError:  # a zero byte in its name
-        raise LogError(f"{shown}: is no name of a file") from None
+        raise SpecDebugError(f"{shown}: is no name of a file") from None
     library = shared.library()
     return _answer(name, found, library, results, run=run, jobs=jobs, scenario=scenario)
 
@@ -145,12 +141,12 @@ def _progress(name: str) -> Callable[[int], None]:
 def _open(log: str, shown: str) -> AbstractContextManager[BinaryIO]:
     if log != "-":
         if stat.S_ISFIFO(os.stat(log).st_mode):  # opening one waits for a writer that may never come
-            raise LogError(
+            raise SpecDebugError(
                 f"{shown}: is a pipe; read it from standard input: specdebug triage - < {shlex.quote(shown)}"
             )
         return open(log, "rb")
     if sys.stdin is None:
-        raise LogError("stdin: is closed; name a log file")
+        raise SpecDebugError("stdin: is closed; name a log file")
     return nullcontext(sys.stdin.buffer)
 
 

@@ -99,7 +99,7 @@ Document = Callable[[Replay], Mapping[str, Any]]
 
 def gather(hunt: Hunt, signature: str, file: Path, document: Document) -> SeenFailure | None:
     """Return the evidence for a failure whose scenario is ``file``, or that of before; None if a signal came. Raises
-    SpecDebugError where it cannot be run, BundleError or RecordError where it cannot be kept."""
+    SpecDebugError where it cannot be run or kept."""
     path = file.with_suffix(".json")
     kept = SeenFailure.read(path)
     if kept is not None and kept.signature == signature and (not kept.bundle or (file.parent / kept.bundle).exists()):

@@ -18,10 +18,6 @@ from typing import Any
 from specdebug.base.errors import SpecDebugError
 
 
-class MatrixError(SpecDebugError):
-    """A document is no detection matrix."""
-
-
 @dataclass(frozen=True)
 class Injected:
     """One run with one fault. ``effective``: the fault changed something, so that it can be seen at all."""
@@ -50,11 +46,11 @@ class DetectionMatrix:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> DetectionMatrix:
-        """Read the document. Raises MatrixError."""
+        """Read the document. Raises SpecDebugError."""
         try:
             return cls(tuple(map(_injected, document["runs"])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise MatrixError(f"no detection matrix: {type(error).__name__}: {error}") from None
+            raise SpecDebugError(f"no detection matrix: {type(error).__name__}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Inverse of :meth:`from_dict`."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from specdebug.base import files
-from specdebug.base.configuration import KEYS, OWN_NAME, PROJECT_NAME, VARIABLE, Configuration, ConfigurationError, load
+from specdebug.base.configuration import KEYS, OWN_NAME, PROJECT_NAME, VARIABLE, Configuration, load
+from specdebug.base.errors import SpecDebugError
 
 NONE: dict[str, str] = {}
 
@@ -20,7 +21,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def refusal(folder: Path, environment: dict[str, str] = NONE) -> str:
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(SpecDebugError) as caught:
         load(folder, environment)
     assert caught.value.exit_code == 2
     return str(caught.value)

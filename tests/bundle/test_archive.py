@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.base import files
+from specdebug.base.errors import SpecDebugError
 from specdebug.bundle import archive
-from specdebug.bundle.archive import MANIFEST, BundleError, check_target, read_archive, write_archive
+from specdebug.bundle.archive import MANIFEST, check_target, read_archive, write_archive
 from tests.bundle.bundles import members_of, pack
 
 FACTS = {"scenario": "mini"}
@@ -33,7 +34,7 @@ def bundle(tmp_path: Path) -> Path:
 
 def complaint(path: Path) -> str:
     """Why it cannot be read: one line that names the file."""
-    with pytest.raises(BundleError) as caught:
+    with pytest.raises(SpecDebugError) as caught:
         read_archive(path)
     message = str(caught.value)
     assert "\n" not in message
@@ -75,7 +76,7 @@ def test_the_order_is_that_of_names_and_times_say_nothing(bundle: Path, tmp_path
 
 def test_nothing_is_overwritten_unasked(bundle: Path) -> None:
     before = bundle.read_bytes()
-    with pytest.raises(BundleError, match="is there already; --force overwrites it"):
+    with pytest.raises(SpecDebugError, match="is there already; --force overwrites it"):
         write_archive(bundle, {}, {})
     assert bundle.read_bytes() == before
     write_archive(bundle, {}, {}, force=True)
@@ -96,7 +97,7 @@ def test_what_is_stopped_leaves_things_as_they_were(
     before = bundle.read_bytes()
     for module in (archive, files):
         monkeypatch.setattr(module, "open", Stopping, raising=False)
-    with pytest.raises((KeyboardInterrupt, BundleError)):
+    with pytest.raises((KeyboardInterrupt, SpecDebugError)):
         write_archive(bundle if force else tmp_path / "new.specdebug", FACTS, MEMBERS, force=force)
     assert os.listdir(tmp_path) == [bundle.name]
     assert bundle.read_bytes() == before
@@ -112,7 +113,7 @@ def test_what_is_stopped_leaves_things_as_they_were(
 )
 def test_a_target_that_cannot_be_is_refused_before_anything_runs(name: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "d.specdebug").mkdir()
-    with pytest.raises(BundleError, match=words):
+    with pytest.raises(SpecDebugError, match=words):
         check_target(tmp_path / name, force=True)
 
 
@@ -132,7 +133,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(bundle: Path) -> None:
     for position in range(len(whole)):
         whole[position] ^= 0x10
         bundle.write_bytes(whole)
-        with contextlib.suppress(BundleError):
+        with contextlib.suppress(SpecDebugError):
             refused += 1
             manifest, members = read_archive(bundle)
             refused -= 1
@@ -233,7 +234,7 @@ def test_a_member_without_room_is_checked_and_not_held(bundle: Path) -> None:
     assert "empty" not in members
     assert "empty" in manifest["members"]
     bundle.write_bytes(pack({**members_of(bundle), "toggles/1.yaml": b"pr: 2\n"}))
-    with pytest.raises(BundleError, match="is not what the manifest says it is"):
+    with pytest.raises(SpecDebugError, match="is not what the manifest says it is"):
         read_archive(bundle, lambda name: 0)
 
 
@@ -241,9 +242,9 @@ def test_what_is_held_is_limited(bundle: Path, tmp_path: Path, monkeypatch: pyte
     def room(name: str) -> int:
         return 1 if name.startswith("scenario") else 100
 
-    with pytest.raises(BundleError, match=r"scenario\.json has 1 MiB, more than the 0 MiB"):
+    with pytest.raises(SpecDebugError, match=r"scenario\.json has 1 MiB, more than the 0 MiB"):
         read_archive(bundle, room)
-    with pytest.raises(BundleError, match=r"scenario\.json has 1 MiB, more than the 0 MiB"):
+    with pytest.raises(SpecDebugError, match=r"scenario\.json has 1 MiB, more than the 0 MiB"):
         write_archive(tmp_path / "other.specdebug", FACTS, MEMBERS, room=room)
     monkeypatch.setattr(archive, "MAX_HELD", 5)
     assert complaint(bundle) == "its members have 1 MiB together, more than the 0 MiB they may have"

@@ -14,7 +14,7 @@ import pytest
 from specdebug.base import corpus, redaction
 from specdebug.base.errors import SpecDebugError
 from specdebug.bundle import content
-from specdebug.bundle.archive import MANIFEST, BundleError
+from specdebug.bundle.archive import MANIFEST
 from specdebug.bundle.content import read_bundle, resolved, write_bundle
 from specdebug.faults.declare import parse_fault
 from specdebug.scenario.grammar import Scenario
@@ -138,7 +138,7 @@ def test_every_part_is_needed(name: str, bundle: Path) -> None:
     manifest = json.loads(members[MANIFEST])
     del members[name], manifest["members"][name]
     bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
-    with pytest.raises(BundleError, match=f"lacks {name}"):
+    with pytest.raises(SpecDebugError, match=f"lacks {name}"):
         read_bundle(bundle, None)
 
 
@@ -208,7 +208,7 @@ def test_versions_that_are_no_text_are_left_out(bundle: Path) -> None:
 
 def test_what_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "MAX_STEPS", 0)
-    with pytest.raises(BundleError, match="has 1 lines, more than the 0 it may have"):
+    with pytest.raises(SpecDebugError, match="has 1 lines, more than the 0 it may have"):
         make_bundle(tmp_path / "b.specdebug")
     assert not list(tmp_path.iterdir())
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from specdebug.base import assets
+from specdebug.base.errors import SpecDebugError
 from specdebug.base.parts import keys_of
-from specdebug.bundle.archive import BundleError
 from specdebug.bundle.content import SCENARIO, read_bundle
 from specdebug.bundle.trust import HARMLESS, check_toggles_trusted, strangers, wishes
 from specdebug.engine.config import EngineConfig
@@ -137,7 +137,7 @@ def test_nothing_is_asked_of_a_target_before_the_bundle_is_trusted(
 ) -> None:
     bundle = poisoned(tmp_path / "b.specdebug", **target)
     monkeypatch.setattr("specdebug.scenario.checks.find_target", lambda name: pytest.fail("asked a target"))
-    with pytest.raises(BundleError) as caught:
+    with pytest.raises(SpecDebugError) as caught:
         read_bundle(bundle, KNOWN)
     assert f"{next(iter(target.values()))}" in str(caught.value)
     assert "--trust" in str(caught.value)
@@ -180,7 +180,7 @@ def test_the_number_is_no_proof_and_no_hindrance() -> None:
 
 def test_the_refusal_names_the_toggles_and_the_option() -> None:
     one, other = (rewritten(toggle, "import os") for toggle in KNOWN[:2])
-    with pytest.raises(BundleError) as caught:
+    with pytest.raises(SpecDebugError) as caught:
         check_toggles_trusted([one, other, KNOWN[2]], KNOWN, "b.specdebug")
     message = str(caught.value)
     assert message.startswith(f"b.specdebug: its toggles {one.pr}, {other.pr} hold code")

@@ -7,7 +7,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from specdebug.report.detection import Cell, DetectionMatrix, Injected, MatrixError
+from specdebug.base.errors import SpecDebugError
+from specdebug.report.detection import Cell, DetectionMatrix, Injected
 from specdebug.report.html.faults import faults_page
 from specdebug.report.html.heatmap import heat_map
 from tests.report.html.samples import Page
@@ -38,7 +39,7 @@ def test_the_matrix_counts_effective_injections_only() -> None:
 def test_it_survives_a_trip_through_json_and_refuses_what_it_is_not() -> None:
     assert DetectionMatrix.from_dict(json.loads(json.dumps(MATRIX.to_dict()))) == MATRIX
     for wrong in ({}, {"runs": [{}]}, {"runs": [{"fault": "a", "seed": "x", "effective": True, "caught": {}}]}):
-        with pytest.raises(MatrixError, match="no detection matrix"):
+        with pytest.raises(SpecDebugError, match="no detection matrix"):
             DetectionMatrix.from_dict(wrong)
 
 

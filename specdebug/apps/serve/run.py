@@ -42,10 +42,6 @@ CUT_S = 2
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 
 
-class ServeError(SpecDebugError):
-    """The server cannot be started as asked."""
-
-
 @dataclass(frozen=True)
 class Address:
     """Where to listen, and how long the engine may be silent while it has work."""
@@ -57,14 +53,14 @@ class Address:
 
 
 def listen(address: Address, *, keyed: bool) -> socket.socket:
-    """A socket bound to the address. Raises ServeError where it is taken, is not ours, or would be open to all."""
+    """A socket bound to the address. Raises SpecDebugError where it is taken, is not ours, or would be open to all."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ServeError(f"--host {address.host}: {error.strerror or error}") from None
+        raise SpecDebugError(f"--host {address.host}: {error.strerror or error}") from None
     family, kind, protocol, _, place = min(found, key=lambda each: each[0] != socket.AF_INET)
     if not keyed and not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback:
-        raise ServeError(f"--host {address.host} is open to other machines; that needs --api-key")
+        raise SpecDebugError(f"--host {address.host} is open to other machines; that needs --api-key")
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -73,7 +69,7 @@ def listen(address: Address, *, keyed: bool) -> socket.socket:
         bound.bind(place)
     except OSError as error:
         bound.close()
-        raise ServeError(f"cannot listen on {address.host}:{address.port}: {error.strerror}") from None
+        raise SpecDebugError(f"cannot listen on {address.host}:{address.port}: {error.strerror}") from None
     return bound
 
 
@@ -86,7 +82,7 @@ def serve(
     say: Callable[[str], None],
     pass_on: Callable[[bytes], None],
 ) -> None:
-    """Serve until a signal comes. Raises ServeError, and SpecDebugError for an engine that cannot be built as asked."""
+    """Serve until a signal comes. Raises SpecDebugError, also for an engine that cannot be built as asked."""
     _give_memory_back()
     model = ModelText(str(launch.options.get("model", "tiny")))
     with contextlib.closing(listen(address, keyed=settings.api_key is not None)) as bound:
@@ -140,7 +136,7 @@ async def _serve(
     if client.refused is not None:
         raise _as_error(client.refused)
     if client.failure is not None and not served:
-        error = ServeError(str(client.failure))
+        error = SpecDebugError(str(client.failure))
         error.exit_code = 125 if client.failure.signature is None else 1
         raise error
 
@@ -171,7 +167,7 @@ def _url(bound: socket.socket) -> str:
 def _as_error(refused: Refused) -> SpecDebugError:
     """The refusal as an error of this command, with the flag at fault."""
     flag = flag_of(refused.option)
-    error = ServeError(f"{flag}: {refused}" if flag else str(refused))
+    error = SpecDebugError(f"{flag}: {refused}" if flag else str(refused))
     error.exit_code = refused.exit_code
     return error
 

@@ -17,19 +17,17 @@ _SMALLER = {"context_length": 512, "max_running_requests": 4, "max_total_tokens"
 _OF_THE_MODEL = frozenset({"model_path", "speculative_draft_model_path", "dtype", "device", "random_seed"})
 
 
-class NoFlags(SpecDebugError):
-    """A log shows no launch flags of which a scenario can be made."""
-
-
 def scenario_text(facts: Facts, log: str) -> str:
     """A scenario of the flags that a log shows; what was left out stands in its comments.
 
-    Raises NoFlags where the log shows none, or where our engine takes none of them.
+    Raises SpecDebugError where the log shows none, or where our engine takes none of them.
     """
     origin = facts.origin
     values, left = _values(facts)
     if not values:
-        raise NoFlags(f"{log}: shows no launch flags to make a scenario of; give the log from the server's start on")
+        raise SpecDebugError(
+            f"{log}: shows no launch flags to make a scenario of; give the log from the server's start on"
+        )
     engine: dict[str, Any] = {"model": "tiny", **options_of(values)}
     wrote = " ".join(word for word in (origin.engine or "an engine", origin.version) if word)
     comments = [f"The launch flags of {wrote} as {log} shows them, on the model that ships here."]
@@ -47,7 +45,7 @@ def scenario_text(facts: Facts, log: str) -> str:
     try:
         scenario_of(parse_yaml(text, log))
     except ContentError as error:
-        raise NoFlags(f"{log}: its launch flags make no scenario of our engine: {error}") from None
+        raise SpecDebugError(f"{log}: its launch flags make no scenario of our engine: {error}") from None
     return text
 
 

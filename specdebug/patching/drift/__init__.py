@@ -4,9 +4,9 @@
 of the engine's own registry of reverts where it ships one: a patch names lines that somebody may have moved since.
 """
 
+from specdebug.base.errors import SpecDebugError
 from specdebug.patching.drift.check import FixRow, Report, check
 from specdebug.patching.drift.dist import Dist, open_dist
 from specdebug.patching.drift.fit import EditProblem
-from specdebug.patching.drift.members import DistError
 
-__all__ = ["Dist", "DistError", "EditProblem", "FixRow", "Report", "check", "open_dist"]
+__all__ = ["Dist", "EditProblem", "FixRow", "Report", "SpecDebugError", "check", "open_dist"]

@@ -9,11 +9,10 @@ from typing import Any, Literal, TypeAlias
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from specdebug.base.errors import ContentError, Where
+from specdebug.base.errors import ContentError, SpecDebugError, Where
 from specdebug.patching import Patch
 from specdebug.patching.drift.dist import Dist
 from specdebug.patching.drift.fit import EditProblem, Fit, fit
-from specdebug.patching.drift.members import DistError
 from specdebug.patching.drift.upstream import fit_entry, read_entries
 from specdebug.patching.toggles import OWN_ENGINE, Registry, Toggle
 
@@ -85,13 +84,13 @@ def engines(registry: Registry) -> set[str]:
 def check(dist: Dist, registry: Registry) -> Report:
     """Match every patch of both registries against a release.
 
-    Raises DistError if no toggle knows the engine and it has no registry of its own, or a file of it is damaged, and
-    ContentError if two version ranges of one toggle hold the same release.
+    Raises SpecDebugError if no toggle knows the engine and it has no registry of its own, a file of it is damaged, or
+    two version ranges of one toggle hold the same release.
     """
     entries = read_entries(dist)
     if not entries and all(canonicalize_name(engine) != dist.name for engine in engines(registry)):
         known = ", ".join(sorted(engines(registry)))
-        raise DistError(f"{dist.path} is {dist}: no toggle has patches for '{dist.name}'; known: {known}")
+        raise SpecDebugError(f"{dist.path} is {dist}: no toggle has patches for '{dist.name}'; known: {known}")
     rows = [_row(dist, toggle) for toggle in registry.all]
     rows += [_judged(entry.pr, "upstream", fit_entry(dist, entry)) for entry in entries]
     return Report(dist, tuple(rows))

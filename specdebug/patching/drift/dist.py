@@ -12,11 +12,11 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from specdebug.base.errors import Where
+from specdebug.base.errors import SpecDebugError, Where
 from specdebug.base.yamlio import one_line
 from specdebug.patching import PatchError
 from specdebug.patching.drift.identity import identify
-from specdebug.patching.drift.members import DistError, Members, open_members
+from specdebug.patching.drift.members import Members, open_members
 from specdebug.patching.source import ModuleSource
 
 
@@ -102,18 +102,20 @@ class Dist:
 def open_dist(path: str | Path, known: Collection[str], version: str | None = None) -> Dist:
     """Open a wheel, an sdist or a source tree of one of the ``known`` engines and find out which release it is.
 
-    ``version``: for a source tree that does not say its own. Raises DistError if it cannot be read, is none of these,
-    its version is unknown or no version, or differs from ``version``.
+    ``version``: for a source tree that does not say its own. Raises SpecDebugError if it cannot be read, is none of
+    these, its version is unknown or no version, or differs from ``version``.
     """
     members = open_members(path)
     identity = identify(members, {canonicalize_name(name) for name in known})
     stated = _version(identity.version, members.path) if identity.version else None
     given = _version(version, "--version") if version else None
     if stated and given and stated != given:
-        raise DistError(f"--version is {given}, but {members.path} says that it is {identity.name} {stated}")
+        raise SpecDebugError(f"--version is {given}, but {members.path} says that it is {identity.name} {stated}")
     chosen = stated or given
     if chosen is None:
-        raise DistError(f"{members.path} ({identity.name}) does not state its version; give --version, as in 0.5.13")
+        raise SpecDebugError(
+            f"{members.path} ({identity.name}) does not state its version; give --version, as in 0.5.13"
+        )
     return Dist(identity.name, chosen, members)
 
 
@@ -121,4 +123,4 @@ def _version(text: str, owner: str | Path) -> Version:
     try:
         return Version(text)
     except InvalidVersion:
-        raise DistError(f"{owner}: '{one_line(text, 60)}' is no version") from None
+        raise SpecDebugError(f"{owner}: '{one_line(text, 60)}' is no version") from None

@@ -45,7 +45,7 @@ class Fit:
 
 
 def fit(dist: Dist, patches: Sequence[Patch]) -> Fit:
-    """Match all edits of these patches, to be made together. Raises DistError if a file cannot be read."""
+    """Match all edits of these patches, to be made together. Raises SpecDebugError if a file cannot be read."""
     problems: list[EditProblem] = []
     placed: dict[str, list[Placed]] = {}
     for patch in patches:

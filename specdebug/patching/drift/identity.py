@@ -13,8 +13,9 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import one_line
-from specdebug.patching.drift.members import DistError, Members
+from specdebug.patching.drift.members import Members
 
 _VERSION_NAMES = ("__version__", "version")
 
@@ -28,7 +29,7 @@ class Identity:
 
 
 def identify(members: Members, known: Collection[str]) -> Identity:
-    """Name and version of a distribution. Raises DistError if nothing names it, or two of ``known`` are in there.
+    """Name and version of a distribution. Raises SpecDebugError if nothing names it, or two of ``known`` are in there.
 
     In order: a wheel's ``METADATA``, an sdist's ``PKG-INFO``, ``pyproject.toml`` (also one folder down, where monorepos
     keep it) with the files it takes its version from, and at last a package folder with a known name. Among several
@@ -38,14 +39,14 @@ def identify(members: Members, known: Collection[str]) -> Identity:
     found = [one for one in stated if one.name in known] or stated[:1]
     if len({one.name for one in found}) > 1:
         names = ", ".join(sorted({one.name for one in found}))
-        raise DistError(f"{members.path} holds several engines ({names}); name the folder of one")
+        raise SpecDebugError(f"{members.path} holds several engines ({names}); name the folder of one")
     if found:
         return next((one for one in found if one.version), found[0])
     folders = {folder for name in members.names for folder in name.split("/")[:-1]}
     for name in sorted(known):
         if name.replace("-", "_") in folders:
             return Identity(name, None)
-    raise DistError(f"nothing in {members.path} says what it is: no METADATA, PKG-INFO or pyproject.toml")
+    raise SpecDebugError(f"nothing in {members.path} says what it is: no METADATA, PKG-INFO or pyproject.toml")
 
 
 def _stated(members: Members) -> Iterator[Identity]:
@@ -69,7 +70,7 @@ def _of_project(members: Members, name: str) -> Iterator[Identity]:
     try:
         document = tomllib.loads(members.read(name).decode())
     except (ValueError, RecursionError) as error:  # of it: no TOML, no UTF-8, a number of too many digits, nested lists
-        raise DistError(f"{members.place(name)} is no TOML: {one_line(str(error))}") from None
+        raise SpecDebugError(f"{members.place(name)} is no TOML: {one_line(str(error))}") from None
     project = _table(document, "project")
     if not isinstance(project.get("name"), str):
         return

@@ -25,10 +25,6 @@ _SKIPPED_FOLDERS = ("__pycache__", "node_modules")
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError, OSError)
 
 
-class DistError(SpecDebugError):
-    """The thing to check is no wheel, sdist or source tree, is damaged, or nobody can say what it is."""
-
-
 class Members(ABC):
     """Python files and metadata of one distribution. Paths have ``/`` and no leading folder of an sdist's."""
 
@@ -44,14 +40,16 @@ class Members(ABC):
     def _open(self, name: str) -> IO[bytes]: ...
 
     def read(self, name: str) -> bytes:
-        """Raises DistError for a file that is damaged, or larger than any source is."""
+        """Raises SpecDebugError for a file that is damaged, or larger than any source is."""
         try:
             with self._open(name) as stream:
                 data = stream.read(MAX_MEMBER_BYTES + 1)
         except _DAMAGE as error:
-            raise DistError(f"{self.path}: {one_line(name)} cannot be read: {_reason(error)}") from None
+            raise SpecDebugError(f"{self.path}: {one_line(name)} cannot be read: {_reason(error)}") from None
         if len(data) > MAX_MEMBER_BYTES:
-            raise DistError(f"{self.path}: {one_line(name)} is larger than {MAX_MEMBER_BYTES >> 20} MiB; no source is")
+            raise SpecDebugError(
+                f"{self.path}: {one_line(name)} is larger than {MAX_MEMBER_BYTES >> 20} MiB; no source is"
+            )
         return data
 
     def place(self, name: str) -> str:
@@ -60,23 +58,23 @@ class Members(ABC):
 
 
 def open_members(path: str | Path) -> Members:
-    """Open a wheel (.whl), an sdist (.tar.gz) or a folder. Raises DistError for anything else, or a damaged one."""
+    """Open a wheel (.whl), an sdist (.tar.gz), a folder. Raises SpecDebugError for anything else, or a damaged one."""
     file = Path(path)
     shown = one_line(str(path), 200)
     try:
         if file.is_dir():
             return _Folder(file)
         if not file.exists():
-            raise DistError(f"{shown}: no such file or folder")
+            raise SpecDebugError(f"{shown}: no such file or folder")
         if not file.is_file():
-            raise DistError(f"{shown} is neither a regular file nor a folder")
+            raise SpecDebugError(f"{shown} is neither a regular file nor a folder")
     except (OSError, ValueError) as error:
-        raise DistError(f"{shown} cannot be read: {_reason(error)}") from None
+        raise SpecDebugError(f"{shown} cannot be read: {_reason(error)}") from None
     if file.suffix == ".whl":
         return _Wheel(file)
     if file.name.endswith(_TAR_ENDINGS):
         return _Sdist(file)
-    raise DistError(f"{shown} is neither a wheel (.whl), an sdist (.tar.gz) nor a folder")
+    raise SpecDebugError(f"{shown} is neither a wheel (.whl), an sdist (.tar.gz) nor a folder")
 
 
 def open_package(folder: Path) -> Members:
@@ -90,9 +88,9 @@ class _Wheel(Members):
         try:
             self._zip = zipfile.ZipFile(path)
         except zipfile.BadZipFile:
-            raise DistError(f"{path} is no wheel: not a zip archive, or cut off; download it again") from None
+            raise SpecDebugError(f"{path} is no wheel: not a zip archive, or cut off; download it again") from None
         except _DAMAGE as error:
-            raise DistError(f"{path} cannot be read: {_reason(error)}") from None
+            raise SpecDebugError(f"{path} cannot be read: {_reason(error)}") from None
 
     @cached_property
     def names(self) -> Sequence[str]:
@@ -116,12 +114,12 @@ class _Sdist(Members):
                         continue
                     total += member.size
                     if total > MAX_TOTAL_BYTES:
-                        raise DistError(f"{path} holds more than {MAX_TOTAL_BYTES >> 20} MiB of source")
+                        raise SpecDebugError(f"{path} holds more than {MAX_TOTAL_BYTES >> 20} MiB of source")
                     stream = archive.extractfile(member)
                     files[member.name.removeprefix("./")] = stream.read(MAX_MEMBER_BYTES + 1) if stream else b""
         except _DAMAGE as error:
             message = f"{path} is no sdist: not a gzipped tar, or cut off; download it again ({_reason(error)})"
-            raise DistError(message) from None
+            raise SpecDebugError(message) from None
         tops = {name.partition("/")[0] for name in files}
         if len(tops) == 1 and all("/" in name for name in files):
             files = {name.partition("/")[2]: data for name, data in files.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.apps.triage.scenario import NoFlags, scenario_text
+from specdebug.apps.triage.scenario import scenario_text
+from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.logs.scan import scan_bytes
 from specdebug.scenario.load import scenario_of
@@ -53,5 +54,5 @@ def test_no_secret_is_kept_of_a_log() -> None:
 
 
 def test_a_log_without_flags_makes_no_scenario() -> None:
-    with pytest.raises(NoFlags, match=r"^server\.log: shows no launch flags"):
+    with pytest.raises(SpecDebugError, match=r"^server\.log: shows no launch flags"):
         scenario_text(scan_bytes(b"ValueError: x").facts, "server.log")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specdebug.base.content import shipped_root
-from specdebug.base.errors import ContentError
-from specdebug.patching.drift import DistError, check, open_dist
+from specdebug.base.errors import ContentError, SpecDebugError
+from specdebug.patching.drift import check, open_dist
 from specdebug.patching.drift.check import engines
 from specdebug.patching.toggles import load_registry, load_toggle
 from tests.patching.drift.releases import METADATA, registry, release, toggle, wheel
@@ -67,7 +67,7 @@ def test_an_engine_nobody_knows(tmp_path: Path) -> None:
     path = wheel(tmp_path, {"requests/__init__.py": ""}, "Name: requests\nVersion: 2.31\n\n")
     known = registry(toggle(tmp_path, 1))
     with pytest.raises(
-        DistError, match=r"is requests 2.31: no toggle has patches for 'requests'; known: specdebug, toy"
+        SpecDebugError, match=r"is requests 2.31: no toggle has patches for 'requests'; known: specdebug, toy"
     ):
         check(open_dist(path, engines(known)), known)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from specdebug.base.errors import SpecDebugError
 from specdebug.patching import PatchError
-from specdebug.patching.drift import DistError, open_dist
+from specdebug.patching.drift import open_dist
 from tests.patching.drift.releases import METADATA, SOURCES, release, sdist, tree, wheel
 
 KNOWN = {"toyserve"}
@@ -49,16 +50,16 @@ def test_trees_say_what_they_are(tmp_path: Path, files: dict[str, str], version:
 )
 def test_a_tree_without_a_version_needs_one(tmp_path: Path, files: dict[str, str]) -> None:
     root = tree(tmp_path, files)
-    with pytest.raises(DistError, match=r"\(toyserve\) does not state its version; give --version"):
+    with pytest.raises(SpecDebugError, match=r"\(toyserve\) does not state its version; give --version"):
         open_dist(root, KNOWN)
     assert str(open_dist(root, KNOWN, "0.9")) == "toyserve 0.9"
-    with pytest.raises(DistError, match="--version: 'new' is no version"):
+    with pytest.raises(SpecDebugError, match="--version: 'new' is no version"):
         open_dist(root, KNOWN, "new")
 
 
 def test_a_version_that_contradicts(tmp_path: Path) -> None:
     assert str(open_dist(wheel(tmp_path), KNOWN, "1.2")) == "toyserve 1.2.0"
-    with pytest.raises(DistError, match=r"--version is 1\.3, but .* says that it is toyserve 1\.2\.0"):
+    with pytest.raises(SpecDebugError, match=r"--version is 1\.3, but .* says that it is toyserve 1\.2\.0"):
         open_dist(wheel(tmp_path), KNOWN, "1.3")
 
 
@@ -66,17 +67,17 @@ def test_the_known_one_of_several(tmp_path: Path) -> None:
     others = {f"other{n}-1.dist-info/METADATA": f"Name: other{n}\nVersion: 1\n\n" for n in range(3)}
     files = {**others, "toyserve-1.dist-info/METADATA": METADATA}
     assert str(open_dist(tree(tmp_path, files), KNOWN)) == "toyserve 1.2.0"
-    with pytest.raises(DistError, match=r"holds several engines \(other1, toyserve\)"):
+    with pytest.raises(SpecDebugError, match=r"holds several engines \(other1, toyserve\)"):
         open_dist(tree(tmp_path, files), {*KNOWN, "other1"})
 
 
 def test_what_nothing_names(tmp_path: Path) -> None:
-    with pytest.raises(DistError, match=r"nothing in .* says what it is"):
+    with pytest.raises(SpecDebugError, match=r"nothing in .* says what it is"):
         open_dist(tree(tmp_path, {"a.py": ""}, {}), KNOWN)
     for broken in ("[", "a = " + "[" * 5000, "a = " + "9" * 5000):  # the latter two are no TOMLDecodeError
-        with pytest.raises(DistError, match=r"pyproject\.toml is no TOML"):
+        with pytest.raises(SpecDebugError, match=r"pyproject\.toml is no TOML"):
             open_dist(tree(tmp_path, {"pyproject.toml": broken}), KNOWN)
-    with pytest.raises(DistError, match="'next' is no version"):
+    with pytest.raises(SpecDebugError, match="'next' is no version"):
         open_dist(wheel(tmp_path, metadata="Name: toyserve\nVersion: next\n\n"), KNOWN)
 
 

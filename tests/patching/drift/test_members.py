@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.patching.drift import DistError, members
+from specdebug.base.errors import SpecDebugError
+from specdebug.patching.drift import members
 from specdebug.patching.drift.members import open_members, open_package
 from tests.patching.drift.releases import SOURCES, sdist, tree, wheel
 
@@ -45,7 +46,7 @@ def test_of_a_package_nothing_beside_it_is_read(tmp_path: Path) -> None:
 
 
 def refusal(path: Path | str) -> str:
-    with pytest.raises(DistError) as caught:
+    with pytest.raises(SpecDebugError) as caught:
         open_members(path)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
@@ -77,7 +78,7 @@ def test_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory,
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(raw)
-    with contextlib.suppress(DistError):  # anything else is a crash
+    with contextlib.suppress(SpecDebugError):  # anything else is a crash
         opened = open_members(path)
         for name in opened.names:
             opened.read(name)
@@ -86,7 +87,7 @@ def test_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory,
 def test_nothing_is_read_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MAX_MEMBER_BYTES", 100)
     monkeypatch.setattr(members, "MAX_TOTAL_BYTES", 300)
-    with pytest.raises(DistError, match=r"toyserve/flow.py is larger than"):
+    with pytest.raises(SpecDebugError, match=r"toyserve/flow.py is larger than"):
         open_members(wheel(tmp_path)).read("toyserve/flow.py")
     assert "holds more than" in refusal(sdist(tmp_path))
 
@@ -95,7 +96,7 @@ def test_a_damaged_member_of_a_sound_wheel(tmp_path: Path) -> None:
     path = wheel(tmp_path)
     raw = path.read_bytes()
     path.write_bytes(raw.replace(b"nobody may import this", b"Nobody may import this"))
-    with pytest.raises(DistError, match=r"flow\.py cannot be read: Bad CRC-32"):
+    with pytest.raises(SpecDebugError, match=r"flow\.py cannot be read: Bad CRC-32"):
         open_members(path).read("toyserve/flow.py")
 
 
@@ -119,5 +120,5 @@ def test_an_encrypted_member(tmp_path: Path) -> None:
     raw[central + 8] |= 1
     raw[at + 6] |= 1
     path.write_bytes(raw)
-    with pytest.raises(DistError, match=r"flow\.py cannot be read: .*encrypted"):
+    with pytest.raises(SpecDebugError, match=r"flow\.py cannot be read: .*encrypted"):
         open_members(path).read("toyserve/flow.py")

@@ -38,7 +38,7 @@ from specdebug.diverge.keeper import Keeper
 from specdebug.diverge.listener import RunListener
 from specdebug.diverge.recorder import HashRecorder
 from specdebug.diverge.stream import RecordedStep, Writer, read
-from specdebug.diverge.values import Place, difference, kept
+from specdebug.diverge.values import Place
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.run.arm import run_arm
 from specdebug.scenario.grammar import Scenario
@@ -167,11 +167,10 @@ def record(
     seed: int = 0,
     plant: Plant | None = None,
     keep: Mapping[Place, str] | None = None,
-    by_request: bool = False,
 ) -> list[RecordedStep]:
     """The steps of one arm. Tensors to ``keep`` are written to ``folder``."""
     file = folder / "hashes"
-    recorders: list[RunListener] = [HashRecorder(Writer(file), by_request=by_request)]
+    recorders: list[RunListener] = [HashRecorder(Writer(file))]
     if keep:
         recorders.append(Keeper(keep, folder))
     library = Library()
@@ -242,21 +241,14 @@ def _answered(scenario: Scenario, seed: int, fault: Fault, clean: list[RecordedS
     damaged = folder / str(fault.number)
     damaged.mkdir()
     plant = fault.plant()
-    keep = {fault.place: fault.site}
-    found = next(in_lockstep(clean, record(scenario, damaged, seed=seed, plant=plant, keep=keep)), None)
+    found = next(in_lockstep(clean, record(scenario, damaged, seed=seed, plant=plant)), None)
     owner = plant.row // (per_request(fault.site) or 1)
     rids = fault.step.rids
     truth = (*fault.place, plant.site, rids[owner] if owner < len(rids) else None)
     answer: Any = None
     if found is not None and found.right is not None:
         there = (found.right.step, found.right.call)
-        if there != fault.place:
-            record(scenario, damaged, seed=seed, plant=fault.plant(), keep={there: found.site})
-            record(scenario, folder, seed=seed, keep={there: found.site})
-        one, other = kept(folder, there), kept(damaged, there)
-        seen = None if one is None or other is None else difference(one, other)
-        who = fault.step.owner_of_row(found.right, seen.index[0]) if seen is not None and seen.index else "?"
-        answer = (*there, found.site, who)
+        answer = (*there, found.site, found.owner)
     return "" if answer == truth else f"fault {fault.number} is {truth}, answered {answer}"
 
 
@@ -285,7 +277,7 @@ def judged(scenario: Scenario, number: int) -> Judged:
     arms = ("base", OTHERS[which])
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        streams = [record(scenario, folder, arm, seed, by_request=True) for arm in arms]
+        streams = [record(scenario, folder, arm, seed) for arm in arms]
 
         @contextlib.contextmanager
         def look(pairs: Pairs) -> Iterator[tuple[Path, Path]]:
@@ -308,12 +300,12 @@ def judged(scenario: Scenario, number: int) -> Judged:
     return Judged(wrong, found.shares, found.widest, len(found.parted))
 
 
-def cost(folder: Path, steps: int, *, by_request: bool) -> None:
+def cost(folder: Path, steps: int) -> None:
     """Two engines take the same steps in turn; one of them is recorded."""
     activate(Library().packs(("default",)), None)
     options = {**SCENARIO["engine"], "context_length": 512, "memory": {"num_slots": 4096, "fill": "zeros"}}  # type: ignore[dict-item]
     engines = [Engine(EngineConfig.from_dict(options)) for _ in range(2)]
-    recorder = HashRecorder(Writer(folder / "cost"), by_request=by_request)
+    recorder = HashRecorder(Writer(folder / "cost"))
     recorder.attach(engines[1])
     hook = async_probe.site_hook()
     async_probe.on_site(None)
@@ -336,7 +328,7 @@ def cost(folder: Path, steps: int, *, by_request: bool) -> None:
     (folder / "cost").unlink()
     low, middle, high = (100 * (ratio - 1) for ratio in statistics.quantiles(map(truediv, spent[1], spent[0]), n=4))
     print(
-        f"cost, a hash {'a request' if by_request else 'a tensor'}: {1e3 * statistics.median(spent[0]):.2f} ms a step, "
+        f"cost: {1e3 * statistics.median(spent[0]):.2f} ms a step, "
         f"recorded {1e3 * statistics.median(spent[1]):.2f} ms: {middle:+.1f}% (quartiles of pairs {low:+.1f} and "
         f"{high:+.1f}%; in all {100 * (sum(spent[1]) / sum(spent[0]) - 1):+.1f}%); "
         f"{size / steps * 10_000 / 2**20:.1f} MiB per 10,000 steps ({steps} measured, batch of 4)",
@@ -424,8 +416,7 @@ def main() -> int:
     if chosen.cost:
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as folder:
-            for by_request in (False, True):
-                cost(Path(folder), chosen.cost, by_request=by_request)
+            cost(Path(folder), chosen.cost)
     return 0 if fine else 1
 
 

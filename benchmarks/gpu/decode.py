@@ -76,34 +76,26 @@ def recording_cost(models: Models, backend: str, rounds: int) -> list[Row]:
     rows = []
     for batch, per_round, most in ((1, 12, 5.0), (64, 4, 20.0)):
         with tempfile.TemporaryDirectory() as temporary:
-            files = [Path(temporary, name) for name in ("tensor", "request")]
-            recorders = [HashRecorder(Writer(file), by_request=file.name == "request") for file in files]
-            arms = [
-                Served(models, batch, backend=backend, probes="record", recorder=each) for each in (None, *recorders)
-            ]
-            for served in arms:
+            file = Path(temporary, "hashes")
+            recorder = HashRecorder(Writer(file))
+            plain, recorded = (
+                Served(models, batch, backend=backend, probes="record", recorder=each) for each in (None, recorder)
+            )
+            for served in (plain, recorded):
                 served.add(batch, PROMPT if batch == 1 else 128)
                 served.steps(8)
-            sizes = [stored(file) for file in files]
-            taken = [[served.steps(per_round) for served in arms] for _ in range(rounds)]
-            for arm, (file, recorder) in enumerate(zip(files, recorders, strict=True), 1):
-                what = f"EAGLE decode step, batch {batch}, recorded, a hash a {file.name}"
-                more = [100 * (times[arm] / times[0] - 1) for times in taken]
-                rows.append(Row.of(what, more, "% more", Bound(at_most=most)))
-                arms[arm].activate()
-                torch.cuda.synchronize()
-                recorder.finish()
-                by_request = file.name == "request"
-                grown = (file.stat().st_size - sizes[arm - 1]) / (rounds * per_round) * 10_000 / 2**20
-                rows.append(
-                    Row.of(
-                        f"{what}, for 10,000 steps",
-                        [grown],
-                        "MiB",
-                        Bound(at_most=160 if by_request and batch > 1 else 64),
-                    )
-                )
-            release(*arms)
+            size = stored(file)
+            taken = [(plain.steps(per_round), recorded.steps(per_round)) for _ in range(rounds)]
+            what = f"EAGLE decode step, batch {batch}, recorded"
+            more = [100 * (with_it / without - 1) for without, with_it in taken]
+            rows.append(Row.of(what, more, "% more", Bound(at_most=most)))
+            recorded.activate()
+            torch.cuda.synchronize()
+            recorder.finish()
+            grown = (file.stat().st_size - size) / (rounds * per_round) * 10_000 / 2**20
+            bound = Bound(at_most=160 if batch > 1 else 64)
+            rows.append(Row.of(f"{what}, for 10,000 steps", [grown], "MiB", bound))
+            release(plain, recorded)
             async_probe.on_site(None)
     return rows
 

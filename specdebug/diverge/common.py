@@ -99,11 +99,10 @@ def integers_of(steps: Sequence[RecordedStep]) -> dict[str, str]:
 def _only(step: RecordedStep, sites: set[str], alone: Mapping[str, str]) -> RecordedStep:
     """The step with the calls of some sites, rows of other requests being nobody's. Calls keep their numbers, by which
     their tensors are found."""
-    apart = len(step.digests) == sum(len(call.owners) for call in step.calls)
     gone = {place for place, rid in enumerate(step.rids) if rid in alone}
     calls, digests, at = [], array("Q"), 0
     for call in step.calls:
-        size = len(call.owners) if apart else 1
+        size = len(call.owners)
         if call.site in sites:
             owners = tuple(PADDING if owner in gone else owner for owner in call.owners)
             calls.append(dataclasses.replace(call, owners=owners))

@@ -14,8 +14,6 @@ from xxhash import xxh3_64_intdigest
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.owners import Segment
 
-_NOTHING = xxh3_64_intdigest(b"")
-
 
 def rows_of(call: SiteCall) -> Tensor:
     """The tensor to hash, rows first: the call's own, or of [L, N, ...] the rows ``at``, taken flat, of dimension 1."""
@@ -27,21 +25,6 @@ def rows_of(call: SiteCall) -> Tensor:
         # the last is read as the last.
         return tensor.index_select(1, call.at.reshape(-1).clamp(0, tensor.shape[1] - 1)).transpose(0, 1)
     return tensor.reshape(1) if tensor.dim() == 0 else tensor
-
-
-_arrays: dict[int, type[ctypes.Array[ctypes.c_char]]] = {}
-
-
-def whole_hash(tensor: Tensor) -> int:
-    """The hash of a contiguous tensor on the host."""
-    # An address, because a view or a conversion of a small tensor would cost many times what hashing it does.
-    size = tensor.nbytes
-    if not size:
-        return _NOTHING
-    kind = _arrays.get(size)
-    if kind is None:
-        kind = _arrays[size] = ctypes.c_char * size
-    return xxh3_64_intdigest(kind.from_address(tensor.data_ptr()))
 
 
 class Staging:

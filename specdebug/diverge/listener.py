@@ -39,7 +39,7 @@ class Captured:
     """The calls in one graph. ``groups`` names those of a call that are added up; ``copied``: sites to copy."""
 
     def __init__(
-        self, groups: Callable[[SiteCall], Groups | None] | None = None, copied: frozenset[str] = frozenset()
+        self, groups: Callable[[SiteCall], Groups] | None = None, copied: frozenset[str] = frozenset()
     ) -> None:
         self.sums = CapturedSums()
         self.calls: list[CapturedCall] = []

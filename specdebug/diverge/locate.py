@@ -175,7 +175,7 @@ class Locator:
         ]
         files = [str(folder / f"{number}.hashes") for number in range(len(runs))]
         jobs = [
-            recorded(_until(run, until), f"{number}: {run.key}", hashes=file, by_request=True, places=True)
+            recorded(_until(run, until), f"{number}: {run.key}", hashes=file)
             for number, ((run, until), file) in enumerate(zip(runs, files, strict=True))
         ]
         results, interrupted = run_arms(self._pool, self._library, jobs)

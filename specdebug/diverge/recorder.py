@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.listener import Captured, RunListener
 from specdebug.diverge.owners import Batch
-from specdebug.diverge.steplog import StepLog
+from specdebug.diverge.steplog import StepLog, groups_of
 from specdebug.diverge.stream import Writer
 from specdebug.events import (
     AheadBegan,
@@ -29,13 +29,13 @@ BATCHES = 64
 
 
 class HashRecorder(RunListener):
-    """Records one engine's run: a hash for each request's share of a tensor, or one for the whole, which costs less."""
+    """Records one engine's run: a hash for each request's share of a tensor."""
 
     hears = (*RunListener.hears, BatchBegan, BatchEnded, StageEntered)
 
-    def __init__(self, writer: Writer, *, by_request: bool = False, places: bool = False) -> None:
+    def __init__(self, writer: Writer) -> None:
         super().__init__()
-        self._log = StepLog(writer, by_request=by_request, places=places)
+        self._log = StepLog(writer)
         self._batch = Batch("none", (), ())
         self._outer: list[Batch] = []
         self._batches: dict[tuple[Any, ...], Batch] = {}
@@ -81,7 +81,7 @@ class HashRecorder(RunListener):
         self._rids = []
 
     def _new_capture(self) -> Captured:
-        return Captured(self._log.groups)
+        return Captured(groups_of)
 
     def _at_site(self, call: SiteCall) -> None:
         if self._before is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -148,7 +148,7 @@ class Diverging:
     def _side(self, number: int) -> Side:
         run, name = self.runs[number], str(number)
         if run.target == DEFAULT:
-            return EngineSide(run, self.folder, name, not self._alike)
+            return EngineSide(run, self.folder, name)
         return TapeSide(run, self.folder, name, run.shape)
 
     def _by_request(
@@ -194,12 +194,11 @@ class Diverging:
         found = list(islice(in_lockstep(left, right), LOOK_AHEAD))
         if not found:
             return answer
-        named = [found[0], *next_sites(found)]
-        with self._kept([(each.left, each.right) for each in named if each.what == "value"]) as folders:
-            values = [compared(each, *folders) if each.what == "value" else None for each in named]
-        by_number = {step.number: step for step in right}
-        first, *after = (_owned(each, seen, by_number) for each, seen in zip(named, values, strict=True))
-        return dataclasses.replace(answer, first=first, values=values[0], after=tuple(after))
+        first, values = found[0], None
+        if first.what == "value":
+            with self._kept([(first.left, first.right)]) as folders:
+                values = compared(first, *folders)
+        return dataclasses.replace(answer, first=first, values=values, after=next_sites(found))
 
     @contextmanager
     def _kept(self, pairs: Pairs) -> Iterator[tuple[Path, Path]]:
@@ -227,14 +226,6 @@ class Diverging:
         finally:
             for folder in folders:
                 shutil.rmtree(folder)
-
-
-def _owned(found: Difference, seen: ValueDifference | None, steps: Mapping[int, RecordedStep]) -> Difference:
-    """The difference with the request whose row is the first to differ."""
-    if seen is None or found.right is None or not seen.index:
-        return found
-    owner = steps[found.right.step].owner_of_row(found.right, seen.index[0])
-    return dataclasses.replace(found, owner=owner)
 
 
 def unjudged(run: ArmRun) -> ArmRun:

@@ -33,14 +33,11 @@ class RecordedRun(ArmRun):
 
     folder: str = ""
     hashes: str | None = None
-    by_request: bool = False
-    places: bool = False
     keep: tuple[CallPlace, ...] = ()
 
     def job(self, library: RunContent) -> Job:
         job = super().job(library)
-        names = ("folder", "hashes", "keep", "by_request", "places")
-        record = {name: getattr(self, name) for name in names}
+        record = {"folder": self.folder, "hashes": self.hashes, "keep": self.keep}
         return dataclasses.replace(job, target=worker.TARGET, payload={**job.payload, "record": record})
 
 
@@ -73,19 +70,18 @@ class Side(Protocol):
 
 @dataclass
 class EngineSide:
-    """An arm of our own engine. ``by_request``: have a hash for each request's share."""
+    """An arm of our own engine."""
 
     run: ArmRun
     folder: Path
     name: str
-    by_request: bool
 
     @property
     def _hashes(self) -> Path:
         return self.folder / f"{self.name}.hashes"
 
     def recorded(self, key: str) -> ArmRun:
-        return recorded(self.run, key, folder=str(self.folder), hashes=str(self._hashes), by_request=self.by_request)
+        return recorded(self.run, key, folder=str(self.folder), hashes=str(self._hashes))
 
     def steps(self, like: Sequence[RecordedStep] = (), *, whole: bool = True) -> list[RecordedStep]:
         found = read(self._hashes) if self._hashes.exists() else []

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import torch
 
 from specdebug.async_probe import SiteCall
-from specdebug.diverge.align import is_where
 from specdebug.diverge.device_hashes import Groups, Memory, Sent, StepSums
-from specdebug.diverge.fingerprint import HostHasher, Staging, list_hash, whole_hash
+from specdebug.diverge.fingerprint import HostHasher, Staging, list_hash
 from specdebug.diverge.listener import Captured, Described, described
 from specdebug.diverge.owners import LISTS, Batch, Segment
 from specdebug.diverge.stream import BATCH, PADDING, Descriptor, Writer
@@ -31,8 +30,6 @@ LOC = "kv_pool.write.loc"
 """The site that the draft loop's forwards and all others pass, and that does not show which it was."""
 LARGE = 4096
 """Bytes from which a tensor is hashed for each request at once; a smaller one is copied and hashed later."""
-UNHASHED = [0]
-"""Stands for the hash of what is not compared: where things are, in runs that are compared by request."""
 _ALL = 1 << 62
 """Stands for the row behind the last of a tensor, however long."""
 
@@ -98,16 +95,10 @@ class _Waiting(NamedTuple):
 
 
 class StepLog:
-    """The calls of one step after another.
+    """The calls of one step after another, with a hash for each request's share of a tensor. ``drafting``: the draft
+    loop runs; the listener says so."""
 
-    ``by_request``: a hash for each request's share of a tensor, else one for the whole of it, which costs less; then
-    places are hashed only if ``places`` says so, which runs of engines configured alike can be compared by.
-    ``drafting``: the draft loop runs. Whoever knows says so.
-    """
-
-    def __init__(self, writer: Writer, *, by_request: bool, places: bool = False) -> None:
-        self.by_request = by_request
-        self.places = places or not by_request
+    def __init__(self, writer: Writer) -> None:
         self.drafting = False
         self.nodes = 1
         self._writer = writer
@@ -126,10 +117,9 @@ class StepLog:
             self._enqueue(call, batch)
             return
         site = call.site
-        compared = self.places or not is_where(site)
         if at is not None:
             tensor = call.rows()
-        elif compared and (not tensor.is_contiguous() or not tensor.shape):
+        elif not tensor.is_contiguous() or not tensor.shape:
             tensor = tensor.contiguous() if tensor.shape else tensor.reshape(1)
         shape: Sequence[int] = tensor.shape
         if at is not None:
@@ -139,10 +129,8 @@ class StepLog:
         drafting = self.drafting and site == LOC
         mark = _Mark(site, shape, tensor.dtype, None if at is None else at.shape, batch, drafting)
         content: _Content
-        if not compared:
-            content = UNHASHED
-        elif not (self.by_request and shape):
-            content = [whole_hash(tensor) if shape else list_hash(tensor)]
+        if not shape:
+            content = [list_hash(tensor)]
         elif tensor.nbytes < LARGE or site.startswith("sampler."):
             content = self._into.staging.copy(tensor)
         else:
@@ -154,20 +142,11 @@ class StepLog:
         self._into.sums.copy(captured.sums)
         if captured not in batch.known:
             marks = [self._mark(call.described, batch, captured=True) for call in captured.calls]
-            groups = [call.groups for call in captured.calls]
-            contents = [UNHASHED if each is None else _Enqueued(each.number) for each in groups]
+            contents = [_Enqueued(call.groups.number) for call in captured.calls if call.groups is not None]
             batch.known[captured] = marks, contents
         marks, contents = batch.known[captured]
         self._into.marks += marks
         self._into.contents += contents
-
-    def groups(self, call: SiteCall) -> Groups | None:
-        """The groups of a call that are added up on its device; None: nothing is."""
-        if not self.places and is_where(call.site):
-            return None
-        # Which rows of a graph are padding is known when it is replayed.
-        apart = (self.by_request or call.capture is not None) and call.site not in LISTS
-        return Groups.of(call, apart=apart)
 
     def begin_ahead(self) -> None:
         self._into = self._next
@@ -194,17 +173,13 @@ class StepLog:
             self._usual = now.marks, [self._hashing(mark) for mark in now.marks]
         hashes: list[int | None] = []
         late: _Late = [((), now.dropped)] if now.dropped else []
-        on_device = bool(now.sums)
         for hashing, content in zip(self._usual[1], now.contents, strict=True):
             if isinstance(content, _Enqueued):
                 late.append((hashing.segments, content.sums))
                 hashes += [None] * len(hashing.segments)
-            elif on_device and content is UNHASHED:
-                late.append((hashing.segments, 0))
-                hashes.append(None)
             else:
                 hashes += content if isinstance(content, list) else hashing.host.hashes(content) if hashing.host else []
-        if on_device and hashes.count(None) == len(hashes):
+        if now.sums and hashes.count(None) == len(hashes):
             hashes = []
         calls = tuple(hashing.number for hashing in self._usual[1])
         self._waiting.append(_Waiting(step, tuple(rids), calls, hashes, late, now.sums.send()))
@@ -247,14 +222,11 @@ class StepLog:
     def _enqueue(self, call: SiteCall, batch: Batch) -> None:
         """Note a call with a tensor on a device."""
         mark = self._mark(described(call), batch)
-        groups = self.groups(call)
-        content: _Content = UNHASHED
-        if groups is not None:
-            if self.by_request and call.site in RELATIVE:
-                call = self._from_first(call, mark)
-            self._into.sums.add(call, groups)
-            content = _Enqueued(groups.number)
-        self._into.add(mark, content)
+        groups = groups_of(call)
+        if call.site in RELATIVE:
+            call = self._from_first(call, mark)
+        self._into.sums.add(call, groups)
+        self._into.add(mark, _Enqueued(groups.number))
 
     def _mark(self, described: Described, batch: Batch, *, captured: bool = False) -> _Mark:
         return _Mark(*described, batch, self.drafting and described[0] == LOC, captured)
@@ -290,7 +262,7 @@ class StepLog:
 
     def _make_hashing(self, mark: _Mark, sampler: int) -> _Hashing:
         site, shape, dtype, at, batch, drafting, captured = mark
-        if not shape or (not self.places and is_where(site)):
+        if not shape:
             owners: tuple[int, ...] = batch.places if len(batch.places) == 1 else (BATCH,)
             return _Hashing(self._describe(site, dtype, owners, tuple(shape[:1])), ((BATCH, 0, _ALL),), 0, None)
         rows = shape[0]
@@ -304,11 +276,14 @@ class StepLog:
             rows = segments[-1][2]
         owners = tuple(owner for owner, _, _ in segments)
         number = self._describe(site, dtype, owners, tuple(stop - start for _, start, stop in segments))
-        if not self.by_request:
-            return _Hashing(number, [(BATCH, 0, rows)], 0, None)
         layers = shape[1] if at is not None else 0
         relative = self.nodes if site in RELATIVE else 0
         return _Hashing(number, segments, relative, HostHasher(shape, dtype, segments, layers, relative))
 
     def _describe(self, site: str, dtype: torch.dtype, owners: tuple[int, ...], rows: tuple[int, ...]) -> int:
         return self._writer.descriptor(Descriptor(site, str(dtype).removeprefix("torch."), owners, rows))
+
+
+def groups_of(call: SiteCall) -> Groups:
+    """The groups of a call that are added up on its device: its rows, but of a list."""
+    return Groups.of(call, apart=call.site not in LISTS)

@@ -14,7 +14,6 @@ import struct
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 
 PADDING = -1
@@ -33,7 +32,7 @@ _STEP = struct.Struct("<III")
 class Descriptor:
     """The tensor that a call of a site handed over.
 
-    ``owners``: places in the step's batch, ascending rows, or PADDING or BATCH; a call has a hash for each, or one.
+    ``owners``: places in the step's batch, ascending rows, or PADDING or BATCH; a call has a hash for each.
     ``rows``: how many rows each has, empty where that changes from step to step.
     """
 
@@ -52,7 +51,7 @@ class Descriptor:
 class Share:
     """One owner's share of a call. ``call``: its number among the step's calls; ``nth``: among those of its site.
 
-    ``owner``: a request, None for padding or the whole batch. ``place``: number among the call's owners; -1: all.
+    ``owner``: a request, None for padding or the whole batch. ``place``: number among the call's owners.
     """
 
     step: int
@@ -66,14 +65,12 @@ class Share:
     @property
     def rows(self) -> int | None:
         """The number of rows, None where it is not fixed."""
-        if not self.descriptor.rows:
-            return None
-        return sum(self.descriptor.rows) if self.place < 0 else self.descriptor.rows[self.place]
+        return self.descriptor.rows[self.place] if self.descriptor.rows else None
 
     @property
     def first_row(self) -> int:
         """The first of the rows in the tensor, if that is fixed."""
-        return sum(self.descriptor.rows[: max(self.place, 0)])
+        return sum(self.descriptor.rows[: self.place])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +86,13 @@ class RecordedStep:
 
     def parts(self) -> Iterator[Share]:
         """Every share of every call, in program order."""
-        at = 0
+        digests = iter(self.digests)
         seen: dict[str, int] = {}
-        apart = len(self.digests) == sum(len(call.owners) for call in self.calls)
         for index, descriptor in enumerate(self.calls):
             nth = seen[descriptor.site] = seen.get(descriptor.site, -1) + 1
-            if not apart:
-                rid = self.owner(descriptor, 0) if len(descriptor.owners) == 1 else None
-                yield Share(self.number, index, nth, descriptor, rid, -1, self.digests[index])
-                continue
-            for place in range(len(descriptor.owners)):
-                yield Share(self.number, index, nth, descriptor, self.owner(descriptor, place), place, self.digests[at])
-                at += 1
-
-    def owner(self, descriptor: Descriptor, place: int) -> str | None:
-        """The request that is a call's owner, None for padding or the batch as a whole."""
-        owner = descriptor.owners[place]
-        return self.rids[owner] if owner >= 0 else None
-
-    def owner_of_row(self, part: Share, row: int) -> str | None:
-        """The request that a row of a part is of, None if it is nobody's or there is no telling."""
-        if part.place >= 0 or not part.descriptor.rows:
-            return part.owner
-        ends = enumerate(accumulate(part.descriptor.rows))
-        return next((self.owner(part.descriptor, place) for place, end in ends if row < end), None)
+            for place, owner in enumerate(descriptor.owners):
+                rid = self.rids[owner] if owner >= 0 else None
+                yield Share(self.number, index, nth, descriptor, rid, place, next(digests))
 
 
 class Writer:

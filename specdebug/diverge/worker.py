@@ -39,8 +39,7 @@ class _Recording:
 
         request = self._request
         if request["hashes"]:
-            how = {name: request[name] for name in ("by_request", "places")}
-            self._listener = HashRecorder(Writer(Path(request["hashes"])), **how)
+            self._listener = HashRecorder(Writer(Path(request["hashes"])))
         else:
             keep = {(step, call): site for step, call, site in request["keep"]}
             self._listener = Keeper(keep, Path(request["folder"]))

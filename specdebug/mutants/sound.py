@@ -20,7 +20,7 @@ from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, RunContent, plan, run_as
 from specdebug.campaign.loops.warm import WarmPool
 from specdebug.campaign.trials.source import as_they_end
-from specdebug.diverge.align import Difference, in_lockstep
+from specdebug.diverge.align import Difference, in_lockstep, is_where
 from specdebug.diverge.stream import RecordedStep, read
 from specdebug.mutants.books import Books, first_other, read_books
 from specdebug.mutants.find import ROOT, Mutant
@@ -107,7 +107,10 @@ class Sound:
     ) -> tuple[FirstDifference | None, tuple[Difference, ...]]:
         """Where a mutant's record first differs from this one, None: nowhere; and differences that have to be looked
         at, for all of them could be rounding."""
-        found = list(islice(in_lockstep(self.steps, _steps(folder)), LOOK_AHEAD))
+        differences = in_lockstep(self.steps, _steps(folder))
+        # other slots for the same tokens are no other result
+        differs = (each for each in differences if each.what != "value" or not is_where(each.site))
+        found = list(islice(differs, LOOK_AHEAD))
         book = first_other(self.books, read_books(folder / BOOKS))
         same_trace = outcome is not None and outcome.trace_hash == self.trace_hash
         if found:

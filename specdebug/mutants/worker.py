@@ -100,7 +100,7 @@ class _Recording:
         if self._keep:
             self._recorder = Keeper({(step, call): site for step, call, site in self._keep}, self._folder)
         else:
-            self._recorder = TolerantRecorder(Writer(self._folder / "hashes"), by_request=True)
+            self._recorder = TolerantRecorder(Writer(self._folder / "hashes"))
         self._recorder.listen()
 
     def built(self, loop: RunLoop) -> None:

@@ -65,9 +65,9 @@ def serve(listener: RunListener, *, late: bool = True, **options: Any) -> None:
     listener.finish()
 
 
-def recorded(folder: Path, *, by_request: bool = False, **options: Any) -> list[RecordedStep]:
+def recorded(folder: Path, **options: Any) -> list[RecordedStep]:
     folder.mkdir()
-    serve(HashRecorder(Writer(folder / "h"), by_request=by_request), **options)
+    serve(HashRecorder(Writer(folder / "h")), **options)
     return read(folder / "h")
 
 
@@ -75,11 +75,10 @@ def facts(steps: list[RecordedStep]) -> list[tuple[Any, ...]]:
     return [(step.number, step.rids, step.calls, list(step.digests)) for step in steps]
 
 
-@pytest.mark.parametrize("by_request", [False, True])
-def test_a_run_repeats_and_has_the_calls_of_one_without_graphs(tmp_path: Path, by_request: bool) -> None:
-    first, second = (recorded(tmp_path / name, by_request=by_request) for name in "ab")
+def test_a_run_repeats_and_has_the_calls_of_one_without_graphs(tmp_path: Path) -> None:
+    first, second = (recorded(tmp_path / name) for name in "ab")
     assert facts(first) == facts(second)
-    eager = recorded(tmp_path / "eager", by_request=by_request, cuda_graph={"enabled": False})
+    eager = recorded(tmp_path / "eager", cuda_graph={"enabled": False})
     assert [step.rids for step in first] == [step.rids for step in eager]
     for graphs, plain in zip(first, eager, strict=True):
         # Runners have sites of their own.

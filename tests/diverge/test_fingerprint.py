@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug.async_probe import SiteCall
-from specdebug.diverge.fingerprint import HostHasher, Staging, list_hash, rows_of, whole_hash
+from specdebug.diverge.fingerprint import HostHasher, Staging, list_hash, rows_of
 from specdebug.diverge.owners import Segment
 from tests.diverge.samples import SEGMENTS, flipped
 
@@ -40,7 +40,7 @@ def test_slots_of_every_layer_are_hashed() -> None:
     def hashes() -> tuple[list[int], int]:
         rows = SiteCall("kv_pool.write.k", "nan", pool, 0, 0, None, at).rows()
         plan = HostHasher((6, 4, 2), pool.dtype, SEGMENTS, layers=4)
-        return plan.hashes(rows.data_ptr()), whole_hash(rows)
+        return plan.hashes(rows.data_ptr()), list_hash(rows)
 
     before, whole = hashes()
     pool[3, 2, 1] = -1.0
@@ -63,19 +63,19 @@ def test_copies_outlive_what_they_are_of() -> None:
     staging = Staging(size=64)
     tensors = [torch.arange(5) + number for number in range(9)]  # 40 bytes each: no two fit
     addresses = [staging.copy(tensor) for tensor in tensors]
-    expected = [whole_hash(tensor) for tensor in tensors]
+    expected = [list_hash(tensor) for tensor in tensors]
     for tensor in tensors:
         tensor.zero_()
     whole: list[Segment] = [(0, 0, 5)]
     assert [HostHasher((5,), torch.int64, whole).hashes(at)[0] for at in addresses] == expected
     staging.clear()
     again = torch.arange(5)
-    assert HostHasher((5,), torch.int64, whole).hashes(staging.copy(again)) == [whole_hash(again)]
+    assert HostHasher((5,), torch.int64, whole).hashes(staging.copy(again)) == [list_hash(again)]
 
 
 def test_a_list_of_any_length_has_a_hash() -> None:
     one, other = torch.arange(7, dtype=torch.int32), torch.arange(8, dtype=torch.int32)
-    assert list_hash(one) == whole_hash(one) != list_hash(other)
+    assert list_hash(one) != list_hash(other)
 
 
 def test_rows_of_the_batch_are_taken_from_the_requests_own() -> None:
@@ -89,5 +89,5 @@ def test_rows_of_the_batch_are_taken_from_the_requests_own() -> None:
 
 def test_nothing_has_a_hash_too() -> None:
     empty = torch.empty(0, 3)
-    assert whole_hash(empty) == HostHasher(empty.shape, empty.dtype, [(0, 0, 0)]).hashes(empty.data_ptr())[0]
+    assert list_hash(empty) == HostHasher(empty.shape, empty.dtype, [(0, 0, 0)]).hashes(empty.data_ptr())[0]
     assert Staging().copy(empty)

@@ -54,8 +54,8 @@ def _nobody_listens() -> Iterator[None]:
     async_probe.on_site(None)
 
 
-def recorded(path: Path, steps: int = 2, **options: Any) -> list[RecordedStep]:
-    recorder = HashRecorder(Writer(path), **options)
+def recorded(path: Path, steps: int = 2) -> list[RecordedStep]:
+    recorder = HashRecorder(Writer(path))
     engine = Engine()
     recorder.attach(engine)
     for _ in range(steps):
@@ -65,25 +65,23 @@ def recorded(path: Path, steps: int = 2, **options: Any) -> list[RecordedStep]:
 
 
 def test_a_step_has_its_requests_and_calls(tmp_path: Path) -> None:
-    first, second = recorded(tmp_path / "h", by_request=True)
+    first, second = recorded(tmp_path / "h")
     assert (first.number, second.number, first.rids) == (1, 2, ("a", "b"))
     assert [(part.descriptor.site, part.owner) for part in first.parts()] == [
         ("target_decode.input_ids", "a"),
         ("target_decode.input_ids", "b"),
     ]
     assert list(first.digests) == list(second.digests)
-    (whole,) = recorded(tmp_path / "w")[0].parts()
-    assert (whole.owner, whole.rows) == (None, 2)
 
 
 def test_what_an_earlier_listener_does_is_recorded(tmp_path: Path) -> None:
-    (clean,) = recorded(tmp_path / "clean", 1, by_request=True)
+    (clean,) = recorded(tmp_path / "clean", 1)
 
     def damage(call: async_probe.SiteCall) -> None:
         call.tensor[1] = 7
 
     async_probe.on_site(damage)
-    (damaged,) = recorded(tmp_path / "damaged", 1, by_request=True)
+    (damaged,) = recorded(tmp_path / "damaged", 1)
     assert damaged.digests[0] == clean.digests[0]
     assert damaged.digests[1] != clean.digests[1]
 
@@ -130,23 +128,17 @@ def test_steps_of_several_sites_are_told_apart(tmp_path: Path) -> None:
             async_probe.maybe_detect_nan(large, "target_decode.logits")
         async_probe.maybe_detect_oob(torch.tensor([5, length]), 0, 9, "target_decode.input_ids")
 
-    streams = []
-    for by_request in (False, True):
-        engine: Any = Engine()
-        engine.length = 1
-        engine.decode = calls
-        path = tmp_path / str(by_request)
-        recorder = HashRecorder(Writer(path), by_request=by_request)
-        recorder.attach(engine)
-        for _ in range(4):
-            engine.step()
-        recorder.finish()
-        streams.append(read(path))
-    whole, apart = streams
-    assert [len(step.calls) for step in whole] == [4, 4, 3, 4]
-    lists, slots, logits, ids = zip(*(step.digests for step in (whole[0], whole[1], whole[3])), strict=True)
-    assert [len(set(each)) for each in (lists, slots, logits, ids)] == [3, 1, 1, 3]
-    first, second, _, last = ([part for part in step.parts() if part.owner is not None] for step in apart)
+    engine: Any = Engine()
+    engine.length = 1
+    engine.decode = calls
+    recorder = HashRecorder(Writer(tmp_path / "h"))
+    recorder.attach(engine)
+    for _ in range(4):
+        engine.step()
+    recorder.finish()
+    steps = read(tmp_path / "h")
+    assert [len(step.calls) for step in steps] == [4, 4, 3, 4]
+    first, second, _, last = ([part for part in step.parts() if part.owner is not None] for step in steps)
     assert [(part.descriptor.site, part.owner, part.rows) for part in first] == [
         (site, owner, 1)
         for site in ("kv_pool.write.k", "target_decode.logits", "target_decode.input_ids")
@@ -154,7 +146,7 @@ def test_steps_of_several_sites_are_told_apart(tmp_path: Path) -> None:
     ]
     assert [a.digest == b.digest for a, b in zip(first, second, strict=True)] == [True] * 5 + [False]
     assert [a.digest == b.digest for a, b in zip(first, last, strict=True)] == [True] * 5 + [False]
-    assert [step.digests[0] for step in apart] == [0] * 4  # where things are is not compared, so not hashed
+    assert len({step.digests[0] for step in steps}) == 4, "the list"
 
 
 class OnDevice(torch.Tensor):
@@ -163,8 +155,7 @@ class OnDevice(torch.Tensor):
     is_cpu = property(lambda self: False)
 
 
-@pytest.mark.parametrize("by_request", [False, True])
-def test_tensors_on_a_device_are_hashed_there_and_keep_their_places(tmp_path: Path, by_request: bool) -> None:
+def test_tensors_on_a_device_are_hashed_there_and_keep_their_places(tmp_path: Path) -> None:
     pool = torch.arange(2 * 9 * 2.0).reshape(2, 9, 2).as_subclass(OnDevice)
     engine: Any = Engine()
 
@@ -175,7 +166,7 @@ def test_tensors_on_a_device_are_hashed_there_and_keep_their_places(tmp_path: Pa
         async_probe.maybe_detect_oob(torch.tensor([5, 6]), 0, 9, "target_decode.input_ids")
 
     engine.decode = calls
-    recorder = HashRecorder(Writer(tmp_path / "h"), by_request=by_request)
+    recorder = HashRecorder(Writer(tmp_path / "h"))
     recorder.attach(engine)
     engine.step()
     pool[1, 4, 0] = -1.0
@@ -187,8 +178,8 @@ def test_tensors_on_a_device_are_hashed_there_and_keep_their_places(tmp_path: Pa
     changed = [n for n, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
     assert [first[n][0] for n in changed] == ["kv_pool.write.k"]
     slots = [n for n, (site, _) in enumerate(first) if site == "kv_pool.write.k"]
-    assert changed == slots[-1:]  # the second request's, if requests are told apart
-    assert len(slots) == (2 if by_request else 1)
+    assert changed == slots[-1:]  # the second request's
+    assert len(slots) == 2
 
 
 class Drafting(Engine):
@@ -235,9 +226,8 @@ DRAFTED = {
 }
 
 
-@pytest.mark.parametrize("by_request", [False, True])
-def test_what_is_drafted_ahead_belongs_to_the_next_step_or_to_none(tmp_path: Path, by_request: bool) -> None:
-    recorder = HashRecorder(Writer(tmp_path / "h"), by_request=by_request)
+def test_what_is_drafted_ahead_belongs_to_the_next_step_or_to_none(tmp_path: Path) -> None:
+    recorder = HashRecorder(Writer(tmp_path / "h"))
     engine = Drafting()
     recorder.attach(engine)
     for _ in DRAFTED:

@@ -56,9 +56,6 @@ def test_rows_are_their_owners() -> None:
         ("b", 6, 6, 8),
         (None, 12, 12, 9),
     ]
-    (whole,) = RecordedStep(3, ("a", "b"), (logits,), [7]).parts()
-    assert (whole.owner, whole.first_row, whole.rows) == (None, 0, 24)
-    assert [step.owner_of_row(whole, row) for row in (0, 5, 6, 11, 12)] == ["a", "a", "b", "b", None]
 
 
 def test_ten_thousand_steps_take_less_than_64_mib() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from typing import Any
 
 from specdebug.targets.http.request import HttpRequest
 
@@ -26,6 +27,12 @@ class ServedTexts:
         self._texts: list[tuple[bool, Sequence[int]]] = []
         self._owed: dict[str, int] = {}
         self._accepted: list[int] | None = None
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> ServedTexts:
+        """Of a server that says this of itself. One of several replicas may be asked what another has."""
+        alone = len(told.get("internal_states", ())) == 1 and not told.get("disable_radix_cache")
+        return cls(told.get("page_size", 0), told.get("max_total_num_tokens", 0)) if alone else cls()
 
     def flushed(self) -> None:
         """The cache is empty, and the mean accept length begins anew."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,14 @@ class ServerInfo:
     """A server by its own words. ``switch``: it takes ``"speculative": false`` with a request. ``incremental``: its
     events hold what is new. ``told``: all of ``/server_info``."""
 
-    model: str
-    version: str
-    dtype: str | None
-    speculative: bool
-    switch: bool
-    incremental: bool
-    ids: bool
-    told: Mapping[str, Any]
+    model: str = ""
+    version: str = "unknown"
+    dtype: str | None = None
+    speculative: bool = False
+    switch: bool = False
+    incremental: bool = False
+    ids: bool = True
+    told: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def own(self) -> Mapping[str, Any]:

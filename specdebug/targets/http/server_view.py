@@ -14,7 +14,7 @@ from specdebug.targets.http.client import FAILURES, Declined, ServerClient
 from specdebug.targets.http.failures import Host, failure_of
 from specdebug.targets.http.request import HttpRequest, sampling_params, told_tokens
 from specdebug.targets.http.served_texts import ServedTexts
-from specdebug.targets.http.server_info import one_token, own_words, server_info
+from specdebug.targets.http.server_info import ServerInfo, one_token, own_words, server_info
 from specdebug.targets.serving import Lost, SessionFailed, ToldToken
 
 _WITH_LOGPROBS = {"return_logprob": True, "top_logprobs_num": 4}
@@ -25,11 +25,8 @@ _OPENAI = "/v1/completions"
 
 
 class HttpServerView:
-    """One server, beside its requests. ``switch``: it can be asked to serve a request without drafts. ``own``: it is
-    ours."""
-
-    switch = False
-    own = False
+    """One server, beside its requests. ``info``: its words before the run, whose violations are not told again.
+    ``switch``: it can be asked to serve a request without drafts. ``own``: it is ours."""
 
     def __init__(
         self,
@@ -38,6 +35,7 @@ class HttpServerView:
         answers: Mapping[str, HttpRequest],
         host: Host | None,
         texts: ServedTexts | None = None,
+        info: ServerInfo | None = None,
     ) -> None:
         self._client = client
         self._loop = loop
@@ -45,7 +43,9 @@ class HttpServerView:
         self._host = host
         self._log = None if host is None else host.log
         self._texts = texts or ServedTexts()
-        self._told: set[str] = set()
+        self.switch = info is not None and info.switch
+        self.own = info is not None and bool(info.own)
+        self._told = {each["signature"] for each in info.own.get("violations", ())} if info is not None else set[str]()
 
     def check_alive(self, *, generates: bool) -> SessionFailed | None:
         path, method, body = "/health_generate" if generates else "/health", "GET", None
@@ -113,10 +113,6 @@ class HttpServerView:
     def totals(self) -> Mapping[str, Any]:
         states: Sequence[Mapping[str, Any]] = self._understood_info().get("internal_states") or ({},)
         return states[0]
-
-    def pass_over(self, server_info: Mapping[str, Any]) -> None:
-        """Do not tell of violations that ``/server_info`` held before the run."""
-        self._told |= {each["signature"] for each in own_words(server_info).get("violations", ())}
 
     def findings(self) -> Sequence[tuple[str, str]]:
         own = own_words(self._understood_info() if self.own else {}).get("violations", ())

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from specdebug.base.abilities import Ability
 from specdebug.events import Finishing, Stepped
-from specdebug.targets.base import Asked, CannotBeServed, Opaque, RequestView, Sampling, StoredDrafts
+from specdebug.targets.base import Asked, CannotBeServed, Opaque, Opening, RequestView, Sampling, StoredDrafts
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent
 from specdebug.targets.http.failures import Host, failure_of
 from specdebug.targets.http.plain_text import PlainText
 from specdebug.targets.http.request import HttpRequest, sampling_params
 from specdebug.targets.http.request_looks import Inside
 from specdebug.targets.http.served_texts import ServedTexts
+from specdebug.targets.http.server_info import ServerInfo, vocab_of
 from specdebug.targets.http.server_view import HttpServerView
 from specdebug.targets.settings import AnyServer
 
@@ -42,9 +43,9 @@ _FULL_TIMES = 60
 
 
 class HttpSession(Opaque):
-    """Serves requests on a server. ``host``: who knows the server's process, if anybody does. ``inside``: what that
-    process shows of itself, if it does. ``waiting``: called once a :data:`TICK_S` while no request ends. ``alive``:
-    called once a :data:`TICK_S` while something comes of requests."""
+    """Serves requests on a server. ``info``: what it says of itself. ``host``: its process, if that was started here.
+    ``inside``: what that process shows of itself, if it does. Once a :data:`TICK_S` it is reported that something comes
+    of requests, and while none ends what was done of the faults that were asked for."""
 
     def __init__(
         self,
@@ -52,33 +53,27 @@ class HttpSession(Opaque):
         settings: AnyServer,
         asked: Asked,
         shows: frozenset[Ability],
+        loop: asyncio.AbstractEventLoop,
+        info: ServerInfo,
+        opening: Opening,
         *,
-        vocab_size: int,
-        incremental: bool = False,
-        ids: bool = True,
-        loop: asyncio.AbstractEventLoop | None = None,
         reference: PlainText | None = None,
-        texts: ServedTexts | None = None,
         host: Host | None = None,
         inside: Inside | None = None,
-        note: Callable[[str], None] = lambda text: None,
-        waiting: Callable[[], None] | None = None,
-        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.shows = shows
-        self.vocab_size = vocab_size
+        self.vocab_size = vocab_of(asked.model)
         self._client = client
         self._settings = settings
         self.asked: Asked = asked
-        self._incremental = incremental
-        self._ids = ids
-        self._loop = loop or asyncio.new_event_loop()
+        self._info = info
+        self._say = opening.say
+        self._loop = loop
         self.reference = reference
         self._host = host
         self._inside = inside
-        self._note = note
-        self._waiting = waiting
-        self._alive, self._alive_at = alive, 0.0
+        self._injects = host is not None and bool(opening.over_there.faults)
+        self._alive_at = 0.0
         self._noted: set[str] = set()
         self._step = 0
         self._run = uuid.uuid4().hex[:8]  # a server may remember the ids of other runs
@@ -86,8 +81,8 @@ class HttpSession(Opaque):
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: list[str] = []
         self._to_judge: list[HttpRequest] = []
-        self._texts = texts or ServedTexts()
-        self.server = HttpServerView(client, self._loop, self._answers, host, self._texts)
+        self._texts = ServedTexts.of(info.told)
+        self.server = HttpServerView(client, self._loop, self._answers, host, self._texts, info)
         if reference is not None:
             reference.run = self.call
 
@@ -126,7 +121,7 @@ class HttpSession(Opaque):
     def _note_once(self, text: str) -> None:
         if text not in self._noted:
             self._noted.add(text)
-            self._note(text)
+            self._say("note", text=text)
 
     def abort(self, rid: str) -> None:
         """End a request, and wait until the server has. One that had ended by then is reported as any other."""
@@ -227,10 +222,12 @@ class HttpSession(Opaque):
         while not self._ended:
             if not self._tasks:
                 return
-            tick = None if self._waiting is None else TICK_S
+            tick = TICK_S if self._injects else None
             done, _ = await asyncio.wait(self._tasks.values(), timeout=tick, return_when=asyncio.FIRST_COMPLETED)
-            if not done and self._waiting is not None:
-                self._waiting()
+            if not done and self._host is not None:
+                # Of a server that never answers again nothing is heard at the run's end.
+                for told in self._host.log.new_injections():
+                    self._say(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
             await asyncio.sleep(0)
             self._ended += [rid for rid, task in self._tasks.items() if task.done() and rid not in self._ended]
 
@@ -246,7 +243,7 @@ class HttpSession(Opaque):
         }
         if not answer.speculative and self.server.switch:
             body["speculative"] = False
-        if not self._ids:
+        if not self._info.ids:
             body |= {"return_logprob": True, "logprob_start_len": -1}
         await _taken(lambda: self._answered(answer, body))
 
@@ -254,10 +251,10 @@ class HttpSession(Opaque):
         if self._settings.stream:
             async with aclosing(self._client.stream("/generate", {**body, "stream": True})) as events:
                 async for event in events:
-                    answer.take(event, incremental=self._incremental)
+                    answer.take(event, incremental=self._info.incremental)
                     if (now := self._loop.time()) - self._alive_at >= TICK_S:
                         self._alive_at = now
-                        self._alive()
+                        self._say("alive")
         else:
             answer.take(await self._client.post("/generate", body), incremental=False)
         answer.end()

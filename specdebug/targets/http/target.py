@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from specdebug.targets.http.client import ServerClient
     from specdebug.targets.http.failures import Host
     from specdebug.targets.http.request_looks import Inside
-    from specdebug.targets.http.served_texts import ServedTexts
     from specdebug.targets.http.server_info import ServerInfo
     from specdebug.targets.http.session import HttpSession
 
@@ -88,7 +86,7 @@ def open_session(
     from specdebug.targets.http.client import FAILURES, ServerClient
     from specdebug.targets.http.failures import failure_of
     from specdebug.targets.http.plain_text import PlainText
-    from specdebug.targets.http.server_info import ask_server, can_be_dense, is_same_model, no_server, vocab_of
+    from specdebug.targets.http.server_info import ask_server, can_be_dense, is_same_model, no_server
     from specdebug.targets.http.session import HttpSession
 
     loop = asyncio.new_event_loop()
@@ -96,83 +94,52 @@ def open_session(
     if host is not None:
         host.log.findings()  # of runs before this one; what comes of the token asked for next is this one's
     try:
-        facts = loop.run_until_complete(ask_server(client))
+        info = loop.run_until_complete(ask_server(client))
     except FAILURES as error:
         raise no_server(error, url) if host is None else failure_of(error, host, url) from None
-    dense = can_be_dense(asked.model) and (settings.model is not None or is_same_model(asked.model, facts.model))
+    dense = can_be_dense(asked.model) and (settings.model is not None or is_same_model(asked.model, info.model))
     reference = None
     if not dense and settings.plain is not None:
         reference = PlainText(_client(settings.plain, settings, ServerClient), same_server=False)
-    elif not dense and facts.switch:
+    elif not dense and info.switch:
         reference = PlainText(client, same_server=True)
-    shows = _shown(facts, settings, dense=dense, plain=reference is not None, host=host is not None)
+    shows = _shown(info, settings, dense=dense, plain=reference is not None, host=host is not None)
     shows |= frozenset(opening.over_there.shows) if inside is not None else frozenset()
-    asked = replace(asked, dtype=settings.dtype or facts.dtype or asked.dtype, drafts=facts.speculative, dense=dense)
+    asked = replace(asked, dtype=settings.dtype or info.dtype or asked.dtype, drafts=info.speculative, dense=dense)
     session = HttpSession(
-        client,
-        settings,
-        asked,
-        shows,
-        vocab_size=vocab_of(asked.model),
-        incremental=facts.incremental,
-        ids=facts.ids,
-        loop=loop,
-        reference=reference,
-        texts=_texts(facts),
-        host=host,
-        inside=inside,
-        note=lambda text: opening.say("note", text=text),
-        alive=lambda: opening.say("alive"),
-        waiting=partial(_tell_injections, host, opening) if host is not None and opening.over_there.faults else None,
+        client, settings, asked, shows, loop, info, opening, reference=reference, host=host, inside=inside
     )
-    session.server.switch, session.server.own = facts.switch, bool(facts.own)
-    session.server.pass_over(facts.told)
     if settings.flush:
         session.flush_cache()
-    opening.say("stack", **_stack(facts, asked, url, started=host is not None))
+    opening.say("stack", **_stack(info, asked, url, started=host is not None))
     opening.before()
     return session
-
-
-def _texts(facts: ServerInfo) -> ServedTexts:
-    """The books of what a server must have cached. One of several replicas may be asked what another has."""
-    from specdebug.targets.http.served_texts import ServedTexts
-
-    alone = len(facts.told.get("internal_states", ())) == 1 and not facts.told.get("disable_radix_cache")
-    page, room = (facts.told.get(name, 0) for name in ("page_size", "max_total_num_tokens"))
-    return ServedTexts(page, room) if alone else ServedTexts()
-
-
-def _tell_injections(host: Host, opening: Opening) -> None:
-    """Report what was done so far: of a server that never answers again nothing is heard at the run's end."""
-    for told in host.log.new_injections():
-        opening.say(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
 
 
 def _client(url: str, settings: AnyServer, kind: type[ServerClient]) -> ServerClient:
     return kind(url, connections=settings.connections, timeout_s=settings.request_timeout_s, key=key_of(settings))
 
 
-def _shown(facts: ServerInfo, settings: AnyServer, *, dense: bool, plain: bool, host: bool) -> frozenset[Ability]:
+def _shown(info: ServerInfo, settings: AnyServer, *, dense: bool, plain: bool, host: bool) -> frozenset[Ability]:
     more: dict[Ability, bool] = {
-        "accept_lengths": facts.speculative,
+        "accept_lengths": info.speculative,
         "cache_flush": settings.flush,
         "plain": dense or plain,
         "logits": dense,
-        "failures": host or bool(facts.own),
+        "failures": host or bool(info.own),
         "reverts": host,
     }
     return ALWAYS | {ability for ability, shown in more.items() if shown}
 
 
-def _stack(facts: ServerInfo, asked: Asked, url: str, *, started: bool) -> dict[str, Any]:
-    own = facts.own.get("stack")
+def _stack(info: ServerInfo, asked: Asked, url: str, *, started: bool) -> dict[str, Any]:
+    own = info.own.get("stack")
     return {
         "machine": processor() if started else urlsplit(url).hostname,
         "device": "cpu",  # of this side, which needs no other
-        "name": f"{url}, version {facts.version}",
+        "name": f"{url}, version {info.version}",
         "dtype": asked.dtype,
-        "backend": str(facts.told.get("attention_backend") or "unknown"),
+        "backend": str(info.told.get("attention_backend") or "unknown"),
         "executor": "server",
         "served": dict(own) if isinstance(own, Mapping) else {},
     }

@@ -15,9 +15,11 @@ from specdebug.apps.evaluation.askers import TOP, Put, ServerAsker
 from specdebug.base.errors import SpecDebugError
 from specdebug.targets.base import Asked
 from specdebug.targets.http.client import ServerClient
+from specdebug.targets.http.server_info import ServerInfo
 from specdebug.targets.http.session import HttpSession
 from specdebug.targets.serving import SessionFailed
 from specdebug.targets.settings import HttpServer
+from tests.targets.http.opened import opening
 
 PUTS = [Put(number, f"question {number}", f"q.jsonl:{number + 1}") for number in range(3)]
 META = {"finish_reason": {"type": "length", "length": 3}, "prompt_tokens": 5, "completion_tokens": 3}
@@ -35,7 +37,7 @@ def asking(play: Play, *, odds: bool = False) -> Iterator[ServerAsker]:
     server = HttpServer(url="http://played:1")
     client = ServerClient(server.url, transport=httpx.MockTransport(handle))
     loop = asyncio.new_event_loop()
-    session = HttpSession(client, server, Asked("tiny", server=True), frozenset(), vocab_size=9, loop=loop)
+    session = HttpSession(client, server, Asked("tiny", server=True), frozenset(), loop, ServerInfo(), opening())
     asker = ServerAsker(session, 3, odds=odds)
     try:
         yield asker

@@ -17,10 +17,15 @@ def opening(say: Callable[..., None] = lambda event, **fields: None, **more: Any
     return Opening("x", say, Busy(lambda event, **fields: None), **more)
 
 
-def opened(fake: FakeServer, options: Mapping[str, Any] | None = None, **settings: Any) -> HttpSession:
+def opened(
+    fake: FakeServer,
+    options: Mapping[str, Any] | None = None,
+    say: Callable[..., None] = lambda event, **fields: None,
+    **settings: Any,
+) -> HttpSession:
     settings = {"request_timeout_s": 20.0, **settings}
     target = HttpTarget(HttpServer(url=fake.url, **settings))
-    return target.open(dict(options or {}), 0, opening())
+    return target.open(dict(options or {}), 0, opening(say))
 
 
 def add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import pytest
 from specdebug.faults.declare import parse_fault
 from specdebug.targets.base import Asked, CannotBeServed, OverThere
 from specdebug.targets.http.client import ServerClient
+from specdebug.targets.http.server_info import ServerInfo
 from specdebug.targets.http.session import HttpSession
 from specdebug.targets.http.target import HttpTarget, open_session
 from specdebug.targets.serving import SessionFailed
@@ -101,9 +103,9 @@ def test_our_own_server_gets_each_request_s_seed(server: Open) -> None:
 def test_drafts_are_left_out_where_the_server_can_do_that_and_else_it_is_told(
     server: Open, switch: bool, sent: list[bool]
 ) -> None:
-    fake, session = server(switch=switch)
     told: list[str] = []
-    session._note = told.append
+    say = lambda event, **fields: told.append(fields["text"]) if event == "note" else None  # noqa: E731
+    fake, session = server(settings={"say": say}, switch=switch)
     add(session, "a", speculative=False)
     add(session, "b", speculative=False)
     drain(session)
@@ -302,21 +304,16 @@ def test_outputs_are_cut_to_a_context_that_the_target_knows() -> None:
     told: list[str] = []
     with serving(FakeServer()) as fake:
         client = ServerClient(fake.url, connections=4, timeout_s=20.0, key=None)
-        session = HttpSession(
-            client,
-            HttpServer(url=fake.url),
-            Asked("tiny", context_length=6),
-            frozenset(),
-            vocab_size=9,
-            note=told.append,
-        )
+        loop, asked = asyncio.new_event_loop(), Asked("tiny", context_length=6)
+        say = opening(lambda event, **fields: told.append(fields.get("text", "")))
+        session = HttpSession(client, HttpServer(url=fake.url), asked, frozenset(), loop, ServerInfo(), say)
         add(session, "cut", tokens=5)
         add(session, "whole", tokens=3)
         drain(session)
         assert [len(session.request(rid).output_ids) for rid in ("cut", "whole")] == [3, 3]
         assert session.request("cut").sampling.max_new_tokens == 3
         session.close(True)
-    assert told == ["outputs end with the context of 6 tokens; this server takes no longer requests"]
+    assert told[0] == "outputs end with the context of 6 tokens; this server takes no longer requests"
 
 
 @pytest.mark.parametrize("block", [None, "ours", {"violations": [{"detail": "x"}]}, {"violations": [{"step": "3"}]}])

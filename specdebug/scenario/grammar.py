@@ -181,12 +181,6 @@ class Arrive(Part):
     jitter: Annotated[int, whole(*STEPS), "most steps that each request comes later, drawn for each"] = 0
     flush: Annotated[bool, FLAG, "flush the cache right before request 0 (client 0) comes"] = False
 
-    def to_dict(self) -> dict[str, Any]:
-        plain = super().to_dict()
-        if not self.flush:  # as in what was written before there were flushes
-            del plain["flush"]
-        return plain
-
 
 def _request_number(item: Item) -> int:
     """Number of a request of the group around ``item``, from 0."""
@@ -275,8 +269,6 @@ class WorkloadGroup(Part):
         plain = super().to_dict()
         if self.turns is not None:
             del plain["requests"]
-        if not self.stop:  # what was written before there were stop strings is the same scenario still
-            del plain["stop"]
         return plain
 
 
@@ -372,11 +364,6 @@ class Limits(Part):
         "what a run is that goes on beyond its seconds or steps; `hang`: it fails, for the limit is what is tested",
     ] = "unknown"
 
-    def to_dict(self) -> dict[str, Any]:
-        """As any part; what was written before there was ``exceeded`` is the same scenario still."""
-        plain = super().to_dict()
-        return plain if self.exceeded != "unknown" else {name: plain[name] for name in plain if name != "exceeded"}
-
 
 @dataclass(frozen=True)
 class Arm(Part):
@@ -413,9 +400,6 @@ class Arm(Part):
     @classmethod
     def given(cls, item: Item) -> dict[str, Any]:
         return {"name": str(item.path[-1])}
-
-    def to_dict(self) -> dict[str, Any]:
-        return _without_empty(super().to_dict(), "not_on")
 
 
 @dataclass(frozen=True)
@@ -552,24 +536,11 @@ class Scenario(Part):
         """The oracles that judge an arm."""
         return self.arms[arm].oracles or self.oracles
 
-    def to_dict(self) -> dict[str, Any]:
-        """The scenario as a file has it, every default written out but the target's: journals and bundles made before
-        there was a choice are of the embedded engine."""
-        plain = _without_empty(super().to_dict(), "not_on", "expect_on")
-        if self.target == DEFAULT:
-            del plain["target"]
-        return plain
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], path: str | Path = "<scenario>") -> Scenario:
         """Inverse of :meth:`to_dict`, but for ``overrides``, for which the grammar has no place; also after a trip
         through JSON. References to toggles and packs are not looked up again. Raises ContentError as a file would."""
         return replace(read_scenario(parse_yaml(as_json(data), str(path))), source=None)
-
-
-def _without_empty(plain: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """Without these keys where they hold nothing: what was written before there were any is the same scenario still."""
-    return {key: value for key, value in plain.items() if value or key not in keys}
 
 
 def read_scenario(doc: Doc) -> Scenario:

@@ -95,11 +95,6 @@ def test_what_is_expected_on_a_target() -> None:
     assert verdicts("sglang==0.5.18") == ["pass", "pass"]
 
 
-def test_what_was_written_before_there_were_such_keys_is_the_same_still() -> None:
-    plain = scenario_of(parse_yaml(TEXT.replace('not_on: {vllm: chains only, "sglang==0.5.13": mine}', ""), "x"))
-    assert not {"not_on", "expect_on"} & {*plain.to_dict(), *plain.to_dict()["arms"]["two"]}
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -57,11 +57,13 @@ class Where:
 class ContentError(SpecDebugError):
     """A scenario, toggle or probe pack is malformed. Rendered as ``file:line:col: what, did you mean``.
 
-    ``path``: keys and indices that lead to the value at fault, where a document was read; else None.
+    ``path``: keys and indices that lead to the value at fault, where a document was read; else None. ``reason``: what
+    is wrong with that value, without its name.
     """
 
-    def __init__(self, message: str, where: Where | None = None) -> None:
+    def __init__(self, message: str, where: Where | None = None, reason: str = "") -> None:
         self.message = message
+        self.reason = reason or message
         self.where = where
         self.path: tuple[str | int, ...] | None = None
         super().__init__(f"{where}: {message}" if where else message)

@@ -7,11 +7,12 @@ once, where its key is declared (``grammar.py``).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specdebug.base.errors import ContentError
+from specdebug.base.plugins import PluginError
 from specdebug.base.schema import Gather, Item
 from specdebug.base.yamlio import one_line
 
@@ -64,6 +65,20 @@ def form(pattern: str) -> Kind:
 def choice(*choices: str) -> Kind:
     """One of some strings."""
     return simple(lambda item: item.text(choices=choices), {"enum": list(choices)}, choices[0])
+
+
+def name_of(names: Collection[str]) -> Kind:
+    """One of some names, to which installed packages can add."""
+
+    def read(item: Item) -> str:
+        text = item.text()
+        try:
+            known = text in names
+        except PluginError as error:
+            raise item.error(f"cannot be '{one_line(text, 60)}': {error}") from error
+        return text if known else item.text(choices=tuple(names))
+
+    return Kind(read, lambda defs: {"enum": list(names)}, lambda item: next(iter(names)))
 
 
 def checked(complaint: Callable[[str], str | None], noun: str, shape: str) -> Kind:

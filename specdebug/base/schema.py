@@ -54,7 +54,7 @@ class Item:
 
     def error(self, message: str) -> ContentError:
         """An error at this value's place; ``message`` follows the value's name."""
-        return ContentError(f"{self.name} {message}", self.where)
+        return ContentError(f"{self.name} {message}", self.where, message)
 
     def expected(self, what: str) -> ContentError:
         """The error for a value that is not ``what``; it says what it is instead."""
@@ -131,9 +131,9 @@ class Item:
         for key, item in entries.items():
             if key not in known:
                 inside = f" in {self.name}" if self.path else ""
-                hint = did_you_mean(key, known)
+                hint = did_you_mean(str(key), known)  # of data that is no file a key may be a number
                 misspelt |= {name for name in required if hint == f"; did you mean '{name}'?"}
-                message = f"unknown key '{one_line(key, 60)}'{inside}{hint}"
+                message = f"unknown key '{one_line(str(key), 60)}'{inside}{hint}"
                 wrong.append(ContentError(message, item.where_key))
                 wrong[-1].path = item.path
         for key in required:

@@ -176,6 +176,11 @@ def parse_json(raw: bytes, path: str, line: int = 0) -> Doc:
     return Doc(path, data, _Node(line, 0, None))
 
 
+def plain_doc(data: Any, path: str) -> Doc:
+    """Data that no text is known of, as a document: all of it has one place, ``path``."""
+    return Doc(path, data, _Node(0, 0, None))
+
+
 def as_json(data: Any) -> str:
     """One line of JSON that is YAML as well. Some non-ASCII characters YAML takes for line breaks or refuses, so they
     are escaped; not those beyond U+FFFF, which JSON escapes as two, and YAML refuses that."""

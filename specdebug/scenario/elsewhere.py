@@ -20,7 +20,8 @@ def _options_of(item: Item) -> dict[str, Any]:
 def _engine(defs: Schema) -> Schema:
     from specdebug.targets.options import OURS  # here, because a worker patches the engine before it loads
 
-    defs.setdefault("Engine", OURS.json_schema())
+    if "Engine" not in defs:
+        defs["Engine"] = OURS.json_schema(defs)
     return {"$ref": "#/$defs/Engine"}
 
 

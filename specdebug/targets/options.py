@@ -8,14 +8,14 @@ place, for one may reach into the engine's configuration.
 from __future__ import annotations
 
 import dataclasses
-import types
-import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specdebug.base import assets
-from specdebug.engine.config import EngineConfig, choices_of
+from specdebug.base.attention_plans import PLANS
+from specdebug.engine.config import EngineConfig
+from specdebug.engine.speculative.registry import ALGORITHMS
 from specdebug.faults.fit import check_fit, lacking
 from specdebug.faults.model import Fault, FaultClass, Need
 from specdebug.targets.base import Asked
@@ -215,11 +215,13 @@ class TargetOptions:
 
     def words(self) -> frozenset[str]:
         """The texts that options can be, without those of other packages, paths and devices."""
-        return frozenset({*assets.NAMES, *_words_of(EngineConfig)})
+        added = {*PLANS, *ALGORITHMS} - {*PLANS.shipped, *ALGORITHMS.shipped}
+        defs: dict[str, Any] = {}
+        return frozenset({*assets.NAMES, *_choices([self.json_schema(defs), defs])} - added)
 
-    def json_schema(self) -> dict[str, Any]:
-        """The mapping as JSON schema; every key is optional."""
-        return _schema_of(EngineConfig)
+    def json_schema(self, defs: dict[str, Any]) -> dict[str, Any]:
+        """The mapping as JSON schema, which puts what it refers to into ``defs``; every key is optional."""
+        return EngineConfig.table(defs)
 
 
 OURS = TargetOptions(SPACES["embedded"])
@@ -230,30 +232,10 @@ def options_of(target: TargetChoice) -> TargetOptions:
     return TargetOptions(SPACES.get(target if isinstance(target, str) else target.kind, SERVED))
 
 
-def _words_of(hint: Any) -> Iterator[str]:
-    if (choices := choices_of(hint)) is not None:
-        yield from getattr(choices, "shipped", choices)
-    elif dataclasses.is_dataclass(hint):
-        for each in typing.get_type_hints(hint, include_extras=True).values():
-            yield from _words_of(each)
-    else:
-        for each in typing.get_args(hint):
-            yield from _words_of(each)
-
-
-_JSON_TYPES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
-
-
-def _schema_of(hint: Any) -> dict[str, Any]:
-    origin, args, choices = typing.get_origin(hint), typing.get_args(hint), choices_of(hint)
-    if origin in (types.UnionType, typing.Union):
-        return {"anyOf": [_schema_of(each) for each in args]}
-    if choices is not None:
-        return {"enum": list(choices)}
-    if origin is tuple:
-        return {"type": "array", "items": _schema_of(args[0])}
-    if not dataclasses.is_dataclass(hint):
-        return {"type": _JSON_TYPES[hint]}
-    hints = typing.get_type_hints(hint, include_extras=True)
-    properties = {name: _schema_of(each) for name, each in hints.items()}
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+def _choices(schema: Any) -> Iterator[str]:
+    """The texts that a JSON schema lists."""
+    if isinstance(schema, dict):
+        yield from schema.get("enum", ())
+        schema = list(schema.values())
+    for each in schema if isinstance(schema, list) else ():
+        yield from _choices(each)

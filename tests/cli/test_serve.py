@@ -18,7 +18,7 @@ from specdebug.cli.main import run
         (["--mem-fraction-static", "0.8"], "--mem-fraction-static is not supported"),
         (["--page-sizes", "2"], "there is no option --page-sizes; did you mean '--page-size'?"),
         (["tiny"], "serve takes no argument, got 'tiny'; name the model with --model-path"),
-        (["--page-size", "0"], "--page-size: must be in 1..1024, got 0"),
+        (["--page-size", "0"], "--page-size: must be a whole number from 1 to 1024, not 0"),
         (["--speculative-num-steps", "3"], "options of speculation need --speculative-algorithm"),
         (
             ["--speculative-algorithm", "MTP", "--speculative-worker", "v1"],

@@ -73,8 +73,8 @@ def test_a_revert_that_never_ran_has_not_shown_but_a_run_that_could_show_nothing
     [
         (["eagle_topk"], "'eagle_topk' is no engine option; write for example speculative.num_steps=3"),
         (["speculative..x=1"], "'speculative..x=1' is no engine option"),
-        (["speculative.eagle_tpk=1"], "engine.speculative.eagle_tpk: unknown option 'eagle_tpk'; did you mean"),
-        (["page_size=many"], "'page_size=many': engine.page_size: must be an integer, got 'many'"),
+        (["speculative.eagle_tpk=1"], "engine.speculative.eagle_tpk: unknown key 'eagle_tpk' in speculative; did"),
+        (["page_size=many"], "'page_size=many': engine.page_size: must be a whole number from 1 to 1024, not 'many'"),
         (["page_size=[1"], "'page_size=[1': '[1' is no value"),
         (["page_size=1", "page_size=2"], "'page_size=2' and 'page_size=1' set the same option"),
     ],

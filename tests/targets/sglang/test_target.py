@@ -122,7 +122,7 @@ def test_what_is_not_installed_is_said_how_to_install(tmp_path: Path) -> None:
 
 
 def test_options_that_no_engine_has_are_refused_before_anything_is_started(store: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.page_sze: unknown option"):
+    with pytest.raises(ConfigError, match=r"engine\.page_sze: unknown key"):
         target(store).asked({"page_sze": 4})
     asked = target(store).asked(OPTIONS)
     assert (asked.server, asked.unused, asked.drafts) == (True, (), True)

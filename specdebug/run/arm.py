@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from specdebug.base.abilities import INSIDE
 from specdebug.base.errors import ContentError, SpecDebugError
@@ -159,7 +159,7 @@ class _Arm(SessionRun):
         return Judge(
             settings,
             session,
-            session.reference if settings.reference is None else DenseReference(*settings.reference),
+            cast(Any, session.reference) if settings.reference is None else DenseReference(*settings.reference),
             report=lambda violation: self._sink.emit("violation", **asdict(violation)),
             tie=lambda rid, tie: self._sink.emit("tie", rid=rid, **asdict(tie)),
             decode=decode,

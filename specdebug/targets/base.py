@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.async_probe.gate import Rule
+    from specdebug.engine.memory.arena import GuardViolation
     from specdebug.faults.model import Fault
     from specdebug.kernel_memory.rules import KernelRule
     from specdebug.patching.toggles import Toggle
@@ -268,6 +269,14 @@ class Serve(Protocol):
         """The run is over; ``sound``: nothing was found. What the session holds may go."""
 
 
+class TextReference(Protocol):
+    """Knows which tokens are right, and nothing of keys and values."""
+
+    def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]:
+        """The right tokens from position ``start`` on, how far each stands above the one given, and the size that a
+        near-tie is measured by."""
+
+
 class Look(Protocol):
     """What oracles see of an engine beside its tokens, as far as the session ``shows`` it."""
 
@@ -276,9 +285,8 @@ class Look(Protocol):
         """The engine itself, for faults and recorders; None where it lives in another process."""
 
     @property
-    def reference(self) -> Any:
-        """What judges greedy tokens where the dense reference cannot: the oracles' ``Reference``, of which only
-        ``judge`` is asked; None where there is nothing."""
+    def reference(self) -> TextReference | None:
+        """What judges greedy tokens where the dense reference cannot; None where there is nothing."""
 
     @property
     def server(self) -> ServerView | None:
@@ -291,19 +299,19 @@ class Look(Protocol):
     def check_pools(self) -> Sequence[str]:
         """Violated conservation laws of the memory pools, each ``law: what``."""
 
-    def check_guards(self) -> Sequence[Any]:
+    def check_guards(self) -> Sequence[GuardViolation]:
         """Guard regions damaged since the last call."""
 
-    def damage_seen(self) -> Sequence[Any]:
+    def damage_seen(self) -> Sequence[GuardViolation]:
         """The rest of :meth:`check_guards` once the device is lost."""
 
-    def draft_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Draft keys and values of positions [start, stop): each [layers, n, heads, head_dim]."""
 
-    def target_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """As :meth:`draft_kv`, of the target."""
 
-    def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
+    def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
         """Return the rows that these requests store for their next draft."""
 
 
@@ -316,8 +324,8 @@ class Opaque:
 
     asked: Asked | None = None
     inside: Any = None
-    reference: Any = None
-    server: Any = None
+    reference: TextReference | None = None
+    server: ServerView | None = None
 
     @cached_property
     def observers(self) -> Observers:
@@ -338,19 +346,19 @@ class Opaque:
     def check_pools(self) -> Sequence[str]:
         raise self._hidden("pools")
 
-    def check_guards(self) -> Sequence[Any]:
+    def check_guards(self) -> Sequence[GuardViolation]:
         raise self._hidden("guards")
 
-    def damage_seen(self) -> Sequence[Any]:
+    def damage_seen(self) -> Sequence[GuardViolation]:
         raise self._hidden("guards")
 
-    def draft_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
         raise self._hidden("kv")
 
-    def target_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
         raise self._hidden("kv")
 
-    def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
+    def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
         raise self._hidden("drafts")
 
     def _hidden(self, ability: Ability) -> NotImplementedError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from specdebug import kernel_memory
 from specdebug.base.abilities import DEFAULT, OF_SERVERS, Ability
@@ -14,7 +14,9 @@ from specdebug.targets.base import Asked, Opening, RequestView, Sampling, Traits
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdebug.engine import Engine
+    from specdebug.engine import Engine, EngineConfig
+    from specdebug.engine.memory.arena import GuardViolation
+    from specdebug.engine.request import Request
     from specdebug.targets.base import StoredDrafts
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability)) - OF_SERVERS
@@ -31,7 +33,7 @@ def build_engine(options: Mapping[str, Any], seed: int) -> Engine:
     return Engine(config, _models.get(_models_of(config)))
 
 
-def _models_of(config: Any) -> tuple[Any, ...]:
+def _models_of(config: EngineConfig) -> tuple[Any, ...]:
     """The parts of a configuration that loading models depends on."""
     spec = config.speculative
     draft = None if spec is None else (spec.algorithm, spec.draft_model)
@@ -158,20 +160,20 @@ class EmbeddedSession:
     def check_pools(self) -> Sequence[str]:
         return self.inside.check_pools()
 
-    def check_guards(self) -> Sequence[Any]:
+    def check_guards(self) -> Sequence[GuardViolation]:
         return self.inside.check_guards()
 
-    def damage_seen(self) -> Sequence[Any]:
+    def damage_seen(self) -> Sequence[GuardViolation]:
         return self.inside.damage_seen()
 
-    def draft_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.inside.draft_kv(request, start, stop)
+    def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self.inside.draft_kv(_own(request), start, stop)
 
-    def target_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.inside.target_kv(request, start, stop)
+    def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self.inside.target_kv(_own(request), start, stop)
 
-    def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
-        stored: StoredDrafts = self.inside.draft_state(requests)
+    def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
+        stored: StoredDrafts = self.inside.draft_state([_own(each) for each in requests])
         return stored
 
     def settle(self) -> bool:
@@ -184,6 +186,11 @@ class EmbeddedSession:
     def close(self, sound: bool) -> None:
         """Tell nobody any more what the engine is busy with; it ends with its worker."""
         self._forget()
+
+
+def _own(request: RequestView) -> Request:
+    """A request of the engine's, which its oracles hand back."""
+    return cast("Request", request)
 
 
 TARGET = EmbeddedTarget()

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.errors import CannotRunHere
 from specdebug.events import Decided, Observers, Prefilled
-from specdebug.targets.base import Sampling, StoredDrafts
+from specdebug.targets.base import RequestView, Sampling, StoredDrafts
 from specdebug.targets.http.request import HttpRequest
 from specdebug.targets.inside.looks import looks_folder
 from specdebug.targets.launch.log import ServerLog
@@ -130,7 +130,7 @@ def read_look(folder: Path, rid: str, answer: HttpRequest) -> RequestLook | None
     return RequestLook(answer, plain["events"], plain["kv"])
 
 
-def stored_rows(moments: Sequence[Moment]) -> StoredRow:
+def stored_rows(moments: Sequence[Moment | HttpRequest]) -> StoredRow:
     """What some requests store, a row each."""
     import torch
 
@@ -209,11 +209,11 @@ class Inside:
         keys, values = (self._looks[rid].kv[f"{pool}_{kind}"][:, start:stop] for kind in ("k", "v"))
         return keys, values
 
-    def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
+    def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
         """The rows that these requests store. Raises NotShown."""
         for each in requests:
             self._require(each.rid)
-        return stored_rows(requests)
+        return stored_rows([cast(Moment | HttpRequest, each) for each in requests])
 
     def _require(self, rid: str) -> None:
         if rid not in self._looks:

@@ -69,7 +69,7 @@ class HttpSession(Opaque):
         self._info = info
         self._say = opening.say
         self._loop = loop
-        self.reference = reference
+        self.reference: PlainText | None = reference
         self._host = host
         self._inside = inside
         self._injects = host is not None and bool(opening.over_there.faults)
@@ -82,7 +82,7 @@ class HttpSession(Opaque):
         self._ended: list[str] = []
         self._to_judge: list[HttpRequest] = []
         self._texts = ServedTexts.of(info.told)
-        self.server = HttpServerView(client, self._loop, self._answers, host, self._texts, info)
+        self.server: HttpServerView = HttpServerView(client, self._loop, self._answers, host, self._texts, info)
         if reference is not None:
             reference.run = self.call
 
@@ -163,13 +163,13 @@ class HttpSession(Opaque):
     def check_pools(self) -> Sequence[str]:
         return () if self._inside is None else self._inside.new_problems()
 
-    def draft_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self._known_inside("kv").kv("draft", request.rid, start, stop)
 
-    def target_kv(self, request: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self._known_inside("kv").kv("target", request.rid, start, stop)
 
-    def draft_state(self, requests: Sequence[Any]) -> StoredDrafts:
+    def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
         return self._known_inside("drafts").draft_state(requests)
 
     def _known_inside(self, ability: Ability) -> Inside:

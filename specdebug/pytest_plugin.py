@@ -229,18 +229,14 @@ class ArmItem(pytest.Item):
         return self.path, line - 1 if line else None, self.name
 
     def _story(self, result: ArmResult) -> str:
-        from rich.console import Console
-
         from specdebug.base.redaction import redacted
-        from specdebug.report.terminal import evidence
+        from specdebug.report.replay import evidence
+        from specdebug.report.terminal import text_of
 
         outcome, expectation = result.outcome, result.run.expectation
         wanted = ["pass"] if expectation is None else [expectation.verdict, *expectation.signatures]
         got = " ".join([outcome.verdict, *([outcome.signature] if outcome.signature else [])])
-        console = Console(highlight=False, color_system=None)
-        with console.capture() as captured:
-            console.print(evidence(result), soft_wrap=True)  # a line is to be found by searching for it
-        lines = [line.rstrip() for line in captured.get().strip().splitlines()]
+        lines = text_of([evidence(result)]).splitlines()
         where = [_from(self.config.invocation_params.dir, self.path), "--arm", self._arm]
         own = self._scenario.arms[self._arm].revert
         if asked := [str(number) for number in result.run.reverts if number not in own]:

@@ -96,7 +96,7 @@ def test_imports_point_one_way() -> None:
 @pytest.mark.parametrize(
     ("text", "parts", "said"),
     [
-        ("import torch\nimport specdebug.report.lines\n", ("bundle", "run.py"), "2: bundle must not import report"),
+        ("import torch\nimport specdebug.report.parts\n", ("bundle", "run.py"), "2: bundle must not import report"),
         ("def f():\n    import specdebug.cli.main\n", ("report", "html", "svg.py"), "2: report must not import cli"),
         ("from specdebug import campaign\n", ("workers", "pool.py"), "1: workers must not import campaign"),
         ("from ..workers import pool\n", ("engine", "engine.py"), "1: engine must not import workers"),

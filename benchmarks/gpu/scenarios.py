@@ -22,8 +22,8 @@ from rich.table import Table
 from specdebug.base import interrupts
 from specdebug.campaign.loops.plans import exists_in
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
-from specdebug.report.document import arm_document
-from specdebug.report.progress import progress_on
+from specdebug.report.progress import RunProgress
+from specdebug.report.replay import arm_document
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import EXIT_CODES
@@ -127,7 +127,7 @@ def main() -> int:
     if options.same_as_cpu:  # in turns, so that neither the device nor the cores wait for the other
         both = zip(runs, arm_runs(library, options.scenarios, CPU, *chosen), strict=True)
         runs = [run for pair in both for run in pair]
-    with WorkerPool(options.jobs, PRELOAD) as pool, progress_on(sys.stderr) as watcher:
+    with WorkerPool(options.jobs, PRELOAD) as pool, RunProgress(sys.stderr) as watcher:
         results, interrupted = run_arms(pool, library, runs, watcher)
     console.print(table(results))
     name = "-".join(["scenarios", options.device, *([options.dtype] if options.dtype else []), *options.backend])

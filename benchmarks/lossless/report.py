@@ -10,7 +10,8 @@ from rich.text import Text
 
 from benchmarks.lossless.play import MET
 from benchmarks.lossless.tally import OPTIONS, NearTie, Row, together
-from specdebug.report.tables import Listing, columns
+from specdebug.report.parts import Table, columns
+from specdebug.report.tables import Listing
 
 
 def render(rows: Sequence[Row], title: str) -> RenderableType:
@@ -36,7 +37,7 @@ def conclusion(rows: Sequence[Row]) -> str:
 def _table(rows: Sequence[Row], title: str) -> Listing:
     names = ("worker", "plan", "by", "dtype", "configurations", "requests", "tokens", "accept", "same text")
     heads = [*columns(*names[:4], key=True), *columns(*names[4:], "near-ties", "widest", "wrong", "s", right=True)]
-    return Listing(heads, [_cells(row) for row in rows], title)
+    return Listing(Table(heads, [_cells(row) for row in rows], title))
 
 
 def _cells(row: Row) -> list[str]:
@@ -60,7 +61,9 @@ def _cells(row: Row) -> list[str]:
 
 def _met(totals: Sequence[Row]) -> Listing:
     heads = [*columns("worker", "dtype", key=True), *columns(*OPTIONS), *columns(*MET, right=True)]
-    return Listing(heads, [_met_by(row) for row in totals], "configurations that met it, and the options they had")
+    return Listing(
+        Table(heads, [_met_by(row) for row in totals], "configurations that met it, and the options they had")
+    )
 
 
 def _met_by(row: Row) -> list[str]:

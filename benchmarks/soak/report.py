@@ -12,8 +12,9 @@ from rich.text import Text
 
 from benchmarks.soak.memory import MAX_GROWTH_MB, MAX_SLOPE_MB, NOISE_MB, Trend, at_share
 from benchmarks.soak.tally import Tally, WorkerTally
-from specdebug.report.lines import PlainLines
-from specdebug.report.tables import Column, Listing
+from specdebug.report.parts import Column, Table
+from specdebug.report.progress import Lines
+from specdebug.report.tables import Listing
 from specdebug.scenario.library import engine_sites
 from specdebug.verdict.signatures import OUTPUTS
 
@@ -24,7 +25,7 @@ SHARES = (0.1, 0.5, 1.0)
 PROBES = ("nan", "inf", "oob", "page_aligned")
 
 
-class Progress(PlainLines):
+class Progress(Lines):
     """Where the soak stands, every so often."""
 
     def __init__(self, stream: IO[str], tally: Tally) -> None:
@@ -37,7 +38,7 @@ class Progress(PlainLines):
         now = time.monotonic()
         if now - self._said_at >= EVERY_S:
             self._said_at = now
-            self._say(standing(self._tally, now - self._began))
+            self.say(standing(self._tally, now - self._began))
 
 
 def standing(tally: Tally, seconds: float) -> str:
@@ -57,7 +58,7 @@ def render(tally: Tally) -> RenderableType:
     """The table, what was served, and every alarm."""
     names = ["all", *(f"process {worker.number}" for worker in tally.workers)]
     columns = [Column("", key=True), *map(Column, names)]
-    table = Listing(columns, _rows(tally))
+    table = Listing(Table(columns, _rows(tally)))
     lines = [f"{option}: {_shares(counts)}" for option, counts in tally.decoded_by.items()]
     served = Text("\nDecode steps by kind of engine\n" + "\n".join(f"  {line}" for line in lines))
     return Group(table, served, Text("\n".join(["", *_findings(tally), conclusion(tally)])))

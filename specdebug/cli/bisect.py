@@ -15,18 +15,14 @@ from specdebug.cli.options import (
     EngineOptions,
     Executor,
     PageOptions,
-    command_line,
+    grouped,
     positive,
 )
-from specdebug.cli.output import on_stderr, write
-from specdebug.cli.params import grouped
-from specdebug.cli.results import tell_results
-from specdebug.cli.trials import UNDECIDED, JournalOptions, command_of, confidence_of, tell_rerun
+from specdebug.cli.output import on_stderr, tell
+from specdebug.cli.running import UNDECIDED, JournalOptions, command_of, confidence_of, tell_rerun
 
 if TYPE_CHECKING:
-    from specdebug.campaign.trials.journal import Journal
     from specdebug.campaign.trials.search import Findings
-    from specdebug.report.bisect import Bisection
 
 
 @grouped
@@ -73,7 +69,7 @@ def _search(
     from specdebug.campaign.trials.campaign import Campaign
     from specdebug.campaign.trials.search import CulpritSearch
     from specdebug.campaign.trials.state import digest_of
-    from specdebug.report.bisect import bisect_progress
+    from specdebug.report.bisect import BisectProgress, bisect_report
 
     identity = digest_of(over, plan.origin.question, str(budget.seed))
     path = kept_in.path("bisect", identity)
@@ -87,36 +83,12 @@ def _search(
             max_trials=budget.max_trials,
             pattern=pattern,
         )
-        with on_stderr(lambda stream: bisect_progress(stream, subject)) as watcher:
+        with on_stderr(lambda stream: BisectProgress(stream, subject)) as watcher:
             findings = Campaign(plan.source, journal, budget.seed, budget.max_trials).search(search, watcher)
         tell_rerun(plan.source.rerun)
-        return _tell(findings, subject, journal, plan, pattern, results)
-
-
-def _tell(
-    findings: Findings, subject: Bisection, journal: Journal, plan: Plan, pattern: str | None, results: PageOptions
-) -> int:
-    from specdebug.report.bisect import bisect_document, findings_text
-    from specdebug.report.github import text_summary
-
-    code = _exit_code(findings)
-    trials, evidence = journal.trials, journal.evidence
-    text = findings_text(findings, subject, evidence)
-
-    def page() -> str:
-        from specdebug.report.html.bisect import bisect_page
-
-        return bisect_page(findings, subject, code, trials, evidence, plan.chooser, pattern, command_line())
-
-    tell_results(
-        results,
-        lambda: bisect_document(findings, subject, code, evidence),
-        lambda: write(text),
-        (results.html, page),
-        summary=lambda: text_summary(f"bisect {subject.what.rstrip(',')}", code, text),
-        trouble=findings.trouble,
-    )
-    return code
+        code, kept = _exit_code(findings), (journal.trials, journal.evidence)
+        report = bisect_report(findings, subject, code, *kept, plan.chooser, pattern)
+        return tell(report, results, trouble=findings.trouble)
 
 
 def _exit_code(findings: Findings) -> int:

@@ -19,6 +19,7 @@ from specdebug.cli.options import (
     Executor,
     ExecutorOption,
     Faults,
+    Help,
     RayAddress,
     ScenarioOrCommand,
     SignatureOption,
@@ -27,7 +28,6 @@ from specdebug.cli.options import (
     TrialTimeout,
     check_cluster,
 )
-from specdebug.cli.params import Help
 
 
 class Over(StrEnum):

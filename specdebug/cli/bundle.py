@@ -17,17 +17,17 @@ from specdebug.cli.options import (
     EngineOptions,
     Faults,
     File,
+    Help,
     JsonOptions,
     Reverts,
     Seed,
     Timeout,
+    grouped,
     numbers_of,
     positive,
 )
-from specdebug.cli.output import answer, show, write
-from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import progress, workers
-from specdebug.cli.results import tell_results
+from specdebug.cli.output import answer, show_report, tell
+from specdebug.cli.running import progress, workers
 
 if TYPE_CHECKING:
     from specdebug.bundle.run import Traced
@@ -110,23 +110,22 @@ def _tell(
     """Tell the run's results, write the bundle unless a signal cut the run short, and return the exit code."""
     from specdebug.bundle.content import write_bundle
     from specdebug.bundle.run import versions_here
-    from specdebug.report.document import replay_document
-    from specdebug.report.terminal import render_replay
+    from specdebug.report.parts import Line
+    from specdebug.report.replay import replay_report
 
-    document = replay_document(replayed)
+    report = replay_report(replayed)
     if traced.interrupted:
-        answer(results.as_json, document, lambda: render_replay(replayed))
-        return interrupts.exit_code()
+        return answer(results.as_json, report)
     output = subject.output
     requests = library.workload(run.scenario, run.arm, run.seed)
     here = versions_here(traced.result.outcome.stack)
     try:
         if not results.as_json:
-            show(render_replay(replayed))
+            show_report(report)
     finally:  # also where stdout is gone
-        write_bundle(output, traced, requests, here, document, subject.force)
+        write_bundle(output, traced, requests, here, report.document, subject.force)
         size = output.stat().st_size
         said = f"wrote {output} ({size / 1024:.0f} KiB); specdebug replay {output} runs it again"
-        bundled = {**document, "bundle": {"path": str(output), "bytes": size}}
-        tell_results(results, lambda: bundled, lambda: write(said))
+        bundled = {**report.document, "bundle": {"path": str(output), "bytes": size}}
+        tell(replace(report, command="bundle", document=bundled, parts=[Line(said, fold=False)]), results)
     return 0

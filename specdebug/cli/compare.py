@@ -14,18 +14,17 @@ from specdebug.cli.options import (
     ContentOptions,
     EngineOptions,
     File,
+    Help,
     NoLocate,
     ResultOptions,
     RunOptions,
     Seed,
-    command_line,
+    grouped,
     open_baseline,
     positive,
 )
-from specdebug.cli.output import show
-from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import progress, workers
-from specdebug.cli.results import files_of, tell_replay, tell_results
+from specdebug.cli.output import tell
+from specdebug.cli.running import progress, workers
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.replay import Progress, Replay
@@ -73,7 +72,9 @@ def compare(
             if not (no_locate or answer.interrupted):
                 answer = _located(pool, library, answer, watcher)
         if answer.interrupted:  # there is nothing to compare; what is known of each arm is told
-            return tell_replay(answer, results, recording)
+            from specdebug.report.replay import replay_report
+
+            return tell(replay_report(answer, recording), results)
         return _tell_both(answer, choices.arms, results, recording)
 
 
@@ -98,10 +99,7 @@ def _located(pool: WorkerPool, library: Library, answer: Replay, progress: Progr
 def _tell_both(answer: Replay, names: tuple[str, ...], results: ResultOptions, recording: Recording | None) -> int:
     """Tell how the two arms differ, and return the exit code."""
     from specdebug.campaign.loops import compare as comparing
-    from specdebug.report.document import comparison_document
-    from specdebug.report.formats import Told
-    from specdebug.report.github import comparison_annotations, comparison_summary
-    from specdebug.report.terminal import render_comparison
+    from specdebug.report.compare import compare_report
     from specdebug.scenario.checks import asked_of
     from specdebug.scenario.text import decoder, load_tokenizer
 
@@ -109,12 +107,4 @@ def _tell_both(answer: Replay, names: tuple[str, ...], results: ResultOptions, r
     against = tuple(result.against for result in answer.results)
     decode = decoder(load_tokenizer(asked_of(answer.scenario, names[0]).model))
     comparison = comparing.compare((names[0], names[1]), (left, right), decode, against)
-    tell_results(
-        results,
-        lambda: comparison_document(comparison),
-        lambda: show(render_comparison(answer.scenario.name, comparison)),
-        *files_of(results, Told(answer, comparison, recording, command_line())),
-        summary=lambda: comparison_summary(answer, comparison),
-        annotations=lambda: comparison_annotations(answer, comparison),
-    )
-    return comparison.exit_code
+    return tell(compare_report(answer, comparison, recording), results)

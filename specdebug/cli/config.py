@@ -9,7 +9,7 @@ from typing import Any
 from specdebug.base import configuration
 from specdebug.base.content import PATH_VARIABLE
 from specdebug.cli.options import Debug, Json
-from specdebug.cli.output import answer, write
+from specdebug.cli.output import answer
 
 
 def defaults_of(command: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,19 +32,13 @@ def config(as_json: Json = False, debug: Debug = False) -> int:
         for name, each in settings.items()
     }
     path_variable = os.environ.get(PATH_VARIABLE)
-    if found.path is None and not as_json:
-        write("no configuration file: every option has its default")
-    else:
-        from specdebug.report.listings import settings_table
+    from specdebug.report.listings import settings_list
 
-        document = {
-            "path": None if found.path is None else str(found.path),
-            "settings": {name: {"value": values[name], "line": each.where.line} for name, each in settings.items()},
-            PATH_VARIABLE: path_variable,
-        }
-        texts = {name: ", ".join(value) if isinstance(value, list) else str(value) for name, value in values.items()}
-        rows = ((name, texts[name], str(each.where)) for name, each in settings.items())
-        answer(as_json, document, lambda: settings_table(rows))
-    if path_variable and not as_json:
-        write(f"{PATH_VARIABLE}={path_variable}")
-    return 0
+    document = {
+        "path": None if found.path is None else str(found.path),
+        "settings": {name: {"value": values[name], "line": each.where.line} for name, each in settings.items()},
+        PATH_VARIABLE: path_variable,
+    }
+    texts = {name: ", ".join(value) if isinstance(value, list) else str(value) for name, value in values.items()}
+    rows = ((name, texts[name], str(each.where)) for name, each in settings.items())
+    return answer(as_json, settings_list(rows, path_variable and f"{PATH_VARIABLE}={path_variable}", document))

@@ -16,16 +16,16 @@ from specdebug.cli.options import (
     EngineOptions,
     Faults,
     File,
+    Help,
     JsonOptions,
     Reverts,
     RunOptions,
     Seed,
+    grouped,
     positive,
 )
-from specdebug.cli.output import show
-from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import progress, workers
-from specdebug.cli.results import tell_results
+from specdebug.cli.output import tell
+from specdebug.cli.running import progress, workers
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.replay import ArmRun, Choices
@@ -59,7 +59,7 @@ def diverge(
         from specdebug.diverge.run import Diverging
         from specdebug.faults.declare import parse_fault
         from specdebug.patching.toggles import parse_numbers
-        from specdebug.report.diverge import divergence_document, render_divergence
+        from specdebug.report.diverge import divergence_report
 
         library = shared.library()
         scenario = library.scenario(file)
@@ -73,9 +73,7 @@ def diverge(
         both = _planned(scenario, _two_arms(scenario, arm, changes), changes, library)
         with tempfile.TemporaryDirectory(prefix="specdebug-diverge-") as folder, progress() as watcher:
             answer = Diverging(pool, library, both, Path(folder), watcher).run()
-    told = scenario.name, answer
-    tell_results(results, lambda: divergence_document(*told), lambda: show(render_divergence(*told)))
-    return answer.exit_code
+    return tell(divergence_report(scenario.name, answer), results)
 
 
 def _two_arms(

@@ -11,7 +11,7 @@ from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
 from specdebug.cli.options import Debug, Json, open_library
 from specdebug.cli.output import answer, note, write
-from specdebug.cli.replay import progress, workers
+from specdebug.cli.running import progress, workers
 
 if TYPE_CHECKING:
     from specdebug.targets.installs.store import Installed
@@ -85,13 +85,13 @@ def install(
 def list_engines(into: Into = None, as_json: Json = False, debug: Debug = False) -> int:
     """Every environment, what it was checked to do, and what else could be installed; exit code 2 where the record of
     one is damaged."""
-    from specdebug.report.engines import engines_document, engines_table
+    from specdebug.report.engines import engines_list
     from specdebug.targets.installs.recipe import recipes
     from specdebug.targets.installs.store import look, store_folder
 
     store = store_folder(into)
     (there, damaged), known = look(store), recipes()
-    answer(as_json, engines_document(store, there, damaged, known), lambda: engines_table(store, there, damaged, known))
+    answer(as_json, engines_list(store, there, damaged, known))
     if damaged:
         raise damaged[0].error
     return 0

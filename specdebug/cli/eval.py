@@ -15,21 +15,19 @@ from specdebug.cli.options import (
     Confidence,
     ContentOptions,
     EngineOptions,
+    Help,
     JsonOptions,
     Reverts,
+    grouped,
     numbers_of,
     positive,
 )
-from specdebug.cli.output import show
-from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import progress, workers
-from specdebug.cli.results import tell_results
-from specdebug.cli.trials import confidence_of
+from specdebug.cli.output import tell
+from specdebug.cli.running import confidence_of, progress, workers
 
 if TYPE_CHECKING:
     from specdebug.apps.evaluation.declared import Evaluation, Expected
     from specdebug.apps.evaluation.gate import Threshold
-    from specdebug.apps.evaluation.run import Evaluated
 
 
 class AskFor(StrEnum):
@@ -143,19 +141,9 @@ def evaluate(
         toggles = shared.library().toggles(numbers_of(revert))
         with progress() as watcher:
             result = evaluate(pool, evaluation, toggles, confidence_of(gate.confidence), watcher)
-    return _tell(result, results)
+    from specdebug.report.evaluation import answers_jsonl, evaluation_report
 
-
-def _tell(result: Evaluated, results: EvalResults) -> int:
-    from specdebug.report.evaluation import answers_jsonl, evaluation_document, render_evaluation
-
-    tell_results(
-        results,
-        lambda: evaluation_document(result),
-        lambda: show(render_evaluation(result)),
-        (results.answers, lambda: answers_jsonl(result)),
-    )
-    return result.exit_code
+    return tell(evaluation_report(result), results, (results.answers, lambda: answers_jsonl(result)))
 
 
 def _evaluation(file: str | None, asking: AskingOptions, gate: GateOptions, engine: EngineOptions) -> Evaluation:

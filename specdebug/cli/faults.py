@@ -17,19 +17,16 @@ from specdebug.cli.options import (
     OnDevice,
     OnTarget,
     PageOptions,
-    command_line,
     engine_overrides,
+    grouped,
     open_library,
 )
-from specdebug.cli.output import answer, on_stderr, show, write
-from specdebug.cli.params import grouped
-from specdebug.cli.results import tell_results
+from specdebug.cli.output import answer, on_stderr, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specdebug.campaign.loops.fault_ground import Ground
-    from specdebug.campaign.loops.fault_matrix import FaultMatrix
     from specdebug.cli.options import Dtype
 
 app = typer.Typer(help="List and show the faults that can be injected, and verify what catches them.")
@@ -59,21 +56,18 @@ def list_faults(as_json: Json = False, debug: Debug = False) -> int:
     others, where they can act if not everywhere.
     """
     from specdebug.faults.catalogue import CLASSES
-    from specdebug.report.fault import fault_table
+    from specdebug.report.faults import fault_list
 
-    answer(as_json, [kind.to_dict() for kind in CLASSES.values()], lambda: fault_table(CLASSES.values()))
-    return 0
+    return answer(as_json, fault_list(CLASSES.values()))
 
 
 @app.command("show")
 def show_fault(name: Name, as_json: Json = False, debug: Debug = False) -> int:
     """One class: what it does, where it can act, how to address it, and a scenario it acts in."""
     from specdebug.faults.declare import find_class
-    from specdebug.report.fault import describe_fault
+    from specdebug.report.faults import fault_shown
 
-    kind = find_class(name)
-    answer(as_json, kind.to_dict(), lambda: describe_fault(kind))
-    return 0
+    return answer(as_json, fault_shown(find_class(name)))
 
 
 @app.command("verify")
@@ -100,17 +94,17 @@ def verify(
     from specdebug.campaign.loops.fault_runs import verify as run_matrix
     from specdebug.faults.catalogue import CLASSES
     from specdebug.faults.declare import find_class
-    from specdebug.report.fault_matrix import faults_progress
+    from specdebug.report.faults import FaultsProgress, faults_report
 
     kinds = [find_class(each) for each in dict.fromkeys(name)] if name else list(CLASSES.values())
     results.check()
     ground = _ground(device, dtype, target, worker or ())
     began = time.monotonic()
     with interrupts.held():
-        with on_stderr(faults_progress) as watcher:
+        with on_stderr(FaultsProgress) as watcher:
             matrix = run_matrix(kinds, seeds, jobs, open_library(None), watcher, ground)
         if matrix.made or matrix.trouble is None:
-            _tell(matrix, results, time.monotonic() - began)
+            tell(faults_report(matrix, time.monotonic() - began), results, trouble=matrix.trouble)
     if matrix.trouble is not None:
         raise matrix.trouble
     return matrix.exit_code
@@ -134,32 +128,3 @@ def _ground(device: str | None, dtype: Dtype | None, target: str | None, workers
         raise BadFault(f"--worker is for our own engine's; {on} has one")
     chosen = tuple(entry for name, entry in LINEUP.items() if name in workers or not workers)
     return Ground(str(over.get("device", "cpu")), on, str(over["dtype"]) if "dtype" in over else None, chosen)
-
-
-def _tell(matrix: FaultMatrix, results: PageOptions, wall_s: float) -> None:
-    from specdebug.report.fault_matrix import closing_line, render_fault_matrix
-    from specdebug.report.github import text_summary
-    from specdebug.report.words import replaced
-
-    def page() -> str:
-        from specdebug.report.detection import DetectionMatrix
-        from specdebug.report.html.faults import faults_page
-
-        detected = DetectionMatrix.from_dict(matrix.to_dict())
-        return faults_page(
-            detected, matrix.exit_code, wall_s, command_line(), matrix.problems, matrix.missing, matrix.not_engine_code
-        )
-
-    def report() -> None:
-        show(render_fault_matrix(matrix))
-        write(closing_line(matrix))
-
-    lines = "\n".join((closing_line(matrix), *matrix.problems, *replaced(matrix.not_engine_code)))
-    tell_results(
-        results,
-        matrix.to_dict,
-        report,
-        (results.html, page),
-        summary=lambda: text_summary("faults verify", matrix.exit_code, lines),
-        trouble=matrix.trouble,
-    )

@@ -20,6 +20,7 @@ from specdebug.cli.options import (
     Confidence,
     ContentOptions,
     EngineOptions,
+    Help,
     ResultOptions,
     Reverts,
     ScenarioOrCommand,
@@ -27,19 +28,16 @@ from specdebug.cli.options import (
     TakesOption,
     TrialSeed,
     TrialTimeout,
-    command_line,
     engine_words,
+    grouped,
     numbers_of,
     positive,
 )
-from specdebug.cli.output import on_stderr, write
-from specdebug.cli.params import Help, grouped
-from specdebug.cli.results import tell_results
-from specdebug.cli.trials import UNDECIDED, JournalOptions, command_of, confidence_of, tell_rerun
+from specdebug.cli.output import on_stderr, tell
+from specdebug.cli.running import UNDECIDED, JournalOptions, command_of, confidence_of, tell_rerun
 
 if TYPE_CHECKING:
     from specdebug.campaign.trials.command import CommandSource
-    from specdebug.campaign.trials.journal import Journal
     from specdebug.campaign.trials.sampling import Sampled
     from specdebug.campaign.trials.scenario import ScenarioSource
     from specdebug.report.flake import Question
@@ -121,7 +119,7 @@ def _measure(
     from specdebug.campaign.trials.campaign import Campaign
     from specdebug.campaign.trials.sampling import RateSampling
     from specdebug.campaign.trials.state import digest_of
-    from specdebug.report.flake import Question, flake_progress
+    from specdebug.report.flake import FlakeProgress, Question, flake_report
 
     identity = digest_of("flake", plan.source.question, ",".join(plan.reverted), str(measured.seed))
     path = kept_in.path("flake", identity)
@@ -133,10 +131,13 @@ def _measure(
         most = measured.max_trials or max(TRIALS, 4 * claim.owed(0, 0) if claim else 0)
         reverted = frozenset(plan.reverted)
         sampling = RateSampling(_enough(claim, level), reverted=reverted, max_trials=most, pattern=measured.signature)
-        with on_stderr(lambda stream: flake_progress(stream, question)) as watcher:
+        with on_stderr(lambda stream: FlakeProgress(stream, question)) as watcher:
             sampled = Campaign(plan.source, journal, measured.seed, most).search(sampling, watcher)
         tell_rerun(plan.source.rerun)
-        return _tell(sampled, question, plan.reverted, journal, measured.signature, results)
+        trials, evidence = journal.trials, journal.evidence
+        code = _exit_code(sampled, question, evidence)
+        report = flake_report(sampled, question, code, plan.reverted, trials, evidence, measured.signature)
+        return tell(report, results, trouble=sampled.trouble)
 
 
 def _enough(claim: Claim | None, confidence: float) -> Callable[[int, int], bool]:
@@ -220,44 +221,6 @@ def _plan_of_command(
     bisect = f"specdebug bisect -- {shlex.join(command)}   # what makes it fail"
     source = CommandSource(command, library.registry, takes=takes, capacity=measured.jobs, timeout_s=measured.timeout)
     return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}", bisect, is_command=True)
-
-
-def _tell(
-    sampled: Sampled,
-    question: Question,
-    reverted: list[str],
-    journal: Journal,
-    signature: str | None,
-    results: ResultOptions,
-) -> int:
-    from specdebug.report.flake import flake_document, sampled_text
-    from specdebug.report.github import text_summary
-    from specdebug.report.junit import verdict_xml
-
-    trials, evidence = journal.trials, journal.evidence
-    code = _exit_code(sampled, question, evidence)
-    text = sampled_text(sampled, question, evidence)
-
-    def page() -> str:
-        from specdebug.report.html.flake import flake_page
-
-        return flake_page(sampled, question, code, reverted, trials, evidence, signature, command_line())
-
-    def cases() -> str:
-        seconds = sum(trials[number][1].seconds for number in range(sampled.tally.trials))
-        case = question.what if question.claim is None else f"{question.what}: {question.claim.text}"
-        return verdict_xml("flake", case, code, text, seconds)
-
-    tell_results(
-        results,
-        lambda: flake_document(sampled, question, code, reverted, evidence),
-        lambda: write(text),
-        (results.junit, cases),
-        (results.html, page),
-        summary=lambda: text_summary(f"flake {question.what}", code, text),
-        trouble=sampled.trouble,
-    )
-    return code
 
 
 def _exit_code(sampled: Sampled, question: Question, evidence: Mapping[str, str]) -> int:

@@ -17,6 +17,7 @@ from specdebug.cli.options import (
     ContentOptions,
     Executor,
     ExecutorOption,
+    Help,
     InDtype,
     JsonOptions,
     OnDevice,
@@ -27,14 +28,12 @@ from specdebug.cli.options import (
     check_cluster,
     engine_overrides,
     engine_words,
+    grouped,
     numbers_of,
     positive,
 )
-from specdebug.cli.output import note, show
-from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay import progress, workers
-from specdebug.cli.results import tell_results
-from specdebug.cli.trials import gone_on
+from specdebug.cli.output import note, tell
+from specdebug.cli.running import gone_on, progress, workers
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.records import RecordError
 
@@ -151,20 +150,12 @@ def _cluster(
 def _tell(answer: HuntAnswer, results: JsonOptions, trouble: SpecDebugError | None) -> int:
     """Tell the results, write a page of the hunt and one of each failure, and return the exit code. Raises what cut
     the hunt short."""
-    from specdebug.report.hunt import hunt_document, hunt_page, render_hunt
-    from specdebug.report.hunt_issue import issue_page
+    from specdebug.report.hunt import hunt_page, hunt_report, issue_page
 
     code = _exit_code(answer) if trouble is None else trouble.exit_code
+    whole = (answer.record.folder / "report.md", lambda: hunt_page(answer))
     pages = [(answer.issue_of(one), partial(issue_page, answer, one)) for one in answer.record.findings]
-    tell_results(
-        results,
-        lambda: hunt_document(answer, code),
-        lambda: show(render_hunt(answer)),
-        (answer.record.folder / "report.md", lambda: hunt_page(answer)),
-        *pages,
-        trouble=trouble,
-    )
-    return code
+    return tell(hunt_report(answer, code), results, whole, *pages, trouble=trouble)
 
 
 def _make_small(hunting: Hunt, search: HuntSearch) -> dict[str, Path]:
@@ -185,7 +176,7 @@ def _make_small(hunting: Hunt, search: HuntSearch) -> dict[str, Path]:
 def _with_evidence(hunting: Hunt, answer: HuntAnswer) -> HuntAnswer:
     """Return the answer with what each failure's scenario shows when it is run by itself, unless a signal comes."""
     from specdebug.hunt.evidence import gather
-    from specdebug.report.document import replay_document
+    from specdebug.report.replay import replay_document
 
     every: dict[str, SeenFailure] = {}
     for signature in answer.record.findings:

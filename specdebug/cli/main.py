@@ -40,9 +40,9 @@ from specdebug.cli import (
     triage,
 )
 from specdebug.cli.config import defaults_of
-from specdebug.cli.options import Debug, begin_command_line, debug_wanted
-from specdebug.cli.output import complain, note, open_standard_streams, write
-from specdebug.cli.trials import UNDECIDED, WithCommand
+from specdebug.cli.options import Debug
+from specdebug.cli.output import begin_command_line, complain, debug_wanted, note, open_standard_streams, write
+from specdebug.cli.running import UNDECIDED, WithCommand
 from specdebug.workers.machine_failure import machine_failure
 
 INTERNAL_ERROR = 3

@@ -20,18 +20,18 @@ from specdebug.cli.options import (
     Confidence,
     ContentOptions,
     EngineOptions,
+    Help,
     JsonOptions,
     Reverts,
     ScenarioFile,
     SignatureOption,
     TrialSeed,
     engine_words,
+    grouped,
     numbers_of,
 )
-from specdebug.cli.output import check_writable, on_stderr, write
-from specdebug.cli.params import Help, grouped
-from specdebug.cli.results import tell_results
-from specdebug.cli.trials import UNDECIDED, JournalOptions, confidence_of, tell_rerun
+from specdebug.cli.output import check_writable, on_stderr, tell
+from specdebug.cli.running import UNDECIDED, JournalOptions, confidence_of, tell_rerun
 
 if TYPE_CHECKING:
     from specdebug.campaign.shrink.space import ScenarioSpace
@@ -185,17 +185,11 @@ def _file_text(summary: Summary[Scenario], subject: Minimisation, name: str) -> 
 
 def _tell(summary: Summary[Scenario], subject: Minimisation, name: str, results: JsonOptions) -> int:
     """Tell the summary, write the small scenario if one fails, and return the exit code."""
-    from specdebug.report.minimise import minimise_document, summary_text
+    from specdebug.report.minimise import minimise_report
 
-    code = _exit_code(summary)
-    tell_results(
-        results,
-        lambda: minimise_document(summary, subject, code),
-        lambda: write(summary_text(summary, subject)),
-        (Path(subject.output) if summary.seeds else None, lambda: _file_text(summary, subject, name)),
-        trouble=summary.trouble,
-    )
-    return code
+    report = minimise_report(summary, subject, _exit_code(summary))
+    small = (Path(subject.output) if summary.seeds else None, lambda: _file_text(summary, subject, name))
+    return tell(report, results, small, trouble=summary.trouble)
 
 
 def _exit_code(summary: Summary[Scenario]) -> int:

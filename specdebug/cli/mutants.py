@@ -17,21 +17,19 @@ from specdebug.cli.options import (
     ContentOptions,
     Executor,
     ExecutorOption,
+    Help,
     PageOptions,
     RayAddress,
     check_cluster,
-    command_line,
+    grouped,
 )
-from specdebug.cli.output import answer, on_stderr, show
-from specdebug.cli.params import Help, grouped
-from specdebug.cli.results import tell_results
-from specdebug.cli.trials import UNDECIDED, JournalOptions, tell_rerun
+from specdebug.cli.output import answer, on_stderr, tell
+from specdebug.cli.running import UNDECIDED, JournalOptions, tell_rerun
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.replay import ArmRun
     from specdebug.mutants.find import Mutant
     from specdebug.mutants.measure import Measured, Spread
-    from specdebug.report.mutants import MutantQuestion
 
 
 @dataclass(frozen=True)
@@ -81,17 +79,12 @@ def mutants(drawing: Drawing, kept_in: JournalOptions, results: PageOptions, sha
     check_cluster(drawing.executor, drawing.ray_address)
     found = all_mutants(*drawing.file or ())
     if drawing.listed:
-        return _list(found, results)
+        from specdebug.report.mutants import mutants_list
+
+        return answer(results.as_json, mutants_list(found))
     results.check()
     with interrupts.held():
         return _measure(found, drawing, kept_in, results, shared)
-
-
-def _list(found: Sequence[Mutant], results: PageOptions) -> int:
-    from specdebug.report.mutants import listing, mutant_document
-
-    answer(results.as_json, [mutant_document(each) for each in found], lambda: listing(found))
-    return 0
 
 
 def _measure(
@@ -99,7 +92,7 @@ def _measure(
 ) -> int:
     from specdebug.campaign.trials.state import own_packages
     from specdebug.mutants.measure import MutantSearch, identity_of
-    from specdebug.report.mutants import MutantQuestion, mutants_progress
+    from specdebug.report.mutants import MutantQuestion, MutantsProgress, mutants_report
 
     arms = _arms(drawing, shared)
     identity = identity_of(arms, drawing.sample, drawing.seed, drawing.file or ())
@@ -108,10 +101,12 @@ def _measure(
     with kept_in.opened(path, identity, about, own_packages()) as journal:
         jobs, spread = drawing.jobs or 2, _spread(drawing)
         measurement = MutantSearch(arms, found, drawing.sample, drawing.seed, jobs, spread)
-        with on_stderr(mutants_progress) as watcher:
+        with on_stderr(MutantsProgress) as watcher:
             measured = measurement.run(journal, watcher)
         tell_rerun(measured.rerun)
-    return _tell(measured, MutantQuestion(drawing.sample, drawing.seed, str(path)), drawing.min_score, results)
+    asked = MutantQuestion(drawing.sample, drawing.seed, str(path))
+    report = mutants_report(measured, asked, _exit_code(measured, drawing.min_score))
+    return tell(report, results, trouble=measured.trouble)
 
 
 def _spread(drawing: Drawing) -> Spread | None:
@@ -132,28 +127,6 @@ def _arms(drawing: Drawing, shared: ContentOptions) -> list[ArmRun]:
     if not arms:
         raise SpecDebugError("mutants needs an arm that is to pass, on the CPU; none of these scenarios has one")
     return arms
-
-
-def _tell(measured: Measured, asked: MutantQuestion, least: float | None, results: PageOptions) -> int:
-    from specdebug.report.github import text_summary
-    from specdebug.report.mutants import closing_line, mutants_document, render_mutants
-
-    code = _exit_code(measured, least)
-
-    def page() -> str:
-        from specdebug.report.html.mutants import mutants_page
-
-        return mutants_page(measured, asked, code, command_line())
-
-    tell_results(
-        results,
-        lambda: mutants_document(measured, asked, code),
-        lambda: show(render_mutants(measured, asked)),
-        (results.html, page),
-        summary=lambda: text_summary("mutants", code, closing_line(measured)),
-        trouble=measured.trouble,
-    )
-    return code
 
 
 def _exit_code(measured: Measured, least: float | None) -> int:

@@ -1,29 +1,94 @@
-"""Options that several commands share, each declared once, and their groups (see ``params.py``)."""
+"""Options that several commands share, each declared once, and their groups.
+
+A group is a frozen dataclass whose fields are options of every command that takes it. A field is annotated as a
+parameter of a typer command is, and its default is the option's. A command names the group as one parameter, under the
+decorator :func:`grouped`. On the command line the fields stand where the group does, in their order, and a
+configuration file and a shell's completion know them by their names.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
-import shlex
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import ParameterInfo
 
 from specdebug.base.attention_plans import PLANS, SHIPPED
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.trials.takes import Takes
 from specdebug.cli import complete
-from specdebug.cli.output import check_writable, note
-from specdebug.cli.params import Help
+from specdebug.cli.output import check_writable, note, set_debug
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.baseline import Baseline
     from specdebug.campaign.loops.replay import ArmResult, Choices
     from specdebug.campaign.loops.steplog import Recording
     from specdebug.scenario.library import Library
+
+
+@dataclass(frozen=True)
+class Help:
+    """One command's own help text for a shared option, behind the option in its annotation.
+
+    ``{command}`` in any help text is the command's name.
+    """
+
+    text: str
+
+
+def grouped(command: Callable[..., int]) -> Callable[..., int]:
+    """Return the command with its groups' fields as parameters for typer. Raises TypeError for two of one name."""
+    name = command.__name__
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, type[Any]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        hint = hints[parameter.name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            groups[parameter.name] = hint
+            own = get_type_hints(hint, include_extras=True)
+            parameters += [_parameter(one.name, own[one.name], one.default, name) for one in fields(hint)]
+        else:
+            parameters.append(_parameter(parameter.name, hint, parameter.default, name))
+    names = [parameter.name for parameter in parameters]
+    if twice := sorted({one for one in names if names.count(one) > 1}):
+        raise TypeError(f"{name} has two options called {', '.join(twice)}")
+
+    def ungrouped(**values: Any) -> int:
+        for parameter, group in groups.items():
+            values[parameter] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        return command(**values)
+
+    ungrouped.__name__, ungrouped.__doc__, ungrouped.__module__ = name, command.__doc__, command.__module__
+    ungrouped.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": int}
+    ungrouped.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    return ungrouped
+
+
+def _parameter(name: str, hint: Any, default: Any, command: str) -> inspect.Parameter:
+    default = inspect.Parameter.empty if default is MISSING else default
+    # Only by keyword, as typer calls: then one without a default may follow one that has a default.
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=_with_help(hint, command))
+
+
+def _with_help(hint: Any, command: str) -> Any:
+    """Return an annotation with the help text of its option, if it has one, filled in."""
+    if get_origin(hint) is not Annotated:
+        return hint
+    kind, *metadata = get_args(hint)
+    own = [one.text for one in metadata if isinstance(one, Help)]
+    infos = [copy(one) for one in metadata if isinstance(one, ParameterInfo)]
+    for info in infos:
+        info.help = (own[-1] if own else info.help or "").replace("{command}", command) or None
+    return Annotated[(kind, *infos)] if infos else hint
 
 
 class Executor(StrEnum):
@@ -33,34 +98,10 @@ class Executor(StrEnum):
     RAY = "ray"
 
 
-class _State:
-    debug = False
-    argv: tuple[str, ...] = ()
-
-
 def check_cluster(executor: Executor, address: str | None) -> None:
-    """Raise SpecDebugError for a cluster's address that nobody asks."""
+    """Raise SpecDebugError for a cluster's address without a cluster."""
     if address is not None and executor is not Executor.RAY:
         raise SpecDebugError("--ray-address is of no use without --executor ray")
-
-
-def debug_wanted() -> bool:
-    """Return True if ``--debug`` was given."""
-    return _State.debug
-
-
-def begin_command_line(argv: Sequence[str]) -> None:
-    """Remember the command line for reports, and forget the ``--debug`` of one before: tests run several."""
-    _State.debug, _State.argv = False, tuple(argv)
-
-
-def command_line() -> str:
-    """Return the command as one would type it."""
-    return shlex.join(("specdebug", *_State.argv))
-
-
-def _set_debug(value: bool) -> None:
-    _State.debug = _State.debug or value
 
 
 class Dtype(StrEnum):
@@ -111,7 +152,7 @@ def named_on_command_line(ctx: typer.Context, names: Collection[str]) -> str | N
     return None
 
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", callback=_set_debug, is_eager=True)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", callback=set_debug, is_eager=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 JsonFile = Annotated[
     Path | None, typer.Option("--json-file", metavar="FILE", help="The JSON document, into a file beside the report.")
@@ -327,10 +368,25 @@ class JsonOptions:
     json_file: JsonFile = None
 
     def check(self) -> None:
-        """Raise OutputError if one of the files could not be written."""
-        for field in fields(self):
-            if isinstance(path := getattr(self, field.name), Path):
-                check_writable(path)
+        """Raise SpecDebugError for a format that there is not, OutputError if one of the files could not be written."""
+        own = [path for field in fields(self) if isinstance(path := getattr(self, field.name), Path)]
+        for path in dict.fromkeys([*own, *(path for _, path in self.wanted())]):
+            check_writable(path)
+
+    def wanted(self) -> list[tuple[str, Path]]:
+        """Return the format and the path of each file that draws the report."""
+        from specdebug.report.formats import parse_report
+
+        named = [(name, getattr(self, name, None)) for name in ("junit", "html", "perfetto")]
+        asked = map(parse_report, getattr(self, "report", None) or ())
+        return [(name, path) for name, path in (*named, *asked) if path is not None]
+
+    def recording(self) -> Recording | None:
+        """Return a place for the steps if a file shows them."""
+        from specdebug.campaign.loops.steplog import Recording
+        from specdebug.report.formats import report_format
+
+        return Recording() if any(report_format(name).shows_steps for name, _ in self.wanted()) else None
 
 
 @dataclass(frozen=True)
@@ -347,26 +403,6 @@ class ResultOptions(JsonOptions):
     junit: Junit = None
     html: Html = None
     report: Reports = None
-
-    def check(self) -> None:
-        """Raise SpecDebugError for a format that there is not, OutputError if one of the files could not be written."""
-        super().check()
-        for _, path in self.wanted():
-            check_writable(path)
-
-    def wanted(self) -> list[tuple[str, Path]]:
-        """Return each file's format and path."""
-        from specdebug.report.formats import parse_report
-
-        own = [(name, getattr(self, name, None)) for name in ("junit", "html", "perfetto")]
-        return [(name, path) for name, path in (*own, *map(parse_report, self.report or ())) if path is not None]
-
-    def recording(self) -> Recording | None:
-        """Return a place for the steps if a file shows them."""
-        from specdebug.campaign.loops.steplog import Recording
-        from specdebug.report.formats import report_format
-
-        return Recording() if any(report_format(name).shows_steps for name, _ in self.wanted()) else None
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,75 @@
-"""Write to stdout, stderr and files, also where they are not read, and say when they cannot be written.
+"""The output of a command: to stdout, stderr and files, also where they are not read.
 
-Whatever a command writes goes through here, and secrets are masked on the way.
+A result is told by :func:`tell` or :func:`answer`: the report or a JSON document on stdout, then files, each of them
+tried, and GitHub. Whatever a command writes goes through here, and secrets are masked on the way.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cache, partial
+from itertools import starmap
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from specdebug.base.errors import SpecDebugError
+from specdebug.base.errors import CannotRunHere, SpecDebugError, one_line
 from specdebug.base.files import replace_file
 from specdebug.base.redaction import redacted
 from specdebug.report.foreign import shown
-from specdebug.workers.machine_failure import blamed
+from specdebug.workers.machine_failure import blamed, machine_failure
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from specdebug.cli.options import JsonOptions
+    from specdebug.report.parts import Report
+
 Display = TypeVar("Display", bound=AbstractContextManager[Any])
+WantedFile: TypeAlias = tuple[Path | None, Callable[[], str]]
+"""The path of a file, None where it is not wanted, and its text."""
+Work: TypeAlias = tuple[str, Callable[[], None]]
+"""Something that tells of results, by its name."""
 
 
 class OutputError(SpecDebugError):
     """A result could not be written: by the fault of the path, or (125) of the machine, such as a full disk."""
+
+
+class ReportFailed(SpecDebugError):
+    """A report could not be made, which is our own fault. All others were told."""
+
+    exit_code = 3
+
+
+class _State:
+    debug = False
+    argv: tuple[str, ...] = ()
+
+
+def begin_command_line(argv: Sequence[str]) -> None:
+    """Remember the command line for reports, and forget the ``--debug`` of one before: tests run several."""
+    _State.debug, _State.argv = False, tuple(argv)
+
+
+def command_line() -> str:
+    """Return the command as one would type it."""
+    return shlex.join(("specdebug", *_State.argv))
+
+
+def debug_wanted() -> bool:
+    """Return True if ``--debug`` was given."""
+    return _State.debug
+
+
+def set_debug(value: bool) -> None:
+    """Show tracebacks from now on, if ``value``."""
+    _State.debug = _State.debug or value
 
 
 def write(text: str) -> None:
@@ -56,16 +99,22 @@ def show(renderable: RenderableType, *, fold: bool = True) -> None:
         write("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
-def answer(as_json: bool, document: Any, render: Callable[[], RenderableType]) -> None:
-    """Write a document as JSON, or else show the same as a table or as plain text."""
-    if as_json:
-        from specdebug.report.document import to_json
+def show_report(report: Report) -> None:
+    """Write a report to stdout."""
+    from specdebug.report.terminal import drawn
 
-        write(to_json(document))
-    elif isinstance(report := render(), str):
-        write(report)
+    show(drawn(report.parts))
+
+
+def answer(as_json: bool, report: Report) -> int:
+    """Write a report, or its document as JSON in its place, and return the exit code."""
+    if as_json:
+        from specdebug.report.formats import to_json
+
+        write(to_json(report.document))
     else:
-        show(report)
+        show_report(report)
+    return report.exit_code
 
 
 def note(message: str) -> None:
@@ -143,3 +192,88 @@ def _discard_stdout() -> None:
         os.close(null)
     except (OSError, ValueError):  # stdout without a descriptor, as under a test runner
         return
+
+
+def tell(
+    report: Report,
+    options: JsonOptions,
+    *files: WantedFile,
+    trouble: SpecDebugError | None = None,
+    show: Callable[[Report], None] = show_report,
+) -> int:
+    """Print a report, or its document; write the files that are wanted, tell GitHub, and return the exit code.
+
+    ``files``: more of them. Raises as :func:`tell_all`.
+    """
+    from specdebug.report import formats
+
+    line = command_line()
+    report = replace(report, line=line, inner=[replace(each, line=line) for each in report.inner])
+    text = cache(lambda: formats.to_json(report.document))
+    works: list[Work] = [("the report", lambda: write(text()) if options.as_json else show(report))]
+    wanted: list[WantedFile] = [(options.json_file, lambda: text() + "\n"), *files]
+    wanted += [(path, partial(formats.render, name, report)) for name, path in options.wanted()]
+    works += [(str(path), partial(_write, path, content)) for path, content in wanted if path is not None]
+    works.append(("what GitHub is told", lambda: tell_github(report)))
+    tell_all(trouble, works)
+    return report.exit_code
+
+
+def tell_all(trouble: SpecDebugError | None, works: Iterable[Work]) -> None:
+    """Do each of these, whatever becomes of the others: also where stdout is gone, or one report is at fault.
+
+    Raises ``trouble``, the error that cut the work short, if there is one: an output that cannot be written then has
+    the same cause, or can be had by the same command again. Otherwise the gravest of what failed, ReportFailed if a
+    report could not be made; the others are said on stderr.
+    """
+    failures = [error for error in starmap(_failure_of, works) if error is not None]
+    if trouble is not None:
+        failures = [error for error in failures if not isinstance(error, OutputError)]
+    raised = trouble or max(
+        failures, key=lambda error: (isinstance(error, ReportFailed), error.exit_code), default=None
+    )
+    for error in failures:
+        if error is not raised:
+            complain(str(error))
+    if raised is not None:
+        raise raised
+
+
+def _failure_of(name: str, work: Callable[[], None]) -> SpecDebugError | None:
+    try:
+        work()
+    except SpecDebugError as error:
+        return error
+    except Exception as error:
+        failed = _told(name, error)
+        failed.__cause__ = error
+        return failed
+    return None
+
+
+def _told(name: str, error: Exception) -> SpecDebugError:
+    machine = machine_failure(error)
+    if machine is not None:
+        return CannotRunHere(f"{name} could not be made: {machine.reason}")
+    hint = "" if debug_wanted() else " (--debug shows where; please report it)"
+    what = f"{type(error).__name__}: {one_line(str(error))}"
+    return ReportFailed(f"internal error: {name} could not be made: {what}{hint}")
+
+
+def _write(path: Path, content: Callable[[], str]) -> None:
+    write_file(path, content())
+
+
+def tell_github(report: Report) -> None:
+    """Inside a GitHub Actions job, add to the step's summary and print the annotations. Raises OutputError."""
+    from specdebug.report import github
+
+    if os.environ.get(github.ACTIONS_VARIABLE) == "true":
+        for annotation in github.commands(report):  # the runner reads stderr, too, and no document is there
+            note(annotation)
+    if path := os.environ.get(github.SUMMARY_VARIABLE):
+        try:
+            with open(path, "a", encoding="utf-8", errors="replace") as file:
+                file.write(redacted(github.summary(report)))
+        except OSError as error:
+            raise not_written(f"the step summary {path}", error) from None

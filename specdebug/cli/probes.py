@@ -14,7 +14,7 @@ app = typer.Typer(help="List probe sites and packs.", no_args_is_help=False)
 def list_probes(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
     """Every site with its kinds, which packs switch it on, and which workers of the engine pass it."""
     from specdebug.engine.lineup import workers_at
-    from specdebug.report.listings import probe_tables
+    from specdebug.report.listings import probe_list
     from specdebug.scenario.library import engine_sites, live_in
 
     packs = open_library(content).all_packs()
@@ -23,11 +23,4 @@ def list_probes(as_json: Json = False, content: Content = None, debug: Debug = F
     sites = {name: list(dict.fromkeys(site.kind for site in found if site.name == name)) for name in names}
     lit = {pack.name: live_in(pack, found) for pack in packs}
     live = {name: [pack for pack, names in lit.items() if name in names] for name in sites}
-    document = {
-        "packs": [{"name": p.name, "description": p.description, "mode": p.mode} for p in packs],
-        "sites": [
-            {"site": n, "kinds": kinds, "packs": live[n], "workers": list(workers_at(n))} for n, kinds in sites.items()
-        ],
-    }
-    answer(as_json, document, lambda: probe_tables(packs, sites, live, {name: workers_at(name) for name in sites}))
-    return 0
+    return answer(as_json, probe_list(packs, sites, live, {name: workers_at(name) for name in sites}))

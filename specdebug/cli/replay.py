@@ -1,12 +1,14 @@
-"""``specdebug replay``, and what other commands that run arms share with it."""
+"""``specdebug replay``: one scenario, several with one summary, or a bundle."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,22 +23,24 @@ from specdebug.cli.options import (
     ContentOptions,
     EngineOptions,
     Faults,
+    Help,
     NoLocate,
     ReplayResults,
     Reverts,
     RunOptions,
     Seed,
+    grouped,
     named_on_command_line,
     numbers_of,
     positive,
 )
-from specdebug.cli.output import on_stderr
-from specdebug.cli.params import Help, grouped
-from specdebug.cli.replay_scenarios import check_several, plan_named, run_plans
-from specdebug.cli.results import tell_replay
+from specdebug.cli.output import OutputError, check_writable, command_line, note, tell
+from specdebug.cli.running import FOLDER, own_folder, progress, workers
 
 if TYPE_CHECKING:
-    from specdebug.report.progress import LiveProgress, PlainProgress
+    from specdebug.campaign.loops.replay import Choices, PlannedRuns, Progress
+    from specdebug.campaign.loops.replays import Replays
+    from specdebug.campaign.loops.steplog import Recording
     from specdebug.scenario.library import Library
     from specdebug.workers.pool import WorkerPool
 
@@ -132,7 +136,7 @@ def _replay_scenarios(
     if not named and not chosen.last_failed:
         raise SpecDebugError("replay needs a FILE: a scenario file, a shipped scenario's name, a folder or a bundle")
     several = len(named) != 1 or library.is_folder(named[0])
-    check_several(results) if several else results.check()
+    _check_several(results) if several else results.check()
     with workers(runs.jobs) as pool:
         from specdebug.faults.declare import parse_fault
 
@@ -148,8 +152,107 @@ def _replay_scenarios(
         )
         if baselines.save_baseline is not None and (choices.reverts or choices.faults):
             raise SpecDebugError("--save-baseline is of sound runs; it does not go with reverts and faults")
-        plans = plan_named(library, named, choices, chosen.keyword, last_failed=chosen.last_failed)
-        return run_plans(pool, library, plans, progress(), results, baselines, several=several, locate=locate)
+        plans = _plan_named(library, named, choices, chosen.keyword, last_failed=chosen.last_failed)
+        return _run_plans(pool, library, plans, progress(), results, baselines, several=several, locate=locate)
+
+
+def _check_several(results: ReplayResults) -> None:
+    """Raise SpecDebugError if these results of several scenarios could not be written; --html names a folder."""
+    for option in ("perfetto", "report"):
+        if getattr(results, option):
+            raise SpecDebugError(f"--{option} is of one scenario; name a single file")
+    pages = results.html
+    if pages is not None and pages.exists() and not pages.is_dir():
+        raise OutputError(f"{pages} is a file; of several scenarios --html names a folder")
+    for path in (results.junit, results.json_file, pages):
+        if path is not None and not (path is pages and path.is_dir()):
+            check_writable(path)
+
+
+def _plan_named(
+    library: Library, named: Sequence[str], choices: Choices, keyword: str | None, *, last_failed: bool
+) -> list[PlannedRuns]:
+    """Return the runs of the scenarios that were named, and say on stderr which of them ``--lf`` selects."""
+    from specdebug.campaign.loops.last_failed import LastFailed
+    from specdebug.campaign.loops.replays import only_failed, plan_all
+    from specdebug.campaign.loops.selection import parse_expression
+
+    record = LastFailed.read(FOLDER) if last_failed else LastFailed()
+    if not named and not record.files:
+        raise SpecDebugError("--lf: no failure is recorded in this folder; name a FILE to run")
+    expression = None if keyword is None else parse_expression(keyword)
+    plans = plan_all(library.gather(named or record.files), choices, library, expression)
+    if last_failed:
+        plans, said = only_failed(plans, record)
+        note(f"--lf: {said}")
+    return plans
+
+
+def _run_plans(
+    pool: WorkerPool,
+    library: Library,
+    plans: Sequence[PlannedRuns],
+    watching: AbstractContextManager[Progress],
+    results: ReplayResults,
+    baselines: BaselineOptions,
+    *,
+    several: bool,
+    locate: bool,
+) -> int:
+    """Run the plans, locate failures, record which arms failed, tell the results, save a baseline; the exit code."""
+    from specdebug.campaign.loops.last_failed import keep_failed
+    from specdebug.campaign.loops.replays import replay_all
+    from specdebug.report.replay import replay_report
+
+    recording, baseline = results.recording(), baselines.open()
+    with watching as watcher:
+        answer = replay_all(pool, library, plans, watcher, recording, baseline)
+        if locate and not answer.interrupted:
+            answer = _located(pool, library, answer, watcher)
+    ended = [result for replay in answer.replays for result in replay.results]
+    whole = [result for result in ended if not result.outcome.interrupted]
+    if trouble := keep_failed(FOLDER, whole, own_folder):
+        note(f"--lf: {trouble}")
+    if answer.trouble is not None and not (several and ended):
+        raise answer.trouble
+    try:
+        if several:
+            _tell_several(answer, results, recording)
+        else:
+            tell(replay_report(answer.replays[0], recording), results)
+    finally:  # also where stdout is gone
+        baselines.save(ended)
+    if answer.trouble is not None:
+        raise answer.trouble
+    return answer.exit_code
+
+
+def _located(pool: WorkerPool, library: Library, answer: Replays, progress: Progress) -> Replays:
+    """Return the answer with the places where failures began."""
+    if not any(result.to_locate for replay in answer.replays for result in replay.results):
+        return answer  # importing what follows takes seconds
+    from specdebug.diverge.locate import Locator
+
+    locator = Locator(pool, library, progress)
+    replays = locator.in_replays(answer.replays)
+    return replace(answer, replays=replays, interrupted=answer.interrupted or locator.interrupted)
+
+
+def _tell_several(answer: Replays, results: ReplayResults, recording: Recording | None) -> None:
+    from specdebug.campaign.loops.replays import labels_of
+    from specdebug.report.formats import render
+    from specdebug.report.replay import replays_report
+
+    report, pages, folder = replays_report(answer, recording), [], results.html
+    if folder is not None:
+        with contextlib.suppress(OSError):  # writing the pages will say so
+            folder.mkdir(exist_ok=True)
+        labels = labels_of([replay.scenario for replay in answer.replays])
+        for label, one in zip(labels, report.inner, strict=True):
+            its = replace(one, line=command_line())
+            path = folder / f"{label.strip(os.sep).replace(os.sep, '-')}.html"
+            pages.append((path, partial(render, "html", its)))
+    tell(report, replace(results, html=None), *pages)
 
 
 def _refuse_changes(ctx: typer.Context, file: str) -> None:
@@ -177,22 +280,6 @@ def _replay_bundle(
     recording = results.recording()
     with workers(1) as pool, progress() as watcher:
         again = run_again(pool, bundle, timeout_s, watcher, recording)
-    return tell_replay(again.replay, results, recording, again)
+    from specdebug.report.replay import replay_report
 
-
-@contextmanager
-def workers(jobs: int) -> Iterator[WorkerPool]:
-    """Start workers, which get ready while the caller reads and checks their work."""
-    from specdebug.run.preload import PRELOAD
-    from specdebug.workers.pool import WorkerPool
-
-    with WorkerPool(jobs, PRELOAD) as pool:
-        pool.start()
-        yield pool
-
-
-def progress() -> AbstractContextManager[LiveProgress | PlainProgress]:
-    """Return the display of runs on stderr."""
-    from specdebug.report.progress import progress_on
-
-    return on_stderr(progress_on)
+    return tell(replay_report(again.replay, recording, (again.lines, again.to_dict())), results)

@@ -18,12 +18,9 @@ app = typer.Typer(help="List and check scenarios.", no_args_is_help=False)
 @app.command("list")
 def list_scenarios(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
     """Every scenario that can be named, with its arms."""
-    from specdebug.report.listings import scenario_table
+    from specdebug.report.listings import scenario_list
 
-    found = open_library(content).scenarios()
-    facts = [{"name": s.name, "path": str(s.path), "description": s.description, "arms": list(s.arms)} for s in found]
-    answer(as_json, facts, lambda: scenario_table(found))
-    return 0
+    return answer(as_json, scenario_list(open_library(content).scenarios()))
 
 
 @app.command("validate")
@@ -46,7 +43,7 @@ def validate(
     library = open_library(content)
     checked = [validation.validate(library, file) for file in files]
     if as_json:
-        from specdebug.report.document import to_json
+        from specdebug.report.formats import to_json
 
         write(to_json([each.to_dict() for each in checked]))
     for each in () if as_json else checked:
@@ -63,7 +60,7 @@ def schema(
     debug: Debug = False,
 ) -> int:
     """Print the JSON schema of scenario files, for editors that complete and check YAML."""
-    from specdebug.report.document import to_json
+    from specdebug.report.formats import to_json
     from specdebug.scenario.load import json_schema
 
     text = to_json(json_schema())

@@ -16,8 +16,7 @@ from specdebug.base.engine_flags import ENGINE_FLAGS, EngineFlag, flag_of, optio
 from specdebug.base.errors import ConfigError, InvalidOption, SpecDebugError
 from specdebug.cli import complete
 from specdebug.cli.log import BoundedLog
-from specdebug.cli.options import ContentOptions, Faults, Reverts, numbers_of
-from specdebug.cli.params import Help, grouped
+from specdebug.cli.options import ContentOptions, Faults, Help, Reverts, grouped, numbers_of
 
 if TYPE_CHECKING:
     from specdebug.apps.serve.launch import Launch

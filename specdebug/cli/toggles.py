@@ -23,13 +23,11 @@ from specdebug.cli.options import (
     OnTarget,
     WithBackend,
     engine_overrides,
+    grouped,
     open_library,
 )
-from specdebug.cli.output import answer, note, show
-from specdebug.cli.params import grouped
-from specdebug.cli.replay import progress, workers
-from specdebug.cli.results import tell_results
-from specdebug.verdict.outcome import EXIT_CODES
+from specdebug.cli.output import answer, note, tell
+from specdebug.cli.running import progress, workers
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.latent import LatentCheck
@@ -63,32 +61,27 @@ def check(
     from specdebug.patching.drift import check as check_release
     from specdebug.patching.drift import open_dist
     from specdebug.patching.drift.check import engines
-    from specdebug.report.drift import render_drift
+    from specdebug.report.toggles import drift_report
 
     registry = open_library(content).registry
     report = check_release(open_dist(against, engines(registry), version), registry)
-    answer(as_json, [row.to_dict() for row in report.rows], lambda: render_drift(report))
-    return report.exit_code
+    return answer(as_json, drift_report(report))
 
 
 @app.command("list")
 def list_toggles(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
     """Every registered fix, and what detects it when it is reverted."""
-    from specdebug.report.toggle import toggle_document, toggle_table
+    from specdebug.report.toggles import toggle_list
 
-    toggles = open_library(content).registry.all
-    answer(as_json, [toggle_document(toggle) for toggle in toggles], lambda: toggle_table(toggles))
-    return 0
+    return answer(as_json, toggle_list(open_library(content).registry.all))
 
 
 @app.command("show")
 def show_toggle(number: Number, as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
     """One fix: what it mends, what reverting it changes, and what should notice."""
-    from specdebug.report.toggle import describe_toggle, toggle_document
+    from specdebug.report.toggles import toggle_shown
 
-    toggle = open_library(content).registry.find(number)
-    answer(as_json, toggle_document(toggle), lambda: describe_toggle(toggle))
-    return 0
+    return answer(as_json, toggle_shown(open_library(content).registry.find(number)))
 
 
 @app.command("verify")
@@ -122,17 +115,11 @@ def verify(
     library = open_library(content)
     chosen, on, latent = _chosen(library, numbers or [], target)
     from specdebug.campaign.loops.verify import Matrix
-    from specdebug.report.matrix import render_matrix
+    from specdebug.report.toggles import matrix_report
 
     empty = not chosen and latent  # a registry without toggles is another matter
     matrix = Matrix((), False) if empty else _matrix(library, chosen, seeds, over, on, jobs, locate=not no_locate)
-    tell_results(
-        results,
-        lambda: [*(check.to_dict() for check in matrix.checks), *(check.to_dict() for check in latent)],
-        lambda: show(render_matrix(matrix.checks, latent)),
-    )
-    gone = any(check.problem for check in latent)
-    return EXIT_CODES["fail"] if gone and matrix.exit_code in (0, EXIT_CODES["unknown"]) else matrix.exit_code
+    return tell(matrix_report(matrix, latent), results)
 
 
 def _matrix(

@@ -10,26 +10,22 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import one_line
-from specdebug.cli.options import ContentOptions, Jobs, JsonOptions
-from specdebug.cli.output import check_writable, note, show
-from specdebug.cli.params import grouped
-from specdebug.cli.replay import progress, workers
-from specdebug.cli.results import tell_results
-from specdebug.cli.trials import UNDECIDED
+from specdebug.cli.options import ContentOptions, Jobs, JsonOptions, grouped
+from specdebug.cli.output import check_writable, note, tell
+from specdebug.cli.running import UNDECIDED, progress, workers
 
 QUIET_S = 3.0
 """The time after which the progress of reading is told again."""
 MAX_NAME = 4096
 
 if TYPE_CHECKING:
-    from specdebug.apps.triage.candidates import CandidateFix
     from specdebug.apps.triage.run import Tried
     from specdebug.logs.scan import Scan
     from specdebug.scenario.library import Library
@@ -76,7 +72,7 @@ def _answer(
 ) -> int:
     """Rank the candidates, try them if that is wanted, tell the results, and return the exit code."""
     from specdebug.apps.triage.candidates import candidates, commands
-    from specdebug.report.triage import render_triage
+    from specdebug.report.triage import triage_report
 
     best = candidates(found, library)
     tried: tuple[Tried, ...] = ()
@@ -92,15 +88,12 @@ def _answer(
         except SpecDebugError as error:  # what the log told is said all the same
             trouble = error
     told, made, unmade = _with_scenario(commands(found, best, library), name, found, scenario)
-    tell_results(
-        results,
-        lambda: _document(name, found, best, told, tried),
-        lambda: show(render_triage(one_line(name, MAX_NAME), found, best, told, tried), fold=False),
-        (scenario if made else None, lambda: made),
-        trouble=trouble or unmade,
-    )
-    if cut_short:
-        return interrupts.exit_code()
+    code = interrupts.exit_code() if cut_short else _exit_code(found, run, tried)
+    report = triage_report(name, one_line(name, MAX_NAME), found, best, told, tried, code)
+    return tell(report, results, (scenario if made else None, lambda: made), trouble=trouble or unmade)
+
+
+def _exit_code(found: Scan, run: bool, tried: tuple[Tried, ...]) -> int:
     if found.main is None:
         return 1
     return UNDECIDED if run and not any(one.alike for one in tried) else 0
@@ -148,30 +141,3 @@ def _open(log: str, shown: str) -> AbstractContextManager[BinaryIO]:
     if sys.stdin is None:
         raise SpecDebugError("stdin: is closed; name a log file")
     return nullcontext(sys.stdin.buffer)
-
-
-def _document(
-    name: str, found: Scan, best: tuple[CandidateFix, ...], commands: tuple[str, ...], tried: tuple[Tried, ...]
-) -> dict[str, Any]:
-    return {
-        "log": name,
-        "lines": found.lines,
-        "bytes": found.size,
-        "signature": None if found.main is None else found.main.signature,
-        "findings": [finding.to_dict() for finding in found.ranked()],
-        "facts": found.facts.to_dict(),
-        "candidates": [
-            {
-                "pr": candidate.toggle.pr,
-                "title": candidate.toggle.title,
-                "scenario": candidate.toggle.detected_by.scenario,
-                "arm": candidate.arm,
-                "points": candidate.points,
-                "exact": candidate.exact,
-                "reasons": list(candidate.reasons),
-            }
-            for candidate in best
-        ],
-        "commands": list(commands),
-        "tried": [one.to_dict() for one in tried],
-    }

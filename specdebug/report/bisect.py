@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from specdebug import __version__
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.bisect import Rate
 from specdebug.campaign.trials.journal import not_engine_code
-from specdebug.campaign.trials.search import Findings, Standing
+from specdebug.campaign.trials.search import Chooser, Findings, Standing
+from specdebug.patching.toggles import REVERT_VARIABLE
 from specdebug.report.foreign import shown
-from specdebug.report.lines import PlainTrials
-from specdebug.report.live import LiveDisplay
-from specdebug.report.next_steps import after_bisect
-from specdebug.report.words import counted, ended, journal_line, replaced, some, times
+from specdebug.report.parts import Cell, Column, Part, Plot, Report, Section, Style, Styled, Table, columns, lines
+from specdebug.report.progress import TrialsDisplay
+from specdebug.report.trials import (
+    NOT_TESTED,
+    STOPPED,
+    first_said,
+    journal_line,
+    more_trials,
+    signatures_section,
+    trials_section,
+)
+from specdebug.report.words import NOT_ENGINE_CODE, counted, ended, replaced, some, times
 
 BAR = 24
 """Columns of a full bar."""
@@ -30,6 +40,19 @@ MISSED = 0.05
 
 MAX_UNTESTABLE = 6
 GOOD = "the good commit"
+TRIALS = (
+    *columns("#", right=True),
+    *columns("outcome", "signature", "switched on", "candidates"),
+    *columns("seed", "time", right=True),
+)
+_STYLES: dict[str, Style] = {"fail": "fail", "pass": "pass", "other": "unknown", "untestable": "unknown"}
+_KEYS = [
+    ("failed as followed", "t-fail"),
+    ("passed", "t-pass"),
+    ("failed in another way", "t-other"),
+    ("untestable", "t-untestable"),
+]
+_COUNTED = "specdebug bisect SCENARIO --target sglang==VERSION   # there every reverted line counts its runs"
 _UNDECIDED = {
     "stalled": "undecided: nearly every trial that could tell is untestable or fails in another way",
     "untestable": "undecided: no trial could be tested",
@@ -78,46 +101,32 @@ class Bisection:
         """A culprit set in few words."""
         return "+".join(self.names[one] for one in self.ordered(culprits)) or "none of these"
 
+    def titles(self, culprits: frozenset[str]) -> str:
+        """The descriptions of a culprit set."""
+        return "; ".join(self.labels[one] for one in self.ordered(culprits))
+
     def ordered(self, chosen: frozenset[str]) -> list[str]:
         """Candidates in the order in which they were given."""
         return [one for one in self.labels if one in chosen]
 
 
-class PlainBisect(PlainTrials):
-    """One line a trial."""
+class BisectProgress(TrialsDisplay):
+    """The posterior, drawn anew after every trial; elsewhere a line a trial."""
 
     def __init__(self, stream: IO[str], subject: Bisection) -> None:
         super().__init__(stream, subject.journal)
         self._subject = subject
+        self._last = ""
 
     def counted(self, trial: Trial, result: TrialResult, standing: Standing) -> None:
         """Say what a trial came to and which culprits are now likeliest."""
         self.moved(standing)
         culprits, probability = standing.posterior[0]
-        likeliest = f"likeliest {self._subject.called(culprits)} {probability:.2f}"
-        self._say(f"trial {trial.number}: {trial_text(trial, result, self._subject)}; {likeliest}")
-
-
-class LiveBisect(LiveDisplay):
-    """The posterior, drawn anew after every trial."""
-
-    def __init__(self, stream: IO[str], subject: Bisection) -> None:
-        super().__init__(stream)
-        self._subject = subject
-        self._standing: Standing | None = None
-        self._last = ""
-
-    def moved(self, standing: Standing) -> None:
-        """Draw this standing from now on."""
-        self._standing = standing
-
-    def counted(self, trial: Trial, result: TrialResult, standing: Standing) -> None:
-        """Draw this standing and the trial from now on."""
-        self.moved(standing)
-        self._last = f"last: {trial_text(trial, result, self._subject)}"
+        self._last = f"trial {trial.number}: {trial_text(trial, result, self._subject)}"
+        self.say(f"{self._last}; likeliest {self._subject.called(culprits)} {probability:.2f}")
 
     def _draw(self) -> RenderableType:
-        standing = self._standing
+        standing: Any = self.standing
         if standing is None:
             return Text("starting")
         fails, without = rate_text(standing.rates.manifest), rate_text(standing.rates.false_failure)
@@ -129,21 +138,16 @@ class LiveBisect(LiveDisplay):
         )
 
 
-def bisect_progress(stream: IO[str], subject: Bisection) -> PlainBisect | LiveBisect:
-    """The display that suits the stream."""
-    return LiveBisect(stream, subject) if stream.isatty() else PlainBisect(stream, subject)
-
-
-def posterior_table(standing: Standing, subject: Bisection) -> Table:
+def posterior_table(standing: Standing, subject: Bisection) -> RichTable:
     """The likeliest culprit sets with a bar each."""
-    table = Table.grid(padding=(0, 2), expand=True)
+    table = RichTable.grid(padding=(0, 2), expand=True)
     for width in (len("0.000"), BAR, None):
         table.add_column(no_wrap=True, overflow="ellipsis", width=width)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)  # a narrow terminal cuts titles, not numbers
     for culprits, probability in standing.posterior:
         filled = round(probability * BAR)
         bar = Text("█" * filled, "cyan") + Text("░" * (BAR - filled), "dim")
-        titles = "; ".join(subject.labels[one] for one in subject.ordered(culprits))
+        titles = subject.titles(culprits)
         names = Text(shown(subject.called(culprits)))
         table.add_row(Text(f"{probability:.3f}"), bar, names, Text(shown(titles), "dim"))
     return table
@@ -176,23 +180,143 @@ def rate_text(rate: Rate) -> str:
     return f"{rate.mean:.2f} ({rate.low:.2f} to {rate.high:.2f})"
 
 
-def findings_text(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -> str:
-    """The result in lines, none of them folded: some are to be copied.
+def bisect_report(
+    findings: Findings,
+    subject: Bisection,
+    exit_code: int,
+    trials: Mapping[int, tuple[Trial, TrialResult]],
+    evidence: Mapping[str, str],
+    chooser: Callable[[], Chooser],
+    pattern: str | None,
+) -> Report:
+    """A search, whatever came of it.
 
-    ``evidence``: of every signature, the text that its first trial left; of untestable trials under ``""``.
+    Args:
+        trials: those in the journal, by number.
+        evidence: of every signature, the text that its first trial left; of untestable trials under ``""``.
+        chooser: makes a chooser that has seen no trial yet.
+        pattern: the signatures to follow, if they were given.
     """
-    standing, answer = findings.standing, findings.answer
-    lines = [verdict_line(findings, subject)]
-    if answer is None and findings.reason != "unproven":
-        lines += [f"  {probability:.3f} {subject.called(culprits)}" for culprits, probability in standing.posterior]
-    lines += _seen(findings, subject, evidence)
-    lines += _never_together(subject)
+    standing = findings.standing
+    counted = [trials[number] for number in range(standing.trials)]
+    summary = verdict_line(findings, subject)
+    return Report(
+        command="bisect",
+        title=subject.what.rstrip(","),
+        summary=summary,
+        exit_code=exit_code,
+        document=_document(findings, subject, exit_code, evidence),
+        parts=list(lines((summary, *_told(findings, subject, evidence)), fold=False)),
+        chips=[_chip(findings, subject)],
+        facts={
+            "over": f"{subject.over} ({len(subject.labels)} candidates)",
+            "trials": str(standing.trials) + (f", {standing.resumed} from the journal" if standing.resumed else ""),
+            "fails with the culprit": rate_text(standing.rates.manifest),
+            "without": rate_text(standing.rates.false_failure),
+            "signature followed": standing.followed or "none: nothing failed",
+            "untestable": str(standing.untestable),
+            "time in trials": f"{sum(result.seconds for _, result in counted):.1f} s",
+            "exit code": str(exit_code),
+            "journal": subject.journal,
+            NOT_ENGINE_CODE: "; ".join(not_engine_code(evidence)),
+        },
+        page=partial(_page, findings, subject, counted, evidence, chooser, pattern),
+        seconds=sum(result.seconds for _, result in counted),
+    )
+
+
+def _told(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -> Iterator[str]:
+    """What stands below the verdict."""
+    standing = findings.standing
+    if findings.answer is None and findings.reason != "unproven":
+        yield from (f"  {probability:.3f} {subject.called(culprits)}" for culprits, probability in standing.posterior)
+    yield from _seen(findings, subject, evidence)
+    yield from _never_together(subject)
     if (command := _reproduce(findings, subject)) is not None:
-        lines.append(f"reproduce: {command}")
-    lines += replaced(not_engine_code(evidence))
-    lines.append(f"next: {after_bisect(findings, subject)}")
-    lines.append(journal_line(subject.journal, findings.reason, standing.resumed, standing.trials))
-    return "\n".join(map(shown, lines))
+        yield f"reproduce: {command}"
+    yield from replaced(not_engine_code(evidence))
+    yield f"next: {next_step(findings, subject)}"
+    yield journal_line(subject.journal, findings.reason, standing.resumed, standing.trials)
+
+
+def _page(
+    findings: Findings,
+    subject: Bisection,
+    counted: Sequence[tuple[Trial, TrialResult]],
+    evidence: Mapping[str, str],
+    chooser: Callable[[], Chooser],
+    pattern: str | None,
+) -> list[Part]:
+    from specdebug.report.html.posterior import LINES, history, posterior_bars, posterior_plot
+
+    past = history(counted, chooser, pattern)
+    names = [subject.called(culprits) for culprits in past.likeliest]
+    belief = [
+        (f"{probability:.4f}", subject.called(culprits), subject.titles(culprits))
+        for culprits, probability in past.looks[-1][1][: 2 * LINES]
+    ]
+    bars = posterior_bars([(name, float(probability)) for probability, name, _ in belief[:LINES]])
+    plots: list[Part] = [Plot(bars, "The likeliest culprits after the last trial.")]
+    if counted:
+        keys = [(name, f"c{place}") for place, name in enumerate(names, 1)]
+        said = "The same after every trial; below, what came of the trials."
+        plots.append(Plot(posterior_plot(past, names), said, [*keys, *_KEYS]))
+    heads = [*columns("probability", right=True), *columns("culprits", "what they are")]
+    plots.append(Section("The posterior as a table", [Table(heads, belief)], folded=True))
+    seen = [(one.signature, str(one.failures), "yes" if one.followed else "no") for one in findings.standing.signatures]
+    signatures = Table([Column("signature"), *columns("times", right=True), Column("followed")], seen)
+    rows: list[Sequence[Cell]] = [
+        (
+            str(trial.number),
+            Styled("other failure" if verdict == "other" else verdict, _STYLES[verdict]),
+            result.signature or "",
+            switched_text(trial, subject),
+            ", ".join(map(subject.names.__getitem__, subject.ordered(trial.reverted))),
+            str(trial.seed),
+            f"{result.seconds:.1f} s",
+        )
+        for (trial, result), verdict in zip(counted, past.verdicts, strict=True)
+    ]
+    return [
+        Section("Answer", list(lines(_told(findings, subject, evidence)))),
+        Section("Posterior", plots),
+        *signatures_section(signatures, evidence),
+        trials_section("Trials", TRIALS, rows),
+    ]
+
+
+def _chip(findings: Findings, subject: Bisection) -> Styled:
+    answer = findings.answer
+    if answer is None:
+        told = findings.reason if findings.reason in ("interrupted", "unproven") else "undecided"
+        return Styled(told, "unknown")
+    if not answer.culprits:
+        return Styled("no culprit", "pass")
+    return Styled(f"culprit: {subject.called(answer.culprits)}", "fail")
+
+
+def next_step(findings: Findings, subject: Bisection) -> str:
+    """The next step: a command to run, or what to see to first."""
+    answer, standing = findings.answer, findings.standing
+    if answer is not None and answer.culprits:
+        return subject.next_step(answer.culprits, standing.followed or "*")
+    if findings.reason in STOPPED:
+        return STOPPED[findings.reason]
+    if findings.reason == "max-trials":
+        return more_trials(standing.trials)
+    if findings.reason in ("untestable", "stalled"):
+        others = [one.signature for one in standing.signatures if not one.followed]
+        if others and not standing.untestable:
+            return f"follow another failure: the same command with --signature '{others[0]}'"
+        where = f" ({subject.called(findings.untestable[0])} switched on)" if findings.untestable else ""
+        return f"{NOT_TESTED}{where}: {subject.what.rstrip(',')}"
+    if standing.signatures:
+        return f"{subject.how_often}   # how often it fails with nothing switched on"
+    if findings.reason == "unproven" and subject.over == "commits":
+        return f"see that it runs the code of the folder it is started in, not an installed package: {subject.what}"
+    if findings.reason == "unproven":
+        return f"{_COUNTED}; or see that the command hands {REVERT_VARIABLE} on to its engine"
+    return f"{subject.how_often}   # if it fails at all; then --over config, faults or commits"
 
 
 def verdict_line(findings: Findings, subject: Bisection) -> str:
@@ -241,10 +365,8 @@ def _never_together(subject: Bisection) -> list[str]:
     return [f"never together, for they edit one line: {' and '.join(pair)}" for pair in subject.apart]
 
 
-def bisect_document(
-    findings: Findings, subject: Bisection, exit_code: int, evidence: Mapping[str, str]
-) -> dict[str, Any]:
-    """A search as plain data. ``evidence`` is that of :func:`findings_text`."""
+def _document(findings: Findings, subject: Bisection, exit_code: int, evidence: Mapping[str, str]) -> dict[str, Any]:
+    """A search as plain data."""
     standing, answer, rates = findings.standing, findings.answer, findings.standing.rates
     return {
         "specdebug": __version__,
@@ -278,7 +400,7 @@ def bisect_document(
         "candidates": [_candidate(one, subject) for one in subject.labels],
         "not_engine_code": not_engine_code(evidence),
         "reproduce": _reproduce(findings, subject),
-        "next": after_bisect(findings, subject),
+        "next": next_step(findings, subject),
         "journal": subject.journal,
     }
 
@@ -286,16 +408,16 @@ def bisect_document(
 def _seen(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -> list[str]:
     """The signature that was followed, and whatever else came up."""
     standing = findings.standing
-    lines = []
+    told = []
     mine, others = (
         ", ".join(f"{one.signature} ({times(one.failures)})" for one in standing.signatures if one.followed is followed)
         for followed in (True, False)
     )
     if standing.followed is not None:
         how = f"; {standing.chosen}" if standing.chosen else ""
-        lines.append(f"followed: {mine or f'{standing.followed}, which was not seen'}{how}")
+        told.append(f"followed: {mine or f'{standing.followed}, which was not seen'}{how}")
     if others:
-        lines.append(f"also seen: {others}; follow another with --signature")
+        told.append(f"also seen: {others}; follow another with --signature")
     if standing.untestable:
         where = ""
         kind, at, nothing = ("commits", "at", GOOD) if subject.over == "commits" else ("fixes", "with", "none")
@@ -303,10 +425,9 @@ def _seen(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -
             named = [subject.called(one) if one else nothing for one in findings.untestable]
             more = f" {kind}" if len(named) > MAX_UNTESTABLE else ""
             where = f", {at} {some(named, MAX_UNTESTABLE)}{more}"
-        lines.append(f"untestable: {times(standing.untestable)}{where}")
-        if evidence.get(""):
-            lines.append(f"  the first said: {evidence[''].strip().splitlines()[-1]}")
-    return lines
+        told.append(f"untestable: {times(standing.untestable)}{where}")
+        told += first_said(evidence)
+    return told
 
 
 def _reproduce(findings: Findings, subject: Bisection) -> str | None:

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from specdebug import __version__
 from specdebug.diverge.align import Difference
 from specdebug.diverge.common import Looked
 from specdebug.diverge.run import Divergence
-from specdebug.report.foreign import shown
-from specdebug.report.tables import Column, Listing, Prose, columns, line
+from specdebug.report.parts import Column, Line, Part, Report, Table, columns, lines
 from specdebug.report.words import not_engine_code
 
 AFTER = (*columns("step", "site", "request", key=True), Column("what differs", prose=True))
 
 
-def render_divergence(scenario: str, answer: Divergence) -> RenderableType:
+def divergence_report(scenario: str, answer: Divergence) -> Report:
     """The answer, what differs right after, and the circumstances."""
-    left, right = map(shown, answer.names)
-    lines: list[RenderableType] = [Prose(Text.assemble((shown(scenario), "bold"), f": {left} against {right}"))]
-    lines += map(line, _answer(answer))
-    if answer.after:
-        lines += [Text(), Text("right after:")]
-        rows = [
-            (_step(each), each.site or each.what, each.owner or "batch", each.text or each.what)
-            for each in answer.after
-        ]
-        lines.append(Listing(AFTER, rows))
+    left, right = answer.names
+    told = _answer(answer)
+    rows = [(_step(one), one.site or one.what, one.owner or "batch", one.text or one.what) for one in answer.after]
+    after: list[Part] = [Line("right after:"), Table(AFTER, rows)] if rows else []
     arms = zip(answer.names, (each.not_engine_code for each in answer.outcomes), strict=False)
-    return Group(*lines, *map(line, (*not_engine_code(arms, short=True), *_circumstances(answer))))
+    return Report(
+        command="diverge",
+        title=f"{scenario}: {left} against {right}",
+        summary=told[0],
+        exit_code=answer.exit_code,
+        document=_document(scenario, answer),
+        parts=(
+            Line(f"{scenario}: {left} against {right}", "bold"),
+            *lines(told),
+            *after,
+            *lines((*not_engine_code(arms, short=True), *_circumstances(answer))),
+        ),
+    )
 
 
-def divergence_document(scenario: str, answer: Divergence) -> dict[str, Any]:
+def _document(scenario: str, answer: Divergence) -> dict[str, Any]:
     """The same as plain data."""
     rounding = answer.rounding
     return {
@@ -100,50 +103,54 @@ def _answer(answer: Divergence) -> list[str]:
 def _circumstances(answer: Divergence) -> list[str]:
     if answer.reason or answer.interrupted:
         return []
-    lines, rounding = [], answer.rounding
+    told: list[str] = []
+    rounding = answer.rounding
     if rounding.first is not None:
-        lines.append(
+        told.append(
             f"rounding, and not counted: {rounding.shares} tensors differ by at most {rounding.widest:.1e} of a row's "
             f"largest value, from step {_step(rounding.first)}, {rounding.first.site}, on"
         )
     for each in rounding.parted:
-        lines.append(
+        told.append(
             f"{each.owner} is compared up to step {_step(each)} only: at {each.site} the arms chose otherwise, each "
             "rightly by its own numbers, which differ by rounding"
         )
     for each in rounding.unseen:
-        lines.append(
+        told.append(
             f"{each.owner} is compared up to step {_step(each)} only: drafts differ ({each.site}), perhaps by "
             "rounding, for what one arm chose them from is not shown"
         )
     looked = answer.looked
-    if looked is not None:
-        rest = [
-            f"{len(only)} are the {which} arm's alone"
-            for only, which in zip(looked.only, ("first", "second"), strict=True)
-        ]
-        if looked.what != "arms" or any(looked.only):
-            lines.append(f"two {looked.what}: {len(looked.sites)} sites of both were compared, {' and '.join(rest)}")
-        if looked.prompts is not None:
-            both, *alone = looked.prompts
-            rest = [f"{count} the {which} arm alone" for count, which in zip(alone, ("first", "second"), strict=True)]
-            lines.append(f"positions of prompts: {both} were computed by both and compared, {' and '.join(rest)}")
-        if looked.unlike:
-            lines.append(
-                f"tensors not compared, where a worker rightly has other rows: {sum(looked.unlike.values())} at "
-                f"{', '.join(sorted(looked.unlike))}"
-            )
-        lines += [f"{rid} was not compared: it {why}" for rid, why in looked.alone.items()]
-        lines += [f"{rid} was compared up to a step only: it {why}" for rid, why in looked.left_out.items()]
+    told += [] if looked is None else _compared(looked)
     if looked is not None and looked.what == "arms" and answer.rescheduled is not None:
-        lines.append(
+        told.append(
             f"the arms are not alike, and schedule otherwise from step {answer.rescheduled} on: requests "
             "were compared step by step of their own; slots and places in the batch were not"
         )
     for name, outcome in zip(answer.names, answer.outcomes, strict=False):
         if outcome.verdict != "pass":
-            lines.append(f"{name} ends with {outcome.verdict}: {outcome.signature or outcome.detail}")
-    return lines
+            told.append(f"{name} ends with {outcome.verdict}: {outcome.signature or outcome.detail}")
+    return told
+
+
+def _compared(looked: Looked) -> Iterator[str]:
+    """What was compared, and what was not."""
+    rest = [
+        f"{len(only)} are the {which} arm's alone" for only, which in zip(looked.only, ("first", "second"), strict=True)
+    ]
+    if looked.what != "arms" or any(looked.only):
+        yield (f"two {looked.what}: {len(looked.sites)} sites of both were compared, {' and '.join(rest)}")
+    if looked.prompts is not None:
+        both, *alone = looked.prompts
+        rest = [f"{count} the {which} arm alone" for count, which in zip(alone, ("first", "second"), strict=True)]
+        yield (f"positions of prompts: {both} were computed by both and compared, {' and '.join(rest)}")
+    if looked.unlike:
+        yield (
+            f"tensors not compared, where a worker rightly has other rows: {sum(looked.unlike.values())} at "
+            f"{', '.join(sorted(looked.unlike))}"
+        )
+    yield from (f"{rid} was not compared: it {why}" for rid, why in looked.alone.items())
+    yield from (f"{rid} was compared up to a step only: it {why}" for rid, why in looked.left_out.items())
 
 
 def _looked(looked: Looked) -> dict[str, Any]:

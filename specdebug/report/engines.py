@@ -6,36 +6,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from specdebug.campaign.loops.engine_check import EngineChecked
-from specdebug.report.tables import Column, Listing, line
+from specdebug.report.listings import listing
+from specdebug.report.parts import Column, Line, Report, Table, columns
 from specdebug.report.words import counted
 from specdebug.targets.installs.fit import FitPart
 from specdebug.targets.installs.recipe import Recipe
 from specdebug.targets.installs.store import Damaged, Installed
 
 
-def engines_table(
+def engines_list(
     store: Path, there: Sequence[Installed], damaged: Sequence[Damaged], recipes: Sequence[Recipe]
-) -> RenderableType:
+) -> Report:
     """List the environments that are installed, then the releases that can be."""
-    columns = (Column("release", key=True), Column("for", key=True), Column("state", prose=True),
-               Column("Python", prose=True))  # fmt: skip
+    heads = (*columns("release", "for", key=True), *columns("state", "Python", prose=True))
     rows = [(str(each.release), each.device, _state(each), each.python) for each in there]
     rows += [(each.folder.name, "?", f"damaged: {each.error}", "?") for each in damaged]
     known = [(str(each.release), each.device, each.says or "-", ", ".join(each.pythons)) for each in recipes]
-    offered = (Column("to install", key=True), Column("for", key=True), Column("what it can do here", prose=True),
-               Column("on Python"))  # fmt: skip
-    head: RenderableType = Listing(columns, rows) if rows else line("nothing is installed")
-    return Group(line(f"in {store}"), head, Text(), Listing(offered, known))
+    offered = (*columns("to install", "for", key=True), Column("what it can do here", prose=True), Column("on Python"))
+    head = Table(heads, rows) if rows else Line("nothing is installed")
+    parts = [Line(f"in {store}"), head, *([] if rows else [Line("")]), Table(offered, known)]
+    return listing("engines list", parts, _document(store, there, damaged, recipes))
 
 
-def engines_document(
+def _document(
     store: Path, there: Sequence[Installed], damaged: Sequence[Damaged], recipes: Sequence[Recipe]
 ) -> dict[str, Any]:
-    """Return the same as plain data, for programs."""
     return {
         "store": str(store),
         "installed": [

@@ -7,16 +7,11 @@ import math
 from collections import Counter
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from specdebug import __version__
 from specdebug.apps.evaluation.gate import Check, Estimate
 from specdebug.apps.evaluation.run import Evaluated, MarkedAnswer
 from specdebug.apps.evaluation.scoring import choice_odds
-from specdebug.report.foreign import shown
-from specdebug.report.tables import Column, Listing, columns, line
-from specdebug.report.terminal import VERDICT_STYLE
+from specdebug.report.parts import Cell, Column, Line, Report, Styled, Table, columns, lines, verdict_of
 from specdebug.report.words import counted, ended, replaced
 
 RESULTS = (
@@ -25,27 +20,36 @@ RESULTS = (
     Column("expected", prose=True),
     Column("held", prose=True),
 )
-_HELD = {True: "yes", False: "no", None: "unknown"}
+_HELD = {True: Styled("yes", "pass"), False: Styled("no", "fail"), None: Styled("unknown", "unknown")}
 
 
-def render_evaluation(result: Evaluated) -> RenderableType:
+def evaluation_report(result: Evaluated) -> Report:
     """What was measured and expected, what is to be said of it, and the verdict."""
     about = f"{result.evaluation.name}: {counted(len(result.answers), 'question')} of {result.asked.path}"
     rows = [
         _row(result, result.score, "answer", percent=True),
         _row(result, result.accept_length, "verify", plural="verifies"),
     ]
-    return Group(
-        Listing(RESULTS, rows, about, bar=True),
-        *(line(shown(each), "dim") for each in _facts(result)),
-        *(line(shown(each)) for each in _remarks(result)),
-        _closing(result),
+    said = ended(result.verdict, result.outcome.signature) + (" (interrupted)" if result.interrupted else "")
+    return Report(
+        command="eval",
+        title=about,
+        summary=said,
+        exit_code=result.exit_code,
+        document=_document(result),
+        parts=(
+            Table(RESULTS, rows, about, bar=True),
+            *lines(_facts(result), "dim"),
+            *lines(_remarks(result)),
+            Line(said, verdict_of(result.exit_code)),
+        ),
+        seconds=result.wall_s,
     )
 
 
 def _row(
     result: Evaluated, measured: Estimate, noun: str, *, plural: str = "", percent: bool = False
-) -> tuple[str | Text, ...]:
+) -> tuple[Cell, ...]:
     form = "{:.1%}" if percent else "{:.3f}"
     mean = "unknown" if measured.value is None else form.format(measured.value)
     between = measured.interval
@@ -56,8 +60,7 @@ def _row(
     check = _check_of(result, measured)
     if check is None:
         return (measured.name, mean, interval, number, "", "")
-    style = VERDICT_STYLE[{True: "pass", False: "fail", None: "unknown"}[check.held]]
-    return (measured.name, mean, interval, number, str(check.threshold), Text(_HELD[check.held], style))
+    return (measured.name, mean, interval, number, str(check.threshold), _HELD[check.held])
 
 
 def _check_of(result: Evaluated, measured: Estimate) -> Check | None:
@@ -96,12 +99,7 @@ def _remarks(result: Evaluated) -> list[str]:
     return [each for each in remarks if each]
 
 
-def _closing(result: Evaluated) -> Text:
-    said = shown(ended(result.verdict, result.outcome.signature))
-    return Text.assemble((said, VERDICT_STYLE[result.verdict]), " (interrupted)" if result.interrupted else "")
-
-
-def evaluation_document(result: Evaluated) -> dict[str, Any]:
+def _document(result: Evaluated) -> dict[str, Any]:
     """The result as plain data."""
     evaluation, outcome = result.evaluation, result.outcome
     asking = evaluation.questions

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import IO, Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from specdebug import __version__
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import not_engine_code, ran_key
 from specdebug.campaign.trials.sampling import Sampled, Tally
+from specdebug.patching.toggles import REVERT_VARIABLE
 from specdebug.report.foreign import shown
-from specdebug.report.lines import PlainTrials
-from specdebug.report.live import LiveDisplay
-from specdebug.report.next_steps import after_flake
-from specdebug.report.words import ended, journal_line, replaced, times
-from specdebug.stats.claims import Claim, percent
+from specdebug.report.parts import (
+    Column,
+    Line,
+    Part,
+    Plot,
+    Report,
+    Section,
+    Styled,
+    Table,
+    columns,
+    lines,
+)
+from specdebug.report.progress import TrialsDisplay
+from specdebug.report.trials import (
+    NOT_TESTED,
+    STOPPED,
+    first_said,
+    journal_line,
+    more_trials,
+    signatures_section,
+    trials_section,
+)
+from specdebug.report.words import NOT_ENGINE_CODE, ended, replaced, times
+from specdebug.stats.claims import Apart, Below, Claim, percent
 from specdebug.stats.clean import clean_bound
 from specdebug.stats.intervals import Interval, anytime_interval, clopper_pearson
 
@@ -54,8 +76,8 @@ class Question:
     command: bool = False
 
 
-class PlainFlake(PlainTrials):
-    """A line for each failure, and one every few runs."""
+class FlakeProgress(TrialsDisplay):
+    """The standing, drawn anew; elsewhere a line for each failure, and one every few runs."""
 
     def __init__(self, stream: IO[str], question: Question) -> None:
         super().__init__(stream, question.journal)
@@ -67,39 +89,17 @@ class PlainFlake(PlainTrials):
         standing = standing_text(tally, self._question)
         if result.outcome != "pass":
             what = ended(result.outcome, result.signature)
-            self._say(f"trial {trial.number}: {what}, seed {trial.seed}; {standing}")
+            self.say(f"trial {trial.number}: {what}, seed {trial.seed}; {standing}")
         elif tally.trials % EVERY == 0:
-            self._say(standing)
-
-
-class LiveFlake(LiveDisplay):
-    """The standing, drawn anew several times a second."""
-
-    def __init__(self, stream: IO[str], question: Question) -> None:
-        super().__init__(stream)
-        self._question = question
-        self._tally = Tally()
-
-    def moved(self, tally: Tally) -> None:
-        """Draw this tally from now on."""
-        self._tally = tally
-
-    def counted(self, trial: Trial, result: TrialResult, tally: Tally) -> None:
-        """Draw this tally from now on."""
-        self.moved(tally)
+            self.say(standing)
 
     def _draw(self) -> RenderableType:
-        tally = self._tally
+        tally: Any = self.standing or Tally()
         head = Text(f"flake {shown(self._question.what)}: {tally.running} running", "bold")
-        table = Table.grid(padding=(0, 2))
+        table = RichTable.grid(padding=(0, 2))
         for name, count in tally.signatures[:MAX_SIGNATURES]:
             table.add_row(Text(str(count), "red", justify="right"), Text(shown(name)))
         return Group(head, Text(standing_text(tally, self._question)), table)
-
-
-def flake_progress(stream: IO[str], question: Question) -> PlainFlake | LiveFlake:
-    """The display that suits the stream."""
-    return LiveFlake(stream, question) if stream.isatty() else PlainFlake(stream, question)
 
 
 def standing_text(tally: Tally, question: Question) -> str:
@@ -123,35 +123,169 @@ def rate_text(tally: Tally, confidence: float) -> str:
     return f"{counts}: rate {_percent(tally.failures / tally.runs)}, {percent(confidence)} interval {span}"
 
 
-def sampled_text(sampled: Sampled, question: Question, evidence: Mapping[str, str]) -> str:
-    """The result in lines, none of them folded: some are to be copied.
+def flake_report(
+    sampled: Sampled,
+    question: Question,
+    exit_code: int,
+    reverted: list[str],
+    trials: Mapping[int, tuple[Trial, TrialResult]],
+    evidence: Mapping[str, str],
+    pattern: str | None,
+) -> Report:
+    """A measurement, whatever came of it.
 
-    ``evidence``: of every signature, the text that its first trial left; of untestable trials under ``""``.
+    Args:
+        reverted: the fixes that ``--revert`` names.
+        trials: those in the journal, by number.
+        evidence: of every signature, the text that its first trial left; of untestable trials under ``""``.
+        pattern: the failures that were measured, if not all.
     """
+    tally, claim = sampled.tally, question.claim
+    counted = [trials[number] for number in range(tally.trials)]
+    seconds = sum(result.seconds for _, result in counted)
+    summary = verdict_line(sampled, question, evidence)
+    told = lines((summary, *_told(sampled, question, evidence)), fold=False)
+    return Report(
+        command="flake",
+        title=question.what if claim is None else f"{question.what}: {claim.text}",
+        summary=summary,
+        exit_code=exit_code,
+        document=_document(sampled, question, exit_code, reverted, evidence),
+        parts=list(told),
+        chips=[Styled("unproven", "unknown") if unproven(sampled, question, evidence) else _chip(sampled, question)],
+        facts={
+            "claim": "" if claim is None else claim.text,
+            "rate": rate_text(tally, question.confidence),
+            "trials": str(tally.trials) + (f", {tally.resumed} from the journal" if tally.resumed else ""),
+            "untestable": str(tally.untestable or ""),
+            "failed in another way": str(tally.masked or ""),
+            "fixes reverted": ", ".join(reverted),
+            "time in trials": f"{seconds:.1f} s",
+            "exit code": str(exit_code),
+            "journal": question.journal,
+            NOT_ENGINE_CODE: "; ".join(not_engine_code(evidence)),
+        },
+        page=partial(_page, sampled, question, counted, evidence, pattern),
+        seconds=seconds,
+    )
+
+
+def _told(sampled: Sampled, question: Question, evidence: Mapping[str, str]) -> Iterator[str]:
+    """What stands below the verdict."""
     tally = sampled.tally
-    lines = [verdict_line(sampled, question, evidence)]
     if tally.failures:
         fixed = clopper_pearson(tally.failures, tally.runs, question.confidence)
-        lines.append(f"the interval holds whenever one stops; for {tally.runs} runs fixed beforehand: {_span(fixed)}")
+        yield f"the interval holds whenever one stops; for {tally.runs} runs fixed beforehand: {_span(fixed)}"
     seeds = dict(tally.first)
     for name, count in tally.signatures:
         other = "" if name in tally.measured else ", not what is measured"
-        lines.append(f"  {count} x {name}, first with seed {seeds[name].seed}{other}")
+        yield f"  {count} x {name}, first with seed {seeds[name].seed}{other}"
     if len(tally.signatures) > 1 and len(tally.measured) == len(tally.signatures):
-        lines.append("all of these are counted; with --signature GLOB only those that fit")
+        yield "all of these are counted; with --signature GLOB only those that fit"
     if tally.masked:
-        lines.append(f"failed in another way, which is no verdict on these: {times(tally.masked)}")
+        yield f"failed in another way, which is no verdict on these: {times(tally.masked)}"
     if tally.untestable:
-        lines.append(f"untestable, which is no verdict: {times(tally.untestable)}")
-        if said := evidence.get("", "").strip():
-            lines.append(f"  the first said: {said.splitlines()[-1]}")
+        yield f"untestable, which is no verdict: {times(tally.untestable)}"
+        yield from first_said(evidence)
     if tally.measured:
-        lines.append(f"reproduce: {question.reproduce(seeds[tally.measured[0]].seed)}")
-    lines += replaced(not_engine_code(evidence))
-    doubted = bool(unproven(sampled, question, evidence))
-    lines.append(f"next: {after_flake(sampled, question, doubted)}")
-    lines.append(journal_line(question.journal, sampled.reason, tally.resumed, tally.trials))
-    return "\n".join(map(shown, lines))
+        yield f"reproduce: {question.reproduce(seeds[tally.measured[0]].seed)}"
+    yield from replaced(not_engine_code(evidence))
+    yield f"next: {next_step(sampled, question, bool(unproven(sampled, question, evidence)))}"
+    yield journal_line(question.journal, sampled.reason, tally.resumed, tally.trials)
+
+
+def _page(
+    sampled: Sampled,
+    question: Question,
+    counted: Sequence[tuple[Trial, TrialResult]],
+    evidence: Mapping[str, str],
+    pattern: str | None,
+) -> list[Part]:
+    from specdebug.report.html.rate import rate_plot
+
+    tally, claim = sampled.tally, question.claim
+    plot = rate_plot(failed(counted, pattern), question.confidence, _claimed(claim))
+    said = (
+        f"The rate so far, run by run. The band is the {percent(question.confidence)} confidence sequence: it "
+        "holds the true rate at all runs at once, so one may stop at any. Marks at the lower edge are failures."
+    )
+    dashed = "" if claim is None else f" Dashed: {claim.text}."
+    drawn: Part = Line("No run has come to a verdict.") if plot is None else Plot(plot, said + dashed)
+    counts = tally.failures, tally.runs, question.confidence
+    fixed = f"for {tally.runs} runs fixed beforehand"
+    held = [("holds whenever one stops", anytime_interval(*counts)), (fixed, clopper_pearson(*counts))]
+    rows = [(name, f"{100 * span.low:.3f}%", f"{100 * span.high:.3f}%") for name, span in held]
+    bad = [(trial, result) for trial, result in counted if result.outcome != "pass"]
+    seeds = dict(tally.first)
+    signatures = [(name, str(count), question.reproduce(seeds[name].seed)) for name, count in tally.signatures]
+    heads = [Column("signature"), *columns("times", right=True), Column("see it again")]
+    return [
+        Section("Answer", list(lines(_told(sampled, question, evidence)))),
+        Section("Failure rate", [drawn, Table([Column("interval"), *columns("from", "to", right=True)], rows)]),
+        *signatures_section(Table(heads, signatures), evidence),
+        trials_section(
+            "Trials that did not pass",
+            [*columns("#", right=True), *columns("outcome", "signature"), *columns("seed", "time", right=True)],
+            [
+                (
+                    str(trial.number),
+                    Styled(result.outcome, "fail" if result.outcome == "fail" else "unknown"),
+                    result.signature or "",
+                    str(trial.seed),
+                    f"{result.seconds:.1f} s",
+                )
+                for trial, result in bad
+            ],
+            note=f"{len(counted) - len(bad)} passed.",
+        ),
+    ]
+
+
+def failed(counted: Sequence[tuple[Trial, TrialResult]], pattern: str | None) -> list[bool]:
+    """Of every run with a verdict on the failure that is measured, True if it failed so."""
+    return [
+        result.outcome == "fail"
+        for _, result in counted
+        if result.outcome == "pass"
+        or (result.outcome == "fail" and (pattern is None or fnmatchcase(result.signature or "fail", pattern)))
+    ]
+
+
+def _claimed(claim: Claim | None) -> tuple[float, ...]:
+    """The rates that the claim speaks of."""
+    if isinstance(claim, Below):
+        return (claim.rate,)
+    return (claim.below, claim.above) if isinstance(claim, Apart) else ()
+
+
+def _chip(sampled: Sampled, question: Question) -> Styled:
+    if question.claim is not None:
+        holds = decision(sampled, question.claim)
+        if holds is None:
+            return Styled("undecided", "unknown")
+        return Styled("the claim holds", "pass") if holds else Styled("the claim is refuted", "fail")
+    if sampled.tally.failures:
+        return Styled(f"{sampled.tally.failures} of {sampled.tally.runs} failed", "fail")
+    return Styled("nothing failed", "pass") if sampled.tally.runs else Styled("no run came to a verdict", "unknown")
+
+
+def next_step(sampled: Sampled, question: Question, unproven: bool) -> str:
+    """The next step: a command to run, or what to see to first."""
+    tally = sampled.tally
+    if sampled.reason in STOPPED:
+        return STOPPED[sampled.reason]
+    if not tally.runs:
+        return f"{NOT_TESTED}: {question.what}"
+    if unproven:
+        fixes = ",".join(question.reverted)
+        counted = f"specdebug flake SCENARIO --revert {fixes}   # there every reverted line counts its runs"
+        shows = f"specdebug toggles show {question.reverted[0]}   # names a scenario that runs its lines"
+        return f"{counted}; or see that {REVERT_VARIABLE} reaches the engine" if question.command else shows
+    if sampled.reason == "max-trials":
+        return more_trials(tally.trials)
+    if tally.failures:
+        return question.bisect
+    return "the same command with --claim 'rate<1%'" if question.claim is None else "nothing: the claim is decided"
 
 
 def unproven(sampled: Sampled, question: Question, evidence: Mapping[str, str]) -> list[str]:
@@ -186,10 +320,10 @@ def decision(sampled: Sampled, claim: Claim | None) -> bool | None:
     return None if claim is None or sampled.reason != "enough" else claim.decided(tally.failures, tally.runs)
 
 
-def flake_document(
+def _document(
     sampled: Sampled, question: Question, exit_code: int, reverted: list[str], evidence: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A measurement as plain data. ``evidence`` is that of :func:`sampled_text`."""
+    """A measurement as plain data."""
     tally, claim = sampled.tally, question.claim
     doubted = unproven(sampled, question, evidence)
     seeds = dict(tally.first)
@@ -221,7 +355,7 @@ def flake_document(
             for name, count in tally.signatures
         ],
         "not_engine_code": not_engine_code(evidence),
-        "next": after_flake(sampled, question, bool(doubted)),
+        "next": next_step(sampled, question, bool(doubted)),
         "journal": question.journal,
     }
 

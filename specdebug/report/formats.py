@@ -1,4 +1,4 @@
-"""The formats in which a replay or a comparison is written to a file.
+"""The formats in which a result is written to a file.
 
 A package of its own brings one through an entry point of the group ``specdebug.reports``. The entry point has the
 format's name, leads to a :class:`ReportFormat`, and then ``--report NAME=FILE`` writes it.
@@ -6,35 +6,15 @@ format's name, leads to a :class:`ReportFormat`, and then ``--report NAME=FILE``
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from specdebug.base.errors import SpecDebugError, did_you_mean, one_line
 from specdebug.base.plugins import PluginError, PluginRegistry
-
-if TYPE_CHECKING:
-    from specdebug.campaign.loops.compare import Comparison
-    from specdebug.campaign.loops.replay import Replay
-    from specdebug.campaign.loops.steplog import Recording
-
-
-@dataclass(frozen=True)
-class Told:
-    """A format writes of this.
-
-    Attributes:
-        answer: the replay, of the arms that were compared where there is a comparison.
-        comparison: None of a replay.
-        recording: the steps of every arm; None unless the format shows them.
-        command: the command line that was run.
-    """
-
-    answer: Replay
-    comparison: Comparison | None
-    recording: Recording | None
-    command: str
+from specdebug.report.parts import Report
 
 
 @dataclass(frozen=True)
@@ -44,36 +24,31 @@ class ReportFormat:
     ``shows_steps``: the steps are recorded for it.
     """
 
-    render: Callable[[Told], str]
+    render: Callable[[Report], str]
     shows_steps: bool = False
 
 
-def _html(told: Told) -> str:
-    from specdebug.report.html.compare import compare_page
-    from specdebug.report.html.replay import replay_page
-
-    assert told.recording is not None
-    if told.comparison is None:
-        return replay_page(told.answer, told.recording, told.command)
-    return compare_page(told.answer, told.comparison, told.recording, told.command)
+def to_json(document: Any) -> str:
+    """Strict JSON (no NaN), readable, ending without a newline."""
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _junit(told: Told) -> str:
-    from specdebug.report.junit import junit_xml, verdict_xml
-    from specdebug.report.terminal import comparison_line, not_engine_lines
+def _html(report: Report) -> str:
+    from specdebug.report.html.page import page
 
-    if told.comparison is None:
-        return junit_xml([told.answer])
-    case = " and ".join(told.comparison.names)
-    said = "\n".join([comparison_line(told.comparison), *not_engine_lines(told.answer.results)])
-    return verdict_xml(told.answer.scenario.name, case, told.comparison.exit_code, said, told.answer.wall_s)
+    return page(report)
 
 
-def _perfetto(told: Told) -> str:
-    from specdebug.report.perfetto import perfetto_json
+def _junit(report: Report) -> str:
+    from specdebug.report.junit import junit_xml
 
-    assert told.recording is not None
-    return perfetto_json(told.answer, told.recording)
+    return junit_xml(report)
+
+
+def _perfetto(report: Report) -> str:
+    if report.trace is None:
+        raise SpecDebugError(f"{report.command} records no steps for a trace")
+    return json.dumps(report.trace(), allow_nan=False)
 
 
 OURS = {
@@ -97,17 +72,17 @@ def parse_report(text: str) -> tuple[str, Path]:
 
 
 def report_format(name: str) -> ReportFormat:
-    """A format by name. Raises SpecDebugError for one that nobody has, PluginError for one that cannot be used."""
+    """A format by name. Raises SpecDebugError for one that there is not, PluginError for one that cannot be used."""
     try:
         return FORMATS[name]
     except KeyError:
         raise SpecDebugError(f"no report format '{name}'{did_you_mean(name, FORMATS)}") from None
 
 
-def render(name: str, told: Told) -> str:
+def render(name: str, report: Report) -> str:
     """The text of a file in this format. Raises PluginError where another package's format fails."""
     try:
-        return report_format(name).render(told)
+        return report_format(name).render(report)
     except Exception as error:
         if name in OURS or isinstance(error, SpecDebugError):
             raise

@@ -1,4 +1,4 @@
-"""Results where GitHub Actions shows them: a step summary in Markdown, and annotations at lines of the repository.
+"""A report where GitHub Actions shows it: a step summary in Markdown, and annotations at lines of the repository.
 
 Formats: "Workflow commands for GitHub Actions", GitHub Docs.
 """
@@ -8,18 +8,11 @@ from __future__ import annotations
 import html
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
-from specdebug.campaign.loops.compare import Comparison
-from specdebug.campaign.loops.last_failed import as_it_should
-from specdebug.campaign.loops.replay import ArmResult, Replay
-from specdebug.report.explain import explain
 from specdebug.report.foreign import shown, shown_lines
-from specdebug.report.terminal import COMPARED, accept_text, closing_line, comparison_line, not_engine_lines, step_text
-from specdebug.report.words import ended
+from specdebug.report.parts import Block, Cell, Facts, Findings, Line, Notice, Part, Report, Section, Styled, Table
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 ACTIONS_VARIABLE = "GITHUB_ACTIONS"
@@ -27,146 +20,91 @@ ACTIONS_VARIABLE = "GITHUB_ACTIONS"
 MAX_FINDINGS = 20
 """Rows of findings an arm; the step summary is a summary."""
 
+MAX_ROWS = 100
+"""Rows of a table."""
+
 MAX_MESSAGE = 2000
 """Characters of an annotation's message."""
 
-_SIGNS = {"pass": "✅", "fail": "❌", "unknown": "❔"}
+SIGNS = {"pass": "✅", "fail": "❌", "unknown": "❔"}
 _SPECIAL = re.compile(r"[\\`*_\[\]#|~$@]")
 
 
-@dataclass(frozen=True)
-class Annotation:
-    """A message at a line of a file, or at none where ``path`` is empty."""
-
-    level: Literal["error", "warning"]
-    title: str
-    message: str
-    path: str = ""
-    line: int = 0
-
-    def command(self) -> str:
-        """The line that a workflow prints."""
-        properties = {"file": self.path, "line": str(self.line or ""), "title": self.title}
-        listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items() if value)
-        return f"::{self.level} {listed}::{_data(shown_lines(self.message[:MAX_MESSAGE]))}"
+def summary(report: Report) -> str:
+    """The report as Markdown."""
+    return "\n".join("\n".join(_summary(each)) + "\n" for each in report.every)
 
 
-def replay_annotations(replay: Replay, environment: Mapping[str, str] = os.environ) -> list[Annotation]:
-    """An error for each arm that did not do as it should, or a warning where it came to no verdict, at its line."""
-    return [_annotation(replay, result, environment) for result in replay.results if not as_it_should(result)]
+def commands(report: Report, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The lines that a workflow prints: an error, or a warning where there is no verdict, at its line of a file."""
+    return [_annotation(notice, environment) for each in report.every for notice in each.notices]
 
 
-def comparison_annotations(
-    replay: Replay, comparison: Comparison, environment: Mapping[str, str] = os.environ
-) -> list[Annotation]:
-    """One at the second arm's line, unless the two agree."""
-    if comparison.exit_code == 0:
-        return []
-    level: Literal["error", "warning"] = "warning" if comparison.unavailable else "error"
-    path, line = _place(replay, comparison.names[1], environment)
-    title = f"specdebug: {replay.scenario.name}, {' and '.join(comparison.names)}"
-    return [Annotation(level, title, comparison_line(comparison), path, line)]
-
-
-def replay_summary(replay: Replay) -> str:
-    """The results as Markdown: a table of arms, then the findings in those that failed."""
-    rows = [
-        (
-            result.run.arm,
-            _verdict(result),
-            result.outcome.signature or "",
-            step_text(result.outcome.where_step),
-            accept_text(result.outcome.metrics),
-            f"{result.outcome.metrics.wall_s:.1f} s",
-        )
-        for result in replay.results
-    ]
-    lines = _table(("arm", "verdict", "signature", "step", "accept length", "time"), rows)
-    for result in replay.results:
-        lines += _findings(result)
-    lines += [f"- {plain(each)}" for each in not_engine_lines(replay.results)]
-    lines += [f"- {plain(f'{arm.arm}: {arm.text}')}" for arm in replay.left_out]
-    sign = {0: "✅", 1: "❌", 2: "❌"}.get(replay.exit_code, "❔")
-    return _summary(sign, f"replay: {plain(replay.scenario.name)}", closing_line(replay), lines)
-
-
-def comparison_summary(replay: Replay, comparison: Comparison) -> str:
-    """The same for two arms side by side."""
-    sign = "✅" if comparison.exit_code == 0 else "❔" if comparison.unavailable else "❌"
-    rows = [(name, *map(tell, comparison.outcomes)) for name, tell in COMPARED.items()]
-    lines = _table(("", *comparison.names), rows)
-    lines += [f"- {plain(each)}" for each in not_engine_lines(replay.results)]
-    return _summary(sign, f"compare: {plain(replay.scenario.name)}", comparison_line(comparison), lines)
-
-
-def text_summary(command: str, exit_code: int, text: str) -> str:
-    """The same for the text of a command, its first line being the verdict."""
-    sign = {0: "✅", 1: "❌"}.get(exit_code, "❔")
-    verdict, _, rest = text.partition("\n")
-    lines = [f"<pre>{html.escape(shown_lines(rest)).replace(chr(10), '<br>')}</pre>", ""] if rest else []
-    return _summary(sign, plain(command), verdict, lines)
-
-
-def _summary(sign: str, title: str, verdict: str, lines: Sequence[str]) -> str:
-    return "\n".join((f"### {sign} specdebug {title}", "", plain(verdict), "", *lines)) + "\n"
+def markdown(parts: Iterable[Part]) -> Iterator[str]:
+    """Lines of Markdown."""
+    for part in parts:
+        match part:
+            case Line(text):
+                yield f"- {plain(text)}" if text else ""
+            case Table(heads, rows, title):
+                yield from ([f"**{plain(title)}**", ""] if title else [""])
+                yield from _table([head.name for head in heads], rows, part.most or MAX_ROWS)
+            case Findings(found):
+                cells = [(each.signature, "" if each.step is None else str(each.step), each.detail) for each in found]
+                yield from ("", *_table(("signature", "step", "what"), cells, MAX_FINDINGS))
+            case Section(title, inner, note):
+                said = f"{title} ({note})" if note else title
+                yield from (
+                    "",
+                    f"<details><summary>{plain(said)}</summary>",
+                    "",
+                    *markdown(inner),
+                    "",
+                    "</details>",
+                    "",
+                )
+            case Facts(facts):
+                yield from (f"- {plain(name)}: {plain(value)}" for name, value in facts.items())
+            case Block(text):
+                fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
+                yield from ("", fence, *shown_lines(text).splitlines(), fence, "")
 
 
 def plain(text: str) -> str:
     """Text that is shown as it is, on one line: nothing in it is markup."""
-    escaped = html.escape(shown(" ".join(text.split())))
+    escaped = html.escape(shown(" ".join(text.split())), quote=False)
     return _SPECIAL.sub(lambda special: f"&#{ord(special[0])};", escaped)
 
 
-def _annotation(replay: Replay, result: ArmResult, environment: Mapping[str, str]) -> Annotation:
-    outcome, expectation = result.outcome, result.run.expectation
-    level: Literal["error", "warning"] = "warning" if outcome.verdict == "unknown" else "error"
-    path, line = _place(replay, result.run.arm, environment)
-    what = outcome.signature or outcome.verdict
-    title = f"specdebug: {replay.scenario.name}, arm {result.run.arm}: {what}"
-    where = "" if outcome.where_step is None else f"step {outcome.where_step}: "
-    message = where + (outcome.detail or "nothing was found")
-    if expectation is not None:
-        message += f"; expected was {ended(expectation.verdict, ' or '.join(expectation.signatures))}"
-    return Annotation(level, title, message, path, line)
+def _summary(report: Report) -> Iterator[str]:
+    sign = SIGNS["fail" if report.exit_code == 2 else report.verdict]
+    yield from (f"### {sign} specdebug {plain(report.command)}: {plain(report.title)}", "", plain(report.summary), "")
+    yield from markdown(report.rest)
 
 
-def _place(replay: Replay, arm: str, environment: Mapping[str, str]) -> tuple[str, int]:
-    """File, as GitHub knows it, and line of an arm."""
-    where = replay.scenario.where_key("arms", arm)
-    path = Path(where.path).absolute()
+def _table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], most: int) -> Iterator[str]:
+    yield f"| {' | '.join(map(plain, heads))} |"
+    yield f"| {' | '.join('---' for _ in heads)} |"
+    for row in rows[:most]:
+        yield f"| {' | '.join(map(_cell, row))} |"
+    yield from ("", f"and {len(rows) - most} more", "") if len(rows) > most else ("",)
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, Styled):
+        sign = SIGNS.get(cell.style, "")
+        return f"{sign} {plain(cell.words)}".strip()
+    return plain(cell) if isinstance(cell, str) else "<br>".join(map(_cell, cell))
+
+
+def _annotation(notice: Notice, environment: Mapping[str, str]) -> str:
+    path = Path(notice.where.path).absolute()
     workspace = Path(environment.get("GITHUB_WORKSPACE") or ".").absolute()
-    shown = path.relative_to(workspace) if path.is_relative_to(workspace) else path
-    return str(shown), where.line or 1
-
-
-def _verdict(result: ArmResult) -> str:
-    met = {None: "", True: ", as expected", False: ", not as expected"}[result.met]
-    return f"{_SIGNS[result.outcome.verdict]} {result.outcome.verdict}{met}"
-
-
-def _findings(result: ArmResult) -> list[str]:
-    outcome, against, why = result.outcome, result.against, explain(result)
-    if not outcome.violations and not outcome.reasons and against is None and why is None:
-        return []
-    lines = ["", f"<details><summary>{plain(result.run.arm)}: what was found</summary>", ""]
-    if outcome.located is not None:
-        lines += [plain(outcome.located.text), ""]
-    if outcome.violations:
-        told = outcome.violations[:MAX_FINDINGS]
-        rows = [(found.signature, step_text(found.step), found.detail) for found in told]
-        lines += _table(("signature", "step", "what"), rows)
-        if len(outcome.violations) > MAX_FINDINGS:
-            lines += ["", f"and {len(outcome.violations) - MAX_FINDINGS} more"]
-    said = (*outcome.reasons, *(against.lines if against else ()), *(why.lines if why is not None else ()))
-    lines += [f"- {plain(reason)}" for reason in said]
-    return [*lines, "", "</details>"]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    def row(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    return [row([plain(head) for head in heads]), row(["---"] * len(heads)), *(row([*map(plain, r)]) for r in rows), ""]
+    named = str(path.relative_to(workspace) if path.is_relative_to(workspace) else path)
+    properties = {"file": named, "line": str(notice.where.line or 1), "title": notice.title}
+    listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    level = "warning" if notice.verdict == "unknown" else "error"
+    return f"::{level} {listed}::{_data(shown_lines(notice.message[:MAX_MESSAGE]))}"
 
 
 def _data(text: str) -> str:

@@ -8,21 +8,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from specdebug import __version__
 from specdebug.hunt.draw import ARM
 from specdebug.hunt.evidence import SeenFailure
 from specdebug.hunt.record import HuntRecord, Judged
-from specdebug.report.foreign import shown
-from specdebug.report.next_steps import after_hunt
-from specdebug.report.tables import Column, Listing, columns, line
+from specdebug.report.local_paths import without_local_paths
+from specdebug.report.parts import Column, Line, Part, Report, Table, columns, lines
 from specdebug.report.words import NOT_ENGINE_CODE, counted, replaced
+from specdebug.targets.installs.release import ENGINES
 
 FOUND = (*columns("signature", key=True), *columns("scenarios", "first", right=True), Column("what", prose=True))
 SHOWN = 6
 """Numbers of scenarios that are named of each failure."""
+FINDINGS = 8
+"""Findings that an issue's page tells."""
 
 
 @dataclass(frozen=True)
@@ -55,26 +54,45 @@ class HuntAnswer:
         return self.file_of(signature).with_suffix(".md")
 
 
-def render_hunt(answer: HuntAnswer) -> RenderableType:
-    """The count, and a row for each failure."""
+def hunt_report(answer: HuntAnswer, exit_code: int) -> Report:
+    """A hunt so far: the count, and a row for each failure."""
+    record, summary = answer.record, _searched(answer)
+    ranked = _ranked(record)
+    rows = [(signature, str(len(ones)), str(ones[0].number), ones[0].detail) for signature, ones in ranked]
+    found: list[Part] = [Line("nothing failed")]
+    if ranked:
+        found = [Table(FOUND, rows), *(Line(f"to paste upstream: {answer.issue_of(name)}") for name, _ in ranked)]
+    return Report(
+        command="hunt",
+        title=f"{answer.target}, seed {answer.seed}",
+        summary=summary,
+        exit_code=exit_code,
+        document=_document(answer, exit_code),
+        parts=(
+            Line(summary),
+            *found,
+            *lines(replaced(record.not_engine_code), "dim"),
+            Line(f"report: {record.folder / 'report.md'}"),
+            Line(f"next: {next_step(answer)}"),
+        ),
+    )
+
+
+def next_step(answer: HuntAnswer) -> str:
+    """The next step: a command to run."""
     record = answer.record
-    lines: list[RenderableType] = [line(_searched(answer))]
+    if answer.interrupted:
+        return f"{answer.words}   # goes on"
     if record.findings:
-        rows = [
-            (shown(signature), str(len(ones)), str(ones[0].number), shown(ones[0].detail))
-            for signature, ones in _ranked(record)
-        ]
-        lines += [Text(), Listing(FOUND, rows), Text()]
-        lines += [line(f"to paste upstream: {answer.issue_of(signature)}") for signature, _ in _ranked(record)]
-    else:
-        lines.append(line("nothing failed"))
-    lines += [line(each, "dim") for each in replaced(record.not_engine_code)]
-    lines.append(line(f"report: {record.folder / 'report.md'}"))
-    lines.append(line(f"next: {after_hunt(answer)}"))
-    return Group(*lines)
+        first = max(record.findings, key=lambda one: len(record.findings[one]))
+        return f"specdebug replay {answer.file_of(first)}"
+    if not record.count("pass"):
+        first_one = f"{record.folder}/{min(record.judged, default=0):05d}.yaml"
+        return f"specdebug replay {first_one}   # why nothing could be judged"
+    return f"{answer.words} with a larger --count, or another --seed"
 
 
-def hunt_document(answer: HuntAnswer, code: int) -> dict[str, Any]:
+def _document(answer: HuntAnswer, code: int) -> dict[str, Any]:
     record = answer.record
     return {
         "specdebug": __version__,
@@ -82,7 +100,7 @@ def hunt_document(answer: HuntAnswer, code: int) -> dict[str, Any]:
         "seed": answer.seed,
         "exit_code": code,
         "interrupted": answer.interrupted,
-        "next": after_hunt(answer),
+        "next": next_step(answer),
         "not_engine_code": record.not_engine_code,
         "searched": len(record.judged),
         "verdicts": {name: record.count(name) for name in ("pass", "fail", "unknown", "refused")},
@@ -116,7 +134,7 @@ def hunt_page(answer: HuntAnswer) -> str:
         "",
         f"    {answer.words}",
         "",
-        *replaced_whole(answer),
+        *_replaced_whole(answer),
     ]
     for signature, ones in _ranked(record):
         lines += _finding(answer, signature, ones)
@@ -131,7 +149,7 @@ def hunt_page(answer: HuntAnswer) -> str:
     return "\n".join(lines)
 
 
-def replaced_whole(answer: HuntAnswer) -> list[str]:
+def _replaced_whole(answer: HuntAnswer) -> list[str]:
     """All that is not the engine's own code, as a paragraph in Markdown, if anything is not."""
     parts = answer.record.not_engine_code
     return [f"What ran {NOT_ENGINE_CODE}: {'; '.join(parts)}.", ""] if parts else []
@@ -167,3 +185,73 @@ def _searched(answer: HuntAnswer) -> str:
     cut = "interrupted; " if answer.interrupted else ""
     scenarios = counted(len(record.judged), "scenario")
     return f"{cut}{scenarios} on {answer.target}, {tokens} tokens: {counts or 'none was run'}"
+
+
+def issue_page(answer: HuntAnswer, signature: str) -> str:
+    """Return the page in Markdown, without a path of this machine."""
+    ones, seen, file = answer.record.findings[signature], answer.evidence.get(signature), answer.file_of(signature)
+    again = seen is not None and bool(seen.bundle)
+    head = [
+        f"# {signature} on {answer.target}",
+        "",
+        *_what(seen, ones[0].detail),
+        "",
+        f"{len(ones)} of {counted(len(answer.record.judged), 'scenario')} that were drawn at random failed so.",
+        "",
+    ]
+    if seen is not None and not again:
+        head += [f"Its first scenario did not fail so again in {counted(seen.runs, 'run')}: it depends on chance.", ""]
+    told = "\n".join([*head, *_versions(seen), *_replaced_whole(answer), *_repeat(answer, seen, file)])
+    parts = [without_local_paths(told), *_scenario(file)]
+    if seen is not None and seen.log:
+        parts += [without_local_paths(_folded("The end of the server's log", seen.log))]
+    return "\n".join(parts) + "\n"
+
+
+def _what(seen: SeenFailure | None, detail: str) -> list[str]:
+    """What was found, the failure itself first."""
+    if seen is None or not seen.found:
+        return [f"> {' '.join(detail.split())}"]
+    lines = [] if not seen.located else [f"- {seen.located}"]
+    for signature, step, what in seen.found[:FINDINGS]:
+        at = "" if step is None else f" at step {step}"
+        lines.append(f"- `{signature}`{at}: {' '.join(what.split())}")
+    more = len(seen.found) - FINDINGS
+    return [*lines, *([f"- and {more} more"] * (more > 0))]
+
+
+def _versions(seen: SeenFailure | None) -> list[str]:
+    if seen is None or not seen.versions:
+        return ["## Versions", "", f"specdebug {__version__}", ""]
+    rows = [f"| {name} | {version} |" for name, version in seen.versions]
+    return ["## Versions", "", "| what | version |", "|---|---|", *rows, ""]
+
+
+def _repeat(answer: HuntAnswer, seen: SeenFailure | None, file: Path) -> list[str]:
+    """The commands that show it again, from an empty machine on."""
+    engine = answer.target.partition("==")[0]
+    words = [f"pip install specdebug=={__version__}"]
+    words += [f"specdebug engines install {answer.target}"] if engine in ENGINES else []
+    arm = seen.arm if seen is not None and seen.arm else ARM
+    words.append(f"specdebug replay {shlex.join([file.name, '--arm', arm, *answer.again])}")
+    lines = ["## To see it", "", f"With the scenario below as `{file.name}`:", "", *_code(words), ""]
+    if seen is not None and seen.bundle:
+        bundle = f"specdebug replay {seen.bundle}"
+        lines += [f"Or with the attached bundle, which holds the prompts as token ids, and every step: `{bundle}`.", ""]
+    if seen is not None and seen.command:
+        lines += ["The server was started as", "", *_code([seen.command]), ""]
+    return [*lines, "It was found by", "", *_code([answer.words]), ""]
+
+
+def _scenario(file: Path) -> list[str]:
+    text = file.read_text(encoding="utf-8").rstrip() if file.exists() else f"# {file.name} is not there any more"
+    return ["## The scenario", "", "```yaml", text, "```", ""]
+
+
+def _code(lines: Sequence[str]) -> list[str]:
+    return ["```", *lines, "```"]
+
+
+def _folded(title: str, text: str) -> str:
+    fence = "`" * 4  # a log may hold three
+    return "\n".join(["<details>", f"<summary>{title}</summary>", "", fence, text, fence, "", "</details>", ""])

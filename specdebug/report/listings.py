@@ -1,53 +1,67 @@
-"""Tables of scenarios, probe sites and packs, and facts of an installation."""
+"""Lists: scenarios, probe sites and packs, facts of an installation, settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
-from specdebug.report.tables import Column, Listing, line
+from specdebug.report.parts import Column, Line, Part, Report, Table, columns, lines
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.packs import ProbePack
 
 
-def scenario_table(scenarios: Iterable[Scenario]) -> Listing:
+def listing(command: str, parts: Iterable[Part], document: Any, exit_code: int = 0) -> Report:
+    """A report of a command that looks something up."""
+    return Report(command, command, "", exit_code, document, tuple(parts))
+
+
+def scenario_list(scenarios: Sequence[Scenario]) -> Report:
     """One row a scenario: name, arms, description."""
-    columns = (Column("scenario", key=True), Column("arms", prose=True), Column("what it shows", prose=True))
-    return Listing(columns, [(s.path.stem, ", ".join(s.arms), " ".join(s.description.split())) for s in scenarios])
+    facts = [
+        {"name": s.name, "path": str(s.path), "description": s.description, "arms": list(s.arms)} for s in scenarios
+    ]
+    heads = (Column("scenario", key=True), *columns("arms", "what it shows", prose=True))
+    rows = [(s.path.stem, ", ".join(s.arms), " ".join(s.description.split())) for s in scenarios]
+    return listing("scenarios list", [Table(heads, rows)], facts)
 
 
-def probe_tables(
-    packs: Iterable[ProbePack],
+def probe_list(
+    packs: Sequence[ProbePack],
     kinds: Mapping[str, Sequence[str]],
     live: Mapping[str, Sequence[str]],
     workers: Mapping[str, Sequence[str]],
-) -> RenderableType:
+) -> Report:
     """The packs, then every site with the ``kinds`` of its probes, the packs that switch it on (``live``) and the
     ``workers`` that pass it; where all do, it says so."""
-    of_packs = (Column("pack", key=True), Column("mode", key=True), Column("what it watches", prose=True))
-    of_sites = (Column("site", key=True), *(Column(name, prose=True) for name in ("kinds", "packs", "workers")))
+    of_packs = (*columns("pack", "mode", key=True), Column("what it watches", prose=True))
+    of_sites = (Column("site", key=True), *columns("kinds", "packs", "workers", prose=True))
     most = max(map(len, workers.values()), default=0)
     who = {name: "all" if len(those) == most else ", ".join(those) for name, those in workers.items()}
     sites = [(name, ", ".join(found), ", ".join(live[name]), who[name]) for name, found in kinds.items()]
-    return Group(
-        Listing(of_packs, [(pack.name, pack.mode, " ".join(pack.description.split())) for pack in packs]),
-        Text(),
-        Listing(of_sites, sites),
-    )
+    watched = [(pack.name, pack.mode, " ".join(pack.description.split())) for pack in packs]
+    document = {
+        "packs": [{"name": p.name, "description": p.description, "mode": p.mode} for p in packs],
+        "sites": [
+            {"site": name, "kinds": found, "packs": live[name], "workers": list(workers[name])}
+            for name, found in kinds.items()
+        ],
+    }
+    return listing("probes list", [Table(of_packs, watched), Table(of_sites, sites)], document)
 
 
-def facts_table(facts: Mapping[str, Any], problems: Iterable[str]) -> RenderableType:
+def doctor_report(facts: Mapping[str, Any], problems: Sequence[str]) -> Report:
     """Names and values side by side, then the problems."""
-    columns = (Column("", key=True), Column("", prose=True))
-    rows = [
-        (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)) for name, value in facts.items()
-    ]
-    return Group(Listing(columns, rows), *(line(f"problem: {problem}") for problem in problems))
+    rows = [(name, ", ".join(map(str, told)) if isinstance(told, list) else str(told)) for name, told in facts.items()]
+    table = Table((Column("", key=True), Column("", prose=True)), rows)
+    document = {"facts": facts, "problems": problems}
+    return listing("doctor", [table, *lines(f"problem: {one}" for one in problems)], document, int(bool(problems)))
 
 
-def settings_table(settings: Iterable[tuple[str, str, str]]) -> RenderableType:
-    """Options that a configuration file sets: name, value and the place that sets it."""
-    return Listing((Column("option", key=True), Column("value"), Column("from")), settings)
+def settings_list(
+    settings: Iterable[tuple[str, str, str]], variable: str | None, document: Mapping[str, Any]
+) -> Report:
+    """Options that a configuration file sets: name, value and the place that sets it; then what a variable names."""
+    heads = (Column("option", key=True), *columns("value", "from"))
+    table = Table(heads, list(settings))
+    none = Line("no configuration file: every option has its default")
+    return listing("config", [none if document["path"] is None else table, *lines(filter(None, [variable]))], document)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specdebug import __version__
 from specdebug.base.trial import TrialResult
 from specdebug.minimise import MinimiseWatcher, StageResult, Summary
-from specdebug.report.foreign import shown
-from specdebug.report.lines import PlainLines
-from specdebug.report.next_steps import after_minimise
-from specdebug.report.words import counted, journal_line, replaced, times
+from specdebug.report.parts import Report, lines
+from specdebug.report.progress import Lines
+from specdebug.report.trials import STOPPED, journal_line, more_trials
+from specdebug.report.words import counted, replaced, times
 
 NUMBERS = "numbers"
 """The beginning of the titles of stages that make numbers smaller."""
@@ -38,12 +38,12 @@ class Minimisation:
     not_engine_code: Sequence[str] = ()
 
 
-class MinimiseProgress(PlainLines, MinimiseWatcher):
+class MinimiseProgress(Lines, MinimiseWatcher):
     """One line a trial."""
 
     def opening(self, seen: TrialResult, failures: int, trials: int) -> None:
         """A trial of the whole scenario."""
-        self._say(f"trial {trials}: {_seen(seen)} with everything; {times(failures)} so far")
+        self.say(f"trial {trials}: {_seen(seen)} with everything; {times(failures)} so far")
 
     def tried(
         self, title: str, gone: int, size: int, seen: TrialResult, failed: bool, removed: int, trials: int
@@ -51,33 +51,56 @@ class MinimiseProgress(PlainLines, MinimiseWatcher):
         """A trial of a smaller one."""
         verb = "made smaller" if title.startswith(NUMBERS) else "gone"
         also = "" if failed or seen.signature is None else ", not what is followed"
-        self._say(f"trial {trials}: {title}: {_seen(seen)}{also} with {gone} of {size} {verb}; {removed} superfluous")
+        self.say(f"trial {trials}: {title}: {_seen(seen)}{also} with {gone} of {size} {verb}; {removed} superfluous")
 
     def ended(self, step: StageResult) -> None:
         """A stage is over."""
-        self._say(f"{step.title}: {len(step.removed)} of {len(step.removed) + len(step.kept)} were superfluous")
+        self.say(f"{step.title}: {len(step.removed)} of {len(step.removed) + len(step.kept)} were superfluous")
 
     def closing(self, seen: TrialResult, failures: int, trials: int) -> None:
         """A trial of the smallest scenario, at the end."""
-        self._say(f"what is left: {_seen(seen)}; {times(failures)} of {trials}")
+        self.say(f"what is left: {_seen(seen)}; {times(failures)} of {trials}")
 
 
-def summary_text(summary: Summary[Any], subject: Minimisation) -> str:
-    """The result in lines: the headline, the parts needed, other failures, the command to reproduce it."""
-    lines = [headline(summary, subject)]
+def minimise_report(summary: Summary[Any], subject: Minimisation, exit_code: int) -> Report:
+    """A search for the smallest scenario, whatever came of it."""
+    head = headline(summary, subject)
+    return Report(
+        command="minimise",
+        title=subject.what,
+        summary=head,
+        exit_code=exit_code,
+        document=_document(summary, subject, exit_code),
+        parts=list(lines((head, *_told(summary, subject)), fold=False)),
+    )
+
+
+def _told(summary: Summary[Any], subject: Minimisation) -> Iterator[str]:
+    """The parts needed, other failures, the command to reproduce it."""
     if summary.reason != "silent":
         whole, left = rate_text(*summary.whole), rate_text(*summary.left)
-        lines.append(f"signature {summary.followed}: the whole {whole}, what is left {left}")
-        lines += needed_lines(summary, subject)
+        yield f"signature {summary.followed}: the whole {whole}, what is left {left}"
+        yield from needed_lines(summary, subject)
     if summary.others:
         others = (f"{name} ({times(count)})" for name, count in summary.others)
-        lines.append(f"also seen on the way: {', '.join(others)}")
+        yield f"also seen on the way: {', '.join(others)}"
     if summary.seeds:
-        lines += [f"written: {subject.output}", f"reproduce: specdebug replay {subject.output}"]
-    lines += replaced(subject.not_engine_code)
-    lines.append(f"next: {after_minimise(summary, subject)}")
-    lines.append(journal_line(subject.journal, summary.reason, summary.resumed, summary.trials))
-    return "\n".join(map(shown, lines))
+        yield f"written: {subject.output}"
+        yield f"reproduce: specdebug replay {subject.output}"
+    yield from replaced(subject.not_engine_code)
+    yield f"next: {next_step(summary, subject)}"
+    yield journal_line(subject.journal, summary.reason, summary.resumed, summary.trials)
+
+
+def next_step(summary: Summary[Any], subject: Minimisation) -> str:
+    """The next step: a command to run, or what to see to first."""
+    if summary.reason in STOPPED:
+        return STOPPED[summary.reason]
+    if summary.reason == "silent":
+        return f"specdebug flake {subject.what}   # how often it fails; a rare failure needs --max-trials"
+    if summary.reason == "max-trials":
+        return more_trials(summary.trials)
+    return f"specdebug bundle {subject.output} -o small.specdebug   # to hand it on"
 
 
 def headline(summary: Summary[Any], subject: Minimisation) -> str:
@@ -99,20 +122,20 @@ def headline(summary: Summary[Any], subject: Minimisation) -> str:
 
 
 def needed_lines(summary: Summary[Any], subject: Minimisation) -> list[str]:
-    """The parts that are needed, stage by stage, and those of which nobody knows yet."""
-    lines: list[str] = []
+    """The parts that are needed, stage by stage, and those of which it is not known yet."""
+    told: list[str] = []
     smaller: list[str] = []
     for step in summary.steps:
         if step.title.startswith(NUMBERS):
             smaller += step.removed
             continue
         if sure := [label for label in step.kept if label not in step.unconfirmed]:
-            lines.append(f"needed at {subject.confidence:.0%}: {', '.join(sure)}")
+            told.append(f"needed at {subject.confidence:.0%}: {', '.join(sure)}")
         if step.unconfirmed:
-            lines.append(f"not known to be needed: {', '.join(step.unconfirmed)}")
+            told.append(f"not known to be needed: {', '.join(step.unconfirmed)}")
     if smaller:
-        lines.append(f"smaller: {', '.join(_merged(smaller))}")
-    return lines
+        told.append(f"smaller: {', '.join(_merged(smaller))}")
+    return told
 
 
 def rate_text(failures: int, trials: int) -> str:
@@ -120,7 +143,7 @@ def rate_text(failures: int, trials: int) -> str:
     return f"fails {failures} of {trials} times" if trials else "not measured"
 
 
-def minimise_document(summary: Summary[Any], subject: Minimisation, exit_code: int) -> dict[str, Any]:
+def _document(summary: Summary[Any], subject: Minimisation, exit_code: int) -> dict[str, Any]:
     """A search as plain data."""
     return {
         "specdebug": __version__,
@@ -142,7 +165,7 @@ def minimise_document(summary: Summary[Any], subject: Minimisation, exit_code: i
         "resumed": summary.resumed,
         "output": subject.output if summary.seeds else None,
         "not_engine_code": list(subject.not_engine_code),
-        "next": after_minimise(summary, subject),
+        "next": next_step(summary, subject),
         "journal": subject.journal,
     }
 

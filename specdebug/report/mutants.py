@@ -14,12 +14,14 @@ from specdebug import __version__
 from specdebug.mutants.find import Mutant
 from specdebug.mutants.measure import Measured
 from specdebug.mutants.rows import MutantRow, Score, scores
-from specdebug.report.lines import PlainLines
-from specdebug.report.live import LiveDisplay
-from specdebug.report.tables import Column, Listing, columns, line
-from specdebug.report.words import counted, journal_line
+from specdebug.report.listings import listing
+from specdebug.report.parts import Block, Column, Line, Report, Section, Styled, Table, columns, lines
+from specdebug.report.progress import Display
+from specdebug.report.tables import line
+from specdebug.report.trials import journal_line
+from specdebug.report.words import counted, dash
 
-COLUMNS = (Column("", key=True), *columns("mutants", "effective", "caught", "score", "95% interval", right=True))
+SCORES = columns("mutants", "effective", "caught", "score", "95% interval", right=True)
 LISTED = (Column("mutant", key=True), Column("function", prose=True))
 WATCHED: Sequence[tuple[str, str]] = (
     ("draft", "draft_state"),
@@ -50,47 +52,31 @@ class MutantQuestion:
     journal: str
 
 
-class PlainMutants(PlainLines):
-    """A line for each mutant, and a few while the sound engine runs."""
-
-    def sound(self, done: int, of: int) -> None:
-        """Say once in a while how many arms the sound engine has run."""
-        if done == of or done % 5 == 0:
-            self._say(f"sound engine: {done} of {counted(of, 'arm')}")
-
-    def counted(self, row: MutantRow, done: int, of: int, kept: bool) -> None:
-        """Say what became of a mutant."""
-        self._say(f"{done} of {of}: {row.id}: {row_text(row)}{' (in the journal)' if kept else ''}")
-
-
-class LiveMutants(LiveDisplay):
-    """The counts, and the survivors met last."""
+class MutantsProgress(Display):
+    """The counts, and the survivors met last; elsewhere a line for each mutant."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)
-        self._began = time.monotonic()
         self._text = "starting"
         self._rows: list[MutantRow] = []
 
     def sound(self, done: int, of: int) -> None:
-        """Draw how many arms the sound engine has run."""
+        """Say once in a while how many arms the sound engine has run."""
         self._text = f"sound engine: {done} of {counted(of, 'arm')}"
+        if done == of or done % 5 == 0:
+            self.say(self._text)
 
     def counted(self, row: MutantRow, done: int, of: int, kept: bool) -> None:
-        """Draw the counts from now on."""
+        """Say what became of a mutant."""
         self._rows.append(row)
         effective = [each for each in self._rows if each.effective]
         self._text = f"{done} of {of}, {sum(each.caught for each in effective)} of {len(effective)} effective caught"
+        self.say(f"{done} of {of}: {row.id}: {row_text(row)}{' (in the journal)' if kept else ''}")
 
     def _draw(self) -> RenderableType:
         survivors = [each for each in self._rows if each.survived][-5:]
-        seconds = f"{time.monotonic() - self._began:.0f} s"
+        seconds = f"{time.monotonic() - self.began:.0f} s"
         return Group(Text(f"mutants: {self._text}, {seconds}", "bold"), *(line(each.id, "red") for each in survivors))
-
-
-def mutants_progress(stream: IO[str]) -> PlainMutants | LiveMutants:
-    """The display that suits the stream."""
-    return LiveMutants(stream) if stream.isatty() else PlainMutants(stream)
 
 
 def row_text(row: MutantRow) -> str:
@@ -118,14 +104,14 @@ def advice(row: MutantRow) -> str:
         return "the run ended as the user's mistake, not as a failure"
     site = row.difference.site
     if not row.difference.read:
-        return "nothing else differs in any arm: nobody reads there what is wrong, or no scenario has what does"
+        return "nothing else differs in any arm: nothing reads there what is wrong, or no scenario has what does"
     oracle = next((name for start, name in WATCHED if site.startswith(start)), None)
     if oracle is None:
         return f"no oracle looks at {site or 'the schedule'}"
     return f"{oracle} looks at that stage, and saw nothing wrong with what came of it"
 
 
-def mutants_document(measured: Measured, asked: MutantQuestion, exit_code: int) -> dict[str, Any]:
+def _document(measured: Measured, asked: MutantQuestion, exit_code: int) -> dict[str, Any]:
     """Everything, as plain data."""
     rows = measured.rows
     return {
@@ -144,21 +130,80 @@ def mutants_document(measured: Measured, asked: MutantQuestion, exit_code: int) 
     }
 
 
-def render_mutants(measured: Measured, asked: MutantQuestion) -> RenderableType:
+def mutants_report(measured: Measured, asked: MutantQuestion, exit_code: int) -> Report:
     """The score by file and by operator, the survivors, the lines that nothing runs."""
-    rows = measured.rows
-    shown: list[RenderableType] = []
-    for name, key in (("file", lambda row: row.file), ("operator", lambda row: row.operator)):
-        shown += [Listing((Column(name, key=True), *COLUMNS[1:]), map(_cells, scores(rows, key))), Text()]
-    for row in measured.survivors:
-        shown += [line(f"survived: {row.id} in {row.function}", "bold red"), line(f"  {difference_text(row)}")]
-        shown += [line(f"  {advice(row)}"), *(line(f"    {each}", "dim") for each in row.diff.split("\n")[2:]), Text()]
-    unreached = {file: of for file, of in measured.unreached.items() if of[0]}
-    if unreached:
-        shown.append(line("run by no arm, so nothing was drawn of it:", "bold"))
-        shown += [line(f"  {file}: {missed} of {counted(of, 'mutant')}") for file, (missed, of) in unreached.items()]
-    journal = journal_line(asked.journal, measured.reason, measured.resumed, len(rows))
-    return Group(*shown, line(journal, "dim"), line(closing_line(measured), "bold"))
+    total, rows, summary = measured.total, measured.rows, closing_line(measured)
+    tables = [_scores("file", scores(rows, lambda row: row.file))]
+    tables.append(_scores("operator", scores(rows, lambda row: row.operator)))
+    survivors = [_survivor(row) for row in measured.survivors]
+    unreached = _unreached(measured)
+    journal = Line(journal_line(asked.journal, measured.reason, measured.resumed, len(rows)), "dim")
+    seconds = sum(row.seconds for row in rows)
+    return Report(
+        command="mutants",
+        title="Mutants of the engine",
+        summary=summary,
+        exit_code=exit_code,
+        document=_document(measured, asked, exit_code),
+        parts=(*tables, *survivors, *unreached, journal, Line(summary)),
+        chips=_chips(measured),
+        facts={
+            "score": score_text(total),
+            "mutants": str(total.mutants),
+            "without effect": str(total.mutants - total.effective),
+            "caught by a time-out alone": str(total.by_time),
+            "seed": str(asked.seed),
+            "time in runs": f"{seconds:.1f} s",
+            "exit code": str(exit_code),
+            "journal": asked.journal,
+        },
+        page=lambda: [*tables, *survivors, _others(measured), *unreached],
+        seconds=seconds,
+    )
+
+
+def _scores(name: str, rows: Sequence[Score]) -> Table:
+    marked = frozenset(place for place, row in enumerate(rows) if row.caught < row.effective)
+    return Table((Column(name, key=True), *SCORES), list(map(_cells, rows)), marked=marked)
+
+
+def _survivor(row: MutantRow) -> Section:
+    told = [f"in {row.function}, run in {counted(row.ran, 'arm')}", difference_text(row), advice(row)]
+    diff = Block("\n".join(row.diff.split("\n")[2:]), "diff")
+    return Section(f"survived: {row.id}", [*lines(told), diff])
+
+
+def _unreached(measured: Measured) -> list[Section]:
+    rows = [Line(f"{file}: {no} of {counted(of, 'mutant')}") for file, (no, of) in measured.unreached.items() if no]
+    return [Section("run by no arm, so nothing was drawn of it:", rows)] if rows else []
+
+
+def _others(measured: Measured) -> Section:
+    """Every mutant that was caught, or had no effect."""
+    heads = [*columns("mutant", "signature", "arm"), *columns("step", "arms run", right=True), Column("diff")]
+    rows = [
+        (
+            row.id,
+            (row.signature or "") if row.caught else "no effect",
+            dash(row.scenario),
+            dash(row.step),
+            str(row.ran),
+            row.diff.split("\n")[3:],
+        )
+        for row in measured.rows
+        if not row.survived
+    ]
+    return Section("The others", [Section(f"{len(rows)} caught or without effect", [Table(heads, rows)], folded=True)])
+
+
+def _chips(measured: Measured) -> list[Styled]:
+    caught = Styled("every effective mutant was caught", "pass")
+    chips = [caught if measured.total.effective else Styled("nothing took effect", "unknown")]
+    if measured.survivors:
+        chips = [Styled(counted(len(measured.survivors), "survivor"), "fail")]
+    if missing := measured.planned - len(measured.rows):
+        chips.append(Styled(f"{counted(missing, 'mutant')} not run", "unknown"))
+    return chips
 
 
 def closing_line(measured: Measured) -> str:
@@ -182,15 +227,13 @@ def interval_text(score: Score) -> str:
     return f"{score.interval.low:.1%} to {score.interval.high:.1%}"
 
 
-def listing(mutants: Sequence[Mutant]) -> Listing:
+def mutants_list(mutants: Sequence[Mutant]) -> Report:
     """The mutants that there are."""
-    return Listing(LISTED, [(mutant.id, mutant.function) for mutant in mutants])
-
-
-def mutant_document(mutant: Mutant) -> dict[str, Any]:
-    """One that could be made, as plain data."""
     names = ("id", "function", "line", "operator", "diff")
-    return {"file": f"specdebug/{mutant.file}", **{name: getattr(mutant, name) for name in names}}
+    document = [
+        {"file": f"specdebug/{mutant.file}", **{name: getattr(mutant, name) for name in names}} for mutant in mutants
+    ]
+    return listing("mutants", [Table(LISTED, [(mutant.id, mutant.function) for mutant in mutants])], document)
 
 
 def _cells(score: Score) -> tuple[str, ...]:

@@ -10,14 +10,13 @@ Format: "Trace Event Format", Google, 2016; times are in microseconds.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specdebug import __version__
 from specdebug.campaign.loops.replay import ArmResult, Replay
 from specdebug.campaign.loops.steplog import EngineStep, Recording
-from specdebug.report.terminal import not_engine_lines
+from specdebug.report.replay import not_engine_lines
 from specdebug.report.words import NOT_ENGINE_CODE
 
 PHASES = {"prefill": 1, "decode": 2, "idle": 3, "served": 4}
@@ -28,14 +27,14 @@ EVENTS = 5
 Event = dict[str, Any]
 
 
-def perfetto_json(replay: Replay, recording: Recording) -> str:
-    """The trace of all arms as text."""
+def trace_of(replay: Replay, recording: Recording) -> dict[str, Any]:
+    """The trace of all arms."""
     events: list[Event] = []
     for pid, result in enumerate(replay.results, 1):
         events += arm_events(result, recording.of(result.run.key), pid)
     about: dict[str, Any] = {"specdebug": __version__, "scenario": replay.scenario.name}
     about |= {"path": str(replay.scenario.path), NOT_ENGINE_CODE: not_engine_lines(replay.results)}
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, allow_nan=False)
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
 def arm_events(result: ArmResult, steps: Sequence[EngineStep], pid: int) -> list[Event]:

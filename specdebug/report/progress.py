@@ -1,21 +1,28 @@
-"""Progress of runs on stderr: a live display on a terminal, plain lines elsewhere."""
+"""Progress on stderr: drawn anew on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from specdebug.base.redaction import redacted
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.report.foreign import shown
-from specdebug.report.lines import PlainLines
-from specdebug.report.live import LiveDisplay
-from specdebug.report.terminal import VERDICT_STYLE
+from specdebug.report.tables import STYLES
 from specdebug.report.words import ended
 from specdebug.verdict.ledger import Ledger
+
+if TYPE_CHECKING:
+    from specdebug.campaign.trials.sampling import Tally
+    from specdebug.campaign.trials.search import Standing
 
 QUIET_S = 5.0
 """Plain output: seconds between two lines about an arm that is still running."""
@@ -47,12 +54,95 @@ class _Row:
         return f"{self.text}, {now - self.since:.0f} s" if self.activity else self.text
 
 
-class PlainProgress(PlainLines):
-    """One line when an arm ends, and one every few seconds while it runs."""
+class _WhileItLasts:
+    """A stream whose terminal may go away: the progress is lost then, and the results still matter."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(redacted(text))
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+class Lines:
+    """Says lines on a stream. A context manager, as a display is."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = _WhileItLasts(stream)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to put back."""
+
+    def say(self, text: str) -> None:
+        """Print one line, whatever is in ``text``."""
+        print(shown(text), file=cast(IO[str], self._stream), flush=True)
+
+
+class Display(Lines, ABC):
+    """Draws the state on a terminal several times a second for as long as it is entered; elsewhere it says lines."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__(stream)
+        self.live = stream.isatty()
+        self.began = time.monotonic()
+        self._console = Console(file=cast(IO[str], self._stream), highlight=False)
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self._live = Live(console=self._console, transient=True, refresh_per_second=8, get_renderable=self._draw)
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Print one line, unless the state is drawn."""
+        if not self.live:
+            super().say(text)
+
+    @abstractmethod
+    def _draw(self) -> RenderableType:
+        """Return the state of now. Another thread calls this than the one that changes the state."""
+
+
+class TrialsDisplay(Display):
+    """The standing of a search; says once how many trials the journal held."""
+
+    def __init__(self, stream: IO[str], journal: str) -> None:
+        super().__init__(stream)
+        self._journal = journal
+        self._resumed = False
+        self.standing: Standing | Tally | None = None
+
+    def moved(self, standing: Standing | Tally) -> None:
+        """A trial begins, or was in the journal."""
+        self.standing = standing
+        if standing.resumed and not self._resumed:
+            self._resumed = True
+            self.say(f"resumed: {standing.resumed} trials are in {self._journal}")
+
+
+class RunProgress(Display):
+    """A small table that follows every arm; elsewhere a line when an arm ends, and one every few seconds."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)
         self._rows: dict[str, _Row] = {}
+        self._ended: dict[str, Text] = {}
 
     def arm_started(self, run: ArmRun) -> None:
         now = time.monotonic()
@@ -73,58 +163,28 @@ class PlainProgress(PlainLines):
                 self._say_row(key, row, now)
 
     def arm_ended(self, result: ArmResult) -> None:
-        self._rows.pop(result.run.key, None)
-        outcome = result.outcome
-        said = ended(outcome.verdict, outcome.signature)
-        self._say(f"{result.run.key}: {said}, {outcome.metrics.wall_s:.1f} s")
-
-    def notice(self, text: str) -> None:
-        """Say something that concerns the whole run."""
-        self._say(text)
-
-    def _say_row(self, key: str, row: _Row, now: float) -> None:
-        row.said_at = now
-        self._say(f"{key}: {row.line(now)}")
-
-
-class LiveProgress(LiveDisplay):
-    """A small table that follows every arm."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        super().__init__(stream)
-        self._rows: dict[str, _Row | Text] = {}
-        self._ended: list[str] = []
-
-    def arm_started(self, run: ArmRun) -> None:
-        now = time.monotonic()
-        self._rows[run.key] = _Row(now, now)
-
-    def arm_moved(self, run: ArmRun, ledger: Ledger) -> None:
-        row = self._rows[run.key]
-        if isinstance(row, _Row):
-            row.moved(ledger, time.monotonic())
-
-    def waiting(self) -> None:
-        """The display has a clock of its own."""
-
-    def arm_ended(self, result: ArmResult) -> None:
-        outcome = result.outcome
-        text = Text(outcome.verdict, VERDICT_STYLE[outcome.verdict])
-        text.append(f" {shown(outcome.signature or '')}")
-        self._rows[result.run.key] = text
-        self._ended.append(result.run.key)
-        if len(self._rows) > MAX_ROWS:
-            del self._rows[self._ended.pop(0)]
+        outcome, key = result.outcome, result.run.key
+        self._rows.pop(key, None)
+        text = Text(outcome.verdict, STYLES[outcome.verdict])
+        self._ended[key] = text.append(f" {shown(outcome.signature or '')}")
+        self.say(f"{key}: {ended(outcome.verdict, outcome.signature)}, {outcome.metrics.wall_s:.1f} s")
 
     def notice(self, text: str) -> None:
         """Say something that concerns the whole run; it stays above what is drawn."""
-        self._console.print(Text(text))
+        self._console.print(Text(text)) if self.live else self.say(text)
+
+    def _say_row(self, key: str, row: _Row, now: float) -> None:
+        row.said_at = now
+        self.say(f"{key}: {row.line(now)}")
 
     def _draw(self) -> Table:
         now = time.monotonic()
         table = Table.grid(padding=(0, 2))
-        for name, row in tuple(self._rows.items()):  # drawn by another thread than the one that changes it
-            table.add_row(Text(shown(name)), row if isinstance(row, Text) else Text(shown(row.line(now))))
+        running = tuple(self._rows.items())  # drawn by another thread than the one that changes it
+        for name, text in tuple(self._ended.items())[-max(MAX_ROWS - len(running), 1) :]:
+            table.add_row(Text(shown(name)), text)
+        for name, row in running:
+            table.add_row(Text(shown(name)), Text(shown(row.line(now))))
         return table
 
 
@@ -138,8 +198,3 @@ def progress_text(ledger: Ledger) -> str:
     if ledger.violations:
         text += f", found {ledger.violations[0].signature}"
     return text + busy
-
-
-def progress_on(stream: IO[str]) -> PlainProgress | LiveProgress:
-    """The display that suits the stream."""
-    return LiveProgress(stream) if stream.isatty() else PlainProgress(stream)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
-from typing import TypeAlias
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from specdebug.report.foreign import shown
+from specdebug.report.parts import Cell, Column, Styled, Table
 
 GAP = 2
 """Columns of the terminal between two columns of a table."""
@@ -30,46 +30,26 @@ _FIXED = "\N{NO-BREAK SPACE}"
 """Stands for a space at which no line is broken; foreign text has none, because ``shown`` writes it as an escape."""
 _WORD = re.compile(r"(?:^ +)?[^ ]+")
 
-Cell: TypeAlias = str | Text | Sequence[str]
-"""A cell's content: foreign text, styled text (made of what ``shown`` returned), or several lines."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column and how it behaves where room is short.
-
-    Attributes:
-        name: the head; in a block it stands before the value.
-        key: the value stands in the first line of a block.
-        prose: the value may be broken between words; any other stays on one line.
-        right: numbers, flush right.
-    """
-
-    name: str
-    key: bool = False
-    prose: bool = False
-    right: bool = False
-
-
-def columns(*names: str, key: bool = False, prose: bool = False, right: bool = False) -> list[Column]:
-    """Columns of one kind."""
-    return [Column(name, key, prose, right) for name in names]
+STYLES = {
+    "": "",
+    "pass": "green",
+    "fail": "bold red",
+    "unknown": "yellow",
+    "dim": "dim",
+    "bold": "bold",
+    "injected": "magenta",
+}
+"""The colours of a terminal."""
 
 
 class Listing:
-    """Rows under heads, laid out for the width of the console that prints them.
+    """A table, laid out for the width of the console that prints it."""
 
-    With ``bar`` every line begins with a bar. It tells who reads a log (triage, say) that signatures here are stated,
-    expected or told of elsewhere in full, and are no findings.
-    """
-
-    def __init__(
-        self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], title: str = "", bar: bool = False
-    ) -> None:
-        self._columns = tuple(replace(column, name=shown(column.name)) for column in columns)
-        self._rows = [[_lines(cell) for cell in row] for row in rows]
-        self._title = shown(title)
-        self._bar = bar
+    def __init__(self, table: Table) -> None:
+        self._columns = tuple(replace(column, name=shown(column.name)) for column in table.columns)
+        self._rows = [[_lines(cell) for cell in row] for row in table.rows[: table.most]]
+        self._title = shown(table.title)
+        self._bar = table.bar
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self._title:
@@ -185,9 +165,10 @@ def broken(text: Text, width: int, hang: int = 0) -> list[Text]:
 
 
 def _lines(cell: Cell) -> list[Text]:
-    if isinstance(cell, Text):
-        return [cell]
-    return [Text(shown(line)) for line in ([cell] if isinstance(cell, str) else cell)]
+    return [
+        Text(shown(each.words), STYLES[each.style]) if isinstance(each, Styled) else Text(shown(each))
+        for each in ([cell] if isinstance(cell, (str, Styled)) else cell)
+    ]
 
 
 def _item(column: Column, value: Text) -> Text:

@@ -15,6 +15,16 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def number(value: float | None, digits: int) -> str:
+    """The number with so many digits after the point; a dash for none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def dash(value: object) -> str:
+    """The value; a dash for none."""
+    return "-" if value is None else str(value)
+
+
 def ended(verdict: str, signature: str | None) -> str:
     """``pass``, ``fail nan@draft.logits``."""
     return f"{verdict} {signature}" if signature else verdict
@@ -49,19 +59,3 @@ def not_engine_code(arms: Iterable[tuple[str, Sequence[str]]], *, short: bool = 
         for parts, names in sharing.items()
         for told in (replaced(parts) if short else [f"{NOT_ENGINE_CODE}: {'; '.join(parts)}"] if parts else [])
     ]
-
-
-def journal_line(path: str, reason: str, resumed: int, trials: int) -> str:
-    """The path of the journal, and the effect of running the same command again.
-
-    ``reason``: of the end of the search; ``resumed``: those of its ``trials`` that were in the journal before.
-    """
-    if reason in ("interrupted", "trouble"):
-        hint = "the same command goes on from here"
-    elif resumed == trials > 0:
-        hint = "every trial was in it already; --fresh starts anew"
-    else:
-        hint = "the same command shows this again"
-    if reason == "max-trials":
-        hint += "; with a higher --max-trials it goes on"
-    return f"journal: {path} ({hint})"

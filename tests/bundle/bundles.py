@@ -14,7 +14,7 @@ from specdebug.bundle.archive import MANIFEST
 from specdebug.bundle.content import write_bundle
 from specdebug.bundle.run import Traced, run_traced
 from specdebug.campaign.loops.replay import ArmRun, Choices, Replay, plan
-from specdebug.report.document import replay_document
+from specdebug.report.replay import replay_document
 from specdebug.scenario.library import Library
 from tests.run.fakes import FakePool, good_run
 

@@ -13,7 +13,8 @@ from specdebug.bundle.content import read_bundle, write_bundle
 from specdebug.bundle.run import run_traced
 from specdebug.bundle.weigh import weigh
 from specdebug.campaign.loops.replay import Replay
-from specdebug.report.document import replay_document, to_json
+from specdebug.report.formats import to_json
+from specdebug.report.replay import replay_document
 from specdebug.scenario.library import Library
 from specdebug.workers.child import WorkerStartError
 from specdebug.workers.job import WorkerEnd

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from specdebug.cli.main import run
-from specdebug.cli.trials import tell_rerun
+from specdebug.cli.running import tell_rerun
 from tests.campaign.trials.repositories import make_repository
 
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()", "bisect"]

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from specdebug.cli.params import Help, grouped
+from specdebug.cli.options import Help, grouped
 
 Loud = Annotated[bool, typer.Option("--loud", help="Said by {command}.")]
 

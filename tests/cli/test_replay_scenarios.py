@@ -16,7 +16,7 @@ import pytest
 
 from specdebug.cli.main import run
 from specdebug.workers.job import WorkerEnd
-from tests.report.html.samples import Page
+from tests.report.samples import Page
 from tests.run.fakes import FakePool, good_run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,9 +19,9 @@ from specdebug.bundle import archive
 from specdebug.cli import output
 from specdebug.cli.main import run
 from specdebug.cli.options import JsonOptions
-from specdebug.cli.output import OutputError
-from specdebug.cli.results import ReportFailed, tell_all, tell_results
-from tests.report.html.samples import MINI, Page
+from specdebug.cli.output import OutputError, ReportFailed, tell, tell_all
+from specdebug.report.parts import Line, Report
+from tests.report.samples import MINI, Page
 
 FAILS = 'case ",$SGLANG_DEBUG_REVERT_PR," in *,27360,*) exit 7;; esac; exit 0'
 COMMANDS = [
@@ -60,15 +60,13 @@ def test_every_report_is_tried_and_the_gravest_failure_is_raised(
     with pytest.raises(
         ReportFailed, match=r"^internal error: .*/p\.html could not be made: TypeError: .*'int' and 'list'"
     ):
-        tell_results(
+        tell(
+            Report("x", "x", "the report", 0, {"verdict": "pass"}, [Line("the report")]),
             JsonOptions(as_json=False, json_file=tmp_path / "all.json"),
-            lambda: {"verdict": "pass"},
-            lambda: print("the report"),
             (tmp_path / "gone" / "a.xml", lambda: "a"),
             (None, lambda: pytest.fail("it is not wanted")),
             (tmp_path / "p.html", of_two_shapes),
             (tmp_path / "b.html", lambda: "b"),
-            summary=lambda: pytest.fail("outside of a job nobody wants it"),
         )
     assert (tmp_path / "b.html").read_text() == "b"
     assert json.loads((tmp_path / "all.json").read_text()) == {"verdict": "pass"}
@@ -146,7 +144,7 @@ def test_flake_leaves_a_page_cases_and_a_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    files = ["--html", "page.html", "--junit", "cases.xml", "--json", "-"]
+    files = ["--html", "page.html", "--junit", "cases.xml", "--json"]
     command = ["flake", "--revert", "27360", "--claim", "rate<5%", *files, "--", "bash", "-c", FAILS]
     assert run(command) == 1
     document = json.loads(capsys.readouterr().out)

@@ -7,13 +7,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from specdebug.cli.replay import workers
+from specdebug.cli.running import workers
 from specdebug.hunt.evidence import RUNS, SeenFailure, gather
 from specdebug.hunt.hunting import Hunt, HuntRunner
 from specdebug.hunt.record import HuntRecord, Judged
-from specdebug.report.document import replay_document
-from specdebug.report.hunt import HuntAnswer
-from specdebug.report.hunt_issue import issue_page
+from specdebug.report.hunt import HuntAnswer, issue_page
+from specdebug.report.replay import replay_document
 from specdebug.scenario.library import Library
 from specdebug.targets.settings import parse_target
 from tests.run.fakes import FakeLibrary, FakePool, good_run

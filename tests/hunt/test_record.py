@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdebug.hunt.record import FORMAT, RECORD, HuntRecord, Judged
-from specdebug.report.hunt import HuntAnswer, hunt_document, hunt_page, render_hunt
+from specdebug.report.hunt import HuntAnswer, hunt_page, hunt_report
 from specdebug.workers.records import RecordError
 from tests.run.fakes import text_of
 from tests.workers.disks import full
@@ -48,9 +48,9 @@ def test_what_is_not_the_engine_s_own_code_is_written_once_and_told_of_all(tmp_p
     with record(tmp_path) as again:
         answer = HuntAnswer(again, "sglang", 0, "specdebug hunt", {}, {})
         whole = ["graphs: none", "a.kernel", "b.other"]
-        assert again.not_engine_code == hunt_document(answer, 0)["not_engine_code"] == whole
+        assert again.not_engine_code == hunt_report(answer, 0).document["not_engine_code"] == whole
         short = "in place of the engine's own GPU code: graphs; 2 stand-ins (see --json)"
-        assert short in text_of(render_hunt(answer))
+        assert short in text_of(hunt_report(answer, 0))
         assert "graphs: none; a.kernel; b.other." in hunt_page(answer)
 
 

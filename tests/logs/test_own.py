@@ -10,9 +10,9 @@ import pytest
 from specdebug.campaign.loops.replay import Replay
 from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan, scan_bytes
-from specdebug.report.document import replay_document, to_json
+from specdebug.report.formats import to_json
 from specdebug.report.junit import junit_xml
-from specdebug.report.terminal import render_replay
+from specdebug.report.replay import replay_report
 from specdebug.verdict.outcome import RANK
 from specdebug.workers.job import WorkerEnd
 from tests.bundle.bundles import arm_run, traced
@@ -60,9 +60,9 @@ def test_terminal_and_json_lead_back_to_the_signature(script: Any) -> None:
     result = traced(arm_run(), script).result
     answer = Replay(result.run.scenario, (result,), 1.0)
     assert result.outcome.verdict == "fail"
-    for text in (text_of(render_replay(answer)), to_json(replay_document(answer))):
+    for text in (text_of(replay_report(answer)), to_json(replay_report(answer).document)):
         main = scanned(text).main
         assert main is not None
         assert (main.signature, main.strength) == (result.outcome.signature, Strength.VERDICT)
-    assert result.outcome.signature in scanned(junit_xml([answer])).findings
-    assert json.loads(to_json(replay_document(answer)))["arms"][0]["signature"] == result.outcome.signature
+    assert result.outcome.signature in scanned(junit_xml(replay_report(answer))).findings
+    assert json.loads(to_json(replay_report(answer).document))["arms"][0]["signature"] == result.outcome.signature

@@ -29,7 +29,7 @@ from specdebug.patching.toggles import (
     parse_numbers,
     reverts_from_environment,
 )
-from specdebug.report.toggle import toggle_table
+from specdebug.report.toggles import toggle_list
 from specdebug.scenario.library import Library
 from specdebug.targets.settings import ReleasedEngine
 from tests.run.fakes import text_of
@@ -277,7 +277,7 @@ def test_a_fix_that_an_engine_lacks_is_put_in_there(root):
     said = "77 mends sglang; this engine has no such code to revert"
     assert refusal(registry.select, 77, error=SelectionError) == said
     assert 77 not in [toggle.pr for toggle in Library().all_toggles(ReleasedEngine(release="sglang==0.5.13"))]
-    assert "mends sglang" in text_of(toggle_table([registry.find("77")]))
+    assert "mends sglang" in text_of(toggle_list([registry.find("77")]))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Something for every renderer to show, made of names that the caller chooses."""
+"""A report of every command, made of names that the caller chooses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.compare import compare
 from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay
-from specdebug.campaign.loops.verify import ToggleCheck
+from specdebug.campaign.loops.verify import Matrix, ToggleCheck
 from specdebug.diverge.align import Difference
 from specdebug.diverge.run import Divergence
 from specdebug.diverge.stream import Descriptor, Share
@@ -26,33 +26,33 @@ from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan
 from specdebug.minimise import StageResult, Summary
 from specdebug.patching import Edit, Patch
-from specdebug.patching.drift import FixRow, Report
+from specdebug.patching.drift import FixRow
+from specdebug.patching.drift import Report as DriftReport
 from specdebug.patching.drift.fit import EditProblem
 from specdebug.patching.drift.nearest import Near
 from specdebug.patching.toggles import Detection, Toggle
-from specdebug.report.bisect import findings_text
-from specdebug.report.diverge import render_divergence
-from specdebug.report.drift import render_drift
-from specdebug.report.fault import fault_table
-from specdebug.report.fault_matrix import render_fault_matrix
-from specdebug.report.flake import sampled_text
-from specdebug.report.listings import facts_table, probe_tables, scenario_table
-from specdebug.report.matrix import render_matrix
-from specdebug.report.minimise import Minimisation, summary_text
-from specdebug.report.terminal import render_comparison, render_replay
-from specdebug.report.toggle import describe_toggle, toggle_table
-from specdebug.report.triage import render_triage
+from specdebug.report.bisect import bisect_report
+from specdebug.report.compare import compare_report
+from specdebug.report.diverge import divergence_report
+from specdebug.report.faults import fault_list, fault_shown, faults_report
+from specdebug.report.flake import flake_report
+from specdebug.report.listings import doctor_report, probe_list, scenario_list
+from specdebug.report.minimise import Minimisation, minimise_report
+from specdebug.report.parts import Report
+from specdebug.report.replay import replay_report
+from specdebug.report.toggles import drift_report, matrix_report, toggle_list, toggle_shown
+from specdebug.report.triage import triage_report
 from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.packs import ProbePack
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Violation
-from tests.report.html.trials import culprit_200, sampled, searched
+from tests.report.trials import chooser, culprit_200, sampled, searched
 
 Name = Callable[[str], str]
 """Makes a name of a plain word."""
 
 
-def shown_by_all(name: Name, folder: Path) -> dict[str, Any]:
-    """By command, what it shows: something for a console, or text that is written as it is."""
+def report_of_all(name: Name, folder: Path) -> dict[str, Report]:
+    """By command, a report that tells of most that it can."""
     return {
         **_of_runs(name),
         **_of_listings(name),
@@ -98,7 +98,7 @@ def scenario(name: Name) -> Scenario:
     )
 
 
-def _of_runs(name: Name) -> dict[str, Any]:
+def _of_runs(name: Name) -> dict[str, Report]:
     about = scenario(name)
     reverted: Any = (SimpleNamespace(pr=27338),)
     expectations = (Expectation(), Expectation("fail", (name("expected@site"),)))
@@ -114,25 +114,26 @@ def _of_runs(name: Name) -> dict[str, Any]:
     kind = CLASSES["nan_logits"]
     faults = FaultMatrix((CaseCheck(Case(kind), (FaultRun(0, left), FaultRun(1, right))),), ())
     return {
-        "replay": render_replay(Replay(about, results, 2.5)),
-        "compare": render_comparison(
-            about.name, compare((names[0], names[1]), (left, other), lambda ids: name(f"t{ids[0]}"))
+        "replay": replay_report(Replay(about, results, 2.5)),
+        "compare": compare_report(
+            Replay(about, results, 2.5), compare((names[0], names[1]), (left, other), lambda ids: name(f"t{ids[0]}"))
         ),
-        "toggles verify": render_matrix(checks),
-        "faults verify": render_fault_matrix(faults),
+        "toggles verify": matrix_report(Matrix(tuple(checks), False)),
+        "faults verify": faults_report(faults, 2.5),
     }
 
 
-def _of_listings(name: Name) -> dict[str, Any]:
+def _of_listings(name: Name) -> dict[str, Report]:
     packs = [ProbePack(name("pack"), f"Watches {name('watched')} all the time.", "record", (), "p")]
     kinds = {name("site"): [name("kind"), "inf"]}
     return {
-        "scenarios list": scenario_table([scenario(name)]),
-        "faults list": fault_table(CLASSES.values()),
-        "probes list": probe_tables(
+        "scenarios list": scenario_list([scenario(name)]),
+        "faults list": fault_list(list(CLASSES.values())[:4]),
+        "faults show": fault_shown(CLASSES["nan_logits"]),
+        "probes list": probe_list(
             packs, kinds, {site: [name("pack")] for site in kinds}, {site: [name("worker")] for site in kinds}
         ),
-        "doctor": facts_table({name("fact"): [name("value"), 3]}, [f"no {name('part')}"]),
+        "doctor": doctor_report({name("fact"): [name("value"), 3]}, [f"no {name('part')}"]),
     }
 
 
@@ -157,7 +158,7 @@ def toggle(name: Name) -> Toggle:
     )
 
 
-def _of_toggles(name: Name) -> dict[str, Any]:
+def _of_toggles(name: Name) -> dict[str, Report]:
     near = Near(Where(name("near"), 5), ("x",), (f"-{name('gone')}", f"+{name('new')}"), 0.5)
     rows = (
         FixRow(1, "ours", "fits", places=(Where(name("place"), 3), Where(name("other place"), 4))),
@@ -166,13 +167,13 @@ def _of_toggles(name: Name) -> dict[str, Any]:
     )
     release: Any = name("release")
     return {
-        "toggles list": toggle_table([toggle(name)]),
-        "toggles show": describe_toggle(toggle(name)),
-        "toggles check": render_drift(Report(release, rows)),
+        "toggles list": toggle_list([toggle(name)]),
+        "toggles show": toggle_shown(toggle(name)),
+        "toggles check": drift_report(DriftReport(release, rows)),
     }
 
 
-def _of_searches(name: Name, folder: Path) -> dict[str, Any]:
+def _of_searches(name: Name, folder: Path) -> dict[str, Report]:
     def kept_as(word: str) -> str:
         """As a journal has it, which holds no lone surrogates."""
         return name(word).encode("utf-8", "replace").decode()
@@ -202,33 +203,32 @@ def _of_searches(name: Name, folder: Path) -> dict[str, Any]:
     step = StageResult("requests", (name("gone"),), (name("kept"), name("unknown")), (name("unknown"),), 9)
     others = ((name("nan@other"), 2),)
     small: Summary[Any] = Summary("done", None, name("nan@site"), others, (5, 9), (4, 4), (1, 2), (step,), 22, 0)
-    texts = {
-        "bisect": findings_text(findings, found, journal.evidence),
-        "flake": sampled_text(measured, asked, kept.evidence),
-        "minimise": summary_text(small, Minimisation(name("what"), 4, name("output"), name("journal"), 0.95)),
-    }
-    journal.close()
-    kept.close()
-    return texts
+    with journal, kept:
+        return {
+            "bisect": bisect_report(findings, found, 0, journal.trials, journal.evidence, chooser, None),
+            "flake": flake_report(measured, asked, 1, ["200"], kept.trials, kept.evidence, None),
+            "minimise": minimise_report(small, Minimisation(name("what"), 4, name("output"), name("journal"), 0.95), 0),
+        }
 
 
-def _divergence(name: Name) -> Any:
+def _divergence(name: Name) -> Report:
     parts = [
         Share(step, 0, 1, Descriptor(name("site"), "float32", (0,), (6,)), name("request"), 0, step) for step in (3, 4)
     ]
     first = Difference("value", 4, name("site"), name("request"), *parts, text=f"as {name('told')} says")
     ended = replace(outcome(name), violations=())
     arms = (name("left"), name("right"))
-    return render_divergence(
+    return divergence_report(
         name("scenario"), Divergence(arms, (ended, ended), steps=(9, 9), first=first, after=(first, first))
     )
 
 
-def _triage(name: Name) -> Any:
+def _triage(name: Name) -> Report:
     found = Scan(lines=90)
     for number, word in enumerate(("nan@logits", "oob@table")):
         signature = name(word)
         found.findings[signature] = Finding(signature, Strength.CHECK, name("means"), 7 + number, name("line"), 2)
     found.facts.backend, found.facts.arm = name("backend"), name("arm")
     best = CandidateFix(toggle(name), scenario(name), None, 9, (f"since {name('reason')} fits",), False)
-    return render_triage(name("log"), found, [best], [name("command")], [Tried(best, outcome(name), True, True)])
+    tried = [Tried(best, outcome(name), True, True)]
+    return triage_report(name("log"), name("log"), found, [best], [name("command")], tried, 0)

@@ -19,10 +19,11 @@ import pytest
 from specdebug.campaign.loops.compare import Comparison, compare
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Replay, planned, run_arms
 from specdebug.campaign.loops.steplog import Recording
-from specdebug.report.document import comparison_document, replay_document, to_json
-from specdebug.report.formats import OURS, Told, render
-from specdebug.report.github import comparison_annotations, comparison_summary, replay_annotations, replay_summary
-from specdebug.report.terminal import render_comparison, render_replay
+from specdebug.report.compare import compare_report
+from specdebug.report.formats import OURS, render, to_json
+from specdebug.report.github import commands, summary
+from specdebug.report.parts import Report
+from specdebug.report.replay import replay_report
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.targets.settings import parse_target
@@ -30,7 +31,7 @@ from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import WorkerEnd
 from specdebug.workers.pool import WorkerPool
-from tests.report.html.samples import Page
+from tests.report.samples import Page
 from tests.run.fakes import text_of
 from tests.targets.http.fake import FakeServer, serving
 
@@ -58,8 +59,10 @@ class Ran:
     recording: Recording
     comparison: Comparison
 
-    def told(self, *, compared: bool) -> Told:
-        return Told(self.replay, self.comparison if compared else None, self.recording, "specdebug replay x")
+    def report(self, *, compared: bool) -> Report:
+        if compared:
+            return compare_report(self.replay, self.comparison, self.recording)
+        return replay_report(self.replay, self.recording)
 
 
 def ran(results: list[ArmResult], recording: Recording) -> Ran:
@@ -119,7 +122,7 @@ def test_something_ran(target: tuple[str, Ran]) -> None:
 @pytest.mark.parametrize("form", sorted(OURS))
 def test_every_file(target: tuple[str, Ran], form: str, compared: bool) -> None:
     name, made = target
-    text = render(form, made.told(compared=compared))
+    text = render(form, made.report(compared=compared))
     for part in STAND_INS.get(name, ()):
         assert part in html.unescape(text)
     steps = {arm: made.recording.of(arm) for arm in ARMS}
@@ -137,29 +140,22 @@ def test_every_file(target: tuple[str, Ran], form: str, compared: bool) -> None:
 
 def test_the_document_holds_the_outcomes(target: tuple[str, Ran]) -> None:
     name, made = target
-    document = json.loads(to_json(replay_document(made.replay)))
+    document = json.loads(to_json(made.report(compared=False).document))
     facts = [set(result.outcome.to_dict()) for result in made.replay.results]
     for arm, result, named in zip(document["arms"], made.replay.results, facts, strict=True):
         assert Outcome.from_dict({key: arm[key] for key in named}) == result.outcome
-    compared = json.loads(to_json(comparison_document(made.comparison)))
+    compared = json.loads(to_json(made.report(compared=True).document))
     for part in STAND_INS.get(name, ()):
         for held in (document["arms"][0], compared["outcomes"][1]):
             assert any(part in each for each in held["not_engine_code"])
 
 
-def test_the_terminal_and_github(target: tuple[str, Ran]) -> None:
+@pytest.mark.parametrize("compared", [False, True], ids=["replay", "compare"])
+def test_the_terminal_and_github(target: tuple[str, Ran], compared: bool) -> None:
     name, made = target
-    assert replay_annotations(made.replay, {}) == []
-    assert len(comparison_annotations(made.replay, made.comparison, {})) == made.comparison.exit_code
-    for text in (text_of(render_replay(made.replay)), text_of(render_comparison("small", made.comparison))):
+    report = made.report(compared=compared)
+    assert len(commands(report, {})) == (made.comparison.exit_code if compared else 0)
+    for text in (text_of(report), html.unescape(summary(report))):
         assert all(arm in text for arm in ARMS)
         assert SHORT.get(name, "") in " ".join(text.split())
         assert "decode_attention_fwd" not in text
-    for text in (
-        html.unescape(replay_summary(made.replay)),
-        html.unescape(comparison_summary(made.replay, made.comparison)),
-    ):
-        assert all(arm in text for arm in ARMS)
-        flat = " ".join(text.split())
-        for part in STAND_INS.get(name, ()):
-            assert part in flat

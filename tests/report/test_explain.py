@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,17 +10,11 @@ from typing import Any
 import pytest
 
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
-from specdebug.report.document import arm_document
 from specdebug.report.explain import explain
-from specdebug.report.github import _findings
-from specdebug.report.html.arm import arm_view
-from specdebug.report.junit import _evidence
-from specdebug.report.terminal import evidence, wants_evidence
 from specdebug.scenario.grammar import AcceptOracle, Arm, Expectation, OracleSpec, Scenario
 from specdebug.scenario.library import Library, engine_sites, live_in
 from specdebug.scenario.packs import ProbePack
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Tie
-from tests.run.fakes import text_of
 
 FAILS = Expectation("fail")
 PASSED = Outcome(
@@ -104,7 +97,7 @@ def test_edits_are_told_apart(pack: ProbePack) -> None:
     assert why.findings[0] == "reverted lines of 27338 ran once (27338#1 once, 27338#2 never)"
 
 
-def test_nobody_else_is_explained(pack: ProbePack) -> None:
+def test_no_other_arm_is_explained(pack: ProbePack) -> None:
     assert explain(passed(pack, None)) is not None  # fixes were reverted to see a failure
     assert explain(passed(pack, Expectation("pass"))) is None
     failed = dataclasses.replace(PASSED, verdict="fail", signature="nan@x")
@@ -112,20 +105,3 @@ def test_nobody_else_is_explained(pack: ProbePack) -> None:
     plain = passed(pack, None)
     unchanged = ArmResult(dataclasses.replace(plain.run, toggles=()), PASSED)
     assert explain(unchanged) is None
-    assert arm_document(unchanged)["explanation"] is None
-
-
-def test_every_report_has_it(pack: ProbePack) -> None:
-    result = passed(pack)
-    said = "reverted lines of 27360 ran 80 times"
-    assert wants_evidence(result)
-    shown = text_of(evidence(result))
-    assert said in shown
-    assert any("specdebug flake 'weak file.yaml' --arm reverted --revert 27338" in line for line in shown.splitlines())
-    assert said in _evidence(result)
-    assert any(said in line for line in _findings(result))
-    assert said in arm_view(result, (), 1).remarks
-    document = json.loads(json.dumps(arm_document(result)["explanation"]))
-    assert document["reverted"] == {"27360": {"27360#1": 80}}
-    assert document["oracles"]["guards"] == 0
-    assert document["next"][0].startswith("specdebug flake")

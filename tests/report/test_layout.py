@@ -1,18 +1,24 @@
-"""Whatever the width of the terminal, a name is found whole in one line, and nobody's text does more than be read."""
+"""Whatever the width of the terminal, a name is found whole in one line, and no text does more than be read."""
 
 from __future__ import annotations
 
 import io
 import os
-from typing import Any
 from unittest import mock
+from xml.etree import ElementTree as ET
 
 import pytest
 from rich.console import Console
 
 from specdebug.logs.scan import scan
 from specdebug.report.foreign import shown, shown_lines
-from tests.report.gallery import shown_by_all
+from specdebug.report.github import summary
+from specdebug.report.html.page import page
+from specdebug.report.junit import junit_xml
+from specdebug.report.parts import Report
+from specdebug.report.terminal import drawn
+from tests.report.gallery import report_of_all
+from tests.report.samples import Page
 
 COMMANDS = {
     "replay": {"fixed", "reverted", "nan@draft.hidden", "expected@site"},
@@ -21,6 +27,7 @@ COMMANDS = {
     "faults verify": {"nan@draft.hidden"},
     "scenarios list": {"file", "fixed", "reverted"},
     "faults list": set(),
+    "faults show": set(),
     "probes list": {"pack", "site", "kind"},
     "doctor": {"fact", "value", "part"},
     "toggles list": {"scenario", "nan@site", "oob@site", "family"},
@@ -38,13 +45,13 @@ HOSTILE = "\x1b]0;title\x07\x1b[31m\x9b2J\r\n\x08\u202e[bold]\x00\ud800"
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Report]]:
     """By kind of names, then by command, what is shown."""
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("long", "short", "hostile")}
     return {
-        "long": shown_by_all(long, folders["long"]),
-        "short": shown_by_all(lambda word: word.replace(" ", "_"), folders["short"]),
-        "hostile": shown_by_all(lambda word: word + HOSTILE, folders["hostile"]),
+        "long": report_of_all(long, folders["long"]),
+        "short": report_of_all(lambda word: word.replace(" ", "_"), folders["short"]),
+        "hostile": report_of_all(lambda word: word + HOSTILE, folders["hostile"]),
     }
 
 
@@ -53,12 +60,13 @@ def long(word: str) -> str:
     return f"{word.replace(' ', '_').replace(':', '_')}-{'x' * (44 - len(word))}-end"
 
 
-def printed(what: Any, width: int) -> str:
+def printed(report: Report, width: int) -> str:
     stream = io.StringIO()
     with mock.patch.dict(os.environ):
         os.environ.pop("COLUMNS", None)
-        Console(file=stream, width=width, highlight=False, emoji=False).print(what, crop=False, overflow="ignore")
-    return what if isinstance(what, str) else stream.getvalue()
+        console = Console(file=stream, width=width, highlight=False, emoji=False)
+        console.print(drawn(report.parts), crop=False, overflow="ignore")
+    return stream.getvalue()
 
 
 def placed(word: str) -> str:
@@ -71,7 +79,7 @@ def placed(word: str) -> str:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
-def test_every_name_is_whole_in_one_line(width: int, everything: dict[str, dict[str, Any]]) -> None:
+def test_every_name_is_whole_in_one_line(width: int, everything: dict[str, dict[str, Report]]) -> None:
     assert everything["long"].keys() == COMMANDS.keys()
     for command, words in COMMANDS.items():
         lines = printed(everything["long"][command], width).splitlines()
@@ -80,17 +88,21 @@ def test_every_name_is_whole_in_one_line(width: int, everything: dict[str, dict[
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
-def test_short_rows_stay_within_the_terminal(width: int, everything: dict[str, dict[str, Any]]) -> None:
+def test_short_rows_stay_within_the_terminal(width: int, everything: dict[str, dict[str, Report]]) -> None:
     """What has room is not written over the edge. Texts that are to be copied are not folded at all."""
     for command, what in everything["short"].items():
-        if isinstance(what, str) or command == "triage":
+        if command in ("bisect", "flake", "minimise", "triage", "faults show"):
             continue
-        lines = [line for line in printed(what, width).splitlines() if not line.startswith(("  try: ", "  + ", "  - "))]
+        lines = [
+            line
+            for line in printed(what, width).splitlines()
+            if not line.startswith(("  try: ", "  + ", "  - ", "reverted in"))
+        ]
         assert [line for line in lines if len(line) > width] == [], command
 
 
 @pytest.mark.parametrize("command", ["toggles list", "toggles verify", "replay"])
-def test_what_a_table_states_is_no_finding_of_triage(command: str, everything: dict[str, dict[str, Any]]) -> None:
+def test_what_a_table_states_is_no_finding_of_triage(command: str, everything: dict[str, dict[str, Report]]) -> None:
     text = printed(everything["short"][command], 160)
     bars = "\n".join(line for line in text.splitlines() if line.startswith("│"))
     assert "nan@" in bars
@@ -99,16 +111,16 @@ def test_what_a_table_states_is_no_finding_of_triage(command: str, everything: d
 
 def test_faults_are_named_whole() -> None:
     from specdebug.faults.catalogue import CLASSES
-    from specdebug.report.fault import fault_table
+    from specdebug.report.faults import fault_list
 
     for width in (60, 80, 140):
-        text = printed(fault_table(CLASSES.values()), width)
+        text = printed(fault_list(CLASSES.values()), width)
         for name in CLASSES:
             assert any(name in line.split() for line in text.splitlines())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_hostile_text_is_shown_as_text(command: str, everything: dict[str, dict[str, Any]]) -> None:
+def test_hostile_text_is_shown_as_text(command: str, everything: dict[str, dict[str, Report]]) -> None:
     what = everything["hostile"][command]
     for width in (60, 200):
         text = printed(what, width)
@@ -116,6 +128,17 @@ def test_hostile_text_is_shown_as_text(command: str, everything: dict[str, dict[
         if COMMANDS[command]:
             assert r"\x1b]0;title\x07" in text
             assert "[bold]" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_hostile_text_is_no_markup_in_a_file(command: str, everything: dict[str, dict[str, Report]]) -> None:
+    report = everything["hostile"][command]
+    drawn_page, told = Page(page(report)), summary(report)
+    assert drawn_page.seen["script"] == 1
+    assert "\x00" not in drawn_page.source
+    drawn_page.source.encode("utf-8")  # a lone surrogate would raise
+    assert [char for char in told if not char.isprintable() and char != "\n"] == []
+    ET.fromstring(junit_xml(report))
 
 
 @pytest.mark.parametrize(

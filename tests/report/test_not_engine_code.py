@@ -11,13 +11,12 @@ import pytest
 
 from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
 from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.verify import ToggleCheck, plan_matrix
+from specdebug.campaign.loops.verify import Matrix, ToggleCheck, plan_matrix
 from specdebug.cli.main import run
 from specdebug.faults.catalogue import CLASSES
-from specdebug.report.detection import DetectionMatrix
-from specdebug.report.fault_matrix import render_fault_matrix
-from specdebug.report.html.faults import faults_page
-from specdebug.report.matrix import render_matrix
+from specdebug.report.faults import faults_report
+from specdebug.report.html.page import page
+from specdebug.report.toggles import matrix_report
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Outcome
 from tests.run.fakes import text_of
@@ -57,21 +56,16 @@ def test_searches_tell_it_once_and_again_from_their_journal(
         assert "; ".join(PARTS) in html.unescape(Path("page.html").read_text())
 
 
-def test_the_detection_matrix_tells_it() -> None:
+def test_the_matrices_tell_it() -> None:
     outcomes = [Outcome("pass", None, None, "", None, not_engine_code=tuple(parts)) for parts in (PARTS[:2], PARTS[1:])]
     rows = CaseCheck(Case(next(iter(CLASSES.values()))), (FaultRun(0, outcomes[1], "row"),))
-    matrix = FaultMatrix((rows,), (FaultRun(0, outcomes[0]),))
-    plain = matrix.to_dict()
-    assert plain["not_engine_code"] == PARTS
-    assert SHORT in text_of(render_fault_matrix(matrix))
-    page = faults_page(DetectionMatrix.from_dict(plain), 0, 1.0, "", not_engine_code=matrix.not_engine_code)
-    assert "; ".join(PARTS) in html.unescape(page)
-
-
-def test_the_matrix_of_fixes_tells_it() -> None:
+    faults = faults_report(FaultMatrix((rows,), (FaultRun(0, outcomes[0]),)), 1.0)
+    assert faults.document["not_engine_code"] == PARTS
+    assert SHORT in text_of(faults)
+    assert "; ".join(PARTS) in html.unescape(page(faults))
     library = Library()
     toggle, (run_, *_) = plan_matrix(library, library.toggles([27338]), 1)[0]
     ended = ArmResult(run_, Outcome("pass", None, None, "", None, not_engine_code=tuple(PARTS)))
-    check = ToggleCheck(toggle, (ended,), (ended,))
-    assert check.to_dict()["not_engine_code"] == PARTS
-    assert SHORT in text_of(render_matrix([check]))
+    fixes = matrix_report(Matrix((ToggleCheck(toggle, (ended,), (ended,)),), False))
+    assert fixes.document[0]["not_engine_code"] == PARTS
+    assert SHORT in text_of(fixes)

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 from specdebug.campaign.loops.steplog import Recording
-from specdebug.report.perfetto import EVENTS, PHASES, perfetto_json
-from tests.report.html.samples import BAD, GOOD, LOST, both, recorded, replay_of, result
+from specdebug.report.perfetto import EVENTS, PHASES, trace_of
+from tests.report.samples import BAD, GOOD, LOST, both, recorded, replay_of, result
 
 
 def events_of(steps: dict[str, tuple[int, int]]) -> list[dict[str, Any]]:
-    document = json.loads(perfetto_json(both(), recorded(**steps)))
+    document = json.loads(json.dumps(trace_of(both(), recorded(**steps))))
     assert document["displayTimeUnit"] == "ms"
     events: list[dict[str, Any]] = document["traceEvents"]
     return events
@@ -66,6 +66,6 @@ def test_findings_and_injections_are_instants_at_their_steps() -> None:
 
 def test_arms_are_processes_and_one_without_steps_is_named() -> None:
     replay = replay_of(result("fixed", GOOD), result("reverted", LOST))
-    document = json.loads(perfetto_json(replay, Recording()))
+    document = json.loads(json.dumps(trace_of(replay, Recording())))
     names = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"]
     assert names == ["fixed: pass", "reverted: unknown"]

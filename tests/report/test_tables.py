@@ -10,7 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from specdebug.report.tables import Column, Listing, Prose, broken, packed, unbroken
+from specdebug.report.parts import Column, Styled, Table
+from specdebug.report.tables import Listing, Prose, broken, packed, unbroken
 
 COLUMNS = (
     Column("arm", key=True),
@@ -30,7 +31,7 @@ def lines(what: Listing | Prose, width: int) -> list[str]:
 
 
 def test_a_table_where_it_fits() -> None:
-    assert lines(Listing(COLUMNS, ROWS, "title"), 80) == [
+    assert lines(Listing(Table(COLUMNS, ROWS, "title")), 80) == [
         "title",
         "arm       signature         what                 n",
         "fixed                       nothing was found    4",
@@ -40,7 +41,7 @@ def test_a_table_where_it_fits() -> None:
 
 
 def test_blocks_where_it_does_not() -> None:
-    assert lines(Listing(COLUMNS, ROWS), 30) == [
+    assert lines(Listing(Table(COLUMNS, ROWS)), 30) == [
         "fixed",
         "  what: nothing was found",
         "  n: 4",
@@ -51,27 +52,27 @@ def test_blocks_where_it_does_not() -> None:
 
 
 def test_what_has_no_room_runs_over_the_edge_in_one_piece() -> None:
-    assert lines(Listing(COLUMNS, ROWS[1:]), 10)[:2] == ["reverted", "nan@draft.logits"]
+    assert lines(Listing(Table(COLUMNS, ROWS[1:])), 10)[:2] == ["reverted", "nan@draft.logits"]
     assert lines(Prose(Text("see nan@draft.logits there"), hang=2), 10) == ["see", "  nan@draft.logits", "  there"]
 
 
 def test_a_bar_marks_every_line_of_table_and_blocks() -> None:
     for width in (30, 80):
-        title, *rest = lines(Listing(COLUMNS, ROWS, "title", bar=True), width)
+        title, *rest = lines(Listing(Table(COLUMNS, ROWS, "title", bar=True)), width)
         assert title == "title"
         assert all(line.startswith("│ ") for line in rest)
         assert all(len(line) <= width for line in rest)
-    plain = lines(Listing(COLUMNS, ROWS, "title"), 78)
-    assert [line.removeprefix("│ ") for line in lines(Listing(COLUMNS, ROWS, "title", bar=True), 80)] == plain
+    plain = lines(Listing(Table(COLUMNS, ROWS, "title")), 78)
+    assert [line.removeprefix("│ ") for line in lines(Listing(Table(COLUMNS, ROWS, "title", bar=True)), 80)] == plain
 
 
 def test_styles_stay_where_they_are() -> None:
     stream = io.StringIO()
-    rows = [("arm", Text("fail", "red"), "4")]
+    rows = [("arm", Styled("fail", "fail"), "4")]
     columns = (Column("arm", key=True), Column("verdict", prose=True), Column("a long head", prose=True))
     console = Console(file=stream, width=20, force_terminal=True, color_system="standard")
-    console.print(Listing(columns, rows, bar=True), crop=False)
-    dim, red, off = "\x1b[2m", "\x1b[31m", "\x1b[0m"
+    console.print(Listing(Table(columns, rows, bar=True)), crop=False)
+    dim, red, off = "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
     assert stream.getvalue().splitlines() == [
         f"{dim}│ {off}arm",
         f"{dim}│ {off}  {dim}verdict: {off}{red}fail{off}",
@@ -85,11 +86,11 @@ def test_some_words_stay_together() -> None:
 
 
 def test_text_is_not_taken_for_markup() -> None:
-    assert lines(Listing((Column("[b]x[/b]", key=True),), [("[red]y",)]), 40) == ["[b]x[/b]", "[red]y"]
+    assert lines(Listing(Table((Column("[b]x[/b]", key=True),), [("[red]y",)])), 40) == ["[b]x[/b]", "[red]y"]
 
 
 def test_without_rows_there_are_heads() -> None:
-    assert lines(Listing(COLUMNS, ()), 40) == ["arm  signature  what  n"]
+    assert lines(Listing(Table(COLUMNS, ())), 40) == ["arm  signature  what  n"]
 
 
 @given(WORDS, st.integers(1, 40), st.integers(0, 6))
@@ -111,6 +112,6 @@ def test_packing_keeps_every_item_whole_and_in_order(words: list[str], width: in
 @given(st.lists(st.tuples(WORDS, WORDS), max_size=4), st.integers(1, 90))
 def test_a_listing_shows_every_word_of_every_row(rows: list[tuple[list[str], list[str]]], width: int) -> None:
     cells = [(" ".join(left), " ".join(right)) for left, right in rows]
-    found = lines(Listing((Column("", key=True), Column("", prose=True)), cells), width)
+    found = lines(Listing(Table((Column("", key=True), Column("", prose=True)), cells)), width)
     shown = sorted(word for line in found for word in line.split())
     assert shown == sorted(word for left, right in rows for word in left + right)

@@ -14,7 +14,8 @@ from unittest import mock
 import torch
 
 from specdebug.events import Finishing, Observers, Prefilled, Stepped
-from specdebug.report.terminal import console
+from specdebug.report.parts import Report
+from specdebug.report.terminal import console, drawn
 from specdebug.run.oracles.base import OracleSettings
 from specdebug.scenario.grammar import OracleSpec
 from specdebug.scenario.workload import Workload
@@ -262,9 +263,9 @@ def good_run(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
 
 
 def text_of(renderable: Any) -> str:
-    """What is written to a log; parallel test runners set COLUMNS for their workers, so it is taken away."""
-    stream = io.StringIO()
+    """A report, or what else rich can draw, as it is written to a log; COLUMNS is taken away."""
+    stream, shown = io.StringIO(), drawn(renderable.parts) if isinstance(renderable, Report) else renderable
     with mock.patch.dict(os.environ):
         os.environ.pop("COLUMNS", None)
-        console(stream).print(renderable, crop=False, overflow="ignore")
+        console(stream).print(shown, crop=False, overflow="ignore")
     return stream.getvalue()

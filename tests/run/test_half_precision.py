@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from specdebug.campaign.loops.replay import Choices, replay
-from specdebug.report.document import replay_document, to_json
-from specdebug.report.terminal import render_replay
+from specdebug.report.formats import to_json
+from specdebug.report.replay import replay_report
 from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.workers.pool import WorkerPool
@@ -29,8 +29,8 @@ def pool() -> Iterator[WorkerPool]:
 def test_a_scenario_ends_as_in_float32(pool: WorkerPool, name: str, dtype: str) -> None:
     library = Library()
     answer = replay(pool, library, library.scenario(name), Choices(engine={"dtype": dtype}))
-    assert [result.met for result in answer.results] == [True, True], text_of(render_replay(answer))
-    document = json.loads(to_json(replay_document(answer)))
+    assert [result.met for result in answer.results] == [True, True], text_of(replay_report(answer))
+    document = json.loads(to_json(replay_report(answer).document))
     for arm, result in zip(document["arms"], answer.results, strict=True):
         assert arm["stack"]["dtype"] == dtype
         told = [(request["rid"], tie) for request in arm["requests"] for tie in request["ties"]]

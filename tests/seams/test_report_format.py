@@ -16,12 +16,11 @@ SOURCE = """
 from specdebug.report.formats import ReportFormat
 
 
-def rows(told):
-    assert told.recording.steps
-    lines = [f"{result.run.arm}\\t{result.outcome.verdict}" for result in told.answer.results]
-    if told.comparison is not None:
-        lines.append("same" if told.comparison.exit_code == 0 else "different")
-    return "\\n".join([*lines, told.command]) + "\\n"
+def rows(report):
+    assert report.trace()["traceEvents"]
+    heads = [column.name for column in report.parts[0].columns]
+    lines = [f"{row[0]}\\t{heads[0]}" for row in report.parts[0].rows[:2]]
+    return "\\n".join([*lines, report.verdict, report.line]) + "\\n"
 
 
 TSV = ReportFormat(rows, shows_steps=True)
@@ -50,9 +49,11 @@ def test_a_format_of_another_distribution_is_written(installing: Install, scenar
         done = replay(folder, scenario, "--report", f"tsv={table}", "--report", f"html={page}", command=command)
         assert table.exists(), done.stderr
         first, second, *others = table.read_text().splitlines()
-        assert [line.split("\t")[0] for line in (first, second)] == ["left", "right"], done.stderr
-        assert others[:-1] == ([] if command == "replay" else ["same"])
-        assert others[-1].startswith(f"specdebug {command} ")
+        told = [line.split("\t") for line in (first, second)]
+        rows = [["left", "arm"], ["right", "arm"]] if command == "replay" else [["verdict", ""], ["signature", ""]]
+        assert told == rows, done.stderr
+        assert others[0] == "pass"
+        assert others[1].startswith(f"specdebug {command} ")
         assert page.read_text().startswith("<!DOCTYPE html>")
 
 
@@ -87,7 +88,9 @@ def test_what_is_no_format_is_named(installing: Install, scenario: str, capsys: 
 def test_one_that_fails_is_named_and_the_other_files_are_written(
     installing: Install, scenario: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    installing("tabbed", SOURCE.replace("assert told.recording.steps", "1 / 0"), {"reports": {"tsv": "tabbed:TSV"}})
+    installing(
+        "tabbed", SOURCE.replace('assert report.trace()["traceEvents"]', "1 / 0"), {"reports": {"tsv": "tabbed:TSV"}}
+    )
     page = tmp_path / "page.html"
     assert run(["replay", scenario, "--report", f"tsv={tmp_path}/x.tsv", "--report", f"html={page}"]) == 2
     said = "the report format 'tsv' of an installed package failed: ZeroDivisionError: division by zero"

@@ -11,7 +11,7 @@ from specdebug.apps.evaluation.declared import Asking, Evaluation, read_evaluati
 from specdebug.apps.evaluation.run import Evaluated, evaluate
 from specdebug.apps.evaluation.worker import evaluate as work
 from specdebug.patching.toggles import Toggle
-from specdebug.report.progress import PlainProgress
+from specdebug.report.progress import RunProgress
 from specdebug.workers.job import WorkerEnd
 from tests.run.fakes import FakePool
 
@@ -76,4 +76,4 @@ def evaluation(folder: Path, questions: Any = CODE, *, engine: Any = ENGINE, **a
 def evaluated(asked: Evaluation, pool: Any = None, toggles: tuple[Toggle, ...] = ()) -> Evaluated:
     """The result."""
     with open("/dev/null", "w", encoding="utf-8") as stream:
-        return evaluate(pool or WorkHere(), asked, toggles, 0.95, PlainProgress(stream))
+        return evaluate(pool or WorkHere(), asked, toggles, 0.95, RunProgress(stream))

@@ -12,7 +12,7 @@ from specdebug.apps.evaluation.declared import Expected
 from specdebug.apps.evaluation.gate import Threshold
 from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.patching.toggles import load_registry
-from specdebug.report.evaluation import render_evaluation
+from specdebug.report.evaluation import evaluation_report
 from specdebug.targets.settings import HttpServer
 from specdebug.workers.job import WorkerEnd
 from tests.apps.evaluation.asking import CODE, ENGINE, WorkHere, evaluated, evaluation
@@ -78,7 +78,7 @@ def test_no_accept_length_is_no_verdict_where_one_is_expected(tmp_path: Path) ->
 def test_a_server_s_own_count_stands_in_for_answers_that_tell_of_no_verify(tmp_path: Path) -> None:
     result = replace(evaluated(evaluation(tmp_path, engine=PLAIN)), server_accept_length=2.5)
     assert (result.accept_length.value, result.accept_length.interval) == (2.5, None)
-    assert "the server's own count" in text_of(render_evaluation(result))
+    assert "the server's own count" in text_of(evaluation_report(result))
 
 
 def test_a_missed_threshold_fails_even_where_another_is_undecided(tmp_path: Path) -> None:

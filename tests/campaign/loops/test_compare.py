@@ -10,9 +10,8 @@ import pytest
 
 from specdebug.campaign.loops.against import Against
 from specdebug.campaign.loops.compare import Comparison, compare, first_difference
-from specdebug.report.terminal import comparison_line, render_comparison
+from specdebug.report.compare import comparison_line
 from specdebug.verdict.outcome import Outcome, RequestResult
-from tests.run.fakes import text_of
 
 
 def outcome(*requests: RequestResult, verdict: Any = "pass", trace: str = "t") -> Outcome:
@@ -101,4 +100,4 @@ def test_an_arm_that_cannot_be_run_here_leaves_nothing_to_compare() -> None:
     for left, right in ((lacking, outcome(request("a", 1))), (lacking, lacking)):
         comparison = compared(left, right)
         assert (comparison.agree, comparison.exit_code) == (False, 125)
-        assert "one cannot be run here: FlashInfer is missing" in text_of(render_comparison("s", comparison))
+        assert "one cannot be run here: FlashInfer is missing" in comparison_line(comparison)

@@ -7,7 +7,7 @@ from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, 
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Injection
 from specdebug.report.detection import DetectionMatrix, Injected
-from specdebug.report.fault_matrix import closing_line
+from specdebug.report.faults import closing_line
 from specdebug.verdict.outcome import Metrics, Outcome, Verdict, Violation
 
 

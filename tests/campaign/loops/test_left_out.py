@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,9 @@ from specdebug.campaign.loops.left_out import NotOnTarget
 from specdebug.campaign.loops.replay import Choices, PlannedRuns, plan, planned
 from specdebug.campaign.loops.replays import Replays, only_failed, plan_all, replay_all
 from specdebug.campaign.loops.selection import parse_expression
-from specdebug.report.document import replay_document
-from specdebug.report.github import replay_summary
-from specdebug.report.html.replay import scenario_facts
+from specdebug.report.github import summary
 from specdebug.report.junit import junit_xml
-from specdebug.report.replays import render_replays, replays_line
-from specdebug.report.terminal import render_replay
+from specdebug.report.replay import replays_report
 from specdebug.scenario.grammar import Expectation, Scenario
 from specdebug.scenario.library import Library
 from specdebug.scenario.load import scenario_of
@@ -112,27 +108,25 @@ def test_a_selection_and_the_last_failures_leave_out_as_they_select() -> None:
     assert ([run.arm for run in failed.runs], failed.left_out) == (["fixed"], ())
 
 
-def test_everyone_tells_of_it() -> None:
-    found = answer(SOME, NONE)
-    some, none = found.replays
+def test_every_format_tells_of_it() -> None:
+    report = replays_report(answer(SOME, NONE))
+    some, _ = report.inner
     said = "not run on sglang==0.5.13: its <own>"
-    assert f"other: {said}" in text_of(render_replay(some))
-    assert "some: 1 of 1 arms as expected, 1 not run on sglang==0.5.13 (" in text_of(render_replay(some))
-    assert said in text_of(render_replays(found))
-    assert "fixed: not run on sglang==0.5.13: pages of 3" in text_of(render_replays(found))
-    assert replays_line(found).startswith("1 scenario: 1 as they should, 3 arms not run on their target (")
-    assert json.loads(json.dumps(replay_document(some)["not_run"])) == [
-        {"arm": "other", "target": "sglang==0.5.13", "why": "its <own>"}
-    ]
-    suites = ET.fromstring(junit_xml([some, none])).findall("testsuite")
+    assert f"other: {said}" in text_of(some)
+    assert "some: 1 of 1 arms as expected, 1 not run on sglang==0.5.13 (" in some.summary
+    assert said in text_of(report)
+    assert "fixed: not run on sglang==0.5.13: pages of 3" in text_of(report)
+    assert report.summary.startswith("1 scenario: 1 as they should, 3 arms not run on their target (")
+    assert some.document["not_run"] == [{"arm": "other", "target": "sglang==0.5.13", "why": "its <own>"}]
+    suites = ET.fromstring(junit_xml(report)).findall("testsuite")
     skipped = [
         [case.get("name") for case in suite.iter("testcase") if case.find("skipped") is not None] for suite in suites
     ]
     assert skipped == [["other"], ["fixed", "other"]]
     assert suites[0].find("testcase[@name='other']/skipped").get("message") == said  # type: ignore[union-attr]
     assert [suite.get("skipped") for suite in suites] == ["1", "2"]
-    assert "its &lt;own&gt;" in replay_summary(some)
-    assert scenario_facts(some)["not run"] == f"other: {said}"
+    assert "its &lt;own&gt;" in summary(report)
+    assert some.facts["not run"] == f"other: {said}"
 
 
 def test_the_expectation_is_that_of_the_target() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from specdebug.campaign.loops.steplog import EngineStep, Recording
-from tests.report.html.samples import step
+from tests.report.samples import step
 
 
 def test_steps_are_kept_by_arm_in_order_and_nothing_else_is() -> None:

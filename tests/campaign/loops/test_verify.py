@@ -12,10 +12,10 @@ import pytest
 from specdebug.base.errors import SpecDebugError, Where
 from specdebug.campaign.loops import kept_servers
 from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.verify import ToggleCheck, plan_matrix, runs_once, verify
+from specdebug.campaign.loops.verify import Matrix, ToggleCheck, plan_matrix, runs_once, verify
 from specdebug.patching import Edit, Patch
 from specdebug.patching.toggles import Detection, Toggle
-from specdebug.report.matrix import render_matrix
+from specdebug.report.toggles import matrix_report
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.targets.settings import LaunchedServer
 from specdebug.verdict.outcome import Located
@@ -135,7 +135,7 @@ def test_a_check_says_which_plan_it_was_run_with() -> None:
         ("flashinfer", True, True),
     ]
     assert matrix.checks[1].to_dict()["keeps_backend"] is True
-    rows = text_of(render_matrix(matrix.checks)).splitlines()
+    rows = text_of(matrix_report(matrix)).splitlines()
     assert any(" 7 " in row and " triton " in row for row in rows)
     assert any(" 8 " in row and "(flashinfer)" in row for row in rows)
 
@@ -180,7 +180,7 @@ def test_a_rotten_toggle_is_told_why(script: Script, problem: str) -> None:
     found = check(script)
     assert not found.live
     assert problem in found.problems
-    text = text_of(render_matrix([found]))
+    text = text_of(matrix_report(Matrix((found,), False)))
     assert problem in text
     assert text.rstrip().endswith("0 of 1 toggles live")
 
@@ -228,7 +228,7 @@ def test_a_toggle_that_this_machine_cannot_run_is_not_rotten() -> None:
     matrix = verify(pool, Shelf(), [toggle(7), toggle(8)], 2)
     assert [(check.live, check.untested) for check in matrix.checks] == [(False, True), (True, False)]
     assert matrix.exit_code == 125
-    text = text_of(render_matrix(matrix.checks))
+    text = text_of(matrix_report(matrix))
     assert "7 reverted, seed 6: unknown, FlashInfer is missing" in text
     assert text.rstrip().endswith("1 of 2 toggles live, 1 untested")
     pool = FakePool(lacking(when="7 reverted, seed 6"))
@@ -269,7 +269,7 @@ def test_every_edit_has_to_run_in_some_arm(script: Script, live: bool, ran: list
     assert (matrix.checks[0].live, matrix.exit_code) == (live, 0 if live else 1)
     never = [] if live else [{"id": "t#2", "where": "here/19897.yaml:20"}]
     assert matrix.checks[0].to_dict()["never_ran"] == never
-    text = text_of(render_matrix(matrix.checks))
+    text = text_of(matrix_report(matrix))
     assert ("19897 here/19897.yaml:20: edit t#2 never ran in any arm of second" in text) != live
 
 
@@ -299,7 +299,7 @@ def test_a_fix_that_two_scenarios_show_has_a_row_for_each_and_its_edits_run_in_o
     matrix = verify(FakePool(script), Shelf(), [shown_twice()], 1)  # type: ignore[arg-type]
     rows = [(check.toggle.detected_by.scenario, check.live, bool(check.idle)) for check in matrix.checks]
     assert rows == [("second", not idle, idle), ("first", not idle, idle)]
-    text = text_of(render_matrix(matrix.checks))
+    text = text_of(matrix_report(matrix))
     assert text.rstrip().endswith(f"{0 if idle else 1} of 1 toggles live")
     assert ("edit t#2 never ran in any arm of second or first" in text) == idle
 

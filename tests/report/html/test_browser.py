@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from specdebug.report.html.bisect import bisect_page
-from specdebug.report.html.compare import compare_page
-from specdebug.report.html.faults import faults_page
-from specdebug.report.html.flake import flake_page
-from specdebug.report.html.replay import replay_page
-from tests.report.html.samples import BAD, both, compared, outcome, recorded, replay_of, result
-from tests.report.html.trials import chooser, sampled, searched
-from tests.report.test_detection import MATRIX
+from specdebug.report.bisect import bisect_report
+from specdebug.report.compare import compare_report
+from specdebug.report.flake import flake_report
+from specdebug.report.html.page import page
+from specdebug.report.replay import replay_report
+from tests.report.gallery import report_of_all
+from tests.report.samples import BAD, both, compared, outcome, recorded, replay_of, result
+from tests.report.trials import chooser, sampled, searched
 
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 
@@ -94,18 +94,19 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     replay, comparison = compared()
     findings, subject, journal = searched(folder)
     with journal:
-        bisect = bisect_page(findings, subject, 0, journal.trials, journal.evidence, chooser, None, "specdebug bisect")
+        bisect = page(bisect_report(findings, subject, 0, journal.trials, journal.evidence, chooser, None))
     found, question, journal = sampled(folder)
     with journal:
-        flake = flake_page(found, question, 1, [], journal.trials, journal.evidence, None, "specdebug flake")
+        flake = page(flake_report(found, question, 1, [], journal.trials, journal.evidence, None))
+    (folder / "all").mkdir()
     long = replay_of(result("fixed", outcome("fail", 32, violations=BAD.violations)))
     sources = {
-        "replay": replay_page(both(), recorded(fixed=(40, 3), reverted=(12, 2)), "specdebug replay"),
-        "long": replay_page(long, recorded(fixed=(10_000, 32)), "specdebug replay"),
-        "compare": compare_page(replay, comparison, recorded(fixed=(40, 2), reverted=(30, 2)), "specdebug compare"),
+        "replay": page(replay_report(both(), recorded(fixed=(40, 3), reverted=(12, 2)))),
+        "long": page(replay_report(long, recorded(fixed=(10_000, 32)))),
+        "compare": page(compare_report(replay, comparison, recorded(fixed=(40, 2), reverted=(30, 2)))),
         "bisect": bisect,
         "flake": flake,
-        "faults": faults_page(MATRIX, 1, 3.0, "specdebug faults verify"),
+        "faults": page(report_of_all(str, folder / "all")["faults verify"]),
     }
     paths = {name: folder / f"{name}.html" for name in sources}
     for name, source in sources.items():

@@ -1,0 +1,159 @@
+"""Two arms side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+from specdebug import __version__
+from specdebug.campaign.loops.compare import Comparison, RequestDifference
+from specdebug.campaign.loops.replay import Replay
+from specdebug.campaign.loops.steplog import Recording
+from specdebug.report.parts import (
+    Case,
+    Column,
+    Line,
+    Notice,
+    Part,
+    Plot,
+    Report,
+    Styled,
+    Table,
+    columns,
+    lines,
+    verdict_of,
+)
+from specdebug.report.replay import accept_text, arm_sections, not_engine_lines, replay_report
+from specdebug.report.words import not_engine_code, number
+from specdebug.verdict.outcome import Outcome, RequestResult
+
+MAX_REQUESTS = 40
+MAX_GROUPS = 6
+
+COMPARED: dict[str, Callable[[Outcome], str]] = {
+    "verdict": lambda outcome: outcome.verdict,
+    "signature": lambda outcome: outcome.signature or "",
+    "accept length": lambda outcome: accept_text(outcome.metrics),
+    "cached tokens": lambda outcome: str(outcome.metrics.cached_tokens),
+    "generated tokens": lambda outcome: str(outcome.metrics.generated_tokens),
+    "engine steps": lambda outcome: str(outcome.metrics.steps),
+    "tokens/s": lambda outcome: number(outcome.metrics.tokens_per_s, 0),
+    "peak memory": lambda outcome: f"{outcome.metrics.peak_rss_mb:.0f} MiB",
+    "trace": lambda outcome: outcome.trace_hash,
+}
+"""The measures told of both sides of a comparison, and their formats."""
+
+
+def compare_report(replay: Replay, comparison: Comparison, recording: Recording | None = None) -> Report:
+    """The comparison of two arms of a replay."""
+    names, (left, right) = comparison.names, comparison.outcomes
+    rows = [(label, value(left), value(right)) for label, value in COMPARED.items()]
+    differing = frozenset(place for place, row in enumerate(rows) if row[1] != row[2])
+    measures = Table([Column("", key=True), *columns(*names)], rows, replay.scenario.name, marked=differing)
+    requests = _requests(comparison)
+    named = zip(names, comparison.against, strict=False)
+    against = [f"{name}: {told}" for name, one in named if one is not None for told in one.lines]
+    both = list(zip(names, (left.not_engine_code, right.not_engine_code), strict=True))
+    summary = comparison_line(comparison)
+    where = replay.scenario.where_key("arms", names[1])
+    title = f"specdebug: {replay.scenario.name}, {' and '.join(names)}"
+    notice = Notice("unknown" if comparison.unavailable else "fail", title, summary, where)
+    base, said = replay_report(replay, recording), "\n".join([summary, *not_engine_lines(replay.results)])
+    return dataclasses.replace(
+        base,
+        command="compare",
+        title=f"{replay.scenario.name}: {' and '.join(names)}",
+        summary=summary,
+        exit_code=comparison.exit_code,
+        document={"specdebug": __version__, "exit_code": comparison.exit_code, **comparison.to_dict()},
+        parts=(measures, requests, *lines(against), *lines(not_engine_code(both, short=True), "dim"), Line(summary)),
+        chips=[_chip(comparison), *base.chips],
+        facts=base.facts | {"exit code": str(comparison.exit_code)},
+        page=partial(_page, measures, requests, replay, recording or Recording()),
+        cases=[Case(" and ".join(names), verdict_of(comparison.exit_code), summary, said, replay.wall_s, out=said)],
+        notices=[] if comparison.exit_code == 0 else [notice],
+    )
+
+
+def comparison_line(comparison: Comparison) -> str:
+    """The result of the comparison in one line."""
+    differing = [request for request in comparison.requests if not request.same_output]
+    closing = "outputs and verdicts agree" if comparison.agree else "the arms differ"
+    if comparison.unavailable:
+        named = zip(comparison.names, comparison.outcomes, strict=True)
+        closing = "; ".join(f"{name} cannot be run here: {o.detail}" for name, o in named if o.unavailable)
+    elif differing:
+        closing += f": {len(differing)} of {len(comparison.requests)} requests have other outputs"
+    elif not comparison.agree:
+        closing += " in their verdict"
+    if not comparison.unavailable:
+        closing += _drafts_text(comparison)
+    if comparison.same_trace:
+        closing += "; every step was the same"
+    return closing
+
+
+def _drafts_text(comparison: Comparison) -> str:
+    """The groups whose accept lengths differ, and the arms that lost against a baseline."""
+    text, (left, right) = "", comparison.names
+    if apart := comparison.drafting_apart:
+        told = (
+            f"{group.group} {number(group.baseline, 2)} ({left}) and {number(group.got, 2)} ({right})"
+            for group in apart[:MAX_GROUPS]
+        )
+        more = f" and {len(apart) - MAX_GROUPS} more groups (see --json)" if len(apart) > MAX_GROUPS else ""
+        text = f"; accept lengths differ: {', '.join(told)}{more}"
+    if comparison.losing:
+        text += f"; {' and '.join(comparison.losing)} lost accept length against the baseline"
+    return text
+
+
+def _requests(comparison: Comparison) -> Table:
+    numbers = [f"{what}, {name}" for what in ("accept", "cached") for name in comparison.names]
+    heads = [Column("request", key=True), Column("output", prose=True), *columns(*numbers, right=True)]
+    ranked = sorted(comparison.requests, key=lambda request: request.same_output)
+    rows = []
+    for request in ranked:
+        sides = (request.left, request.right)
+        cached = ("" if side is None else str(side.cached_tokens) for side in sides)
+        rows.append((request.rid, _output(request, comparison), *map(_accept, sides), *cached))
+    marked = frozenset(place for place, request in enumerate(ranked) if not request.same_output)
+    return Table(heads, rows, most=MAX_REQUESTS, more="more requests", marked=marked)
+
+
+def _output(request: RequestDifference, comparison: Comparison) -> str:
+    if request.left is None or request.right is None:
+        return f"only in {comparison.names[0] if request.right is None else comparison.names[1]}"
+    if request.position is None:
+        return f"same {len(request.left.output_ids)} tokens"
+    return f"token {request.position}: {request.left_text!r} | {request.right_text!r}"
+
+
+def _accept(request: RequestResult | None) -> str:
+    if request is None:
+        return ""
+    cold = "" if request.cold_accept_mean is None else f" (cold {request.cold_accept_mean:.2f})"
+    return number(request.accept_mean, 2) + cold
+
+
+def _chip(comparison: Comparison) -> Styled:
+    if comparison.unavailable:
+        return Styled("cannot be compared here", "unknown")
+    if comparison.losing:
+        return Styled("accept length lost against the baseline", "fail")
+    if not comparison.agree:
+        return Styled("the arms differ", "fail")
+    if comparison.drafting_apart:
+        return Styled("the arms agree, but not in accept length")
+    return Styled("the arms agree", "pass")
+
+
+def _page(measures: Table, requests: Table, replay: Replay, recording: Recording) -> list[Part]:
+    from specdebug.report.html.accept import accept_overlay
+
+    steps = {result.run.arm: recording.of(result.run.key) for result in replay.results}
+    overlay = accept_overlay(steps)
+    keys = list(zip(steps, ("one", "two"), strict=False))
+    plot = [] if overlay is None else [Plot(overlay, "Mean accept length of each step.", keys)]
+    return [measures, *plot, requests, *arm_sections(replay, recording)]

@@ -1,0 +1,221 @@
+"""Fixes that can be reverted: the list, one in full, the matrix of their verification, their check on a release."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from specdebug.campaign.loops.latent import LatentCheck
+from specdebug.campaign.loops.verify import Matrix, ToggleCheck
+from specdebug.patching import Patch
+from specdebug.patching.drift import EditProblem, FixRow
+from specdebug.patching.drift import Report as DriftReport
+from specdebug.patching.drift.check import UNDECIDED
+from specdebug.patching.toggles import OWN_ENGINE, Detection, Toggle, not_in
+from specdebug.report.listings import listing
+from specdebug.report.parts import Column, Facts, Line, Part, Report, Style, Styled, Table, columns, lines
+from specdebug.report.words import replaced
+from specdebug.verdict.outcome import EXIT_CODES, not_engine_code
+
+MATRIX = (
+    *columns("PR", "state", "scenario", key=True),
+    *columns("plan", "stated signature"),
+    *columns("applied: silent", "reverted: detected", right=True),
+)
+MAX_PROBLEMS = 5
+"""Problems of one toggle that are spelt out."""
+_STYLES: dict[str, Style] = {"fits": "pass", "stale": "fail", "not-for-version": "dim"}
+_OWNERS = {"ours": "ours", "upstream": "its own"}
+
+
+def toggle_document(toggle: Toggle) -> dict[str, Any]:
+    """A toggle as plain data."""
+    return {
+        "pr": toggle.pr,
+        "aliases": list(toggle.aliases),
+        "title": toggle.title,
+        "url": toggle.url,
+        "family": toggle.family,
+        "symptom": toggle.symptom,
+        "description": " ".join(toggle.description.split()),
+        "detected_by": _detection(toggle.detected_by) if toggle.patches else None,
+        "also_detected_by": [_detection(each) for each in toggle.also_detected_by],
+        "path": str(toggle.path),
+        "patches": [
+            {
+                "target": patch.target,
+                "edits": [
+                    {name: getattr(edit, name) for name in ("id", "match", "replacement")} for edit in patch.edits
+                ],
+            }
+            for patch in toggle.patches
+        ],
+        "foreign": {engine: list(versions) for engine, versions in toggle.foreign.items()},
+        "mends": sorted(toggle.mends),
+    }
+
+
+def _detection(detection: Detection) -> dict[str, Any]:
+    return {"scenario": detection.scenario, "signatures": list(detection.signatures)}
+
+
+def toggle_list(toggles: Sequence[Toggle]) -> Report:
+    """One row a fix: its numbers, its scenario and signature, its family and title."""
+    heads = (*columns("PR", "scenario", "signature", key=True), Column("family"), Column("title", prose=True))
+    rows = [
+        (
+            ", ".join(map(str, each.numbers)),
+            ", ".join(one.scenario for one in each.detections) if each.patches else _without(each),
+            tuple(dict.fromkeys(signature for one in each.detections for signature in one.signatures)),
+            each.family,
+            each.title,
+        )
+        for each in toggles
+    ]
+    return listing("toggles list", [Table(heads, rows, bar=True)], list(map(toggle_document, toggles)))
+
+
+def _without(toggle: Toggle) -> str:
+    """Say where a fix is that has no scenario of this engine."""
+    others = ", ".join(engine for engine in toggle.foreign if engine not in toggle.mends)
+    mended = [f"mends {', '.join(sorted(toggle.mends))}"] if toggle.mends else []
+    return "; ".join([*([f"not in this engine, but in {others}"] if others else []), *mended])
+
+
+def toggle_shown(toggle: Toggle) -> Report:
+    """The facts, then the edits that revert it, as a diff."""
+    facts: dict[str, str] = {"also": ", ".join(map(str, toggle.aliases)), "url": toggle.url}
+    facts |= {"family": toggle.family, "symptom": toggle.symptom}
+    if toggle.patches:
+        facts["scenario"] = ", ".join(one.scenario for one in toggle.detections)
+        facts["signature"] = " or ".join(dict.fromkeys(each for one in toggle.detections for each in one.signatures))
+    facts["file"] = str(toggle.path)
+    facts["engine"] = "" if toggle.patches else not_in(OWN_ENGINE, toggle)
+    facts |= {
+        engine: f"{'mended' if engine in toggle.mends else 'patched'} in {' or '.join(versions)}"
+        for engine, versions in toggle.foreign.items()
+    }
+    said = " ".join(toggle.description.split())
+    parts: list[Part] = [Line(f"{toggle.pr}  {toggle.title}"), Line(""), Facts({k: v for k, v in facts.items() if v})]
+    parts += [Line(""), Line(said)] if said else []
+    done = "mended" if toggle.mends and not toggle.patches else "reverted"
+    for patch in toggle.patches or _elsewhere(toggle):
+        parts += [Line(""), Line(f"{done} in {patch.target}:", fold=False)]
+        for edit in patch.edits:
+            parts += [*_diff("-", edit.match), *_diff("+", edit.replacement)]
+    return listing("toggles show", parts, toggle_document(toggle))
+
+
+def _diff(sign: str, text: str) -> list[Line]:
+    return [Line(f"  {sign} {each}", fold=False) for each in text.rstrip().split("\n") if text.strip()]
+
+
+def _elsewhere(toggle: Toggle) -> list[Patch]:
+    """The patches that revert a fix that only other engines have, in the last range stated of each."""
+    return [patch for versions in toggle.foreign.values() for patch in list(versions.values())[-1]]
+
+
+def matrix_report(matrix: Matrix, latent: Sequence[LatentCheck] = ()) -> Report:
+    """One row a toggle and scenario that shows it, problems of rotten ones, latent ones with their guards.
+
+    A plan in parentheses is the scenario's own where another was asked for: the fix lies in that plan.
+    """
+    checks, summary = matrix.checks, _matrix_line(matrix.checks, latent)
+    told: list[Line] = []
+    for check in checks:
+        told += lines((f"{check.toggle.pr} {problem}" for problem in check.problems[:MAX_PROBLEMS]), "fail")
+        if len(check.problems) > MAX_PROBLEMS:
+            told.append(Line(f"{check.toggle.pr} and {len(check.problems) - MAX_PROBLEMS} more", "fail"))
+    for one in latent:
+        said = f"latent: {one.guard} guards it; {one.why}" if one.guard else one.problem
+        told.append(Line(f"{one.toggle.pr} {said}", "" if one.guard else "fail"))
+    parts = not_engine_code(outcome for check in checks for outcome in check.outcomes)
+    gone = any(check.problem for check in latent)
+    code = EXIT_CODES["fail"] if gone and matrix.exit_code in (0, EXIT_CODES["unknown"]) else matrix.exit_code
+    return Report(
+        command="toggles verify",
+        title="fixes",
+        summary=summary,
+        exit_code=code,
+        document=[*(check.to_dict() for check in checks), *(check.to_dict() for check in latent)],
+        parts=(
+            Table(MATRIX, [_matrix_row(check) for check in checks], bar=True),
+            *told,
+            *lines(replaced(parts), "dim"),
+            Line(summary),
+        ),
+    )
+
+
+def _matrix_row(check: ToggleCheck) -> tuple[Any, ...]:
+    state = Styled("untested", "unknown") if check.untested else Styled("rotten", "fail")
+    return (
+        str(check.toggle.pr),
+        Styled("live", "pass") if check.live else state,
+        check.toggle.detected_by.scenario,
+        f"({check.backend})" if check.keeps_backend else check.backend,
+        check.toggle.detected_by.signatures,
+        f"{check.silent} of {len(check.applied)}",
+        f"{check.detected} of {len(check.reverted)}",
+    )
+
+
+def _matrix_line(checks: Sequence[ToggleCheck], latent: Sequence[LatentCheck]) -> str:
+    numbers = {check.toggle.pr for check in checks}
+    lacking = {check.toggle.pr for check in checks if not check.live}
+    untested = lacking - {check.toggle.pr for check in checks if not check.live and not check.untested}
+    said = f"{len(numbers - lacking)} of {len(numbers)} toggles live"
+    said += f", {len(untested)} untested" if untested else ""
+    said += f", {len(latent)} latent" if latent else ""
+    return " ".join([said, *sorted({place for check in checks if (place := _place(check))})])
+
+
+def _place(check: ToggleCheck) -> str:
+    """Device and dtype, unless they are the plainest."""
+    stack = next((r.outcome.stack for r in (*check.applied, *check.reverted) if r.outcome.stack), None)
+    if stack is None or (stack["device"] == "cpu" and stack["dtype"] == "float32"):
+        return ""
+    if stack["executor"] == "server":
+        return f"on a server ({stack['name']}), {stack['dtype']}"
+    return f"on {stack['device']} ({stack['name']}), {stack['dtype']}"
+
+
+def drift_report(report: DriftReport) -> Report:
+    """The check of one release: one row a fix, every stale edit with the lines nearest to it."""
+    rows = [
+        (
+            str(row.pr),
+            _OWNERS[row.registry],
+            Styled(row.status, _STYLES[row.status]),
+            [str(place) for place in row.places] if row.status == "fits" else row.why or _stale(row),
+        )
+        for row in report.rows
+    ]
+    heads = (*columns("PR", "registry", "status", key=True), Column("where", prose=True))
+    evidence = (part for row in report.rows for problem in row.problems for part in _evidence(problem))
+    summary = _drift_line(report)
+    document = [row.to_dict() for row in report.rows]
+    return listing("toggles check", [Table(heads, rows), *evidence, Line(summary)], document, report.exit_code)
+
+
+def _stale(row: FixRow) -> str:
+    return f"{len(row.problems)} of {len(row.problems) + len(row.places)} edits do not fit"
+
+
+def _evidence(problem: EditProblem) -> list[Line]:
+    told = [Line(f"{problem.written}: {problem.what}", "fail")]
+    if problem.near is not None:
+        told.append(Line(f"  nearest is {problem.near.where}"))
+        told += [Line(f"    {each}", "fail" if each.startswith("-") else "pass") for each in problem.near.diff]
+    return told
+
+
+def _drift_line(report: DriftReport) -> str:
+    def count(registry: Literal["ours", "upstream"]) -> str:
+        return f"{report.count(registry, 'fits')} fit, {report.count(registry, 'stale')} stale"
+
+    has_own = any(row.registry == "upstream" for row in report.rows)
+    own = f"its own {count('upstream')}" if has_own else "it has no reverts of its own"
+    others = f"{report.count('ours', 'not-for-version')} not for this version"
+    undecided = "; no patch of ours is for this release" if report.exit_code == UNDECIDED else ""
+    return f"{report.dist}: ours {count('ours')}, {others}; {own}{undecided}"

@@ -1,0 +1,77 @@
+"""The plots of bisect and flake, taken apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from specdebug.base.trial import Trial, TrialResult
+from specdebug.report.flake import failed
+from specdebug.report.html.posterior import LOOKS, history, posterior_plot
+from specdebug.report.html.rate import rate_plot
+from specdebug.stats.intervals import anytime_interval
+from tests.report.trials import chooser, sampled, searched
+
+
+def test_the_history_ends_where_the_search_did_and_says_what_each_trial_was(tmp_path: Path) -> None:
+    findings, _, journal = searched(tmp_path)
+    with journal:
+        trials = [journal.trials[number] for number in range(findings.standing.trials)]
+    past = history(trials, chooser, None)
+    assert findings.answer is not None
+    assert [counted for counted, _ in past.looks] == list(range(len(trials) + 1))  # few enough for a look at each
+    ended = dict(past.looks[-1][1])
+    for culprits, probability in findings.standing.posterior:
+        assert ended[culprits] == pytest.approx(probability)
+    assert len(past.verdicts) == len(trials)
+    for (trial, result), verdict in zip(trials, past.verdicts, strict=True):
+        assert (verdict == "untestable") == (trial.number % 11 == 7) == (result.outcome == "untestable")
+        assert (verdict == "other") == (result.signature == "exit:9")
+
+
+def test_of_many_trials_a_few_hundred_looks_are_kept() -> None:
+    trials = [(Trial(n, frozenset(), n), TrialResult("pass", None, 0.1)) for n in range(3 * LOOKS)]
+    past = history(trials, chooser, None)
+    assert len(past.looks) == LOOKS + 1
+    assert past.looks[-1][0] == 3 * LOOKS
+    names = [str(sorted(culprits)) for culprits in past.likeliest]
+    root = ET.fromstring(posterior_plot(past, names))
+    tips = [one.get("data-tip") or "" for one in root.iter("rect") if one.get("class") == "hit"]
+    assert tips[0].startswith("after 3 trials (0 of 3 failed)\n")
+    assert len(tips) == LOOKS
+
+
+def test_the_running_rate_is_drawn_with_its_confidence_sequence() -> None:
+    shown = [run % 4 == 0 for run in range(1, 81)]
+    plot = rate_plot(shown, 0.95, claimed=(0.4,))
+    assert plot is not None
+    root = ET.fromstring(plot)
+    end = anytime_interval(20, 80, 0.95)
+    assert root.get("aria-label") == (
+        f"Failure rate over 80 runs: in the end 25.00%, 0.95 interval {end.low:.2%} to {end.high:.2%}"
+    )
+    tips = [one.get("data-tip") or "" for one in root.iter("rect") if one.get("class") == "hit"]
+    assert tips[3].startswith("1 of 4 failed: 25.00%\n")
+    assert len(tips) == 80
+    assert sum(one.get("class") == "failure" for one in root.iter("line")) == 20
+    assert sum(one.get("class") == "claimed" for one in root.iter("line")) == 1
+    low, high = anytime_interval(1, 4, 0.95).low, anytime_interval(1, 4, 0.95).high
+    assert tips[3].endswith(f"between {low:.2%} and {high:.2%}")
+    assert rate_plot([], 0.95) is None
+
+
+def test_a_long_measurement_is_thinned_out() -> None:
+    plot = rate_plot([run % 100 == 0 for run in range(20_000)], 0.99)
+    assert plot is not None
+    assert len(plot) < 150_000
+    assert "in the end 1.00%" in plot
+
+
+def test_runs_of_the_failure_that_is_measured_are_counted(tmp_path: Path) -> None:
+    found, _, journal = sampled(tmp_path)
+    with journal:
+        only_nan, untold = (failed([journal.trials[n] for n in range(120)], pattern) for pattern in ("nan@*", None))
+    assert (len(untold), sum(untold)) == (found.tally.runs, found.tally.failures)
+    assert len(untold) - len(only_nan) == dict(found.tally.signatures)["exit:9"]

@@ -1,0 +1,218 @@
+"""The formats of a report: what is marked, counted, escaped and bounded. Their wording is in tests/golden/."""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from specdebug.base.errors import Where
+from specdebug.report.compare import compare_report
+from specdebug.report.github import MAX_ROWS, commands, plain, summary
+from specdebug.report.html.accept import MAX_LINES, MAX_POINTS, request_lines
+from specdebug.report.html.page import page
+from specdebug.report.junit import junit_xml
+from specdebug.report.parts import Block, Column, Finding, Findings, Line, Notice, Report, Section, Styled, Table
+from specdebug.report.replay import head_chip, replay_report
+from specdebug.report.terminal import text_of
+from specdebug.scenario.grammar import Arm, Expectation
+from specdebug.verdict.outcome import Outcome
+from tests.report.endings import against_a_baseline, explained, located
+from tests.report.samples import (
+    BAD,
+    EVIL,
+    GOOD,
+    LOST,
+    MINI,
+    SCENARIO,
+    Page,
+    both,
+    compared,
+    from_file,
+    outcome,
+    recorded,
+    replay_of,
+    result,
+)
+
+
+def report_of(*parts: object, **more: object) -> Report:
+    return Report("test", "title", "summary", 1, {}, parts, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("what", "expectation", "mark"),
+    [
+        (GOOD, Expectation(), None),
+        (GOOD, None, None),
+        (BAD, Expectation("fail", ("guard@*",)), None),
+        (BAD, Expectation(), "failure"),
+        (BAD, None, "failure"),
+        (GOOD, Expectation("fail"), "failure"),
+        (LOST, Expectation(), "skipped"),
+        (LOST, None, "skipped"),
+    ],
+)
+def test_junit_marks_what_was_not_as_expected(what: Outcome, expectation: Expectation | None, mark: str | None) -> None:
+    report = replay_report(replay_of(result("fixed", what, expectation)))
+    root = ET.fromstring(junit_xml(report))
+    (case,) = root.iter("testcase")
+    marks = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+    assert marks == ([mark] if mark else [])
+    assert root.get("failures") == str(int(mark == "failure"))
+    assert root.get("skipped") == str(int(mark == "skipped"))
+    assert bool(report.notices) == bool(mark)
+
+
+def test_junit_counts_add_up_and_odd_characters_do_not_break_it() -> None:
+    root = ET.fromstring(junit_xml(replay_report(both())))
+    (suite,) = root
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("sample", "2", "1")
+    failure = suite.findall("testcase")[1].find("failure")
+    assert failure is not None
+    assert failure.get("type") == "guard@draft.kv_indices->[next]"
+    assert "�" in (suite.findall("testcase")[1].findtext("system-err") or "")
+
+
+@pytest.mark.parametrize("code", [0, 1, 125, 130])
+def test_a_report_without_cases_is_one(code: int) -> None:
+    root = ET.fromstring(junit_xml(Report("flake", "./x", "summary", code, {}, [Line("more")])))
+    (case,) = root.iter("testcase")
+    assert [child.tag for child in case][:-1] == {0: [], 1: ["failure"]}.get(code, ["skipped"])
+    assert case.findtext("system-out") == "summary\nmore"
+
+
+def test_an_annotation_is_one_line_at_the_arm_in_the_scenario_s_file() -> None:
+    line = next(place for place, line in enumerate(MINI.read_text().splitlines(), 1) if line.startswith("  plain:"))
+    (told,) = commands(replay_report(from_file()), {"GITHUB_WORKSPACE": str(MINI.parents[2])})
+    assert told.startswith(f"::error file=tests/cli/mini.yaml,line={line},title=specdebug%3A mini%2C arm plain%3A ")
+    (told,) = commands(replay_report(from_file()), {"GITHUB_WORKSPACE": "/nowhere"})
+    assert f"file={MINI},line" in told
+    (lost,) = commands(replay_report(replay_of(result("fixed", LOST))), {})
+    assert lost.startswith("::warning ")
+    notice = Notice("fail", "a:b,c%", "one\r\ntwo % :: three" + "m" * 5000, Where("x,y.yaml", 3))
+    (said,) = commands(report_of(notices=[notice]), {"GITHUB_WORKSPACE": str(Path.cwd())})
+    assert said.startswith("::error file=x%2Cy.yaml,line=3,title=a%3Ab%2Cc%25::one%0D%0Atwo %25 :: three")
+    assert len(said) < 2100
+
+
+def test_text_in_markdown_is_no_markup() -> None:
+    assert plain("a|b *c* <d>\ne_f it's") == "a&#124;b &#42;c&#42; &lt;d&gt; e&#95;f it's"
+    told = summary(report_of(Block("a\n````\nb", "log"), Table([Column("a")], [("x",)] * (MAX_ROWS + 2))))
+    assert "\n`````\na\n````\nb\n`````\n" in told
+    assert "and 2 more" in told
+    rows = [line for line in summary(replay_report(both())).splitlines() if line.startswith("|")]
+    assert len({row.count(" | ") for row in rows[:4]}) == 1
+
+
+def test_a_terminal_names_the_first_findings() -> None:
+    found = [Finding(f"nan@{number}", number, 2, "what") for number in range(4)]
+    told = text_of([Section("arm", [Findings(found, 2)], note="without a fix")]).splitlines()
+    assert told == [
+        "arm  without a fix",
+        "  nan@0 at step 0, 2 in all  what",
+        "    then nan@1 at step 1, 2 in all  what",
+        "  and 2 more kinds (see --json)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arm", "said"),
+    [
+        (located, "began at verify.kv_pool.write.k, step 3, request g0.1: float32, 6 rows; beside its twin"),
+        (against_a_baseline, "g accepts 3.00 over 40 verifies, baseline 3.10 over 41, at least 2.50: kept"),
+        (explained, "reverted lines of 27360 ran 80 times"),
+    ],
+)
+def test_every_format_tells_of_it(arm: object, said: str) -> None:
+    report = replay_report(replay_of(arm()))  # type: ignore[operator]
+    assert said in text_of(report.parts)
+    assert said in junit_xml(report)
+    assert html.escape(said) in page(report)
+    assert plain(said) in summary(report)
+
+
+def test_an_expected_failure_is_not_red_in_the_head() -> None:
+    fails, passes = Expectation("fail", ("guard@*",)), Expectation("pass")
+    assert head_chip(result("reverted", BAD, fails)) == Styled("reverted: fail, as expected", "pass")
+    assert head_chip(result("reverted", GOOD, fails)) == Styled("reverted: pass, not as expected", "fail")
+    for what, verdict in ((GOOD, "pass"), (BAD, "fail"), (LOST, "unknown")):
+        for expectation in (passes, None):
+            told = head_chip(result("fixed", what, expectation))
+            assert (told.words, told.style) == (f"fixed: {verdict}", verdict)
+
+
+def page_of_both() -> Page:
+    return Page(page(replay_report(both(), recorded(fixed=(40, 3), reverted=(10, 2)))))
+
+
+def test_what_a_page_shows_is_not_obeyed() -> None:
+    told = page_of_both()
+    assert told.seen["script"] == 1
+    assert not {"img", "b"} & set(told.seen)
+    assert '</script><script>alert(1)</script><img src="http://evil.example/x.png">' in told.text
+    assert not {"\x00", "\x1b"} & set(told.source)
+    told.source.encode("utf-8")  # a lone surrogate would raise
+    named = Page(page(Report("x", EVIL, EVIL, 0, {}, [Line(EVIL)], [Styled(EVIL)], {EVIL: EVIL}, line=EVIL)))
+    assert named.seen["script"] == 1
+    assert "default-src 'none'" in told.source.replace("&#39;", "'")
+
+
+def test_plots_are_xml_with_a_label_and_stand_beside_a_table() -> None:
+    told = page_of_both()
+    labels = [ET.fromstring(plot).get("aria-label") or "" for plot in told.plots]
+    assert [label.split(" ")[0] for label in labels] == ["Accept", "Timeline", "Accept", "Timeline"]
+    assert labels[1].startswith("Timeline of 40 steps: 5 prefill, 35 decode; largest batch 3, 2 requests finished")
+    assert told.text.count("The plots as a table") == 2
+    marks = [mark.get("data-tip") for mark in ET.fromstring(told.plots[2]).iter("line") if mark.get("data-tip")]
+    assert marks == [
+        "i1. injected kv_nan at step 8, request g.0, target.k[3, 4]: 0.5 -> nan and 1 more",
+        "1. guard@draft.kv_indices->[next] at step 9\n2. nan@draft.logits at step 9",
+    ]  # the finding of step 12 lies beyond the ten steps there are, the hang in none
+
+
+@pytest.mark.parametrize("arms", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_ten_thousand_steps_are_under_two_megabytes_and_every_request_has_its_line(arms: int) -> None:
+    names = [f"arm{number}" for number in range(arms)]
+    long = outcome("fail", 64, violations=BAD.violations, log_tail="x" * 4000)
+    recording = recorded(**dict.fromkeys(names, (10_000, 64)))
+    about = replace(SCENARIO, arms={arm: Arm(arm) for arm in names})
+    told = Page(page(replay_report(replay_of(*(result(arm, long, of=about) for arm in names)), recording)))
+    assert len(told.source.encode()) < 2_000_000
+    assert len(told.plots) == 2 * arms
+    lines = request_lines(recording.of("arm0"))
+    assert sum(map(len, lines.values())) <= MAX_POINTS
+    drawn = [one for one in ET.fromstring(told.plots[0]).iter("polyline") if one.get("data-rid")]
+    assert len(drawn) == len(lines) == 64
+
+
+def test_of_very_many_requests_the_first_have_lines_and_the_tables_say_what_is_left_out() -> None:
+    recording = recorded(fixed=(30, 700))
+    assert len(request_lines(recording.of("fixed"))) == MAX_LINES
+    told = Page(page(replay_report(replay_of(result("fixed", outcome(requests=700))), recording)))
+    assert "Requests (700)" in told.text
+    assert told.text.count("200 more are in the document that --json writes") == 2  # requests, and their near-ties
+
+
+@pytest.mark.parametrize(
+    "steps", [{}, {"fixed": (1, 1)}, {"reverted": (3, 1)}, {"fixed": (40, 2), "reverted": (30, 2)}]
+)
+def test_a_comparison_has_a_page_however_many_steps_there_are(steps: dict[str, tuple[int, int]]) -> None:
+    told = Page(page(compare_report(*compared(), recorded(**steps))))
+    assert 'class="differs"' in told.source
+
+
+def test_pages_can_be_walked_without_a_pointer() -> None:
+    steps = recorded(fixed=(40, 3), reverted=(10, 2))
+    for report in (replay_report(both(), steps), compare_report(*compared(), steps)):
+        source = page(report)
+        heads = re.findall(r"<th\b[^>]*>", source)
+        assert len(heads) > 10
+        assert [head for head in heads if "scope=" not in head] == []
+        assert re.search('<body>\\s*<a class="skip" href="#results">', source)
+        assert '<main id="results" tabindex="-1">' in source
+        assert "></th>" not in source  # every column says what it holds

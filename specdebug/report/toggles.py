@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from specdebug.campaign.loops.latent import LatentCheck
-from specdebug.campaign.loops.verify import Matrix, ToggleCheck
 from specdebug.patching import Patch
 from specdebug.patching.drift import EditProblem, FixRow
 from specdebug.patching.drift import Report as DriftReport
@@ -16,6 +14,10 @@ from specdebug.report.listings import listing
 from specdebug.report.parts import Column, Facts, Line, Part, Report, Style, Styled, Table, columns, lines
 from specdebug.report.words import replaced
 from specdebug.verdict.outcome import EXIT_CODES, not_engine_code
+
+if TYPE_CHECKING:  # a list of fixes is told without torch
+    from specdebug.campaign.loops.latent import LatentCheck
+    from specdebug.campaign.loops.verify import Matrix, ToggleCheck
 
 MATRIX = (
     *columns("PR", "state", "scenario", key=True),

@@ -50,7 +50,7 @@ def spawn(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def document(*argv: str, code: int = 0) -> dict[str, Any]:
-    ended = spawn("--json", "-", *argv)
+    ended = spawn("--json", *argv)
     assert ended.returncode == code, ended.stderr
     told: dict[str, Any] = json.loads(ended.stdout)
     return told
@@ -88,7 +88,7 @@ def test_it_names_the_culprit_of_a_flaky_script() -> None:
 
 
 def test_the_same_as_a_document() -> None:
-    assert spawn("--json", "out.json", "--", "./flaky.sh").stdout.startswith("culprit 27360")
+    assert spawn("--json-file", "out.json", "--", "./flaky.sh").stdout.startswith("culprit 27360")
     told = json.loads(Path("out.json").read_text())
     assert told == {**document("--", "./flaky.sh"), "resumed": 0}  # which is from the journal
     assert (told["verdict"], told["exit_code"], told["reason"]) == ("culprit", 0, "answered")
@@ -289,7 +289,7 @@ def test_a_second_process_on_a_journal_is_told_of_the_first() -> None:
 def test_a_damaged_journal_is_kept_and_can_be_left_behind(capsys: pytest.CaptureFixture[str]) -> None:
     Path("j").write_text("this is no database " * 50)
     assert "the journal j is damaged" in complaint(capsys, "--journal", "j", "--", "./flaky.sh")
-    ended = spawn("--json", "-", "--journal", "j", "--fresh", "--", "./flaky.sh")
+    ended = spawn("--json", "--journal", "j", "--fresh", "--", "./flaky.sh")
     assert json.loads(ended.stdout)["culprits"]
     assert "the journal of before is kept as j.bak\n" in ended.stderr
     assert Path("j.bak").read_text().startswith("this is no database")
@@ -353,7 +353,7 @@ def test_a_full_disk_ends_with_what_is_known_and_a_line() -> None:
         (["--over", "commits", "--good", "HEAD~1", "--repo", "/proc", "--", "./flaky.sh"], "in no git repository"),
         (["cache_hitt"], "did you mean 'cache_hit'"),
         (["cache_hit", "--arm", "recompte"], "did you mean 'recompute'"),
-        (["--json", "no/such/folder/x", "--", "./flaky.sh"], "no folder no/such/folder"),
+        (["--json-file", "no/such/folder/x", "--", "./flaky.sh"], "no folder no/such/folder"),
         (["--journal", "/proc/nowhere/j", "--", "./flaky.sh"], "cannot write the journal /proc/nowhere/j"),
     ],
 )

@@ -20,7 +20,7 @@ def scenario(tmp_path: Path) -> str:
 
 
 def diverge(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
-    code = run(["diverge", *argv, "--json", "-"])
+    code = run(["diverge", *argv, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -34,7 +34,7 @@ def diverge(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[s
         (["--arm", "base@0.5.13", "--arm", "base"], "a version of what? Write base@sglang==0.5.13, or --target sglang"),
         (["--arm", "base@embedded", "--arm", "base@embedded"], "or one on two targets (--arm ARM@TARGET)"),
         (["--timeout", "0"], "--timeout must be above 0 seconds, got 0"),
-        (["--json", "/no/such/folder/x.json"], "no folder /no/such/folder"),
+        (["--json-file", "/no/such/folder/x.json"], "no folder /no/such/folder"),
     ],
 )
 def test_what_cannot_be_asked(capsys: pytest.CaptureFixture[str], scenario: str, argv: list[str], message: str) -> None:
@@ -106,7 +106,7 @@ def test_the_workers_v1_and_v2_differ_by_rounding(capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 def test_the_answer_is_written_to_a_file_too(capsys: pytest.CaptureFixture[str], scenario: str, tmp_path: Path) -> None:
     file = tmp_path / "answer.json"
-    code = run(["diverge", scenario, "--arm", "base", "--fault", "nan_logits:step=2", "--json", str(file)])
+    code = run(["diverge", scenario, "--arm", "base", "--fault", "nan_logits:step=2", "--json-file", str(file)])
     assert code == 1
     assert "diverged at step 2, request " in capsys.readouterr().out
     found = json.loads(file.read_text())

@@ -35,7 +35,7 @@ def flake(capsys: pytest.CaptureFixture[str], *argv: str, script: str = FAILS) -
 
 
 def document(capsys: pytest.CaptureFixture[str], *argv: str, script: str = FAILS) -> tuple[int, dict[str, Any]]:
-    code, out, _ = flake(capsys, *argv, "--json", "-", script=script)
+    code, out, _ = flake(capsys, *argv, "--json", script=script)
     return code, json.loads(out)
 
 
@@ -98,7 +98,7 @@ def test_other_failures_and_untestable_runs_are_no_verdict(capsys: pytest.Captur
 
 
 def test_a_command_may_have_words_that_are_no_text(capsys: pytest.CaptureFixture[str]) -> None:
-    files = ["--html", "page.html", "--junit", "junit.xml", "--json", "found.json"]
+    files = ["--html", "page.html", "--junit", "junit.xml", "--json-file", "found.json"]
     for wanted in ([], files):
         assert run(["flake", "--max-trials", "2", *wanted, "--", "false", os.fsdecode(b"\xff")]) == 1
     assert "reproduce: SPECDEBUG_TRIAL_SEED=" in (out := capsys.readouterr().out)
@@ -107,7 +107,7 @@ def test_a_command_may_have_words_that_are_no_text(capsys: pytest.CaptureFixture
 
 
 def test_a_file_that_cannot_be_written_costs_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["flake", "--max-trials", "2", "--json", "/dev/full", "--junit", "junit.xml", "--", "true"]
+    argv = ["flake", "--max-trials", "2", "--json-file", "/dev/full", "--junit", "junit.xml", "--", "true"]
     assert run(argv) == 125
     out, err = capsys.readouterr()
     assert out.startswith("--max-trials is reached: 0 of 2 failed")
@@ -127,7 +127,7 @@ def test_a_file_that_cannot_be_written_costs_nothing_else(capsys: pytest.Capture
         (["flake", "--revert", "1", "--", "true"], "no toggle reverts 1"),
         (["flake", "cache_hit", "--arm", "recompote"], "did you mean 'recompute'?"),
         (["flake", "--", "./nothing"], "there is no command ./nothing"),
-        (["flake", "--json", "no/folder", "--", "true"], "no folder no"),
+        (["flake", "--json-file", "no/folder", "--", "true"], "no folder no"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,12 +160,12 @@ def test_an_interrupt_reports_and_the_same_command_goes_on(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_scenario_for_real(capsys: pytest.CaptureFixture[str]) -> None:
     scenario = str(Path(__file__).with_name("mini.yaml"))
-    assert run(["flake", scenario, "--max-trials", "3", "--json", "-"]) == 0
+    assert run(["flake", scenario, "--max-trials", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["runs"], found["failures"]) == (3, 0)
     assert found["what"] == f"{scenario} --arm fixed"
     options = ["--page-size", "16", "--attention-backend", "fa3"]
-    assert run(["flake", scenario, "--revert", "25015", *options, "--max-trials", "3", "--json", "-"]) == 1
+    assert run(["flake", scenario, "--revert", "25015", *options, "--max-trials", "3", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     (seen,) = found["signatures"]
     assert seen["signature"] == "oob@draft.forward.positions"
@@ -201,7 +201,7 @@ def test_a_scenario_that_runs_no_reverted_line_proves_nothing(
     fix: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mini = str(Path(__file__).with_name("mini.yaml"))
-    assert run(["flake", mini, "--arm", "fixed", "--revert", fix, "--claim", "rate<50%", "--json", "-"]) == code
+    assert run(["flake", mini, "--arm", "fixed", "--revert", fix, "--claim", "rate<50%", "--json"]) == code
     found = json.loads(capsys.readouterr().out)
     assert found["unproven"] == (["27360"] if code == 125 else [])
 

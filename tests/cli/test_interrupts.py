@@ -55,7 +55,7 @@ CASES = {
         "stopped after 3 of 6 runs",
         {"h.html": "3 runs not made"},
     ),
-    "bisect": Case(("bisect", MINI, "-j", "1", "--json", "-"), 2, '"trials": 2'),
+    "bisect": Case(("bisect", MINI, "-j", "1", "--json"), 2, '"trials": 2'),
     "flake": Case(("flake", MINI, "-j", "1", "--junit", "j.xml"), 2, "0 of 2 failed", {"j.xml": "0 of 2 failed"}),
     "minimise": Case(("minimise", MINI, "-j", "1", "-o", "small.yaml"), 2, "interrupted after 2 trials"),
 }
@@ -135,7 +135,7 @@ def test_a_command_under_test_is_ended_too(command: str, name: str, tmp_path: Pa
     reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(reader, True)
     script = f"[ -e ran ] && {{ exec 9>alive; kill -{name[3:]} $PPID; kill -{name[3:]} $PPID; sleep 1000; }}; touch ran"
-    argv = [sys.executable, "-m", "specdebug", "flake", "--json", "said.json", "--", "bash", "-c", script]
+    argv = [sys.executable, "-m", "specdebug", "flake", "--json-file", "said.json", "--", "bash", "-c", script]
     ended = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 128 + getattr(signal, name), ended.stderr
     assert "0 of 1 failed" in ended.stdout

@@ -74,7 +74,7 @@ def spawn(*argv: str) -> subprocess.CompletedProcess[str]:
         (["six.yaml", "-o", "x.yaml", "--revert", "19896"], "19896"),
         (["six.yaml", "-o", "x.yaml", "--confidence", "95"], "--confidence"),
         (["six.yaml", "-o", "x.yaml", "--device", "gpu"], "--device must be"),
-        (["six.yaml", "-o", "x.yaml", "--json", "no/folder/x"], "no folder no/folder"),
+        (["six.yaml", "-o", "x.yaml", "--json-file", "no/folder/x"], "no folder no/folder"),
         (["six.yaml"], "--output"),
     ],
 )
@@ -98,7 +98,7 @@ def test_what_does_not_fail_is_not_made_smaller() -> None:
 
 @pytest.mark.slow
 def test_the_two_requests_that_meet_the_bug_are_left_and_the_file_fails_every_time() -> None:
-    ended = spawn("minimise", "six.yaml", "-o", "small.yaml", "--json", "told.json")
+    ended = spawn("minimise", "six.yaml", "-o", "small.yaml", "--json-file", "told.json")
     assert ended.returncode == 0, ended.stderr
     told = json.loads(Path("told.json").read_text())
     assert told["requests"] == {"before": 6, "after": 2}
@@ -116,7 +116,7 @@ def test_the_two_requests_that_meet_the_bug_are_left_and_the_file_fails_every_ti
         (arm,) = json.loads(replayed.stdout)["arms"]
         assert arm["signature"] == told["signature"]
     written = Path("small.yaml").read_bytes()
-    again = spawn("minimise", "six.yaml", "-o", "small.yaml", "--json", "-")
+    again = spawn("minimise", "six.yaml", "-o", "small.yaml", "--json")
     repeated: dict[str, Any] = json.loads(again.stdout)
     assert repeated["resumed"] == repeated["trials"] == told["trials"]
     assert Path("small.yaml").read_bytes() == written
@@ -146,7 +146,7 @@ def test_it_goes_on_after_an_interrupt_with_what_it_has_written_meanwhile() -> N
     assert "not yet the smallest: interrupted after" in out
     assert len(load_scenario("small.yaml").workload) <= 6
     made = int(out.partition("interrupted after ")[2].split()[0])
-    ended = spawn("minimise", "six.yaml", "-o", "small.yaml", "--json", "-", "--max-trials", str(made + 5))
+    ended = spawn("minimise", "six.yaml", "-o", "small.yaml", "--json", "--max-trials", str(made + 5))
     told = json.loads(ended.stdout)
     assert ended.returncode == 125
     assert told["reason"] == "max-trials"

@@ -168,7 +168,7 @@ def test_an_interrupt_keeps_the_summary_and_what_is_known(played: Played, told: 
     [
         (["some", "gone.yaml"], "gone.yaml: no such file"),
         (["some", "-k", "three"], "-k 'three' selects no arm; there are one::x, one::y, two::x"),
-        (["some", "-k", "(x"], "column 1: nothing closes this parenthesis"),
+        (["some", "-k", "(x"], "column 1: '(' was never closed"),
         (["some", "--arm", "y"], "two.yaml: no arm 'y'"),
         (["some", "--perfetto", "t.json"], "--perfetto is of one scenario"),
         (["some", "--html", "some/one.yaml"], "is a file; of several scenarios --html names a folder"),

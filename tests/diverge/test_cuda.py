@@ -121,7 +121,7 @@ def test_recording_waits_for_nothing(tmp_path: Path) -> None:
 
 
 def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    code = run(["diverge", "draft_positions", *argv, "--json", "-"])
+    code = run(["diverge", "draft_positions", *argv, "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert code == found["exit_code"]
     return found
@@ -144,7 +144,7 @@ def test_what_differs_by_rounding_alone_is_not_counted(
     file.write_text(SCENARIO)
     for other, alike in (("same", True), ("one", False)):
         code = run(
-            ["diverge", str(file), "--arm", "base", "--arm", other, "--device", "cuda", "--dtype", dtype, "--json", "-"]
+            ["diverge", str(file), "--arm", "base", "--arm", other, "--device", "cuda", "--dtype", dtype, "--json"]
         )
         found = json.loads(capsys.readouterr().out)
         assert (code, found["diverged"], found["alike"]) == (0, False, alike)

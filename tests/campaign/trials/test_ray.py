@@ -163,7 +163,7 @@ class TestOnACluster:
         command = script(FLAKY)
 
         def told(*argv: str) -> dict[str, Any]:
-            assert run(["bisect", *argv, "--json", "-", "--fresh", "--", *command]) == 0
+            assert run(["bisect", *argv, "--json", "--fresh", "--", *command]) == 0
             document: dict[str, Any] = json.loads(capsys.readouterr().out)
             return document
 

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from specdebug import __version__
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.bisect import Rate
+from specdebug.bisect import BayesianSearch, Rate
 from specdebug.campaign.trials.journal import not_engine_code
-from specdebug.campaign.trials.search import Chooser, Findings, Standing
+from specdebug.campaign.trials.search import Findings, Standing
 from specdebug.patching.toggles import REVERT_VARIABLE
 from specdebug.report.foreign import shown
 from specdebug.report.parts import Cell, Column, Part, Plot, Report, Section, Style, Styled, Table, columns, lines
@@ -186,7 +186,7 @@ def bisect_report(
     exit_code: int,
     trials: Mapping[int, tuple[Trial, TrialResult]],
     evidence: Mapping[str, str],
-    chooser: Callable[[], Chooser],
+    chooser: Callable[[], BayesianSearch],
     pattern: str | None,
 ) -> Report:
     """A search, whatever came of it.
@@ -244,7 +244,7 @@ def _page(
     subject: Bisection,
     counted: Sequence[tuple[Trial, TrialResult]],
     evidence: Mapping[str, str],
-    chooser: Callable[[], Chooser],
+    chooser: Callable[[], BayesianSearch],
     pattern: str | None,
 ) -> list[Part]:
     from specdebug.report.html.posterior import LINES, history, posterior_bars, posterior_plot

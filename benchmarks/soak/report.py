@@ -13,7 +13,7 @@ from rich.text import Text
 from benchmarks.soak.memory import MAX_GROWTH_MB, MAX_SLOPE_MB, NOISE_MB, Trend, at_share
 from benchmarks.soak.tally import Tally, WorkerTally
 from specdebug.report.parts import Column, Table
-from specdebug.report.progress import Lines
+from specdebug.report.progress import PlainLines
 from specdebug.report.tables import Listing
 from specdebug.scenario.library import engine_sites
 from specdebug.verdict.signatures import OUTPUTS
@@ -25,7 +25,7 @@ SHARES = (0.1, 0.5, 1.0)
 PROBES = ("nan", "inf", "oob", "page_aligned")
 
 
-class Progress(Lines):
+class Progress(PlainLines):
     """Where the soak stands, every so often."""
 
     def __init__(self, stream: IO[str], tally: Tally) -> None:

@@ -11,7 +11,7 @@ from specdebug.campaign.loops.compare import Comparison, RequestDifference
 from specdebug.campaign.loops.replay import Replay
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.report.parts import (
-    Case,
+    CaseResult,
     Column,
     Line,
     Notice,
@@ -71,7 +71,9 @@ def compare_report(replay: Replay, comparison: Comparison, recording: Recording 
         chips=[_chip(comparison), *base.chips],
         facts=base.facts | {"exit code": str(comparison.exit_code)},
         page=partial(_page, measures, requests, replay, recording or Recording()),
-        cases=[Case(" and ".join(names), verdict_of(comparison.exit_code), summary, said, replay.wall_s, out=said)],
+        cases=[
+            CaseResult(" and ".join(names), verdict_of(comparison.exit_code), summary, said, replay.wall_s, out=said)
+        ],
         notices=[] if comparison.exit_code == 0 else [notice],
     )
 

@@ -12,7 +12,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specdebug.report.foreign import shown, shown_lines
-from specdebug.report.parts import Block, Cell, Facts, Findings, Line, Notice, Part, Report, Section, Styled, Table
+from specdebug.report.parts import (
+    Cell,
+    FactList,
+    FindingList,
+    Line,
+    Notice,
+    Part,
+    Preformatted,
+    Report,
+    Section,
+    Styled,
+    Table,
+)
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 ACTIONS_VARIABLE = "GITHUB_ACTIONS"
@@ -49,7 +61,7 @@ def markdown(parts: Iterable[Part]) -> Iterator[str]:
             case Table(heads, rows, title):
                 yield from ([f"**{plain(title)}**", ""] if title else [""])
                 yield from _table([head.name for head in heads], rows, part.most or MAX_ROWS)
-            case Findings(found):
+            case FindingList(found):
                 cells = [(each.signature, "" if each.step is None else str(each.step), each.detail) for each in found]
                 yield from ("", *_table(("signature", "step", "what"), cells, MAX_FINDINGS))
             case Section(title, inner, note):
@@ -63,9 +75,9 @@ def markdown(parts: Iterable[Part]) -> Iterator[str]:
                     "</details>",
                     "",
                 )
-            case Facts(facts):
+            case FactList(facts):
                 yield from (f"- {plain(name)}: {plain(value)}" for name, value in facts.items())
-            case Block(text):
+            case Preformatted(text):
                 fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
                 yield from ("", fence, *shown_lines(text).splitlines(), fence, "")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as ET
 
-from specdebug.report.parts import Case, Report
+from specdebug.report.parts import CaseResult, Report
 from specdebug.report.terminal import report_text
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -34,13 +34,13 @@ def _suite(report: Report) -> ET.Element:
     return suite
 
 
-def _whole(report: Report) -> Case:
+def _whole(report: Report) -> CaseResult:
     """The report as one case."""
     text = report_text(report)
-    return Case(report.title, report.verdict, report.summary, text, report.seconds, out=text)
+    return CaseResult(report.title, report.verdict, report.summary, text, report.seconds, out=text)
 
 
-def _case(suite: str, case: Case) -> ET.Element:
+def _case(suite: str, case: CaseResult) -> ET.Element:
     names = {"classname": _clean(f"specdebug.{suite}"), "name": _clean(case.name)}
     element = ET.Element("testcase", names, time=f"{case.seconds:.3f}")
     if case.verdict == "fail":

@@ -10,7 +10,7 @@ from specdebug import __version__
 from specdebug.base.trial import TrialResult
 from specdebug.minimise import MinimiseWatcher, StageResult, Summary
 from specdebug.report.parts import Report, lines
-from specdebug.report.progress import Lines
+from specdebug.report.progress import PlainLines
 from specdebug.report.trials import STOPPED, journal_line, more_trials
 from specdebug.report.words import counted, replaced, times
 
@@ -38,7 +38,7 @@ class Minimisation:
     not_engine_code: Sequence[str] = ()
 
 
-class MinimiseProgress(Lines, MinimiseWatcher):
+class MinimiseProgress(PlainLines, MinimiseWatcher):
     """One line a trial."""
 
     def opening(self, seen: TrialResult, failures: int, trials: int) -> None:

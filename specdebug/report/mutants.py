@@ -15,7 +15,7 @@ from specdebug.mutants.find import Mutant
 from specdebug.mutants.measure import Measured
 from specdebug.mutants.rows import MutantRow, Score, scores
 from specdebug.report.listings import listing
-from specdebug.report.parts import Block, Column, Line, Report, Section, Styled, Table, columns, lines
+from specdebug.report.parts import Column, Line, Preformatted, Report, Section, Styled, Table, columns, lines
 from specdebug.report.progress import Display
 from specdebug.report.tables import line
 from specdebug.report.trials import journal_line
@@ -169,7 +169,7 @@ def _scores(name: str, rows: Sequence[Score]) -> Table:
 
 def _survivor(row: MutantRow) -> Section:
     told = [f"in {row.function}, run in {counted(row.ran, 'arm')}", difference_text(row), advice(row)]
-    diff = Block("\n".join(row.diff.split("\n")[2:]), "diff")
+    diff = Preformatted("\n".join(row.diff.split("\n")[2:]), "diff")
     return Section(f"survived: {row.id}", [*lines(told), diff])
 
 

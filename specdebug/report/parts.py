@@ -89,7 +89,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ToldFinding:
     """A failure that was found: its signature, the first step, how often, and what was seen."""
 
     signature: str
@@ -99,16 +99,16 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Findings:
+class FindingList:
     """Failures, first things first. ``most``: those that a short format names."""
 
     kind: ClassVar = "findings"
-    found: Sequence[Finding]
+    found: Sequence[ToldFinding]
     most: int
 
 
 @dataclass(frozen=True)
-class Facts:
+class FactList:
     """Names and values."""
 
     kind: ClassVar = "facts"
@@ -116,7 +116,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Block:
+class Preformatted:
     """Text whose lines stay as they are: a log, a diff, a command. ``name`` says what it is to a screen reader."""
 
     kind: ClassVar = "block"
@@ -152,11 +152,11 @@ class Section:
     folded: bool = False
 
 
-Part: TypeAlias = Table | Line | Findings | Facts | Block | Plot | Section
+Part: TypeAlias = Table | Line | FindingList | FactList | Preformatted | Plot | Section
 
 
 @dataclass(frozen=True)
-class Case:
+class CaseResult:
     """A test case: passed, failed, or (unknown) skipped. ``out`` and ``log`` are told of it in any case."""
 
     name: str
@@ -211,7 +211,7 @@ class Report:
     chips: Sequence[Styled] = ()
     facts: dict[str, str] = field(default_factory=dict)
     page: Callable[[], Sequence[Part]] = _nothing
-    cases: Sequence[Case] = ()
+    cases: Sequence[CaseResult] = ()
     notices: Sequence[Notice] = ()
     inner: Sequence[Report] = ()
     trace: Callable[[], dict[str, Any]] | None = None

@@ -73,7 +73,7 @@ class _WhileItLasts:
             self._stream.flush()
 
 
-class Lines:
+class PlainLines:
     """Says lines on a stream. A context manager, as a display is."""
 
     def __init__(self, stream: IO[str]) -> None:
@@ -90,7 +90,7 @@ class Lines:
         print(shown(text), file=cast(IO[str], self._stream), flush=True)
 
 
-class Display(Lines, ABC):
+class Display(PlainLines, ABC):
     """Draws the state on a terminal several times a second for as long as it is entered; elsewhere it says lines."""
 
     def __init__(self, stream: IO[str]) -> None:

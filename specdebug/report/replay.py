@@ -14,20 +14,20 @@ from specdebug.campaign.loops.replays import Replays
 from specdebug.campaign.loops.steplog import EngineStep, Recording
 from specdebug.report.explain import explain
 from specdebug.report.parts import (
-    Block,
-    Case,
+    CaseResult,
     Column,
-    Facts,
-    Finding,
-    Findings,
+    FactList,
+    FindingList,
     Line,
     Notice,
     Part,
     Plot,
+    Preformatted,
     Report,
     Section,
     Styled,
     Table,
+    ToldFinding,
     columns,
     lines,
 )
@@ -302,7 +302,7 @@ def arm_sections(replay: Replay, recording: Recording) -> list[Section]:
 def arm_section(result: ArmResult, steps: Sequence[EngineStep], arms: int) -> Section:
     """All of one of so many arms, for a page. ``steps``: as recorded; without any there are no plots."""
     outcome = result.outcome
-    parts: list[Part] = [*lines(filter(None, (outcome.signature, outcome.detail)), "bold"), Facts(_facts(result))]
+    parts: list[Part] = [*lines(filter(None, (outcome.signature, outcome.detail)), "bold"), FactList(_facts(result))]
     if outcome.located is not None:
         parts.append(Line(f"{outcome.located.text}; seen as {outcome.located.seen}"))
     if outcome.violations:
@@ -351,8 +351,8 @@ def _remarks(result: ArmResult) -> Iterator[Line]:
         yield from lines(against.lines, "unknown" if against.why or against.slower else "dim")
 
 
-def _findings(outcome: Outcome) -> Findings:
-    return Findings([Finding(v.signature, v.step, v.count, v.detail) for v in outcome.violations], MAX_FINDINGS)
+def _findings(outcome: Outcome) -> FindingList:
+    return FindingList([ToldFinding(v.signature, v.step, v.count, v.detail) for v in outcome.violations], MAX_FINDINGS)
 
 
 def _is_death(violation: Violation) -> bool:
@@ -372,7 +372,7 @@ def _wrong_row(replay: Replay) -> tuple[Any, ...]:
     return replay.scenario.name, told, f"{replay.wall_s:.1f} s", wrong
 
 
-def _case(result: ArmResult) -> Case:
+def _case(result: ArmResult) -> CaseResult:
     outcome = result.outcome
     found = [f"{v.signature} (step {v.step}, {v.count} in all): {v.detail}" for v in outcome.violations]
     if outcome.located is not None:
@@ -380,7 +380,7 @@ def _case(result: ArmResult) -> Case:
     if (why := explain(result)) is not None:
         found += why.lines
     unknown = outcome.verdict == "unknown"
-    return Case(
+    return CaseResult(
         name=result.run.arm,
         verdict="pass" if as_it_should(result) else "unknown" if unknown else "fail",
         message=outcome.detail if unknown else outcome.signature or "pass, where a failure was expected",
@@ -406,8 +406,8 @@ def _told(result: ArmResult) -> Iterator[str]:
     yield from (each.text for each in _remarks(result))
 
 
-def _skipped(arm: str, why: str) -> Case:
-    return Case(arm, "unknown", why, "", 0.0)
+def _skipped(arm: str, why: str) -> CaseResult:
+    return CaseResult(arm, "unknown", why, "", 0.0)
 
 
 def _notice(replay: Replay, result: ArmResult) -> Notice:
@@ -554,4 +554,6 @@ def _folded(outcome: Outcome) -> Iterator[Section]:
         title = f"Probes reached ({sum(map(bool, sites.values()))} of {len(sites)} sites)"
         yield Section(title, [Table([Column("site"), *columns("times", right=True)], counts)], folded=True)
     if outcome.log_tail:
-        yield Section("End of the worker's log", [Block(outcome.log_tail, "log")], folded=outcome.verdict == "pass")
+        yield Section(
+            "End of the worker's log", [Preformatted(outcome.log_tail, "log")], folded=outcome.verdict == "pass"
+        )

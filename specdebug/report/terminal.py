@@ -11,7 +11,17 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from specdebug.report.foreign import shown
-from specdebug.report.parts import Block, Facts, Finding, Findings, Line, Part, Report, Section, Table
+from specdebug.report.parts import (
+    FactList,
+    FindingList,
+    Line,
+    Part,
+    Preformatted,
+    Report,
+    Section,
+    Table,
+    ToldFinding,
+)
 from specdebug.report.tables import STYLES, Listing, Prose, line, unbroken
 
 PLAIN_WIDTH = 160
@@ -49,7 +59,7 @@ def _drawn(parts: Iterable[Part], indent: str) -> Iterator[RenderableType]:
         match part:
             case Line(text, style, fold):
                 yield line(indent + text, STYLES[style], fold)
-            case Findings(found, most):
+            case FindingList(found, most):
                 yield from (_finding(each, indent, first=place == 0) for place, each in enumerate(found[:most]))
                 if len(found) > most:
                     yield line(f"{indent}and {len(found) - most} more kinds (see --json)", "dim")
@@ -62,17 +72,17 @@ def _drawn(parts: Iterable[Part], indent: str) -> Iterator[RenderableType]:
             case Section(title, inner, note):
                 yield from (Text(), Text.assemble((shown(indent + title), "bold"), (f"  {shown(note)}", "dim")))
                 yield from _drawn(inner, indent + "  ")
-            case Facts(facts):
+            case FactList(facts):
                 wide = max(map(len, facts), default=0)
                 yield from (
                     Prose(Text(shown(f"{name:<{wide}} {value}")), hang=wide + 1) for name, value in facts.items()
                 )
-            case Block(text):
+            case Preformatted(text):
                 yield from (line(indent + each, fold=False) for each in text.split("\n"))
         before = part
 
 
-def _finding(found: Finding, indent: str, *, first: bool) -> RenderableType:
+def _finding(found: ToldFinding, indent: str, *, first: bool) -> RenderableType:
     told = Text(indent if first else f"{indent}  then ")
     told.append(unbroken(shown(found.signature)), "bold red" if first else "red")
     if found.step is not None:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.patching import Patch
-from specdebug.patching.drift import EditProblem, FixRow
-from specdebug.patching.drift import Report as DriftReport
+from specdebug.patching.drift import DriftReport, EditProblem, FixRow
 from specdebug.patching.drift.check import UNDECIDED
 from specdebug.patching.toggles import OWN_ENGINE, Detection, Toggle, not_in
 from specdebug.report.listings import listing
-from specdebug.report.parts import Column, Facts, Line, Part, Report, Style, Styled, Table, columns, lines
+from specdebug.report.parts import Column, FactList, Line, Part, Report, Style, Styled, Table, columns, lines
 from specdebug.report.words import replaced
 from specdebug.verdict.outcome import EXIT_CODES, not_engine_code
 
@@ -98,7 +97,11 @@ def toggle_shown(toggle: Toggle) -> Report:
         for engine, versions in toggle.foreign.items()
     }
     said = " ".join(toggle.description.split())
-    parts: list[Part] = [Line(f"{toggle.pr}  {toggle.title}"), Line(""), Facts({k: v for k, v in facts.items() if v})]
+    parts: list[Part] = [
+        Line(f"{toggle.pr}  {toggle.title}"),
+        Line(""),
+        FactList({k: v for k, v in facts.items() if v}),
+    ]
     parts += [Line(""), Line(said)] if said else []
     done = "mended" if toggle.mends and not toggle.patches else "reverted"
     for patch in toggle.patches or _elsewhere(toggle):

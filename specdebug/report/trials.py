@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from specdebug.report.parts import Block, Cell, Column, Line, Part, Section, Table
+from specdebug.report.parts import Cell, Column, Line, Part, Preformatted, Section, Table
 
 SHOWN_TRIALS = 500
 """Trials in a page's table, the last ones; the journal has them all."""
@@ -45,7 +45,9 @@ def first_said(evidence: Mapping[str, str]) -> Iterator[str]:
 def signatures_section(table: Table, evidence: Mapping[str, str]) -> Iterator[Section]:
     """The signatures that came up, and what the first trial with each left; nothing where there is none."""
     left: list[Part] = [
-        Section(f"What the first trial with {name} left", [Block(evidence[name], f"evidence of {name}")], folded=True)
+        Section(
+            f"What the first trial with {name} left", [Preformatted(evidence[name], f"evidence of {name}")], folded=True
+        )
         for name in (str(row[0]) for row in table.rows)
         if evidence.get(name)
     ]

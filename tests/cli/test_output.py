@@ -14,7 +14,7 @@ import pytest
 from specdebug.cli import output
 from specdebug.cli.output import OutputError, write_file
 from specdebug.report.parts import Report
-from specdebug.report.progress import Lines
+from specdebug.report.progress import PlainLines
 
 
 def test_a_file_is_replaced_and_keeps_its_permissions_and_its_links(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_no_secret_is_written_anywhere(
     output.complain("c hunter2-a --api-key hunter2-b")
     output.answer(True, Report("x", "x", "", 0, {"d": "hunter2-a", "n": 1}, ()))
     output.write_file(tmp_path / "f", "e hunter2-a")
-    with output.on_stderr(Lines) as lines:
+    with output.on_stderr(PlainLines) as lines:
         lines.say("f hunter2-a")
     told = capsys.readouterr()
     assert told.out == 'a ***\n{\n  "d": "***",\n  "n": 1\n}\n'

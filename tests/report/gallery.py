@@ -26,8 +26,7 @@ from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan
 from specdebug.minimise import StageResult, Summary
 from specdebug.patching import Edit, Patch
-from specdebug.patching.drift import FixRow
-from specdebug.patching.drift import Report as DriftReport
+from specdebug.patching.drift import DriftReport, FixRow
 from specdebug.patching.drift.fit import EditProblem
 from specdebug.patching.drift.nearest import Near
 from specdebug.patching.toggles import Detection, Toggle

@@ -16,7 +16,18 @@ from specdebug.report.github import MAX_ROWS, commands, plain, summary
 from specdebug.report.html.accept import MAX_LINES, MAX_POINTS, request_lines
 from specdebug.report.html.page import page
 from specdebug.report.junit import junit_xml
-from specdebug.report.parts import Block, Column, Finding, Findings, Line, Notice, Report, Section, Styled, Table
+from specdebug.report.parts import (
+    Column,
+    FindingList,
+    Line,
+    Notice,
+    Preformatted,
+    Report,
+    Section,
+    Styled,
+    Table,
+    ToldFinding,
+)
 from specdebug.report.replay import head_chip, replay_report
 from specdebug.report.terminal import text_of
 from specdebug.scenario.grammar import Arm, Expectation
@@ -102,7 +113,7 @@ def test_an_annotation_is_one_line_at_the_arm_in_the_scenario_s_file() -> None:
 
 def test_text_in_markdown_is_no_markup() -> None:
     assert plain("a|b *c* <d>\ne_f it's") == "a&#124;b &#42;c&#42; &lt;d&gt; e&#95;f it's"
-    told = summary(report_of(Block("a\n````\nb", "log"), Table([Column("a")], [("x",)] * (MAX_ROWS + 2))))
+    told = summary(report_of(Preformatted("a\n````\nb", "log"), Table([Column("a")], [("x",)] * (MAX_ROWS + 2))))
     assert "\n`````\na\n````\nb\n`````\n" in told
     assert "and 2 more" in told
     rows = [line for line in summary(replay_report(both())).splitlines() if line.startswith("|")]
@@ -110,8 +121,8 @@ def test_text_in_markdown_is_no_markup() -> None:
 
 
 def test_a_terminal_names_the_first_findings() -> None:
-    found = [Finding(f"nan@{number}", number, 2, "what") for number in range(4)]
-    told = text_of([Section("arm", [Findings(found, 2)], note="without a fix")]).splitlines()
+    found = [ToldFinding(f"nan@{number}", number, 2, "what") for number in range(4)]
+    told = text_of([Section("arm", [FindingList(found, 2)], note="without a fix")]).splitlines()
     assert told == [
         "arm  without a fix",
         "  nan@0 at step 0, 2 in all  what",

@@ -55,7 +55,7 @@ class FixRow:
 
 
 @dataclass(frozen=True)
-class Report:
+class DriftReport:
     """A release, checked."""
 
     dist: Dist
@@ -81,7 +81,7 @@ def engines(registry: Registry) -> set[str]:
     return {OWN_ENGINE, *(engine for toggle in registry.all for engine in toggle.foreign)}
 
 
-def check(dist: Dist, registry: Registry) -> Report:
+def check(dist: Dist, registry: Registry) -> DriftReport:
     """Match every patch of both registries against a release.
 
     Raises SpecDebugError if no toggle knows the engine and it has no registry of its own, a file of it is damaged, or
@@ -93,7 +93,7 @@ def check(dist: Dist, registry: Registry) -> Report:
         raise SpecDebugError(f"{dist.path} is {dist}: no toggle has patches for '{dist.name}'; known: {known}")
     rows = [_row(dist, toggle) for toggle in registry.all]
     rows += [_judged(entry.pr, "upstream", fit_entry(dist, entry)) for entry in entries]
-    return Report(dist, tuple(rows))
+    return DriftReport(dist, tuple(rows))
 
 
 def patches_for(dist: Dist, toggle: Toggle) -> tuple[str, tuple[Patch, ...]] | None:

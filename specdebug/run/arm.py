@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from specdebug.base.abilities import INSIDE
 from specdebug.base.errors import ContentError, SpecDebugError
-from specdebug.run.session_run import SessionRun
+from specdebug.run.session_run import Hits, SessionRun
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
 from specdebug.targets.base import Asked, Opening, Session, Target
 from specdebug.targets.registry import find_target
@@ -35,14 +35,27 @@ class ArmOnlooker(Protocol):
         """It is there and has done nothing yet."""
 
 
-def run_arm(payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None = None) -> None:
-    """Run the arm that ``replay.ArmRun.job`` packed. One that costs this process its device ends the process too."""
-    _Arm(payload, sink, onlooker).run()
+def run_arm(
+    payload: Mapping[str, Any],
+    sink: Sink,
+    onlooker: ArmOnlooker | None = None,
+    *,
+    in_place: Callable[[], Hits] | None = None,
+) -> None:
+    """Run the arm that ``replay.ArmRun.job`` packed. One that costs this process its device ends the process too.
+    ``in_place`` reads how often the edits have run where the reverts are in place already."""
+    _Arm(payload, sink, in_place, onlooker).run()
 
 
 class _Arm(SessionRun):
-    def __init__(self, payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None) -> None:
-        super().__init__(payload, sink)
+    def __init__(
+        self,
+        payload: Mapping[str, Any],
+        sink: Sink,
+        in_place: Callable[[], Hits] | None,
+        onlooker: ArmOnlooker | None,
+    ) -> None:
+        super().__init__(payload, sink, in_place)
         self._onlooker = onlooker
         self._injector: Injector | None = None
 

@@ -45,8 +45,10 @@ class SessionRun(ABC):
     """One run of what ``replay.ArmRun.job_of`` packed. :meth:`run` only returns, or ends the process where that has
     lost its device; derived classes say by :meth:`_work` what the session is opened for."""
 
-    def __init__(self, payload: Mapping[str, Any], sink: Sink) -> None:
+    def __init__(self, payload: Mapping[str, Any], sink: Sink, in_place: Callable[[], Hits] | None = None) -> None:
+        """``in_place`` reads how often the edits have run where the reverts are in place already."""
         self._payload = payload
+        self._in_place = in_place
         self._sink = _Noting(sink)
         self._busy = Busy(sink.emit)
         self._stages: dict[str, float] = {}
@@ -146,13 +148,14 @@ class SessionRun(ABC):
         from specdebug.patching import PatchError
 
         self._reverts = pickle.loads(self._payload["toggles"])
-        hits: Callable[[], Hits] = self._hits_elsewhere
-        if not self._payload["elsewhere"]:  # else the target itself has them reverted, where its engine runs
+        hits = self._in_place or self._hits_elsewhere
+        if not self._payload["elsewhere"] and self._in_place is None:
             try:
                 hits = put_in_place(self._reverts)
             except PatchError as error:
                 self._sink.emit("impossible", reason=str(error))
                 return None
+        # An engine elsewhere has its reverts in place once the target has started it.
         self._sink.emit("reverts", hits={} if self._payload["elsewhere"] else hits())
         return hits
 

@@ -13,6 +13,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.workers.wire import PipeSink, Sink
 
 if TYPE_CHECKING:
-    from specdebug.patching import Applied
     from specdebug.patching.toggles import Toggle
     from specdebug.scenario.grammar import Scenario
 
@@ -114,6 +114,7 @@ def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:
     from specdebug.patching import PatchError, apply
     from specdebug.patching.live import end_census
     from specdebug.run.arm import run_arm
+    from specdebug.run.session_run import hits_of
     from specdebug.targets.embedded import TARGET
     from specdebug.workers.forkserver import start_over
 
@@ -131,7 +132,7 @@ def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:
         TARGET.cool()
     arm = with_workload(payload, sink)
     if arm is not None:
-        run_arm({**arm, "toggles": pickle.dumps(())}, _Reverted(sink, toggles, applied))
+        run_arm(arm, sink, in_place=partial(hits_of, toggles, applied))
 
 
 def run_cold(payload: Mapping[str, Any], sink: PipeSink) -> None:
@@ -156,19 +157,3 @@ def with_workload(payload: Mapping[str, Any], sink: Sink) -> dict[str, Any] | No
         sink.emit("usage", message=str(error))
         return None
     return {**payload, "workload": pickle.dumps(workload)}
-
-
-class _Reverted:
-    """Adds to an arm's events how often the edits ran that were made before it."""
-
-    def __init__(self, sink: Sink, toggles: Sequence[Toggle], applied: Applied) -> None:
-        self._sink = sink
-        self._toggles = toggles
-        self._applied = applied
-
-    def emit(self, event: str, **fields: Any) -> None:
-        from specdebug.run.session_run import hits_of
-
-        if event in ("reverts", "coverage"):
-            fields["hits"] = hits_of(self._toggles, self._applied)
-        self._sink.emit(event, **fields)

@@ -19,7 +19,7 @@ from specdebug.cli.log import BoundedLog
 from specdebug.cli.options import ContentOptions, Faults, Help, Reverts, grouped, numbers_of
 
 if TYPE_CHECKING:
-    from specdebug.apps.serve.launch import Launch
+    from specdebug.apps.serve.process import Launch
     from specdebug.apps.serve.run import Address
     from specdebug.apps.serve.state import Settings
     from specdebug.faults.model import Fault
@@ -164,7 +164,7 @@ def _launch(
     library: Library,
 ) -> Launch:
     """The order to start the engine. Raises SpecDebugError for a fix, fault or pack that there is not."""
-    from specdebug.apps.serve.launch import Launch
+    from specdebug.apps.serve.process import Launch
     from specdebug.faults.declare import parse_fault
 
     return Launch(

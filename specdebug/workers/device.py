@@ -97,7 +97,7 @@ def _launch(index: int) -> None:
     torch.cuda.empty_cache()
 
 
-def leave_now() -> NoReturn:
+def leave_now(status: int = 0) -> NoReturn:
     """End this process without tearing anything down.
 
     After a device assertion or a fault every CUDA call fails, and destructors of graphs and pools make such calls: they
@@ -108,4 +108,4 @@ def leave_now() -> NoReturn:
         sys.stderr.flush()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).fflush(None)
-    os._exit(0)
+    os._exit(status)

@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from specdebug.apps.serve.failure import ENDING, EngineFailure, failure_of
-from specdebug.apps.serve.launch import Launch
-from specdebug.apps.serve.process import EngineProcess
+from specdebug.apps.serve.process import EngineProcess, Launch
 from specdebug.apps.serve.queue import FairQueue
 from specdebug.apps.serve.served import ServedRequest, Wish
 from specdebug.apps.serve.totals import Totals
+from specdebug.base.engine_flags import flag_of
+from specdebug.base.errors import SpecDebugError
 from specdebug.verdict.outcome import Violation
 from specdebug.workers.wire import LineReader
 
@@ -34,15 +35,6 @@ ONE_TOKEN: Mapping[str, Any] = {"max_new_tokens": 1, "temperature": 0.0}
 TICK_S = 0.25
 """Seconds between two looks at the clock, and what one look counts for at most: should this machine have been asleep,
 the engine is not to blame."""
-
-
-class Refused(Exception):
-    """The engine cannot be built as asked. ``option``: the keys that lead to what is wrong, if any."""
-
-    def __init__(self, message: str, option: tuple[str, ...], exit_code: int) -> None:
-        super().__init__(message)
-        self.option = option
-        self.exit_code = exit_code
 
 
 class EngineClient:
@@ -61,7 +53,8 @@ class EngineClient:
     ) -> None:
         self.state: State = "starting"
         self.failure: EngineFailure | None = None
-        self.refused: Refused | None = None
+        self.refused: SpecDebugError | None = None
+        """Why the engine cannot be built as asked, if so."""
         self.totals = Totals()
         self.stack: Mapping[str, Any] = {}
         self.violations: list[Violation] = []
@@ -216,7 +209,9 @@ class EngineClient:
                 if self._busy:
                     self._say(self._busy)
             case "refused":
-                self.refused = Refused(event["message"], tuple(event["option"]), event["exit_code"])
+                flag = flag_of(tuple(event["option"]))
+                self.refused = SpecDebugError(f"{flag}: {event['message']}" if flag else event["message"])
+                self.refused.exit_code = event["exit_code"]
             case "ready":
                 self.totals.vocab_size = event["vocab_size"]
                 if self.state == "starting":

@@ -270,17 +270,22 @@ class EngineLoop:
 
     def _fail(self, error: Exception) -> None:
         """Tell of an exception out of the engine."""
-        traceback.print_exception(error)
         if device_lost(error):
             self._salvage()
-        machine = machine_failure(error)
-        if machine is not None:
-            self._sink.emit("machine", cause=machine.cause, line=machine.line)
-        else:
-            self._tell(violation_of(error, self._step + 1))
+        tell_failure(error, self._step + 1, self._sink)
 
     def _tell(self, violation: Violation) -> None:
         self._sink.emit("violation", **asdict(violation))
+
+
+def tell_failure(error: Exception, step: int, sink: Sink) -> None:
+    """Tell of an exception out of the engine: as the machine's failure, or as a violation in this step."""
+    traceback.print_exception(error)
+    machine = machine_failure(error)
+    if machine is not None:
+        sink.emit("machine", cause=machine.cause, line=machine.line)
+    else:
+        sink.emit("violation", **asdict(violation_of(error, step)))
 
 
 class _Hanging(Exception):

@@ -6,17 +6,12 @@ start comes pickled, everything after it is JSON lines, both ways. Its stdout an
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import sys
-import traceback
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import NoReturn
 
-from specdebug.apps.serve.engine_loop import FRONT_GONE, EngineLoop
-from specdebug.apps.serve.launch import Launch
+from specdebug.apps.serve.engine_loop import FRONT_GONE, EngineLoop, tell_failure
+from specdebug.apps.serve.process import Launch
 from specdebug.base.errors import InvalidOption, SpecDebugError
 from specdebug.base.random_streams import stream
 from specdebug.faults.injector import Injector
@@ -25,14 +20,13 @@ from specdebug.scenario.packs import activate, kernel_rules
 from specdebug.targets.base import Busy, Opening, OverThere
 from specdebug.targets.registry import find_target
 from specdebug.workers.forkserver import be_ours
-from specdebug.workers.machine_failure import machine_failure
 from specdebug.workers.wire import PipeSink, receive
 
 TARGET = "embedded"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve the front at the other end of the socket whose number is the only argument."""
+    """Serve the front at the other end of the socket whose number is the only argument; return the exit status."""
     channel = socket.socket(fileno=int(argv[0]))
     be_ours()
     order = receive(channel)
@@ -42,14 +36,6 @@ def main(argv: Sequence[str]) -> int:
         return serve(order[1], channel, PipeSink(channel.fileno()))
     except FRONT_GONE:
         return 0
-
-
-def leave(status: int) -> NoReturn:
-    """End this process at once: to tear an engine down takes seconds, and requests wait for word of its end."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
 
 
 def serve(launch: Launch, channel: socket.socket, sink: PipeSink) -> int:
@@ -66,7 +52,8 @@ def serve(launch: Launch, channel: socket.socket, sink: PipeSink) -> int:
     except FRONT_GONE:
         raise
     except Exception as error:
-        return _failed(error, sink)
+        tell_failure(error, 0, sink)
+        return 1
     try:
         return loop.run()
     finally:
@@ -86,16 +73,3 @@ def _build(launch: Launch, channel: socket.socket, sink: PipeSink) -> EngineLoop
     injector = Injector(launch.faults, launch.seed, sink, stream)
     injector.attach(session.inside)
     return EngineLoop(session, channel, sink, injector, hits)
-
-
-def _failed(error: Exception, sink: PipeSink) -> int:
-    """Report what kept the engine from being built."""
-    from specdebug.run.exceptions import violation_of
-
-    traceback.print_exc()
-    machine = machine_failure(error)
-    if machine is not None:
-        sink.emit("machine", cause=machine.cause, line=machine.line)
-    else:
-        sink.emit("violation", **asdict(violation_of(error, 0)))
-    return 1

@@ -1,4 +1,4 @@
-"""The front's side of the engine's process: start it, end it, and say how it ended."""
+"""The front's side of the engine's process: the order by which it is started, its end, and how that came."""
 
 from __future__ import annotations
 
@@ -6,17 +6,44 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from specdebug.apps.serve.launch import Launch
 from specdebug.workers.child import DUMP_SIGNAL, OwnChild
 from specdebug.workers.job import EndKind, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure
 from specdebug.workers.system import oom_killed_since, oom_kills
 from specdebug.workers.wire import JOB, send
 
+if TYPE_CHECKING:
+    from specdebug.faults.model import Fault
+    from specdebug.patching.toggles import Toggle
+    from specdebug.scenario.packs import ProbePack
+
 GONE_S = 1.0
 """Seconds that the engine's process may take to be gone once its socket is closed."""
-_BOOT = "from specdebug.apps.serve.engine_process import main, leave; leave(main(sys.argv[1:]))"
+_BOOT = """
+from specdebug.apps.serve.engine_process import main
+from specdebug.workers.device import leave_now
+leave_now(main(sys.argv[1:]))
+"""
+"""It leaves at once: to tear an engine down takes seconds, and requests wait for word of its end."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The engine to start. ``options``: its own. ``mode``: of every probe, over the packs' own (record or assert)."""
+
+    options: Mapping[str, Any]
+    toggles: tuple[Toggle, ...] = ()
+    packs: tuple[ProbePack, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    mode: str | None = None
+
+    @property
+    def seed(self) -> int:
+        return int(self.options.get("seed", 0))
 
 
 class EngineProcess(OwnChild):

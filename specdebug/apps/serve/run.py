@@ -16,15 +16,14 @@ import uvicorn
 
 from specdebug.apps.serve.app import make_app
 from specdebug.apps.serve.chat import ChatTemplate
-from specdebug.apps.serve.client import EngineClient, Refused
+from specdebug.apps.serve.client import EngineClient
 from specdebug.apps.serve.connections import ConnectionLimits, Connections, FrontConfig
-from specdebug.apps.serve.launch import Launch
 from specdebug.apps.serve.metrics import ServerMetrics
+from specdebug.apps.serve.process import Launch
 from specdebug.apps.serve.reverts import FrontReverts
 from specdebug.apps.serve.state import ServerState, Settings
 from specdebug.apps.serve.text import ModelText
 from specdebug.base import interrupts
-from specdebug.base.engine_flags import flag_of
 from specdebug.base.errors import SpecDebugError
 
 READY = "The server is fired up and ready to roll!"
@@ -134,7 +133,7 @@ async def _serve(
             server.should_exit = True
             await serving
     if client.refused is not None:
-        raise _as_error(client.refused)
+        raise client.refused
     if client.failure is not None and not served:
         error = SpecDebugError(str(client.failure))
         error.exit_code = 125 if client.failure.signature is None else 1
@@ -162,14 +161,6 @@ async def _until_over(
 def _url(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _as_error(refused: Refused) -> SpecDebugError:
-    """The refusal as an error of this command, with the flag at fault."""
-    flag = flag_of(refused.option)
-    error = SpecDebugError(f"{flag}: {refused}" if flag else str(refused))
-    error.exit_code = refused.exit_code
-    return error
 
 
 @contextlib.contextmanager

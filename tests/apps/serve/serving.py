@@ -25,8 +25,8 @@ from specdebug.apps.serve.chat import ChatTemplate
 from specdebug.apps.serve.client import EngineClient
 from specdebug.apps.serve.connections import ConnectionLimits
 from specdebug.apps.serve.engine_process import serve
-from specdebug.apps.serve.launch import Launch
 from specdebug.apps.serve.metrics import ServerMetrics
+from specdebug.apps.serve.process import Launch
 from specdebug.apps.serve.run import Address, front, listen
 from specdebug.apps.serve.state import ServerState, Settings
 from specdebug.apps.serve.text import ModelText

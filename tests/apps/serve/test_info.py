@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdebug.apps.serve.client import EngineClient
-from specdebug.apps.serve.launch import Launch
 from specdebug.apps.serve.metrics import ServerMetrics
+from specdebug.apps.serve.process import Launch
 from tests.apps.serve.serving import Serving, wait_until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12}

@@ -14,7 +14,7 @@ from specdebug import async_probe
 from specdebug.apps.serve import engine_loop
 from specdebug.apps.serve.engine_loop import FRONT_GONE
 from specdebug.apps.serve.engine_process import serve
-from specdebug.apps.serve.launch import Launch
+from specdebug.apps.serve.process import Launch
 from specdebug.apps.serve.served import Wish
 from specdebug.engine.lineup import LINEUP
 from specdebug.targets.embedded import EmbeddedSession

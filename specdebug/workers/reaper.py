@@ -11,10 +11,12 @@ environment, where Linux lets it be found.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
 KEY_VARIABLE = "SPECDEBUG_STARTED_AS"
 """Holds the key, in the environment of what is started."""
@@ -69,20 +71,21 @@ def kill_marked(keys: set[str]) -> set[int]:
     if not keys or not os.path.isdir("/proc/self"):
         return set()
     found: set[int] = set()
-    wanted = [f"{KEY_VARIABLE}={key}".encode() for key in keys]
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                settings = file.read().split(b"\0")
-            if any(one in settings for one in wanted):
-                group = os.getpgid(int(name))
+    wanted = {f"{KEY_VARIABLE}={key}".encode() for key in keys}
+    for pid, environment in _of_every_process("environ"):
+        if not wanted.isdisjoint(environment.split(b"\0")):
+            with contextlib.suppress(OSError):  # it is gone
+                group = os.getpgid(pid)
                 kill_group(group)
                 found.add(group)
-        except OSError:  # gone, or another user's
-            continue
     return found
+
+
+def _of_every_process(what: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the number of each process, and what this file of it in /proc says; not of those of other users."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/{what}", "rb") as file:
+            yield int(name), file.read()
 
 
 def _search(keys: set[str]) -> set[int]:
@@ -109,14 +112,8 @@ def _lives(group: int) -> bool:
         return False
     if not os.path.isdir("/proc/self"):
         return True
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                state, _, its_group, *rest = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
+    for _, stat in _of_every_process("stat"):
+        state, _, its_group, *rest = stat.rpartition(b")")[2].split()
         threads = int(rest[14])  # the first one may be over while others still end
         if int(its_group) == group and (state not in (b"Z", b"X") or threads > 1):
             return True

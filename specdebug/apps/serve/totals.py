@@ -16,15 +16,11 @@ WINDOW_S = 5.0
 Heard = Callable[[str, float], None]
 
 
-def _nobody(what: str, value: float) -> None:
-    """Nobody wants to hear of it."""
-
-
 @dataclass
 class Totals:
     """``heard`` is told of each latency in seconds: ``first_token``, ``inter_token`` and ``e2e``."""
 
-    heard: Heard = _nobody
+    heard: Heard = lambda what, value: None
     vocab_size: int = 0
     steps: int = 0
     running: int = 0

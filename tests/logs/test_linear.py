@@ -57,6 +57,19 @@ def test_a_pattern_that_needs_going_back_is_refused(pattern: bytes) -> None:
         compiled(pattern)
 
 
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a rule was asked to name a line."""
+    found: Counter[str] = Counter()
+
+    def counted(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:
+        found["named"] += 1
+        return named(rule, line, at)
+
+    monkeypatch.setattr(scan, "named", counted)
+    return found
+
+
 class Counting:
     """A finder that counts what it is asked for and finds."""
 
@@ -95,15 +108,11 @@ def hostile(word: bytes, chance: random.Random) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: word.decode().strip() or "blank")
-def test_hostile_lines_take_two_passes_a_rule_and_one_name_a_line(word: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_lines_take_two_passes_a_rule_and_one_name_a_line(
+    word: bytes, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts: Counter[str] = Counter()
     monkeypatch.setattr(scan, "FINDERS", tuple(Counting(finder, counts) for finder in FINDERS))
-
-    def counted(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:
-        counts["names"] += 1
-        return named(rule, line, at)
-
-    monkeypatch.setattr(scan, "named", counted)
     lines = list(hostile(word, random.Random(word)))
     log = b"\n".join(lines)
     assert len(log) < BLOCK
@@ -112,7 +121,7 @@ def test_hostile_lines_take_two_passes_a_rule_and_one_name_a_line(word: bytes, m
     assert counts["searches"] <= len(RULES)
     assert counts["bytes"] <= 2 * len(RULES) * (len(log) + 1)
     assert counts["found"] <= len(lines) * counts["passes"]
-    assert counts["names"] <= 2 * counts["found"]
+    assert calls["named"] <= 2 * counts["found"]
 
 
 FLOODS = [
@@ -133,17 +142,8 @@ def letters(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("message", FLOODS)
-def test_of_lines_that_all_fail_in_another_way_a_block_names_so_many(
-    message: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_lines_that_all_fail_in_another_way_a_block_names_so_many(message: bytes, calls: Counter[str]) -> None:
     """So a short line costs no more than a long one: the interpreter's own loops see all of them, and Python few."""
-    calls: Counter[str] = Counter()
-
-    def counted(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:
-        calls["named"] += 1
-        return named(rule, line, at)
-
-    monkeypatch.setattr(scan, "named", counted)
     log = b"\n".join(message % letters(number) for number in range(10 * scan.MAX_NAMED))
     assert len(log) < BLOCK
     found = scan_bytes(log)
@@ -153,14 +153,7 @@ def test_of_lines_that_all_fail_in_another_way_a_block_names_so_many(
     assert {one.strength for one in found.findings.values()} == {found.main.strength}  # no weaker rule has the rest
 
 
-def test_of_lines_that_tell_of_nothing_after_all_a_block_asks_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: Counter[str] = Counter()
-
-    def counted(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:
-        calls["named"] += 1
-        return named(rule, line, at)
-
-    monkeypatch.setattr(scan, "named", counted)
+def test_of_lines_that_tell_of_nothing_after_all_a_block_asks_so_many(calls: Counter[str]) -> None:
     lines = [b"exit code 0 %s" % letters(number) for number in range(4 * scan.MAX_ASKED)]
     found = scan_bytes(b"\n".join([*lines, b"Segmentation fault", b"ValueError: x"]))
     assert calls["named"] <= 2 * scan.MAX_ASKED + 2  # two rules read exit codes

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.base.errors import ConfigError
+from specdebug.base.content import shipped_root
+from specdebug.base.errors import ConfigError, ContentError
 from specdebug.patching.toggles import Toggle, load_toggle
 from specdebug.targets.installs import fit as module
-from specdebug.targets.installs.fit import Mends, mends_of, patches_of
+from specdebug.targets.installs.fit import Mends, added_sites, mends_of, patches_of, read_sites
 from specdebug.targets.installs.store import Installed
+from specdebug.targets.sglang.inside.probes import _Probes
 
 TOGGLE = """
 pr: 77
@@ -123,3 +125,47 @@ def test_a_mend_of_what_is_reverted_is_left_out_and_says_so(tmp_path: Path, togg
     found = mends_of(release(tmp_path), [toggle], [mend(tmp_path, 78, "width", 3)])
     assert found.numbers == ()
     assert [each.startswith("78 is not mended: ") for each in found.left_out] == [True]
+
+
+FILE = """
+engine: toyserve
+patches:
+  ">=1,<2":
+    - {target: "toyserve.a:f", edits: [{match: return 1, replacement: "probe()\\nreturn 1"}]}
+"""
+
+
+def toyserve(version: str) -> Installed:
+    return Installed(Path("x"), "toyserve", version, "cpu", "python", False)
+
+
+def test_a_release_gets_the_patches_of_its_range(tmp_path: Path) -> None:
+    (tmp_path / "toyserve.yaml").write_text(FILE)
+    (patch,) = added_sites(toyserve("1.5"), tmp_path)
+    assert (patch.target, patch.owner, [edit.id for edit in patch.edits]) == (
+        "toyserve.a:f",
+        "probe sites",
+        ["sites#1"],
+    )
+    assert added_sites(toyserve("2.0"), tmp_path) == ()
+    assert added_sites(toyserve("1.5"), tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("engine: toyserve", "engine: other"), (">=1,<2", "one"), ("match:", "mach:")]
+)
+def test_a_malformed_file_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    (tmp_path / "toyserve.yaml").write_text(FILE.replace(old, new))
+    with pytest.raises(ContentError):
+        read_sites(tmp_path / "toyserve.yaml")
+
+
+def test_every_shipped_call_is_one_that_there_is() -> None:
+    files = list((shipped_root() / "probes" / "sites").glob("*.yaml"))
+    assert files
+    for file in files:
+        for patches in read_sites(file).values():
+            for edit in (edit for patch in patches for edit in patch.edits):
+                (call,) = (line for line in edit.replacement.splitlines() if "__specdebug_probes__" in line)
+                assert hasattr(_Probes, call.partition("__.")[2].partition("(")[0])
+                assert [line for line in edit.replacement.splitlines() if line != call] == edit.match.splitlines()

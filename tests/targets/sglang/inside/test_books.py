@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,59 +62,31 @@ def test_in_a_pipeline_a_request_of_another_micro_batch_holds_its_row(name: str)
     assert violated(engine) == []
 
 
-def _leak(engine: Any) -> None:
-    engine.token_to_kv_pool_allocator.free_pages = torch.tensor([5, 6, 7])
-
-
-def _free_what_is_held(engine: Any) -> None:
-    engine.token_to_kv_pool_allocator.free_pages = torch.tensor([3, 5, 6, 7, 8])
-
-
-def _free_twice(engine: Any) -> None:
-    engine.token_to_kv_pool_allocator.free_pages = torch.tensor([5, 5, 6, 7, 8])
-
-
-def _page_of_nobody(engine: Any) -> None:
-    engine.token_to_kv_pool_allocator.free_pages = torch.tensor([5, 6, 7, 8, 9])
-
-
-def _dead_cell(engine: Any) -> None:
-    engine.req_to_token_pool.req_to_token[1, 1] = 0
-
-
-def _row_lost(engine: Any) -> None:
-    engine.req_to_token_pool.free_slots = []
-
-
-def _row_shared(engine: Any) -> None:
-    engine.req_to_token_pool.free_slots = [1, 2]
-
-
-def _lock_left(engine: Any) -> None:
-    engine.tree_cache.node.lock_ref = 2
-
-
-def _sums(engine: Any) -> None:
-    engine.tree_cache.evictable_size_ = 2
+FREE = "token_to_kv_pool_allocator.free_pages"
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("place", "value", "told"),
     [
-        (_leak, "ownership: 1 pages have no owner (first: 8)"),
-        (_free_what_is_held, "ownership: page 3 has 2 owners: free and 0123abcd-a"),
-        (_free_twice, "ownership: page 5 has 2 owners: free and free"),
-        (_page_of_nobody, "liveness: free holds page 9, outside the pool"),
-        (_dead_cell, "liveness: 0123abcd-a position 1 of 6 points to slot 0"),
-        (_row_lost, "rows: row 2 is lost: neither free nor held by a request that prefills or runs"),
-        (_row_shared, "rows: row 1 is held by the free list and 0123abcd-a"),
-        (_lock_left, "locks: radix node 1 has lock_ref 2, 1 requests read it: 0123abcd-a"),
-        (_sums, "locks: evictable + protected = 6, cached = 4"),
+        (FREE, torch.tensor([5, 6, 7]), "ownership: 1 pages have no owner (first: 8)"),
+        (FREE, torch.tensor([3, 5, 6, 7, 8]), "ownership: page 3 has 2 owners: free and 0123abcd-a"),
+        (FREE, torch.tensor([5, 5, 6, 7, 8]), "ownership: page 5 has 2 owners: free and free"),
+        (FREE, torch.tensor([5, 6, 7, 8, 9]), "liveness: free holds page 9, outside the pool"),
+        ("req_to_token_pool.req_to_token", None, "liveness: 0123abcd-a position 1 of 6 points to slot 0"),
+        ("req_to_token_pool.free_slots", [],
+         "rows: row 2 is lost: neither free nor held by a request that prefills or runs"),
+        ("req_to_token_pool.free_slots", [1, 2], "rows: row 1 is held by the free list and 0123abcd-a"),
+        ("tree_cache.node.lock_ref", 2, "locks: radix node 1 has lock_ref 2, 1 requests read it: 0123abcd-a"),
+        ("tree_cache.evictable_size_", 2, "locks: evictable + protected = 6, cached = 4"),
     ],
-)
-def test_each_broken_law_is_named(damage: Callable[[Any], None], told: str) -> None:
+)  # fmt: skip
+def test_each_broken_law_is_named(place: str, value: Any, told: str) -> None:
     engine = scheduler()
-    damage(engine)
+    owner, _, name = place.rpartition(".")
+    if value is None:
+        engine.req_to_token_pool.req_to_token[1, 1] = 0
+    else:
+        setattr(attrgetter(owner)(engine), name, value)
     assert violated(engine) == [told]
 
 

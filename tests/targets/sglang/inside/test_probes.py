@@ -5,11 +5,17 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from specdebug import async_probe
 from specdebug.targets.launch.log import ServerLog
+from specdebug.targets.sglang.inside.probes import _Probes
 from specdebug.targets.sglang.sites import SITES, site_of
 
 UPSTREAM = """
@@ -124,3 +130,61 @@ def test_what_was_found_in_the_batch_that_c_plus_plus_ends_is_told(tmp_path: Pat
 def test_upstream_s_words_are_our_sites(words: str, site: str) -> None:
     assert site_of(words) == site
     assert len({pattern for pattern, _ in SITES}) == len(SITES)
+
+
+@pytest.fixture
+def found() -> Iterator[Any]:
+    async_probe.configure("record")
+    yield lambda: [finding.signature for finding in async_probe.drain()]
+    async_probe.configure("off")
+
+
+def test_draft_positions_are_the_length_and_the_step_and_padding_is_not_looked_at(found: Any) -> None:
+    def forward(positions: list[int]) -> Any:
+        return SimpleNamespace(positions=torch.tensor(positions), seq_lens=torch.tensor([7, 9, 1]))
+
+    _Probes().draft_positions(forward([8, 8, 10, 10, 0, 0]), 1)
+    assert found() == []
+    _Probes().draft_positions(forward([8, 8, 10, 11, 0, 0]), 1)
+    assert found() == ["oob@draft.forward.positions"]
+
+
+def test_behind_a_chunk_comes_the_prompt_s_next_token(found: Any) -> None:
+    chunked = object()
+    batch = SimpleNamespace(chunked_req_next_prompt_token=5, reqs=[object(), chunked], chunked_req=chunked)
+    _Probes().chunk_tail(torch.tensor([3, 5]), batch)
+    assert found() == []
+    _Probes().chunk_tail(torch.tensor([5, 3]), batch)
+    assert found() == ["oob@draft_prefill.input_ids"]
+    batch.chunked_req_next_prompt_token = None
+    _Probes().chunk_tail(torch.tensor([5, 3]), batch)
+    assert found() == []
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "signature"),
+    [
+        ("", 0, []),
+        ("predict", 90, ["oob@accept.predict"]),
+        ("accept_index", 6, ["oob@accept.accept_index"]),
+        ("num_correct_drafts", 2, ["oob@accept.num_correct_drafts"]),
+    ],
+)
+def test_a_verify_accepts_no_more_than_its_nodes(found: Any, where: str, value: int, signature: list[str]) -> None:
+    decided = {
+        "predict": torch.tensor([8, 0, 0, 7, 0, 9]),
+        "accept_index": torch.tensor([[0, -1], [3, 5]]),
+        "num_correct_drafts": torch.tensor([0, 1]),
+    }
+    if where:
+        decided[where].view(-1)[-1] = value
+    _Probes().accepted(**decided, batch=SimpleNamespace(model_config=SimpleNamespace(vocab_size=90)))
+    assert found() == signature
+
+
+def test_a_branch_lies_on_no_more_pages_than_its_row_has_columns(found: Any) -> None:
+    table, slots = torch.zeros(2, 2), torch.tensor([[6, 7, 8, 9], [10, 11, 12, 13]])
+    _Probes().expand_page_table(table, slots, 4)
+    assert found() == []
+    _Probes().expand_page_table(table, torch.tensor([[6, 7, 8, 12], [8, 9, 10, 11]]), 4)
+    assert found() == ["oob@draft.expand_page_table"]

@@ -151,6 +151,7 @@ def test_an_option_that_a_worker_finds_wrong_is_named_where_it_was_set() -> None
     )
     over = Choices(engine={"device": "cuda:3"})
     assert at_fault(SCENARIO, over, "there is no cuda:3", "device") == "--device cuda:3: there is no cuda:3"
+    assert at_fault(SCENARIO, Choices(), "s.yaml:3:1: too long") == "<scenario>: arm 'fixed': s.yaml:3:1: too long"
 
 
 def test_a_device_that_is_not_there_is_its_arm_s_unknown_and_the_others_run() -> None:
@@ -288,14 +289,6 @@ def test_an_arm_that_the_machine_failed_is_not_as_expected_even_where_no_verdict
     answer = replay(FakePool(failing), FakeLibrary(), nothing, Choices())  # type: ignore[arg-type]
     assert [result.met for result in answer.results] == [False, False]
     assert answer.exit_code == 125
-
-
-def test_a_scenario_that_a_worker_finds_at_fault_is_an_error() -> None:
-    def usage(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
-        return [{"event": "usage", "message": "s.yaml:3:1: too long"}], WorkerEnd("done", 0, 0.1, 1.0, "")
-
-    with pytest.raises(SpecDebugError, match=r"^<scenario>: arm 'fixed': s.yaml:3:1: too long$"):
-        replay(FakePool(usage), FakeLibrary(), SCENARIO, Choices())
 
 
 def test_an_interrupt_keeps_what_is_known() -> None:

@@ -75,23 +75,17 @@ class Keeper:
         self.closed = True
 
 
-def test_the_seeds_of_a_side_share_a_server_where_one_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("target", [LaunchedServer(command="serve"), None])
+def test_the_seeds_of_a_side_share_a_server_where_one_is_started(
+    target: LaunchedServer | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Keeper, "started", [])
     monkeypatch.setattr(kept_servers, "ServerKeeper", Keeper)
     pool: Any = FakePool(good_run)
-    server = LaunchedServer(command="serve")
-    verify(pool, Shelf(), [toggle(7)], seeds=2, target=server)
-    assert [job.payload["keeper"] for job in pool.jobs] == ["keeper 0"] * 4
-    assert [(keeper.room, keeper.closed) for keeper in Keeper.started] == [(pool.limit, True)]
-
-
-def test_no_server_is_kept_for_the_embedded_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Keeper, "started", [])
-    monkeypatch.setattr(kept_servers, "ServerKeeper", Keeper)
-    pool: Any = FakePool(good_run)
-    verify(pool, Shelf(), [toggle(7)], seeds=1)
-    assert {job.payload["keeper"] for job in pool.jobs} == {None}
-    assert Keeper.started == []
+    verify(pool, Shelf(), [toggle(7)], seeds=2, target=target)
+    assert [job.payload["keeper"] for job in pool.jobs] == [None if target is None else "keeper 0"] * 4
+    ended = [(keeper.room, keeper.closed) for keeper in Keeper.started]
+    assert ended == ([] if target is None else [(pool.limit, True)])
 
 
 FA3 = Patch.of("t", "specdebug.engine.attention.fa3:FlashAttention3Planner.draft_decode", ("a = 1", "a = 2"))
@@ -174,6 +168,10 @@ def test_a_live_toggle() -> None:
         (good_run, "reverted, seed 5: pass, nothing was found; stated is nan@*"),
         (failing_with("oob@x.y", when="reverted"), "reverted, seed 5: fail, oob@x.y; stated is nan@*"),
         (failing_with("nan@x.y", when=","), "applied, seed 5: fail, nan@x.y"),
+        (
+            failing_with("nan@x.y", when="reverted, seed 5"),
+            "reverted, seed 6: pass, nothing was found; stated is nan@*",
+        ),
     ],
 )
 def test_a_rotten_toggle_is_told_why(script: Script, problem: str) -> None:
@@ -205,11 +203,6 @@ def test_a_toggle_is_live_by_where_its_failure_began_whatever_was_seen_of_it() -
     assert matrix.checks[0].live
     matrix = verify(pool, Shelf(), [toggle(7, "mismatch@verify.logits")], 2, locate=located)
     assert matrix.checks[0].detected == 0
-
-
-def test_detection_on_some_seeds_only_is_rotten() -> None:
-    found = check(failing_with("nan@x.y", when="reverted, seed 5"))
-    assert (found.live, found.silent, found.detected) == (False, 2, 1)
 
 
 def lacking(*, when: str) -> Script:

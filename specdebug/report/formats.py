@@ -45,6 +45,12 @@ def _junit(report: Report) -> str:
     return junit_xml(report)
 
 
+def _md(report: Report) -> str:
+    from specdebug.report.markdown import issue
+
+    return issue(report)
+
+
 def _perfetto(report: Report) -> str:
     if report.trace is None:
         raise SpecDebugError(f"{report.command} records no steps for a trace")
@@ -54,6 +60,7 @@ def _perfetto(report: Report) -> str:
 OURS = {
     "html": ReportFormat(_html, shows_steps=True),
     "junit": ReportFormat(_junit),
+    "md": ReportFormat(_md),
     "perfetto": ReportFormat(_perfetto, shows_steps=True),
 }
 

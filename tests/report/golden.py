@@ -16,6 +16,7 @@ from specdebug.report.formats import to_json
 from specdebug.report.github import commands, summary
 from specdebug.report.html.page import page
 from specdebug.report.junit import junit_xml
+from specdebug.report.markdown import issue
 from specdebug.report.parts import Report
 from specdebug.report.terminal import text_of
 from tests.report.endings import endings
@@ -42,6 +43,7 @@ def _whole(report: Report | None) -> Iterator[str]:
         return
     yield _titled("terminal", text_of(report.parts))
     yield _titled("Markdown", summary(report))
+    yield _titled("an issue", re.sub(r", Python \S+", "", issue(report)))
     yield from [_titled("annotations", "\n".join(commands(report, {})))] if report.notices else []
     yield _titled("JUnit", junit_xml(report))
     yield _titled("page", _words(Page(page(report))))

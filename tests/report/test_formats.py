@@ -16,6 +16,7 @@ from specdebug.report.github import MAX_ROWS, commands, plain, summary
 from specdebug.report.html.accept import MAX_LINES, MAX_POINTS, request_lines
 from specdebug.report.html.page import page
 from specdebug.report.junit import junit_xml
+from specdebug.report.markdown import issue
 from specdebug.report.parts import (
     Column,
     FindingList,
@@ -118,6 +119,16 @@ def test_text_in_markdown_is_no_markup() -> None:
     assert "and 2 more" in told
     rows = [line for line in summary(replay_report(both())).splitlines() if line.startswith("|")]
     assert len({row.count(" | ") for row in rows[:4]}) == 1
+
+
+def test_an_issue_says_how_to_see_it_again_and_no_path_of_this_machine() -> None:
+    line = f"specdebug replay {MINI} --report 'md=a b.md'"
+    report = replace(replay_report(from_file()), line=line)
+    told = issue(report)
+    assert str(MINI.parent) not in told
+    assert "specdebug replay .../mini.yaml --report 'md=a b.md'" in told
+    assert report.summary in html.unescape(told)
+    assert "<script>" not in told
 
 
 def test_a_terminal_names_the_first_findings() -> None:

@@ -60,7 +60,7 @@ def test_a_format_of_another_distribution_is_written(installing: Install, scenar
 @pytest.mark.parametrize(
     ("report", "said"),
     [
-        ("tsv=x", "no report format 'tsv'; known: html, junit, perfetto"),
+        ("tsv=x", "no report format 'tsv'; known: html, junit, md, perfetto"),
         ("htm=x", "no report format 'htm'; did you mean 'html'?"),
         ("html", "--report takes FORMAT=FILE, such as html=report.html; got 'html'"),
         ("html=", "--report takes FORMAT=FILE, such as html=report.html; got 'html='"),

@@ -28,8 +28,8 @@ from specdebug.workers.machine_failure import blamed
 
 MANIFEST = "manifest.json"
 FORMAT = "specdebug-bundle"
-VERSION = 1
-"""Of the format; raised when an older specdebug could no longer replay what is written."""
+VERSION = 2
+"""Of the format, the one that is read; raised with every change of it."""
 
 MAX_MEMBERS = 1000
 MAX_MEMBER = 64 << 20
@@ -220,8 +220,9 @@ def _manifest(path: str | Path, data: bytes) -> tuple[dict[str, Any], dict[str, 
     version = manifest.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise SpecDebugError(f"{path}: its {MANIFEST} states no format version")
-    if version > VERSION:
-        raise SpecDebugError(f"{path}: has format {version}, this specdebug reads up to {VERSION}; upgrade specdebug")
+    if version != VERSION:
+        how = "upgrade specdebug" if version > VERSION else "make the bundle anew"
+        raise SpecDebugError(f"{path}: has format {version}, this specdebug reads {VERSION}; {how}")
     if not isinstance(manifest.setdefault("members", {}), dict):
         raise SpecDebugError(f"{path}: its {MANIFEST} does not name its members")
     listed = {}

@@ -198,12 +198,7 @@ def _scenario(path: str | Path, text: str, *, trusted: bool) -> Scenario:
     check_scenario(scenario, None)
     if len(scenario.arms) != 1:
         raise ContentError(f"{path}/{SCENARIO}: has {len(scenario.arms)} arms; a bundle's has one")
-    (arm,) = scenario.arms.values()
-    if scenario.target_of(arm.name) != DEFAULT:
-        return scenario
-    # Bundles that do not say how memory was filled are of the time when that was zeros by default.
-    engine = merge({"memory": {"fill": "zeros"}}, arm.engine)
-    return replace(scenario, arms={arm.name: replace(arm, engine=engine)})
+    return scenario
 
 
 def _steps(path: str | Path, trace: bytes) -> tuple[str, ...]:

@@ -89,16 +89,13 @@ class _Scales:
     def __init__(self) -> None:
         self.weights: dict[int, dict[str, Any]] = {}
 
-    def started(self, job: Job) -> None:
-        """Nothing to note."""
+    def started(self, job: Job) -> None: ...
 
     def event(self, job: Job, event: dict[str, Any]) -> None:
         if event["event"] == "weighed":
             gap, allowed = float(event["gap"]), float(event["allowed"])
             self.weights[event["number"]] = {"gap": gap, "allowed": allowed, "preferred": event["preferred"]}
 
-    def ended(self, job: Job, end: WorkerEnd) -> None:
-        """Nothing to note."""
+    def ended(self, job: Job, end: WorkerEnd) -> None: ...
 
-    def waiting(self) -> None:
-        """Nothing to do meanwhile."""
+    def waiting(self) -> None: ...

@@ -6,22 +6,18 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from specdebug import __version__
-from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, RunContent
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, RunContent, run_through
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.verdict.ledger import TRACED
-from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.stack import driver_version, versions
 
 if TYPE_CHECKING:
     from specdebug.workers.pool import WorkerPool
-
-STATED_SINCE = ("cpu", "cpu capability", "blas", "numpy", "threads", "settings", "dtype")
-"""Versions that older bundles do not state."""
 
 MAX_SHOWN = 160
 """Characters of a step in a difference."""
@@ -64,15 +60,14 @@ def run_traced(
     recording: Recording | None = None,
 ) -> Traced | None:
     """Run the arm in a worker of its own; None if a Ctrl-C came before. Raises as ``loops.replay.run_arms``."""
-    listener = _Listener(run, progress, recording)
-    interrupted = False
-    try:
-        pool.run([run.job(library)], listener)
-    except KeyboardInterrupt:
-        interrupted = True
-    if listener.result is None:
+    trace = _Trace(page=recording)
+    ran = run_through(pool, library, [run], progress, trace)
+    if ran.trouble is not None:
+        raise ran.trouble
+    if run.key not in ran.spans and ran.interrupted:
         return None
-    return Traced(listener.result, tuple(listener.steps), interrupted)
+    (result,) = ran.results
+    return Traced(result, tuple(trace.lines), ran.interrupted)
 
 
 def steps_hash(steps: Sequence[str]) -> str:
@@ -117,9 +112,8 @@ def changed_versions(recorded: Mapping[str, str], here: Mapping[str, str]) -> tu
     found = []
     for name in dict.fromkeys((*recorded, *here)):
         before, after = recorded.get(name, "none"), here.get(name, "none")
-        unstated = name in STATED_SINCE and name not in recorded
         if before != after:
-            found.append(f"{name}: {'not recorded' if unstated else f'recorded {before}'}, here {after}")
+            found.append(f"{name}: recorded {before}, here {after}")
     return tuple(found)
 
 
@@ -136,37 +130,16 @@ def _shown(step: str) -> str:
     return step if len(step) <= MAX_SHOWN else step[: MAX_SHOWN - 3] + "..."
 
 
-class _Listener:
-    def __init__(self, run: ArmRun, progress: Progress | None, recording: Recording | None) -> None:
-        self.result: ArmResult | None = None
-        self.steps: list[str] = []
-        self._run = run
-        self._progress = progress
-        self._recording = recording
-        self._ledger = run.ledger()
+@dataclass
+class _Trace(Recording):
+    """The lines of a run's steps; a page's recording hears of them, too, if there is one."""
 
-    def started(self, job: Job) -> None:
-        if self._progress is not None:
-            self._progress.arm_started(self._run)
+    lines: list[str] = field(default_factory=list)
+    page: Recording | None = None
 
-    def event(self, job: Job, event: dict[str, Any]) -> None:
-        self._ledger.fold(event)
-        if self._ledger.usage_error is not None and not self._ledger.unavailable:
-            raise self._run.at_fault(self._ledger.usage_error, self._ledger.usage_option)
+    def take(self, key: str, event: Mapping[str, Any]) -> None:
+        """Keep an arm's event if it is a step."""
         if event["event"] == "step":
-            facts = [event[key] for key in TRACED]
-            self.steps.append(json.dumps(facts, sort_keys=True, separators=(",", ":")))
-        if self._recording is not None:
-            self._recording.take(self._run.key, event)
-        if self._progress is not None:
-            self._progress.arm_moved(self._run, self._ledger)
-
-    def ended(self, job: Job, end: WorkerEnd) -> None:
-        self.result = ArmResult(self._run, self._ledger.outcome(end))
-        self._ledger.drop_log(self.result.outcome)
-        if self._progress is not None:
-            self._progress.arm_ended(self.result)
-
-    def waiting(self) -> None:
-        if self._progress is not None:
-            self._progress.waiting()
+            self.lines.append(json.dumps([event[name] for name in TRACED], sort_keys=True, separators=(",", ":")))
+        if self.page is not None:
+            self.page.take(key, event)

@@ -1,7 +1,5 @@
-"""A bundle of before the rooms were redesigned is replayed: the same verdict, from the same signature.
-
-Made at commit 4ed8b65 by ``specdebug bundle topk_kv_indices --revert 27338 -o bundle.specdebug``. Its toggle is
-today's, since a line that it edits has moved to another function; all else is as it was written.
+"""A bundle of an earlier commit is replayed: the same verdict, from the same signature. Where it is refused, or its
+toggle is no longer ours, it is made anew, by ``specdebug bundle topk_kv_indices --revert 27338``. Made at 3d7d16a9.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from specdebug.apps.evaluation.askers import Put
@@ -17,12 +17,14 @@ from specdebug.apps.evaluation.scoring import Top, taken_by_odds, taken_by_text
 from specdebug.apps.evaluation.worker import Paper
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.loops.replay import ArmListener, ArmResult, ArmRun, Progress
+from specdebug.campaign.loops.replay import ArmRun, Progress, RunContent, run_through
+from specdebug.campaign.loops.steplog import Recording
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.checks import asked_of
+from specdebug.scenario.library import Library
 from specdebug.targets.registry import find_target
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
-from specdebug.workers.job import Job, WorkerEnd
+from specdebug.workers.job import Job
 from specdebug.workers.pool import WorkerPool
 
 TARGET = "specdebug.apps.evaluation.worker:evaluate"
@@ -108,41 +110,32 @@ class Evaluated:
         return interrupts.exit_code() if self.interrupted else EXIT_CODES[self.verdict]
 
 
-class _Listening(ArmListener):
-    """Keeps what a worker tells, and what became of it."""
+@dataclass(frozen=True)
+class _AskedRun(ArmRun):
+    """The run that has a ``paper`` answered, pickled."""
 
-    def __init__(self, run: ArmRun, progress: Progress) -> None:
-        super().__init__()
-        self.runs = {run.key: run}
-        self.told: dict[int, dict[str, Any]] = {}
-        self.server: dict[str, Any] = {}
-        self.outcome: Outcome | None = None
-        self._run = run
-        self._progress = progress
+    paper: bytes = b""
 
-    def started(self, job: Job) -> None:
-        super().started(job)
-        self._progress.arm_started(self._run)
+    def job(self, library: RunContent) -> Job:
+        return self.job_of(TARGET, paper=self.paper)
 
-    def event(self, job: Job, event: dict[str, Any]) -> None:
-        super().event(job, event)
-        if event.get("event") == "answer":
+    def at_fault(self, message: str, option: tuple[str, ...]) -> SpecDebugError:
+        return super().at_fault(message, option) if option else SpecDebugError(message)
+
+
+@dataclass
+class _Heard(Recording):
+    """What the worker tells of answers, by question, and of the server."""
+
+    told: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    server: Mapping[str, Any] = field(default_factory=dict)
+
+    def take(self, key: str, event: Mapping[str, Any]) -> None:
+        """Keep the event if it is one of these."""
+        if event["event"] == "answer":
             self.told[event["number"]] = event
-        elif event.get("event") == "server":
+        elif event["event"] == "server":
             self.server = event
-        ledger = self.ledgers[job.name]
-        if ledger.usage_error is not None and not ledger.unavailable:
-            if ledger.usage_option:
-                raise self._run.at_fault(ledger.usage_error, ledger.usage_option)
-            raise SpecDebugError(ledger.usage_error)
-        self._progress.arm_moved(self._run, ledger)
-
-    def ended(self, job: Job, end: WorkerEnd) -> None:
-        self.outcome = self.ledgers[job.name].outcome(end)
-        self._progress.arm_ended(ArmResult(self._run, self.outcome))
-
-    def waiting(self) -> None:
-        self._progress.waiting()
 
 
 def evaluate(
@@ -152,26 +145,25 @@ def evaluate(
     began, asking = time.monotonic(), evaluation.questions
     found = read_questions(evaluation.question_path).drawn(asking.count, asking.seed)
     paper = _paper(evaluation, found)
-    run = ArmRun(evaluation.name, evaluation.scenario(), ARM, 0, toggles=tuple(toggles))
+    scenario = evaluation.scenario()
+    run = _AskedRun(evaluation.name, scenario, ARM, 0, toggles=tuple(toggles), paper=pickle.dumps(paper))
     _check(run)
-    listening = _Listening(run, progress)
-    interrupted = False
-    try:
-        pool.run([run.job_of(TARGET, paper=pickle.dumps(paper))], listening)
-    except KeyboardInterrupt:
-        interrupted = True
-    outcome = listening.outcome or _never_begun(listening, run)
+    heard = _Heard()
+    ran = run_through(pool, Library(), [run], progress, heard)
+    if ran.trouble is not None:
+        raise ran.trouble
+    outcome = ran.results[0].outcome
     return Evaluated(
         evaluation,
         found,
-        _answers(evaluation, found, listening, outcome),
+        _answers(evaluation, found, heard, outcome),
         outcome,
         run.reverts,
         confidence,
         time.monotonic() - began,
-        listening.server.get("tells_accepts", True),
-        listening.server.get("accept_length"),
-        interrupted,
+        heard.server.get("tells_accepts", True),
+        heard.server.get("accept_length"),
+        ran.interrupted,
     )
 
 
@@ -191,18 +183,10 @@ def _check(run: ArmRun) -> None:
         raise SpecDebugError(f"target {target.name} cannot have fixes reverted; the embedded engine and serve can")
 
 
-def _never_begun(listening: _Listening, run: ArmRun) -> Outcome:
-    from specdebug.verdict.ledger import Ledger
-
-    return listening.ledgers.get(run.key, Ledger(run.target_name)).outcome(WorkerEnd("interrupted", 0, 0.0, 0.0, ""))
-
-
-def _answers(
-    evaluation: Evaluation, found: QuestionSet, listening: _Listening, outcome: Outcome
-) -> tuple[MarkedAnswer, ...]:
+def _answers(evaluation: Evaluation, found: QuestionSet, heard: _Heard, outcome: Outcome) -> tuple[MarkedAnswer, ...]:
     asking, results = evaluation.questions, {result.rid: result for result in outcome.requests}
     answers = []
-    for number, told in sorted(listening.told.items()):
+    for number, told in sorted(heard.told.items()):
         result, question = results[str(number)], found.questions[number]
         top = [(float(value), str(text)) for value, text in told["top"]]
         if asking.by == "logprob":

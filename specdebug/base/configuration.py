@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.base.attention_plans import PLANS
-from specdebug.base.errors import SpecDebugError, Where, did_you_mean
+from specdebug.base.errors import ContentError, SpecDebugError, Where, did_you_mean
 from specdebug.base.files import NotOwn, TooLarge, read_file
+from specdebug.base.kinds import choice, form, name_of, real, whole
+from specdebug.base.schema import Item
+from specdebug.base.yamlio import plain_doc
 
 VARIABLE = "SPECDEBUG_CONFIG"
 OWN_NAME = ".specdebug.toml"
@@ -111,7 +113,7 @@ def _table_of(path: Path, text: str) -> tuple[str, dict[str, Any]] | None:
 def _configuration(path: Path, found: tuple[str, dict[str, Any]]) -> Configuration:
     text, table = found
     settings: dict[str, Setting] = {}
-    for key, value in table.items():
+    for key, item in plain_doc(table, str(path)).root.entries().items():
         name, where = key.replace("-", "_"), Where(str(path), _line_of(text, key))
         name = ALIASES.get(name, name)
         if name not in KEYS:
@@ -120,9 +122,9 @@ def _configuration(path: Path, found: tuple[str, dict[str, Any]]) -> Configurati
         if name in settings:
             raise SpecDebugError(f"{where}: '{key}' is set twice, in line {settings[name].where.line} as well")
         try:
-            settings[name] = Setting(KEYS[name](value, path.absolute().parent), where)
-        except ValueError as error:
-            raise SpecDebugError(f"{where}: {key} must be {error}, got {_shown(value)}") from None
+            settings[name] = Setting(KEYS[name](item), where)
+        except ContentError as error:
+            raise SpecDebugError(f"{where}: {error.message}") from None
     return Configuration(path, settings)
 
 
@@ -139,61 +141,34 @@ def _line_of(text: str, key: str) -> int:
     return table
 
 
-def _shown(value: object) -> str:
-    """The value as Python writes it, cut short; a number may have more digits than Python writes."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__} too long to show"
-    return text if len(text) <= 100 else f"{text[:97]}..."
-
-
-def _value(
-    what: str | Callable[[], str], fits: Callable[[Any], bool], made: Callable[[Any], Any] = lambda value: value
-) -> Callable[[Any, Path], Any]:
-    """A reader of a value that must be ``what``; true and false never fit."""
-
-    def read(value: Any, folder: Path) -> Any:
-        if isinstance(value, bool) or not fits(value):
-            raise ValueError(what if isinstance(what, str) else what())
-        return made(value)
-
-    return read
-
-
-def _folders(value: Any, folder: Path) -> list[Path]:
-    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
-        raise ValueError("a list of folders")
-    found = [folder / each for each in value]
+def _folders(item: Item) -> list[Path]:
+    here = Path(item.doc.path).absolute().parent
+    found = [here / each.text() for each in item.items()]
     for each in found:
         if not each.is_dir():
-            raise ValueError(f"a list of folders, and there is no folder {each}")
+            raise item.error(f"must be a list of folders, and there is no folder {each}")
     return found
 
 
-DTYPES = ("float32", "bfloat16", "float16")
-_COUNT = _value("a whole number of at least 1", lambda value: isinstance(value, int) and value >= 1)
+def _probability(item: Item) -> str:
+    if isinstance(item.value, bool) or not isinstance(item.value, int | float | str):
+        raise item.expected("a probability, such as 0.95 or '95%'")
+    return str(item.value)
 
-KEYS: dict[str, Callable[[Any, Path], Any]] = {
+
+_COUNT = whole(1, 2**31 - 1).read
+
+KEYS: dict[str, Callable[[Item], Any]] = {
     "content": _folders,
-    "device": _value(
-        "cpu, cuda or cuda:N",
-        lambda value: isinstance(value, str) and bool(re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", value)),
-    ),
-    "dtype": _value(" or ".join(DTYPES), lambda value: isinstance(value, str) and value in DTYPES),
-    "backend": _value(lambda: " or ".join(PLANS), lambda value: isinstance(value, str) and value in PLANS),
+    "device": form(r"cpu|cuda(:[0-9]{1,2})?").read,
+    "dtype": choice("float32", "bfloat16", "float16").read,
+    "backend": name_of(PLANS).read,
     "page_size": _COUNT,
     "jobs": _COUNT,
-    "timeout": _value(
-        "a number of seconds above 0",
-        lambda value: isinstance(value, int | float) and 0 < value <= sys.float_info.max,
-        float,
-    ),
-    "confidence": _value(
-        "a probability, such as 0.95 or '95%'", lambda value: isinstance(value, int | float | str), str
-    ),
+    "timeout": real(0, 10**9, above=True).read,
+    "confidence": _probability,
     "max_trials": _COUNT,
 }
-"""Every option that can be set, and what reads its value; ValueError says what it must be."""
+"""Every option that can be set, and what reads its value."""
 
 ALIASES = {"attention_backend": "backend"}

@@ -197,8 +197,11 @@ def describe(value: Any) -> str:
     """A value as an error shows it: short, on one line."""
     if isinstance(value, str):
         return f"'{one_line(value, 60)}'"
-    words = {type(None): "nothing", dict: "a mapping", list: "a list", bool: str(value).lower()}
-    return words.get(type(value)) or one_line(str(value), 60)
+    words = {type(None): "nothing", dict: "a mapping", list: "a list", bool: str(value is True).lower()}
+    try:
+        return words.get(type(value)) or one_line(str(value), 60)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number too long to show"
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:

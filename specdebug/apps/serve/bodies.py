@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specdebug.apps.serve.fields import BadField, Fields, text, whole
+from specdebug.apps.serve.fields import BadField, Fields, read, text, whole
 from specdebug.apps.serve.served import LogprobWish, Wish
 from specdebug.apps.serve.text import ModelText
+from specdebug.base.schema import Item
 
 MAX_BATCH = 1024
 """Prompts of one body."""
@@ -132,7 +133,7 @@ def read_generate(data: Any, model: ModelText, context_length: int) -> GenerateB
         _sampling_params(Fields(each, path), model) for each, path in _each(fields, "sampling_params", count, {})
     ]
     rids = _rids(fields, count, single)
-    wanted = [_switch(each, path) for each, path in _each(fields, "return_logprob", count, False)]
+    wanted = [read(each, path, Item.boolean) for each, path in _each(fields, "return_logprob", count, False)]
     tops = [whole(each, path, 0, MAX_LOGPROBS) for each, path in _each(fields, "top_logprobs_num", count, 0)]
     starts = [whole(each, path, -1, 2**31) for each, path in _each(fields, "logprob_start_len", count, -1)]
     for start, ids in zip(starts, prompts, strict=True):
@@ -209,12 +210,12 @@ def read_sampling(
     if any(len(stop) > MAX_STOP_CHARS for stop in stops):
         raise fields.bad("stop", f"must have {MAX_STOP_CHARS} characters at most")
     tokens = fields.whole(own("max_new_tokens"), default_tokens, least_tokens)
-    temperature = fields.number("temperature", 1.0, 0.0, 2.0**53)
+    temperature = fields.number("temperature", 1.0, 0, 2**53)
     eos = () if fields.switch("ignore_eos", False) else model.eos_ids
     engine = {
         "max_new_tokens": max(tokens, 1),
         "temperature": temperature if temperature >= GREEDY_BELOW else 0.0,
-        "top_p": fields.number("top_p", 1.0, 0.0, 1.0, above=True),
+        "top_p": fields.number("top_p", 1.0, 0, 1, above=True),
         "top_k": 0 if top_k == -1 else top_k,
         "stop_token_ids": list(dict.fromkeys((*stop_ids, *eos))),
         "stop": list(stops),
@@ -300,12 +301,6 @@ def _token_lists(fields: Fields, count: int, vocab_size: int) -> list[list[int]]
     if len(each) != count or any(not isinstance(ids, list) or len(ids) > MAX_LOGPROBS for ids in each):
         raise BadField(at, f"must be a list of at most {MAX_LOGPROBS} token ids, or one for each prompt")
     return [[whole(token, at, 0, vocab_size - 1) for token in ids] for ids in each]
-
-
-def _switch(value: Any, path: str) -> bool:
-    if not isinstance(value, bool):
-        raise BadField(path, "must be true or false")
-    return value
 
 
 def _rids(fields: Fields, count: int, single: bool) -> Sequence[str]:

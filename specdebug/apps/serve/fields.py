@@ -6,11 +6,15 @@ JSON's null counts as a field that is not there, as it does for SGLang and OpenA
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
 
-from specdebug.base.errors import did_you_mean, one_line
+from specdebug.base.errors import ContentError, did_you_mean, one_line
+from specdebug.base.kinds import real
+from specdebug.base.schema import Item, describe
+from specdebug.base.yamlio import plain_doc
+
+T = TypeVar("T")
 
 MAX_NUMBER = 2**53
 
@@ -49,7 +53,7 @@ class Fields:
 
     def __init__(self, data: Any, path: str = "") -> None:
         if not isinstance(data, Mapping):
-            raise BadField(path, f"must be an object, got {kind_of(data)}")
+            raise BadField(path, f"must be an object, not {describe(data)}")
         self._data = data
         self._path = path
         self._asked: set[str] = set()
@@ -72,27 +76,15 @@ class Fields:
         value = self.get(name)
         return default if value is None else whole(value, self.at(name), least, most)
 
-    def number(self, name: str, default: float, least: float, most: float, *, above: bool = False) -> float:
+    def number(self, name: str, default: float, least: int, most: int, *, above: bool = False) -> float:
         """A number; ``above``: greater than the least."""
         value = self.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.bad(name, f"must be a number, got {kind_of(value)}")
-        if not math.isfinite(value if isinstance(value, float) else 0.0) or not least <= value <= most:
-            raise self.bad(name, f"must be {_range(least, most)}, got {_shown(value)}")
-        if above and value == least:
-            raise self.bad(name, f"must be above {least:g}")
-        return float(value)
+        return default if value is None else read(value, self.at(name), real(least, most, above).read)
 
     def switch(self, name: str, default: bool) -> bool:
         """True or false."""
         value = self.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.bad(name, f"must be true or false, got {kind_of(value)}")
-        return value
+        return default if value is None else read(value, self.at(name), Item.boolean)
 
     def text(self, name: str) -> str | None:
         """A string."""
@@ -123,42 +115,34 @@ class Fields:
             raise BadField(self.at(shown), f"unknown field{_hint(shown, {*neutral, *self._asked})}")
 
 
+_BODY = plain_doc(None, "the body")
+
+
+def read(value: Any, path: str, reader: Callable[[Item], T]) -> T:
+    """A value by a reader of the kit that files are read with (``base/schema.py``). Raises BadField."""
+    try:
+        return reader(Item(_BODY, (), value))
+    except ContentError as error:
+        raise BadField(path, error.reason) from None
+
+
 def whole(value: Any, path: str, least: int, most: int) -> int:
     """A whole number; 3.0 is one. Raises BadField."""
+    if type(value) is int and least <= value <= most:  # as nearly all of a prompt's tokens are
+        return value
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadField(path, f"must be a whole number, got {kind_of(value)}")
-    if not least <= value <= most:
-        raise BadField(path, f"must be {_range(least, most)}, got {_shown(value)}")
-    return value
+    return read(value, path, lambda item: item.integer(low=least, high=most))
 
 
 def text(value: Any, path: str) -> str:
     """A string that can be written in UTF-8. Raises BadField."""
-    if not isinstance(value, str):
-        raise BadField(path, f"must be a string, got {kind_of(value)}")
+    found = read(value, path, lambda item: item.text(empty=True))
     try:
-        value.encode()
+        found.encode()
     except UnicodeEncodeError:
         raise BadField(path, "holds half a surrogate pair, which is no character") from None
-    return value
-
-
-def kind_of(value: Any) -> str:
-    """What a value is, for a message."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value)) or f"the number {_shown(value)}"
-
-
-def _range(least: float, most: float) -> str:
-    if most >= MAX_NUMBER:
-        return f"at least {least:g}"
-    return f"in {least:g}..{most:g}"
-
-
-def _shown(value: float) -> str:
-    return f"{value}" if abs(value) < 10**15 else "a number too large"
+    return found
 
 
 def _hint(name: Any, known: set[str]) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import reprlib
-import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from specdebug.base.errors import CheckpointError
+from specdebug.base.errors import CheckpointError, ContentError
+from specdebug.base.schema import Item
+from specdebug.base.yamlio import plain_doc
+
+T = TypeVar("T")
 
 MAX_SIZE = 2**31 - 1
 """The largest whole number in a config: no model is near it, and products of three fit the integers torch counts in."""
@@ -29,42 +32,42 @@ class Keys:
         """An error that names the file."""
         return CheckpointError(f"{self.where}: {message}")
 
-    def _get(self, key: str, default: Any) -> Any:
+    def _read(self, key: str, default: Any, reader: Callable[[Item], T]) -> T:
+        """A value, by a reader of the kit that scenarios are read with (``base/schema.py``)."""
         value = self.data.get(key)
         value = default if value is None else value
         if value is None:
             raise self.error(f"{key} is missing")
-        return value
+        try:
+            return reader(Item(_CONFIG, (key,), value))
+        except ContentError as error:
+            raise self.error(f"{key} {error.reason}") from None
 
     def positive_int(self, key: str, default: int | None = None) -> int:
         """A whole number from 1 to ``MAX_SIZE``. Raises CheckpointError for anything else, as the others do."""
-        value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise self.error(f"{key} must be a positive integer, not {shown(value)}")
-        if value > MAX_SIZE:
-            raise self.error(f"{key} must be at most {MAX_SIZE}, not {shown(value)}")
-        return value
+        return self._read(key, default, lambda item: item.integer(low=1, high=MAX_SIZE))
 
     def positive_float(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
-        value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
-            raise self.error(f"{key} must be a positive number, not {shown(value)}")
-        return float(value)
+        return self._read(key, default, _positive)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """True or false."""
-        value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise self.error(f"{key} must be true or false, not {shown(value)}")
-        return value
+        return self._read(key, default, Item.boolean)
 
     def section(self, key: str) -> dict[str, Any]:
         """An object within the object, empty if absent."""
-        value = self._get(key, {})
-        if not isinstance(value, dict):
-            raise self.error(f"{key} must be a JSON object, not {shown(value)}")
-        return value
+        return self._read(key, {}, lambda item: {name: each.value for name, each in item.entries().items()})
+
+
+_CONFIG = plain_doc(None, "config.json")
+
+
+def _positive(item: Item) -> float:
+    value = item.number(low=0)
+    if value == 0:
+        raise item.expected("above 0")
+    return value
 
 
 def architecture_of(data: Mapping[str, Any]) -> str:

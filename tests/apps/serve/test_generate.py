@@ -259,7 +259,7 @@ def test_what_can_never_fit_is_refused_before_an_answer_begins(serving: Serving,
     assert "context_length is 2048" in serving.refused("/generate", body)["message"]
     assert serving.refused("/generate", {"text": "x" * 10**6})["param"] == "text"
     assert (
-        "input_ids: must be in 0..2047"
+        "input_ids: must be a whole number from 0 to 2047"
         in serving.refused("/generate", {"input_ids": [10**6], "stream": stream})["message"]
     )
 

@@ -42,11 +42,11 @@ def test_absent_options_are_those_of_the_published_models():
     ("changes", "message"),
     [
         ({"kv_lora_rank": None}, "kv_lora_rank is missing"),
-        ({"kv_lora_rank": 0}, "kv_lora_rank must be a positive integer, not 0"),
+        ({"kv_lora_rank": 0}, "kv_lora_rank must be a whole number from 1 to 2147483647, not 0"),
         ({"kv_lora_rank": 2**30}, "kv_lora_rank 1073741824 is more than 4096"),
-        ({"q_lora_rank": "24"}, "q_lora_rank must be a positive integer, not '24'"),
+        ({"q_lora_rank": "24"}, "q_lora_rank must be a whole number from 1 to 2147483647, not '24'"),
         ({"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 is odd; RoPE turns pairs"),
-        ({"v_head_dim": True}, "v_head_dim must be a positive integer, not True"),
+        ({"v_head_dim": True}, "v_head_dim must be a whole number from 1 to 2147483647, not true"),
         ({"num_key_value_heads": 2}, "num_key_value_heads 2 is not num_attention_heads 4; latent attention"),
         ({"attention_bias": True}, "attention_bias true is not supported"),
         ({"rope_interleave": 1}, "rope_interleave must be true or false, not 1"),
@@ -56,8 +56,14 @@ def test_absent_options_are_those_of_the_published_models():
         ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported, only 'sigmoid'"),
         ({"topk_method": "greedy"}, "topk_method 'greedy' is not supported, only 'noaux_tc'"),
         ({"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported, only 1"),
-        ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers must be a positive integer, not -1"),
-        ({"first_k_dense_replace": False}, "first_k_dense_replace must be a positive integer, not False"),
+        (
+            {"num_nextn_predict_layers": -1},
+            "num_nextn_predict_layers must be a whole number from 1 to 2147483647, not -1",
+        ),
+        (
+            {"first_k_dense_replace": False},
+            "first_k_dense_replace must be a whole number from 1 to 2147483647, not false",
+        ),
         (
             {"n_routed_experts": None, **SPARSE},
             "first_k_dense_replace 1 leaves layers to experts, but n_routed_experts",

@@ -174,6 +174,11 @@ class OfRequest(Event):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Queued(OfRequest):
+    """The request has arrived, and waits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Prefilled(OfRequest):
     """The request's whole prompt has KV, which can be looked at; the first token is sampled."""
 

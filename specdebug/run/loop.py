@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.events import Aborting, AllServed, Stepped
+from specdebug.events import Aborting, AllServed, Queued, Stepped
 from specdebug.run.driver import Arrival, WorkloadDriver
 from specdebug.run.exceptions import beyond_the_machine, violation_of
 from specdebug.run.judge import Judge
@@ -127,6 +127,7 @@ class RunLoop:
             self._call(self.session.flush_cache)
         self.sink.emit("arrive", rid=arrival.rid, group=arrival.group, prompt_tokens=len(arrival.prompt_ids))
         self._add(arrival.rid, arrival)
+        self.judge.on(Queued(self.session.request(arrival.rid)))
 
     def _add(self, rid: str, arrival: Arrival) -> None:
         self._call(self.session.add, rid, arrival.prompt_ids, arrival.sampling, speculative=arrival.speculative)

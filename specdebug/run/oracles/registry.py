@@ -5,42 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdebug.base.abilities import SHOWN, Ability
-from specdebug.base.plugins import PluginRegistry
-from specdebug.run.oracles.accept import Accept, AcceptFloor
-from specdebug.run.oracles.acceptance import AcceptanceOracle
+from specdebug.base.plugins import PluginRegistry, import_named
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
-from specdebug.run.oracles.draft_kv import DraftKV
-from specdebug.run.oracles.draft_state import DraftStateOracle
-from specdebug.run.oracles.ends import Ends
-from specdebug.run.oracles.graphs import Graphs
-from specdebug.run.oracles.guards import Guards
-from specdebug.run.oracles.lossless import Lossless
-from specdebug.run.oracles.pools import PoolsOracle
-from specdebug.run.oracles.probes import ProbesOracle
-from specdebug.run.oracles.sampling import SampledTokens
-from specdebug.run.oracles.server import ServerAlive, ServerCounts, ServerFindings
-from specdebug.run.oracles.server_answers import ServerAnswers
-from specdebug.run.oracles.target_kv import TargetKV
 
-ORACLES: tuple[type[Oracle], ...] = (
-    Guards,
-    ProbesOracle,
-    ServerFindings,
-    PoolsOracle,
-    Graphs,
-    DraftKV,
-    TargetKV,
-    DraftStateOracle,
-    AcceptanceOracle,
-    Lossless,
-    SampledTokens,
-    Ends,
-    Accept,
-    AcceptFloor,
-    ServerCounts,
-    ServerAnswers,
-    ServerAlive,
+OURS = (
+    "findings:Guards",
+    "findings:ProbesOracle",
+    "server:ServerFindings",
+    "findings:PoolsOracle",
+    "graphs:Graphs",
+    "kv:DraftKV",
+    "kv:TargetKV",
+    "draft_state:DraftStateOracle",
+    "acceptance:AcceptanceOracle",
+    "lossless:Lossless",
+    "sampling:SampledTokens",
+    "ends:Ends",
+    "accept:Accept",
+    "accept:AcceptFloor",
+    "server:ServerCounts",
+    "server_answers:ServerAnswers",
+    "server:ServerAlive",
 )
+"""Module and class of each oracle of ours."""
+
+ORACLES: tuple[type[Oracle], ...] = tuple(import_named(f"{__package__}.{each}", "an oracle") for each in OURS)
 
 _ADDED: PluginRegistry[type[Oracle]] = PluginRegistry(
     "oracles", "a class derived from Oracle", lambda part: isinstance(part, type) and issubclass(part, Oracle), {}

@@ -1,4 +1,4 @@
-"""Probes, and the memory of kernels: what they found, as it arrives."""
+"""What an engine's own watch finds, as it arrives: guard regions, probes, the memory of kernels, the pools' books."""
 
 from __future__ import annotations
 
@@ -8,6 +8,23 @@ from specdebug import async_probe, kernel_memory
 from specdebug.events import AfterStep, DeviceLost
 from specdebug.run.oracles.base import Oracle, OracleSettings
 from specdebug.verdict.outcome import Violation
+
+
+class Guards(Oracle):
+    """Reads the guard regions after each step. An engine without guards has none to be damaged."""
+
+    name = "guards"
+    needs = frozenset({"guards"})
+    hears = (AfterStep, DeviceLost)
+
+    @classmethod
+    def wanted(cls, settings: OracleSettings) -> bool:
+        return settings.target.guards
+
+    def on(self, event: AfterStep | DeviceLost) -> None:
+        session = self.bench.session
+        for guard in session.check_guards() if isinstance(event, AfterStep) else session.damage_seen():
+            self.bench.report(Violation("guard", f"{guard.buffer}->{guard.victim}", event.step, str(guard)))
 
 
 class ProbesOracle(Oracle):
@@ -36,3 +53,16 @@ class ProbesOracle(Oracle):
             # A device's findings may arrive some steps after the one that they were made in.
             made_in, count = found.step or step, found.count or 1
             self.bench.report(Violation(found.kind, found.site, made_in, found.message(), count, data))
+
+
+class PoolsOracle(Oracle):
+    """Adds up the books after each step that did not fail."""
+
+    name = "pools"
+    needs = frozenset({"pools"})
+    hears = (AfterStep,)
+
+    def on(self, event: AfterStep) -> None:
+        for problem in () if event.failed or event.last else self.bench.session.check_pools():
+            law, _, detail = problem.partition(":")
+            self.bench.report(Violation("pools", law.strip(), event.step, detail.strip() or problem))

@@ -316,6 +316,7 @@ class OracleSpec(Part):
         bool, FLAG, "sampled tokens lie in the reference's top-k and top-p, and are drawn by its odds"
     ] = True
     ends: Annotated[bool, FLAG, "requests end where their length or a stop says, and stream what they keep"] = True
+    turns: Annotated[bool, FLAG, "no request waits while others are served again and again"] = True
     graphs: Annotated[
         bool,
         FLAG,

@@ -99,6 +99,7 @@ FULL = {
         "acceptance": False,
         "sampling": False,
         "ends": False,
+        "turns": False,
         "graphs": False,
         "server": False,
         "pools": True,

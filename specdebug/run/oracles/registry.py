@@ -21,6 +21,7 @@ OURS = (
     "lossless:Lossless",
     "sampling:SampledTokens",
     "ends:Ends",
+    "turns:TurnsOracle",
     "accept:Accept",
     "accept:AcceptFloor",
     "server:ServerCounts",

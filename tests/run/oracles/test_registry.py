@@ -57,7 +57,8 @@ def test_an_engine_that_is_no_server_is_not_looked_at_as_one() -> None:
 
 
 def test_what_is_not_asked_for_is_not_listed_either() -> None:
-    off = dict.fromkeys(("lossless", "draft_kv", "draft_state", "acceptance", "sampling", "ends", "pools"), False)
+    words = ("lossless", "draft_kv", "draft_state", "acceptance", "sampling", "ends", "turns", "pools")
+    off = dict.fromkeys(words, False)
     looking, blind = oracles_of(bench((), oracle_settings(**off)))
     assert (looking, blind) == ([], [])
 

@@ -15,6 +15,7 @@ __all__ = ["installing"]
 SOURCE = '''
 from types import SimpleNamespace
 
+from specdebug.events import Stepped
 from specdebug.targets.base import Asked, Opaque, Traits
 
 
@@ -41,7 +42,7 @@ class Session(Opaque):
     vocab_size = 4096
 
     def __init__(self):
-        self.requests, self.open = {}, []
+        self.requests, self.open, self.steps = {}, [], 0
 
     @property
     def has_work(self):
@@ -66,10 +67,8 @@ class Session(Opaque):
         request = self.requests[rid]
         request.output_ids = [request.prompt_ids[-1]] * request.sampling.max_new_tokens
         request.finish_reason = "length"
-        return SimpleNamespace(
-            kind="decode", rids=(rid,), emitted={rid: request.output_ids}, accept_lengths={}, cached={},
-            finished=(rid,), retracted=(),
-        )
+        self.steps += 1
+        return Stepped(self.steps, "served", (rid,), {rid: request.output_ids}, finished=(rid,))
 
 
 TARGET = Echo()
@@ -102,7 +101,7 @@ def test_a_target_of_another_distribution_runs_a_scenario(installing: Install, t
     only, reverted = json.loads(done.stdout)["arms"]
     assert only["target"] == "echo"
     assert [request["output_ids"] for request in only["requests"]] == [[6, 6, 6], [6, 6, 6], [7, 7]]
-    assert {line.split(":")[0] for line in only["cannot_show"]} == {"probes", "pools"}
+    assert {line.split(":")[0] for line in only["cannot_show"]} == {"probes", "pools", "turns"}
     assert (only["verdict"], only["reasons"]) == ("unknown", ["no oracle that was asked for could look"])
     assert (reverted["verdict"], reverted["reasons"][0]) == (
         "unknown",

@@ -6,10 +6,13 @@ JOBS ?= 2
 # Where torch comes from, if not from where pip looks by itself: https://download.pytorch.org/whl/cpu has small builds.
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
+# What builds no engine: the house's own tests, and some rooms'.
+QUICK := $(filter-out tests/test_pytest_plugin.py,$(wildcard tests/test_*.py)) tests/base tests/verdict \
+	tests/logs --ignore=tests/base/test_assets.py
 SET_UP := $(PYTHON) tools/set_up.py $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo shell test test-all test-engines test-portable lint bench soak gpu gpu-engines clean
+.PHONY: help demo shell quick test test-all test-engines test-portable lint bench soak gpu gpu-engines clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -21,6 +24,9 @@ demo: $(VENV)/.ready  ## Set up and replay a scenario: the engine hits a cached 
 
 shell: $(VENV)/.ready  ## Open a shell that finds the command `specdebug`; `exit` leaves it.
 	@. $(BIN)/activate && echo "specdebug is on the path here; exit leaves this shell" && { "$${SHELL:-sh}" || true; }
+
+quick: $(VENV)/.ready-test  ## Run the tests that need no engine: under a minute of processor time.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not slow and not engines" $(QUICK)
 
 test: $(VENV)/.ready-test  ## Run the tests that need no GPU and are not slow.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not gpu and not slow and not engines" tests

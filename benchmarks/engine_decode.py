@@ -25,7 +25,7 @@ from specdebug.base import corpus
 from specdebug.base.assets import checkpoint_path
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.model.tokenizer import TargetTokenizer
-from specdebug.engine.speculative.accept import Acceptance, accept
+from specdebug.engine.textbook.speculative.accept import Acceptance, accept
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 96
 EAGLE_SETTINGS = [("EAGLE", steps) for steps in (2, 3, 4, 5)] + [("EAGLE3", steps) for steps in (2, 3, 4)]
@@ -252,7 +252,7 @@ def layers_against_head(rounds: int) -> list[tuple[str, Ratio, float]]:
     pair = [engine({"algorithm": algorithm, "num_steps": 3}) for algorithm in ("MTP", "EAGLE")]
     rows = []
     for size in (1, 4):
-        with mock.patch("specdebug.engine.speculative.worker.accept", accepting((2, 3))):
+        with mock.patch("specdebug.engine.textbook.speculative.worker.accept", accepting((2, 3))):
             times = [_medians_in_turn(pair, prompts(size), f"{size}.{i}") for i in range(rounds + 1)][1:]
         ratio = Ratio.of([layers / head for layers, head in times])
         rows.append((f"MTP's step / EAGLE's, 3 drafts, accept length 2.5, batch {size}", ratio, 1.0))

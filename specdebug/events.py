@@ -19,7 +19,7 @@ BatchKind = Literal["prefill", "plain", "speculative"]
 """Prompt chunks; one token each by the target alone; or a speculative step."""
 
 Stage = Literal["draft", "tree", "verify", "accept", "commit", "extend"]
-"""The stages of a speculative step, in their order; each is a file of ``engine/speculative/``."""
+"""The stages of a speculative step, in their order; each is a file of ``engine/textbook/speculative/``."""
 
 Forward = Literal["draft", "verify", "draft_extend", "decode"]
 """The forwards that have graph runners: three of a speculative step, and one token each by the target alone."""

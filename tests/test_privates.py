@@ -92,7 +92,7 @@ def test_the_engine_has_names_to_keep() -> None:
         ("x = 1\nself._engine._prefill(x)\n", ["2: _prefill"]),
         ("getattr(engine, '_prefill')(1)\n", ["1: _prefill"]),
         ("setattr(worker, '_drop_ahead', None)\n", ["1: _drop_ahead"]),
-        ("from specdebug.engine.engine import _check_fit\n", ["1: _check_fit"]),
+        ("from specdebug.engine.textbook.engine import _check_fit\n", ["1: _check_fit"]),
         ("class Own:\n    def _prefill(self): ...\nOwn()._prefill()\nself._scheduler\n", []),
         ("engine.scheduler\nengine.__dict__\nengine._nothing_of_that_name\n", []),
     ],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specdebug.base.attention_plans import SHIPPED, AttentionPlan
-from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.attention.select import planner_class
+from specdebug.engine.textbook.attention.planner import AttentionPlanner
 from specdebug.faults.catalogue import CLASSES
 from specdebug.scenario.library import engine_sites
 

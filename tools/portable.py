@@ -39,8 +39,12 @@ TOO_NEAR = 0.5
 SEARCHES = ("tests/bisect", "tests/stats", "tests/minimise")
 SHORT = (
     *SEARCHES,
-    *("tests/engine/attention/test_prepare.py", "tests/engine/attention/test_passes.py", "tests/engine/model"),
-    *("tests/engine/test_sampler.py", "tests/reference"),
+    *(
+        "tests/engine/textbook/attention/test_prepare.py",
+        "tests/engine/textbook/attention/test_passes.py",
+        "tests/engine/model",
+    ),
+    *("tests/engine/textbook/test_sampler.py", "tests/reference"),
 )
 NUMERICAL = (
     *SEARCHES,

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug.engine import Engine, EngineConfig, SamplingParams
-from specdebug.engine.engine import Models
+from specdebug.engine.textbook.engine import Models
 from specdebug.targets.installs.release import parse_release
 from specdebug.targets.installs.store import find_installed, store_folder
 from specdebug.targets.launch.command import free_port

@@ -25,7 +25,7 @@ from specdebug import async_probe
 from specdebug.diverge.recorder import HashRecorder
 from specdebug.diverge.stream import Writer
 from specdebug.engine import EngineConfig
-from specdebug.engine.engine import Models, load_models
+from specdebug.engine.textbook.engine import Models, load_models
 
 sys.path.insert(0, str(Path(__file__).parent))
 import seeds

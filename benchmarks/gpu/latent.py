@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from specdebug.engine import Engine, EngineConfig, SamplingParams
-from specdebug.engine.engine import Models
 from specdebug.engine.kernels.triton import router
 from specdebug.engine.model.deepseek import DeepseekWeights, build_deepseek
 from specdebug.engine.model.deepseek_config import DeepseekConfig, ExpertsConfig
 from specdebug.engine.model.experts import RoutedExperts
 from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.textbook.engine import Models
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bounds import Bound, add_flag, verdict

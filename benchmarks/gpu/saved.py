@@ -14,10 +14,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
-from specdebug.engine.engine import Models
 from specdebug.engine.model.config import LlamaConfig
 from specdebug.engine.model.loader import build_eagle, build_target
 from specdebug.engine.model.weights import Weights
+from specdebug.engine.textbook.engine import Models
 
 SHARD = 4 << 30
 """Bytes after which another file is begun."""

@@ -18,7 +18,7 @@ from rich.table import Table
 from specdebug import async_probe
 from specdebug.diverge.recorder import HashRecorder
 from specdebug.engine import Engine, EngineConfig, SamplingParams
-from specdebug.engine.engine import Models
+from specdebug.engine.textbook.engine import Models
 
 sys.path.insert(0, str(Path(__file__).parent))
 import seeds

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from specdebug.engine.engine import Models
 from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.textbook.engine import Models
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bounds import Bound, add_flag

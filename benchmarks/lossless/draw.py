@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from specdebug.engine import EngineConfig
-from specdebug.engine.speculative.registry import ALGORITHMS
+from specdebug.engine.workers.registry import ALGORITHMS
 
 T = TypeVar("T", bound=Hashable)
 Prompt = tuple[int, ...]

@@ -19,7 +19,7 @@ from typing import Literal
 from specdebug.base import plugins
 
 MetadataKind = Literal["ragged", "paged", "cascade"]
-"""A class of ``specdebug.engine.attention.metadata``: packed index lists, page tables, or two passes of these."""
+"""A class of the engine's ``attention.metadata``: packed index lists, page tables, or two passes of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,13 @@ class AttentionPlan:
 
 
 _ATTENTION = "specdebug.engine.attention"
+_FLASHINFER = "specdebug.engine.textbook.attention.flashinfer"
+_GPU = "specdebug.engine.gpu"
 
 FLASHINFER_LIBRARY = KernelLibrary(
     name="FlashInfer",
     package="flashinfer",
-    executor=f"{_ATTENTION}.flashinfer_executor:make_flashinfer",
+    executor=f"{_GPU}.flashinfer_executor:make_flashinfer",
     dtypes=("bfloat16", "float16"),
     head_dims=(64, 128, 256),
     generations=(
@@ -80,7 +82,7 @@ FLASHINFER_LIBRARY = KernelLibrary(
 FLASH_ATTN_LIBRARY = KernelLibrary(
     name="flash-attn",
     package="flash-attn",
-    executor=f"{_ATTENTION}.flash_attn_executor:make_flash_attn",
+    executor=f"{_GPU}.flash_attn_executor:make_flash_attn",
     dtypes=("bfloat16", "float16"),
     head_dims=range(8, 257, 8),
     generations=(
@@ -103,9 +105,9 @@ FLASH_ATTN_LIBRARY = KernelLibrary(
 
 FLASHINFER = AttentionPlan(
     name="flashinfer",
-    planner=f"{_ATTENTION}.flashinfer:FlashInferPlanner",
+    planner=f"{_FLASHINFER}:FlashInferPlanner",
     mla_planner=f"{_ATTENTION}.flashinfer_mla:FlashInferMLAPlanner",
-    modules=(f"{_ATTENTION}.flashinfer", f"{_ATTENTION}.flashinfer_mla"),
+    modules=(_FLASHINFER, f"{_ATTENTION}.flashinfer_mla"),
     metadata=frozenset({"ragged"}),
     library=FLASHINFER_LIBRARY,
 )
@@ -122,7 +124,7 @@ FA3 = AttentionPlan(
 TRITON = AttentionPlan(
     name="triton",
     planner=f"{_ATTENTION}.triton:TritonPlanner",
-    modules=(f"{_ATTENTION}.triton", f"{_ATTENTION}.flashinfer"),  # its planner builds on FlashInfer's
+    modules=(f"{_ATTENTION}.triton", _FLASHINFER),  # its planner builds on FlashInfer's
     metadata=frozenset({"ragged"}),
 )
 

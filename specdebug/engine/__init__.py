@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdebug.engine.config import EngineConfig
-    from specdebug.engine.engine import Engine
-    from specdebug.engine.request import Request, SamplingParams
+    from specdebug.engine.textbook.engine import Engine
+    from specdebug.engine.textbook.request import Request, SamplingParams
 
 __all__ = ["Engine", "EngineConfig", "Request", "SamplingParams"]
 
 _HOME = {
-    "Engine": "engine",
+    "Engine": "textbook.engine",
     "EngineConfig": "config",
-    "Request": "request",
-    "SamplingParams": "request",
+    "Request": "textbook.request",
+    "SamplingParams": "textbook.request",
 }
 
 

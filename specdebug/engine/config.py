@@ -17,7 +17,7 @@ from specdebug.base.kinds import FLAG, TEXT, choice, form, list_of, name_of, nul
 from specdebug.base.parts import Part, nested
 from specdebug.base.yamlio import plain_doc
 from specdebug.engine.sites import Drafting
-from specdebug.engine.speculative.registry import ALGORITHMS, SHIPPED
+from specdebug.engine.workers.registry import ALGORITHMS, SHIPPED
 
 # The scheduler plans one batch while another is in flight, so a request reserves slots for both. The worker v1 takes
 # its slots itself, step by step.
@@ -36,7 +36,7 @@ def round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig(Part):
-    """Drafting by one of the algorithms in ``speculative/registry.py``.
+    """Drafting by one of the algorithms in ``workers/registry.py``.
 
     Symbols: S num_steps, K eagle_topk, T num_draft_tokens (tree nodes, root included).
     """

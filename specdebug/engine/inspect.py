@@ -10,18 +10,18 @@ from torch import Tensor
 from specdebug.engine.config import EngineConfig, SpeculativeConfig
 from specdebug.engine.errors import EngineError
 from specdebug.engine.graph.runner import StaticBuffers
-from specdebug.engine.memory.kv_memory import KVMemory
 from specdebug.engine.memory.kv_pool import KVPool
-from specdebug.engine.memory.prefix_cache import PrefixCache
-from specdebug.engine.memory.req_to_token import ReqToToken
-from specdebug.engine.request import Request
-from specdebug.engine.scheduler import Scheduler
-from specdebug.engine.speculative.protocol import SpeculativeWorker
+from specdebug.engine.textbook.memory.kv_memory import KVMemory
+from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
+from specdebug.engine.textbook.memory.req_to_token import ReqToToken
+from specdebug.engine.textbook.request import Request
+from specdebug.engine.textbook.scheduler import Scheduler
+from specdebug.engine.workers.protocol import SpeculativeWorker
 
 if TYPE_CHECKING:
-    from specdebug.engine.engine import Engine
-    from specdebug.engine.speculative.stages import StagedWorker
-    from specdebug.engine.speculative.state import StateTable
+    from specdebug.engine.textbook.engine import Engine
+    from specdebug.engine.textbook.speculative.worker import StagedWorker
+    from specdebug.engine.workers.drafter import StateTable
 
 RunnerName = Literal["draft", "verify", "extend"]
 
@@ -65,7 +65,7 @@ class EngineView:
     def eagle(self) -> StagedWorker[Any]:
         """The worker of our own stages, whichever it is. Raises EngineError if the engine does not speculate, or has a
         worker of another kind."""
-        from specdebug.engine.speculative.stages import StagedWorker
+        from specdebug.engine.textbook.speculative.worker import StagedWorker
 
         if not isinstance(self.worker, StagedWorker):
             raise EngineError("this engine has no EAGLE worker; set speculative.algorithm to EAGLE or EAGLE3")

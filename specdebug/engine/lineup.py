@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specdebug.engine.sites import Drafting, held_at
-from specdebug.engine.speculative.registry import SHIPPED
+from specdebug.engine.workers.registry import SHIPPED
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import torch
 
-from specdebug.engine.request import Request
+from specdebug.engine.textbook.request import Request
 
 
 def check_streams(requests: Iterable[Request]) -> list[str]:

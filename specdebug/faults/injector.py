@@ -109,8 +109,8 @@ class Injector:
             self._view.eagle.drafts_ahead = False
             self._wrap(self._view.state, "store_lengths", "lengths")
             self._run_later_after(self._view.state, "gather")
-        from specdebug.engine.memory import slot_buffers
-        from specdebug.engine.speculative import stages
+        from specdebug.engine.textbook.memory import slot_buffers
+        from specdebug.engine.textbook.speculative import worker as stages
 
         wrapped: dict[Point, tuple[object, str]] = {
             "readback": (stages, "Readback"),

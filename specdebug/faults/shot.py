@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from specdebug.async_probe import SiteCall
     from specdebug.engine.inspect import EngineView
-    from specdebug.engine.request import Request
+    from specdebug.engine.textbook.request import Request
 
 
 registered: dict[str, FaultClass] = {}

@@ -17,10 +17,11 @@ from specdebug.patching.spec import Patch
 
 ROOT = Path(specdebug.__file__).parent
 PARTS = (
-    "engine/scheduler.py",
-    "engine/sampler.py",
-    "engine/reservation.py",
-    "engine/speculative/*.py",
+    "engine/textbook/scheduler.py",
+    "engine/textbook/sampler.py",
+    "engine/textbook/reservation.py",
+    "engine/textbook/*/*.py",
+    "engine/workers/*.py",
     "engine/memory/*.py",
     "engine/graph/*.py",
     "engine/attention/*.py",
@@ -33,8 +34,6 @@ SPARED = {
     "engine/memory/room.py": "is a law that the verdict is made of, and no work",
     "engine/memory/fill.py": "is what the harness fills memory with",
     "engine/kernels/twin.py": "chooses between a kernel and its reference",
-    "engine/attention/*_executor.py": "runs on a GPU only",
-    "engine/attention/*_library.py": "runs on a GPU only",
 }
 """Files of those that are not, and why."""
 CHECKS = (

@@ -1,7 +1,7 @@
 """An exception out of the engine, as a violation: what kind of failure it is and where it came from.
 
 A signature must not change with a line number, so the place is the innermost engine function on the stack,
-named as ``module.qualname`` below ``specdebug.engine``.
+named as ``module.qualname`` below ``specdebug.engine`` or its ``textbook``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from specdebug.targets.serving import SessionFailed
 from specdebug.verdict.device_errors import ENGINE, device_failure, noticed_in, out_of_memory
 from specdebug.verdict.outcome import Violation
 
-SHARED = ("kernels.", "attention.", "memory.", "model.", "async_probe.")
+SHARED = ("kernels.", "attention.", "gpu.", "memory.", "model.", "async_probe.")
 """Modules below the engine that every stage calls."""
 _OUT_OF_RANGE = re.compile(r"out of (bounds|range)|illegal memory access", re.IGNORECASE)
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
@@ -83,6 +83,7 @@ def _engine_sites(trace: TracebackType | None) -> list[str]:
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         if module.startswith(ENGINE):
-            sites.append(f"{module.removeprefix(ENGINE)}.{trace.tb_frame.f_code.co_qualname}")
+            module = module.removeprefix(ENGINE).removeprefix("textbook.")
+            sites.append(f"{module}.{trace.tb_frame.f_code.co_qualname}")
         trace = trace.tb_next
     return sites

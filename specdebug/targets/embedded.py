@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from specdebug.engine import Engine, EngineConfig
     from specdebug.engine.memory.arena import GuardViolation
-    from specdebug.engine.request import Request
+    from specdebug.engine.textbook.request import Request
     from specdebug.targets.base import StoredDrafts
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability)) - OF_SERVERS
@@ -51,8 +51,8 @@ class EmbeddedTarget:
         return OURS.asked(options)
 
     def warm(self, options: Mapping[str, Any]) -> None:
-        from specdebug.engine.engine import load_models
-        from specdebug.engine.speculative.registry import drafter_of, worker_of
+        from specdebug.engine.textbook.engine import load_models
+        from specdebug.engine.workers.registry import drafter_of, worker_of
         from specdebug.targets.options import OURS
 
         config = OURS.read(options)
@@ -117,7 +117,7 @@ class EmbeddedSession:
     def __init__(self, engine: Engine, asked: Asked, forget: Callable[[], None] = lambda: None) -> None:
         """``forget`` ends what was begun to listen to."""
         from specdebug.base.assets import checkpoint_path
-        from specdebug.engine.speculative.stages import StagedWorker
+        from specdebug.engine.textbook.speculative.worker import StagedWorker
         from specdebug.reference.config import read_config
 
         self.inside = engine

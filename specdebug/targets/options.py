@@ -15,7 +15,7 @@ from typing import Any
 from specdebug.base import assets
 from specdebug.base.attention_plans import PLANS
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.speculative.registry import ALGORITHMS
+from specdebug.engine.workers.registry import ALGORITHMS
 from specdebug.faults.fit import check_fit, lacking
 from specdebug.faults.model import Fault, FaultClass, Need
 from specdebug.targets.base import Asked

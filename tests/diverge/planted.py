@@ -42,10 +42,10 @@ class Bug(NamedTuple):
         return Toggle(number, (), "t", "u", "f", "s", "", detected, (patch,), {}, Path("x.yaml"))
 
 
-_SPECULATIVE = "specdebug.engine.speculative"
+_SPECULATIVE = "specdebug.engine.textbook.speculative"
 BUGS = {
     "the root of the next tree is the token before it": Bug(
-        f"{_SPECULATIVE}.stages:bonus_of",
+        f"{_SPECULATIVE}.worker:bonus_of",
         "return predict.gather(1, accept_lengths.unsqueeze(1) - 1).squeeze(1)",
         "return predict.gather(1, (accept_lengths.unsqueeze(1) - 2).clamp(min=0)).squeeze(1)",
         "draft.bonus",
@@ -75,7 +75,7 @@ BUGS = {
         "move_kv_cache.tgt_loc",
     ),
     "a prompt is continued from its last but one token": Bug(
-        "specdebug.engine.target_worker:TargetWorker.prefill",
+        "specdebug.engine.textbook.target_worker:TargetWorker.prefill",
         "logits = self.model.logits(output.hidden[batch.last_rows()])",
         "logits = self.model.logits(output.hidden[batch.last_rows() - 1])",
         "target_prefill.logits",

@@ -7,8 +7,8 @@ from typing import Any
 
 from specdebug.engine.config import round_up
 from specdebug.engine.memory.room import Room
-from specdebug.engine.request import Request, Status
-from specdebug.engine.scheduler import Scheduler
+from specdebug.engine.textbook.request import Request, Status
+from specdebug.engine.textbook.scheduler import Scheduler
 from tests.engine.parts import Parts, make_config
 
 NAN = float("nan")

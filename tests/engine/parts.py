@@ -16,13 +16,13 @@ from torch import Tensor
 
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.memory.accounting import check_pools
-from specdebug.engine.memory.allocator import SlotAllocator
 from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.kv_memory import KVMemory
-from specdebug.engine.memory.mha_pool import MHAPool
-from specdebug.engine.memory.prefix_cache import PrefixCache
-from specdebug.engine.memory.req_to_token import ReqToToken
-from specdebug.engine.request import Request, SamplingParams
+from specdebug.engine.textbook.memory.allocator import SlotAllocator
+from specdebug.engine.textbook.memory.kv_memory import KVMemory
+from specdebug.engine.textbook.memory.mha_pool import MHAPool
+from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
+from specdebug.engine.textbook.memory.req_to_token import ReqToToken
+from specdebug.engine.textbook.request import Request, SamplingParams
 
 
 def make_config(**options: Any) -> EngineConfig:

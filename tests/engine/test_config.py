@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specdebug.base.errors import ConfigError, InvalidOption
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.speculative.registry import ALGORITHMS, Algorithm
+from specdebug.engine.workers.registry import ALGORITHMS, Algorithm
 
 
 def _nest(path: str, value: Any) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import pytest
 from specdebug import async_probe
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine import Engine
-from specdebug.engine.attention.metadata import RaggedMetadata
 from specdebug.engine.graph.runner import Planned
-from specdebug.engine.request import Request
+from specdebug.engine.textbook.attention.metadata import RaggedMetadata
+from specdebug.engine.textbook.request import Request
 from specdebug.events import Stepped
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run, serve

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.engine import Engine, SamplingParams, sampler
+from specdebug.engine import Engine, SamplingParams
+from specdebug.engine.textbook import sampler
 from tests.engine.parts import make_config
 from tests.engine.planting import plant
 

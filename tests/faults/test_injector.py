@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from specdebug import async_probe
-from specdebug.engine.speculative import stages, worker
+from specdebug.engine.textbook.speculative import worker
+from specdebug.engine.textbook.speculative import worker as stages
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from specdebug.faults.model import Fault

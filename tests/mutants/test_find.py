@@ -24,7 +24,7 @@ def test_every_mutant_has_a_name_of_its_own_and_fits_one_place() -> None:
 
 
 def test_the_text_with_a_mutant_is_a_program_that_says_something_else() -> None:
-    for mutant in mutants_of("engine/memory/radix_cache.py"):
+    for mutant in mutants_of("engine/textbook/memory/radix_cache.py"):
         source = source_of(mutant.file)
         placed = place(source, mutant.patch, mutant.patch.edits[0], 0)
         lines = [*source.lines[: placed.start - 1], *placed.lines, *source.lines[placed.stop :]]
@@ -34,18 +34,19 @@ def test_the_text_with_a_mutant_is_a_program_that_says_something_else() -> None:
 def test_a_diff_shows_the_lines_before_and_after() -> None:
     (mutant,) = (
         each
-        for each in mutants_of("engine/memory/radix_cache.py")
+        for each in mutants_of("engine/textbook/memory/radix_cache.py")
         if each.old[0].strip() == "member.lock_ref -= 1" and each.operator == "dropped_statement"
     )
     head, *_, old, new = mutant.diff.split("\n")
-    assert head == "--- specdebug/engine/memory/radix_cache.py"
+    assert head == "--- specdebug/engine/textbook/memory/radix_cache.py"
     assert (old.split(), new.split()) == (["-", "member.lock_ref", "-=", "1"], ["+", "pass"])
 
 
 def test_files_are_chosen_by_their_path_or_its_end() -> None:
-    assert files("radix_cache.py") == ["engine/memory/radix_cache.py"]
-    assert files("speculative/*.py") == files("specdebug/engine/speculative/*.py") != []
-    assert files("sampler.py", "engine/sampler.py", "v1.py") == ["engine/sampler.py", "engine/speculative/v1.py"]
+    assert files("radix_cache.py") == ["engine/textbook/memory/radix_cache.py"]
+    assert files("speculative/*.py") == files("specdebug/engine/textbook/speculative/*.py") != []
+    found = files("sampler.py", "engine/textbook/sampler.py", "v1.py")
+    assert found == ["engine/textbook/sampler.py", "engine/workers/v1.py"]
     laws = ("accounting.py", "reuse.py", "room.py")
     assert not [file for file in files() if "triton" in file.split("/")[2:3] or file.endswith(laws)]
     with pytest.raises(SpecDebugError, match="no file of the engine that is mutated"):

@@ -127,6 +127,6 @@ def test_a_cluster_s_address_needs_a_cluster(capsys: pytest.CaptureFixture[str])
 def test_mutants_can_be_listed_without_running_any(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["mutants", "--list", "--file", "radix_cache.py", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {each["file"] for each in found} == {"specdebug/engine/memory/radix_cache.py"}
+    assert {each["file"] for each in found} == {"specdebug/engine/textbook/memory/radix_cache.py"}
     assert run(["mutants", "--list", "--file", "nothing.py"]) == 2
     assert "no file of the engine that is mutated" in capsys.readouterr().err

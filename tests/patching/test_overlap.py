@@ -84,5 +84,5 @@ for one, other in itertools.combinations(registry.toggles, 2):
 
 def test_the_registry_s_own_pair_is_refused_and_every_other_can_be_selected() -> None:
     ended = subprocess.run([sys.executable, "-c", REGISTRY], capture_output=True, text=True, check=True)
-    place = "specdebug.engine.speculative.mtp:MTPDrafter._tail_tokens"
+    place = "specdebug.engine.workers.mtp:MTPDrafter._tail_tokens"
     assert ended.stdout == f"26329 and 28254 edit the same line of {place}; revert one of them\n"

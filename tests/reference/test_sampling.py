@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdebug.engine.request import SamplingParams
-from specdebug.engine.sampler import target_probs
+from specdebug.engine.textbook.request import SamplingParams
+from specdebug.engine.textbook.sampler import target_probs
 from specdebug.reference.sampling import kept_probs, may_be_kept
 
 CUTS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.6), (0.9, 8, 0.5), (1.1, 1, 0.9)]

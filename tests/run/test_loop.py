@@ -374,8 +374,8 @@ def test_exceptions_have_signatures(error: Exception, signature: str) -> None:
 
 
 def test_of_an_error_in_what_all_stages_share_it_is_told_who_called() -> None:
-    from specdebug.engine.attention.planner import assert_fits
-    from specdebug.engine.speculative.tree import TreeBuilder
+    from specdebug.engine.textbook.attention.planner import assert_fits
+    from specdebug.engine.textbook.speculative.tree import TreeBuilder
 
     class TooWide:
         @property

@@ -16,9 +16,9 @@ PACKED = '''
 import os
 from pathlib import Path
 
-from specdebug.engine.memory.mha_pool import MHAPool
+from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from specdebug.engine.model.loader import load_draft
-from specdebug.engine.speculative.registry import Algorithm
+from specdebug.engine.workers.registry import Algorithm
 
 
 class PackedPool(MHAPool):
@@ -36,7 +36,7 @@ def load_head(path, *, algorithm, **options):
     return head
 
 
-PACKED = Algorithm("specdebug.engine.speculative.worker:EagleWorker", "packing:load_head")
+PACKED = Algorithm("specdebug.engine.textbook.speculative.worker:EagleWorker", "packing:load_head")
 '''
 
 SCENARIO = """

@@ -25,7 +25,7 @@ from specdebug.base.attention_plans import AttentionPlan
 PLAN = AttentionPlan(
     name="flat",
     planner="flat_plan.planner:FlatPlanner",
-    modules=("flat_plan.planner", "specdebug.engine.attention.flashinfer"),
+    modules=("flat_plan.planner", "specdebug.engine.textbook.attention.flashinfer"),
     metadata=frozenset({"ragged"}),
 )
 """
@@ -34,7 +34,7 @@ PLANNER = """
 import torch
 
 from specdebug.engine import progress
-from specdebug.engine.attention.flashinfer import FlashInferPlanner
+from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
 
 
 class FlatPlanner(FlashInferPlanner):

@@ -125,7 +125,7 @@ class Engine:
 
 
 def test_the_place_is_what_the_engine_was_called_for_not_where_it_happened_to_look() -> None:
-    namespace: dict[str, object] = {"__name__": "specdebug.engine.engine"}
+    namespace: dict[str, object] = {"__name__": "specdebug.engine.textbook.engine"}
     exec(ENGINE, namespace)
     make: type = namespace["Engine"]  # type: ignore[assignment]
     error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")

@@ -317,7 +317,7 @@ Thread 0x00007f11 (most recent call first):
 Current thread 0x00007f12 (most recent call first):
   File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
   File "/somewhere/specdebug/engine/kernels/pointer.py", line 41 in store
-  File "/somewhere/specdebug/engine/engine.py", line 160 in step
+  File "/somewhere/specdebug/engine/textbook/engine.py", line 160 in step
 """
 
 

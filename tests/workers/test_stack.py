@@ -52,7 +52,7 @@ def test_flash_attention_3_is_for_hopper_and_2_for_large_pages() -> None:
 
 
 def test_what_is_said_of_the_libraries_dtypes_is_what_the_engine_does() -> None:
-    from specdebug.engine.attention import flash_attn_library, flashinfer_library
+    from specdebug.engine.gpu import flash_attn_library, flashinfer_library
 
     for name in DTYPES:
         dtype = getattr(torch, name)

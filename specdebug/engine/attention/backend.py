@@ -12,12 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.executor import TorchAttention
-from specdebug.engine.attention.metadata import Metadata
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import Heads, LayerAttention
+from specdebug.engine.textbook.attention.executor import TorchAttention
+from specdebug.engine.textbook.attention.metadata import Metadata
 
 
 class BoundAttention(LayerAttention, Protocol):
@@ -96,6 +96,6 @@ class TritonBackend:
     def bind(
         self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, *, graph: bool = False
     ) -> BoundAttention:
-        from specdebug.engine.attention.triton_executor import TritonAttention  # triton comes with CUDA builds only
+        from specdebug.engine.gpu.triton_executor import TritonAttention  # triton comes with CUDA builds only
 
         return TritonAttention(metadata, pool, out_cache_loc, self._scale)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
-from specdebug.engine.attention.planner import (
+from specdebug.engine.kernels.expand_page_table import set_expand_page_table
+from specdebug.engine.kernels.kv_indices import gather_page_table
+from specdebug.engine.memory.arena import ArenaLayout
+from specdebug.engine.textbook.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
+from specdebug.engine.textbook.attention.planner import (
     AttentionPlanner,
     DraftLayout,
     ExtendLayout,
@@ -15,10 +18,7 @@ from specdebug.engine.attention.planner import (
     indptr,
     query_indptr,
 )
-from specdebug.engine.attention.workspace import Workspace
-from specdebug.engine.kernels.expand_page_table import set_expand_page_table
-from specdebug.engine.kernels.kv_indices import gather_page_table
-from specdebug.engine.memory.arena import ArenaLayout
+from specdebug.engine.textbook.attention.workspace import Workspace
 
 
 class FlashAttention3Planner(AttentionPlanner):

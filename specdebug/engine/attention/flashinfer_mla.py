@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.flashinfer import FlashInferPlanner
-from specdebug.engine.attention.planner import assert_fits
-from specdebug.engine.attention.workspace import Workspace
 from specdebug.engine.memory.arena import ArenaLayout
+from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
+from specdebug.engine.textbook.attention.planner import assert_fits
+from specdebug.engine.textbook.attention.workspace import Workspace
 
 
 class FlashInferMLAPlanner(FlashInferPlanner):

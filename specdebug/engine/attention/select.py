@@ -9,10 +9,10 @@ from specdebug.base.errors import InvalidOption
 from specdebug.base.plugins import import_named
 from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, MakeExecutor, TorchBackend, TritonBackend
-from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.interface import Heads
+from specdebug.engine.textbook.attention.planner import AttentionPlanner
+from specdebug.engine.textbook.memory.req_to_token import ReqToToken
 
 _CUDA_HEAD_DIMS = (32, 64, 128, 256)
 _CUDA_LATENT_DIMS = (32, 64, 128, 256, 512)

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, BoundAttention
-from specdebug.engine.attention.metadata import Metadata
-from specdebug.engine.attention.workspace import ArenaWorkspace, Workspace
 from specdebug.engine.graph.capture import CapturedForward
+from specdebug.engine.graph.forward import EngineParts, ForwardLauncher, Inputs, Outputs, StepForward
 from specdebug.engine.memory.arena import Arena, ArenaLayout, GuardViolation
 from specdebug.engine.memory.fill import FillPolicy
 from specdebug.engine.model.interface import LayerAttention
-from specdebug.engine.speculative.forward import EngineParts, ForwardLauncher, Inputs, Outputs, StepForward
+from specdebug.engine.textbook.attention.metadata import Metadata
+from specdebug.engine.textbook.attention.workspace import ArenaWorkspace, Workspace
 from specdebug.events import Launched
 
 
@@ -245,6 +245,21 @@ class GraphRunner(Generic[Inputs, Outputs]):
 
     def _compute(self, bs: int, padded: Inputs, attentions: Sequence[LayerAttention]) -> None:
         self.buffers.store(self._forward.run(padded, attentions), bs)
+
+
+@dataclass(frozen=True)
+class Runners:
+    """The graph runners of a step's forwards; None for a stage that computes nothing, and where the configuration has
+    no graph runners, so that every batch runs eagerly."""
+
+    draft: GraphRunner[Any, Any] | None
+    verify: GraphRunner[Any, Any] | None
+    extend: GraphRunner[Any, Any] | None
+
+    @property
+    def all(self) -> list[GraphRunner[Any, Any]]:
+        """Those that there are."""
+        return [runner for runner in (self.verify, self.draft, self.extend) if runner is not None]
 
 
 def launcher(

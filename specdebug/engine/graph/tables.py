@@ -1,4 +1,4 @@
-"""The static buffers of EAGLE's forwards and of plain decode, and what their padding rows are."""
+"""The static buffers of EAGLE's forwards, and what their padding rows are."""
 
 from __future__ import annotations
 
@@ -7,29 +7,14 @@ from functools import partial
 import torch
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
+from specdebug.engine.graph.forward import EngineParts
 from specdebug.engine.graph.runner import GraphTable, StaticBuffer, zero
-from specdebug.engine.speculative.draft import DraftInputs, DraftLoop
-from specdebug.engine.speculative.extend import ExtendForward, ExtendInputs, ExtendOutputs
-from specdebug.engine.speculative.forward import DecodeForward, DecodeInputs, DecodeOutputs, EngineParts
-from specdebug.engine.speculative.selection import DraftCandidates
-from specdebug.engine.speculative.verify import VerifyForward, VerifyInputs, VerifyOutputs
+from specdebug.engine.textbook.speculative.draft import DraftInputs, DraftLoop
+from specdebug.engine.textbook.speculative.extend import ExtendForward, ExtendInputs, ExtendOutputs
+from specdebug.engine.textbook.speculative.tree import DraftCandidates
+from specdebug.engine.textbook.speculative.verify import VerifyForward, VerifyInputs, VerifyOutputs
 
 IDS = torch.int64
-
-
-def decode_table(parts: EngineParts, forward: DecodeForward) -> GraphTable[DecodeInputs, DecodeOutputs]:
-    """Plain decode of the target: one token per request."""
-    return GraphTable(
-        (DecodeInputs, DecodeOutputs),
-        inputs=[
-            StaticBuffer("input_ids", 1, (), IDS),
-            StaticBuffer("out_cache_loc", 1, (), IDS),
-            StaticBuffer("req_pool_indices", 1, (), IDS),
-            StaticBuffer("seq_lens", 1, (), IDS),
-        ],
-        outputs=[StaticBuffer("logits", 1, (forward.model.config.vocab_size,), parts.dtype)],
-        declare=partial(parts.planner.declare_extend, q_len=1),
-    )
 
 
 def candidate_buffers(topk: int, steps: int, nodes: int) -> list[StaticBuffer]:

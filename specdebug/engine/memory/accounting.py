@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from specdebug.engine.memory.allocator import SlotAllocator
-from specdebug.engine.memory.prefix_cache import PrefixCache, own_slots
-from specdebug.engine.memory.radix_cache import RadixCache, TreeNode
-from specdebug.engine.memory.req_to_token import PADDING_ROW, ReqToToken
-from specdebug.engine.request import Request, Status
+from specdebug.engine.textbook.memory.allocator import SlotAllocator
+from specdebug.engine.textbook.memory.prefix_cache import PrefixCache, own_slots
+from specdebug.engine.textbook.memory.radix_cache import RadixCache, TreeNode
+from specdebug.engine.textbook.memory.req_to_token import PADDING_ROW, ReqToToken
+from specdebug.engine.textbook.request import Request, Status
 
 
 def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:

@@ -19,8 +19,8 @@ from torch import Tensor
 from specdebug.base.plugins import PluginRegistry
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.memory.mla_pool import MLAPool
+from specdebug.engine.textbook.memory.mha_pool import MHAPool
 
 
 class KVPool(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor
 from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.slot_buffers import SlotBuffers
+from specdebug.engine.textbook.memory.slot_buffers import SlotBuffers
 
 
 class MLAPool(SlotBuffers):

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.memory.radix_cache import RadixCache, TreeNode, beyond
-from specdebug.engine.request import Request, Status
+from specdebug.engine.textbook.memory.radix_cache import RadixCache, TreeNode, beyond
+from specdebug.engine.textbook.request import Request, Status
 
 _Tokens = npt.NDArray[np.int64]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.memory.prefix_cache import PrefixCache
-from specdebug.engine.request import Request, Status
+from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
+from specdebug.engine.textbook.request import Request, Status
 
 
 class Needs:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.engine.memory.kv_pool import KVPool
-    from specdebug.engine.request import Request
+    from specdebug.engine.textbook.request import Request
 
 FAMILY = "kv"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from specdebug.faults.shot import NotHere, Shot, fault_class
 
 if TYPE_CHECKING:
-    from specdebug.engine.request import Request
+    from specdebug.engine.textbook.request import Request
 
 FAMILY = "rows"
 

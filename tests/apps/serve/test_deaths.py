@@ -129,7 +129,7 @@ description: none
 detected_by: {scenario: cache_hit, signature: "error@engine.Engine.__init__"}
 patches:
   specdebug:
-    - target: specdebug.engine.engine:Engine.__init__
+    - target: specdebug.engine.textbook.engine:Engine.__init__
       edits:
         - match: self._step = 0
           replacement: raise RuntimeError("not today")

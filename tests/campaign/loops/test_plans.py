@@ -25,10 +25,10 @@ def plans_of(found: Toggle) -> set[str]:
 @pytest.mark.parametrize(
     ("target", "where"),
     [
-        ("specdebug.engine.attention.flashinfer:FlashInferPlanner.draft_decode", {"flashinfer", "triton"}),
+        ("specdebug.engine.textbook.attention.flashinfer:FlashInferPlanner.draft_decode", {"flashinfer", "triton"}),
         ("specdebug.engine.attention.triton:TritonPlanner._splits", {"triton"}),
         ("specdebug.engine.attention.fa3:FlashAttention3Planner.draft_decode", {"fa3"}),
-        ("specdebug.engine.attention.planner:AttentionPlanner.__init__", {"flashinfer", "fa3", "triton"}),
+        ("specdebug.engine.textbook.attention.planner:AttentionPlanner.__init__", {"flashinfer", "fa3", "triton"}),
         ("specdebug.engine.config:EngineConfig.row_headroom", {"flashinfer", "fa3", "triton"}),
     ],
 )

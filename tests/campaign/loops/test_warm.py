@@ -27,7 +27,7 @@ Fresh = Callable[[list[ArmRun]], list[Outcome]]
 LIBRARY = Library()
 NAME = "flaky_page_table"
 FLAKY = sorted(path.stem for path in (Path(__file__).parents[3] / "scenarios").glob("flaky_*.yaml"))
-DECODE = "specdebug.engine.speculative.worker:EagleWorker.decode"
+DECODE = "specdebug.engine.textbook.speculative.worker:EagleWorker.decode"
 FIRST = "lens_cpu = tuple(request.kv_len for request in requests)"
 
 

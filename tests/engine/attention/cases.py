@@ -14,17 +14,17 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdebug.engine.attention.executor import TorchAttention
-from specdebug.engine.attention.metadata import Metadata, RaggedMetadata
-from specdebug.engine.attention.planner import AttentionPlanner, DraftLayout, ExtendLayout, SequenceLayout
-from specdebug.engine.attention.workspace import ArenaWorkspace, EagerWorkspace, Workspace
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs
 from specdebug.engine.memory.arena import Arena, ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy, Scratch
-from specdebug.engine.memory.mha_pool import MHAPool
 from specdebug.engine.memory.mla_pool import MLAPool
-from specdebug.engine.memory.req_to_token import ReqToToken
+from specdebug.engine.textbook.attention.executor import TorchAttention
+from specdebug.engine.textbook.attention.metadata import Metadata, RaggedMetadata
+from specdebug.engine.textbook.attention.planner import AttentionPlanner, DraftLayout, ExtendLayout, SequenceLayout
+from specdebug.engine.textbook.attention.workspace import ArenaWorkspace, EagerWorkspace, Workspace
+from specdebug.engine.textbook.memory.mha_pool import MHAPool
+from specdebug.engine.textbook.memory.req_to_token import ReqToToken
 
 CPU = torch.device("cpu")
 LAYERS, Q_HEADS, KV_HEADS, DIM = 2, 4, 2, 8

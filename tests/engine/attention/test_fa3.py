@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
-from specdebug.engine.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
-from specdebug.engine.attention.workspace import ArenaWorkspace
 from specdebug.engine.errors import PlanAssertion
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.textbook.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
+from specdebug.engine.textbook.attention.workspace import ArenaWorkspace
 from tests.engine.attention.cases import (
     Case,
     World,

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
-from specdebug.engine.attention.workspace import ArenaWorkspace
 from specdebug.engine.errors import PlanAssertion
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.textbook.attention.workspace import ArenaWorkspace
 from tests.engine.attention.cases import Case, build, draft_layout
 
 CPU = torch.device("cpu")

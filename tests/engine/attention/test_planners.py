@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
-from specdebug.engine.attention.flashinfer import FlashInferPlanner
 from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
-from specdebug.engine.attention.planner import AttentionPlanner
 from specdebug.engine.attention.triton import TritonPlanner
+from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
+from specdebug.engine.textbook.attention.planner import AttentionPlanner
 from tests.engine.attention.cases import (
     Case,
     build,

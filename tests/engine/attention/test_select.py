@@ -14,12 +14,13 @@ import torch
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.errors import InvalidOption
 from specdebug.engine import progress
-from specdebug.engine.attention import flash_attn_library, select
+from specdebug.engine.attention import select
 from specdebug.engine.attention.backend import TorchBackend, TritonBackend
-from specdebug.engine.attention.flash_attn_executor import FlashAttnExecutor
-from specdebug.engine.attention.flashinfer import FlashInferPlanner
 from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
 from specdebug.engine.config import EngineConfig
+from specdebug.engine.gpu import flash_attn_library
+from specdebug.engine.gpu.flash_attn_executor import FlashAttnExecutor
+from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
 from tests.engine.attention.fake_flash_attn import Interface3, Package2
 
 CUDA = torch.device("cuda")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdebug.engine.attention.metadata import RaggedMetadata
 from specdebug.engine.attention.triton import TritonPlanner
+from specdebug.engine.textbook.attention.metadata import RaggedMetadata
 from tests.engine.attention.cases import (
     Case,
     build,

@@ -13,24 +13,25 @@ from torch import Tensor
 
 from specdebug.engine.attention.backend import TorchBackend
 from specdebug.engine.attention.select import make_planner
-from specdebug.engine.attention.workspace import EagerWorkspace
 from specdebug.engine.config import STEPS_IN_FLIGHT, EngineConfig
+from specdebug.engine.graph.forward import EngineParts, StepForward
 from specdebug.engine.graph.runner import GraphRunner, GraphTable, launcher
-from specdebug.engine.graph.tables import decode_table, draft_table, extend_table, verify_table
+from specdebug.engine.graph.tables import draft_table, extend_table, verify_table
 from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs, verify_cache_locs
 from specdebug.engine.memory.fill import FillPolicy, Scratch
-from specdebug.engine.memory.mha_pool import MHAPool
-from specdebug.engine.memory.req_to_token import ReqToToken
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
-from specdebug.engine.speculative.draft import DraftInputs, DraftLoop
-from specdebug.engine.speculative.extend import ExtendForward, ExtendInputs
-from specdebug.engine.speculative.forward import DecodeForward, DecodeInputs, EngineParts, StepForward
-from specdebug.engine.speculative.frozen_kv_loop import FrozenKVInputs, FrozenKVLoop, frozen_kv_table, last_positions
-from specdebug.engine.speculative.mtp_extend import LayerChain, MTPExtendForward, MTPExtendInputs, mtp_table
-from specdebug.engine.speculative.mtp_state import MTPStateTable, RecentPositions
-from specdebug.engine.speculative.registry import loader_of
-from specdebug.engine.speculative.verify import VerifyForward, VerifyInputs
+from specdebug.engine.textbook.attention.workspace import EagerWorkspace
+from specdebug.engine.textbook.memory.mha_pool import MHAPool
+from specdebug.engine.textbook.memory.req_to_token import ReqToToken
+from specdebug.engine.textbook.speculative.draft import DraftInputs, DraftLoop
+from specdebug.engine.textbook.speculative.extend import ExtendForward, ExtendInputs
+from specdebug.engine.textbook.speculative.verify import VerifyForward, VerifyInputs
+from specdebug.engine.textbook.target_worker import DecodeForward, DecodeInputs, decode_table
+from specdebug.engine.workers.frozen_kv_loop import FrozenKVInputs, FrozenKVLoop, frozen_kv_table, last_positions
+from specdebug.engine.workers.mtp_extend import LayerChain, MTPExtendForward, MTPExtendInputs, mtp_table
+from specdebug.engine.workers.mtp_state import MTPStateTable, RecentPositions
+from specdebug.engine.workers.registry import loader_of
 from specdebug.events import Observers
 from tests.engine.attention.cases import random_tree
 from tests.engine.conftest import Lab

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.engine.kernels.build_tree import build_tree
-from tests.engine.speculative.trees import ancestors, candidate_trees, shapes
+from tests.engine.textbook.speculative.trees import ancestors, candidate_trees, shapes
 
 
 @settings(max_examples=100, derandomize=True)

@@ -10,9 +10,9 @@ import torch
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.errors import EngineError
 from specdebug.engine.memory.accounting import Recency, check_others
-from specdebug.engine.memory.prefix_cache import PrefixCache
-from specdebug.engine.memory.radix_cache import RadixCache, TreeNode
-from specdebug.engine.request import Request, Status
+from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
+from specdebug.engine.textbook.memory.radix_cache import RadixCache, TreeNode
+from specdebug.engine.textbook.request import Request, Status
 from tests.engine.parts import Parts, make_config
 from tests.engine.planting import plant
 

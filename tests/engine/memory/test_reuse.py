@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from specdebug.engine import Engine, EngineConfig, Request, SamplingParams
-from specdebug.engine.engine import Models, load_models
-from specdebug.engine.memory.prefix_cache import PrefixCache
-from specdebug.engine.memory.radix_cache import RadixCache
-from specdebug.engine.speculative import cached_prefix, eagle
+from specdebug.engine.textbook.engine import Models, load_models
+from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
+from specdebug.engine.textbook.memory.radix_cache import RadixCache
+from specdebug.engine.textbook.speculative import eagle
+from specdebug.engine.textbook.speculative import eagle as cached_prefix
 from tests.engine.planting import plant
 
 PROMPT = list(range(40, 61))  # 21 tokens: 20 positions that can be cached

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdebug.engine.memory.room import Room
-from specdebug.engine.request import Request
+from specdebug.engine.textbook.request import Request
 from tests.engine.machine import Machine
 from tests.engine.parts import Parts, make_config
 

@@ -23,7 +23,7 @@ from specdebug.engine.model.draft_kind import (
     require_kind,
 )
 from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.speculative.registry import SHIPPED, loader_of
+from specdebug.engine.workers.registry import SHIPPED, loader_of
 from tests.engine.model.test_published_shapes import EAGLE, EAGLE3, HEAD_8B, LLAMA_3_1_8B, target_shapes
 
 KINDS = {

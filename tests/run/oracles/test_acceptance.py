@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from specdebug.engine.speculative import accept as accept_module
-from specdebug.engine.speculative import worker as worker_module
-from specdebug.engine.speculative.accept import Acceptance
-from specdebug.engine.speculative.tree import VerifyTree
+from specdebug.engine.textbook.speculative import accept as accept_module
+from specdebug.engine.textbook.speculative import worker as worker_module
+from specdebug.engine.textbook.speculative.accept import Acceptance
+from specdebug.engine.textbook.speculative.tree import VerifyTree
 from specdebug.run.oracles.acceptance import _sampled, _Walked, target_probs
 from specdebug.verdict.outcome import Violation
 from tests.run.oracles.watched import EAGLE, TREE, Watched, prompts

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.model.eagle3 import Eagle3Draft
-from specdebug.engine.speculative import selection
-from specdebug.engine.speculative.draft import DraftLoop
-from specdebug.engine.speculative.extend import ExtendForward, ExtendStage
-from specdebug.engine.speculative.tree import TreeBuilder, VerifyTree
+from specdebug.engine.textbook.speculative import tree as selection
+from specdebug.engine.textbook.speculative.draft import DraftLoop
+from specdebug.engine.textbook.speculative.extend import ExtendForward, ExtendStage
+from specdebug.engine.textbook.speculative.tree import TreeBuilder, VerifyTree
 from specdebug.events import Aborting
 from specdebug.run.oracles.draft_state import _path
 from specdebug.run.oracles.trees import read_masks

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from specdebug.engine.graph import runner as runner_module
+from specdebug.engine.graph.forward import ForwardLauncher
 from specdebug.engine.graph.runner import GraphRunner
-from specdebug.engine.speculative.forward import ForwardLauncher
-from specdebug.engine.speculative.verify import VerifyStage
+from specdebug.engine.textbook.speculative.verify import VerifyStage
 from specdebug.events import AheadDropped, Event, Launched
 from specdebug.run.judge import Judge
 from specdebug.run.oracles.graphs import Graphs

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdebug.engine import sampler
 from specdebug.engine.kernels import accept as kernel
-from specdebug.engine.speculative import accept
+from specdebug.engine.textbook import sampler
+from specdebug.engine.textbook.speculative import accept
 from specdebug.events import Finishing
 from specdebug.run.dense import DenseReference
 from specdebug.run.oracles.base import Bench

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug.engine.kernels import accept as reference
-from specdebug.engine.speculative.selection import DraftCandidates
-from specdebug.engine.speculative.tree import VerifyTree
+from specdebug.engine.textbook.speculative.tree import DraftCandidates, VerifyTree
 from tests.engine.kernels.device.arenas import guarded_outputs
-from tests.engine.speculative.trees import Shape, candidate_trees
 from tests.engine.statistics import chi_square_p_value
+from tests.engine.textbook.speculative.trees import Shape, candidate_trees
 
 pytest.importorskip("triton")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdebug.engine.kernels.build_tree import build_tree
 from tests.engine.kernels.device.arenas import guarded_outputs
-from tests.engine.speculative.trees import Shape, candidate_trees, parent_of
+from tests.engine.textbook.speculative.trees import Shape, candidate_trees, parent_of
 
 pytest.importorskip("triton")
 

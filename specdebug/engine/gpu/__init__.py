@@ -1,0 +1,1 @@
+"""Executors of attention on a GPU: our kernels, and libraries'."""

@@ -1,0 +1,225 @@
+"""FlashInfer's plan executed by FlashInfer on CUDA: its paged decode and prefill wrappers over pages of one slot.
+
+FlashInfer schedules a batch on the host (``plan``) from the lengths that the host knows, so that nothing waits for the
+device; its kernels attend what the device's metadata says, wrong or not. With one query per sequence the host may know
+of more keys than there are. With several both must agree: partial results are laid out by the device's length and
+merged by the host's. Keys beyond the schedule are never attended.
+
+One query per sequence runs on tensor cores too, as FlashInfer advises for grouped queries: its other decode kernel does
+not end when the schedule is longer than the sequence, and would be a second module to compile.
+
+Everything runs on one stream: attentions share scratch memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.attention.backend import AttentionBackend, DeviceAttention
+from specdebug.engine.config import EngineConfig
+from specdebug.engine.gpu.flashinfer_library import load, paged_kernels, supports, supports_latents
+from specdebug.engine.gpu.flashinfer_schedule import Schedule, ScheduleSpace, ScheduleSpaces, schedule_of
+from specdebug.engine.kernels.pack_mask import pack_mask, packed_size
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import Heads
+from specdebug.engine.textbook.attention.metadata import Metadata, RaggedMetadata
+
+_SCRATCH_BYTES = 128 << 20  # what FlashInfer recommends for partial results
+_BLOCKS_PER_SM = 2  # that its scheduler counts on
+_SMALLEST_SCHEDULE = 64 << 10
+
+
+class FlashInferExecutor:
+    """Makes attention for batches of one model on one device, and owns the memory they share.
+
+    Compiles FlashInfer's kernels if need be, which takes half a minute and is reported. ``supports`` must have allowed
+    ``dtype`` and ``head_dim``. Raises FlashInferError if FlashInfer is missing, of another version, or cannot compile.
+    """
+
+    def __init__(
+        self, *, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.library = load()
+        self.kernels = paged_kernels(dtype, head_dim)
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.dtype = dtype
+        self.device = device
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        self._blocks = _BLOCKS_PER_SM * processors // num_kv_heads
+        self._scratch = torch.zeros(_SCRATCH_BYTES, dtype=torch.uint8, device=device)
+        self._spaces = ScheduleSpaces(device)
+
+    def bind(
+        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, *, graph: bool = False
+    ) -> FlashInferAttention:
+        """Plan attention of one batch; not to be called in a capture."""
+        assert isinstance(metadata, RaggedMetadata)
+        return FlashInferAttention(self, metadata, pool, out_cache_loc, graph=graph)
+
+    def lend(self, attention: FlashInferAttention, schedule: Schedule, *, graph: bool) -> tuple[Tensor, ScheduleSpace]:
+        """Lend an attention scratch and schedule space for any batch of this shape.
+
+        FlashInfer cuts a batch into tiles of up to 128 query rows (a group's heads are rows of one kv head) and, to
+        fill the device, keys into as many pieces as ``_blocks``. Every piece has a partial result if keys were cut, as
+        under a graph they always count. A captured graph keeps the scratch it was given.
+        """
+        group = self.num_heads // self.num_kv_heads
+        longest = (schedule.rows - schedule.batch + 1) * group
+        tile = 128 if longest > 64 or not graph else 64 if longest > 16 else 16
+        pieces = self._blocks
+        if graph:
+            pieces = max(pieces, -(-schedule.rows * group // tile) + schedule.batch - 1)
+        needed = self.num_heads * pieces * tile * (self.head_dim + 1) * 4 + 64
+        if needed > self._scratch.numel():
+            self._scratch = torch.zeros(needed, dtype=torch.uint8, device=self.device)
+        pieces = max(pieces, schedule.rows * group // 16 + schedule.batch)
+        needed = 16 * pieces + 4 * (schedule.rows + schedule.batch) + 1024
+        size = max(1 << (needed - 1).bit_length(), _SMALLEST_SCHEDULE)
+        return self._scratch, self._spaces.lend(attention, size, graph=graph)
+
+
+def make_flashinfer(
+    config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
+) -> tuple[AttentionBackend | None, str | None]:
+    """Make the executor for a model, or say why FlashInfer cannot execute its plan here.
+    Raises FlashInferError if FlashInfer is installed, and cannot be used."""
+    latents = model.kv_layout == "mla"
+    reason = supports_latents(dtype, model.value_dim, model.rotary_dim) if latents else supports(dtype, model.head_dim)
+    if reason is None and importlib.util.find_spec("flashinfer") is None:
+        reason = "FlashInfer is not installed"
+    if reason is not None:
+        return None, reason
+    if latents:
+        from specdebug.engine.gpu.flashinfer_mla_executor import FlashInferMLAExecutor
+
+        return FlashInferMLAExecutor(model, dtype, device), None
+    heads, kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
+    executor = FlashInferExecutor(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device)
+    return executor, None
+
+
+class FlashInferAttention(DeviceAttention):
+    """Attention by a schedule for packed lists."""
+
+    def __init__(
+        self,
+        executor: FlashInferExecutor,
+        metadata: RaggedMetadata,
+        pool: KVPool,
+        out_cache_loc: Tensor | None,
+        *,
+        graph: bool,
+    ) -> None:
+        super().__init__(pool, out_cache_loc)
+        self._executor = executor
+        self._graph = graph
+        schedule = schedule_of(metadata)
+        self._scratch, self._space = executor.lend(self, schedule, graph=graph)
+        self._packed: tuple[Tensor, Tensor] | None = None
+        if metadata.custom_mask is not None:
+            size = packed_size(metadata.custom_mask.numel(), schedule.batch)
+            self._packed = (
+                torch.empty(size, dtype=torch.uint8, device=executor.device),
+                torch.empty(schedule.batch, dtype=torch.int32, device=executor.device),
+            )
+        self._wrapper = self._make_wrapper(metadata, schedule)
+        self._plan(metadata, schedule)
+
+    def replan(self, metadata: Metadata) -> None:
+        """Attend by ``metadata``, of the same shape as at bind. Under a graph it lies in the same buffers, which the
+        captured kernels read, so that only the schedule is new."""
+        assert isinstance(metadata, RaggedMetadata)
+        schedule = schedule_of(metadata)
+        if self._graph:
+            self._schedule_again(metadata, schedule)
+            self._pack_mask(metadata)
+        else:
+            self._plan(metadata, schedule)
+
+    def attend(self, layer_id: int, q: Tensor) -> Tensor:
+        k, v = self._pool.kv_buffer(layer_id)
+        out = q.new_empty(q.shape)
+        self._wrapper.run(q, (k.unsqueeze(1), v.unsqueeze(1)), out=out)
+        return out.view(q.shape[0], -1)
+
+    def _make_wrapper(self, metadata: RaggedMetadata, schedule: Schedule) -> Any:
+        library, device = self._executor.library, self._executor.device
+        buffers: dict[str, Tensor] = {}
+        if self._graph:
+            # Offsets are copied here from the host's schedule; _plan then puts the device's own in their place.
+            offsets = torch.empty(2, schedule.batch + 1, dtype=torch.int32, device=device)
+            ones = torch.ones(schedule.batch, dtype=torch.int32, device=device)
+            if metadata.q_len == 1:
+                names = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
+            else:
+                names = ("paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
+                buffers["qo_indptr_buf"] = offsets[1]
+            buffers.update(zip(names, (offsets[0], metadata.kv_indices, ones), strict=True))
+        options = {"kv_layout": "NHD", "use_cuda_graph": self._graph, "backend": "fa2", **buffers}
+        if metadata.q_len == 1:
+            wrapper = library.BatchDecodeWithPagedKVCacheWrapper(self._scratch, use_tensor_cores=True, **options)
+        else:
+            wrapper = library.BatchPrefillWithPagedKVCacheWrapper(self._scratch, **options)
+        wrapper.reset_workspace_buffer(self._scratch, self._space.on_device)
+        return wrapper
+
+    def _plan(self, metadata: RaggedMetadata, schedule: Schedule) -> None:
+        """Plan from the host's lengths, then have the kernels read the device's."""
+        owner, wrapper = self._executor, self._wrapper
+        heads = (owner.num_heads, owner.num_kv_heads, owner.head_dim, 1)
+        last_page_lens = torch.ones(schedule.batch, dtype=torch.int32)  # a page of one slot is always full
+        pages = (schedule.kv_indptr, metadata.kv_indices, last_page_lens)
+        types = {"q_data_type": owner.dtype, "kv_data_type": owner.dtype}
+        with self._space.staging() as staging:
+            wrapper._pin_memory_int_workspace_buffer = staging
+            if metadata.q_len == 1:
+                wrapper.plan(*pages, *heads, **types)
+            else:
+                wrapper.plan(schedule.qo_indptr, *pages, *heads, causal=metadata.causal, **types)
+        wrapper._paged_kv_indptr_buf = metadata.kv_indptr
+        if metadata.q_len != 1:
+            wrapper._qo_indptr_buf = metadata.qo_indptr
+        if self._packed is not None:
+            wrapper._custom_mask_buf, wrapper._mask_indptr_buf = self._packed
+        self._pack_mask(metadata)
+
+    def _schedule_again(self, metadata: RaggedMetadata, schedule: Schedule) -> None:
+        """Do the part of ``plan`` that a captured graph needs; its buffers are where they were.
+
+        The result is what it was at bind, because under a graph it depends on shapes only.
+        """
+        owner = self._executor
+        with self._space.staging() as staging:
+            owner.kernels.plan(
+                self._scratch,
+                self._space.on_device,
+                staging,
+                schedule.qo_indptr,
+                schedule.kv_indptr,
+                schedule.kv_lens,
+                schedule.rows,
+                schedule.batch,
+                owner.num_heads,
+                owner.num_kv_heads,
+                1,  # slots per page
+                True,  # for a graph
+                owner.head_dim,
+                owner.head_dim,
+                metadata.causal and metadata.q_len != 1,
+                -1,  # no sliding window
+                -1,  # keys are cut as the planner sees fit
+                False,  # and may be cut
+                0,  # no blocks set aside for others
+            )
+
+    def _pack_mask(self, metadata: RaggedMetadata) -> None:
+        if self._packed is None:
+            return
+        assert metadata.custom_mask is not None
+        assert metadata.mask_indptr is not None
+        assert metadata.q_len is not None
+        pack_mask(metadata.custom_mask, metadata.mask_indptr, metadata.kv_indptr, metadata.q_len, *self._packed)

@@ -1,0 +1,1 @@
+"""An EAGLE engine in reading order: see README.md."""

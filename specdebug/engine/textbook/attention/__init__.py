@@ -1,0 +1,1 @@
+"""What attention is planned from, and attention computed from a plan alone."""

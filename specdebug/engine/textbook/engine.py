@@ -1,0 +1,385 @@
+"""The engine: add requests, step, read tokens.
+
+A step is one batch: prompt chunks if any are due, else one decode iteration of everything that runs, plain and
+speculative requests each in a batch of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdebug import async_probe
+from specdebug.base.assets import checkpoint_path, tokenizer_path
+from specdebug.base.errors import CheckpointError, InvalidOption
+from specdebug.engine.attention.select import make_backends, make_planner
+from specdebug.engine.config import EngineConfig
+from specdebug.engine.device import upload
+from specdebug.engine.errors import RequestRejected
+from specdebug.engine.graph.forward import EngineParts
+from specdebug.engine.inspect import EngineView
+from specdebug.engine.memory.accounting import Recency, check_others, check_pools
+from specdebug.engine.memory.arena import GuardViolation
+from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
+from specdebug.engine.memory.reuse import Reuse
+from specdebug.engine.memory.room import Room
+from specdebug.engine.model.interface import DraftSizes, Heads
+from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.model.loader import load_target
+from specdebug.engine.model.rope import separate_pairs
+from specdebug.engine.model.tokenizer import TargetTokenizer
+from specdebug.engine.stop_strings import StopStrings
+from specdebug.engine.streams import check_streams
+from specdebug.engine.textbook.batch import PrefillBatch
+from specdebug.engine.textbook.memory.allocator import SlotAllocator
+from specdebug.engine.textbook.memory.kv_memory import KVMemory
+from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
+from specdebug.engine.textbook.memory.req_to_token import ReqToToken
+from specdebug.engine.textbook.request import Request, SamplingParams, Status
+from specdebug.engine.textbook.scheduler import Scheduler
+from specdebug.engine.textbook.target_worker import TargetWorker
+from specdebug.engine.workers.protocol import DraftAndTargetAttention, Pools, SpeculativeWorker, WorkerParts
+from specdebug.engine.workers.registry import loader_of, worker_of
+from specdebug.events import Finishing, Observers, Prefilled, StepBegan, StepOver, Stepped
+
+
+class Models(NamedTuple):
+    """The models of an engine: a target, and the draft model it speculates with."""
+
+    target: TargetModel
+    draft: DraftSizes | None
+
+
+class Engine:
+    """One target, at most one draft, one KV memory.
+
+    Raises InvalidOption if the configuration contradicts the checkpoint, CheckpointError if one cannot be read.
+    """
+
+    def __init__(self, config: EngineConfig, models: Models | None = None) -> None:
+        """``models`` are used in place of the checkpoints that ``config`` names; they live where it says."""
+        self.config = config
+        self.requests: dict[str, Request] = {}
+        self.observers = Observers()
+        self._step = 0
+        self._tokenizer: TargetTokenizer | None = None
+        device, dtype, spec = usable_device(config.device), getattr(torch, config.dtype), config.speculative
+        if device.type == "cuda":
+            async_probe.prepare(device, (dtype, torch.float32))
+        target, draft = models if models is not None else load_models(config)
+        self.model: TargetModel = target
+        _check_fit(config, target, draft)
+        fill = FillPolicy(config.memory.fill, config.seed)
+        self._req_to_token = ReqToToken(
+            config.max_running_requests,
+            config.context_length + config.row_headroom,
+            fill=fill,
+            guards=config.memory.guards,
+            device=device,
+        )
+        slots, page = config.usable_slots, config.page_size
+
+        def pool(model: CachedModel) -> KVPool:
+            make = kv_pool_of(model.kv_layout)
+            return make(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)
+
+        target_kv, draft_kv = pool(target.config), None if draft is None or not draft.num_layers else pool(draft)
+        self._memory = KVMemory(SlotAllocator(slots, page), target_kv, draft_kv)
+        lookahead = 0 if draft is None else draft.lookahead
+        self._cache = PrefixCache(config, self._memory, self._req_to_token, lookahead=lookahead)
+        self._recency, self._room = Recency(self._cache.radix), Room(config, self._cache)
+        self._reuse = Reuse(config, self._cache.radix, lookahead=lookahead, draft_kv=draft_kv is not None)
+        self._scheduler = Scheduler(config, self._cache)
+        self._heads: list[Heads] = [target.config] if draft is None else [target.config, draft]
+        planner = make_planner(config, self._req_to_token, self._heads[-1].kv_layout)
+        parts = EngineParts(config, planner, fill, dtype, device, self.observers)
+        backends = make_backends(config, self._heads, dtype, device)
+        aux_layers = () if draft is None else draft.aux_layers
+        self._target_worker = TargetWorker(
+            parts, target, self._memory.target, backends[0], self._req_to_token, aux_layers
+        )
+        self._speculative_worker: SpeculativeWorker | None = None
+        if spec is not None and draft is not None:
+            self._speculative_worker = worker_of(spec.algorithm, spec.worker)(
+                WorkerParts(
+                    config=config,
+                    spec=spec,
+                    target=target,
+                    draft=draft,
+                    pools=Pools(self._memory.target, self._memory.draft, self._req_to_token),
+                    memory=self._memory,
+                    planner=planner,
+                    attention=DraftAndTargetAttention(draft=backends[1], target=backends[0]),
+                    fill=fill,
+                    dtype=dtype,
+                    device=device,
+                    observers=self.observers,
+                )
+            )
+
+    @property
+    def view(self) -> EngineView:
+        """Handles on the engine's parts."""
+        # made when asked for: kept here, it would keep the engine's device memory until the next garbage collection
+        return EngineView(
+            self, self._scheduler, self._memory, self._cache, self._req_to_token, self._speculative_worker
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def add_request(
+        self,
+        rid: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        speculative: bool = True,
+        cache_limit: int | None = None,
+        ahead: bool = False,
+    ) -> Request:
+        """Queue a request, behind all others or ``ahead`` of them. ``speculative`` is ignored by an engine without a
+        draft model. ``cache_limit``: positions that may come from the prefix cache at most.
+
+        Raises RequestRejected if the id is taken, a token id is outside the vocabulary, it can never fit, or it has
+        stop strings and the checkpoint no tokenizer.
+        """
+        if rid in self.requests:
+            raise RequestRejected(rid, "exists already")
+        prompt = [int(token) for token in prompt_ids]
+        vocab = self.model.config.vocab_size
+        if not prompt:
+            raise RequestRejected(rid, "has an empty prompt")
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            raise RequestRejected(rid, f"holds a token id outside [0, {vocab})")
+        longest = len(prompt) + sampling.max_new_tokens
+        if longest > self.config.context_length:
+            raise RequestRejected(rid, f"needs {longest} positions, context_length is {self.config.context_length}")
+        slots, usable = longest + self.config.row_headroom, self.config.usable_slots
+        if slots > usable:
+            why = f"needs {slots} KV slots with its decode reservation, memory.num_slots gives {usable}"
+            raise RequestRejected(rid, why)
+        speculative = speculative and self._speculative_worker is not None
+        stops = self._stop_strings(rid, sampling.stop)
+        request = Request(rid, prompt, sampling, speculative, stop_strings=stops, cache_limit=cache_limit)
+        self.requests[rid] = request
+        self._scheduler.add(request, ahead=ahead)
+        return request
+
+    def _stop_strings(self, rid: str, strings: Sequence[str]) -> StopStrings | None:
+        if not strings:
+            return None
+        if self._tokenizer is None:  # loaded for the first request that needs text: the others do without
+            try:
+                self._tokenizer = TargetTokenizer(tokenizer_path(self.config.model))
+            except CheckpointError as error:
+                raise RequestRejected(rid, f"has stop strings, and they need a tokenizer: {error}") from None
+        return StopStrings(strings, self._tokenizer)
+
+    def abort(self, rid: str) -> None:
+        """End a request where it is; its slots are free at once. Unknown or finished ids are ignored."""
+        request = self.requests.get(rid)
+        if request is not None and not request.finished:
+            request.finish_reason = "abort"
+            self._scheduler.drop(request, keep=False)
+
+    def put_back(self, rid: str) -> bool:
+        """Have a request that runs wait behind all others, with what it has computed in the prefix cache; False, and
+        nothing done, for one that does not run."""
+        request = self.requests.get(rid)
+        if request is None or request.status is not Status.RUNNING:
+            return False
+        self._scheduler.put_back(request)
+        return True
+
+    def forget_finished(self) -> None:
+        """Drop the records of requests that have ended, which are kept until then; their ids may be used again."""
+        self.requests = {rid: request for rid, request in self.requests.items() if not request.finished}
+
+    def step(self) -> Stepped:
+        """Run one batch."""
+        self._step += 1
+        self.observers.tell(StepBegan, self._step)
+        failed = True
+        try:
+            report = self._run_batch()
+            self._room.end()
+            failed = False
+            return report
+        finally:
+            self.observers.tell(StepOver, failed)
+
+    @torch.inference_mode()
+    def _run_batch(self) -> Stepped:
+        async_probe.set_step(self._step)
+        self._room.begin(self._scheduler.running, self._scheduler.chunked, self._scheduler.waiting)
+        chunks = self._scheduler.next_prefill()
+        if chunks:
+            lens = tuple(length for _, length in chunks)
+            with self.observers.computing("prefill", [request for request, _ in chunks], lens):
+                return self._prefill(chunks)
+        if self._scheduler.running:
+            return self._decode()
+        return Stepped(self._step, "idle")
+
+    def flush_cache(self) -> None:
+        """Drop every cached prefix that no request reads."""
+        self._cache.flush()
+
+    def check_pools(self) -> list[str]:
+        """Violated conservation laws of memory, of room, of reuse and of random streams; see
+        :mod:`specdebug.engine.memory.accounting`, :mod:`specdebug.engine.memory.room`,
+        :mod:`specdebug.engine.memory.reuse` and :mod:`specdebug.engine.streams`. Some are of what has happened since
+        the last look."""
+        holders, waiting = self._scheduler.holders, self._scheduler.waiting
+        held = {request.rid for request in holders}
+        others = [request for rid, request in self.requests.items() if rid not in held]
+        problems = check_pools(self._cache, holders) + check_others(others, waiting) + self._recency.check()
+        problems += self._room.check(holders)
+        requests = self.requests.values()
+        return problems + self._reuse.check(requests, holders) + check_streams(requests)
+
+    def check_guards(self) -> list[GuardViolation]:
+        """Guard regions damaged since the last call, of the row table and of every runner's arena."""
+        found = self._req_to_token.check_guards() + self._target_worker.check_guards()
+        if self._speculative_worker is not None:
+            found += self._speculative_worker.check_guards()
+        return found
+
+    def damage_seen(self) -> list[GuardViolation]:
+        """Overruns that were seen before a graph was launched: all of :meth:`check_guards` that a lost GPU leaves."""
+        found = self._target_worker.damage_seen()
+        return found if self._speculative_worker is None else found + self._speculative_worker.damage_seen()
+
+    def draft_kv(self, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Draft keys and values of positions [start, stop) of a request that holds a row.
+
+        Keys [layers, n, num_kv_heads, head_dim], rotated, in Hugging Face's order of dimensions, values [layers, n,
+        num_kv_heads, value_dim]. Of latent attention, a key is a position's normed latent and its rotated key part.
+        """
+        if self._memory.draft is None:
+            raise ValueError("this engine has no draft KV")
+        return self._read_kv(self._memory.draft, self._heads[-1], request, start, stop)
+
+    def target_kv(self, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """As :meth:`draft_kv`, of the target."""
+        return self._read_kv(self._memory.target, self._heads[0], request, start, stop)
+
+    def draft_state(self, requests: Sequence[Request]) -> Any:
+        """Copies of what requests that hold rows store for their next draft: a ``DraftState`` of an EAGLE head, or the
+        like of what else drafts. Raises EngineError without our worker."""
+        return self.view.state.read(upload([request.row for request in requests], self._target_worker.device))
+
+    def _read_kv(self, pool: KVPool, heads: Heads, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        k, v = pool.read(self._req_to_token.slots(request.row, start, stop))
+        return separate_pairs(k, heads.rotary_dim), v
+
+    def _prefill(self, chunks: list[tuple[Request, int]]) -> Stepped:
+        batch = PrefillBatch.build(chunks, self._req_to_token, self._target_worker.device)
+        sampled, features = self._target_worker.prefill(batch)
+        speculating = [i for i, request in enumerate(batch.requests) if request.speculative]
+        if self._speculative_worker is not None and speculating:
+            drafted, next_ids = batch, sampled
+            if len(speculating) < len(batch.requests):
+                drafted, features = batch.select(speculating), features[batch.rows_of(speculating)]
+                next_ids = sampled[upload(speculating, sampled.device)]
+            with self.observers.computing("prefill", drafted.requests, drafted.extend_lens_cpu):
+                self._speculative_worker.prefill(drafted, next_ids, features)
+        first = [r for r in batch.requests if r.retractions == 0 and r.kv_len == r.cached_tokens]
+        cached = {r.rid: r.cached_tokens for r in first}
+        report = Stepped(self._step, "prefill", tuple(r.rid for r in batch.requests), cached=cached)
+        finished: list[str] = []
+        for (request, length), token in zip(chunks, sampled.tolist(), strict=True):
+            request.kv_len += length
+            self._scheduler.prefilled(request)
+            self._cache.publish(request)
+            if request.status is Status.RUNNING:
+                report.emitted[request.rid] = request.accept_tokens([token])
+                self.observers.tell(Prefilled, request)
+                self._finish_if_done(request, finished)
+        return replace(report, finished=tuple(finished))
+
+    def _decode(self) -> Stepped:
+        retracted = self._scheduler.prepare_decode()
+        running = list(self._scheduler.running)
+        report = Stepped(self._step, "decode", tuple([request.rid for request in running]))
+        finished: list[str] = []
+        plain = [request for request in running if not request.speculative]
+        speculating = [request for request in running if request.speculative] if plain else running
+        if plain:
+            with self.observers.computing("plain", plain):
+                next_ids = self._target_worker.decode(plain)
+            for request, token in zip(plain, next_ids, strict=True):
+                self._advance(request, [token], report, finished)
+        if self._speculative_worker is not None and speculating:
+            with self.observers.computing("speculative", speculating):
+                accepted = self._speculative_worker.decode(speculating)
+            for request, tokens in zip(speculating, accepted, strict=True):
+                request.accept_lengths.append(len(tokens))
+                report.accept_lengths[request.rid] = len(tokens)
+                self._advance(request, tokens, report, finished)
+        return replace(report, finished=tuple(finished), retracted=tuple(request.rid for request in retracted))
+
+    def _advance(self, request: Request, tokens: list[int], report: Stepped, finished: list[str]) -> None:
+        """Every token but the newest has KV. KV that a verify committed beyond a stop token is not counted."""
+        report.emitted[request.rid] = request.accept_tokens(tokens)
+        request.kv_len = len(request.prompt_ids) + len(request.output_ids) - 1
+        self._finish_if_done(request, finished)
+
+    def _finish_if_done(self, request: Request, finished: list[str]) -> None:
+        if request.finish_reason is None:
+            return
+        self.observers.tell(Finishing, request)
+        self._scheduler.drop(request, keep=True)
+        finished.append(request.rid)
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of that name. Raises InvalidOption when the machine has none."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise InvalidOption(
+                f"{name} is not there: torch sees {count} CUDA devices; use cpu, or see `specdebug doctor`", ("device",)
+            )
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def load_models(config: EngineConfig) -> Models:
+    """Load the checkpoints that ``config`` names, the draft only if it speculates.
+
+    Raises CheckpointError if one cannot be read, InvalidOption if the device does not exist or the draft is another
+    algorithm's.
+    """
+    device, dtype, spec = usable_device(config.device), getattr(torch, config.dtype), config.speculative
+    target = load_target(checkpoint_path(config.model), dtype=dtype, device=device, max_positions=config.reach)
+    if spec is None or config.draft_model is None:
+        return Models(target, None)
+    path = checkpoint_path(config.draft_model)
+    load_draft = loader_of(spec.algorithm)
+    return Models(target, load_draft(path, algorithm=spec.algorithm, target=target, max_positions=config.reach))
+
+
+def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftSizes | None) -> None:
+    if config.reach > target.config.max_position_embeddings:
+        raise InvalidOption(
+            f"{config.context_length} plus a step's tokens exceeds the model's "
+            f"{target.config.max_position_embeddings} positions",
+            ("context_length",),
+        )
+    if config.reach > target.rotary.max_positions:  # a GPU would read on behind a table that is too short
+        raise InvalidOption(f"the model's RoPE table ends at {target.rotary.max_positions}", ("context_length",))
+    if config.speculative is not None and draft is not None and config.speculative.eagle_topk > draft.vocab_size:
+        raise InvalidOption(
+            f"{config.speculative.eagle_topk} exceeds the draft vocabulary of {draft.vocab_size}",
+            ("speculative", "eagle_topk"),
+        )

@@ -1,0 +1,90 @@
+"""Choosing tokens from target logits: argmax, or a draw under temperature, top-k and top-p.
+
+Every request owns a generator seeded by its id, so its draws depend on no other request. Top-k and top-p keep every
+token as likely as the last one they keep: which of several equals a sort puts first is the device's choice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
+from specdebug.engine.device import upload
+from specdebug.engine.gpu import flashinfer_sampling
+from specdebug.engine.kernels.argmax import argmax
+from specdebug.engine.textbook.request import Request, SamplingParams
+
+
+def top_k_renorm(probs: Tensor, top_k: int) -> Tensor:
+    """Keep the ``top_k`` most likely tokens of each row [.., V] (0: all), equals of the last included; renormalise."""
+    if top_k == 0 or top_k >= probs.shape[-1]:
+        return probs
+    if probs.is_cuda and flashinfer_sampling.available():
+        return _renormalise(probs, flashinfer_sampling.kept_by_top_k(probs, top_k))
+    least = torch.topk(probs, top_k, dim=-1).values[..., -1:]
+    return _renormalise(probs, probs >= least)
+
+
+def top_p_renorm(probs: Tensor, top_p: float) -> Tensor:
+    """Keep the fewest most likely tokens whose mass reaches ``top_p``, equals of the last included; renormalise."""
+    if top_p >= 1.0:
+        return probs
+    if probs.is_cuda and flashinfer_sampling.available():
+        return _renormalise(probs, flashinfer_sampling.kept_by_top_p(probs, top_p))
+    ordered = probs.sort(dim=-1, descending=True).values
+    before = ordered.cumsum(dim=-1) - ordered
+    least = ordered.masked_fill(before >= top_p, float("inf")).amin(dim=-1, keepdim=True)
+    return _renormalise(probs, probs >= least)
+
+
+def _renormalise(probs: Tensor, kept: Tensor) -> Tensor:
+    """probs [.., V] where ``kept``, 0 elsewhere, rows adding up to 1; a row of NaNs keeps nothing and is NaN again."""
+    left = torch.where(kept, probs, 0.0)
+    return left / left.sum(dim=-1, keepdim=True)
+
+
+def target_probs(logits: Tensor, params: SamplingParams) -> Tensor:
+    """float32 probabilities of logits [.., V] under one request's sampling parameters (temperature > 0)."""
+    probs = torch.softmax(logits.float() / params.temperature, dim=-1)
+    maybe_detect_nan(probs, "sampler.softmax.probs")
+    probs = top_k_renorm(probs, params.top_k)
+    maybe_detect_nan(probs, "sampler.top_k.probs")
+    probs = top_p_renorm(probs, params.top_p)
+    maybe_detect_nan(probs, "sampler.top_p.probs")
+    return probs
+
+
+def request_generator(request: Request, engine_seed: int) -> torch.Generator:
+    """The request's own random stream, made on first use."""
+    if request.generator is None:
+        name = f"{engine_seed}/{request.sampling.seed}/{request.rid}".encode()
+        seed = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little", signed=True)
+        request.generator = torch.Generator().manual_seed(seed)
+    return request.generator
+
+
+def _draw(probs: Tensor, generator: torch.Generator) -> Tensor:
+    """One token by probs [V], wherever they live: the race of exponential clocks that ``torch.multinomial`` runs too,
+    here with the request's own generator, which lives on the host."""
+    clocks = torch.empty(probs.shape, dtype=probs.dtype).exponential_(generator=generator)
+    return (probs / upload(clocks.numpy(), probs.device)).argmax()
+
+
+def sample(
+    logits: Tensor, requests: Sequence[Request], engine_seed: int, *, drawing: Sequence[bool] | None = None
+) -> Tensor:
+    """Next token of each request from logits [B, V]: int64 [B].
+
+    Requests not ``drawing`` (all are unless given) get the argmax and keep their random streams: the token after a
+    chunk that does not end the prompt is discarded, and cutting a prompt must not change later draws.
+    """
+    ids = argmax(logits)
+    for b, request in enumerate(requests):
+        if not request.sampling.greedy and (drawing is None or drawing[b]):
+            ids[b] = _draw(target_probs(logits[b], request.sampling), request_generator(request, engine_seed))
+    maybe_detect_oob(ids, 0, logits.shape[-1], "sampler.next_token_ids")
+    return ids

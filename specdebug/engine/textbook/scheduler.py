@@ -1,0 +1,211 @@
+"""The scheduler decides which requests run next: first come first served, prefill before decode, chunk by chunk.
+
+Its decisions depend on nothing but the order of calls: no clock, no randomness.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from specdebug.engine.config import EngineConfig, round_up
+from specdebug.engine.errors import EngineError
+from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
+from specdebug.engine.textbook.memory.req_to_token import Cells
+from specdebug.engine.textbook.request import Request, Status
+from specdebug.engine.textbook.reservation import reservation_of
+
+
+class Scheduler:
+    """Owns the queues. Slots and rows come from the prefix cache and go back to it."""
+
+    def __init__(self, config: EngineConfig, cache: PrefixCache) -> None:
+        self._config = config
+        self._cache = cache
+        self.reservation = reservation_of(config)
+        self._grown: list[Cells] = []
+        self._slots: list[Tensor] = []
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.chunked: Request | None = None
+        self._hold_admission = False
+
+    @property
+    def has_work(self) -> bool:
+        """Return True if any request waits, is half prefilled, or runs."""
+        return bool(self.waiting or self.running or self.chunked)
+
+    @property
+    def holders(self) -> list[Request]:
+        """Requests that hold a row."""
+        return self.running + ([self.chunked] if self.chunked is not None else [])
+
+    def add(self, request: Request, *, ahead: bool = False) -> None:
+        """Queue a request, behind all others or ``ahead`` of them."""
+        if ahead:
+            self.waiting.appendleft(request)
+        else:
+            self.waiting.append(request)
+
+    def next_prefill(self) -> list[tuple[Request, int]]:
+        """(request, chunk length) pairs of the next prefill batch; empty when decoding should go on."""
+        left = self._config.chunked_prefill_size or 1 << 60
+        chunks: list[tuple[Request, int]] = []
+        if self.chunked is not None:
+            length = min(len(self.chunked.all_ids) - self.chunked.kv_len, left)
+            if not self._grow((self.chunked, self.chunked.kv_len + length)):
+                return []
+            chunks.append((self.chunked, length))
+            left -= length
+        while self.waiting and left > 0 and not self._hold_admission:
+            request = self.waiting[0]
+            if not self._admit(request):
+                break
+            self.waiting.popleft()
+            length = min(len(request.all_ids) - request.kv_len, left)
+            if not self._grow((request, request.kv_len + length)):
+                raise EngineError(f"request {request.rid!r} was admitted without slots for its first chunk")
+            chunks.append((request, length))
+            left -= length
+        self._write_rows()
+        return chunks
+
+    def prefilled(self, request: Request) -> None:
+        """A chunk was computed and ``kv_len`` advanced: the request goes on prefilling, or starts to run."""
+        if request.kv_len < len(request.all_ids):
+            self.chunked = request
+            request.status = Status.PREFILLING
+            return
+        if self.chunked is request:
+            self.chunked = None
+        request.status = Status.RUNNING
+        self.running.append(request)
+
+    def prepare_decode(self) -> list[Request]:
+        """Reserve slots for every running request's next steps, and have as many free as the next one borrows; returns
+        those retracted to make room.
+
+        The latest admitted goes first, because it loses least and may still hit what it leaves in the cache.
+        """
+        retracted: list[Request] = []
+        index = 0
+        if self._grow(*map(self._next_steps, self.running)):
+            index = len(self.running)
+        while index < len(self.running):
+            request = self.running[index]
+            if self._grow(self._next_steps(request)):
+                index += 1
+                continue
+            retracted.append(self._retract_latest())
+        while not self._cache.make_room(self.reservation.borrowed(self.running)):
+            retracted.append(self._retract_latest())
+        self._write_rows()
+        return retracted
+
+    def _retract_latest(self) -> Request:
+        """Retract the request that was admitted last. Raises EngineError if there is no other."""
+        self._write_rows()  # nothing may be due when a row is read and given away, or the engine gives up
+        victim = self.chunked if self.chunked is not None else self.running[-1]
+        if self.chunked is None and len(self.running) == 1:
+            raise EngineError(
+                f"request {victim.rid!r} alone does not fit in {self._config.usable_slots} KV slots; "
+                "raise memory.num_slots"
+            )
+        self.retract(victim)
+        return victim
+
+    def retract(self, request: Request) -> None:
+        """Take a running request's slots; it waits, before all others, to come back."""
+        self._set_back(request, ahead=True)
+        self._hold_admission = True  # somebody else runs, or there would have been nobody to make room for
+
+    def put_back(self, request: Request) -> None:
+        """Take a running request's place for another one; it waits behind all others."""
+        self._set_back(request, ahead=False)
+        self._hold_admission = False
+
+    def _set_back(self, request: Request, *, ahead: bool) -> None:
+        self._detach(request)
+        self._cache.release(request, keep=True)
+        request.retractions += 1
+        request.status = Status.WAITING
+        self.add(request, ahead=ahead)
+
+    def drop(self, request: Request, *, keep: bool) -> None:
+        """Take a request out for good (finished or aborted); ``keep`` leaves its KV in the prefix cache."""
+        if request.status is Status.WAITING:
+            self.waiting.remove(request)
+        else:
+            self._detach(request)
+            self._cache.release(request, keep=keep)
+            self._hold_admission = False
+        request.status = Status.FINISHED
+
+    def _admit(self, request: Request) -> bool:
+        """Give a row and a prefix to ``request`` if its whole prompt and first decode steps will fit.
+
+        There are ``max_running_requests`` rows, so no more than that are ever admitted.
+        """
+        row = self._cache.req_to_token.alloc_row()
+        if row is None:
+            return False
+        request.row = row
+        self._cache.attach(request)
+        if self._lacks(request) > self._cache.available - self._promised():
+            self._cache.release(request, keep=False)
+            return False
+        request.status = Status.PREFILLING
+        request.hit_len = request.kv_len
+        if request.retractions == 0:
+            request.cached_tokens = request.hit_len
+        return True
+
+    def _promised(self) -> int:
+        """Slots that others count on: those that a half prefilled request was admitted for and has not taken yet, and
+        those that a step of the running ones borrows."""
+        chunked = 0 if self.chunked is None else max(self._lacks(self.chunked), 0)
+        return chunked + self.reservation.borrowed(self.running)
+
+    def _lacks(self, request: Request) -> int:
+        """Slots that a request needs for its whole prompt and first decode steps beyond those that it has."""
+        tokens = len(request.all_ids) + self.reservation.admitted(request)
+        return round_up(tokens, self._config.page_size) - request.kv_allocated
+
+    def _grow(self, *wanted: tuple[Request, int]) -> bool:
+        """Extend requests' rows to at least so many cells, in whole pages and by one allocation.
+
+        False, and nothing done, when there are too few slots. :meth:`_write_rows` fills the cells.
+        """
+        page = self._config.page_size
+        missing = [(request, round_up(tokens, page) - request.kv_allocated) for request, tokens in wanted]
+        due = [(request, count) for request, count in missing if count > 0]
+        if not due:
+            return True
+        slots = self._cache.alloc(sum(count for _, count in due))
+        if slots is None:
+            return False
+        self._slots.append(slots)
+        for request, count in due:
+            self._grown.append((request.row, request.kv_allocated, count))
+            request.kv_allocated += count
+        return True
+
+    def _next_steps(self, request: Request) -> tuple[Request, int]:
+        """The cells that a running request must have for the steps that may be in flight."""
+        return request, request.kv_len + self.reservation.held(request)
+
+    def _write_rows(self) -> None:
+        """Store what requests have grown by, all at once: an upload for each would cost a GPU's host more than the
+        rest of its step."""
+        if self._grown:
+            places, slots = self._grown, torch.cat(self._slots)
+            self._grown, self._slots = [], []
+            self._cache.req_to_token.write_rows(places, slots)
+
+    def _detach(self, request: Request) -> None:
+        if self.chunked is request:
+            self.chunked = None
+        elif request in self.running:
+            self.running.remove(request)

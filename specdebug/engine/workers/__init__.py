@@ -1,0 +1,1 @@
+"""Speculative workers and ways of drafting: their contracts, who serves which algorithm, and those beside EAGLE v2."""

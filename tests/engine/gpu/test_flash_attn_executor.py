@@ -1,0 +1,157 @@
+"""flash-attn under the fa3 plan: the planner's batches against dense attention, by a stand-in for the library."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdebug.engine.attention.fa3 import FlashAttention3Planner
+from specdebug.engine.gpu.flash_attn_executor import FlashAttnAttention, FlashAttnExecutor
+from specdebug.engine.gpu.flash_attn_library import FlashAttention2, FlashAttention3, FlashAttnKernels
+from specdebug.engine.model.interface import StoredAttention
+from specdebug.engine.textbook.attention.executor import TorchAttention
+from specdebug.engine.textbook.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
+from specdebug.engine.textbook.memory.mha_pool import MHAPool
+from tests.engine.attention import cases as worlds
+from tests.engine.attention.cases import (
+    DIM,
+    KV_HEADS,
+    LAYERS,
+    Q_HEADS,
+    Case,
+    cases,
+    cold_prefill,
+    draft,
+    prefill,
+    two_sequences,
+    uniform,
+    verify,
+)
+from tests.engine.attention.fake_flash_attn import Interface3, Package2
+
+INT32 = torch.int32
+PLANNER = FlashAttention3Planner
+FEW = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def attended_by(kernels: FlashAttnKernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worlds of the torch executor's tests, attended by this one."""
+
+    def bind(metadata: Metadata, pool: MHAPool, loc: Tensor, scale: None) -> FlashAttnAttention:
+        return FlashAttnExecutor(kernels).bind(metadata, pool, loc)
+
+    monkeypatch.setattr(worlds, "TorchAttention", bind)
+
+
+@pytest.fixture
+def interface(monkeypatch: pytest.MonkeyPatch) -> Interface3:
+    module = Interface3()
+    attended_by(FlashAttention3(module), monkeypatch)
+    return module
+
+
+@given(case=cases())
+@FEW
+def test_prefills_are_dense_attention(interface: Interface3, case: Case) -> None:
+    prefill(PLANNER, case).check()
+    cold_prefill(PLANNER, case).check()
+
+
+@given(case=cases())
+@FEW
+def test_decode_and_draft_extend_are_dense_attention_from_static_buffers(interface: Interface3, case: Case) -> None:
+    uniform(PLANNER, case, 1).check()
+    uniform(PLANNER, case, case.nodes, graph=True).check()
+
+
+@given(case=cases())
+@FEW
+def test_verify_is_dense_attention_over_ancestors_from_static_buffers(interface: Interface3, case: Case) -> None:
+    verify(PLANNER, case, graph=True).check()
+
+
+@given(case=cases(min_steps=2), padding=st.integers(0, 2))
+@FEW
+def test_draft_forwards_are_dense_attention_whatever_pads_them(interface: Interface3, case: Case, padding: int) -> None:
+    draft(PLANNER, case, graph=True, padding=padding).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_half_precision(interface: Interface3, dtype: torch.dtype) -> None:
+    case = Case((9,), 4, topk=2, steps=2, dtype=dtype)
+    for result in (prefill(PLANNER, case), uniform(PLANNER, case, 1), verify(PLANNER, case), draft(PLANNER, case)):
+        result.check()
+
+
+def test_a_tree_is_two_calls_a_layer_over_pages_and_over_slots(interface: Interface3) -> None:
+    case = Case((9, 5), 4, topk=2, steps=2)
+    verify(PLANNER, case).check()
+    nodes = case.nodes
+    prefix = {"shape": (2, nodes, Q_HEADS, DIM), "page": 4, "causal": False}
+    expand = {"shape": (2 * nodes, 1, Q_HEADS, DIM), "page": 1, "causal": False}
+    assert interface.calls == [prefix, expand] * LAYERS
+
+
+@given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=3).map(tuple), seed=st.integers(0, 999))
+@FEW
+def test_the_second_generation_attends_chains_over_large_pages(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], seed: int
+) -> None:
+    attended_by(FlashAttention2(Package2()), monkeypatch)
+    case = Case(lengths, 256, topk=1, steps=3, seed=seed)
+    for result in (
+        prefill(PLANNER, case),
+        uniform(PLANNER, case, 1, graph=True),
+        verify(PLANNER, case, graph=True),
+        draft(PLANNER, case, graph=True, padding=1),
+    ):
+        result.check()
+
+
+def test_a_sequence_without_keys_attends_nothing() -> None:
+    """A length of zero, and a cascade of which one pass or both are empty."""
+    world = two_sequences((3, 2))
+    q, kv = torch.ones(2, Q_HEADS, DIM), torch.full((2, KV_HEADS, DIM), float("nan"))
+    loc = torch.zeros(2, dtype=torch.int64)  # NaN goes to padding: nobody may see it
+    slots = torch.stack([world.slots(0, 0, 3), torch.zeros(3, dtype=torch.int64)]).to(INT32)
+    paged = PagedMetadata(slots, torch.tensor([3, 0], dtype=INT32), torch.arange(3), 1, 1, causal=False)
+    empty = replace(paged, cache_seqlens=torch.zeros(2, dtype=INT32))
+    expected = TorchAttention(paged, world.pool, loc)(0, q, kv, kv)
+    executor = FlashAttnExecutor(FlashAttention3(Interface3()))
+    for plan in (paged, CascadeMetadata(paged, empty), CascadeMetadata(empty, paged)):
+        out = executor.bind(plan, world.pool, loc)(0, q, kv, kv)
+        torch.testing.assert_close(out, expected)
+        assert bool((out[1] == 0).all())
+    assert bool((executor.bind(CascadeMetadata(empty, empty), world.pool, loc)(0, q, kv, kv) == 0).all())
+
+
+def test_it_attends_by_its_newest_plan_and_where_the_model_wrote() -> None:
+    world = two_sequences((4, 4))
+    slots = torch.stack([world.slots(0, 0, 4), world.slots(1, 0, 4)]).to(INT32)
+    first = PagedMetadata(slots, torch.tensor([4, 4], dtype=INT32), torch.arange(3), 1, 1)
+    second = replace(first, cache_seqlens=torch.tensor([1, 3], dtype=INT32))
+    loc, kv = torch.stack([slots[0, 0], slots[1, 0]]).long(), torch.randn(2, 2, KV_HEADS, DIM)
+    q = torch.randn(2, Q_HEADS, DIM)
+    bound = FlashAttnExecutor(FlashAttention3(Interface3())).bind(first, world.pool, loc)
+    assert isinstance(bound, StoredAttention)
+    for plan in (first, second):
+        bound.replan(plan)
+        expected = TorchAttention(plan, world.pool, loc)(1, q, kv[0], kv[1])
+        place = bound.destination(1)
+        place.k[place.slots], place.v[place.slots] = kv[0], kv[1]
+        torch.testing.assert_close(bound.attend(1, q), expected)
+
+
+def test_no_rows_are_no_call(interface: Interface3) -> None:
+    world = two_sequences((4, 4))
+    none = torch.zeros(0, dtype=torch.int64)
+    plan = PagedMetadata(torch.zeros((0, 1), dtype=INT32), torch.zeros(0, dtype=INT32), torch.zeros(1), 1, 1)
+    bound = FlashAttnExecutor(FlashAttention3(interface)).bind(plan, world.pool, none)
+    kv = torch.zeros(0, KV_HEADS, DIM)
+    assert bound(0, torch.zeros(0, Q_HEADS, DIM), kv, kv).shape == (0, Q_HEADS * DIM)
+    assert interface.calls == []

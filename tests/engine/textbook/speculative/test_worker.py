@@ -1,0 +1,316 @@
+"""An EAGLE iteration from outside: whose KV lies where, what is drafted, and what must not change it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdebug import reference
+from specdebug.base.attention_plans import SHIPPED
+from specdebug.engine import Engine, Request, SamplingParams
+from specdebug.engine.textbook.speculative.draft import DraftInputs
+from specdebug.engine.textbook.speculative.tree import DraftCandidates
+from tests.engine.conftest import Lab
+from tests.engine.driving import build, run
+
+BACKENDS = tuple(plan.name for plan in SHIPPED)
+ALGORITHMS = ("EAGLE", "EAGLE3")
+
+
+def base(lab: Lab, algorithm: str = "EAGLE", **speculative: Any) -> dict[str, Any]:
+    return {
+        "model": str(lab.target),
+        "context_length": 256,
+        "memory": {"num_slots": 8192, "fill": "nan", "guards": True},
+        "speculative": {"algorithm": algorithm, "draft_model": str(lab.draft(algorithm)), **speculative},
+    }
+
+
+TREE = {"num_steps": 4, "eagle_topk": 3, "num_draft_tokens": 12}
+CHAIN = {"num_steps": 4, "eagle_topk": 1}
+
+
+def prompts(lab: Lab, lengths: tuple[int, ...] = (30, 7, 51)) -> list[list[int]]:
+    return [[(13 * n * n + 7 * n + 11 * i) % lab.vocab for n in range(length)] for i, length in enumerate(lengths)]
+
+
+class Dense:
+    """KV of the whole text by the dense reference: keys and values [layers, n, Hkv, D]."""
+
+    def __init__(self, lab: Lab, algorithm: str) -> None:
+        self.weights, self.config = reference.load_weights(lab.target)
+        self.head = reference.load_draft(lab.draft(algorithm), self.weights, self.config)
+
+    @torch.no_grad()
+    def kv(self, ids: list[int]) -> dict[str, tuple[Tensor, Tensor]]:
+        """target: positions 0..n-1. draft: positions 0..n-2, as the last has no next token."""
+        cache = reference.DenseCache(self.config, len(ids))
+        _, hidden, aux = reference.target_forward(
+            self.weights, self.config, torch.tensor(ids), cache=cache, aux_layers=self.head.config.aux_layers
+        )
+        features = (aux if self.head.is_eagle3 else hidden)[:-1]
+        k, v = reference.draft_kv(self.head, torch.tensor(ids[1:]), features, torch.arange(len(ids) - 1))
+        return {
+            "target": (cache.keys.transpose(1, 2), cache.values.transpose(1, 2)),
+            "draft": (k.transpose(0, 1)[None], v.transpose(0, 1)[None]),
+        }
+
+
+class Snapshots:
+    """Both pools' KV of every running request after each step, compared when the whole text is known."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.taken: list[tuple[Request, int, dict[str, tuple[Tensor, Tensor]]]] = []
+
+    def __call__(self, _: object) -> None:
+        for request in self.engine.requests.values():
+            if request.row and request.kv_len:
+                kv = {"target": self.engine.target_kv(request, 0, request.kv_len)}
+                if request.speculative:
+                    kv["draft"] = self.engine.draft_kv(request, 0, request.kv_len)
+                self.taken.append((request, request.kv_len, kv))
+
+    def check(self, dense: Dense) -> None:
+        texts: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
+        for request, length, kv in self.taken:
+            expected = texts.setdefault(request.rid, dense.kv(request.all_ids))
+            for pool, parts in kv.items():
+                for got, want in zip(parts, expected[pool], strict=True):
+                    torch.testing.assert_close(
+                        got,
+                        want[:, :length],
+                        rtol=1e-3,
+                        atol=1e-3,
+                        msg=lambda text, pool=pool, rid=request.rid, n=length: f"{pool} KV of {rid} at {n}: {text}",
+                    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("page_size", "speculative", "chunk", "graph"),
+    [(1, CHAIN, None, True), (1, TREE, 9, False), (4, CHAIN, 16, False), (4, TREE, None, True), (16, TREE, 5, True)],
+)
+def test_kv_of_both_pools_is_the_dense_references_after_every_step(
+    lab: Lab, algorithm: str, backend: str, page_size: int, speculative: dict, chunk: int | None, graph: bool
+) -> None:
+    """Accepted branches moved to the front, chunk tails, rewritten draft slots: everything shows here."""
+    engine = build(
+        base(lab, algorithm, **speculative),
+        attention_backend=backend,
+        page_size=page_size,
+        chunked_prefill_size=chunk,
+        cuda_graph={"enabled": graph},
+    )
+    for n, prompt in enumerate(prompts(lab)):
+        engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=16))
+    snapshots = Snapshots(engine)
+    run(engine, snapshots)
+    assert len(snapshots.taken) > 10
+    assert max(max(request.accept_lengths) for request in engine.requests.values()) > 1
+    snapshots.check(Dense(lab, algorithm))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_kv_after_hits_and_retractions_is_the_dense_references(lab: Lab, algorithm: str) -> None:
+    engine = build(base(lab, algorithm, **TREE), page_size=4, chunked_prefill_size=40, memory={"num_slots": 216})
+    shared = prompts(lab, (64,))[0]
+    for n in range(4):
+        leaves = 60 - 4 * n  # on a page's end: the last slot before it depends on the token after it (PR 10846)
+        prompt = [*shared[:leaves], (shared[leaves] + 1) % lab.vocab, n]
+        engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=24))
+    snapshots = Snapshots(engine)
+    run(engine, snapshots)
+    requests = engine.requests.values()
+    assert sum(request.retractions for request in requests) > 0
+    assert sum(request.cached_tokens > 0 for request in requests) > 0
+    snapshots.check(Dense(lab, algorithm))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("speculative", [CHAIN, TREE], ids=["chain", "tree"])
+def test_accept_lengths_depend_on_tokens_alone(lab: Lab, algorithm: str, speculative: dict) -> None:
+    """A fault in drafting never shows in the output, but in what is accepted: neither backend nor pages, graphs,
+    padding, chunks or companions may change that.
+    """
+    asked = prompts(lab)
+
+    def accepted(indices: list[int], **changes: Any) -> list[list[int]]:
+        engine = build(base(lab, algorithm, **speculative), **changes)
+        for n in indices:
+            engine.add_request(f"r{n}", asked[n], SamplingParams(max_new_tokens=20))
+        run(engine)
+        return [engine.requests[f"r{n}"].accept_lengths for n in indices]
+
+    expected = accepted([0, 1, 2], cuda_graph={"enabled": False}, memory={"fill": "zeros"})
+    assert max(max(lengths) for lengths in expected) > 2
+    assert [accepted([n])[0] for n in (0, 1, 2)] == expected, "alone"
+    for backend in BACKENDS:
+        for page_size in (1, 4, 64):
+            changes = {"attention_backend": backend, "page_size": page_size}
+            assert accepted([0, 1, 2], **changes) == expected, changes
+    assert accepted([0, 1, 2], cuda_graph={"max_bs": 8, "capture_bs": [8]}, memory={"fill": "garbage"}) == expected
+    assert accepted([0, 1, 2], cuda_graph={"max_bs": 2}) == expected, "too large for a graph"
+    assert accepted([0, 1, 2], chunked_prefill_size=4) == expected
+    assert accepted([2, 0, 1]) == [expected[n] for n in (2, 0, 1)]
+
+
+def test_a_repeated_prompt_is_drafted_as_well_from_the_cache(lab: Lab) -> None:
+    engine = build(base(lab, **TREE), page_size=4)
+    prompt = prompts(lab)[2]
+    for rid in ("cold", "hit"):
+        engine.add_request(rid, prompt, SamplingParams(max_new_tokens=20))
+        run(engine)
+    cold, hit = engine.requests["cold"], engine.requests["hit"]
+    assert hit.cached_tokens == 48
+    assert hit.accept_lengths == cold.accept_lengths
+
+
+def spy_on_drafts(engine: Engine) -> list[tuple[DraftInputs, DraftCandidates]]:
+    """What the draft loop is given and returns, from now on."""
+    loop = engine.view.eagle.drafter.loop
+    seen: list[tuple[DraftInputs, DraftCandidates]] = []
+    run_loop = loop.run
+
+    def spying(inputs: DraftInputs, plans: list) -> DraftCandidates:
+        result = run_loop(inputs, plans)
+        seen.append((inputs, result))
+        return result
+
+    loop.run = spying  # type: ignore[method-assign]
+    return seen
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("speculative", [CHAIN, TREE], ids=["chain", "tree"])
+def test_draft_loop_starts_at_l_on_its_own_slots(lab: Lab, page_size: int, speculative: dict) -> None:
+    engine = build(base(lab, **speculative), page_size=page_size, cuda_graph={"enabled": False})
+    for n, prompt in enumerate(prompts(lab)):
+        engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=12))
+    seen = spy_on_drafts(engine)
+    topk = speculative["eagle_topk"]
+    while engine.has_work:
+        before = {r.row: r for r in engine.requests.values() if r.row}
+        lengths = {row: request.kv_len for row, request in before.items()}
+        table = engine._req_to_token.table.clone()
+        calls = len(seen)
+        engine.step()
+        if len(seen) == calls:
+            continue
+        inputs, _ = seen[-1]
+        rows = inputs.req_pool_indices.tolist()
+        assert inputs.seq_lens.tolist() == [lengths[row] for row in rows]
+        assert torch.equal(inputs.positions, inputs.seq_lens.repeat_interleave(topk))
+        slots = inputs.out_cache_loc.flatten()
+        assert slots.unique().numel() == slots.numel()
+        assert int(slots.min()) >= page_size
+        committed = {slot for row in rows for slot in table[row, : lengths[row]].tolist()}
+        assert not committed & set(slots.tolist())
+
+
+def test_eagle3_offers_target_ids_by_offset(lab: Lab) -> None:
+    """d2t holds offsets: draft id i is target id i + d2t[i], applied once."""
+    weights, _ = reference.load_weights(lab.eagle3)
+    d2t = weights["d2t"]
+    offered = (torch.arange(d2t.numel()) + d2t).tolist()
+    assert offered != list(range(d2t.numel())), "an identity map would prove nothing"
+    engine = build(base(lab, "EAGLE3", **TREE), cuda_graph={"enabled": False})
+    for n, prompt in enumerate(prompts(lab)):
+        engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=16))
+    seen = spy_on_drafts(engine)
+    run(engine)
+    drafted: set[int] = set()
+    for inputs, candidates in seen:
+        drafted |= set(candidates.draft_tokens.flatten().tolist())
+        first = inputs.topk_index[:, 0]
+        assert torch.equal(candidates.draft_tokens[:, 0], first + d2t[first])
+    assert drafted <= set(offered)
+    assert max(drafted) >= d2t.numel(), "ids beyond the draft vocabulary are drafted too"
+
+
+def warm_without_drafting(lab: Lab, draft_kv_on_hit: str) -> tuple[Engine, list[int]]:
+    """An engine whose cache holds a prefix that only a request without speculation has computed."""
+    engine = build(base(lab, draft_kv_on_hit=draft_kv_on_hit, **TREE), page_size=4)
+    prompt = prompts(lab)[2]
+    engine.add_request("warm", prompt, SamplingParams(max_new_tokens=4), speculative=False)
+    run(engine)
+    return engine, prompt
+
+
+def test_recompute_matches_no_further_than_draft_kv_was_written(lab: Lab) -> None:
+    engine, prompt = warm_without_drafting(lab, "recompute")
+    engine.add_request("plain", prompt, SamplingParams(max_new_tokens=4), speculative=False)
+    run(engine)
+    assert engine.requests["plain"].cached_tokens == 48
+    snapshots = Snapshots(engine)
+    for rid in ("first", "second"):
+        engine.add_request(rid, prompt, SamplingParams(max_new_tokens=16))
+        run(engine, snapshots)
+    assert engine.requests["first"].cached_tokens == 0
+    assert engine.requests["second"].cached_tokens == 48, "the first one's draft KV healed the cached prefix"
+    snapshots.check(Dense(lab, "EAGLE"))
+
+
+def test_zero_fill_takes_the_hit_and_zeros_what_is_missing(lab: Lab) -> None:
+    engine, prompt = warm_without_drafting(lab, "zero_fill")
+    engine.add_request("hit", prompt, SamplingParams(max_new_tokens=8))
+    request = engine.requests["hit"]
+    engine.step()
+    assert request.cached_tokens == 48
+    keys, values = engine.draft_kv(request, 0, 48)
+    assert not bool(keys.any())
+    assert not bool(values.any())
+    keys, _ = engine.draft_kv(request, 48, request.kv_len)
+    assert bool(keys.abs().sum(dim=(0, 2, 3)).gt(0).all())
+    run(engine)
+    lab.oracle.check(prompt, request.output_ids, 8)
+
+
+def test_a_verify_step_emits_what_it_accepted_unless_the_request_ends(lab: Lab) -> None:
+    engine = build(base(lab, **CHAIN))
+    for n, prompt in enumerate(prompts(lab)):
+        engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=19))
+    reports = run(engine)
+    for report in reports:
+        for rid, accepted in report.accept_lengths.items():
+            assert 1 <= accepted <= 5
+            emitted = report.emitted[rid]
+            assert len(emitted) <= accepted if rid in report.finished else len(emitted) == accepted
+    for request in engine.requests.values():
+        assert request.accept_lengths == [
+            report.accept_lengths[request.rid] for report in reports if request.rid in report.accept_lengths
+        ]
+
+
+def test_requests_without_speculation_share_steps_but_draft_nothing(lab: Lab) -> None:
+    engine = build(base(lab, **TREE))
+    asked = prompts(lab)
+    for n, prompt in enumerate(asked):
+        engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=10), speculative=n != 1)
+    reports = run(engine)
+    both = [report for report in reports if report.kind == "decode" and len(report.rids) == 3]
+    assert both
+    assert all(set(report.accept_lengths) == {"r0", "r2"} for report in both)
+    assert all(len(report.emitted["r1"]) == 1 for report in both)
+    for n, prompt in enumerate(asked):
+        lab.oracle.check(prompt, engine.requests[f"r{n}"].output_ids, 10)
+
+
+def test_shipped_heads_are_accepted_for_whole_chains(shipped: Lab) -> None:
+    """Trained drafts, run deep: a step that accepts all S drafts commits S + 1 tokens, and none is lost."""
+    from specdebug.base.assets import tokenizer_path
+    from specdebug.base.corpus import heldout_text
+    from specdebug.engine.model.tokenizer import TargetTokenizer
+
+    prompt = TargetTokenizer(tokenizer_path("tiny")).encode(heldout_text()[:1500])[:200]
+    for algorithm in ALGORITHMS:
+        engine = build({"model": "tiny", "speculative": {"algorithm": algorithm, "num_steps": 3}})
+        engine.add_request("r", prompt, SamplingParams(max_new_tokens=24))
+        run(engine)
+        request = engine.requests["r"]
+        assert max(request.accept_lengths) == 4
+        shipped.oracle.check(prompt, request.output_ids, 24)

@@ -1,0 +1,259 @@
+"""Frozen-KV drafting: what is drafted, what a step leaves for the next, and that no draft ever changes the output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdebug import async_probe
+from specdebug.engine import Engine, Request, SamplingParams
+from specdebug.engine.errors import EngineError
+from specdebug.engine.workers.frozen_kv import FrozenKVDrafter
+from specdebug.events import Decided, DraftForward
+from tests.engine.assistants import DenseAssistant, target_states
+from tests.engine.conftest import Lab
+from tests.engine.driving import build, greedy, run, serve
+from tests.heard import Heard
+
+CHAIN: dict[str, Any] = {"num_steps": 4, "eagle_topk": 1}
+TREE: dict[str, Any] = {"num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 9}
+NARROW = 1e-4
+"""A choice between two that are nearer than this may go either way."""
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8], [1], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]]
+
+
+@pytest.fixture(autouse=True)
+def _every_probe_is_silent() -> Iterator[None]:
+    async_probe.configure("record")
+    yield
+    found = async_probe.drain()
+    async_probe.configure("off")
+    assert found == []
+
+
+def frozen(lab: Lab, speculative: dict[str, Any], **changes: Any) -> Engine:
+    base = {
+        "model": str(lab.target),
+        "context_length": 64,
+        "max_running_requests": 4,
+        "cuda_graph": {"max_bs": 4, "capture_bs": [4]},
+        "memory": {"num_slots": 512, "fill": "nan", "guards": True},
+        "speculative": {"algorithm": "FROZEN_KV_MTP", "draft_model": str(lab.assistant), **speculative},
+    }
+    return build(base, **changes)
+
+
+class Decisions:
+    """For each request and verify, the text it had, and the paths of tokens that its tree drafts."""
+
+    hears = (Decided,)
+
+    def __init__(self) -> None:
+        self.drafted: list[tuple[tuple[int, ...], list[tuple[int, ...]]]] = []
+
+    def on(self, decision: Decided) -> None:
+        for b, request in enumerate(decision.requests):
+            tokens, mask = decision.tokens[b].tolist(), decision.mask[b].tolist()
+            paths = [tuple(tokens[j] for j in range(1, len(tokens)) if row[j]) for row in mask[1:]]
+            self.drafted.append((tuple(request.all_ids[: request.kv_len + 1]), paths))
+
+
+def drafts(dense: DenseAssistant, lab: Lab, ids: tuple[int, ...], spec: dict[str, Any]) -> list[tuple[int, ...]] | None:
+    """The paths that an assistant drafts behind a text whose last token has no KV yet, by brute force: every candidate
+    is a path with its score. None where a choice is narrow."""
+    topk, steps, nodes = spec["eagle_topk"], spec["num_steps"], spec.get("num_draft_tokens", spec["num_steps"] + 1)
+    states, kv = target_states(lab.model, ids[:-1])
+    last = len(ids) - 2
+    decided = True
+
+    def best(candidates: list[Any], count: int) -> list[Any]:
+        nonlocal decided
+        ranked = sorted(candidates, key=lambda each: -each[0])
+        decided &= all(a[0] - b[0] > NARROW * a[0] for a, b in pairwise(ranked[: count + 1]))
+        return ranked[:count]
+
+    def follow(score: float, path: tuple[int, ...], token: int, hidden: Tensor) -> list[Any]:
+        out = dense.one_pass(token, hidden, kv, last)
+        probs = dense.logits(out).softmax(0).tolist()
+        return best([(score * p, (*path, t), out) for t, p in enumerate(probs)], topk)
+
+    beams = follow(1.0, (), ids[-1], states[last])
+    seen = list(beams)
+    for _ in range(steps - 1):
+        grown = [each for score, path, out in beams for each in follow(score, path, path[-1], out)]
+        seen += grown
+        beams = best(grown, topk)
+    chosen = seen if topk == 1 else best(seen, nodes - 1)
+    return sorted(path for _, path, _ in chosen) if decided else None
+
+
+@pytest.mark.parametrize("spec", [CHAIN, TREE, {**TREE, "num_steps": 1, "num_draft_tokens": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"page_size": 4, "attention_backend": "flashinfer"},
+        {"page_size": 1, "attention_backend": "triton", "cuda_graph": {"enabled": False}},
+        {"page_size": 4, "attention_backend": "fa3"},
+    ],
+    ids=str,
+)
+def test_what_is_drafted_is_what_the_definition_drafts(lab: Lab, options: dict[str, Any], spec: dict[str, Any]) -> None:
+    engine, seen = frozen(lab, spec, **options), Decisions()
+    engine.observers.add(seen)
+    serve(engine, PROMPTS[:3], 8)
+    dense = DenseAssistant.load(lab.assistant, lab.model)
+    compared = 0
+    for ids, paths in seen.drafted:
+        expected = drafts(dense, lab, ids, spec)
+        if expected is not None:
+            compared += 1
+            assert sorted(paths) == expected, ids
+    assert compared > len(seen.drafted) // 2 > 3
+
+
+@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=str)
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("page", [1, 4, 16])
+def test_output_is_plain_greedy_decoding(lab: Lab, page: int, graphs: bool, spec: dict[str, Any]) -> None:
+    engine = frozen(lab, spec, page_size=page, chunked_prefill_size=5, cuda_graph={"enabled": graphs})
+    for _ in range(2):  # the second time prefixes are hit
+        outputs = serve(engine, PROMPTS, 20)
+        for prompt, output in zip(PROMPTS, outputs, strict=True):
+            lab.oracle.check(prompt, output, 20)
+        cached = [request.cached_tokens for request in engine.requests.values()]
+        accepted = [length for request in engine.requests.values() for length in request.accept_lengths]
+        assert max(accepted) > 1
+        engine.forget_finished()
+    assert (max(cached) > 0) == (page < 16)
+
+
+@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=str)
+def test_requests_that_are_retracted_come_to_the_same_text(lab: Lab, spec: dict[str, Any]) -> None:
+    engine = frozen(lab, spec, memory={"num_slots": 70}, max_running_requests=3)
+    outputs = serve(engine, PROMPTS, 24)
+    assert sum(request.retractions for request in engine.requests.values()) > 0
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        lab.oracle.check(prompt, output, 24)
+
+
+@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=str)
+def test_graphs_and_batches_change_nothing_of_what_is_drafted(lab: Lab, spec: dict[str, Any]) -> None:
+    def drafted(**changes: Any) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
+        engine, seen = frozen(lab, spec, page_size=4, **changes), Decisions()
+        engine.observers.add(seen)
+        serve(engine, PROMPTS[:3], 10)
+        return {ids: sorted(paths) for ids, paths in seen.drafted}
+
+    padded = drafted()
+    assert padded == drafted(cuda_graph={"enabled": False}) == drafted(max_running_requests=1)
+
+
+@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=str)
+def test_sampled_requests_run_beside_greedy_ones(lab: Lab, spec: dict[str, Any]) -> None:
+    engine = frozen(lab, spec)
+    asked = {
+        f"r{n}": engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=16, temperature=temperature, seed=n))
+        for n, (prompt, temperature) in enumerate(zip(PROMPTS, (0.9, 0.0, 0.9, 0.0), strict=True))
+    }
+    run(engine)
+    assert [len(request.output_ids) for request in asked.values()] == [16] * 4
+    for rid in ("r1", "r3"):
+        lab.oracle.check(asked[rid].prompt_ids, asked[rid].output_ids, 16)
+    again = frozen(lab, spec)
+    request = again.add_request("r0", PROMPTS[0], SamplingParams(max_new_tokens=16, temperature=0.9, seed=0))
+    run(again)
+    assert request.output_ids == asked["r0"].output_ids
+
+
+def test_a_step_keeps_the_targets_hidden_state_of_the_last_committed_position(lab: Lab) -> None:
+    engine = frozen(lab, TREE, chunked_prefill_size=3)
+    requests = [engine.add_request(f"r{n}", prompt, greedy(12)) for n, prompt in enumerate(PROMPTS[:2])]
+    looked = 0
+    while engine.has_work:
+        engine.step()
+        for request in requests:
+            if request.row and request.output_ids:
+                looked += 1
+                check_kept(lab, engine, request)
+    assert looked > 8
+
+
+def check_kept(lab: Lab, engine: Engine, request: Request) -> None:
+    kept = engine.view.state.gather(torch.tensor([request.row]))
+    assert int(kept.seq_lens) == request.kv_len
+    assert int(kept.bonus) == request.all_ids[request.kv_len]
+    states, _ = target_states(lab.model, request.all_ids[: request.kv_len])
+    torch.testing.assert_close(kept.hidden_states[0], states[-1], atol=1e-3, rtol=1e-3)
+
+
+def test_there_is_no_draft_kv(lab: Lab) -> None:
+    engine = frozen(lab, CHAIN)
+    request = engine.add_request("r", PROMPTS[0], greedy(4))
+    engine.step()
+    assert [name for name, _ in engine.view.pools()] == ["target_kv"]
+    assert request.unwritten_draft_slots is None
+    with pytest.raises(ValueError, match="no draft KV"):
+        engine.draft_kv(request, 0, 1)
+    assert engine.draft_state([request]).seq_lens.tolist() == [len(PROMPTS[0])]
+    with pytest.raises(EngineError, match="no graph runner of its extend"):
+        engine.view.buffers("extend")
+
+
+def test_nothing_is_written_but_the_targets_verify(lab: Lab) -> None:
+    """Of the slots that a step reserves, drafting touches none."""
+    engine = frozen(lab, TREE)
+    engine.add_request("r", PROMPTS[0], greedy(12))
+    engine.step()
+    drafter, pool = engine.view.eagle.drafter, engine.view.memory.target
+    assert isinstance(drafter, FrozenKVDrafter)
+    rows = torch.tensor([engine.requests["r"].row])
+    before = [side.clone() for layer in range(pool.num_layers) for side in pool.kv_buffer(layer)]
+    drafter.draft(rows, drafter.state.gather(rows), torch.tensor([]), (len(PROMPTS[0]),))
+    after = [side for layer in range(pool.num_layers) for side in pool.kv_buffer(layer)]
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(before, after, strict=True))
+
+
+def test_a_slot_is_cached_under_its_own_token_alone(lab: Lab) -> None:
+    """Prompts that part right behind a page share it: nothing in it depends on the next token."""
+    engine = frozen(lab, CHAIN, page_size=4)
+    serve(engine, [[5, 6, 7, 8, 9]], 2)
+    engine.forget_finished()
+    request = engine.add_request("again", [5, 6, 7, 8, 3], greedy(6))
+    run(engine)
+    assert request.cached_tokens == 4
+    lab.oracle.check([5, 6, 7, 8, 3], request.output_ids, 6)
+
+
+def test_a_prefix_that_was_cached_without_drafts_is_as_good(lab: Lab) -> None:
+    engine, prompt = frozen(lab, CHAIN), PROMPTS[3]
+    engine.add_request("plain", prompt, greedy(8), speculative=False)
+    run(engine)
+    seen: dict[str, Decisions] = {}
+    for rid in ("hit", "cold"):
+        if rid == "cold":
+            engine.flush_cache()
+        seen[rid] = Decisions()
+        engine.observers.add(seen[rid])
+        request = engine.add_request(rid, prompt, greedy(8))
+        run(engine)
+        engine.observers.remove(seen[rid])
+        assert (request.cached_tokens > 0) == (rid == "hit")
+    assert seen["hit"].drafted == seen["cold"].drafted
+
+
+def test_forwards_are_told_of_the_seed_pass_first(lab: Lab) -> None:
+    engine, heard = frozen(lab, TREE, cuda_graph={"enabled": False}), Heard(DraftForward)
+    engine.add_request("r", PROMPTS[0], greedy(6))
+    engine.step()
+    engine.observers.add(heard)
+    engine.step()
+    assert [forward.step for forward in heard.events] == [0, 1, 2]
+    seed = heard.events[0]
+    assert seed.tokens.tolist() == [engine.requests["r"].output_ids[0]] * 4
+    assert seed.parents.tolist() == [0, 1, 2, 3]
+    assert all(forward.logits.shape == (4, lab.vocab) for forward in heard.events)

@@ -1,0 +1,184 @@
+"""Multi-layer MTP: the text is the target's, and draft KV and drafts are those of the layers over the whole text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specdebug import async_probe
+from specdebug.base.attention_plans import SHIPPED
+from specdebug.base.errors import InvalidOption
+from specdebug.engine import Engine
+from specdebug.engine.errors import EngineError
+from specdebug.engine.textbook.request import Request, Status
+from specdebug.events import Launched
+from tests.engine.conftest import Lab
+from tests.engine.driving import build, greedy, merged, run
+from tests.engine.oracle import NEAR_TIE
+from tests.engine.workers.dense_mtp import DenseMTP
+from tests.heard import Heard
+from tests.tolerance import layers_rounding
+
+PROMPTS = [[3, 7, 1], [5], [2, 9, 2, 9, 2, 9, 4, 11, 6, 1, 8], [4, 4]]
+
+
+def engine(lab: Lab, layers: int = 3, *, chained: bool = False, **changes: Any) -> Engine:
+    speculative = {"algorithm": "MTP", "draft_model": str(lab.next_n(layers, chained=chained)), "num_steps": layers}
+    base = {
+        "model": str(lab.target),
+        "context_length": 64,
+        "max_running_requests": 4,
+        "cuda_graph": {"max_bs": 4, "capture_bs": [2, 4]},
+        "memory": {"num_slots": 512, "fill": "nan", "guards": True},
+        "speculative": speculative,
+    }
+    return build(merged(base, changes))
+
+
+def check_drafts(lab: Lab, served: Engine, dense: DenseMTP, request: Request) -> None:
+    """What a running request holds for its drafts, against the layers over its whole text."""
+    ids = request.all_ids
+    rounding = layers_rounding(dense.config, len(ids), times=lab.model.config.num_hidden_layers + dense.layers)
+    keys, values = served.draft_kv(request, 0, request.kv_len)
+    for index, written in enumerate(dense.known(ids)):
+        settled = min(request.kv_len, len(ids) - 1 - index)
+        torch.testing.assert_close(keys[index, :settled], written.keys[:settled], **rounding)
+        torch.testing.assert_close(values[index, :settled], written.values[:settled], **rounding)
+    drafted, margins = dense.drafts(ids)
+    stored = served.draft_state([request]).draft_tokens[0].tolist()
+    for ours, theirs, margin in zip(stored, drafted, margins, strict=True):
+        if margin < NEAR_TIE:
+            return  # what follows is drafted from another token
+        assert ours == theirs
+
+
+def serve_checked(
+    lab: Lab, served: Engine, dense: DenseMTP, prompts: list[list[int]], count: int = 12
+) -> list[Request]:
+    """Serve prompts that arrive two steps after one another, and look at every running request after every step."""
+    waiting = list(enumerate(prompts))
+    steps = 0
+    made: list[Request] = []
+    while waiting or served.has_work:
+        if waiting and steps % 2 == 0:
+            n, prompt = waiting.pop(0)
+            made.append(served.add_request(f"r{n}", prompt, greedy(count + n)))
+        run(served, steps=1)
+        steps += 1
+        for request in made:
+            if request.status is Status.RUNNING:
+                check_drafts(lab, served, dense, request)
+    for request in made:
+        lab.oracle.check(request.prompt_ids, request.output_ids, request.sampling.max_new_tokens, ())
+    return made
+
+
+@pytest.mark.parametrize("chained", [False, True])
+@pytest.mark.parametrize("layers", [2, 3, 4])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_drafts_are_those_of_the_layers_over_the_whole_text(
+    lab: Lab, recording: None, layers: int, chained: bool, graphs: bool
+) -> None:
+    served = engine(lab, layers, chained=chained, cuda_graph={"enabled": graphs})
+    made = serve_checked(lab, served, DenseMTP(lab.next_n(layers, chained=chained), lab.model), PROMPTS)
+    longest = max(length for request in made for length in request.accept_lengths)
+    assert longest >= 3 if chained else longest == layers + 1
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 5])
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_chunk_ends_with_the_prompts_own_tokens_and_what_they_do_not_settle_is_done_again(
+    lab: Lab, recording: None, chunk: int, chained: bool
+) -> None:
+    served = engine(lab, 3, chained=chained, chunked_prefill_size=chunk, page_size=4)
+    serve_checked(lab, served, DenseMTP(lab.next_n(3, chained=chained), lab.model), PROMPTS, count=6)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("plan", [plan.name for plan in SHIPPED])
+def test_a_hit_takes_only_what_no_later_token_changes(lab: Lab, recording: None, page_size: int, plan: str) -> None:
+    served = engine(lab, 3, page_size=page_size, attention_backend=plan)
+    trunk = [2, 9, 2, 9, 2, 9, 4, 11, 6, 1, 8, 3, 3, 5, 7, 10]
+    dense = DenseMTP(lab.next_n(3), lab.model)
+    hits = []
+    for rest in ([1], [1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 9]):
+        (request,) = serve_checked(lab, served, dense, [[*trunk, *rest]], count=5)
+        hits.append(request.cached_tokens)
+        served.forget_finished()
+    # a slot is shared by prompts that agree on the three tokens after it
+    shared = [0, 17 - 3, 18 - 3, 19 - 3]
+    assert hits == [count // page_size * page_size for count in shared]
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_requests_that_do_not_draft_are_sampled_or_set_back_leave_the_others_alone(
+    lab: Lab, recording: None, layers: int
+) -> None:
+    """Memory for little more than two requests, so that some come back; their text goes on as if they had not."""
+    served = engine(lab, layers, page_size=4, memory={"num_slots": 44}, chunked_prefill_size=6)
+    greedily, sampled = [], []
+    for n in range(5):
+        prompt = [n + 1, 3, 2 * n, 7, 7, n][: 2 + n]
+        greedily.append(served.add_request(f"g{n}", prompt, greedy(16), speculative=n != 2))
+        sampled.append(served.add_request(f"s{n}", prompt, greedy(12, temperature=0.8, top_k=6, seed=n)))
+    reports = run(served)
+    assert any(report.retracted for report in reports)
+    assert async_probe.drain() == []
+    for request in greedily:
+        lab.oracle.check(request.prompt_ids, request.output_ids, 16, ())
+    assert [len(request.output_ids) for request in sampled] == [12] * 5
+    served.flush_cache()
+    assert served.view.memory.allocator.num_free == served.config.usable_slots
+
+
+def test_a_graph_gives_what_an_eager_step_gives(lab: Lab) -> None:
+    texts = []
+    for graphs in (False, True):
+        served = engine(lab, 3, cuda_graph={"enabled": graphs})
+        requests = [served.add_request(f"r{n}", prompt, greedy(14)) for n, prompt in enumerate(PROMPTS)]
+        run(served)
+        texts.append([(request.output_ids, request.accept_lengths) for request in requests])
+    assert texts[0] == texts[1]
+
+
+def test_a_step_may_be_begun_before_its_tokens_are_read(lab: Lab, recording: None) -> None:
+    texts = []
+    for ahead in (False, True):
+        served = engine(lab, 3)
+        served.view.eagle.drafts_ahead = ahead
+        requests = [served.add_request(f"r{n}", prompt, greedy(8 + 3 * n)) for n, prompt in enumerate(PROMPTS)]
+        run(served)
+        texts.append([(request.output_ids, request.accept_lengths) for request in requests])
+    assert texts[0] == texts[1]
+    assert async_probe.drain() == []
+
+
+def test_only_the_verify_and_the_extend_run(lab: Lab) -> None:
+    served, launches = engine(lab, 3), Heard(Launched)
+    served.observers.add(launches)
+    served.add_request("r", [3, 7, 1], greedy(6))
+    run(served)
+    assert {launch.forward for launch in launches.events} == {"verify", "draft_extend"}
+    assert served.view.eagle.runners.draft is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_steps": 2}, r"speculative\.num_steps: must be 3, one for each layer of .*, got 2"),
+        ({"eagle_topk": 2, "num_draft_tokens": 4}, r"speculative\.eagle_topk: must be 1 with algorithm MTP"),
+        ({"num_draft_tokens": 3}, r"speculative\.num_draft_tokens: must be num_steps \+ 1 = 4"),
+    ],
+)
+def test_a_step_that_the_layers_cannot_make_is_refused(lab: Lab, options: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        engine(lab, 3, speculative=options)
+
+
+def test_tools_that_ask_for_a_heads_state_are_told_that_there_is_none(lab: Lab) -> None:
+    served = engine(lab, 3)
+    assert served.view.draft_vocab_size == lab.vocab
+    with pytest.raises(EngineError, match="no graph runner"):
+        served.view.buffers("draft")

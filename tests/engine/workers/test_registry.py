@@ -1,0 +1,91 @@
+"""A speculative worker of another distribution serves an engine as soon as it is installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdebug.base.errors import InvalidOption
+from specdebug.base.plugins import PluginError
+from specdebug.engine import EngineConfig
+from specdebug.engine.errors import EngineError
+from specdebug.engine.workers.protocol import SpeculativeWorker
+from specdebug.engine.workers.registry import ALGORITHMS
+from tests.engine.conftest import Lab
+from tests.engine.driving import build, greedy, run
+from tests.seams.installing import Install, installing
+
+__all__ = ["installing"]
+
+GUESSES = '''
+from specdebug.engine.model.loader import load_draft
+from specdebug.engine.workers.registry import Algorithm
+
+
+class Guesses:
+    """Emits two tokens a step and asks no model: a worker with nothing of EAGLE in it."""
+
+    def __init__(self, parts):
+        self.parts, self.prefilled = parts, []
+
+    def prefill(self, batch, next_ids, features):
+        self.prefilled += [request.rid for request in batch.requests]
+
+    def decode(self, requests):
+        return [[5, 5] for _ in requests]
+
+    def check_guards(self):
+        return []
+
+    def damage_seen(self):
+        return []
+
+
+def load_head(path, *, algorithm, **options):
+    assert algorithm == "GUESS"
+    return load_draft(path, algorithm="EAGLE", **options)
+
+
+GUESS = Algorithm("guessing:Guesses", "guessing:load_head")
+'''
+
+
+def test_a_worker_of_another_distribution_serves(lab: Lab, installing: Install) -> None:
+    installing("guessing", GUESSES, {"algorithms": {"GUESS": "guessing:GUESS"}})
+    engine = build(
+        {
+            "model": str(lab.target),
+            "context_length": 64,
+            "speculative": {"algorithm": "GUESS", "draft_model": str(lab.eagle)},
+        }
+    )
+    worker = engine.view.worker
+    assert type(worker).__module__ == "guessing"
+    request = engine.add_request("r", [3, 7, 1], greedy(5))
+    run(engine)
+    assert request.output_ids[1:] == [5] * 4
+    assert request.accept_lengths == [2, 2]
+    assert worker.prefilled == ["r"]
+    with pytest.raises(EngineError, match="no EAGLE worker"):
+        _ = engine.view.eagle
+
+
+def test_the_shipped_worker_is_one_of_the_protocol(lab: Lab) -> None:
+    speculative = {"draft_model": str(lab.eagle), "num_steps": 2}
+    engine = build({"model": str(lab.target), "context_length": 64, "speculative": speculative})
+    worker: SpeculativeWorker = engine.view.eagle
+    assert worker is engine.view.worker
+
+
+def test_an_unknown_name_is_answered_with_those_there_are(installing: Install) -> None:
+    installing("guessing", GUESSES, {"algorithms": {"GUESS": "guessing:GUESS"}})
+    assert tuple(ALGORITHMS) == ("EAGLE", "EAGLE3", "MTP", "FROZEN_KV_MTP", "GUESS")
+    with pytest.raises(InvalidOption, match="cannot be 'NGRAM'; known: EAGLE, EAGLE3, FROZEN_KV_MTP, GUESS, MTP"):
+        EngineConfig.from_dict({"speculative": {"algorithm": "NGRAM"}})
+
+
+def test_a_worker_that_is_not_there_is_named(lab: Lab, installing: Install) -> None:
+    source = GUESSES.replace('"guessing:Guesses"', '"guessing:Answers"')
+    installing("guessing", source, {"algorithms": {"GUESS": "guessing:GUESS"}})
+    speculative = {"algorithm": "GUESS", "draft_model": str(lab.eagle)}
+    with pytest.raises(PluginError, match="the worker of algorithm 'GUESS' cannot be loaded from guessing:Answers"):
+        build({"model": str(lab.target), "context_length": 64, "speculative": speculative})

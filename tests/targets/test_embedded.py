@@ -44,7 +44,7 @@ def test_a_draft_without_kv_is_asked_for_and_nobody_wants_to_look_at_its_kv() ->
     session = EmbeddedSession(build_engine(options, 0), asked)
     settings = OracleSettings(OracleSpec(), asked)
     bench = Bench(settings, session, None, lambda violation: None, lambda rid, tie: None, str)
-    looking, blind = oracles_of(bench, session.shows)
+    looking, blind = oracles_of(bench)
     assert [each.oracle for each in blind if each.oracle.startswith("draft")] == []
     assert {"graphs", "acceptance", "lossless", "pools", "draft_state"} <= {each.name for each in looking}
     assert "draft_kv" not in {each.name for each in looking}

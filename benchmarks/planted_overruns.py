@@ -231,15 +231,15 @@ def look() -> list[dict[str, Any]]:
 def run(release: str) -> list[dict[str, Any]]:
     """Have a release's environment look. Raises SpecDebugError where it is not installed."""
     from specdebug.base.errors import SpecDebugError
+    from specdebug.targets.installs.import_folder import make_import_folder
     from specdebug.targets.installs.release import parse_release
     from specdebug.targets.installs.store import find_installed, store_folder
     from specdebug.targets.sglang.flags import ON_CPU_ENV
-    from specdebug.targets.sglang.site import site_files
+    from specdebug.targets.sglang.import_folder import files_to_import
     from specdebug.targets.sglang.target import stand_ins_of
-    from specdebug.targets.site import make_site
 
     here = find_installed(store_folder(None), parse_release(release))
-    site = make_site(here.folder, site_files(stand_ins_of(here), cpu=True))
+    site = make_import_folder(here.folder, files_to_import(stand_ins_of(here), cpu=True))
     words = [here.python, __file__, "--inside", here.version]
     done = subprocess.run(
         words, env=os.environ | ON_CPU_ENV | {"PYTHONPATH": str(site)}, capture_output=True, text=True

@@ -26,7 +26,8 @@ def other_python(python: str, *words: str) -> list[str]:
 
 
 def engine_python(python: str, *words: str) -> list[str]:
-    """As :func:`other_python`, of one that also finds what a ``PYTHONPATH`` of ours names (``targets/site.py``)."""
+    """As :func:`other_python`, of one that also finds what a ``PYTHONPATH`` of ours names
+    (``targets/installs/import_folder.py``)."""
     return [python, "-P", "-s", *words]
 
 

@@ -12,6 +12,7 @@ from specdebug.base.interpreters import engine_python
 from specdebug.targets.base import Asked, OverThere, Traits
 from specdebug.targets.installed import InstalledTarget
 from specdebug.targets.installs.fit import added_sites, sites_of, source_of
+from specdebug.targets.installs.import_folder import make_import_folder
 from specdebug.targets.installs.recipe import recipes
 from specdebug.targets.installs.release import order
 from specdebug.targets.installs.store import Installed, StoreError
@@ -29,8 +30,7 @@ from specdebug.targets.sglang.flags import (
     require_known,
     reserved_tokens,
 )
-from specdebug.targets.sglang.site import site_files
-from specdebug.targets.site import make_site
+from specdebug.targets.sglang.import_folder import files_to_import
 
 
 class SglangTarget(InstalledTarget):
@@ -71,7 +71,7 @@ class SglangTarget(InstalledTarget):
         """Raises StoreError where the release is not installed, ConfigError."""
         here = self.installed()
         cpu = here.device == "cpu"
-        site = make_site(here.folder, site_files(stand_ins_of(here), cpu=cpu))
+        site = make_import_folder(here.folder, files_to_import(stand_ins_of(here), cpu=cpu))
         flags = (*self._mapped(options, seed, here).words, *self._settings.arguments)
         words = tuple(engine_python(here.python, "-m", "sglang.launch_server", "--port", "{port}", *flags))
         own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {}) | (NATIVE_MOVES if cpu and not there.kernels else {})

@@ -10,11 +10,11 @@ from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import engine_python
 from specdebug.targets.base import Asked, OverThere, Traits
 from specdebug.targets.installed import InstalledTarget
+from specdebug.targets.installs.import_folder import make_import_folder
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.launch.command import StartCommand
 from specdebug.targets.launch.target import STARTED
 from specdebug.targets.options import OURS
-from specdebug.targets.site import make_site
 from specdebug.targets.vllm.checkpoints import draft_folder
 from specdebug.targets.vllm.options import VllmOptions, mapped
 
@@ -47,7 +47,7 @@ class VllmTarget(InstalledTarget):
         arguments = {**self._mapped(options, here).arguments, "seed": seed}
         own = ALWAYS_ENV | (ON_CPU_ENV if here.device == "cpu" else {})
         wanted = {"engine": arguments, "probes": [asdict(rule) for rule in there.rules], "tape": there.tape}
-        env = self.environment(make_site(here.folder, {}), here, there, own, **wanted)
+        env = self.environment(make_import_folder(here.folder, {}), here, there, own, **wanted)
         words = engine_python(here.python, "-m", SERVE, "--port", "{port}", *self._settings.arguments)
         return StartCommand(tuple(words), env)
 

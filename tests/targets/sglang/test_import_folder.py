@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from specdebug import __version__ as VERSION
-from specdebug.targets.sglang.site import PLUGINS, site_files
-from specdebug.targets.site import make_site
+from specdebug.targets.installs.import_folder import make_import_folder
+from specdebug.targets.sglang.import_folder import PLUGINS, files_to_import
 
 ASK = """
 import importlib.metadata, importlib.util
@@ -20,7 +20,7 @@ print(torchvision.transforms.Resize.__name__, importlib.util.find_spec("typer") 
 
 
 def test_another_python_finds_the_plugin_and_empty_modules(tmp_path: Path) -> None:
-    site = make_site(tmp_path, site_files(["torchvision"], cpu=True))
+    site = make_import_folder(tmp_path, files_to_import(["torchvision"], cpu=True))
     asked = subprocess.run(
         [sys.executable, "-S", "-c", "import sitecustomize" + ASK.format(group=PLUGINS)],
         env={"PYTHONPATH": str(site)}, capture_output=True, text=True,
@@ -30,6 +30,6 @@ def test_another_python_finds_the_plugin_and_empty_modules(tmp_path: Path) -> No
 
 
 def test_on_a_gpu_it_has_its_own_kernels() -> None:
-    assert {name.partition("/")[0] for name in site_files(["a"], cpu=False)} == {
+    assert {name.partition("/")[0] for name in files_to_import(["a"], cpu=False)} == {
         f"specdebug_inside-{VERSION}.dist-info"
     }

@@ -17,7 +17,7 @@ from specdebug.base.files import name_beside, replace_file
 from specdebug.workers.machine_failure import blamed
 
 
-def make_site(folder: Path, files: Mapping[str, str]) -> Path:
+def make_import_folder(folder: Path, files: Mapping[str, str]) -> Path:
     """Make the folder, below another, with some files by path; one of the same content is taken as it is. Raises
     SpecDebugError."""
     package = Path(specdebug.__file__).resolve().parent

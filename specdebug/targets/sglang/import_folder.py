@@ -1,5 +1,5 @@
-"""What SGLang's processes find beside our package (``targets/site.py``): the metadata of its plugin and, on a CPU,
-``sgl_kernel`` and a start-up module that puts empty modules in the place of unused ones.
+"""What SGLang's processes find beside our package (``targets/installs/import_folder.py``): the metadata of its
+plugin and, on a CPU, ``sgl_kernel`` and a start-up module that puts empty modules in the place of unused ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ flash_attn_varlen_func = refusing("flash_attn_varlen_func")
 _FLASH_MLA = ("sgl_kernel/flash_mla.py", "flash_mla/__init__.py", "flash_mla/flash_mla_interface.py")
 
 
-def site_files(stand_ins: Sequence[str], *, cpu: bool) -> dict[str, str]:
+def files_to_import(stand_ins: Sequence[str], *, cpu: bool) -> dict[str, str]:
     """Those files, by path."""
     files = {
         f"specdebug_inside-{specdebug.__version__}.dist-info/METADATA": _METADATA.format(version=specdebug.__version__),

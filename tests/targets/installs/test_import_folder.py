@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from specdebug.targets.site import make_site
+from specdebug.targets.installs.import_folder import make_import_folder
 
 
 def test_another_python_finds_our_package_and_nothing_of_our_environment(tmp_path: Path) -> None:
-    site = make_site(tmp_path, {"more/one.py": "X = 1\n"})
+    site = make_import_folder(tmp_path, {"more/one.py": "X = 1\n"})
     ask = "import importlib.util as u, specdebug, more.one; print(more.one.X, u.find_spec('typer') is None)"
     asked = subprocess.run(
         [sys.executable, "-S", "-c", ask], env={"PYTHONPATH": str(site)}, capture_output=True, text=True
@@ -19,9 +19,9 @@ def test_another_python_finds_our_package_and_nothing_of_our_environment(tmp_pat
 
 
 def test_a_folder_is_made_once_and_another_for_other_content(tmp_path: Path) -> None:
-    first = make_site(tmp_path, {"a": "x"})
+    first = make_import_folder(tmp_path, {"a": "x"})
     made = (first / "a").stat().st_mtime_ns
-    assert make_site(tmp_path, {"a": "x"}) == first
+    assert make_import_folder(tmp_path, {"a": "x"}) == first
     assert (first / "a").stat().st_mtime_ns == made
-    assert make_site(tmp_path, {"a": "y"}) != first
-    assert (make_site(tmp_path, {}) / "specdebug").is_symlink()
+    assert make_import_folder(tmp_path, {"a": "y"}) != first
+    assert (make_import_folder(tmp_path, {}) / "specdebug").is_symlink()

@@ -1,21 +1,13 @@
-"""The detection matrix: what caught which injected fault, as data.
-
-The document, as ``specdebug faults verify --json`` writes it among other things, has a list of runs, one an injection::
-
-    {"runs": [{"fault": "kv_nan", "seed": 3, "effective": true, "caught": {"nan@target.logits": 0, "lossless": 2}}]}
-
-``caught`` names every detector that saw it and how many steps after the injection it did.
-"""
+"""The detection matrix: what caught which injected fault."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.loops.fault_matrix import FaultMatrix
 
 
 @dataclass(frozen=True)
@@ -45,16 +37,10 @@ class DetectionMatrix:
     rows: Sequence[Injected]
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> DetectionMatrix:
-        """Read the document. Raises SpecDebugError."""
-        try:
-            return cls(tuple(map(_injected, document["runs"])))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SpecDebugError(f"no detection matrix: {type(error).__name__}: {error}") from None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Inverse of :meth:`from_dict`."""
-        return {"runs": [asdict(row) for row in self.rows]}
+    def of(cls, matrix: FaultMatrix) -> DetectionMatrix:
+        """The injections of a matrix that was run."""
+        runs = matrix.to_dict()["runs"]
+        return cls(tuple(Injected(run["fault"], run["seed"], run["effective"], run["caught"]) for run in runs))
 
     @cached_property
     def classes(self) -> list[str]:
@@ -110,11 +96,6 @@ class DetectionMatrix:
         for row in self._effective:
             grouped[row.fault].append(row)
         return grouped
-
-
-def _injected(row: Mapping[str, Any]) -> Injected:
-    caught = {str(name): int(steps) for name, steps in row["caught"].items()}
-    return Injected(str(row["fault"]), int(row["seed"]), bool(row["effective"]), caught)
 
 
 def _cell(effective: int, steps: Sequence[int]) -> Cell:

@@ -133,7 +133,7 @@ def standing_text(standing: MatrixStanding) -> str:
 
 def faults_report(matrix: FaultMatrix, wall_s: float) -> Report:
     """A row for each class that was run, then what is wrong."""
-    summary, detected = closing_line(matrix), DetectionMatrix.from_dict(matrix.to_dict())
+    summary, detected = closing_line(matrix), DetectionMatrix.of(matrix)
     effective = sum(row.effective for row in detected.rows)
     return Report(
         command="faults verify",

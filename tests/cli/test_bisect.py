@@ -147,20 +147,6 @@ def test_commits_are_not_acquitted_either(tmp_path: Path, monkeypatch: pytest.Mo
     assert "installed package" in told["next"]
 
 
-def test_every_ending_has_a_next_step() -> None:
-    ends = {
-        "answered": (["--", "./flaky.sh"], 0),
-        "max-trials": (["--max-trials", "3", "--", "true"], 125),
-        "untestable": (["--", "sh", "-c", "exit 125"], 125),
-        "unproven": (["--", "true"], 125),
-    }
-    for reason, (argv, code) in ends.items():
-        told = document(*argv, code=code)
-        assert told["reason"] == reason
-        assert told["next"]
-        assert f"\nnext: {told['next']}\n" in spawn(*argv).stdout
-
-
 def finished() -> set[str]:
     """Seeds of the trials in the journal."""
     import sqlite3

@@ -34,16 +34,6 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return err.removeprefix("error: ").strip()
 
 
-def test_the_list_names_every_class(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["faults", "list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert [each["name"] for each in listed] == list(CLASSES)
-    keys = {"name", "family", "summary", "acts", "effect", "sites", "captured_sites", "addressed_by", "needs"}
-    assert set(listed[0]) == keys
-    assert run(["faults", "list"]) == 0
-    assert "nan_kv_in_use" in capsys.readouterr().out
-
-
 def test_the_list_marks_what_is_refused_in_captured_graphs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,10 +77,6 @@ def test_a_command_is_called_with_its_groups() -> None:
     assert told == ("greet", LoudGreeting("Ada", loud=True, times=3), "dawn")
 
 
-def test_what_a_command_returns_is_returned() -> None:
-    assert CliRunner().invoke(APP, ["greet", "Ada"], standalone_mode=False).return_value == 7
-
-
 def test_fields_stand_where_their_group_does_those_of_a_base_first() -> None:
     assert [name for name in parameters_of("greet") if name != "help"] == ["name", "loud", "times", "at"]
 

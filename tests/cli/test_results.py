@@ -161,17 +161,6 @@ def test_flake_leaves_a_page_cases_and_a_summary(
     assert Path("summary.md").read_text().startswith("### ❌ specdebug flake ")
 
 
-def test_bisect_leaves_a_page_and_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    for _ in range(2):  # the second time from the journal
-        assert run(["bisect", "--html", "page.html", "--", "bash", "-c", FAILS]) == 0
-        page = Page(Path("page.html").read_text())
-        assert "culprit: 27360" in page.text
-    summary = Path("summary.md").read_text()
-    assert summary.count("### ✅ specdebug bisect") == 2
-    assert "culprit 27360" in summary
-
-
 def specdebug(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     """The command itself, in the test's folder."""
     command = [sys.executable, "-c", "from specdebug.cli.main import main; main()", *argv]
@@ -203,19 +192,6 @@ def test_replay_leaves_page_cases_trace_summary_and_annotations(tmp_path: Path) 
     line = MINI.read_text().splitlines().index("  positions: {revert: [25015]}") + 1
     assert f"::error file=mini.yaml,line={line},title=specdebug%3A mini%2C arm positions" in ended.stderr
     assert ended.stderr.count("::error") == 1
-
-
-@pytest.mark.slow
-def test_compare_leaves_a_page_and_cases() -> None:
-    ended = specdebug(
-        "compare", str(MINI), "--arm", "fixed", "--arm", "plain", "--html", "page.html", "--junit", "c.xml"
-    )
-    assert ended.returncode == 0
-    page = Page(Path("page.html").read_text())
-    assert "the arms agree" in page.text
-    assert "Requests: 0 with other outputs" in page.text
-    (case,) = ET.parse("c.xml").getroot().findall("testsuite/testcase")
-    assert (case.get("name"), case.find("failure")) == ("fixed and plain", None)
 
 
 def test_after_a_signal_a_fault_of_ours_ends_with_the_signals_code(

@@ -45,16 +45,6 @@ def test_json_is_rows_and_nothing_else(content: Path, tmp_path: Path, capsys, ki
     assert rows["upstream", 12]["nearest"] == "width = count * self.topk"
 
 
-def test_stale_is_shown_beside_what_is_there(content: Path, tmp_path: Path, capsys) -> None:
-    write(content, 99002, "<2", "width = count * 2")
-    assert check(content, wheel(tmp_path)) == 1
-    out = capsys.readouterr().out
-    assert "99002.yaml:11:20: toggle 99002: edit 1 of 1 matches 0 places in toyserve.flow:Draft.rows" in out
-    assert "nearest is toyserve/flow.py:6\n    -width = count * 2\n    +width = count * self.topk\n" in out
-    assert "toyserve 1.2.0: ours 1 fit, 1 stale, " in out
-    assert out.endswith("; its own 1 fit, 1 stale\n")
-
-
 def test_a_tree_and_its_version(content: Path, tmp_path: Path, capsys) -> None:
     root = tree(tmp_path, {})
     assert check(content, root) == 2

@@ -27,17 +27,6 @@ def test_signature_line_candidates_and_commands_are_printed(capsys: pytest.Captu
     assert "specdebug replay topk_kv_indices --arm reverted" in out
 
 
-def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["triage", str(CRASH), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["signature"] == "illegal-address@cuda"
-    assert document["findings"][0]["line"] == 3
-    assert document["facts"]["backend"] == "flashinfer"
-    assert 27338 in [candidate["pr"] for candidate in document["candidates"]]
-    assert any(command.startswith("specdebug bisect ") for command in document["commands"])
-    assert document["lines"] == 6
-
-
 def test_standard_input_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CRASH.read_bytes())))
     assert run(["triage", "-"]) == 0

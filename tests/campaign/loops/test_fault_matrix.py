@@ -107,7 +107,7 @@ def test_its_document_is_what_the_page_is_made_of() -> None:
         ),
         (),
     )
-    assert DetectionMatrix.from_dict(matrix.to_dict()).rows == (
+    assert DetectionMatrix.of(matrix).rows == (
         Injected("nan_kv_in_use", 0, True, {"nan@a.b": 0, "mismatch@draft_kv": 4}),
         Injected("nan_kv_in_use", 1, False, {}),
         Injected("cache_flushed", 0, False, {}),

@@ -46,18 +46,16 @@ def test_unknown_words_are_refused() -> None:
         Rule("*", kinds=("nans",))
 
 
-@pytest.mark.parametrize("text", ["1", "true", "Yes", " ON "])
-def test_environment_asks_for_assertions(text: str) -> None:
-    assert mode_from_environment({"SGLANG_ENABLE_ASYNC_ASSERT": text}) == "assert"
-
-
-@pytest.mark.parametrize("text", ["0", "False", "no", "off", ""])
-def test_environment_asks_for_none(text: str) -> None:
-    assert mode_from_environment({"SGLANG_ENABLE_ASYNC_ASSERT": text}) == "off"
-
-
-def test_environment_unset_is_off() -> None:
-    assert mode_from_environment({}) == "off"
+@pytest.mark.parametrize(
+    ("environment", "mode"),
+    [
+        *(({"SGLANG_ENABLE_ASYNC_ASSERT": text}, "assert") for text in ("1", "true", "Yes", " ON ")),
+        *(({"SGLANG_ENABLE_ASYNC_ASSERT": text}, "off") for text in ("0", "False", "no", "off", "")),
+        ({}, "off"),
+    ],
+)
+def test_the_environment_asks_for_assertions_or_for_none(environment: dict[str, str], mode: str) -> None:
+    assert mode_from_environment(environment) == mode
 
 
 def test_environment_that_says_neither_is_an_error() -> None:

@@ -49,32 +49,27 @@ def value(call, at: float = 1.0) -> float:
     return call(torch.tensor([at])).item()
 
 
-def test_decorated_function(toys):
+def compiled_layer(mod):
+    return torch.compile(mod.Layer(), backend="eager", fullgraph=True)
+
+
+@pytest.mark.parametrize(
+    ("made", "target", "edit", "fixed", "broken"),
+    [
+        (lambda mod: mod.compiled, "compiled", ("y = x + 1", "y = x + 10"), 2, 11),
+        (lambda mod: mod.caller, "helper", ("y = x * 2", "y = x * 20"), 3, 21),
+        (compiled_layer, "Layer.scale", ("factor = 3", "factor = 30"), 3, 30),
+    ],
+    ids=["a compiled function", "one that it has inlined", "an inlined method"],
+)
+def test_what_is_compiled_sees_a_patch_and_its_end(toys, made, target, edit, fixed, broken):
     mod = toys.load(TEXT)
-    assert value(mod.compiled) == 2
-    with apply([Patch.of("t", f"{mod.__name__}:compiled", ("y = x + 1", "y = x + 10"))]) as applied:
-        assert [value(mod.compiled), value(mod.compiled, 2.0)] == [11, 12]
+    call = made(mod)
+    assert value(call) == fixed
+    with apply([Patch.of("t", f"{mod.__name__}:{target}", edit)]) as applied:
+        assert [value(call), value(call)] == [broken, broken]
         assert applied.hits()["t#1"] >= 1
-    assert value(mod.compiled) == 2
-
-
-def test_a_compiled_caller_that_inlined_the_function(toys):
-    mod = toys.load(TEXT)
-    assert value(mod.caller) == 3
-    with apply([Patch.of("t", f"{mod.__name__}:helper", ("y = x * 2", "y = x * 20"))]) as applied:
-        assert value(mod.caller) == 21
-        assert applied.hits()["t#1"] >= 1
-    assert value(mod.caller) == 3
-
-
-def test_a_compiled_module_that_inlined_a_method(toys):
-    mod = toys.load(TEXT)
-    layer = torch.compile(mod.Layer(), backend="eager", fullgraph=True)
-    assert value(layer) == 3
-    with apply([Patch.of("t", f"{mod.__name__}:Layer.scale", ("factor = 3", "factor = 30"))]) as applied:
-        assert value(layer) == 30
-        assert applied.hits()["t#1"] >= 1
-    assert value(layer) == 3
+    assert value(call) == fixed
 
 
 def test_by_import_hook(toys):
@@ -88,7 +83,7 @@ def test_by_import_hook(toys):
     ]
     with apply(patches, "import") as applied:
         mod = importlib.import_module(name)
-        layer = torch.compile(mod.Layer(), backend="eager", fullgraph=True)
+        layer = compiled_layer(mod)
         assert [value(mod.compiled), value(mod.caller), value(layer)] == [11, 21, 30]
         assert all(applied.hits().values())
     assert [value(mod.compiled), value(mod.caller), value(layer)] == [2, 3, 3]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from specdebug.reference import (
     AssistantHead,
@@ -18,7 +17,7 @@ from specdebug.reference import (
     frozen_kv,
     join_draft,
 )
-from tests.reference.test_draft import NEAR, norm, rotate
+from tests.reference.test_draft import NEAR, attended, finished, norm, rotate, walked
 
 CONFIG = ModelConfig(
     hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=50,
@@ -74,14 +73,8 @@ def naive_pass(head: AssistantHead, token: int, hidden: Tensor, length: int, cac
         prefix = f"layers.{index}."
         y = norm(x, w[f"{prefix}input_layernorm.weight"])
         q = rotate((w[f"{prefix}self_attn.q_proj.weight"] @ y).view(4, 8), length - 1)
-        rows = []
-        for h in range(4):
-            keys, values = cache.keys[layer][h // 2, :length], cache.values[layer][h // 2, :length]
-            rows.append((keys @ q[h] / 8**0.5).softmax(0) @ values)
-        x = x + w[f"{prefix}self_attn.o_proj.weight"] @ torch.cat(rows)
-        y = norm(x, w[f"{prefix}post_attention_layernorm.weight"])
-        gate = F.silu(w[f"{prefix}mlp.gate_proj.weight"] @ y) * (w[f"{prefix}mlp.up_proj.weight"] @ y)
-        x = x + w[f"{prefix}mlp.down_proj.weight"] @ gate
+        seen = [(cache.keys[layer][:, p], cache.values[layer][:, p]) for p in range(length)]
+        x = finished(w, prefix, x, attended(q, seen))
     return norm(x, w["norm.weight"])
 
 
@@ -118,13 +111,7 @@ def test_matches_give_the_accept_lengths_of_chains_that_draft_for_themselves() -
         return out
 
     ids[5:7] = torch.tensor(drafts(4)[:2])
-    lengths, newest = [], 4
-    while newest - 1 + STEPS <= len(ids) - 2:
-        truth = ids[newest + 1 : newest + 1 + STEPS].tolist()
-        pairs = zip(drafts(newest), truth, strict=True)
-        accepted = next((n for n, (a, b) in enumerate(pairs) if a != b), STEPS)
-        lengths.append(accepted + 1)
-        newest += accepted + 1
+    lengths = walked(drafts, ids, 4, STEPS)
     found = accept_lengths(assistant_matches(head, ids, hidden, frozen_kv(head, cache), STEPS), prompt_length=4)
     assert found == lengths
     assert lengths[0] >= 3

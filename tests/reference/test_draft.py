@@ -3,7 +3,7 @@ next-n layer of DeepSeek's that is used as a head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -102,6 +102,34 @@ def rotate(x: Tensor, position: int) -> Tensor:
     return out
 
 
+def attended(q: Tensor, seen: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Queries [4, 8] over the keys and values [2, 8] of each position that is seen: [32]."""
+    rows = []
+    for h in range(4):
+        scores = torch.stack([q[h] @ key[h // 2] for key, _ in seen]) / 8**0.5
+        rows.append(sum(p * value[h // 2] for p, (_, value) in zip(scores.softmax(0), seen, strict=True)))
+    return torch.cat(rows)
+
+
+def finished(w: Mapping[str, Tensor], layer: str, residual: Tensor, attended: Tensor) -> Tensor:
+    """A layer's output, from its attention's on."""
+    x = residual + w[f"{layer}self_attn.o_proj.weight"] @ attended
+    y = norm(x, w[f"{layer}post_attention_layernorm.weight"])
+    gate = F.silu(w[f"{layer}mlp.gate_proj.weight"] @ y) * (w[f"{layer}mlp.up_proj.weight"] @ y)
+    return x + w[f"{layer}mlp.down_proj.weight"] @ gate
+
+
+def walked(drafts: Callable[[int], list[int]], ids: Tensor, newest: int, steps: int) -> list[int]:
+    """The accept lengths of chains that draft for themselves, each behind what the one before came to."""
+    lengths = []
+    while newest - 1 + steps <= len(ids) - 2:
+        pairs = zip(drafts(newest), ids[newest + 1 : newest + 1 + steps].tolist(), strict=True)
+        accepted = next((n for n, (a, b) in enumerate(pairs) if a != b), steps)
+        lengths.append(accepted + 1)
+        newest += accepted + 1
+    return lengths
+
+
 def one_step(
     head: DraftHead, token: int, hidden: Tensor, position: int, past: list[tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -119,14 +147,7 @@ def one_step(
     k = rotate((w[f"{layer}self_attn.k_proj.weight"] @ x).view(2, 8), position)
     v = (w[f"{layer}self_attn.v_proj.weight"] @ x).view(2, 8)
     seen = [*past, (k, v)]
-    rows = []
-    for h in range(4):
-        scores = torch.stack([q[h] @ key[h // 2] for key, _ in seen]) / 8**0.5
-        rows.append(sum(p * value[h // 2] for p, (_, value) in zip(scores.softmax(0), seen, strict=True)))
-    x = residual + w[f"{layer}self_attn.o_proj.weight"] @ torch.cat(rows)
-    y = norm(x, w[f"{layer}post_attention_layernorm.weight"])
-    gate = F.silu(w[f"{layer}mlp.gate_proj.weight"] @ y) * (w[f"{layer}mlp.up_proj.weight"] @ y)
-    return x + w[f"{layer}mlp.down_proj.weight"] @ gate, (k, v)
+    return finished(w, layer, residual, attended(q, seen)), (k, v)
 
 
 def rotate_neighbours(x: Tensor, position: int) -> Tensor:
@@ -156,10 +177,7 @@ def nextn_step(
         made = [both[h] @ each[0] for _, each in seen]
         scores = torch.stack([q @ torch.cat([m[:6], key[0]]) for m, (key, _) in zip(made, seen, strict=True)])
         rows.append(sum(p * m[6:] for p, m in zip((scores / 10**0.5).softmax(0), made, strict=True)))
-    x = residual + w["self_attn.o_proj.weight"] @ torch.cat(rows)
-    y = norm(x, w["post_attention_layernorm.weight"])
-    gate = F.silu(w["mlp.gate_proj.weight"] @ y) * (w["mlp.up_proj.weight"] @ y)
-    return norm(x + w["mlp.down_proj.weight"] @ gate, w["shared_head.norm.weight"]), seen[-1]
+    return norm(finished(w, "", residual, torch.cat(rows)), w["shared_head.norm.weight"]), seen[-1]
 
 
 def naive_chain(head: DraftHead, ids: Tensor, hidden: Tensor, start: int, num_steps: int) -> list[Tensor]:

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from specdebug.reference import ModelConfig, MTPHead, accept_lengths, join_draft, mtp_draft, mtp_kv, mtp_matches
-from tests.reference.test_draft import NEAR, norm, rotate
+from tests.reference.test_draft import NEAR, attended, finished, norm, rotate, walked
 
 DEPTH = 3
 CONFIG = ModelConfig(
@@ -53,14 +52,7 @@ def one_row(head: MTPHead, index: int, token: int, hidden: Tensor, position: int
     q = rotate((w["self_attn.q_proj.weight"] @ x).view(4, 8), position)
     k = rotate((w["self_attn.k_proj.weight"] @ x).view(2, 8), position)
     seen = [*past, (k, (w["self_attn.v_proj.weight"] @ x).view(2, 8))]
-    rows = []
-    for h in range(4):
-        scores = torch.stack([q[h] @ key[h // 2] for key, _ in seen]) / 8**0.5
-        rows.append(sum(p * value[h // 2] for p, (_, value) in zip(scores.softmax(0), seen, strict=True)))
-    x = residual + w["self_attn.o_proj.weight"] @ torch.cat(rows)
-    y = norm(x, w["post_attention_layernorm.weight"])
-    gate = F.silu(w["mlp.gate_proj.weight"] @ y) * (w["mlp.up_proj.weight"] @ y)
-    return norm(x + w["mlp.down_proj.weight"] @ gate, w["shared_head.norm.weight"]), seen[-1]
+    return norm(finished(w, "", residual, attended(q, seen)), w["shared_head.norm.weight"]), seen[-1]
 
 
 def naive_draft(head: MTPHead, ids: list[int], hidden: Tensor) -> tuple[list[int], list[Tensor], list[list[KV]]]:
@@ -117,12 +109,6 @@ def test_matches_give_the_accept_lengths_of_chains_that_draft_for_themselves(hea
         drafts = mtp_draft(head, ids[:8], hidden[:7]).tokens
         ids[8:10] = drafts[:2]
         ids[11:13] = mtp_draft(head, ids[:11], hidden[:10]).tokens[:2]
-    lengths, newest = [], 4
-    while newest - 1 + DEPTH <= len(ids) - 2:
-        drafts = mtp_draft(head, ids[: newest + 1], hidden[:newest]).tokens.tolist()
-        truth = ids[newest + 1 : newest + 1 + DEPTH].tolist()
-        accepted = next((n for n, (a, b) in enumerate(zip(drafts, truth, strict=True)) if a != b), DEPTH)
-        lengths.append(accepted + 1)
-        newest += accepted + 1
+    lengths = walked(lambda n: mtp_draft(head, ids[: n + 1], hidden[:n]).tokens.tolist(), ids, 4, DEPTH)
     assert accept_lengths(mtp_matches(head, ids, hidden), prompt_length=4) == lengths
     assert max(lengths) > 1

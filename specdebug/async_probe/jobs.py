@@ -39,7 +39,7 @@ class JobPart:
 
 
 class What(NamedTuple):
-    """The things to look for. A part is None if nobody asked for it, or nothing can be wrong."""
+    """The things to look for. A part is None if it was not asked for, or nothing can be wrong."""
 
     look: int
     low: int

@@ -10,7 +10,7 @@ words      name        content
 4          TABLE       address of the rows, each of ``COLUMNS`` words, in memory that a lost device leaves
 from 16    TOTALS      bad elements by entry
            FINE        by entry, 1 until something bad was seen: an assertion looks at it
-           CELLS       by captured launch, programs started so far; cell 0 belongs to nobody
+           CELLS       by captured launch, programs started so far; cell 0 belongs to none
 =========  ==========  =========================================================================
 """
 

@@ -34,7 +34,7 @@ class SiteCall:
 
     ``kind``: a kind of finding, or ``nonfinite`` for nan and inf together. ``low``, ``high``: bounds of an oob check,
     of page_aligned ``high`` is the page size. ``at``: the rows of dimension 1 that are meant, None for all.
-    ``gathered``: those rows, None if nobody asked. ``capture``: of the graph that the call is captured in.
+    ``gathered``: those rows, None if they were not asked for. ``capture``: of the graph that the call is captured in.
     """
 
     site: str
@@ -164,7 +164,7 @@ def configure(mode: str, rules: Sequence[Rule] = (), *, capacity: int = DEFAULT_
 
 
 def on_site(hook: SiteHook | None, replayed: ReplayHook | None = None) -> None:
-    """Hand every probe call to ``hook`` before it looks, whether or not a probe is live there; None: to nobody.
+    """Hand every probe call to ``hook`` before it looks, whether or not a probe is live there; None: to no hook.
 
     The hook may change the tensor in place, for the probe and the caller. Calls in compiled code are not handed over.
     Those in a graph are when it is captured (``SiteCall.capture``), so that whatever the hook enqueues then becomes a

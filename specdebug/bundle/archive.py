@@ -1,7 +1,7 @@
 """The container: a zip archive whose manifest names every member with its size and SHA-256.
 
-Whoever sends a bundle may be anybody, so everything is checked before anything is used: names, sizes as declared and as
-read, digests, format version. Members are never extracted, and only those that somebody asks for are held in memory:
+A bundle may come from a stranger, so everything is checked before anything is used: names, sizes as declared and as
+read, digests, format version. Members are never extracted, and only those that are asked for are held in memory:
 a few KiB can unpack to hundreds of MiB, so every reader says how much room it has for what.
 """
 
@@ -81,7 +81,7 @@ def write_archive(
     """Write a bundle, whole or not at all: manifest first, then the members by name. Raises SpecDebugError.
 
     ``facts``: those of the manifest beside format, version and members. ``force``: overwrite what is there. ``room``:
-    of whoever will read it; what has none there is not written.
+    of its reader to come; what has none there is not written.
     """
     check_target(path, force)
     listed = {

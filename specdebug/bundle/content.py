@@ -127,7 +127,7 @@ def write_bundle(
 
 
 def room(name: str) -> int:
-    """The bytes of a member that may be held: of the report, which nobody reads again, and of strange ones none."""
+    """The bytes of a member that may be held: of the report, which is not read again, and of strange ones none."""
     return _ROOM.get(name, _ROOM_FOR_CONTENT if name.startswith((f"{TOGGLES}/", f"{PROBES}/")) else 0)
 
 

@@ -44,7 +44,7 @@ def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, i
 def _draft(reference: DenseReference, shape: EngineShape, parting: Parting) -> tuple[float, float, int]:
     """The amount by which the path that one trace accepted is in the tree, or is not.
 
-    What was accepted beyond the end of an output was given to nobody, so its tokens are the reference's. Then it may as
+    What was accepted beyond the end of an output was not given out, so its tokens are the reference's. Then it may as
     well be one of these that was narrow: by how far it is better than the second best.
     """
     from specdebug.reference.tree import TreeShape, standing

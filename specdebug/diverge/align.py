@@ -5,7 +5,7 @@ difference is the answer, be it one of rounding's size or one of the schedule.
 
 **By request**, for arms whose engines are configured otherwise: one may batch as the other does not. A request's own
 decode steps are laid side by side by their number, whenever each was made. Slots and places in the batch may then
-differ, and floating-point values by rounding: those differences are handed on to somebody who has the values.
+differ, and floating-point values by rounding: those differences are handed on to the judge, who has the values.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def unlike_by_worker(left: Sequence[RecordedStep], right: Sequence[RecordedStep]
     """The places in requests' decode steps where the workers v1 and v2 rightly have other rows.
 
     v2 extends a draft over every node of a tree, v1 over what was accepted, so that they write other rows of KV. And
-    where a request ends inside an accepted path, v1 extends it no further than that; nobody reads what comes of it. A
+    where a request ends inside an accepted path, v1 extends it no further than that; what comes of it is not read. A
     step that only one of them made is a difference.
     """
     one, other = (dict(placed(steps)) for steps in (left, right))
@@ -97,8 +97,8 @@ def integers_of(steps: Sequence[RecordedStep]) -> dict[str, str]:
 
 
 def _only(step: RecordedStep, sites: set[str], alone: Mapping[str, str]) -> RecordedStep:
-    """The step with the calls of some sites, rows of other requests being nobody's. Calls keep their numbers, by which
-    their tensors are found."""
+    """The step with the calls of some sites, rows of other requests counting as padding. Calls keep their numbers,
+    by which their tensors are found."""
     gone = {place for place, rid in enumerate(step.rids) if rid in alone}
     calls, digests, at = [], array("Q"), 0
     for call in step.calls:

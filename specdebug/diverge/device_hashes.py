@@ -3,8 +3,8 @@
 The device adds up **groups** of rows, the host the sums of a **segment** (``sums.py``). Hashes of the host
 (``fingerprint.py``) and of a device are not comparable.
 
-Nobody waits: at the end of a step its sums are sent to pinned memory of the host, which reads them once they are there.
-So of a device that is lost all is known but the last step or two.
+There is no wait: at the end of a step its sums are sent to pinned memory of the host, which reads them once they are
+there. So of a device that is lost all is known but the last step or two.
 
 A graph adds up what passes in it to memory of its own, since the owners of the rows are known only when it is replayed:
 a group is a row, or all rows. After a replay that memory is copied to the step's other sums.

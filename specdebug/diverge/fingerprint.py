@@ -47,7 +47,7 @@ class Staging:
         return at
 
     def clear(self) -> None:
-        """Nobody needs the copies any more."""
+        """Let go of the copies."""
         del self._blocks[:-1]
         self._used = 0
 

@@ -66,7 +66,7 @@ def described(call: SiteCall) -> Described:
 
 
 class RunListener(ABC):
-    """Listens to one engine's run, after whoever did before (the injector), so to what the engine goes on with.
+    """Listens to one engine's run, after the one that did before (the injector), so to what the engine goes on with.
 
     Graphs are listened to when they are captured, so call :meth:`listen`, build the engine, then :meth:`attach`.
     """

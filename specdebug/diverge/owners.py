@@ -22,7 +22,7 @@ Segment = tuple[int, int, int]
 class Batch:
     """The batch that is computed at the moment: requests by their place in the step's batch.
 
-    ``lens``: rows that each has of a prefill. ``known``: segments found before, by whoever keeps them.
+    ``lens``: rows that each has of a prefill. ``known``: segments found before, by the key of their finder.
     """
 
     kind: BatchKind | Literal["none"]

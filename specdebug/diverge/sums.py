@@ -1,6 +1,6 @@
 """Sums as hashes: modulo 2**64 over (value XOR key) times odd weight, key and weight by position.
 
-One changed element always changes a sum, and a changed sum that of the sums. Without torch: whoever only reads
+One changed element always changes a sum, and a changed sum that of the sums. Without torch: a process that only reads
 recordings needs none.
 """
 

@@ -105,7 +105,7 @@ class Injector:
         if "site" in points:
             async_probe.on_site(lambda call: self._offer("site", self._batch, at_site=call))
         if "lengths" in points:
-            # What a GPU drafts ahead it may drop, and then nobody has used what was read early.
+            # What a GPU drafts ahead it may drop, and then what was read early was not used.
             self._view.eagle.drafts_ahead = False
             self._wrap(self._view.state, "store_lengths", "lengths")
             self._run_later_after(self._view.state, "gather")

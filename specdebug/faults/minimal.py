@@ -77,7 +77,7 @@ def minimal(
         "limits": {
             "timeout_s": 3 if kind.name == "worker_hangs" else 60,
             "max_steps": 200,
-            # Whoever takes all there is should have it soon.
+            # A fault that takes all there is should have it soon.
             "memory_mb": 768 if kind.name == "worker_out_of_memory" else 1536,
         },
     }

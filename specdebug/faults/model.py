@@ -46,7 +46,7 @@ Steps = tuple[int, int]
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault as declared. None: wherever, whenever, whoever comes first.
+    """One fault as declared. None: the place, step or request that comes first.
 
     ``row``: place of the request in its batch. ``probability``: of each opportunity. ``times``: injections at most.
     ``seed``: of what is drawn for it, by default the run's.

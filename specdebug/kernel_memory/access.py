@@ -2,7 +2,7 @@
 
 A block whose least and greatest address lie where they belong costs two comparisons. Only else is it looked at lane by
 lane. A lane that left its tensor does what it would on a GPU where that lies in another tensor's memory, which it
-reads or overwrites. Memory of nobody is neither read nor written: a load gets bits that are all set.
+reads or overwrites. Memory without an owner is neither read nor written: a load gets bits that are all set.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Block:
         return lanes.ndim <= 1 and bool((np.diff(self._plain[lanes]) == self._item).all())
 
     def _drop(self, outside: Mask) -> None:
-        """Carry out no lane that hits memory of nobody."""
+        """Carry out no lane that hits memory without an owner."""
         for place in zip(*np.nonzero(outside), strict=True):
             address = int(self._plain[place])
             owner = self._launch.owners.at(address)

@@ -29,7 +29,7 @@ HOOKED = (
         "create_atomic_cas", "create_atomic_rmw",
     )),
 )  # fmt: skip
-"""What of Triton's interpreter is hooked: the class or, of the module itself, nothing, and the function."""
+"""The parts of Triton's interpreter that are hooked: the class or, of the module itself, nothing, and the function."""
 Reporter = Callable[[str], Report | None]
 """By kernel, who takes its findings; None: the kernel is not looked at."""
 
@@ -158,7 +158,7 @@ class Hooks:
         return before
 
     def _create_atomic_cas(self, original: Any, builder: Any, ptr: Any, compared: Any, value: Any, *more: Any) -> Any:
-        """There is no mask: where a lane hits memory of nobody the whole block is left out."""
+        """There is no mask: where a lane hits memory without an owner the whole block is left out."""
         if self._launch is None:
             return original(builder, ptr, compared, value, *more)
         bare, meant, done = self._looked(ptr, None, "atomic")

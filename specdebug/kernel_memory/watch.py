@@ -33,8 +33,8 @@ class KernelMemoryError(AssertionError):
 class Watch:
     """Holds kernels to their memory by some rules, from :meth:`begin` until :meth:`end`.
 
-    ``written``: the slots whose reads are held against their writes; whoever owns a pool enters and tells them.
-    ``static``: the static buffers of graphs, and their replays, which whoever owns them enters and tells.
+    ``written``: the slots whose reads are held against their writes; the owner of a pool enters and tells them.
+    ``static``: the static buffers of graphs, and their replays, which their owner enters and tells.
     ``operations``: looks at torch operations on static buffers while it is entered.
     """
 

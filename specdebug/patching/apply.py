@@ -222,7 +222,7 @@ class _Module:
             self.kernels.sync(self._text_of)
 
     def code(self) -> CodeType:
-        """The patched code, for somebody who is about to execute it."""
+        """The patched code, for a caller that is about to execute it."""
         with _lock:
             self.functions.learn(self.current)
             self._has_run = True

@@ -1,6 +1,6 @@
 """Exchange the code of functions that already exist, wherever a program keeps them.
 
-A function object is found through the garbage collector, so whoever holds it (a module, a class, a closure, a
+A function object is found through the garbage collector, so every holder of it (a module, a class, a closure, a
 ``functools.wraps`` chain, ``torch.compile``) sees it change when its ``__code__`` is set. Running frames and
 generators keep the code they started with.
 """
@@ -229,7 +229,7 @@ def take_census(folder: str) -> None:
 
     Until :func:`end_census` patching knows no others. A search of every object takes longer than the rest of applying a
     patch, and in a fork it copies the memory that all of them lie in: so a process that many are forked from searches,
-    and its forks patch. In between nobody may make functions of that folder, nor patch modules outside of it. Files of
+    and its forks patch. In between no functions of that folder may be made, nor others patched. Files of
     modules that have been patched are not read again.
     """
     global _census

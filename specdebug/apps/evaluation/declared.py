@@ -91,7 +91,7 @@ class Evaluation(Part):
         return os.path.join(self.path.parent, self.questions.file)
 
     def scenario(self) -> Scenario:
-        """A scenario without a workload, of one arm, for whoever starts workers and targets by scenarios. A server is
+        """A scenario without a workload, of one arm, for what starts workers and targets by scenarios. A server is
         given a connection for each question under way."""
         target, needed = self.target, self.questions.concurrency
         if not isinstance(target, str):

@@ -47,7 +47,7 @@ class Refusal(Exception):
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client does not wait for the answer any more."""
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
@@ -106,7 +106,7 @@ async def begun(requests: Sequence[ServedRequest]) -> None:
         for each in waiting:
             each.cancel()
     for request in requests:
-        request.tell()  # whoever streams it looks at once
+        request.tell()  # its stream looks at once
         if refusal := refusal_of(request):
             raise refusal
 

@@ -21,7 +21,7 @@ from specdebug.apps.serve.state import ServerState
 Route = Callable[[ServerState, Request], Awaitable[Response]]
 
 CLIENT_CLOSED = 499
-"""The status, for the log alone, of an answer for which nobody waited."""
+"""The status, for the log alone, of an answer whose client had gone."""
 
 CHANGING = frozenset({generate, info.flush_cache, info.abort_request, info.health_generate,
                       openai_routes.completions, openai_routes.chat_completions})  # fmt: skip

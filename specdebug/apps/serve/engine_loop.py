@@ -2,7 +2,7 @@
 
 After each step come the probes' findings and the guards, as in a scenario's run; what they find is told and the engine
 goes on. The books of memory are checked when nothing is under way. An exception out of the engine ends the process,
-for nobody knows what state it left: it is told as a violation first.
+for the state that it left is unknown: it is told as a violation first.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class EngineLoop:
             del self._keys[rid]
 
     def _flush(self) -> None:
-        """Empty the prefix cache, unless somebody is served: then nothing is done, as in SGLang."""
+        """Empty the prefix cache, unless a request is served: then nothing is done, as in SGLang."""
         idle = not self._session.has_work
         if idle:
             self._engine.flush_cache()

@@ -49,7 +49,7 @@ def _no_constant(word: str) -> NoReturn:
 
 
 class Fields:
-    """An object of a body. Each field is asked for once; :meth:`close` refuses those that nobody asked for."""
+    """An object of a body. Each field is asked for once; :meth:`close` refuses those that were not asked for."""
 
     def __init__(self, data: Any, path: str = "") -> None:
         if not isinstance(data, Mapping):

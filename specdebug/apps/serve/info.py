@@ -29,7 +29,7 @@ async def health(state: ServerState, http: Request) -> Response:
 
 
 async def health_generate(state: ServerState, http: Request) -> Response:
-    """200 once the engine has generated a token, for whomever."""
+    """200 once the engine has generated a token, for any request."""
     state.require_engine()
     try:
         await asyncio.wait_for(state.client.generates(), GENERATE_S)

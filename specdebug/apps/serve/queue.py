@@ -65,7 +65,7 @@ class FairQueue:
             yield request, last
 
     def served(self, tokens: int) -> None:
-        """The engine has served so many tokens, whosesoever."""
+        """The engine has served so many tokens, of whichever requests."""
         self._now += tokens / max(len(self._sent) + len(self._waiting), 1)
 
     def _give_way(self, due: float) -> ServedRequest | None:

@@ -27,7 +27,7 @@ from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
 
 READY = "The server is fired up and ready to roll!"
-"""SGLang's line, which whoever starts a server waits for; ours ends with the address."""
+"""SGLang's line, which programs that start a server wait for; ours ends with the address."""
 GRACE_S = 3
 """Seconds that answers under way have to end once the server is told to."""
 

@@ -90,7 +90,7 @@ class ServedRequest:
         self._news.clear()
 
     def tell(self) -> None:
-        """Wake whoever waits."""
+        """Wake those that wait."""
         self._news.set()
 
     def tell_by(self, news: asyncio.Event) -> None:

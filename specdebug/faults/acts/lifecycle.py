@@ -1,4 +1,4 @@
-"""Requests that end, or are set back, at a moment of somebody else's choice. An engine must survive all of it."""
+"""Requests that end, or are set back, at a moment that is not of its own choice. An engine must survive all of it."""
 
 from __future__ import annotations
 

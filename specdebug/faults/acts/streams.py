@@ -1,5 +1,5 @@
 """Damage that two streams without an event between them do to each other: reads that come before a write, writes that
-come late, memory reused while somebody still reads it; and kernels whose programs run in another order.
+come late, memory reused while it is still read; and kernels whose programs run in another order.
 
 The engine runs on one stream, so the order is simulated: a read gets what memory held before the other stream's write.
 """
@@ -101,7 +101,7 @@ def _late(shot: Shot, name: str) -> None:
     import torch
 
     most = shot.view.spec.num_steps + 1
-    # Of a request that ends with this step nobody reads them any more.
+    # Those of a request that ends with this step are not read any more.
     lasting = [each for each in shot.batch if 0 < len(each.output_ids) < each.sampling.max_new_tokens - most]
     request = shot.pick(lasting, "no request decodes that cannot end with this step")
     table = {"seq_lens": shot.view.state.seq_lens, "bonus": shot.view.state.bonus}[name]

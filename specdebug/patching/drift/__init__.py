@@ -1,7 +1,7 @@
 """Find the registered patches that no longer fit a release of another engine, without importing it.
 
 ``open_dist`` reads a wheel, an sdist or a source tree; ``check`` matches every toggle's patches against it, and those
-of the engine's own registry of reverts where it ships one: a patch names lines that somebody may have moved since.
+of the engine's own registry of reverts where it ships one: a patch names lines that may have moved since.
 """
 
 from specdebug.base.errors import SpecDebugError

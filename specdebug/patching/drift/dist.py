@@ -46,7 +46,7 @@ class Dist:
             place = self._members.place(file)
             try:
                 source = ModuleSource(module, place, importlib.util.decode_source(self._members.read(file)))
-                with warnings.catch_warnings():  # somebody else's odd escapes are not ours to report
+                with warnings.catch_warnings():  # odd escapes of other code are not ours to report
                     warnings.simplefilter("ignore")
                     _ = source.tree
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -14,7 +14,7 @@ from specdebug.patching.drift.nearest import Near, nearest
 from specdebug.patching.match import Placed, check_overlaps, dedent, place
 from specdebug.patching.rewrite import rewrite
 
-# How a message may end that is for whoever edits the one file; a Near says more.
+# How a message may end that is for the editor of the one file; a Near says more.
 _HINT = re.compile("; nearest is |; known: ")
 
 

@@ -1,6 +1,6 @@
 """The engine's side: take the front's commands, step while there is work, tell the front what each step gave.
 
-After each step come the probes' findings and the guards, as in a scenario's run; what they find is told and the engine
+After each step the oracles of probes and guards look, as in a scenario's run; what they find is told and the engine
 goes on. The books of memory are checked when nothing is under way. An exception out of the engine ends the process,
 for the state that it left is unknown: it is told as a violation first.
 """
@@ -13,23 +13,23 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from specdebug import async_probe, kernel_memory
 from specdebug.base.errors import SpecDebugError
-from specdebug.events import Stepped
+from specdebug.events import AfterStep, DeviceLost, Stepped
 from specdebug.faults.injector import Injector
 from specdebug.run.exceptions import violation_of
+from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.run.oracles.findings import Guards, PoolsOracle, ProbesOracle
+from specdebug.scenario.grammar import OracleSpec
+from specdebug.targets.base import Asked
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Violation
 from specdebug.workers.device import leave_now
 from specdebug.workers.machine_failure import machine_failure
 from specdebug.workers.termination import before_termination
 from specdebug.workers.wire import LineReader, Sink
-
-if TYPE_CHECKING:
-    from specdebug.async_probe import ProbeFinding
-    from specdebug.engine.memory.arena import GuardViolation
 
 T = TypeVar("T")
 
@@ -68,7 +68,12 @@ class EngineLoop:
         self._put_back: list[str] = []
         """The front's keys of requests that have given up their places since the last step."""
         self._checked = True
-        self._on_gpu = self._engine.config.device != "cpu"
+        settings = OracleSettings(OracleSpec(), Asked(self._engine.config.model), probes=True)
+        bench = Bench(settings, session, None, self._tell, lambda rid, tie: None, lambda ids: "")
+        self._oracles: list[Oracle] = [ProbesOracle(bench)]
+        if self._engine.config.memory.guards:
+            self._oracles.append(Guards(bench))
+        self._books = PoolsOracle(bench)
 
     def run(self) -> int:
         """Serve until the front goes away; return the exit status of this process, 1 after a failure."""
@@ -190,10 +195,10 @@ class EngineLoop:
             report = self._engine.step()
         except Exception as error:
             if not device_lost(error):
-                self._inspect(step, wait=True)
+                self._inspect(step, failed=True)
             raise
         seconds = time.perf_counter() - began
-        self._inspect(step, wait=not self._on_gpu)
+        self._inspect(step, failed=False)
         self._step = step
         self._tell_step(report, seconds)
         self._watch_progress(report)
@@ -233,35 +238,20 @@ class EngineLoop:
         reached = {**async_probe.reached(), **kernel_memory.launches()}
         self._sink.emit("coverage", step=self._step, reached=reached, hits=self._hits(), **self._gauges())
 
-    def _inspect(self, step: int, *, wait: bool) -> None:
-        """Tell what a step left behind; ``wait`` for what has not reached the host."""
-        for one in kernel_memory.poll():
-            self._tell(Violation(one.kind, one.site, step, one.message(), one.count))
-        self._tell_found(step, async_probe.drain() if wait else async_probe.poll())
-        if self._engine.config.memory.guards:
-            self._tell_damage(step, self._session.check_guards())
+    def _inspect(self, step: int, *, failed: bool) -> None:
+        """Tell what a step left behind; of one that has failed also what had not reached the host yet."""
+        for oracle in self._oracles:
+            oracle.on(AfterStep(step, failed))
 
     def _salvage(self) -> None:
         """Tell what had reached the host before the device was lost."""
-        self._tell_found(self._step + 1, async_probe.salvage())
-        self._tell_damage(self._step + 1, self._session.damage_seen())
-
-    def _tell_found(self, step: int, findings: Iterable[ProbeFinding]) -> None:
-        for found in findings:
-            data = {"index": found.index, "value": found.value, "bound": found.bound}
-            made_in, count = found.step or step, found.count or 1
-            self._tell(Violation(found.kind, found.site, made_in, found.message(), count, data))
-
-    def _tell_damage(self, step: int, damage: Iterable[GuardViolation]) -> None:
-        for guard in damage:
-            self._tell(Violation("guard", f"{guard.buffer}->{guard.victim}", step, str(guard)))
+        for oracle in self._oracles:
+            oracle.on(DeviceLost(self._step + 1))
 
     def _check_pools(self) -> None:
         """Look at the books of memory, once after something was done."""
         self._checked = True
-        for broken in self._session.check_pools():
-            law, _, what = broken.partition(":")
-            self._tell(Violation("pools", law.strip(), self._step, what.strip() or broken))
+        self._books.on(AfterStep(self._step))
 
     def _watch_progress(self, report: Stepped) -> None:
         self._idle = self._idle + 1 if report.kind == "idle" and self._session.has_work else 0

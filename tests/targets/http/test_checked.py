@@ -55,84 +55,75 @@ def test_what_is_known_is_kept_and_null_counts_are_left_out() -> None:
     assert info["specdebug"]["violations"] == [{"signature": "nan@draft.x", "step": 3, "detail": "3 bad"}]
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"text": None}, "text is null, not text of at most"),
-        ({"text": ["a"]}, "text is a list of 1, not text"),
-        ({"output_ids": None}, "output_ids is null, not a list of at most"),
-        ({"output_ids": "67"}, "output_ids is '67', not a list"),
-        ({"output_ids": [1, True]}, "output_ids is True, not a token id"),
-        ({"output_ids": [1, -1]}, "output_ids is -1, not a token id"),
-        ({"output_ids": [2**31]}, "output_ids is 2147483648, not a token id"),
-        ({"meta_info": None}, "meta_info is null, not an object"),
-        ({"meta_info": [META]}, "meta_info is a list of 1, not an object"),
-    ],
-)
-def test_of_an_answer(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadAnswer, match=rf"^/generate: {told}"):
-        read("/generate", GENERATED, ANSWER | change)
+OF_AN_ANSWER = [
+    ({"text": None}, "text is null, not text of at most"),
+    ({"text": ["a"]}, "text is a list of 1, not text"),
+    ({"output_ids": None}, "output_ids is null, not a list of at most"),
+    ({"output_ids": "67"}, "output_ids is '67', not a list"),
+    ({"output_ids": [1, True]}, "output_ids is True, not a token id"),
+    ({"output_ids": [1, -1]}, "output_ids is -1, not a token id"),
+    ({"output_ids": [2**31]}, "output_ids is 2147483648, not a token id"),
+    ({"meta_info": None}, "meta_info is null, not an object"),
+    ({"meta_info": [META]}, "meta_info is a list of 1, not an object"),
+]
+OF_ITS_COUNTS = [
+    ({"completion_tokens": "2"}, "completion_tokens is '2', not a whole number"),
+    ({"completion_tokens": 2.0}, "completion_tokens is 2.0, not a whole number"),
+    ({"completion_tokens": True}, "completion_tokens is True, not a whole number"),
+    ({"completion_tokens": 10**400}, "completion_tokens is a very long number, not a whole number"),
+    ({"cached_tokens": -1}, "cached_tokens is -1, not a whole number"),
+    ({"spec_verify_ct": [1]}, "spec_verify_ct is a list of 1, not a whole number"),
+    ({"spec_accept_length": float("nan")}, "spec_accept_length is nan, not a number"),
+    ({"spec_accept_rate": "0.5"}, "spec_accept_rate is '0.5', not a number"),
+    ({"spec_accept_histogram": 3}, "spec_accept_histogram is 3, not a list"),
+    ({"spec_accept_histogram": [1] * 5000}, "spec_accept_histogram is a list of 5000, not a list"),
+    ({"spec_accept_histogram": [1, 10**12]}, r"spec_accept_histogram\.1 is 1000000000000, not a whole number"),
+    ({"spec_accept_histogram": [1, None]}, r"spec_accept_histogram\.1 is null, not a whole number"),
+    ({"finish_reason": "stop"}, "finish_reason is 'stop', not an object"),
+    ({"finish_reason": {}}, r"finish_reason\.type is missing"),
+    ({"finish_reason": {"type": 3}}, r"finish_reason\.type is 3, not text"),
+    ({"finish_reason": {"type": "stop", "matched": [3]}}, r"finish_reason\.matched is a list of 1, not a whole"),
+    ({"output_token_logprobs": [[-0.1]]}, r"output_token_logprobs\.0 is a list of 1, not a list of a log prob"),
+    ({"output_token_logprobs": [[2.5, 1]]}, r"output_token_logprobs\.0 is 2\.5, not a number from -inf to 1"),
+    ({"output_top_logprobs": [[[-0.1, "x"]]]}, r"output_top_logprobs\.0\.0 is 'x', not a whole number"),
+]
+OF_A_SERVER = [
+    ({"version": 5}, "version is 5, not text"),
+    ({"stream_output": "yes"}, "stream_output is 'yes', not true or false"),
+    ({"internal_states": [3]}, r"internal_states\.0 is 3, not an object"),
+    ({"internal_states": [{"avg_spec_accept_length": "2"}]}, r"internal_states\.0\.avg_spec_accept_length is '2'"),
+    ({"specdebug": None}, "specdebug is null, not an object"),
+    ({"specdebug": "ours"}, "specdebug is 'ours', not an object"),
+    ({"specdebug": {"violations": None}}, r"specdebug\.violations is null, not a list"),
+    ({"specdebug": {"violations": [{"detail": "x"}]}}, r"specdebug\.violations\.0\.signature is missing"),
+    (
+        {"specdebug": {"violations": [{"signature": "a b@c\nd", "detail": "x"}]}},
+        r"specdebug\.violations\.0\.signature is 'a b@c\\nd', not text",
+    ),
+    (
+        {"specdebug": {"violations": [{"signature": "nan@x", "detail": "x", "step": "3"}]}},
+        r"specdebug\.violations\.0\.step is '3', not a whole number",
+    ),
+    ({"specdebug": {"engine": {"step": "x"}}}, r"specdebug\.engine\.step is 'x', not a whole number"),
+    ({"specdebug": {"reverts": [1]}}, r"specdebug\.reverts is a list of 1, not an object"),
+    ({"specdebug": {"reverts": {"27338": {"a": "b"}}}}, r"specdebug\.reverts\.27338\.a is 'b', not a whole number"),
+    ({"specdebug": {"reached_sites": {"a": -1}}}, r"specdebug\.reached_sites\.a is -1, not a whole number"),
+    ({"specdebug": {"stack": {"arithmetic": {"x": [1]}}}}, r"specdebug\.stack\.arithmetic is an object of 1, not"),
+    ({"specdebug": {"speculative_switch": 1}}, r"specdebug\.speculative_switch is 1, not true or false"),
+]
+WRONG = [
+    *(("/generate", ANSWER | change, told) for change, told in OF_AN_ANSWER),
+    *(("/generate", ANSWER | {"meta_info": META | change}, rf"meta_info\.{told}") for change, told in OF_ITS_COUNTS),
+    *(("/server_info", INFO | change, told) for change, told in OF_A_SERVER),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"completion_tokens": "2"}, "completion_tokens is '2', not a whole number"),
-        ({"completion_tokens": 2.0}, "completion_tokens is 2.0, not a whole number"),
-        ({"completion_tokens": True}, "completion_tokens is True, not a whole number"),
-        ({"completion_tokens": 10**400}, "completion_tokens is a very long number, not a whole number"),
-        ({"cached_tokens": -1}, "cached_tokens is -1, not a whole number"),
-        ({"spec_verify_ct": [1]}, "spec_verify_ct is a list of 1, not a whole number"),
-        ({"spec_accept_length": float("nan")}, "spec_accept_length is nan, not a number"),
-        ({"spec_accept_rate": "0.5"}, "spec_accept_rate is '0.5', not a number"),
-        ({"spec_accept_histogram": 3}, "spec_accept_histogram is 3, not a list"),
-        ({"spec_accept_histogram": [1] * 5000}, "spec_accept_histogram is a list of 5000, not a list"),
-        ({"spec_accept_histogram": [1, 10**12]}, r"spec_accept_histogram\.1 is 1000000000000, not a whole number"),
-        ({"spec_accept_histogram": [1, None]}, r"spec_accept_histogram\.1 is null, not a whole number"),
-        ({"finish_reason": "stop"}, "finish_reason is 'stop', not an object"),
-        ({"finish_reason": {}}, r"finish_reason\.type is missing"),
-        ({"finish_reason": {"type": 3}}, r"finish_reason\.type is 3, not text"),
-        ({"finish_reason": {"type": "stop", "matched": [3]}}, r"finish_reason\.matched is a list of 1, not a whole"),
-        ({"output_token_logprobs": [[-0.1]]}, r"output_token_logprobs\.0 is a list of 1, not a list of a log prob"),
-        ({"output_token_logprobs": [[2.5, 1]]}, r"output_token_logprobs\.0 is 2\.5, not a number from -inf to 1"),
-        ({"output_top_logprobs": [[[-0.1, "x"]]]}, r"output_top_logprobs\.0\.0 is 'x', not a whole number"),
-    ],
-)
-def test_of_its_counts(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadAnswer, match=rf"^/generate: meta_info\.{told}"):
-        read("/generate", GENERATED, ANSWER | {"meta_info": META | change})
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"version": 5}, "version is 5, not text"),
-        ({"stream_output": "yes"}, "stream_output is 'yes', not true or false"),
-        ({"internal_states": [3]}, r"internal_states\.0 is 3, not an object"),
-        ({"internal_states": [{"avg_spec_accept_length": "2"}]}, r"internal_states\.0\.avg_spec_accept_length is '2'"),
-        ({"specdebug": None}, "specdebug is null, not an object"),
-        ({"specdebug": "ours"}, "specdebug is 'ours', not an object"),
-        ({"specdebug": {"violations": None}}, r"specdebug\.violations is null, not a list"),
-        ({"specdebug": {"violations": [{"detail": "x"}]}}, r"specdebug\.violations\.0\.signature is missing"),
-        (
-            {"specdebug": {"violations": [{"signature": "a b@c\nd", "detail": "x"}]}},
-            r"specdebug\.violations\.0\.signature is 'a b@c\\nd', not text",
-        ),
-        (
-            {"specdebug": {"violations": [{"signature": "nan@x", "detail": "x", "step": "3"}]}},
-            r"specdebug\.violations\.0\.step is '3', not a whole number",
-        ),
-        ({"specdebug": {"engine": {"step": "x"}}}, r"specdebug\.engine\.step is 'x', not a whole number"),
-        ({"specdebug": {"reverts": [1]}}, r"specdebug\.reverts is a list of 1, not an object"),
-        ({"specdebug": {"reverts": {"27338": {"a": "b"}}}}, r"specdebug\.reverts\.27338\.a is 'b', not a whole number"),
-        ({"specdebug": {"reached_sites": {"a": -1}}}, r"specdebug\.reached_sites\.a is -1, not a whole number"),
-        ({"specdebug": {"stack": {"arithmetic": {"x": [1]}}}}, r"specdebug\.stack\.arithmetic is an object of 1, not"),
-        ({"specdebug": {"speculative_switch": 1}}, r"specdebug\.speculative_switch is 1, not true or false"),
-    ],
-)
-def test_of_what_a_server_says_of_itself(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadAnswer, match=rf"^/server_info: {told}"):
-        read("/server_info", SERVER_INFO, INFO | change)
+@pytest.mark.parametrize(("route", "document", "told"), WRONG)
+def test_what_is_wrong_is_named_with_its_route_its_place_and_its_value(
+    route: str, document: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(BadAnswer, match=rf"^{route}: {told}"):
+        read(route, GENERATED if route == "/generate" else SERVER_INFO, document)
 
 
 @pytest.mark.parametrize(

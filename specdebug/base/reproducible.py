@@ -3,8 +3,9 @@
 A search that picks trials by comparing floats takes another path wherever a last bit differs. Bits differ in three
 places: in a sum, by the order in which a BLAS, a SIMD width or a thread count adds; in a product followed by a sum, by
 whether both are rounded or only their result (fused multiply-add); and in log, exp and powers, of which every library
-and every instruction set has its own. They do not differ in one addition, subtraction, multiplication, division or
-rounding to an integer, which IEEE 754 defines to the bit. So here
+and every instruction set has its own (log, exp and log1p of numpy 2.4.6 differ on one machine with and without
+AVX-512, as ``NPY_DISABLE_CPU_FEATURES=X86_V4`` shows). They do not differ in one addition, subtraction, multiplication,
+division or rounding to an integer, which IEEE 754 defines to the bit. So here
 
 * logarithms and exponentials are made of those operations alone, one numpy call each;
 * :func:`total` and :func:`product` combine elements in an order that is written down;

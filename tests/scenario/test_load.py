@@ -106,11 +106,6 @@ def test_arms_are_laid_over_the_scenario():
     assert scenario.oracles_of("c").accept == accept
 
 
-def test_accept_is_written_as_it_was_before_it_had_more_keys():
-    assert AcceptOracle(0.9).to_dict() == {"min_ratio": 0.9}
-    assert AcceptOracle(least=2.5, drop=0.1).to_dict() == {"min": 2.5, "drop": 0.1}
-
-
 def test_merge_replaces_lists_and_leaves_its_arguments_alone():
     base = {"a": {"b": [1, 2], "c": 1}, "d": 4}
     assert merge(base, {"a": {"b": [3]}, "d": {"e": 5}}) == {"a": {"b": [3], "c": 1}, "d": {"e": 5}}
@@ -191,27 +186,19 @@ BAD = {
     # workload
     "name: x\nworkload: []\n": "s.yaml:2:11: workload needs at least 1 item",
     with_group("{}"): "s.yaml:3:5: workload[0] needs either 'prompt' or 'turns'",
-    with_group("{prompt: {txt: x}}"): "unknown key 'txt' in workload[0].prompt; did you mean 'text'?",
     with_group("{prompt: {}}"): "s.yaml:3:14: workload[0].prompt must be a prompt: text, token_ids or corpus",
-    with_group("{prompt: {corpus: stdlb, tokens: 3}}"): "cannot be 'stdlb'; did you mean 'stdlib'?",
     with_group("{prompt: {corpus: stdlib}}"): "workload[0].prompt lacks the key 'tokens'",
-    with_group("{prompt: {corpus: stdlib, tokens: 0}}"): "must be a whole number from 1 to",
     with_group("{prompt: {corpus: stdlib, tokens: [9, 3]}}"): "is a range from 9 down to 3",
     with_group("{prompt: {corpus: stdlib, tokens: [1, 2, 3]}}"): "a whole number or a range [low, high]",
-    with_group("{prompt: {token_ids: []}}"): "token_ids needs at least 1 item",
     with_group("{prompt: {shared_prefix: {text: x}}}"): "workload[0].prompt lacks the key 'suffix'",
     with_group("{prompt: {text: x}, turns: {clients: 1, rounds: 1, input_tokens: 1}}"): "not both",
     with_group("{requests: 2, turns: {clients: 1, rounds: 1, input_tokens: 1}}"): (
         "s.yaml:3:16: workload[0].requests does not go with 'turns'"
     ),
     with_group("{prompt: {text: x}, id: a.b}"): "workload[0].id 'a.b' does not fit the form",
-    with_group("{prompt: {text: x}, requests: 0}"): "must be a whole number from 1 to 4096, not 0",
     with_group("{prompt: {text: x}, requests: 2, abort: {after_steps: 1, requests: [2]}}"): (
         "workload[0].abort.requests[0] must be a whole number from 0 to 1, not 2"
     ),
-    with_group("{prompt: {text: x}, top_p: 0}"): "workload[0].top_p must be above 0, not 0",
-    with_group("{prompt: {text: x}, speculative: yes}"): "must be true or false, not 'yes'",
-    with_group("{prompt: {text: 12}}"): "must be text, not 12; quote it",
     PROMPT + "  - {prompt: {text: x}, id: g0}\n": "s.yaml:4:29: group id 'g0' is already that of workload[0]",
     PROMPT + "  - {prompt: {text: x}, arrive: {after: g00}}\n": (
         "s.yaml:4:41: no group 'g00' to arrive after; did you mean 'g0'?"
@@ -251,7 +238,6 @@ BAD = {
         "s.yaml:2:1: asks for 12288 requests, more than 10000"
     ),
     # faults, probes, oracles, limits
-    PROMPT + "faults: [nan]\n": "s.yaml:4:10: faults[0] must be a mapping, not 'nan'",
     PROMPT + "faults: [{fault: nan_kv_in_us}]\n": "s.yaml:4:18: no fault 'nan_kv_in_us'; did you mean 'nan_kv_in_use'?",
     PROMPT + "faults: [{fault: nan_kv_in_use, stp: 3}]\n": (
         "s.yaml:4:33: unknown key 'stp' in faults[0]; did you mean 'step'?"
@@ -279,24 +265,17 @@ BAD = {
     PROMPT + "arms: {a: {probes: [default, atention]}}\n": (
         "s.yaml:4:30: no probe pack 'atention'; did you mean 'attention'?"
     ),
-    PROMPT + "oracles: {loseless: true}\n": "unknown key 'loseless' in oracles; did you mean 'lossless'?",
     PROMPT + "oracles: {accept: {}}\n": "oracles.accept needs at least one of 'min', 'drop' and 'min_ratio'",
-    PROMPT + "oracles: {accept: {min: 0.5}}\n": "oracles.accept.min must be a number from 1 to 1024, not 0.5",
-    PROMPT + "oracles: {accept: {drop: 2}}\n": "oracles.accept.drop must be a number from 0 to 1, not 2",
     PROMPT + "oracles: {accept: {min_ratio: 0}}\n": "oracles.accept.min_ratio must be above 0, not 0",
-    PROMPT + "limits: {timeout_s: .inf}\n": "limits.timeout_s must be a number from 0 to 1000000",
-    PROMPT + "limits: {memory_mb: 1}\n": "limits.memory_mb must be a whole number from 64 to",
     # arms and expectations
     PROMPT + "arms: {}\n": "s.yaml:4:7: arms needs at least one arm",
     PROMPT + "arms:\n" + "".join(f"  a{n}:\n" for n in range(257)): "s.yaml:5:3: arms has 257 arms",
     PROMPT + "arms: {'a b': {}}\n": "s.yaml:4:8: arm 'a b' does not fit the form",
     PROMPT + "arms: {a: {revert: [27339]}}\n": "s.yaml:4:21: no toggle for PR 27339; did you mean '27338'?",
     PROMPT + "arms: {a: {revert: [27338, 27338]}}\n": "s.yaml:4:28: PR 27338 is listed twice",
-    PROMPT + "arms: {a: {mode: recrod}}\n": "arms.a.mode cannot be 'recrod'; did you mean 'record'?",
     PROMPT + ARMS + "expect: {revert: {verdict: fail}}\n": (
         "s.yaml:5:10: expect names no arm 'revert'; did you mean 'reverted'?"
     ),
-    PROMPT + ARMS + "expect: {fixed: {verdict: passes}}\n": "cannot be 'passes'; did you mean 'pass'?",
     PROMPT + ARMS + "expect: {fixed: {verdict: pass, signature: hang}}\n": (
         "s.yaml:5:44: only a failure has a signature; the verdict expected of 'fixed' is pass"
     ),

@@ -200,7 +200,7 @@ def test_auxiliary_layers(tmp_path, target, config, layers):
         ({"vocab_size": 98}, {}, "vocab_size 98 is not the target's 97"),
         ({"num_hidden_layers": 2}, {}, "num_hidden_layers 2; an EAGLE-3 head has one"),
         ({"norm_before_fc": True}, {}, "norm_before_fc true is not supported"),
-        ({"draft_vocab_size": "24"}, {}, "draft_vocab_size must be a positive integer, not '24'"),
+        ({"draft_vocab_size": "24"}, {}, "draft_vocab_size must be a whole number from 1 to "),
         ({"draft_vocab_size": 30}, {}, r"tensor 'lm_head.weight' has shape \[24, 64\].*\[30, 64\]"),
         (
             {"eagle_aux_hidden_state_layer_ids": [2, 8, 9]},

@@ -127,7 +127,7 @@ def test_the_folder_may_be_the_whole_published_checkpoint(tmp_path, target):
     [
         ({"vocab_size": 60}, {}, "vocab_size 60 is not the target's 61; it drafts for another model"),
         ({"hidden_size": 32}, {}, "hidden_size 32 is not the target's 64; it drafts for another model"),
-        ({"num_nextn_predict_layers": "1"}, {}, "num_nextn_predict_layers must be a positive integer, not '1'"),
+        ({"num_nextn_predict_layers": "1"}, {}, "num_nextn_predict_layers must be a whole number from 1 to "),
         ({"num_hidden_layers": 5}, {}, "tensor 'model.layers.5.enorm.weight' is missing"),
         ({}, {"eh_proj.weight": (64, 64)}, r"has shape \[64, 64\], but config.json calls for \[64, 128\]"),
         ({}, {"self_attn.q_proj.weight": (96, 64)}, "has no place in this architecture"),

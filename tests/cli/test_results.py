@@ -158,7 +158,7 @@ def test_flake_leaves_a_page_cases_and_a_summary(
         == f"`rate<5%` is refuted at 95%: {document['runs']} of {document['runs']} failed: "
         + (failure.get("message") or "").split("failed: ")[1]
     )
-    assert Path("summary.md").read_text().startswith("### ❌ specdebug flake ")
+    assert Path("summary.md").read_text().startswith("### ❌ specdebug flake: ")
 
 
 def specdebug(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -40,7 +40,7 @@ def name_of(folder: Path) -> str:
 
 def nextn_layers(name_or_path: str) -> int | None:
     """The number of next-n layers that the checkpoint's ``config.json`` gives. None where it gives none, or cannot be
-    read, which is for whoever loads the checkpoint to say."""
+    read, which is for the checkpoint's loader to say."""
     try:
         config = json.loads(read_file(checkpoint_path(name_or_path) / "config.json", _MAX_CONFIG_BYTES))
     except (CheckpointError, OSError, ValueError, RecursionError):

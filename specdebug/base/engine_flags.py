@@ -1,8 +1,8 @@
 """The options of an engine as flags of a command line, by SGLang's names where it has one.
 
-One table, :data:`ENGINE_FLAGS`, is all that ``specdebug serve`` reads, and all that whoever starts one writes
+One table, :data:`ENGINE_FLAGS`, is all that ``specdebug serve`` reads, and all that a starter of one writes
 (:func:`arguments_of`). :data:`NOT_SUPPORTED` lists flags of SGLang's that this engine has no use for: each is refused
-by name, lest somebody believes that it did something.
+by name, lest a user believes that it did something.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class SpecDebugError(Exception):
-    """Base of every error that is somebody's to mend; never shown as a traceback without ``--debug``."""
+    """Base of every error that a user can mend; never shown as a traceback without ``--debug``."""
 
     exit_code = 2
 

@@ -1,4 +1,4 @@
-"""Open files that somebody else named: regular files only, so that no read waits for a writer that never comes.
+"""Open files that come by name from elsewhere: regular files only, so that no read waits for a writer that never comes.
 
 And write files that are there whole or not at all.
 """

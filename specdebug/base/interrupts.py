@@ -2,7 +2,7 @@
 
 SIGINT (a Ctrl-C), SIGTERM and SIGHUP mean the same: end the work, say what is known, exit with 128 and the signal's
 number. A handler that raised anywhere would lose the result that is being taken in, and a second signal the report. So
-:func:`held` notes signals without raising, and whoever waits for work calls :func:`check`, which raises
+:func:`held` notes signals without raising, and a loop that waits for work calls :func:`check`, which raises
 KeyboardInterrupt there. Outside of a hold the first signal raises at once, so that reading input can be broken off.
 
 Once a signal was heard no other raises: the report is written whatever comes. Who waits for workers to be gone may cut
@@ -44,7 +44,7 @@ class Interrupts:
             self.check()
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if a signal was heard; whoever waits for work calls this again and again."""
+        """Raise KeyboardInterrupt if a signal was heard; a loop that waits for work calls this again and again."""
         if self._first is not None:
             self._raised = True
             raise KeyboardInterrupt
@@ -61,7 +61,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Note signals without raising. At the end, one that nobody has taken notice of raises KeyboardInterrupt."""
+        """Note signals without raising. At the end, one that was not taken notice of raises KeyboardInterrupt."""
         if self._listens:
             self.listen()  # again: an imported library (Ray is one) may have put handlers of its own in place
         self._holds += 1

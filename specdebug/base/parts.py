@@ -74,7 +74,7 @@ class Part:
     @classmethod
     def read(cls, item: Item, base: Self | None = None, also: tuple[str, ...] = ()) -> Self:
         """The part that a mapping describes. ``base`` holds for keys that it lacks; it may have the keys ``also``, for
-        somebody else. Raises ContentErrors with all that is wrong, and what could be read."""
+        another. Raises ContentErrors with all that is wrong, and what could be read."""
         gather, keys = Gather(), keys_of(cls)
         required, optional = ([key.name for key in keys if key.required is needed] for needed in (True, False))
         table = gather.table(item, required=required, optional=(*optional, *also))

@@ -8,7 +8,7 @@ A distribution that has an oracle of its own declares it in its metadata::
 and from then on a scenario can name it. Each kind of addition is one group, ``specdebug.<kind>``; what its value must
 be stands where the kind is defined: ``targets/base.py``, ``run/oracles/base.py``, ``report/formats.py``,
 ``attention_plans.py``, ``engine/workers/registry.py``, ``engine/memory/kv_pool.py``. Nothing is imported before
-somebody asks for it by name.
+it is asked for by name.
 """
 
 from __future__ import annotations
@@ -168,5 +168,5 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
 
 
 def forget() -> None:
-    """Look again for what is installed, the next time somebody asks."""
+    """Look again for what is installed, at the next question."""
     _entry_points.cache_clear()

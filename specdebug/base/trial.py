@@ -27,7 +27,7 @@ class TrialResult:
         outcome: ``untestable`` when the run could not have shown the failure (it could not be set up, say).
         signature: names the failure, so that equal failures have equal names; None unless it failed.
         detail: evidence for a reader, such as the end of the output; may be empty.
-        besides: signatures of what else failed in a run that went on to its end; None when it did not, or nobody knows.
+        besides: signatures of what else failed in a run that went on to its end; None if it did not or is unknown.
         ran: the reverted fixes of which some line is known to have run.
         not_engine_code: what was not the engine's own code, as in an ``Outcome``.
     """

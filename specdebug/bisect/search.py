@@ -16,7 +16,7 @@ from specdebug.bisect.nuisance import Floats, Nuisance, Prior
 Trial = frozenset[str]
 """The candidates that are switched on in a trial."""
 
-NOBODY = 0.2  # share of the doubt that "none" may hold when a culprit is named
+NO_CULPRIT = 0.2  # share of the doubt that "none" may hold when a culprit is named
 SINGLES = 0.4  # share of the doubt that singles may hold when a pair is named
 BRANCHES = 8  # outcomes of running trials that are followed
 STALLED = 0.05  # share of the information in reach; below, nearly every trial that could tell is masked
@@ -95,7 +95,7 @@ class BayesianSearch(ABC):
         """
         (culprits, probability), *_ = self.posterior(1)
         weights, _ = self._belief.forecast()
-        if probability < 1 - self._doubt or (culprits and weights[0] > NOBODY * self._doubt):
+        if probability < 1 - self._doubt or (culprits and weights[0] > NO_CULPRIT * self._doubt):
             return None
         if len(culprits) == 2 and total(weights[1 : len(self._names) + 1]) > SINGLES * self._doubt:
             return None

@@ -191,7 +191,7 @@ def _read(path: str | Path, archive: zipfile.ZipFile, room: Room) -> tuple[dict[
         if hold:
             members[name] = data
         if digest != stated:
-            raise SpecDebugError(f"{path}: {name} is not what the manifest says it is; somebody changed it")
+            raise SpecDebugError(f"{path}: {name} is not what the manifest says it is; it was changed")
     return manifest, members
 
 

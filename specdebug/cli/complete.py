@@ -1,4 +1,4 @@
-"""Values that a shell completes. Somebody waits at a prompt meanwhile: nothing here imports torch, and every error (a
+"""Values that a shell completes. A user waits at a prompt meanwhile: nothing here imports torch, and every error (a
 file half written, a folder that is not there) completes to nothing."""
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def _evaluation(file: str | None, asking: AskingOptions, gate: GateOptions, engi
     if asking.questions is not None:
         path = str(asking.questions.absolute())
         if file is None:
-            # Of the shipped one only the engine has to do with questions that are somebody else's.
+            # Of the shipped one only the engine has to do with questions that are the user's.
             own = Asking(path)
             evaluation = replace(evaluation, name="questions", questions=own, expect=Expected())
         else:

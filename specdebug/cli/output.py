@@ -78,7 +78,7 @@ def write(text: str) -> None:
     A reader that has gone (``| head``) is no error: the rest is dropped and the command's exit code stands. Raises
     OutputError when the text cannot be written for another reason, such as a full disk.
     """
-    if sys.stdout is None:  # closed by whoever started us
+    if sys.stdout is None:  # closed by the parent
         return
     encoding = sys.stdout.encoding or "utf-8"
     with _on_stdout():

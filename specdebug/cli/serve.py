@@ -203,6 +203,6 @@ def _refuse(ctx: typer.Context) -> None:
 
 
 def _told(engine: Any, server: ServerFlags) -> dict[str, Any]:
-    """All flags' values, for whoever asks the server; the key stays secret."""
+    """All flags' values, for a client that asks; the key stays secret."""
     own = {field.name: getattr(server, field.name) for field in fields(server)}
     return {**asdict(engine), **own, "api_key": None if server.api_key is None else "***"}

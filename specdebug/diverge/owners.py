@@ -43,7 +43,7 @@ class Batch:
         """
         count, held = len(self.places), held_at(name)
         whole = [(BATCH, 0, rows)]
-        if not count or held.rows == "nobody":
+        if not count or held.rows == "untold":
             return whole
         if self.kind == "prefill":
             if rows == sum(self.lens):

@@ -1,6 +1,6 @@
 """Reports of work that makes a step unusually long: capturing graphs, compiling kernels.
 
-Whoever watches an engine registers a listener. Nothing is reported per step or per token, or with a device value: no
+A watcher of an engine registers a listener. Nothing is reported per step or per token, or with a device value: no
 report may make the host wait.
 """
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 Rows = Literal[
-    "request", "branches", "nodes", "extended", "tokens", "written", "even", "sampled", "nobody", "positions"
+    "request", "branches", "nodes", "extended", "tokens", "written", "even", "sampled", "untold", "positions"
 ]
 """The owners of rows, which come in the order of the batch:
 
 request: one row each. branches: K each, as the draft loop has them. nodes: T each, as the tree has them.
 extended: T + N - 1 each, as N next-n layers extend them. tokens: one for each token of a prompt chunk. written: one for
 each token that the forward writes, whichever it is. even: as many for each, how many differs from call to call.
-sampled: all of the call are one request's, the next that samples. nobody: there is no telling. positions: one element
+sampled: all of the call are one request's, the next that samples. untold: there is no telling. positions: one element
 for each position that is attended to.
 """
 
@@ -70,7 +70,7 @@ SITES: Mapping[str, SiteRows] = {
     "draft.organize.scores": SiteRows("request", padded=True, captured=True, drafted_by=LOOPED),
     "draft.organize.top_scores_index": SiteRows("request", padded=True, captured=True, drafted_by=LOOPED),
     "draft.out_cache_loc": SiteRows("branches", places=True, drafted_by=HEAD),
-    "draft.plan.kv_indptr": SiteRows("nobody", places=True, drafted_by=HEAD),
+    "draft.plan.kv_indptr": SiteRows("untold", places=True, drafted_by=HEAD),
     "draft.prefix_tail": SiteRows("request", places=True, drafted_by=HEAD),
     "draft.select.choice": SiteRows("request", padded=True, captured=True, drafted_by=LOOPED),
     "draft_extend.features": SiteRows("nodes"),
@@ -100,7 +100,7 @@ SITES: Mapping[str, SiteRows] = {
     "mtp_graph.replay.req_pool_indices": SiteRows("request", padded=True, places=True, drafted_by=LAYERS),
     "move_kv_cache.src_loc": SiteRows("even", places=True, drafted_by=LOOPED),
     "move_kv_cache.tgt_loc": SiteRows("even", places=True, drafted_by=LOOPED),
-    "prefix_cache.release.first_free": SiteRows("nobody", places=True),
+    "prefix_cache.release.first_free": SiteRows("untold", places=True),
     "sampler.next_token_ids": SiteRows("request"),
     "sampler.softmax.probs": SiteRows("sampled"),
     "sampler.top_k.probs": SiteRows("sampled"),

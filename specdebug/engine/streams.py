@@ -13,7 +13,7 @@ from specdebug.engine.textbook.request import Request
 
 
 def check_streams(requests: Iterable[Request]) -> list[str]:
-    """The law ``streams``, of requests with a temperature: each that has a token has a generator, and nobody else's."""
+    """The law ``streams``, of requests with a temperature: each that has a token has a generator of its own."""
     problems: list[str] = []
     owners: dict[torch.Generator, str] = {}
     for request in requests:

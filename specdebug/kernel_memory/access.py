@@ -92,7 +92,7 @@ class _Block:
         if bad.any():
             first, where = int(self._plain[bad][0]), self._launch.position(self._what)
             self._safe &= ~bad
-            words = partial("address {:#x} is nobody's memory".format, first)
+            words = partial("address {:#x} is memory of no tensor".format, first)
             self._launch.report(self._launch.source_of(first), "oob", where, "tensor", words, int(bad.sum()))
 
     def _within(self, span: Extent) -> Mask:

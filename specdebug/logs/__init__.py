@@ -1,4 +1,4 @@
-"""Logs: the one place that knows the meaning of a line of a log, whoever wrote it.
+"""Logs: the one place that knows the meaning of a line of a log, of any process.
 
 ``patterns.py`` compiles patterns. ``rule.py`` says what a rule is, ``rules.py``, ``checks.py`` and ``raised.py`` have
 them all, and ``device.py`` knows the words of CUDA and the driver. ``around.py`` looks at what stands around a line,

@@ -41,7 +41,7 @@ ARITHMETIC: Mapping[type[ast.operator], ast.operator] = {
 SYNCS = frozenset({"wait", "synchronize", "wait_stream", "wait_event", "record", "record_event", "record_stream"})
 COPIES = frozenset({"clone", "copy"})
 WATCHING = ("maybe_detect", "probe", "observer", "progress", "logg", "warn", "print")
-"""Calls with such a word in what is called tell somebody of the work, and do none of it."""
+"""Calls with such a word in what is called tell of the work, and do none of it."""
 NOT_SWAPPED = frozenset({"isinstance", "issubclass", "getattr", "hasattr", "setattr", "cast", "min", "max"})
 """Functions whose arguments are of two kinds by what they do, or may as well come in any order."""
 _REDUCE = ("sum", "cumsum", "argmax", "argmin", "any", "all", "mean", "amax", "softmax", "log_softmax", "topk", "sort")

@@ -127,7 +127,7 @@ class Sound:
 class FirstDifference:
     """The first difference. ``site``: a probe's, or the name of a book. ``request``: whose it is, if anybody's.
 
-    ``read``: something else differed, too, or could later; else nobody has read what is wrong there.
+    ``read``: something else differed, too, or could later; else what is wrong there was never read.
     """
 
     kind: str

@@ -43,7 +43,7 @@ class _Going:
     def row(self, ended: ArmResult | None = None) -> MutantRow:
         """The mutant's row, as far as it is known. ``ended``: the arm that caught it."""
         outcome = None if ended is None else ended.outcome
-        # A difference that something came of says more than one that nobody read, and a tensor more than a book.
+        # A difference that something came of says more than one that was never read, and a tensor more than a book.
         best = min(self.differences, key=lambda each: (not each.read, each.kind in ("book", "trace")), default=None)
         signature = None if outcome is None else outcome.signature
         certain = outcome is not None or self.certain or bool(self.rejected)

@@ -2,7 +2,7 @@
 
 A module's code object holds those of its functions and classes as constants, and theirs hold their own. Code that runs
 when the module is imported (its own, class bodies, their comprehensions) is told apart from code that runs when
-somebody calls: only the latter can be exchanged under a running program.
+calls go through: only the latter can be exchanged under a running program.
 """
 
 from __future__ import annotations

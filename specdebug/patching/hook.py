@@ -19,7 +19,7 @@ from specdebug.patching.spec import PatchError
 
 class Pending(NamedTuple):
     """A module to import patched: the ``path`` that its patches were matched against, ``run`` to execute it, and
-    ``code`` for somebody else to."""
+    ``code`` for another loader to."""
 
     path: str
     run: Callable[[ModuleType], None]

@@ -1,4 +1,4 @@
-"""Text that somebody else wrote (a file's name or description, a message, a log), fit to be printed."""
+"""Text from elsewhere (a file's name or description, a message, a log), fit to be printed."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ArmOnlooker(Protocol):
-    """Somebody who wants to see an arm's run."""
+    """A watcher of an arm's run."""
 
     def building(self) -> None:
         """The engine is about to be built, its graphs to be captured."""

@@ -62,7 +62,7 @@ class RunLoop:
 
     @contextmanager
     def noticing_loss(self) -> Iterator[None]:
-        """Report a device that whoever looks at the engine finds lost, as that of a failed step. Raises Stopped."""
+        """Report a device that a look at the engine finds lost, as that of a failed step. Raises Stopped."""
         try:
             yield
         except Exception as error:

@@ -185,7 +185,7 @@ class SessionRun(ABC):
             tuple(pack.name for pack in packs),
             mode,
             tuple(sorted(map(str, roots))),
-            None if faults else self._payload.get("keeper"),  # a damaged engine is lent to nobody else
+            None if faults else self._payload.get("keeper"),  # a damaged engine is not lent again
             rules(packs, mode),
             kernel_rules(packs, mode),
             self._payload.get("tape"),

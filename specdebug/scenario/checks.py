@@ -267,7 +267,7 @@ def _wrong_reverts(scenario: Scenario, known: KnownNames) -> Iterator[ContentErr
 
 
 def _wrong_target_ranges(scenario: Scenario) -> Iterator[ContentError]:
-    """Of what a scenario says of other targets than its own, the names that nobody has."""
+    """Of what a scenario says of other targets than its own, the names that no target has."""
     tables: dict[KeyPath, Collection[str]] = {("not_on",): scenario.not_on, ("expect_on",): scenario.expect_on}
     tables |= {("arms", name, "not_on"): arm.not_on for name, arm in scenario.arms.items()}
     for path, names in tables.items():

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 def complaint_of(text: str) -> str | None:
-    """What is wrong with a text of the form of :data:`TARGET_RANGE`: nobody has such a target, or such versions."""
+    """What is wrong with a text of the form of :data:`TARGET_RANGE`: there is no such target, or no such versions."""
     name, versions = _parts(text)
     if versions:
         if name not in ENGINES:

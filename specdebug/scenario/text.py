@@ -18,7 +18,7 @@ _tokenizers: dict[str, Any] = {}
 
 
 def keep_tokenizer(model: str) -> Any:
-    """Load a tokenizer now for whoever asks later, here or in a fork. Raises CheckpointError."""
+    """Load a tokenizer now for a later call, here or in a fork. Raises CheckpointError."""
     _tokenizers[model] = load_tokenizer(model)
     return _tokenizers[model]
 
@@ -54,7 +54,7 @@ def _refuse_foreign_ids(path: Path, ids: Mapping[str, int]) -> None:
 
 
 def _vocab_size(config: Path) -> int | None:
-    """The size that the config states, or None: whoever loads the model says what is wrong with it."""
+    """The size that the config states, or None: the model's loader says what is wrong with it."""
     try:
         data = json.loads(read_file(config, MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError):

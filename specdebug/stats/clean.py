@@ -49,7 +49,7 @@ class CleanRuns:
             allowed = self._error * (1 - KEPT_BACK / (k + 1)) - spent
             more = 0
             too_many = math.log(waiting[k] / allowed) - SLACK if waiting[k] > 0 else 0.0
-            if too_many > 0:  # nobody waits with fewer failures, so these only thin out
+            if too_many > 0:  # no search waits with fewer failures, so these only thin out
                 more = math.ceil(too_many / -math.log1p(-self._rate))
                 waiting = np.convolve(waiting, _binomial(more, self._rate, depth))[:depth]
             runs += more

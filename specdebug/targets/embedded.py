@@ -88,7 +88,7 @@ class EmbeddedTarget:
             raise
         opening.busy.said("")  # what the engine said last, such as what it captured, is done
         if asked.device != "cpu":
-            async_probe.drain()  # what warm-ups before a capture said of their dummy inputs is nobody's failure
+            async_probe.drain()  # what warm-ups before a capture said of their dummy inputs is no failure
         return EmbeddedSession(engine, asked, forget)
 
 
@@ -184,7 +184,7 @@ class EmbeddedSession:
         return self._on_gpu
 
     def close(self, sound: bool) -> None:
-        """Tell nobody any more what the engine is busy with; it ends with its worker."""
+        """Tell no more what the engine is busy with; it ends with its worker."""
         self._forget()
 
 

@@ -32,7 +32,7 @@ _COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class InstalledTarget(StartedTarget):
-    """A release of an engine. Whoever derives from it maps the options (:meth:`notes`, ``command``)."""
+    """A release of an engine. A class that derives from it maps the options (:meth:`notes`, ``command``)."""
 
     def __init__(self, settings: ReleasedEngine) -> None:
         self._settings: ReleasedEngine = settings

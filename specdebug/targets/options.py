@@ -209,7 +209,7 @@ class TargetOptions:
         """The options that would show more of what is wrong, as a file has them, and what each shows."""
         memory = self.read(options).memory
         if memory.fill != "garbage":
-            yield "engine: {memory: {fill: garbage}} in the scenario (what nobody wrote is then not zero)"
+            yield "engine: {memory: {fill: garbage}} in the scenario (what was never written is then not zero)"
         if not memory.guards:
             yield "engine: {memory: {guards: true}} in the scenario (a buffer that overruns is then named)"
 

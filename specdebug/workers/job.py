@@ -62,7 +62,7 @@ class WorkerEnd:
     """The end of a worker. ``status``: exit status, negative for a signal. ``log``: the end of its output.
 
     ``failure``: what of the machine failed it, where the pool saw that: no process could be started (then it is
-    ``refused``), the kernel killed it for lack of memory, or somebody else did. No bug ends in SIGKILL.
+    ``refused``), the kernel killed it for lack of memory, or another process did. No bug ends in SIGKILL.
     ``going``: its time was over, and it went on.
     """
 

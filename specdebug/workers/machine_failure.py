@@ -28,7 +28,7 @@ TOLD: dict[Cause, str] = {
     "memory": "there is no memory left",
     "processes": "no process or thread can be started",
     "descriptors": "no more files or pipes can be opened (see ulimit -n)",
-    "killed": "somebody killed a worker",
+    "killed": "a worker was killed from outside",
 }
 
 _ERRNO: dict[int, Cause] = {
@@ -106,7 +106,7 @@ class MachineFailed(SpecDebugError):
 def machine_failure(error: BaseException) -> MachineFailure | None:
     """Return what of the machine ``error``, or an error that it was explicitly raised from, tells of, if anything.
 
-    An allocation of more memory than the machine has at all is not the machine's failure, whoever asked for it.
+    An allocation of more memory than the machine has at all is not the machine's failure, in any process.
     """
     current: BaseException | None = error
     while current is not None:

@@ -202,7 +202,7 @@ class WorkerPool:
         self._server = None
 
     def _listen(self, worker: Worker) -> None:
-        """Listen from when it is known to have started, so that nobody hears of an event before its job's start."""
+        """Listen from when it is known to have started, so that no event is heard before its job's start."""
         events, log = worker.event_fd, worker.log_fd
         self._selector.register(events, selectors.EVENT_READ, lambda on: self._on_events(worker, on))
         self._selector.register(log, selectors.EVENT_READ, lambda on: self._on_log(worker))

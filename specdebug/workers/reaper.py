@@ -5,7 +5,7 @@ A script that imports next to nothing (``lifeline.py`` is its other side), it re
 not ended by then is killed with its whole process group. The reaper leaves once they are gone, and keeps until then
 whatever files it was started with: a lock that it shares is free only when nothing runs any more that it guards.
 
-Between ``begin`` and ``runs`` the process may exist although nobody has said its number. It has its key in its
+Between ``begin`` and ``runs`` the process may exist although its number was not yet said. It has its key in its
 environment, where Linux lets it be found.
 """
 
@@ -33,7 +33,7 @@ _PAUSE_S = 0.02
 def main() -> int:
     """Listen until the pipe closes, then end what is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # whoever is told to end closes the pipe
+        signal.signal(number, signal.SIG_IGN)  # the process that is told to end closes the pipe
     begun: set[str] = set()
     groups: dict[str, int] = {}
     for line in sys.stdin:

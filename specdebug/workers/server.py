@@ -98,7 +98,7 @@ class Server(OwnChild):
             self._give_up(limit_s)
 
     def _give_up(self, limit_s: float) -> None:
-        """Kill it and all its workers; whoever listens finds its socket closed."""
+        """Kill it and all its workers; a listener finds its socket closed."""
         why = "it and its workers were killed; did something stop it?"
         self.given_up = f"the fork server did not answer for {limit_s:g} s: {why}"
         self.kill_all()
@@ -135,7 +135,7 @@ class Server(OwnChild):
 
 class _Silence:
     """Measures how long the fork server has owed an answer, in time that this process has spent looking: should both
-    have stood still together (a laptop asleep, a container frozen), nobody is to blame."""
+    have stood still together (a laptop asleep, a container frozen), none is to blame."""
 
     def __init__(self) -> None:
         self._looked_at = time.monotonic()

@@ -19,7 +19,7 @@ from specdebug.bisect import Bisector, openings
 from tests.chance import fewest, most
 
 NAMES = [f"fix-{i}" for i in range(16)]
-NOBODY: frozenset[str] = frozenset()
+NO_CULPRIT: frozenset[str] = frozenset()
 
 
 STATED = 0.05
@@ -62,8 +62,8 @@ def test_flaky_singles_pairs_and_nobody_are_told_apart() -> None:
 
 
 def test_a_test_that_fails_whatever_is_switched_on_has_no_culprit() -> None:
-    found = [search(NOBODY, 0.0, 0.9, seed) for seed in range(20)]
-    assert sum(answered(bisector) != NOBODY for bisector in found) <= most(20, STATED)
+    found = [search(NO_CULPRIT, 0.0, 0.9, seed) for seed in range(20)]
+    assert sum(answered(bisector) != NO_CULPRIT for bisector in found) <= most(20, STATED)
     assert np.mean([bisector.rates.false_failure.mean for bisector in found]) > 0.5
 
 
@@ -152,9 +152,9 @@ def test_masking_is_learned_and_avoided() -> None:
     wrong = [one for one in found if one.answer is not None and one.answer != one.culprits]
     assert len(wrong) <= most(200, STATED)
     assert sum(one.answer is None for one in found) <= most(200, STATED)
-    blamed = Counter(name for one in found for name in (one.answer or NOBODY) - one.culprits)
+    blamed = Counter(name for one in found for name in (one.answer or NO_CULPRIT) - one.culprits)
     assert max(blamed.values(), default=0) <= most(200, STATED / 9)  # one of nine innocents
-    assert sum(one.breaker in (one.answer or NOBODY) for one in found) <= most(200, STATED)
+    assert sum(one.breaker in (one.answer or NO_CULPRIT) for one in found) <= most(200, STATED)
     often = [one for one in found if one.masked >= 4]
     assert often
     assert sum(one.suspect != one.breaker for one in often) <= most(len(often), STATED)
@@ -169,7 +169,7 @@ def test_a_culprit_that_cannot_be_tested_stalls_the_search() -> None:
         while bisector.answer is None and not bisector.stalled and bisector.trials < 1000:
             trial = bisector.next_trial()
             bisector.observe(trial, None if breaker in trial else False)
-        wrong += answered(bisector) not in (None, NOBODY)
+        wrong += answered(bisector) not in (None, NO_CULPRIT)
         assert bisector.trials < 100
     assert wrong <= most(len(NAMES), STATED)
 

@@ -58,7 +58,7 @@ def test_an_address_that_is_nobodys_is_told_and_does_not_end_the_process(watch: 
     out = torch.zeros(1, dtype=torch.int32)
     kernels.through_number[(1,)](1 << 45, out, 0)
     [found] = watch.poll()
-    assert found.words == "address 0x200000000000 is nobody's memory"
+    assert found.words == "address 0x200000000000 is memory of no tensor"
     assert found.signature == "oob@through_number.address"
     assert out.item() == -1
 

@@ -96,7 +96,7 @@ class WarmPool:
     def wait(self) -> ArmResult:
         """Return the result of the next arm to end, at least one being under way.
 
-        An arm that the machine failed is run once more if its device answers again, or if somebody killed its worker.
+        An arm that the machine failed is run once more if its device answers again, or if its worker was killed.
         One that hung on a device is lost, too, if that does not answer any more. Raises ArmLost for arms that are lost,
         ArmAtFault, or WorkerStartError when there can be no workers.
         """

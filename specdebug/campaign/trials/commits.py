@@ -164,7 +164,7 @@ class CommitSource(ThreadedSource):
         return ended.status, ended.output
 
     def _take(self, commit: str) -> _Slot:
-        """Return a worktree that nobody uses: with this commit, a new one, or the one unused for longest."""
+        """Return a worktree that is not in use: with this commit, a new one, or the one unused for longest."""
         with self._lock:
             if self._root is None:
                 self._root = _make_root(self.top)

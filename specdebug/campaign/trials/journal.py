@@ -265,7 +265,7 @@ def _earlier(path: Path, other: Kept, state: State, *, adopted: bool = False, ba
 def _trial_of(row: Sequence[Any]) -> tuple[Trial, TrialResult] | None:
     """Return what a row of ``trials`` says; None if it is not one that was written.
 
-    A column of sqlite's takes values of any type, and whoever changes a row can change its digest, too.
+    A column of sqlite's takes values of any type, and a hand that changes a row can change its digest, too.
     """
     *cells, digest = row
     number, reverted, seed, outcome, signature, seconds, besides = cells

@@ -107,7 +107,7 @@ class _Output:
         with self._pipe:
             while data := os.read(self._pipe.fileno(), END_BYTES):
                 with self._lock:
-                    if self._reader is not None:  # else only drained: what still prints is nobody's business
+                    if self._reader is not None:  # else only drained: what still prints is not asked for
                         self._take(data, self._reader)
 
     def _take(self, data: bytes, reader: LogReader) -> None:

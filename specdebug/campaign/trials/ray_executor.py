@@ -233,7 +233,7 @@ class _Worker:
         ray = import_ray()
         place = (ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-            # Ray hides the GPUs from whoever asked for none; a command may use one, as it does without Ray.
+            # Ray hides the GPUs from a task that asked for none; a command may use one, as it does without Ray.
             del os.environ["CUDA_VISIBLE_DEVICES"]
         try:
             os.chdir(folder)

@@ -31,5 +31,5 @@ class FlashInferMLAPlanner(FlashInferPlanner):
 
     @property
     def _draft_rows(self) -> int:
-        """One for each forward; a chain of one step has none, and a row that nobody reads."""
+        """One for each forward; a chain of one step has none, and a row that is never read."""
         return max(self.num_steps - 1, 1)

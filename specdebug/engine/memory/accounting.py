@@ -109,7 +109,7 @@ def _rows(table: ReqToToken, holders: Sequence[Request]) -> Iterator[str]:
 def _sizes(radix: RadixCache, nodes: Sequence[TreeNode]) -> Iterator[str]:
     evictable = sum(len(node.key) for node in nodes if node.lock_ref == 0)
     if radix.evictable_size != evictable:
-        yield f"locks: evictable = {radix.evictable_size}, but nodes that nobody locks hold {evictable} slots"
+        yield f"locks: evictable = {radix.evictable_size}, but nodes without a lock hold {evictable} slots"
 
 
 def _locks(nodes: Sequence[TreeNode], holders: Sequence[Request]) -> Iterator[str]:

@@ -115,7 +115,7 @@ KV_POOLS: PluginRegistry[MakeKVPool] = PluginRegistry(
 
 
 def kv_pool_of(layout: str) -> MakeKVPool:
-    """The function that makes a layout's pools. Raises LookupError for a layout that nobody has."""
+    """The function that makes a layout's pools. Raises LookupError for a layout that is unknown."""
     try:
         return KV_POOLS[layout]
     except KeyError:

@@ -77,7 +77,7 @@ class _Holder(NamedTuple):
 @dataclass(frozen=True)
 class _Start:
     """A step's beginning. lacking: slots that a decode of the running requests takes. free: those that it could get.
-    spare: those of them that nobody counts on. first: who is to be admitted next, None if nobody can be; it needs
+    spare: those of them that no request counts on. first: the next to be admitted, None if none can be; it needs
     ``wanted`` slots, and a step that admits has to admit it if it is ``due``.
     """
 
@@ -102,7 +102,7 @@ class Room:
         self._start: _Start | None = None
         self._found: list[str] = []
         self._seen: dict[Request, tuple[int, bool]] = {}
-        """Everybody at the last beginning: with retractions, and True of holders."""
+        """All requests at the last beginning: with retractions, and True of holders."""
 
     def begin(self, running: Sequence[Request], chunked: Request | None, waiting: Sequence[Request]) -> None:
         """A step begins, of these."""
@@ -121,7 +121,7 @@ class Room:
         self._start = _Start(tuple(holders), lacking, free, free - promised, first, wanted, due)
 
     def _note_hold(self, holders: Sequence[Request], waiting: Sequence[Request]) -> None:
-        """After somebody was set back nobody is admitted until somebody ends. Where either may have come first, nobody
+        """After a request was set back none is admitted until one ends. Where either may have come first, none
         is due."""
         seen = self._seen
         if any(one.retractions > seen.get(one, (0, False))[0] for one in {*seen, *holders, *waiting}):
@@ -141,7 +141,7 @@ class Room:
         """Violated laws as ``"<law>: <detail>"``; an empty list when both hold.
 
         reserve: a request that holds a row has whole pages for what it has committed, between steps no more beyond
-        than its worker's discipline lets it keep, and through a decode just what this asks for. room: nobody is set
+        than its worker's discipline lets it keep, and through a decode just what this asks for. room: none is set
         back while a step's slots can be had; who waits first is admitted once it fits, and not before.
         """
         found, self._found, self._watching = self._found, [], True

@@ -83,7 +83,7 @@ class Request:
     """Leading positions whose slots belong to the prefix cache, not to this request."""
     node: TreeNode | None = None
     unwritten_draft_slots: torch.Tensor | None = None
-    """Slots of the matched prefix whose draft KV nobody has written."""
+    """Slots of the matched prefix whose draft KV was never written."""
     generator: torch.Generator | None = None
 
     @property

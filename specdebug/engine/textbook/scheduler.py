@@ -119,7 +119,7 @@ class Scheduler:
     def retract(self, request: Request) -> None:
         """Take a running request's slots; it waits, before all others, to come back."""
         self._set_back(request, ahead=True)
-        self._hold_admission = True  # somebody else runs, or there would have been nobody to make room for
+        self._hold_admission = True  # another request runs, or there would have been none to make room for
 
     def put_back(self, request: Request) -> None:
         """Take a running request's place for another one; it waits behind all others."""

@@ -45,7 +45,7 @@ class StepSlots:
 
     @contextmanager
     def draft(self, requests: Sequence[Request], rows: Tensor, seq_lens: Tensor) -> Iterator[DraftCacheLocs]:
-        """Slots to draft into, which are free again afterwards; the rows still name them beyond L, and whoever reads
+        """Slots to draft into, which are free again afterwards; the rows still name them beyond L, and what reads
         them there reads what is no longer the request's. rows, seq_lens: int64 [B]."""
         parts, spec = self._parts, self._parts.spec
         counts = self._lacking(requests, [self._reservation.draft_end(each.kv_len) for each in requests])

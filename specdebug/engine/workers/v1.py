@@ -5,7 +5,7 @@ before it ends. So the host must know what was accepted before the step can go o
 that ends keeps no KV beyond its last token, and the extend computes accepted tokens and nothing else.
 
 Upstream leaves requests that end out of the extend. Here they are extended, too: the cache keeps what they have
-committed, and whoever hits that relies on its draft KV.
+committed, and a request that hits that relies on its draft KV.
 
 Source: SGLang ``EAGLEWorker`` and ``EagleVerifyInput`` (0.5.9).
 """

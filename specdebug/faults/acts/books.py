@@ -65,9 +65,9 @@ def slots_leaked(shot: Shot) -> None:
 
 @fault_class(FAMILY, "before", "benign", addressed_by=())
 def pool_exhausted(shot: Shot) -> None:
-    """For one step nothing is free: whoever needs slots must wait, evict, or set another request back."""
+    """For one step nothing is free: a request that needs slots must wait, evict, or set another request back."""
     if len(shot.batch) < 2:
-        raise NotHere("fewer than two requests run: nobody could make room")
+        raise NotHere("fewer than two requests run: none could make room")
     memory = shot.view.memory
     before = memory.allocator.num_free
     taken = memory.alloc(before)

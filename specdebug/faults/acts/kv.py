@@ -66,7 +66,7 @@ def bit_flip_draft_kv_in_use(shot: Shot) -> None:
 
 @fault_class(FAMILY, "before", "benign", addressed_by=())
 def nan_kv_unused(shot: Shot) -> None:
-    """A slot that nobody owns holds NaN in every layer of both pools: whoever gets it must write before reading."""
+    """A slot without an owner holds NaN in every layer of both pools: its next owner must write before reading."""
     free = shot.view.memory.allocator.free_slots()
     if not free.numel():
         raise NotHere("every slot is owned")

@@ -42,9 +42,9 @@ def request_finished(shot: Shot) -> None:
 
 @fault_class(FAMILY, "before", "benign", addressed_by=())
 def cache_flushed(shot: Shot) -> None:
-    """Every cached prefix that nobody reads is dropped."""
+    """Every cached prefix that no request reads is dropped."""
     before = shot.view.cache.radix.evictable_size
     if not before:
-        raise NotHere("nothing is cached that nobody reads")
+        raise NotHere("nothing is cached that no request reads")
     shot.view.engine.flush_cache()
     shot.note("radix.evictable_size", (), before, shot.view.cache.radix.evictable_size)

@@ -28,7 +28,7 @@ def worker_hangs(shot: Shot) -> None:
 
 @fault_class(FAMILY, "before", "kills", addressed_by=())
 def worker_out_of_memory(shot: Shot) -> None:
-    """The worker takes memory until somebody stops it."""
+    """The worker takes memory until it is stopped."""
     shot.note("process", (), "running", "allocating")
     taken: list[bytearray] = []
     while True:

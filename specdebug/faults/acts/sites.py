@@ -145,14 +145,14 @@ def move_source_out_of_range(shot: Shot) -> None:
 
 @fault_class(FAMILY, "site", "corrupts", sites=POISONED, needs=("speculative", "graphs"), addressed_by=())
 def poisoned_padding_rows(shot: Shot) -> None:
-    """A replay's padding rows hold what nobody wrote: ids far out of range, or NaN."""
+    """A replay's padding rows hold what was never written: ids far out of range, or NaN."""
     value = math.nan if shot.site.tensor.is_floating_point() else FAR
     shot.overwrite(shot.site.tensor, _padding(shot), value, shot.site.site)
 
 
 @fault_class(FAMILY, "site", "benign", sites=REPLAYED, needs=("speculative", "graphs"), addressed_by=())
 def stale_padding_rows(shot: Shot) -> None:
-    """A replay's padding rows hold a live row's values: what is computed for them reaches nobody."""
+    """A replay's padding rows hold a live row's values: what is computed for them is never read."""
     shot.overwrite(shot.site.tensor, _padding(shot), shot.site.tensor[0], shot.site.site)
 
 

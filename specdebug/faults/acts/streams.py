@@ -50,7 +50,7 @@ def outputs_read_early(shot: Shot) -> None:
 
 @fault_class(FAMILY, "site", "corrupts", sites=("draft_extend.features",), needs=("speculative",))
 def buffer_freed_early(shot: Shot) -> None:
-    """The verify's features are freed, and written by somebody else, before the draft extend has read them."""
+    """The verify's features are freed, and written by another request, before the draft extend has read them."""
     import torch
 
     rows = shot.site_rows(shot.pick())

@@ -298,7 +298,7 @@ class DraftStateOracle(Oracle):
         ]
 
     def _branches(self, kept: list[_Kept]) -> Branches | None:
-        """What the branches read that each tree was drafted in; None where nobody could listen."""
+        """What the branches read that each tree was drafted in; None where there was no listener."""
         assert self._shape is not None  # for the type checker: there is a tree, so it was told
         forwards = self._shape.num_steps - 1
         if not forwards or any(len(each.forwards) - forwards not in (0, 1) for each in kept):

@@ -2,7 +2,7 @@
 keeps.
 
 Seen from outside only, by what every session shows: what steps report, and what requests hold. After each token the
-whole output so far is decoded anew: where a stop string is complete is not left to whoever looks at parts of it.
+whole output so far is decoded anew: where a stop string is complete is not left to a look at parts of it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class ServerClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        # No connection is used again: while requests are judged nobody hears a server close one that is idle.
+        # No connection is used again: while requests are judged no loop hears a server close one that is idle.
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
         secure = self.url.startswith("https:")  # else to read the certificates of authorities is time lost
         self._timeout_s = timeout_s

@@ -1,6 +1,6 @@
 """Requests on a server, all that may be under way at once, in asyncio: no steps, only what has been completed.
 
-The loop runs while somebody waits: in :meth:`HttpSession.advance` until a request has ended, in an abort until the
+The loop runs while a caller waits: in :meth:`HttpSession.advance` until a request has ended, in an abort until the
 aborted one has. Between, answers wait in the sockets.
 """
 
@@ -98,7 +98,7 @@ class HttpSession(Opaque):
             raise failure_of(error, self._host, self._client.url) from error
 
     async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole answer of ``/generate`` to a body of somebody's own. Raises one of FAILURES."""
+        """The whole answer of ``/generate`` to a body of the caller's own. Raises one of FAILURES."""
         return await _taken(lambda: self._client.post("/generate", body))
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:

@@ -29,7 +29,7 @@ _OF_MODEL = ("model", "dtype", "speculative")
 
 
 class HttpTarget:
-    """A server that is there, started by somebody else."""
+    """A server that is there, and was not started here."""
 
     traits = Traits("http", AT_MOST)
 

@@ -30,7 +30,7 @@ def looks_folder(log: str) -> Path:
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """A copy on the host, which nobody else writes to."""
+    """A copy on the host, which is written once."""
     return tensor.detach().to("cpu", copy=True)
 
 

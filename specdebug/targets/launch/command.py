@@ -79,7 +79,7 @@ does for gRPC."""
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on. Raises NoServer."""
+    """A port of this machine that is not listened on. Raises NoServer."""
     for port in random.SystemRandom().sample(PORTS, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

@@ -28,7 +28,7 @@ from specdebug.targets.launch.process import NeverReady, ServerProcess, StartFai
 from specdebug.targets.serving import NoServer
 
 MAX_IDLE = 2
-"""Servers that wait for somebody who wants them, unless more runs go on at a time; of more, the one that has waited
+"""Servers that wait for a run that wants them, unless more runs go on at a time; of more, the one that has waited
 longest is ended."""
 
 
@@ -123,7 +123,7 @@ class Shelf:
 def main(address: str, room: int) -> int:
     """Keep servers, of which so many may wait, until standard input closes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Whoever is told to end closes the pipe. Not SIG_IGN, which servers would inherit.
+        # A process that is told to end closes the pipe. Not SIG_IGN, which servers would inherit.
         signal.signal(number, lambda *_: None)
     shelf = Shelf(room)
     with socket.socket(socket.AF_UNIX) as listening:

@@ -45,7 +45,7 @@ class ServerLog:
         self._read = self._begun = 0
         self._hits = _less(self._all_hits(), self._all_hits(ready))  # of runs before this one
         self._problems = self._all_problems()
-        self._injections = 0  # a damaged engine is lent to nobody else: all are of this run
+        self._injections = 0  # a damaged engine is not lent again: all are of this run
 
     def last_line(self, without: str = "") -> str:
         """The last line that is not blank and does not hold ``without``, fit for one line of a terminal; empty where
@@ -112,7 +112,7 @@ class ServerLog:
         """Failures named by whole lines that came since the last call: the signature, and the line. Exceptions are
         none, for a server may well have handled them."""
         size = self._size()
-        if size < self._read:  # whoever started the server has cut it
+        if size < self._read:  # the server's owner has cut it
             self._read = min(self._room.head, size)
         if size <= self._read:
             return ()

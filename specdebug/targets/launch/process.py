@@ -24,7 +24,7 @@ LOOK_S = 0.1
 LOG_LOOK_S = 1.0
 """Seconds between two looks at how long the log has become."""
 PORTS_TRIED = 3
-"""Ports that a server is started on, where somebody else takes each first."""
+"""Ports that a server is started on, where another process takes each first."""
 END_S = 10.0
 """Seconds that a server has to end once it is told to."""
 DYING_S = 3.0
@@ -106,7 +106,7 @@ class ServerProcess:
         said("")
 
     def _ended_early(self, status: int) -> None:
-        """Start it anew where somebody took its port; else say what it died of."""
+        """Start it anew where its port was taken; else say what it died of."""
         taken = self.log.port_taken()
         if taken and self._tried < PORTS_TRIED:
             self._end_process()
@@ -120,7 +120,7 @@ class ServerProcess:
         name = name_of(self.log.scan(), status)
         if tells_of_damage(name) and not name.startswith("hang"):
             raise StartFailed(name, told)
-        raise NoServer(f"{told} ({self._tried} ports were tried, and somebody listens on each)" if taken else told)
+        raise NoServer(f"{told} ({self._tried} ports were tried, and each is listened on)" if taken else told)
 
     def _watch_log(self) -> None:
         while not self._over.wait(LOG_LOOK_S):

@@ -26,7 +26,7 @@ SHARED_SEED = 0
 
 
 class StartedTarget(ABC):
-    """A server that is started. Whoever implements it says by which command (:meth:`command`)."""
+    """A server that is started. A subclass says by which command (:meth:`command`)."""
 
     _settings: StartedServer
 
@@ -66,7 +66,7 @@ class StartedTarget(ABC):
             inside = Inside(server.log, shows, options) if (shows := opening.over_there.shows) else None
             return open_session(server.url, self._settings, self.asked(options), opening, server, inside)
         except BaseException:
-            opening.say("reverts", hits=dict(server.log.hits()))  # nobody can ask a session that never was
+            opening.say("reverts", hits=dict(server.log.hits()))  # a session that never was cannot be asked
             server.release(False)
             raise
 

@@ -38,7 +38,7 @@ ALWAYS = (
 """Beside the options: nothing that a scenario does not ask for, one sampler whose rules are known, and room on a device
 for servers of other arms."""
 ON_CPU = ("--device", "cpu", "--sleep-on-idle")
-"""A scheduler that has nothing to do would take a core from whoever judges."""
+"""A scheduler that has nothing to do would take a core from the judge."""
 ON_CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_USE_SGL_FA3_KERNEL": "1",  # else it asks a hub for one

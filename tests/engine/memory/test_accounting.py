@@ -166,7 +166,7 @@ def test_a_node_that_is_evicted_while_it_is_read_is_missed(parts: Parts, holder:
 def test_counters_that_drift_apart_are_noticed_too(parts: Parts, holder: Request) -> None:
     parts.cache.radix.evictable_size += 3
     parts.cache.radix.protected_size -= 3
-    assert parts.laws(holder) == ["locks: evictable = 3, but nodes that nobody locks hold 0 slots"]
+    assert parts.laws(holder) == ["locks: evictable = 3, but nodes without a lock hold 0 slots"]
 
 
 def test_a_prefix_cell_that_is_not_the_tree_s_slot_is_named(parts: Parts, holder: Request) -> None:

@@ -271,7 +271,7 @@ def test_a_request_that_is_put_back_at_any_step_goes_on_where_it_was(lab: Lab, b
 def test_aborting_the_unknown_and_the_finished_does_nothing(lab: Lab) -> None:
     engine = build(base(lab))
     serve(engine, [prompt_of(lab, 0)], 3)
-    engine.abort("nobody")
+    engine.abort("untold")
     engine.abort("r0")
     engine.abort("r0")
     assert engine.requests["r0"].finish_reason == "length"

@@ -2,7 +2,7 @@
 
 A program takes some outputs of one expert for up to 64 of its tokens. Of few tokens it finds those that chose it
 by itself, so nothing is sorted; more are sorted by their experts first. Either way grids follow from shapes alone, and
-programs that nobody needs end at once. Weights are the left operand, as in skinny_gemm.py. Each pair of a token and a
+programs that are not needed end at once. Weights are the left operand, as in skinny_gemm.py. Each pair of a token and a
 place in its choice has a row of its own between the products, and a third launch adds these up in the order of places.
 """
 

@@ -37,7 +37,7 @@ class KVMemory:
 
     @contextmanager
     def borrow_to_draft(self, num_slots: int) -> Iterator[Tensor]:
-        """int64 [num_slots] in whole pages, for draft KV that nobody will read later. Afterwards the books are as they
+        """int64 [num_slots] in whole pages, for draft KV that is never read later. Afterwards the books are as they
         were, to the order of ids; nothing else may be allocated or freed meanwhile.
 
         Raises EngineError when there are not enough.

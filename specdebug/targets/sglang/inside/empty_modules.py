@@ -27,7 +27,7 @@ def _empty(name: str) -> type:
 class EmptyModule(types.ModuleType):
     """A module whose every name is an empty class."""
 
-    __version__ = "0"  # older than whatever somebody may ask for
+    __version__ = "0"  # older than any version that is asked for
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

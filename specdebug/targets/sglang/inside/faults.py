@@ -79,6 +79,6 @@ class _Acting:
 
     def _attached(self, scheduler: Any) -> SeenEngine:
         self._view = SeenEngine(scheduler)
-        nobody = SimpleNamespace(add=lambda _: None, remove=lambda _: None)
-        self._injector.attach(cast(Any, SimpleNamespace(view=self._view, observers=nobody)))
+        unheard = SimpleNamespace(add=lambda _: None, remove=lambda _: None)
+        self._injector.attach(cast(Any, SimpleNamespace(view=self._view, observers=unheard)))
         return self._view

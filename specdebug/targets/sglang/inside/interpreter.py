@@ -74,7 +74,7 @@ def remember_dtypes() -> str:
 
 def type_tuples_when_asked() -> str:
     """Have the type of a tuple worked out when it is asked for. Every tensor has two tuples, its shape and its type's,
-    and nobody asks."""
+    and no caller asks."""
     from triton.language import core
 
     begin = core.tuple.__init__

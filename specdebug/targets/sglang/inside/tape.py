@@ -155,7 +155,7 @@ class _Taps:
         if self._drafted is not None:
             self._tape.add("draft_extend.logits", self._drafted.next_token_logits)  # by now of the last rows only
         self._tape.add("draft_extend.topk_index", drafted.topk_index)
-        if drafted.topk_index.shape[-1] > 1:  # of a chain it is 1 and read by nobody
+        if drafted.topk_index.shape[-1] > 1:  # of a chain it is 1 and never read
             self._tape.add("draft_extend.topk_p", drafted.topk_p)
 
 

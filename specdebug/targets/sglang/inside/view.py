@@ -76,7 +76,7 @@ class SeenAllocator:
         return slots.flatten()
 
     def owns(self, page: int) -> bool:
-        """True if somebody holds the page."""
+        """True if a request holds the page."""
         return not bool((free_pages(self._allocator) == page).any())
 
 

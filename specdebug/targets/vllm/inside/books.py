@@ -4,7 +4,7 @@ They are read and never asked: what a law says is counted anew from the blocks, 
 
 ownership: free and held blocks are all there are, the free queue lists each free block once, and a block that two
 requests hold is a cached prefix of both. locks: a block's reference count is the number of requests that hold it. rows:
-only requests that run hold blocks, so that nobody does once all have ended. hashes: the map of cached blocks and the
+only requests that run hold blocks, so that none is held once all have ended. hashes: the map of cached blocks and the
 blocks' own hashes name each other, and what a request has cached it has computed and keeps. lengths: a request that
 decodes has computed all but its newest token, so what was rejected is taken back. reserve: a request holds the blocks
 of what it computed, and none beyond its next drafts and what is drafted behind those.
@@ -163,4 +163,4 @@ class _Books:
 
     def _held_by(self, block: int) -> str:
         rids = [rid for table in self._tables for rid, blocks in table.items() for b in blocks if b.block_id == block]
-        return " and ".join(dict.fromkeys(rids)) or "somebody"
+        return " and ".join(dict.fromkeys(rids)) or "a request"

@@ -1,7 +1,7 @@
 """vLLM's model runner and its proposer, watched at the boundaries of their stages, by our names of the sites.
 
 The functions of the one runner and the one proposer that a process has are wrapped; nothing of theirs is changed. A
-step of vLLM may prefill some requests and verify the drafts of others in one forward: whoever looks on is told of each
+step of vLLM may prefill some requests and verify the drafts of others in one forward: an observer is told of each
 kind apart, with the rows of its requests and our name for what it does.
 
 This is about the model runner V1, which vLLM takes where there is no Triton.

@@ -1,5 +1,5 @@
 """A bundle of an earlier commit is replayed: the same verdict, from the same signature. Where it is refused, or its
-toggle is no longer ours, it is made anew, by ``specdebug bundle topk_kv_indices --revert 27338``. Made at 3d7d16a9.
+toggle is no longer ours, it is made anew, by ``specdebug bundle topk_kv_indices --revert 27338``. Made at 3b0d5690.
 """
 
 from __future__ import annotations

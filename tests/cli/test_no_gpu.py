@@ -6,16 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from specdebug.base.errors import CannotRunHere
+from specdebug.base.trial import Trial
 from specdebug.campaign.loops import fault_runs
 from specdebug.campaign.loops.fault_runs import verify
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
-from specdebug.campaign.trials.scenario import MachineCheck
+from specdebug.campaign.trials import warm
+from specdebug.campaign.trials.scenario import ScenarioSource
 from specdebug.engine.lineup import LINEUP
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Outcome
@@ -51,13 +55,43 @@ def result(unavailable: bool) -> ArmResult:
     return ArmResult(ArmRun("fixed", scenario, "fixed", 0), outcome)
 
 
-def test_a_search_ends_when_the_first_arm_cannot_run_here() -> None:
+class Pool:
+    """A pool whose arms end as its list says, in turn."""
+
+    capacity, rerun = 1, 0
+
+    def __init__(self, *unavailable: bool) -> None:
+        self._ends = [result(each) for each in unavailable]
+        self._runs: list[ArmRun] = []
+
+    def start(self, run: ArmRun) -> None:
+        self._runs.append(run)
+
+    def wait(self) -> ArmResult:
+        return replace(self._ends.pop(0), run=self._runs.pop())
+
+    def close(self) -> None:
+        pass
+
+
+def trials(monkeypatch: pytest.MonkeyPatch, *unavailable: bool) -> Iterator[str]:
+    """The results of trials of a scenario, one after another."""
+    monkeypatch.setattr(warm, "WarmPool", lambda *_: Pool(*unavailable))
+    library = Library()
+    source = ScenarioSource(library, library.scenario(MINI))
+    for number in range(len(unavailable)):
+        source.start(Trial(number, frozenset(), 0))
+        yield source.wait()[1].outcome
+
+
+def test_a_search_ends_when_the_first_arm_cannot_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CannotRunHere, match="arm 'fixed': there is no CUDA") as caught:
-        MachineCheck().check(result(unavailable=True))
+        list(trials(monkeypatch, True))
     assert caught.value.exit_code == 125
-    once_run = MachineCheck()
-    once_run.check(result(unavailable=False))
-    once_run.check(result(unavailable=True))  # such as memory that a trial takes: that trial's own matter
+
+
+def test_what_one_trial_alone_lacks_is_its_own_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(list(trials(monkeypatch, False, True))) == 2  # such as memory that a trial takes
 
 
 def test_a_matrix_of_faults_ends_likewise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_other_lacks_are_their_arm_s_alone(probes: Path) -> None:
 
 def test_a_worker_that_the_kernel_killed_for_memory_is_unknown(probes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer, _ = run(1, "killed", device="cpu")
-    assert details(answer)[0].startswith("machine: somebody killed a worker: ")
+    assert details(answer)[0].startswith("machine: a worker was killed from outside: ")
     assert answer.exit_code == 125
     monkeypatch.setattr(job, "oom_killed_since", lambda before: True)
     answer, _ = run(1, "killed", device="cpu")

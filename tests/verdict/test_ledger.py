@@ -211,7 +211,10 @@ def test_a_run_whose_steps_bring_no_request_on_hangs_also_if_its_time_is_over_fi
         (end("signal", -6, "terminate called: std::bad_alloc"), "there is no memory left: terminate called"),
         (replace(end("refused", 1), failure=MachineFailure("processes", "fork")), "no process or thread can be"),
         (replace(end("lost", -9), failure=MachineFailure("memory", "killed")), "there is no memory left: killed"),
-        (replace(end("signal", -9), failure=MachineFailure("killed", "SIGKILL")), "somebody killed a worker: SIGKILL"),
+        (
+            replace(end("signal", -9), failure=MachineFailure("killed", "SIGKILL")),
+            "a worker was killed from outside: SIGKILL",
+        ),
     ],
 )
 def test_a_death_that_the_machine_is_to_blame_for_is_unknown(how: WorkerEnd, reason: str) -> None:

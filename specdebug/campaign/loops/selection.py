@@ -18,6 +18,7 @@ from specdebug.campaign.loops.replay import ArmRun
 
 _WORD = re.compile(r"[^\s()]+")
 _WANTED = "names are joined by 'and', 'or', 'not' and parentheses"
+_DEEPEST = 200
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,21 @@ def parse_expression(text: str) -> Expression:
         raise _wrong(text, error.offset or len(text) + 1, what) from None
     except (RecursionError, MemoryError):
         raise _wrong(text, 1, "it is nested too deep") from None
+    if _depth(tree) > _DEEPEST:
+        raise _wrong(text, 1, "it is nested too deep")
     for node in ast.walk(tree):
         if isinstance(node, ast.expr) and not isinstance(node, ast.BoolOp | ast.UnaryOp | ast.Name):
             raise _wrong(text, node.col_offset + 1, _WANTED)
     return Expression(text, tree)
+
+
+def _depth(tree: ast.expr) -> int:
+    """How many operators stand in one another; found without recursion."""
+    deepest, level = 0, [tree]
+    while level:
+        deepest += 1
+        level = [child for node in level for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+    return deepest
 
 
 def names_of(run: ArmRun | LeftOut) -> tuple[str, ...]:

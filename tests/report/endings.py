@@ -235,6 +235,15 @@ def _minimisations() -> list[Report]:
     return [minimise_report(each, subject, 125) for each in ended]
 
 
+def evaluated(top: list[tuple[float, str]]) -> Evaluated:
+    """One question that was answered by log probabilities."""
+    question = ChoiceQuestion("Why?", ("a", "b"), 0, "sums", "q.csv:1")
+    evaluation = Evaluation("own", Asking("q.csv", by="logprob"), path=Path("own.yaml"))
+    answer = MarkedAnswer(0, question, "text", 0, (3, 1), 9, 4, 5, top=top)
+    passed = Outcome("pass", None, None, "", None)
+    return Evaluated(evaluation, QuestionSet("q.csv", (question,)), (answer,), passed, (), 0.95, 1.5)
+
+
 def _evaluations() -> list[Report]:
     question = ChoiceQuestion("Why?", ("a", "b"), 0, "sums", "q.csv:1")
     passed = Outcome("pass", None, None, "", None, not_engine_code=PARTS)

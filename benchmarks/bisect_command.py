@@ -20,9 +20,10 @@ from pathlib import Path
 
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.bisect import Bisector, openings
+from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.command import CommandSource
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.search import Findings, Search, Standing
+from specdebug.campaign.trials.search import CulpritSearch, Findings, Standing
 from specdebug.campaign.trials.takes import Takes
 from specdebug.patching.toggles import Registry
 from specdebug.scenario.library import Library
@@ -54,7 +55,7 @@ class Silent:
         """Says nothing."""
 
 
-def search(registry: Registry, culprit: str, rate: int, noise: int, seed: int, *, read: bool) -> Findings:
+def find(registry: Registry, culprit: str, rate: int, noise: int, seed: int, *, read: bool) -> Findings:
     """One search over all fixes, in a folder of its own. ``rate`` and ``noise`` are per cents."""
     here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
@@ -68,14 +69,13 @@ def search(registry: Registry, culprit: str, rate: int, noise: int, seed: int, *
             source = CommandSource(command, registry, takes=Takes.SET)
             names = [candidate.id for candidate in source.candidates]
             with Journal(Path("journal.sqlite"), source.identity, "benchmark") as journal:
-                return Search(
-                    source,
-                    journal,
+                search = CulpritSearch(
+                    source.candidates,
                     lambda: Bisector(names, confidence=0.95, seed=seed, apart=source.apart),
                     opening=openings(names, source.apart),
-                    seed=seed,
                     max_trials=MAX_TRIALS,
-                ).run(Silent())
+                )
+                return Campaign(source, journal, seed, MAX_TRIALS).search(search, Silent())
         finally:
             os.chdir(here)
 
@@ -106,7 +106,7 @@ def main() -> None:
             trials = []
             for seed in range(wanted.seeds):
                 culprit = fixes[seed % len(fixes)]
-                findings = search(registry, culprit, rate, wanted.noise, seed, read=read)
+                findings = find(registry, culprit, rate, wanted.noise, seed, read=read)
                 answer = said(findings, culprit)
                 answers[answer.partition(":")[0]] += 1
                 followed[findings.standing.followed or "nothing"] += 1

@@ -19,9 +19,10 @@ from rich.table import Table
 from specdebug.base.content import content_files
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.bisect import Bisector, openings
+from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature
-from specdebug.campaign.trials.search import Findings, Search, Standing
+from specdebug.campaign.trials.search import CulpritSearch, Findings, Standing
 from specdebug.campaign.trials.source import Candidate
 from specdebug.scenario.library import Library
 
@@ -73,22 +74,21 @@ class Silent:
     def counted(self, trial: Trial, result: TrialResult, standing: Standing) -> None: ...
 
 
-def search(source: Kept, pattern: str | None, seed: int, confidence: float) -> Findings:
+def find(source: Kept, pattern: str | None, seed: int, confidence: float) -> Findings:
     """One search in a journal of its own."""
     names = [candidate.id for candidate in source.candidates]
     with (
         tempfile.TemporaryDirectory() as folder,
         Journal(Path(folder) / "journal.sqlite", source.identity, "benchmark") as journal,
     ):
-        return Search(
-            source,
-            journal,
+        search = CulpritSearch(
+            source.candidates,
             lambda: Bisector(names, confidence=confidence, seed=seed, apart=source.apart),
             opening=openings(names, source.apart),
-            seed=seed,
             max_trials=MAX_TRIALS,
             pattern=pattern,
-        ).run(Silent())
+        )
+        return Campaign(source, journal, seed, MAX_TRIALS).search(search, Silent())
 
 
 def said(findings: Findings) -> str:
@@ -117,7 +117,7 @@ def main() -> None:
         source = ScenarioSource(library, scenario, jobs=arguments.jobs)
         began, trials, others = time.monotonic(), [], []
         for seed in range(arguments.seeds):
-            findings = search(Kept(source), expected_signature(scenario), seed, arguments.confidence)
+            findings = find(Kept(source), expected_signature(scenario), seed, arguments.confidence)
             trials.append(findings.standing.trials)
             if said(findings) != culprit:
                 others.append(f"{said(findings)} (seed {seed})")

@@ -26,7 +26,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from specdebug.minimise import Attempt, Minimiser, Seen, StageResult, Summary
+from specdebug.base.trial import Trial, TrialResult
+from specdebug.minimise import Minimiser, MinimiseWatcher, Summary
 
 REQUESTS = 50
 RATE, OTHER_RATE = 0.3, 0.1
@@ -99,33 +100,24 @@ class SimulatedTrials:
     def __init__(self, case: Case, max_trials: int) -> None:
         self._case = case
         self._numbers = iter(range(max_trials))
+        self._left: dict[int, Kept] = {}
+
+    def leave(self, number: int, left: Kept) -> None:
+        """Remember what is left in the trial of a number."""
+        self._left[number] = left
 
     def run(self, whole: Callable[[], R]) -> tuple[R, None]:
         """Nothing stops it."""
         return whole(), None
 
-    def next(
-        self, choose: Callable[[int, Sequence[Attempt]], tuple[Attempt, Kept] | None]
-    ) -> tuple[Attempt, Seen, bool] | None:
+    def next(self, choose: Callable[[int, Sequence[Trial]], Trial | None]) -> tuple[Trial, TrialResult, bool] | None:
         """Run what is chosen at once."""
         number = next(self._numbers, None)
-        pair = None if number is None else choose(number, ())
-        if pair is None:
+        trial = None if number is None else choose(number, ())
+        if trial is None:
             return None
-        attempt, left = pair
-        return attempt, Seen(self._case.run(left, attempt.seed)), False
-
-
-class Silent:
-    """Watches nothing."""
-
-    def opening(self, seen: Seen, failures: int, trials: int) -> None: ...
-
-    def tried(self, title: str, gone: int, size: int, seen: Seen, failed: bool, removed: int, trials: int) -> None: ...
-
-    def ended(self, step: StageResult) -> None: ...
-
-    def closing(self, seen: Seen, failures: int, trials: int) -> None: ...
+        signature = self._case.run(self._left[trial.number], trial.seed)
+        return trial, TrialResult("fail" if signature else "pass", signature, 0.0), False
 
 
 @dataclass(frozen=True)
@@ -152,12 +144,10 @@ def case_of(seed: int, number: int) -> Case:
 def play(seed: int, number: int, max_trials: int) -> Row:
     """Minimise one case."""
     case = case_of(seed, number)
+    trials = SimulatedTrials(case, max_trials)
     summary: Summary[Kept] = Minimiser(
-        SimulatedSpace(),
-        SimulatedTrials(case, max_trials),
-        seeds=lambda trial: trial,
-        max_trials=max_trials,
-    ).run(Silent())
+        SimulatedSpace(), trials, trials.leave, seeds=lambda trial: trial, max_trials=max_trials
+    ).run(MinimiseWatcher())
     left = summary.smallest
     needed = case.needed if summary.followed == WANTED else case.other
     finished = summary.reason == "done"

@@ -23,18 +23,20 @@ from rich.table import Table
 
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.bisect import Bisector, openings
+from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.command import CommandSource
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.ray_executor import RaySource, import_ray
-from specdebug.campaign.trials.remote import command_source, scenario_source
+from specdebug.campaign.trials.remote import command_source, made_there
 from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature
-from specdebug.campaign.trials.search import Findings, Search, Standing
+from specdebug.campaign.trials.search import CulpritSearch, Findings, Standing
 from specdebug.campaign.trials.source import TrialSource
 from specdebug.campaign.trials.takes import Takes
 from specdebug.scenario.library import Library
 
 CULPRIT = "27360"
 NODES = 2
+MAX_TRIALS = 1000
 SCRIPT = """#!/bin/bash
 case ",$SGLANG_DEBUG_REVERT_PR," in
     *,{culprit},*) [ $((SPECDEBUG_TRIAL_SEED % 100)) -ge {percent} ] || {{ echo nan@draft.hidden_states; exit 1; }};;
@@ -72,15 +74,14 @@ def search(
     names = [candidate.id for candidate in source.candidates]
     begun = time.perf_counter()
     with Journal(folder / f"{type(source).__name__}-{seed}.sqlite", source.identity, "ray_bisect") as journal:
-        found = Search(
-            source,
-            journal,
+        wanted = CulpritSearch(
+            source.candidates,
             lambda: Bisector(names, seed=seed, apart=apart),
             opening=openings(names, apart),
-            seed=seed,
-            max_trials=1000,
+            max_trials=MAX_TRIALS,
             pattern=pattern,
-        ).run(watcher)
+        )
+        found = Campaign(source, journal, seed, MAX_TRIALS).search(wanted, watcher)
         if found.trouble is not None:
             raise found.trouble
         counted = [journal.trials[number] for number in range(found.standing.trials)]
@@ -109,14 +110,14 @@ def main() -> int:
             scenario = library.scenario(options.scenario)
             pattern = expected_signature(scenario)
             here = partial(ScenarioSource, library, scenario, jobs=NODES)
-            make = partial(scenario_source, scenario, (), ScenarioSource(library, scenario).arm, (), None, Takes.ONE)
+            make = partial(made_there, ScenarioSource, (), scenario, arm=ScenarioSource(library, scenario).arm)
             what = options.scenario
         else:
             script = folder / "flaky.sh"
             script.write_text(SCRIPT.format(culprit=CULPRIT, percent=round(100 * options.rate)))
             script.chmod(0o755)
             here = partial(CommandSource, ("./flaky.sh",), library.registry, takes=Takes.SET, capacity=NODES)
-            make = partial(command_source, ("./flaky.sh",), (), None, Takes.SET)
+            make = partial(made_there, command_source, (), ("./flaky.sh",), takes=Takes.SET)
             what = f"a command that fails {options.rate:.0%} of the time under {CULPRIT}"
         wrong = compare(what, here, make, folder, options.seeds, pattern)
         os.chdir("/")

@@ -83,12 +83,12 @@ class EmbeddedTarget:
             opening.before()
             _watch_kernels(opening, asked)
             engine = build_engine(options, seed)
+            opening.busy.said("")  # what the engine said last, such as what it captured, is done
+            if asked.device != "cpu":
+                async_probe.drain()  # what warm-ups before a capture said of their dummy inputs is no failure
         except BaseException:
             forget()
             raise
-        opening.busy.said("")  # what the engine said last, such as what it captured, is done
-        if asked.device != "cpu":
-            async_probe.drain()  # what warm-ups before a capture said of their dummy inputs is no failure
         return EmbeddedSession(engine, asked, forget)
 
 

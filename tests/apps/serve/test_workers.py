@@ -16,6 +16,7 @@ from specdebug.apps.serve.engine_loop import FRONT_GONE
 from specdebug.apps.serve.engine_process import serve
 from specdebug.apps.serve.process import Launch
 from specdebug.apps.serve.served import Wish
+from specdebug.engine import progress
 from specdebug.engine.lineup import LINEUP
 from specdebug.targets.embedded import EmbeddedSession
 from specdebug.workers.wire import PipeSink
@@ -92,6 +93,7 @@ def test_a_front_that_goes_is_no_failure_of_the_engine(since: str, capfd: pytest
     with theirs, pytest.raises(FRONT_GONE):
         serve(Launch(dict(LINEUP["EAGLE v1"].options(3, 2, 6))), theirs, Unheard(theirs, since))
     assert capfd.readouterr().err == ""
+    progress.report("")  # which its listener, were it left, would write to the channel that is closed
 
 
 def test_of_a_device_that_the_look_at_guards_finds_lost_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

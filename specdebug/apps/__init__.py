@@ -1,1 +1,1 @@
-"""What is built on runs and serves users by itself: the HTTP server, evaluations, triage, the doctor."""
+"""Applications over runs: the HTTP server, evaluations, triage, the doctor."""

@@ -125,7 +125,7 @@ class _AskedRun(ArmRun):
 
 @dataclass
 class _Heard(Recording):
-    """What the worker tells of answers, by question, and of the server."""
+    """Collects the worker's events: answers by question, and the server's figures."""
 
     told: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict)

@@ -28,7 +28,7 @@ async def chat_completions(state: ServerState, http: Request) -> Response:
 
 
 class _OpenAIForm(Form[OpenAIBody]):
-    """What the two routes have in common; each says how its body is read and how its choices look."""
+    """The shared part of the two routes; each says how its body is read and how its choices look."""
 
     prefix = ""
     object = ""
@@ -65,7 +65,7 @@ class _OpenAIForm(Form[OpenAIBody]):
 
     @cached_property
     def _head(self) -> dict[str, Any]:
-        """What an answer and each of its chunks begin with."""
+        """Return the fields that begin an answer and each of its chunks."""
         rid = self.body.asked[0].wish.rid
         name = self.state.settings.served_model_name
         return {"id": f"{self.prefix}-{rid}", "object": self.object, "created": int(time.time()), "model": name}

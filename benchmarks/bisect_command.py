@@ -19,7 +19,6 @@ from collections import Counter
 from pathlib import Path
 
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.bisect import Bisector, openings
 from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.command import CommandSource
 from specdebug.campaign.trials.journal import Journal
@@ -27,6 +26,7 @@ from specdebug.campaign.trials.search import CulpritSearch, Findings, Standing
 from specdebug.campaign.trials.takes import Takes
 from specdebug.patching.toggles import Registry
 from specdebug.scenario.library import Library
+from specdebug.search.bisect import Bisector, openings
 
 SCRIPT = """#!/bin/bash
 RANDOM=$(( SPECDEBUG_TRIAL_SEED % 32768 ))

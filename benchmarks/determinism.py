@@ -16,8 +16,8 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
 from specdebug.campaign.loops.replay import Choices, replay
+from specdebug.campaign.preload import PRELOAD
 from specdebug.faults.declare import parse_fault
-from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool

@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy.special import bdtr, betaincinv
 
-from specdebug.stats.claims import Apart, Below, Claim
-from specdebug.stats.intervals import anytime_bounds, narrow_enough
+from specdebug.search.stats.claims import Apart, Below, Claim
+from specdebug.search.stats.intervals import anytime_bounds, narrow_enough
 
 RATES = (
     0.005,
@@ -135,7 +135,7 @@ def follow(failures: Counts, rule: NDArray[Any]) -> Ends:
 
 
 def met(part: float, limit: float, cases: int) -> bool:
-    """Whether a simulated part keeps its limit, unless by three standard errors (tests/stats computes it exactly)."""
+    """Whether a simulated part keeps its limit, unless by three standard errors."""
     return part <= limit + 3 * math.sqrt(limit * (1 - limit) / cases)
 
 

@@ -28,12 +28,12 @@ from rich.console import Console
 from rich.table import Table
 
 import specdebug
+from specdebug.apps.mutants.find import all_mutants
 from specdebug.base.trial import trial_seed
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
+from specdebug.campaign.preload import PRELOAD
 from specdebug.diverge.locate import Locator
-from specdebug.mutants.find import all_mutants
 from specdebug.patching.toggles import NOTHING, Toggle
-from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.workers.pool import WorkerPool
 

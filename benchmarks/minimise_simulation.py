@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.minimise import Minimiser, MinimiseWatcher, Summary
+from specdebug.search.minimise import Minimiser, MinimiseWatcher, Summary
 
 REQUESTS = 50
 RATE, OTHER_RATE = 0.3, 0.1

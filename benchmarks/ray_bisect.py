@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.bisect import Bisector, openings
 from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.command import CommandSource
 from specdebug.campaign.trials.journal import Journal
@@ -33,6 +32,7 @@ from specdebug.campaign.trials.search import CulpritSearch, Findings, Standing
 from specdebug.campaign.trials.source import TrialSource
 from specdebug.campaign.trials.takes import Takes
 from specdebug.scenario.library import Library
+from specdebug.search.bisect import Bisector, openings
 
 CULPRIT = "27360"
 NODES = 2

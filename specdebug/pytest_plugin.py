@@ -305,8 +305,8 @@ class ScenarioBench:
     def run(self, scenario: Scenario, arm: str, seed: int) -> ArmResult:
         """Run one arm, as ``specdebug replay`` would. Raises SpecDebugError when that cannot be."""
         from specdebug.campaign.loops.replay import Choices, plan, run_arms
+        from specdebug.campaign.preload import PRELOAD
         from specdebug.patching.toggles import parse_numbers, reverts_from_environment
-        from specdebug.run.preload import PRELOAD
         from specdebug.workers.pool import WorkerPool
 
         reverts = (*parse_numbers(self._reverts), *reverts_from_environment())

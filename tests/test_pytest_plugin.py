@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy.fft  # noqa: F401  what a session is the first to import is forgotten with it, and numpy bears no second time
 import pytest
 
+from specdebug.campaign import preload  # noqa: F401
 from specdebug.campaign.loops import replay
 from specdebug.campaign.loops.baseline import Baseline
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.campaign.trials import command, source  # noqa: F401
 from specdebug.diverge import locate  # noqa: F401
 from specdebug.report import terminal  # noqa: F401
-from specdebug.run import preload  # noqa: F401
 from specdebug.verdict.outcome import Outcome, RequestResult
 from specdebug.workers import pool
 

@@ -36,7 +36,7 @@ MARGINS = "SPECDEBUG_TEST_MARGINS"
 TOO_NEAR = 0.5
 """Share of a tolerance above which a comparison counts as failed: the next processor may round twice as badly."""
 
-SEARCHES = ("tests/bisect", "tests/stats", "tests/minimise")
+SEARCHES = ("tests/search",)
 SHORT = (
     *SEARCHES,
     *(
@@ -51,7 +51,7 @@ NUMERICAL = (
     *("tests/engine", "tests/reference", "tests/diverge", "tests/run/test_judge.py", "tests/base/test_assets.py"),
     "tests/benchmarks/lossless",
 )
-PATH_OF_SEARCH = "tests/bisect/path_of_search.py"
+PATH_OF_SEARCH = "tests/search/bisect/path_of_search.py"
 
 CPU = {"default": "default", "avx2": "avx2", "own": None}
 NUMPY = {"own": "", "v3": "X86_V4 AVX512_ICL AVX512_SPR", "v2": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR"}

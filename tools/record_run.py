@@ -13,7 +13,7 @@ from typing import Any
 
 from specdebug.campaign.loops.replay import Choices, replay
 from specdebug.campaign.loops.steplog import Recording
-from specdebug.run.preload import PRELOAD
+from specdebug.campaign.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.targets.settings import parse_target
 from specdebug.workers.pool import WorkerPool

@@ -22,9 +22,9 @@ from rich.table import Table
 from specdebug.base import interrupts
 from specdebug.campaign.loops.plans import exists_in
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
+from specdebug.campaign.preload import PRELOAD
 from specdebug.report.progress import RunProgress
 from specdebug.report.replay import arm_document
-from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool

@@ -25,8 +25,8 @@ from benchmarks.determinism import shares
 from benchmarks.soak.report import Progress, render
 from benchmarks.soak.tally import Tally, WorkerTally
 from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.preload import PRELOAD
 from specdebug.cli.output import check_writable, show, write_file
-from specdebug.run.preload import PRELOAD
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.pool import WorkerPool
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from specdebug.apps.hunt.workload import LONGEST_PROMPT, MOST_NEW, groups
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.random_streams import stream
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.lineup import LINEUP, WorkerEntry
-from specdebug.hunt.workload import LONGEST_PROMPT, MOST_NEW, groups
 
 T = TypeVar("T")
 Plain = dict[str, Any]

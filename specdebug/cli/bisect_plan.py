@@ -15,12 +15,12 @@ from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Over, Susp
 from specdebug.cli.options import ContentOptions, engine_words
 
 if TYPE_CHECKING:
-    from specdebug.bisect import BayesianSearch
     from specdebug.campaign.trials.faults import FaultSource
     from specdebug.campaign.trials.source import Origin, TrialSource
     from specdebug.report.bisect import Bisection
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
+    from specdebug.search.bisect import BayesianSearch
 
 Reproduce: TypeAlias = Callable[[frozenset[str], int], str]
 """Make the command that runs a trial again, of the candidates that it switched on and its seed."""
@@ -68,7 +68,7 @@ class BisectQuestion:
         self, names: Sequence[str], apart: frozenset[frozenset[str]] = frozenset()
     ) -> tuple[Callable[[], BayesianSearch], tuple[frozenset[str], ...]]:
         """Return a maker of a Bayesian search among these candidates, and what its first trials switch on."""
-        from specdebug.bisect import Bisector, openings
+        from specdebug.search.bisect import Bisector, openings
 
         chooser = partial(Bisector, names, confidence=self.confidence, seed=self.budget.seed, apart=apart)
         return chooser, openings(names, apart)
@@ -292,9 +292,9 @@ def _told_of_faults(asked: BisectQuestion, source: FaultSource, names: Sequence[
 
 
 def _over_commits(asked: BisectQuestion) -> Plan:
-    from specdebug.bisect import OrderedBisector
     from specdebug.campaign.trials.command import SEED_VARIABLE
     from specdebug.campaign.trials.commits import CommitSource
+    from specdebug.search.bisect import OrderedBisector
 
     history, budget = asked.suspects, asked.budget
     if asked.subject.scenario is not None:

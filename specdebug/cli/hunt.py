@@ -38,11 +38,11 @@ from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.records import RecordError
 
 if TYPE_CHECKING:
+    from specdebug.apps.hunt.evidence import SeenFailure
+    from specdebug.apps.hunt.hunting import Hunt
+    from specdebug.apps.hunt.record import HuntRecord
     from specdebug.base.errors import SpecDebugError
     from specdebug.campaign.trials.source import TrialSource
-    from specdebug.hunt.evidence import SeenFailure
-    from specdebug.hunt.hunting import Hunt
-    from specdebug.hunt.record import HuntRecord
     from specdebug.report.hunt import HuntAnswer
     from specdebug.scenario.library import Library
     from specdebug.targets.settings import TargetChoice
@@ -91,7 +91,7 @@ def hunt(search: HuntSearch, results: JsonOptions, shared: ContentOptions) -> in
 
     Exit code 0 when nothing failed, 1 when something did, 125 when nothing could be judged.
     """
-    from specdebug.hunt.hunting import Hunt, HuntRunner
+    from specdebug.apps.hunt.hunting import Hunt, HuntRunner
     from specdebug.report.hunt import HuntAnswer
     from specdebug.targets.registry import find_target
     from specdebug.targets.settings import parse_target
@@ -122,8 +122,8 @@ def hunt(search: HuntSearch, results: JsonOptions, shared: ContentOptions) -> in
 
 def _record(search: HuntSearch, target: TargetChoice, reverts: tuple[int, ...], library: Library) -> HuntRecord:
     """Open the record of the hunt, and say so if it has scenarios of another state. Raises RecordError."""
-    from specdebug.hunt.record import HuntRecord
-    from specdebug.hunt.state import hunt_state
+    from specdebug.apps.hunt.record import HuntRecord
+    from specdebug.apps.hunt.state import hunt_state
     from specdebug.report.words import counted
 
     about = {"target": str(target), "seed": search.seed, "reverts": list(reverts), **search.engine}
@@ -140,8 +140,8 @@ def _cluster(
     """Return what makes the cluster that runs the scenarios; None if they are to run here."""
     if search.executor is not Executor.RAY:
         return None
+    from specdebug.apps.hunt.source import HuntSource
     from specdebug.campaign.trials.ray_executor import RaySource
-    from specdebug.hunt.source import HuntSource
 
     make = partial(HuntSource, target, search.seed, reverts, tuple(library.folders[1:]), search.engine)
     return lambda: RaySource(make(), make, address=search.ray_address, jobs=search.jobs)
@@ -160,7 +160,7 @@ def _tell(answer: HuntAnswer, results: JsonOptions, trouble: SpecDebugError | No
 
 def _make_small(hunting: Hunt, search: HuntSearch) -> dict[str, Path]:
     """Make the first scenario of each failure small, unless that was done before; return the files by signature."""
-    from specdebug.hunt.shrinking import shrink, shrunk_path
+    from specdebug.apps.hunt.shrinking import shrink, shrunk_path
 
     small: dict[str, Path] = {}
     for signature, ones in hunting.record.findings.items():
@@ -175,7 +175,7 @@ def _make_small(hunting: Hunt, search: HuntSearch) -> dict[str, Path]:
 
 def _with_evidence(hunting: Hunt, answer: HuntAnswer) -> HuntAnswer:
     """Return the answer with what each failure's scenario shows when it is run by itself, unless a signal comes."""
-    from specdebug.hunt.evidence import gather
+    from specdebug.apps.hunt.evidence import gather
     from specdebug.report.replay import replay_document
 
     every: dict[str, SeenFailure] = {}

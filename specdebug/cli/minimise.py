@@ -36,10 +36,10 @@ from specdebug.cli.running import UNDECIDED, JournalOptions, confidence_of, tell
 if TYPE_CHECKING:
     from specdebug.campaign.shrink.space import ScenarioSpace
     from specdebug.campaign.shrink.trials import ShrunkSource
-    from specdebug.minimise import Summary
     from specdebug.report.minimise import Minimisation
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
+    from specdebug.search.minimise import Summary
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def _search(
     from specdebug.base.trial import trial_seed
     from specdebug.campaign.trials.campaign import Campaign
     from specdebug.campaign.trials.journal import not_engine_code
-    from specdebug.minimise import Minimiser
     from specdebug.report.minimise import MinimiseProgress
+    from specdebug.search.minimise import Minimiser
 
     about = f"minimising {plan.what}, seed {budget.seed}"
     with (

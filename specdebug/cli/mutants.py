@@ -27,9 +27,9 @@ from specdebug.cli.output import answer, on_stderr, tell
 from specdebug.cli.running import UNDECIDED, JournalOptions, tell_rerun
 
 if TYPE_CHECKING:
+    from specdebug.apps.mutants.find import Mutant
+    from specdebug.apps.mutants.measure import Measured, Spread
     from specdebug.campaign.loops.replay import ArmRun
-    from specdebug.mutants.find import Mutant
-    from specdebug.mutants.measure import Measured, Spread
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def mutants(drawing: Drawing, kept_in: JournalOptions, results: PageOptions, sha
     same command goes on where it was stopped. Exit code 0 when it was measured, whatever survived; 1 when the score is
     below --min-score or the engine as it is does not pass, 125 when nothing could be measured.
     """
-    from specdebug.mutants.find import all_mutants
+    from specdebug.apps.mutants.find import all_mutants
 
     check_cluster(drawing.executor, drawing.ray_address)
     found = all_mutants(*drawing.file or ())
@@ -90,8 +90,8 @@ def mutants(drawing: Drawing, kept_in: JournalOptions, results: PageOptions, sha
 def _measure(
     found: Sequence[Mutant], drawing: Drawing, kept_in: JournalOptions, results: PageOptions, shared: ContentOptions
 ) -> int:
+    from specdebug.apps.mutants.measure import MutantSearch, identity_of
     from specdebug.campaign.trials.state import own_packages
-    from specdebug.mutants.measure import MutantSearch, identity_of
     from specdebug.report.mutants import MutantQuestion, MutantsProgress, mutants_report
 
     arms = _arms(drawing, shared)
@@ -119,7 +119,7 @@ def _spread(drawing: Drawing) -> Spread | None:
 
 
 def _arms(drawing: Drawing, shared: ContentOptions) -> list[ArmRun]:
-    from specdebug.mutants.sound import sound_arms
+    from specdebug.apps.mutants.sound import sound_arms
 
     library = shared.library()
     scenarios = library.gather(drawing.scenarios) if drawing.scenarios else library.scenarios()

@@ -32,7 +32,7 @@ _COMMAND = "specdebug.command"
 @contextlib.contextmanager
 def workers(jobs: int) -> Iterator[WorkerPool]:
     """Start workers, which get ready while the caller reads and checks their work."""
-    from specdebug.run.preload import PRELOAD
+    from specdebug.campaign.preload import PRELOAD
     from specdebug.workers.pool import WorkerPool
 
     with WorkerPool(jobs, PRELOAD) as pool:

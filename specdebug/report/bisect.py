@@ -14,7 +14,6 @@ from rich.text import Text
 
 from specdebug import __version__
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.bisect import BayesianSearch, Rate
 from specdebug.campaign.trials.journal import not_engine_code
 from specdebug.campaign.trials.search import Findings, Standing
 from specdebug.patching.toggles import REVERT_VARIABLE
@@ -31,6 +30,7 @@ from specdebug.report.trials import (
     trials_section,
 )
 from specdebug.report.words import NOT_ENGINE_CODE, counted, ended, replaced, some, times
+from specdebug.search.bisect import BayesianSearch, Rate
 
 BAR = 24
 """Columns of a full bar."""

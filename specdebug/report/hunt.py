@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from specdebug import __version__
-from specdebug.hunt.draw import ARM
-from specdebug.hunt.evidence import SeenFailure
-from specdebug.hunt.record import HuntRecord, Judged
+from specdebug.apps.hunt.draw import ARM
+from specdebug.apps.hunt.evidence import SeenFailure
+from specdebug.apps.hunt.record import HuntRecord, Judged
 from specdebug.report.local_paths import without_local_paths
 from specdebug.report.parts import Column, Line, Part, Report, Table, columns, lines
 from specdebug.report.words import NOT_ENGINE_CODE, counted, replaced

@@ -8,11 +8,11 @@ from typing import Any
 
 from specdebug import __version__
 from specdebug.base.trial import TrialResult
-from specdebug.minimise import MinimiseWatcher, StageResult, Summary
 from specdebug.report.parts import Report, lines
 from specdebug.report.progress import PlainLines
 from specdebug.report.trials import STOPPED, journal_line, more_trials
 from specdebug.report.words import counted, replaced, times
+from specdebug.search.minimise import MinimiseWatcher, StageResult, Summary
 
 NUMBERS = "numbers"
 """The beginning of the titles of stages that make numbers smaller."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,27 +22,10 @@ from specdebug.workers.wire import PipeSink, Sink
 if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle
     from specdebug.scenario.grammar import Scenario
+    from specdebug.scenario.shared import Common, Foreseen
 
 MODEL_CODE = "specdebug.engine.model"
 """Code that has run by the time a worker patches: models made with it are not used once it is patched."""
-
-
-@dataclass(frozen=True)
-class Common:
-    """The share of all the arms to come of a scenario. ``toggles``: the fixes that any of them may revert."""
-
-    scenario: Scenario
-    arms: tuple[str, ...]
-    toggles: tuple[Toggle, ...]
-
-
-@dataclass(frozen=True)
-class Foreseen:
-    """A run that many to come are like: the same requests, served with little difference."""
-
-    scenario: Scenario
-    arm: str
-    seed: int
 
 
 def prepare(commons: Sequence[Common]) -> None:

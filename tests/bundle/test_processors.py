@@ -19,7 +19,7 @@ from specdebug.bundle.partings import partings
 from specdebug.bundle.run import Traced, run_traced
 from specdebug.bundle.weigh import weigh
 from specdebug.campaign.loops.replay import ArmRun, Choices, plan
-from specdebug.run.preload import PRELOAD
+from specdebug.campaign.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.workers.arithmetic import SETTINGS
 from specdebug.workers.pool import WorkerPool

@@ -14,10 +14,10 @@ import pytest
 
 from specdebug.cli.main import run
 from specdebug.cli.minimise import _file_text
-from specdebug.minimise.minimiser import StageResult, Summary
 from specdebug.report.minimise import Minimisation
 from specdebug.scenario.grammar import SharedPrefixPrompt
 from specdebug.scenario.load import load_scenario
+from specdebug.search.minimise.minimiser import StageResult, Summary
 
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
 

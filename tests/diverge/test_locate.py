@@ -12,11 +12,11 @@ import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay, run_arms
+from specdebug.campaign.preload import PRELOAD
 from specdebug.diverge import locate as module
 from specdebug.diverge.locate import IN_PLACE, Locator, Suspect, place_of, twin_of
 from specdebug.diverge.stream import Descriptor, RecordedStep
 from specdebug.faults.declare import parse_fault
-from specdebug.run.preload import PRELOAD
 from specdebug.scenario.grammar import Expectation
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Located, Outcome, Violation

@@ -34,6 +34,8 @@ from safetensors.torch import save_file
 
 from specdebug.apps.evaluation.declared import read_evaluation
 from specdebug.apps.evaluation.questions import read_questions
+from specdebug.apps.hunt.evidence import SeenFailure
+from specdebug.apps.hunt.record import HuntRecord, Judged
 from specdebug.base import configuration
 from specdebug.base.assets import CHECKPOINTS
 from specdebug.base.errors import SpecDebugError, one_line
@@ -47,8 +49,6 @@ from specdebug.campaign.trials.journal import Journal
 from specdebug.cli.main import run
 from specdebug.engine.model.checkpoint import Checkpoint, read_json_object
 from specdebug.engine.model.config import Eagle3Options, LlamaConfig
-from specdebug.hunt.evidence import SeenFailure
-from specdebug.hunt.record import HuntRecord, Judged
 from specdebug.logs.scan import scan_bytes
 from specdebug.patching.drift import open_dist
 from specdebug.patching.drift.check import check

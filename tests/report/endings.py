@@ -29,7 +29,6 @@ from specdebug.diverge.values import ValueDifference
 from specdebug.engine.lineup import LINEUP
 from specdebug.faults.catalogue import CLASSES
 from specdebug.logs.scan import Scan
-from specdebug.minimise import Summary
 from specdebug.report.bisect import bisect_report
 from specdebug.report.compare import compare_report
 from specdebug.report.diverge import divergence_report
@@ -41,7 +40,8 @@ from specdebug.report.parts import Report
 from specdebug.report.replay import replay_report, replays_report
 from specdebug.report.triage import triage_report
 from specdebug.scenario.grammar import AcceptOracle, Arm, Expectation, OracleSpec, Scenario
-from specdebug.stats.claims import parse_claim
+from specdebug.search.minimise import Summary
+from specdebug.search.stats.claims import parse_claim
 from specdebug.verdict.outcome import Located, Metrics, Outcome, RequestResult, Tie, Violation
 from tests.report.samples import BAD, GOOD, LOST, compared, from_file, recorded, replay_of, result
 from tests.report.trials import chooser, culprit_200, searched

@@ -24,7 +24,6 @@ from specdebug.faults.model import Injection
 from specdebug.logs.findings import Finding
 from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan
-from specdebug.minimise import StageResult, Summary
 from specdebug.patching import Edit, Patch
 from specdebug.patching.drift import DriftReport, FixRow
 from specdebug.patching.drift.fit import EditProblem
@@ -43,6 +42,7 @@ from specdebug.report.toggles import drift_report, matrix_report, toggle_list, t
 from specdebug.report.triage import triage_report
 from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.packs import ProbePack
+from specdebug.search.minimise import StageResult, Summary
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Violation
 from tests.report.trials import chooser, culprit_200, sampled, searched
 

@@ -19,12 +19,12 @@ import pytest
 from specdebug.campaign.loops.compare import Comparison, compare
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Replay, planned, run_arms
 from specdebug.campaign.loops.steplog import Recording
+from specdebug.campaign.preload import PRELOAD
 from specdebug.report.compare import compare_report
 from specdebug.report.formats import OURS, render, to_json
 from specdebug.report.github import commands, summary
 from specdebug.report.parts import Report
 from specdebug.report.replay import replay_report
-from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.targets.settings import parse_target
 from specdebug.verdict.ledger import Ledger

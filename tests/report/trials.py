@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.bisect import Bisector
 from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.sampling import RateSampling, Sampled
 from specdebug.campaign.trials.search import Findings
 from specdebug.report.bisect import Bisection
 from specdebug.report.flake import Question
-from specdebug.stats.claims import parse_claim
+from specdebug.search.bisect import Bisector
+from specdebug.search.stats.claims import parse_claim
 from tests.campaign.trials.searches import Notes, Source, find
 
 NAMES = ["100", "200", "300", "400"]

@@ -12,8 +12,8 @@ import torch
 
 from specdebug import async_probe
 from specdebug.campaign.loops.replay import Choices, replay
+from specdebug.campaign.preload import PRELOAD
 from specdebug.run.arm import run_arm
-from specdebug.run.preload import PRELOAD
 from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from specdebug.targets import embedded

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from specdebug.campaign.loops.replay import Choices, replay
+from specdebug.campaign.preload import PRELOAD
 from specdebug.report.formats import to_json
 from specdebug.report.replay import replay_report
-from specdebug.run.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.workers.pool import WorkerPool
 from tests.run.fakes import text_of

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.run.preload import PRELOAD
+from specdebug.campaign.preload import PRELOAD
 from specdebug.workers.child import WorkerStartError
 from specdebug.workers.job import Job, Worker, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed
@@ -378,7 +378,7 @@ def test_an_interrupt_ends_every_worker_and_reports_it(pool: WorkerPool) -> None
 
 PARENT = """
 import sys
-from specdebug.run.preload import PRELOAD
+from specdebug.campaign.preload import PRELOAD
 from specdebug.workers.pool import PRELOAD as LIBRARIES
 from specdebug.workers.job import Job
 from specdebug.workers.pool import WorkerPool

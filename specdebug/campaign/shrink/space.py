@@ -1,4 +1,4 @@
-"""The parts that can be taken away from a scenario, stage by stage: see ``specdebug.minimise.space``."""
+"""The parts that can be taken away from a scenario, stage by stage: see ``specdebug.search.minimise.space``."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.bisect import Answer, BayesianSearch, Rates
 from specdebug.campaign.trials import campaign
 from specdebug.campaign.trials.clusters import Clusters, SeenSignature
 from specdebug.campaign.trials.source import Candidate
+from specdebug.search.bisect import Answer, BayesianSearch, Rates
 
 CONTROL = frozenset[str]()
 """Nothing switched on."""

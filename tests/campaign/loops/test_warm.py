@@ -13,9 +13,9 @@ import pytest
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, run_arms
 from specdebug.campaign.loops.warm import ArmLost, Hung, WarmPool
+from specdebug.campaign.preload import PRELOAD
 from specdebug.patching import Patch
 from specdebug.patching.toggles import Detection, Toggle
-from specdebug.run.preload import PRELOAD
 from specdebug.scenario.grammar import CorpusPrompt, Limits, Scenario
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Outcome

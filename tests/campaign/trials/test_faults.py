@@ -12,13 +12,13 @@ import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial
-from specdebug.bisect import Bisector
 from specdebug.campaign.trials.faults import FaultSource
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.remote import made_there
 from specdebug.faults.declare import parse_fault
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
+from specdebug.search.bisect import Bisector
 from tests.campaign.trials.searches import find
 
 LIBRARY = Library()

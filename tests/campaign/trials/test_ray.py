@@ -19,7 +19,6 @@ import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult, trial_seed
-from specdebug.bisect import Bisector
 from specdebug.campaign.trials.command import CommandSource
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.ray_executor import ATTEMPTS, RaySource, import_ray
@@ -30,6 +29,7 @@ from specdebug.campaign.trials.source import TrialSource
 from specdebug.campaign.trials.takes import Takes
 from specdebug.cli.main import run
 from specdebug.scenario.library import Library
+from specdebug.search.bisect import Bisector
 from tests.campaign.trials.searches import find
 
 needs_ray = pytest.mark.skipif(

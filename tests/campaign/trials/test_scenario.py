@@ -10,10 +10,10 @@ import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial
-from specdebug.bisect import Bisector
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature, result_of
 from specdebug.scenario.library import Library
+from specdebug.search.bisect import Bisector
 from specdebug.verdict.outcome import Evidence, Metrics, Outcome, Violation, decide
 from tests.campaign.trials.searches import find
 

@@ -15,10 +15,10 @@ import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.bisect import Bisector, openings
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.search import DOUBT, Findings
 from specdebug.campaign.trials.search import UNTESTABLE as HOPELESS
+from specdebug.search.bisect import Bisector, openings
 from tests.campaign.trials.searches import PASSED, UNTESTABLE, Behaviour, Kept, Source, failed, find
 from tests.chance import most
 

@@ -1,0 +1,183 @@
+"""The mutants of the engine: each one change of one function, as a patch with an id that says where and what."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import specdebug
+from specdebug.apps.mutants.operators import Change, changes
+from specdebug.base.errors import SpecDebugError
+from specdebug.patching.match import dedent
+from specdebug.patching.source import FunctionNode, ModuleSource, walk_scopes
+from specdebug.patching.spec import Patch
+
+ROOT = Path(specdebug.__file__).parent
+PARTS = (
+    "engine/textbook/scheduler.py",
+    "engine/textbook/sampler.py",
+    "engine/textbook/reservation.py",
+    "engine/textbook/*/*.py",
+    "engine/workers/*.py",
+    "engine/memory/*.py",
+    "engine/graph/*.py",
+    "engine/attention/*.py",
+    "engine/kernels/*.py",
+)
+"""The files that are mutated; the kernels' torch references are among them, their Triton twins are not."""
+SPARED = {
+    "engine/memory/accounting.py": "is a law that the verdict is made of, and no work",
+    "engine/memory/reuse.py": "is a law that the verdict is made of, and no work",
+    "engine/memory/room.py": "is a law that the verdict is made of, and no work",
+    "engine/memory/fill.py": "is what the harness fills memory with",
+    "engine/kernels/twin.py": "chooses between a kernel and its reference",
+}
+"""Files of those that are not, and why."""
+CHECKS = (
+    "check_guards",
+    "watch_guards",
+    "damage_seen",
+    "assert_fits",
+    "probe_written",
+    "probe_indices",
+    "_probe",
+    "__str__",
+    "__repr__",
+)
+"""Functions that watch or explain, and do none of the work."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed function. ``file``: below the package; ``lines``: first and last of the changed statement there.
+
+    ``old`` lines become ``new``; ``edit`` says so as a text to match, found nowhere else, and what takes its place.
+    ``number``: among those of its line and operator.
+    """
+
+    file: str
+    function: str
+    line: int
+    operator: str
+    number: int
+    lines: tuple[int, int]
+    old: tuple[str, ...]
+    new: str
+    edit: tuple[str, str]
+
+    @property
+    def id(self) -> str:
+        """A name that stays what it is as long as the file does."""
+        return f"{self.file}:{self.line}:{self.operator}:{self.number}"
+
+    @property
+    def diff(self) -> str:
+        """A unified diff of the changed lines."""
+        head = [f"{mark} specdebug/{self.file}" for mark in ("---", "+++")]
+        place = f"@@ -{self.line},{len(self.old)} +{self.line} @@ {self.function}"
+        return "\n".join([*head, place, *("-" + each for each in self.old), "+" + self.new])
+
+    @property
+    def patch(self) -> Patch:
+        """The change as a patch in process."""
+        return Patch.of(f"mutant {self.id}", f"{_module(self.file)}:{self.function}", self.edit)
+
+
+def files(*globs: str) -> list[str]:
+    """The files that are mutated, below the package; without ``globs`` all. Each is one of a path or of its end, and
+    must fit some file: SpecDebugError says which does not."""
+    found = sorted(path.relative_to(ROOT).as_posix() for part in PARTS for path in ROOT.glob(part))
+    found = [file for file in found if not any(fnmatchcase(file, spared) for spared in SPARED)]
+    if not globs:
+        return found
+    chosen: set[str] = set()
+    for glob in globs:
+        wanted = glob.removeprefix("specdebug/")
+        fitting = [file for file in found if fnmatchcase(file, wanted) or fnmatchcase(file, f"*/{wanted}")]
+        if not fitting:
+            raise SpecDebugError(f"--file {glob}: no file of the engine that is mutated has such a name; see --list")
+        chosen.update(fitting)
+    return sorted(chosen)
+
+
+def source_of(file: str) -> ModuleSource:
+    """The text of a file, as its patches are held against."""
+    path = ROOT / file
+    return ModuleSource(_module(file), str(path), path.read_text(encoding="utf-8"))
+
+
+def mutants_of(file: str) -> list[Mutant]:
+    """Every mutant of a file, in source order."""
+    source = source_of(file)
+    found: list[Mutant] = []
+    numbers: dict[tuple[int, str], int] = {}
+    for name, node in walk_scopes(source.tree):
+        if isinstance(node, FunctionNode) and node.name not in CHECKS:
+            for change in changes(node):
+                key = change.node.lineno, change.operator
+                numbers[key] = numbers.get(key, 0) + 1
+                found.append(_mutant(source, file, name, change, numbers[key]))
+    return found
+
+
+def all_mutants(*globs: str) -> list[Mutant]:
+    """Every mutant of the files. Raises as :func:`files`."""
+    return [mutant for file in files(*globs) for mutant in mutants_of(file)]
+
+
+def _module(file: str) -> str:
+    return "specdebug." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def _mutant(source: ModuleSource, file: str, function: str, change: Change, number: int) -> Mutant:
+    node, statement = change.node, change.statement
+    first, last = node.lineno, node.end_lineno or node.lineno
+    before = source.lines[first - 1].encode()[: node.col_offset].decode()
+    after = source.lines[last - 1].encode()[node.end_col_offset :].decode()
+    old, new = source.lines[first - 1 : last], before + change.text + after
+    return Mutant(
+        file=file,
+        function=function,
+        line=first,
+        operator=change.operator,
+        number=number,
+        lines=(statement.lineno, _header_end(statement)),
+        old=tuple(old),
+        new=new,
+        edit=_unique(source, function, (first, last), new),
+    )
+
+
+def _header_end(statement: ast.stmt) -> int:
+    """The last line of a statement, of one with blocks the last before its first block."""
+    body: Sequence[ast.stmt] = getattr(statement, "body", ())
+    return max(statement.lineno, body[0].lineno - 1) if body else statement.end_lineno or statement.lineno
+
+
+def _unique(source: ModuleSource, function: str, span: tuple[int, int], new: str) -> tuple[str, str]:
+    """The text to match and its replacement, with as many lines around them as tell the place from others."""
+    lowest, highest = min(_spans(source, function)), max(stop for _, stop in _spans(source, function))
+    first, last = span
+    while _count(source, function, source.lines[first - 1 : last]) > 1:
+        if first > lowest[0]:
+            first -= 1
+        elif last < highest:
+            last += 1
+        else:
+            break
+    above, below = source.lines[first - 1 : span[0] - 1], source.lines[span[1] : last]
+    return "\n".join(source.lines[first - 1 : last]), "\n".join([*above, new, *below])
+
+
+def _spans(source: ModuleSource, function: str) -> list[tuple[int, int]]:
+    return source.spans[function.replace("<locals>.", "")]
+
+
+def _count(source: ModuleSource, function: str, wanted: list[str]) -> int:
+    """The number of places of the function that read so, whatever their indentation."""
+    size, text = len(wanted), dedent(wanted)[0]
+    starts = (at for first, last in _spans(source, function) for at in range(first - 1, last - size + 1))
+    return sum(dedent(source.lines[at : at + size])[0] == text for at in starts)

@@ -1,0 +1,194 @@
+"""The measurement: draw mutants, run them, count. A function of its journal, like every search."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from specdebug.apps.mutants.find import ROOT, Mutant
+from specdebug.apps.mutants.rows import MutantRow, Score, score
+from specdebug.apps.mutants.sound import Sound, commons, measure_sound
+from specdebug.apps.mutants.source import MutantSource
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, trial_seed
+from specdebug.campaign.loops.replay import ArmRun
+from specdebug.campaign.loops.warm import WarmPool
+from specdebug.campaign.trials.campaign import Campaign
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.source import TrialSource
+from specdebug.campaign.trials.state import digest_of
+
+DECIDING = ("engine", "run", "reference", "verdict", "async_probe", "diverge", "mutants")
+"""Parts of the package that decide what a mutant does, and what is seen of it."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The rows by their number, as far as they are known, of so many ``planned``.
+
+    ``unreached``: by file, the mutants whose line no arm runs, and all its mutants. ``reason``: of the end, as searches
+    have it.
+    """
+
+    rows: tuple[MutantRow, ...]
+    planned: int
+    unreached: Mapping[str, tuple[int, int]]
+    resumed: int = 0
+    rerun: int = 0
+    reason: str = "done"
+    trouble: SpecDebugError | None = None
+
+    @property
+    def total(self) -> Score:
+        return score("all", self.rows)
+
+    @property
+    def survivors(self) -> tuple[MutantRow, ...]:
+        return tuple(row for row in self.rows if row.survived)
+
+
+class MutantWatcher(Protocol):
+    """Is told how it goes."""
+
+    def sound(self, done: int, of: int) -> None:
+        """Take in how many arms the sound engine has run."""
+
+    def counted(self, row: MutantRow, done: int, of: int, kept: bool) -> None:
+        """Take in a mutant's row; ``kept``: it was in the journal."""
+
+
+def draw(mutants: Sequence[Mutant], number: int, seed: int) -> list[Mutant]:
+    """Draw mutants, from each file as many as are its due, in the order of their ids.
+
+    Every so many-th of all is taken, in the order of files, and in an order by chance within each: every mutant is as
+    likely as any other, and no file gets more than one above or below its share.
+    """
+    chance = random.Random(seed)
+    keyed = sorted((mutant.file, chance.random(), mutant.id, mutant) for mutant in sorted(mutants, key=_by_id))
+    if number >= len(keyed):
+        return sorted(mutants, key=_by_id)
+    start, every = chance.random(), len(keyed) / number
+    return sorted((keyed[int((at + start) * every)][3] for at in range(number)), key=_by_id)
+
+
+def identity_of(arms: Sequence[ArmRun], number: int, seed: int, globs: Sequence[str]) -> str:
+    """A digest of all that a journal's trials belong to: engine, oracles, scenarios and draw."""
+    return digest_of("mutants", *_deciding(arms), str(number), str(seed), *sorted(globs))
+
+
+def _deciding(arms: Sequence[ArmRun]) -> tuple[str, ...]:
+    """Digests of the code and scenarios that decide what a mutant does, and how much of it is seen."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in DECIDING:
+        for path in sorted((ROOT / part).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest(), *sorted({run.scenario.path.read_text(encoding="utf-8") for run in arms})
+
+
+Spread = Callable[[TrialSource, Callable[[], TrialSource]], TrialSource]
+"""Puts a source's trials on a cluster, given what makes such a source there. Raises SpecDebugError if it cannot."""
+
+
+class NodeSource(MutantSource):
+    """Runs mutants one at a time on a node of a cluster, with workers of its own.
+
+    The sound engine is measured there, too: another processor may round otherwise.
+    """
+
+    def __init__(self, arms: Sequence[ArmRun], drawn: Sequence[Mutant]) -> None:
+        self._own = tempfile.TemporaryDirectory(prefix="specdebug-mutants-")
+        folder = Path(self._own.name)
+        first, *rest = commons(arms)
+        pool = WarmPool(first.scenario, first.arms, also=rest)
+        try:
+            sound = measure_sound(pool, arms, sorted({mutant.file for mutant in drawn}), folder, lambda done, of: None)
+        except BaseException:
+            pool.close()
+            raise
+        super().__init__(pool, sound, drawn, folder, digest_of(*_deciding(arms)))
+
+    def close(self) -> None:
+        super().close()
+        self._own.cleanup()
+
+
+@dataclass
+class MutantSearch:
+    """A measurement to make. ``number``: of mutants to draw; 0: all of them. ``jobs``: at a time, on this machine;
+    ``spread``: puts them on a cluster."""
+
+    arms: Sequence[ArmRun]
+    mutants: Sequence[Mutant]
+    number: int
+    seed: int
+    jobs: int
+    spread: Spread | None = None
+
+    def run(self, journal: Journal, watcher: MutantWatcher) -> Measured:
+        """Measure, as far as it goes; what was known before stands where not even the sound engine could be run."""
+        try:
+            return self._run(journal, watcher)
+        except KeyboardInterrupt:
+            return self._known(journal, "interrupted")
+        except SpecDebugError as error:
+            return self._known(journal, "trouble", error)
+
+    def _known(self, journal: Journal, reason: str, trouble: SpecDebugError | None = None) -> Measured:
+        kept = [result.besides[0] for _, result in journal.trials.values() if result.besides]
+        rows = tuple(map(MutantRow.from_text, kept))
+        planned = self.number or len(self.mutants)
+        return Measured(rows, planned, {}, len(rows), reason=reason, trouble=trouble)
+
+    def _run(self, journal: Journal, watcher: MutantWatcher) -> Measured:
+        first, *rest = commons(self.arms)
+        with (
+            tempfile.TemporaryDirectory(prefix="specdebug-mutants-") as folder,
+            WarmPool(first.scenario, first.arms, jobs=self.jobs, also=rest) as pool,
+        ):
+            files = sorted({mutant.file for mutant in self.mutants})
+            sound = measure_sound(pool, self.arms, files, Path(folder), watcher.sound)
+            return self._measured(pool, sound, Path(folder), journal, watcher)
+
+    def _measured(
+        self, pool: WarmPool, sound: Sequence[Sound], folder: Path, journal: Journal, watcher: MutantWatcher
+    ) -> Measured:
+        reached = [mutant for mutant in self.mutants if any(arm.reaches(mutant) for arm in sound)]
+        if not reached:
+            raise SpecDebugError("no scenario runs any line that could be mutated there: nothing can be measured")
+        drawn = draw(reached, self.number or len(reached), self.seed)
+        source: TrialSource = MutantSource(pool, sound, drawn, folder, digest_of(*_deciding(self.arms)))
+        if self.spread is not None:
+            pool.close()
+            source = self.spread(source, partial(NodeSource, tuple(self.arms), tuple(drawn)))
+        trials = Campaign(source, journal, self.seed, len(drawn))
+        rows: list[MutantRow] = []
+        resumed = 0
+
+        def choose(number: int, _: Sequence[Trial]) -> Trial:
+            return Trial(number, frozenset({drawn[number].id}), trial_seed(self.seed, number))
+
+        def all_rows() -> str:
+            nonlocal resumed
+            while (counted := trials.next(choose)) is not None:
+                _, result, kept = counted
+                assert result.besides is not None
+                rows.append(MutantRow.from_text(result.besides[0]))
+                resumed += kept
+                watcher.counted(rows[-1], len(rows), len(drawn), kept)
+            return "done"
+
+        reason, trouble = trials.run(all_rows)
+        every, within = (Counter(mutant.file for mutant in some) for some in (self.mutants, reached))
+        unreached = {file: (count - within[file], count) for file, count in every.items()}
+        return Measured(tuple(rows), len(drawn), unreached, resumed, source.rerun, reason, trouble)
+
+
+def _by_id(mutant: Mutant) -> tuple[str, int, str, int]:
+    return mutant.file, mutant.line, mutant.operator, mutant.number

@@ -1,0 +1,190 @@
+"""Trials of mutants: each is run in one arm after another, the cheapest first, until a verdict says ``fail``."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specdebug.apps.mutants.find import Mutant
+from specdebug.apps.mutants.rounding import beyond_rounding, to_keep
+from specdebug.apps.mutants.rows import MutantRow
+from specdebug.apps.mutants.sound import FirstDifference, MutantRun, Sound
+from specdebug.base.trial import Trial, TrialResult
+from specdebug.campaign.loops.replay import ArmResult
+from specdebug.campaign.loops.warm import ArmAtFault, ArmLost, WarmPool
+from specdebug.campaign.trials.source import Candidate
+from specdebug.diverge.align import Difference
+
+HANG = "hang"
+
+
+@dataclass
+class _Going:
+    """A mutant under way. ``left``: arms that it has not been run in."""
+
+    trial: Trial
+    mutant: Mutant
+    left: deque[Sound]
+    reached: int
+    arm: Sound | None = None
+    ran: int = 0
+    seconds: float = 0.0
+    rejected: str = ""
+    differences: list[FirstDifference] = field(default_factory=list)
+    doubtful: deque[tuple[Sound, tuple[Difference, ...]]] = field(default_factory=deque)
+    """Arms in which nothing may differ but rounding, with what is to be looked at."""
+    certain: bool = False
+    """True once a difference is known to be none of rounding."""
+
+    def row(self, ended: ArmResult | None = None) -> MutantRow:
+        """The mutant's row, as far as it is known. ``ended``: the arm that caught it."""
+        outcome = None if ended is None else ended.outcome
+        # A difference that something came of says more than one that was never read, and a tensor more than a book.
+        best = min(self.differences, key=lambda each: (not each.read, each.kind in ("book", "trace")), default=None)
+        signature = None if outcome is None else outcome.signature
+        certain = outcome is not None or self.certain or bool(self.rejected)
+        return MutantRow(
+            id=self.mutant.id,
+            file=f"specdebug/{self.mutant.file}",
+            function=self.mutant.function,
+            line=self.mutant.line,
+            operator=self.mutant.operator,
+            diff=self.mutant.diff,
+            effective=certain,
+            caught=outcome is not None,
+            signature=signature,
+            scenario=None if ended is None or self.arm is None else self.arm.name,
+            step=None if outcome is None else outcome.where_step,
+            by_time=signature == HANG,
+            rounding=best is not None and not certain,
+            difference=self.differences[-1] if outcome is not None and self.differences else best,
+            ran=self.ran,
+            reached=self.reached,
+            seconds=round(self.seconds, 2),
+            rejected=self.rejected,
+        )
+
+
+class MutantSource:
+    """Runs mutants, as a search's source. ``sound``: the arms, in the order in which they are tried.
+
+    ``folder`` is where they are recorded; ``identity``: of all that decides what a mutant does and what is seen of it.
+    A trial's one candidate is a mutant's id. Its result's ``besides`` holds the mutant's row, as text.
+    """
+
+    def __init__(
+        self, pool: WarmPool, sound: Sequence[Sound], mutants: Sequence[Mutant], folder: Path, identity: str
+    ) -> None:
+        self._pool = pool
+        self._sound = sound
+        self._mutants: Mapping[str, Mutant] = {mutant.id: mutant for mutant in mutants}
+        self._folder = folder
+        self._going: dict[str, _Going] = {}
+        self.candidates = tuple(Candidate(mutant.id, mutant.function) for mutant in mutants)
+        self.identity = identity
+
+    @property
+    def capacity(self) -> int:
+        return self._pool.capacity
+
+    @property
+    def rerun(self) -> int:
+        return self._pool.rerun
+
+    def start(self, trial: Trial) -> None:
+        (name,) = trial.reverted
+        mutant = self._mutants[name]
+        arms = deque(sound for sound in self._sound if sound.reaches(mutant))
+        self._next_arm(_Going(trial, mutant, arms, len(arms)))
+
+    def wait(self) -> tuple[Trial, TrialResult]:
+        """Return the next mutant that is decided. Raises as ``WarmPool.wait`` when there can be no workers."""
+        while True:
+            going, row = self._turn()
+            if row is None and going.left:
+                self._next_arm(going)
+                continue
+            if row is None and going.doubtful and not going.certain:
+                self._look_again(going, None)
+                continue
+            row = row or going.row()
+            outcome = "fail" if row.caught else "pass"
+            result = TrialResult("pass", None, row.seconds, besides=(row.to_text(),))
+            if outcome == "fail":
+                result = dataclasses.replace(result, outcome="fail", signature=row.signature, detail=row.diff)
+            return going.trial, result
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _next_arm(self, going: _Going) -> None:
+        going.arm = going.left.popleft()
+        going.ran += 1
+        key = f"{going.trial.number}/{going.arm.name}"
+        folder = self._folder / str(going.trial.number)
+        folder.mkdir()
+        self._going[key] = going
+        self._pool.start(going.arm.of(going.mutant, key, folder))
+
+    def _look_again(self, going: _Going, mutant: Mutant | None) -> None:
+        """Run an arm again, of the sound engine or with the mutant, and keep the tensors that are to be looked at."""
+        arm, found = going.doubtful[0]
+        folder = self._kept_in(going)[mutant is not None]
+        folder.mkdir()
+        self._going[folder.name] = going
+        self._pool.start(arm.of(mutant, folder.name, folder, to_keep(found)))
+
+    def _kept_in(self, going: _Going) -> tuple[Path, Path]:
+        return self._folder / f"{going.trial.number}-sound", self._folder / f"{going.trial.number}-mutant"
+
+    def _looked(self, going: _Going, run: MutantRun) -> tuple[_Going, MutantRow | None]:
+        """Take in an arm that was run again: of the sound engine first, then with the mutant."""
+        if run.patch is None:
+            self._look_again(going, going.mutant)
+            return self._turn()
+        arm, found = going.doubtful.popleft()
+        folders = self._kept_in(going)
+        first = beyond_rounding(found, arm.run, *folders)
+        for folder in folders:
+            shutil.rmtree(folder)
+        if first is not None:
+            going.certain = True
+            going.differences.insert(0, FirstDifference.of(arm.name, first, True))
+        return going, None
+
+    def _turn(self) -> tuple[_Going, MutantRow | None]:
+        """Wait for an arm; its mutant, and the mutant's row if that arm caught it."""
+        try:
+            ended = self._pool.wait()
+        except ArmAtFault as fault:
+            return self._rejected(fault.run.key, str(fault)), None
+        except ArmLost as lost:
+            if lost.failure.cause not in ("memory", "killed"):
+                raise
+            return self._rejected(lost.run.key, str(lost)), None
+        going = self._going.pop(ended.run.key)
+        going.seconds += ended.outcome.metrics.wall_s
+        assert isinstance(ended.run, MutantRun)
+        if ended.run.keep:
+            return self._looked(going, ended.run)
+        assert going.arm is not None
+        folder = self._folder / str(going.trial.number)
+        difference, doubtful = going.arm.difference(folder, ended.outcome)
+        shutil.rmtree(folder)
+        if doubtful:
+            going.doubtful.append((going.arm, doubtful))
+        if difference is not None:
+            going.differences.append(difference)
+            going.certain = going.certain or not doubtful
+        return going, going.row(ended) if ended.outcome.verdict == "fail" else None
+
+    def _rejected(self, key: str, why: str) -> _Going:
+        going = self._going.pop(key)
+        going.rejected = going.rejected or why
+        for each in (str(going.trial.number), *self._kept_in(going)):
+            shutil.rmtree(self._folder / each, ignore_errors=True)
+        return going

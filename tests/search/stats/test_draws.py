@@ -1,0 +1,87 @@
+"""The test of draws: silent over many runs of a sound sampler, and quick with one that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from specdebug.search.stats.draws import BINS, DECIDED, FALSE_ALARM, NEEDED, DrawsTest
+
+Floats = npt.NDArray[np.float64]
+
+
+def distributions(rng: np.random.Generator, count: int) -> Floats:
+    """Rows of twelve probabilities, the greatest first; some are all but decided."""
+    probs: Floats = rng.dirichlet(np.full(12, 0.4), size=count)
+    return -np.sort(-probs, axis=1)
+
+
+def fair(rng: np.random.Generator, probs: Floats) -> Floats:
+    return rng.random(len(probs))
+
+
+def tilted(part: float) -> Callable[[np.random.Generator, Floats], Floats]:
+    """Places of which ``part`` lie in the likelier half: a total variation of ``part`` - 1/2."""
+    return lambda rng, probs: (rng.random(len(probs)) + (rng.random(len(probs)) >= part)) / 2
+
+
+def draws_until_alarm(
+    seed: int, places: Callable[[np.random.Generator, Floats], Floats], most: int, *, at_once: int = 50
+) -> int | None:
+    """After how many draws there is an alarm; None if there is none within ``most``."""
+    rng, test = np.random.default_rng(seed), DrawsTest()
+    while test.draws < most:
+        probs = distributions(rng, at_once)
+        where, upto, each = places(rng, probs), probs.cumsum(1), np.arange(at_once)
+        ranks = np.minimum((upto <= where[:, None]).sum(1), probs.shape[1] - 1)
+        coins = np.clip((upto[each, ranks] - where) / probs[each, ranks], 0, 1)
+        test.add(probs, ranks, coins, temperature=0.9)
+        if test.alarm:
+            return test.draws
+    return None
+
+
+def test_a_sound_sampler_is_never_alarmed_about() -> None:
+    assert [draws_until_alarm(seed, fair, 1200, at_once=200) for seed in range(200)] == [None] * 200
+
+
+@pytest.mark.parametrize("part", [0.65, 0.35])
+def test_with_the_draws_it_needs_an_effect_of_the_stated_size_is_seen_nine_times_in_ten(part: float) -> None:
+    seen = [draws_until_alarm(1000 + seed, tilted(part), NEEDED) for seed in range(60)]
+    assert sum(found is not None for found in seen) >= 0.8 * len(seen)  # 0.9, less what 60 runs may be off by
+
+
+def test_the_e_value_is_at_most_one_on_average() -> None:
+    """Over all outcomes of a draw, weighted by their chances, whatever was drawn before."""
+    probs = np.array([[0.5, 0.3, 0.2]])
+    grid = (np.arange(240) + 0.5) / 240
+    before = DrawsTest()
+    before.add(np.repeat(probs, 3, 0), np.array([0, 0, 2]), np.array([0.1, 0.7, 0.4]), 1.3)
+    total = 0.0
+    for rank, chance in enumerate(probs[0]):
+        for coin in grid:
+            test = DrawsTest()
+            test.bins, test.draws, test._logs = before.bins.copy(), before.draws, before._logs.copy()
+            test.add(probs, np.array([rank]), np.array([coin]), 1.3)
+            total += chance / len(grid) * np.exp(test.log_evidence)
+    assert total == pytest.approx(np.exp(before.log_evidence), rel=1e-2)
+
+
+def test_what_speaks_against_it_is_said() -> None:
+    test = DrawsTest()
+    count = 400
+    probs = np.full((count, 4), 0.25)
+    test.add(probs, np.zeros(count, dtype=np.int64), np.linspace(0, 0.999, count), 1.0)
+    assert test.alarm
+    assert test.log_evidence > -np.log(FALSE_ALARM)
+    assert "of the distribution function, likeliest first" in test.said()
+    assert (test.bins.sum(), len(test.bins)) == (count, BINS)
+
+
+def test_draws_that_are_decided_tell_nothing() -> None:
+    test = DrawsTest()
+    test.add(np.array([[DECIDED + 0.01, 0.04]]), np.array([1]), np.array([0.5]), 1.0)
+    assert (test.draws, test.bins.sum()) == (0, 0)

@@ -1,0 +1,73 @@
+"""Intervals: known values, invariants, and that they hold what they say when one stops as one likes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdebug.search.stats.intervals import anytime_bounds, anytime_interval, clopper_pearson, narrow_enough
+from tests.chance import most
+
+
+@pytest.mark.parametrize(
+    ("failures", "runs", "low", "high"),
+    # Agresti and Coull, "Approximate is better than exact for interval estimation" (1998), and the closed forms
+    [(0, 10, 0.0, 1 - 0.025**0.1), (10, 10, 0.025**0.1, 1.0), (5, 10, 0.187086, 0.812914), (1, 10, 0.002529, 0.445016)],
+)
+def test_clopper_pearson(failures: int, runs: int, low: float, high: float) -> None:
+    interval = clopper_pearson(failures, runs, 0.95)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-5)
+
+
+@pytest.mark.parametrize("counts", [(-1, 3), (4, 3)])
+def test_impossible_counts_are_refused(counts: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="failures of"):
+        clopper_pearson(*counts, 0.95)
+    with pytest.raises(ValueError, match="failures of"):
+        anytime_interval(*counts, 0.95)
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.floats(0.6, 0.999))
+def test_the_anytime_interval_is_wider_and_mirrors(failures: int, passes: int, confidence: float) -> None:
+    runs = failures + passes
+    interval, fixed = (one(failures, runs, confidence) for one in (anytime_interval, clopper_pearson))
+    assert 0 <= interval.low <= fixed.low + 1e-9
+    assert fixed.high - 1e-9 <= interval.high <= 1
+    mirrored = anytime_interval(passes, runs, confidence)
+    assert (1 - mirrored.high, 1 - mirrored.low) == pytest.approx((interval.low, interval.high), abs=1e-9)
+
+
+def test_the_ends_are_where_the_mixture_reaches_its_limit() -> None:
+    interval = anytime_interval(3, 20, 0.95)
+    for p in (interval.low, interval.high):
+        log_mixture = math.lgamma(3.5) + math.lgamma(17.5) - math.lgamma(21) - 2 * math.lgamma(0.5)
+        assert log_mixture - 3 * math.log(p) - 17 * math.log1p(-p) == pytest.approx(math.log(20), abs=1e-6)
+    assert anytime_interval(0, 0, 0.95).width == 1
+
+
+def test_narrow_enough() -> None:
+    assert not narrow_enough(anytime_interval(0, 0, 0.95).width, 0, 0)
+    for rate, first in ((0.0, 33), (0.5, 182), (1.0, 7)):
+        stops = (n for n in range(1, 1000) if narrow_enough(anytime_interval(k := int(rate * n), n, 0.95).width, k, n))
+        assert next(stops) == first
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+def test_it_holds_for_all_runs_at_once_where_the_fixed_one_does_not(rate: float) -> None:
+    runs = np.arange(1, 301)
+    failures = np.cumsum(np.random.default_rng(7).random((600, 300)) < rate, axis=1)
+    low, high = anytime_bounds(failures, np.broadcast_to(runs, failures.shape), 0.95)
+    left = ~((low <= rate) & (rate <= high)).all(axis=1)
+    assert left.sum() <= most(600, 0.05)
+    outside = {
+        (k, n)
+        for n in runs.tolist()
+        for k in np.unique(failures[:, n - 1]).tolist()
+        if not (fixed := clopper_pearson(k, n, 0.95)).low <= rate <= fixed.high
+    }
+    missed = [any((k, n) in outside for n, k in enumerate(one, start=1)) for one in failures.tolist()]
+    assert sum(missed) > most(600, 0.05)

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from specdebug.base.engine_flags import arguments_of
-from specdebug.base.random_streams import stream
+from specdebug.base.trial import stream
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 
 CLIENTS = 32

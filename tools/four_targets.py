@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.grammar import Scenario
-from specdebug.scenario.load import load_scenario
 from specdebug.targets.settings import parse_target
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"

@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from specdebug.base.parts import DeclaredKey, Part, keys_of
+from specdebug.base.schema import DeclaredKey, Part, keys_of
 from specdebug.scenario import grammar
 from specdebug.targets import settings
 

@@ -33,7 +33,7 @@ from benchmarks.lossless.workers import WORKERS, Targets
 from specdebug import async_probe
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.errors import CannotRunHere, SpecDebugError
-from specdebug.base.random_streams import stream
+from specdebug.base.trial import stream
 from specdebug.cli.output import check_writable, show, write_file
 from specdebug.engine.kernels.twin import interpret_on_cpu
 from specdebug.run.oracles.lossless import TIE_MARGIN

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from specdebug.apps.hunt.workload import LONGEST_PROMPT, MOST_NEW, groups
 from specdebug.base.attention_plans import SHIPPED
-from specdebug.base.random_streams import stream
+from specdebug.base.trial import stream
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.lineup import LINEUP, WorkerEntry
 

@@ -27,11 +27,10 @@ from benchmarks.soak import draw
 from specdebug import async_probe
 from specdebug.base.corpus import heldout_text
 from specdebug.run.dense import DenseReference, keep_weights
-from specdebug.run.driver import WorkloadDriver
-from specdebug.run.exceptions import violation_of
 from specdebug.run.judge import Judge
-from specdebug.run.loop import RunLoop, Stopped
+from specdebug.run.loop import RunLoop, Stopped, WorkloadDriver
 from specdebug.run.oracles.base import OracleSettings
+from specdebug.run.session_run import violation_of
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
 from specdebug.scenario.packs import activate

@@ -13,9 +13,8 @@ from specdebug import __version__
 from specdebug.base.assets import NAMES, checkpoint_path
 from specdebug.base.errors import SpecDebugError
 from specdebug.scenario.library import Library
-from specdebug.workers.job import GPU_MEMORY_MB, Job
+from specdebug.workers.job import AT_RISK, GPU_MEMORY_MB, VARIABLE, Job, at_risk_limit, slot_folder
 from specdebug.workers.pool import WorkerPool, run_one
-from specdebug.workers.slots import AT_RISK, VARIABLE, at_risk_limit, slot_folder
 from specdebug.workers.system import cpu_count
 
 
@@ -47,7 +46,7 @@ def examine(pool: WorkerPool, library: Library) -> tuple[dict[str, Any], list[st
 
 def _worker_facts(pool: WorkerPool, problems: list[str]) -> dict[str, Any]:
     try:
-        job = Job("doctor", "specdebug.workers.inspect:describe", None, timeout_s=60, uses_gpu=True)
+        job = Job("doctor", "specdebug.workers.stack:describe", None, timeout_s=60, uses_gpu=True)
         events, end = run_one(pool, job)
     except SpecDebugError as error:
         problems.append(str(error))

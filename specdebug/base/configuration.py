@@ -21,8 +21,7 @@ from typing import Any
 from specdebug.base.attention_plans import PLANS
 from specdebug.base.errors import ContentError, SpecDebugError, Where, did_you_mean
 from specdebug.base.files import NotOwn, TooLarge, read_file
-from specdebug.base.kinds import choice, form, name_of, real, whole
-from specdebug.base.schema import Item
+from specdebug.base.schema import Item, choice, form, name_of, real, whole
 from specdebug.base.yamlio import plain_doc
 
 VARIABLE = "SPECDEBUG_CONFIG"

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
 from specdebug.base.errors import ContentError, ContentErrors, Where, did_you_mean, raise_all
+from specdebug.base.plugins import PluginError
 from specdebug.base.yamlio import Doc, KeyPath, one_line
 
 T = TypeVar("T")
@@ -214,3 +216,331 @@ def _range(low: float | None, high: float | None) -> str:
     if low is not None:
         return f" of at least {low}"
     return f" of at most {high}" if high is not None else ""
+
+
+Schema = dict[str, Any]
+UNREAD: Any = object()
+"""In the place of a value that is not there or cannot be read, until something better is known."""
+
+
+def to_plain(value: Any) -> Any:
+    """A value as a file has it: parts, faults and what holds them as plain data."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, dict):
+        return {key: to_plain(each) for key, each in value.items()}
+    return [to_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The values that a key can hold.
+
+    ``read``: the value of an item; raises ContentError. ``schema``: the kind as JSON schema; it puts what it refers to
+    into its argument. ``blank``: what stands at an item for a value that cannot be read, or is missing. ``plain``: a
+    value as the file has it. ``writes``: true if the file can say a value, rather than by lacking the key.
+    """
+
+    read: Callable[[Item], Any]
+    schema: Callable[[Schema], Schema]
+    blank: Callable[[Item], Any] = lambda item: None
+    plain: Callable[[Any], Any] = to_plain
+    writes: Callable[[Any], bool] = lambda value: value is not None
+
+
+def simple(read: Callable[[Item], Any], schema: Schema, blank: Any, plain: Callable[[Any], Any] = to_plain) -> Kind:
+    """A kind that refers to no other."""
+    return Kind(read, lambda defs: schema, lambda item: blank, plain)
+
+
+FLAG = simple(Item.boolean, {"type": "boolean"}, False)
+TEXT = simple(Item.text, {"type": "string", "pattern": r"\S"}, "")
+"""A string that is not blank."""
+ANY_TEXT = simple(lambda item: item.text(empty=True), {"type": "string"}, "")
+
+
+def form(pattern: str) -> Kind:
+    """A string that fits all of a pattern."""
+    return simple(lambda item: item.text(pattern=pattern), {"type": "string", "pattern": f"^{pattern}$"}, "")
+
+
+def choice(*choices: str) -> Kind:
+    """One of some strings."""
+    return simple(lambda item: item.text(choices=choices), {"enum": list(choices)}, choices[0])
+
+
+def name_of(names: Collection[str]) -> Kind:
+    """One of some names, to which installed packages can add."""
+
+    def read(item: Item) -> str:
+        text = item.text()
+        try:
+            known = text in names
+        except PluginError as error:
+            raise item.error(f"cannot be '{one_line(text, 60)}': {error}") from error
+        return text if known else item.text(choices=tuple(names))
+
+    return Kind(read, lambda defs: {"enum": list(names)}, lambda item: next(iter(names)))
+
+
+def checked(complaint: Callable[[str], str | None], noun: str, shape: str) -> Kind:
+    """A string of which there is no complaint. ``shape``: what the schema can say of it, as a pattern."""
+
+    def read(item: Item) -> str:
+        wrong = complaint(item.text())
+        if wrong is not None:
+            raise ContentError(f"{noun} {one_line(wrong, 200)}", item.where)
+        return item.text()
+
+    return simple(read, {"type": "string", "pattern": shape}, "")
+
+
+def whole(low: int, high: int, unread: int | None = None) -> Kind:
+    """A whole number within inclusive bounds. ``unread``: stands for one that cannot be read, else ``low`` does."""
+    schema = {"type": "integer", "minimum": low, "maximum": high}
+    return simple(lambda item: item.integer(low=low, high=high), schema, low if unread is None else unread)
+
+
+def real(low: int, high: int, above: bool = False) -> Kind:
+    """A number from ``low`` to ``high``. ``above``: and not ``low`` itself."""
+
+    def read(item: Item) -> float:
+        value = item.number(low=low, high=high)
+        if above and value <= low:
+            raise item.expected(f"above {low}")
+        return value
+
+    schema = {"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high}
+    return simple(read, schema, float(low))
+
+
+def span(low: int, high: int) -> Kind:
+    """A whole number within inclusive bounds, or the two inclusive ends of a range; read as both ends."""
+    end = whole(low, high)
+
+    def read(item: Item) -> tuple[int, int]:
+        if not isinstance(item.value, list):
+            value = end.read(item)
+            return value, value
+        if len(item.value) != 2:
+            raise item.expected("a whole number or a range [low, high]")
+        first, last = (end.read(each) for each in item.items())
+        if first > last:
+            raise item.error(f"is a range from {first} down to {last}; put the lower end first")
+        return first, last
+
+    number = end.schema({})
+    schema = {"anyOf": [number, {"type": "array", "items": number, "minItems": 2, "maxItems": 2}]}
+    return simple(read, schema, (low, low), lambda ends: ends[0] if ends[0] == ends[1] else list(ends))
+
+
+def list_of(
+    each: Kind, at_least: int = 0, at_most: int | None = None, noun: str = "items", unique: bool = False
+) -> Kind:
+    """A list of values of one kind. ``noun``: what they are, where there may be too many or one twice."""
+    bounds = {"minItems": at_least, "maxItems": at_most, "uniqueItems": unique}
+    said = {key: value for key, value in bounds.items() if value}
+
+    def read(item: Item) -> tuple[Any, ...]:
+        items = item.items(at_least=at_least)
+        if at_most is not None and len(items) > at_most:
+            raise item.error(f"has {len(items)} {noun}, more than {at_most}")
+        return _each(items, each, noun if unique else None)
+
+    return Kind(read, lambda defs: {"type": "array", "items": each.schema(defs), **said}, lambda item: ())
+
+
+def one_or_many(each: Kind, at_least: int = 0) -> Kind:
+    """A list of values of one kind, or one such value alone; written as a list."""
+    many = list_of(each, at_least)
+    return Kind(
+        lambda item: _each(item.one_or_many(at_least=at_least), each),
+        lambda defs: {"anyOf": [each.schema(defs), many.schema(defs)]},
+        many.blank,
+        writes=lambda values: len(values) >= at_least,
+    )
+
+
+def _each(items: Sequence[Item], kind: Kind, unique: str | None = None) -> tuple[Any, ...]:
+    """The value of each item, a blank for what cannot be read, so that indices stay. ``unique``: noun of what is."""
+    gather, values, seen = Gather(), list[Any](), set[Any]()
+    for item in items:
+        value = gather.one(item, kind.read, UNREAD)
+        if unique and value is not UNREAD:
+            if value in seen:
+                gather.note(ContentError(f"{unique} {value} is listed twice", item.where), item.path)
+            seen.add(value)
+        values.append(kind.blank(item) if value is UNREAD else value)
+    return gather.done(tuple(value for value in values if value is not None))
+
+
+def map_of(each: Kind, noun: str = "", pattern: str = "", at_most: int = 0, example: str = "") -> Kind:
+    """A mapping whose keys are the user's own names. ``noun``: what has such a name, of which there may be ``at_most``;
+    ``example``: of one entry, where there must be one."""
+    bounds = {"propertyNames": pattern and {"pattern": f"^{pattern}$"}, "minProperties": bool(example) + 0}
+    said = {key: value for key, value in {**bounds, "maxProperties": at_most}.items() if value}
+
+    def read(item: Item) -> dict[str, Any]:
+        entries = item.entries()
+        if example and not entries:
+            raise item.error(f"needs at least one {noun}, as in '{example}'")
+        if at_most and len(entries) > at_most:
+            raise item.error(f"has {len(entries)} {noun}s, more than {at_most}")
+        gather, values = Gather(), dict[str, Any]()
+        for name, one in entries.items():
+            if pattern and not re.fullmatch(pattern, name):
+                wrong = f"{noun} '{one_line(name, 60)}' does not fit the form {pattern}"
+                gather.note(ContentError(wrong, one.where_key), one.path)
+            value = gather.one(one, each.read, UNREAD)
+            values[name] = each.blank(one) if value is UNREAD else value
+        return gather.done(values)
+
+    return Kind(read, lambda defs: {"type": "object", "additionalProperties": each.schema(defs), **said})
+
+
+def nullable(other: Kind) -> Kind:
+    """A value of some kind, or null, which is a value of its own."""
+    return Kind(
+        lambda item: None if item.is_null else other.read(item),
+        lambda defs: {"anyOf": [{"type": "null"}, other.schema(defs)]},
+        writes=lambda value: True,
+    )
+
+
+@dataclass(frozen=True)
+class Key:
+    """A field's key beside its kind. ``name``: where it is not the field's. ``default``: in words, where the class has
+    none (see :meth:`Part.given`), or None, to show. ``required``: in the file, although the class has a default."""
+
+    name: str = ""
+    default: str = ""
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class DeclaredKey(Key):
+    """A key with all that was declared of it. ``means``: in words. ``bare``: the class has no default for the field."""
+
+    kind: Kind = TEXT
+    means: str = ""
+    field: str = ""
+    bare: bool = False
+
+
+_KEYS: dict[type[Part], tuple[DeclaredKey, ...]] = {}
+
+
+def keys_of(part: type[Part]) -> tuple[DeclaredKey, ...]:
+    """The keys of a part, in order; a field that declares no kind is none of the file's."""
+    if part in _KEYS:
+        return _KEYS[part]
+    hints, found = get_type_hints(part, include_extras=True), list[DeclaredKey]()
+    for each in fields(part):
+        kind, means, key = (*getattr(hints[each.name], "__metadata__", ()), Key(), None, None)[:3]
+        if isinstance(kind, Kind):
+            bare = each.default is MISSING and each.default_factory is MISSING
+            required = key.required or (bare and not key.default)
+            found.append(DeclaredKey(key.name or each.name, key.default, required, kind, means, each.name, bare))
+    _KEYS[part] = tuple(found)
+    return _KEYS[part]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A mapping of the grammar, as a value."""
+
+    schema_beside: ClassVar[Schema] = {}
+    """The part of the JSON schema that is not about single keys."""
+    written: ClassVar[tuple[str, ...]] = ()
+    """Keys in the order in which a mapping is written, where that is not the declaration's; others follow."""
+
+    @classmethod
+    def given(cls, item: Item) -> dict[str, Any]:
+        """Values of fields that follow from where the mapping stands, unless it says otherwise."""
+        return {}
+
+    @classmethod
+    def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
+        """Note what is wrong with keys that do not go together, and change ``values`` that follow from others."""
+
+    @classmethod
+    def read(cls, item: Item, base: Self | None = None, also: tuple[str, ...] = ()) -> Self:
+        """The part that a mapping describes. ``base`` holds for keys that it lacks; it may have the keys ``also``, for
+        another. Raises ContentErrors with all that is wrong, and what could be read."""
+        gather, keys = Gather(), keys_of(cls)
+        required, optional = ([key.name for key in keys if key.required is needed] for needed in (True, False))
+        table = gather.table(item, required=required, optional=(*optional, *also))
+        values = cls.given(item) if base is None else dict(vars(base))
+        for key in keys:
+            value = gather.read(table, key.name, key.kind.read, UNREAD)
+            if value is not UNREAD:
+                values[key.field] = value
+        cls.settle(item, table, values, gather)
+        return gather.done(cls._filled(item, values))
+
+    @classmethod
+    def blank(cls, item: Item) -> Self:
+        """The stand-in for a part that could not be read at ``item``."""
+        return cls._filled(item, cls.given(item))
+
+    @classmethod
+    def _filled(cls, item: Item, values: Mapping[str, Any]) -> Self:
+        blanks = {key.field: key.kind.blank(item) for key in keys_of(cls) if key.bare and key.field not in values}
+        return cls(**blanks, **values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part as the file has it, every default written out."""
+        held = ((key, getattr(self, key.field)) for key in keys_of(type(self)))
+        plain = {key.name: key.kind.plain(value) for key, value in held if key.kind.writes(value)}
+        return {name: plain[name] for name in (*self.written, *plain) if name in plain}
+
+    @classmethod
+    def table(cls, defs: Schema, also: Mapping[str, Kind] = MappingProxyType({})) -> Schema:
+        """The mapping as JSON schema. ``also``: keys that it may have besides."""
+        keys = keys_of(cls)
+        properties = {key.name: {**key.kind.schema(defs), "description": key.means} for key in keys}
+        properties |= {name: kind.schema(defs) for name, kind in also.items()}
+        required = [key.name for key in keys if key.required]
+        head = {"title": cls.__name__, "type": "object", **({"required": required} if required else {})}
+        return {**head, "properties": properties, "additionalProperties": False, **cls.schema_beside}
+
+
+def nested(part: type[Part], null_is_empty: bool = False) -> Kind:
+    """A part. ``null_is_empty``: a key without a value stands for a mapping without keys."""
+
+    def read(item: Item) -> Any:
+        return part.blank(item) if null_is_empty and item.is_null else part.read(item)
+
+    def schema(defs: Schema) -> Schema:
+        if part.__name__ not in defs:
+            defs[part.__name__] = part.table(defs)
+        ref = {"$ref": f"#/$defs/{part.__name__}"}
+        return {"anyOf": [{"type": "null"}, ref]} if null_is_empty else ref
+
+    return Kind(read, schema, part.blank)
+
+
+def overlay(part: type[Part], base: str) -> Kind:
+    """A part whose missing keys are as in the part of the same kind under the key ``base`` of the whole file."""
+
+    def read(item: Item) -> Any:
+        return part.read(item, Gather().read(item.doc.root.entries(), base, part.read, part()))
+
+    return replace(nested(part), read=read)
+
+
+def one_of(what: str, parts: Mapping[str, type[Part]], also: Mapping[str, Kind] = MappingProxyType({})) -> Kind:
+    """One of several parts, told apart by a key that each requires. Any may have the keys ``also``, for others."""
+
+    def read(item: Item) -> Any:
+        entries = item.entries()
+        for key, part in parts.items():
+            if key in entries:
+                return part.read(item, also=tuple(also))
+        item.table(optional=(*parts, *also))  # names a misspelt key
+        raise item.error(f"must be {what}")
+
+    def schema(defs: Schema) -> Schema:
+        return {"anyOf": [part.table(defs, also) for part in parts.values()]}
+
+    return Kind(read, schema, next(iter(parts.values())).blank)

@@ -11,8 +11,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from specdebug.base.errors import ContentError
-from specdebug.base.kinds import FLAG, choice, form, real, whole
-from specdebug.base.schema import Item
+from specdebug.base.schema import FLAG, Item, choice, form, real, whole
 from specdebug.base.yamlio import as_json, parse_yaml
 from specdebug.scenario.grammar import REQUESTS, STEPS, STOPS, TEMPERATURE, TOKEN_ID, TOKENS, TOP_K
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest

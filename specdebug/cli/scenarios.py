@@ -38,10 +38,10 @@ def validate(
     The JSON document is a list of the files: each with file, ok, arms and problems, of which each has file, line and
     column (0 where unknown) and message.
     """
-    from specdebug.scenario import validation
+    from specdebug.scenario.library import validate
 
     library = open_library(content)
-    checked = [validation.validate(library, file) for file in files]
+    checked = [validate(library, file) for file in files]
     if as_json:
         from specdebug.report.formats import to_json
 
@@ -61,7 +61,7 @@ def schema(
 ) -> int:
     """Print the JSON schema of scenario files, for editors that complete and check YAML."""
     from specdebug.report.formats import to_json
-    from specdebug.scenario.load import json_schema
+    from specdebug.scenario.checks import json_schema
 
     text = to_json(json_schema())
     if output is None:

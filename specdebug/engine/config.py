@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 from specdebug.base.assets import nextn_layers
 from specdebug.base.attention_plans import PLANS
 from specdebug.base.errors import ContentError, InvalidOption
-from specdebug.base.kinds import FLAG, TEXT, choice, form, list_of, name_of, nullable, real, whole
-from specdebug.base.parts import Part, nested
+from specdebug.base.schema import FLAG, TEXT, Part, choice, form, list_of, name_of, nested, nullable, real, whole
 from specdebug.base.yamlio import plain_doc
 from specdebug.engine.sites import Drafting
 from specdebug.engine.workers.registry import ALGORITHMS, SHIPPED

@@ -14,8 +14,7 @@ from specdebug.run.session_run import Hits, SessionRun
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
 from specdebug.targets.base import Asked, Opening, Session, Target
 from specdebug.targets.registry import find_target
-from specdebug.workers.coredump import wait_for_coredump
-from specdebug.workers.termination import before_termination
+from specdebug.workers.device import before_termination, wait_for_coredump
 from specdebug.workers.wire import Sink
 
 if TYPE_CHECKING:
@@ -101,10 +100,9 @@ class _Arm(SessionRun):
             wait_for_coredump(self._coredump)
 
     def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge]:
-        from specdebug.base.random_streams import stream
+        from specdebug.base.trial import stream
         from specdebug.faults.injector import Injector
-        from specdebug.run.driver import WorkloadDriver
-        from specdebug.run.loop import RunLoop
+        from specdebug.run.loop import RunLoop, WorkloadDriver
         from specdebug.run.oracles.base import OracleSettings
         from specdebug.run.oracles.registry import needed_by
         from specdebug.scenario.packs import activate

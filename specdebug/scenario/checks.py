@@ -13,12 +13,21 @@ import fnmatch
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.assets import checkpoint_path
-from specdebug.base.errors import CheckpointError, ContentError, InvalidOption, SpecDebugError, did_you_mean, raise_all
-from specdebug.base.yamlio import KeyPath, one_line
+from specdebug.base.errors import (
+    CheckpointError,
+    ContentError,
+    ContentErrors,
+    InvalidOption,
+    SpecDebugError,
+    did_you_mean,
+    raise_all,
+)
+from specdebug.base.yamlio import Doc, KeyPath, load_yaml, one_line
 from specdebug.scenario.grammar import (
     CorpusPrompt,
     Expectation,
@@ -28,6 +37,8 @@ from specdebug.scenario.grammar import (
     SimplePrompt,
     TokenPrompt,
     WorkloadGroup,
+    json_schema,
+    read_scenario,
 )
 from specdebug.scenario.target_ranges import TARGET_RANGE, complaint_of
 from specdebug.targets.base import Asked
@@ -363,3 +374,33 @@ def _tokens(prompt: Prompt, end: Literal[0, 1]) -> int:
     if isinstance(prompt, CorpusPrompt):
         return prompt.tokens[end]
     return len(prompt.token_ids) if isinstance(prompt, TokenPrompt) else 0
+
+
+__all__ = ["KnownNames", "Scenario", "json_schema", "load_scenario", "scenario_of"]
+
+
+def load_scenario(path: str | Path, registry: KnownNames | None = None) -> Scenario:
+    """Read and check the scenario in ``path``. ``registry`` holds the toggles and packs it may refer to; without one,
+    such names are taken on trust. Raises ContentError; its ``problems`` are all that is wrong."""
+    try:
+        doc = load_yaml(path)
+    except ContentErrors as errors:  # it is YAML, but for duplicate keys
+        try:
+            scenario_of(errors.partial, registry)
+        except ContentError as more:
+            raise ContentErrors((*errors.problems, *more.problems)) from None
+        raise
+    return scenario_of(doc, registry)
+
+
+def scenario_of(doc: Doc, registry: KnownNames | None = None) -> Scenario:
+    """Like ``load_scenario``, of a document already parsed."""
+    try:
+        scenario = read_scenario(doc)
+    except ContentErrors as errors:
+        if errors.partial is None:
+            raise
+        broken = [problem.path for problem in errors.problems if problem.path is not None]
+        raise ContentErrors((*errors.problems, *problems_of(errors.partial, registry, broken))) from None
+    check_scenario(scenario, registry)
+    return scenario

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdebug.base.kinds import TEXT, Kind, Schema, choice, real, span, whole
-from specdebug.base.schema import Item
+from specdebug.base.schema import TEXT, Item, Kind, Schema, choice, real, span, whole
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.declare import BOUNDS, read_fault
 from specdebug.faults.model import FaultClass

@@ -16,25 +16,31 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from specdebug.base import plugins
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import ConfigError, Where
-from specdebug.base.kinds import (
+from specdebug.base.schema import (
     ANY_TEXT,
     FLAG,
     TEXT,
+    Gather,
+    Item,
+    Key,
+    Part,
     Schema,
     checked,
     choice,
     form,
+    keys_of,
     list_of,
     map_of,
+    nested,
     nullable,
+    one_of,
     one_or_many,
+    overlay,
     real,
     simple,
     span,
     whole,
 )
-from specdebug.base.parts import Key, Part, keys_of, nested, one_of, overlay
-from specdebug.base.schema import Gather, Item
 from specdebug.base.yamlio import Doc, as_json, parse_yaml
 from specdebug.faults.model import Fault
 from specdebug.scenario.elsewhere import ENGINE, FAULT

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from specdebug.base.attention_plans import SHIPPED
-from specdebug.base.random_streams import stream
+from specdebug.base.trial import stream
 from specdebug.engine.lineup import LINEUP, WorkerEntry
 
 T = TypeVar("T")

@@ -14,8 +14,6 @@ from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 from specdebug.base.errors import ConfigError, ContentError, SpecDebugError, one_line
-from specdebug.base.kinds import FLAG, TEXT, Kind, checked, choice, form, list_of, map_of, real, whole
-from specdebug.base.parts import Key, Part
 from specdebug.base.redaction import (
     MASK,
     hide,
@@ -26,7 +24,22 @@ from specdebug.base.redaction import (
     variables_without_secrets,
     words_without_secrets,
 )
-from specdebug.base.schema import Gather, Item
+from specdebug.base.schema import (
+    FLAG,
+    TEXT,
+    Gather,
+    Item,
+    Key,
+    Kind,
+    Part,
+    checked,
+    choice,
+    form,
+    list_of,
+    map_of,
+    real,
+    whole,
+)
 from specdebug.base.yamlio import parse_yaml
 from specdebug.patching.toggles import OWN_ENGINE
 from specdebug.targets.installs.release import ENGINES, RELEASE, Release, parse_release

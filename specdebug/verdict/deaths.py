@@ -18,7 +18,7 @@ from specdebug.verdict.outcome import Violation
 from specdebug.workers.job import WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure, failure_in_log
 
-_LAST_WORDS = "specdebug/workers/termination.py"
+_LAST_WORDS = "specdebug/workers/device.py"
 """Of which the fault handler dumps a frame, too: it is what was done about the end, not what came to it."""
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
 

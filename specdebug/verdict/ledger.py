@@ -3,7 +3,7 @@
 Workers send events only; the outcome is always put together here. So a worker that dies leaves the same kind of outcome
 as one that finishes, just with fewer events behind it and its death among the violations.
 
-Events are those that :class:`Ledger` has an ``_on_`` method for; ``arm.py`` emits most of them. ``claiming`` is of a
+Events are those that :meth:`Ledger.fold` names; ``arm.py`` emits most of them. ``claiming`` is of a
 device, which ``stack`` ends. ``machine`` comes from the fork server, too, in a worker that dies of it. Of faults
 there is one ``injected`` for each injection, and an ``unfired``, at the end, of each that never fired.
 """
@@ -151,9 +151,38 @@ class Ledger:
     def fold(self, event: Mapping[str, Any]) -> None:
         """Take in one event. Events of kinds this ledger does not know change nothing."""
         facts = dict(event)
-        handler = getattr(self, f"_on_{facts.pop('event', None)}", None)
-        if handler is not None:
-            handler(facts)
+        match kind := facts.pop("event", None):
+            case "step":
+                self._step(facts)
+            case "stack":
+                self._claiming, self._stack = "", facts
+            case "setup":
+                self._probes_enabled, self.planned_requests = facts["probes_enabled"], facts["requests"]
+                self._faults = list(facts.get("faults", ()))
+            case "target":
+                self._target, self._lacks = facts["name"], tuple(facts["lacks"])
+                self._cannot_show = tuple(facts["cannot_show"])
+                self._blind = not facts["looking"] and bool(self._cannot_show)
+            case "arrive":
+                self._requests[facts["rid"]] = _Request(facts["rid"], facts["group"], facts["prompt_tokens"])
+                self._ways[facts["rid"]] = _Way(self.step, self.step)
+            case "request":
+                request = self._requests[facts["rid"]]
+                request.text, request.finish_reason = facts["text"], facts["finish_reason"]
+                self._ways.pop(facts["rid"], None)
+            case "reverts" | "coverage":
+                self._reverts = {number: dict(edits) for number, edits in facts["hits"].items()}
+                if kind == "coverage":
+                    self._counted, self._reached = True, dict(facts["reached"])
+            case "impossible" | "usage":
+                self._impossible, self._unavailable = facts.get("reason"), facts.get("unavailable", False)
+                if kind == "usage":
+                    self.usage_error = self._impossible = facts["message"]
+                    self.usage_option = tuple(facts.get("option", ()))
+            case "machine":  # what failed first
+                self._machine = self._machine or MachineFailure(facts["cause"], facts["line"])
+            case _:
+                self._take(kind, facts)
 
     def outcome(self, end: WorkerEnd) -> Outcome:
         """Judge the run, now that its worker has ended."""
@@ -325,49 +354,41 @@ class Ledger:
             stages_s=dict(self._done.get("stages_s", {})),
         )
 
-    def _on_stage(self, event: Mapping[str, Any]) -> None:
-        self.stage, self.activity = event["name"], ""
+    def _take(self, kind: str | None, facts: dict[str, Any]) -> None:
+        """Take in an event that tells of one thing, or of the end."""
+        match kind:
+            case "stage":
+                self.stage, self.activity = facts["name"], ""
+            case "claiming":
+                self._claiming = facts["device"]
+            case "progress":
+                self.activity = facts["text"]
+            case "lost":
+                self._lost[facts["text"]] = facts["stand_in"]
+            case "not_engine_code":
+                self._not_engine_code = tuple(facts["parts"])
+            case "injected":
+                self._injections.append(Injection(**{**facts, "index": tuple(facts["index"])}))
+            case "unfired":
+                self._unfired[facts["number"]] = facts["why"]
+            case "violation":
+                self._violations.append(Violation(**facts))
+            case "tie":
+                self._requests[facts.pop("rid")].ties.append(Tie(**facts))
+            case "cold":
+                self._requests[facts["rid"]].cold_accept_lengths = tuple(facts["accept_lengths"])
+            case "looked":
+                self._looks = dict(facts["counts"])
+            case "overrun":
+                self._overrun = facts["steps"]
+            case "server_log":
+                self._server_log = facts["path"], facts["lasts"]
+            case "note":
+                self._notes.append(facts["text"])
+            case "done":
+                self._done = facts
 
-    def _on_claiming(self, event: Mapping[str, Any]) -> None:
-        self._claiming = event["device"]
-
-    def _on_stack(self, event: Mapping[str, Any]) -> None:
-        self._claiming = ""
-        self._stack = dict(event)
-
-    def _on_progress(self, event: Mapping[str, Any]) -> None:
-        self.activity = event["text"]
-
-    def _on_setup(self, event: Mapping[str, Any]) -> None:
-        self._probes_enabled = event["probes_enabled"]
-        self.planned_requests = event["requests"]
-        self._faults = list(event.get("faults", ()))
-
-    def _on_target(self, event: Mapping[str, Any]) -> None:
-        self._target, self._lacks = event["name"], tuple(event["lacks"])
-        self._cannot_show = tuple(event["cannot_show"])
-        self._blind = not event["looking"] and bool(self._cannot_show)
-
-    def _on_lost(self, event: Mapping[str, Any]) -> None:
-        self._lost[event["text"]] = event["stand_in"]
-
-    def _on_not_engine_code(self, event: Mapping[str, Any]) -> None:
-        self._not_engine_code = tuple(event["parts"])
-
-    def _on_injected(self, event: Mapping[str, Any]) -> None:
-        self._injections.append(Injection(**{**event, "index": tuple(event["index"])}))
-
-    def _on_unfired(self, event: Mapping[str, Any]) -> None:
-        self._unfired[event["number"]] = event["why"]
-
-    def _on_reverts(self, event: Mapping[str, Any]) -> None:
-        self._reverts = {number: dict(edits) for number, edits in event["hits"].items()}
-
-    def _on_arrive(self, event: Mapping[str, Any]) -> None:
-        self._requests[event["rid"]] = _Request(event["rid"], event["group"], event["prompt_tokens"])
-        self._ways[event["rid"]] = _Way(self.step, self.step)
-
-    def _on_step(self, event: Mapping[str, Any]) -> None:
+    def _step(self, event: Mapping[str, Any]) -> None:
         self.step, self.activity = event["step"], ""
         self._steps += 1
         self._engine_s += event["s"]
@@ -385,51 +406,3 @@ class Ledger:
                     way.advanced = self.step
         facts = [event[key] for key in TRACED]
         self._trace.update(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
-
-    def _on_violation(self, event: Mapping[str, Any]) -> None:
-        self._violations.append(Violation(**event))
-
-    def _on_tie(self, event: Mapping[str, Any]) -> None:
-        facts = dict(event)
-        self._requests[facts.pop("rid")].ties.append(Tie(**facts))
-
-    def _on_request(self, event: Mapping[str, Any]) -> None:
-        request = self._requests[event["rid"]]
-        request.text, request.finish_reason = event["text"], event["finish_reason"]
-        self._ways.pop(event["rid"], None)
-
-    def _on_cold(self, event: Mapping[str, Any]) -> None:
-        self._requests[event["rid"]].cold_accept_lengths = tuple(event["accept_lengths"])
-
-    def _on_looked(self, event: Mapping[str, Any]) -> None:
-        self._looks = dict(event["counts"])
-
-    def _on_coverage(self, event: Mapping[str, Any]) -> None:
-        self._counted = True
-        self._reached = dict(event["reached"])
-        self._on_reverts(event)
-
-    def _on_overrun(self, event: Mapping[str, Any]) -> None:
-        self._overrun = event["steps"]
-
-    def _on_server_log(self, event: Mapping[str, Any]) -> None:
-        self._server_log = event["path"], event["lasts"]
-
-    def _on_note(self, event: Mapping[str, Any]) -> None:
-        self._notes.append(event["text"])
-
-    def _on_impossible(self, event: Mapping[str, Any]) -> None:
-        self._impossible = event["reason"]
-        self._unavailable = event.get("unavailable", False)
-
-    def _on_usage(self, event: Mapping[str, Any]) -> None:
-        self.usage_error = self._impossible = event["message"]
-        self.usage_option = tuple(event.get("option", ()))
-        self._unavailable = event.get("unavailable", False)
-
-    def _on_machine(self, event: Mapping[str, Any]) -> None:
-        if self._machine is None:  # what failed first
-            self._machine = MachineFailure(event["cause"], event["line"])
-
-    def _on_done(self, event: Mapping[str, Any]) -> None:
-        self._done = event

@@ -8,17 +8,66 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import gc
 import importlib.util
 import os
+import re
 import sys
+import time
+import traceback
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.workers.arithmetic import arithmetic
-from specdebug.workers.coredump import arrange_coredump
+from specdebug.base.files import cache_folder
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure
-from specdebug.workers.stack import driver_version, executor_of, versions
+from specdebug.workers.stack import arithmetic, driver_version, executor_of, versions
 from specdebug.workers.wire import Sink
+
+VARIABLE = "SPECDEBUG_CUDA_COREDUMP"
+
+_OFF = ("", "0", "false", "no", "off")
+_ON = ("1", "true", "yes", "on")
+_FLAGS = ("skip_nonrelocated_elf_images", "skip_global_memory", "skip_shared_memory", "skip_local_memory", "skip_abort")
+_LONGEST_WAIT_S = 10.0
+_QUIET_S = 0.2
+
+
+def arrange_coredump(label: str, environment: MutableMapping[str, str] = os.environ) -> str | None:
+    """Have the driver dump core for this process if ``environment`` asks for it; return the file it would write.
+
+    The dump is small (registers and stacks), and the error reaches the engine as it would without one: no abort.
+    """
+    wish = environment.get(VARIABLE, "").strip()
+    if wish.lower() in _OFF:
+        return None
+    folder = cache_folder("coredumps") if wish.lower() in _ON else Path(wish)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', label)}-{os.getpid()}.nvcudmp"
+    environment.update(
+        CUDA_ENABLE_COREDUMP_ON_EXCEPTION="1",
+        CUDA_ENABLE_LIGHTWEIGHT_COREDUMP="1",
+        CUDA_ENABLE_CPU_COREDUMP_ON_EXCEPTION="0",
+        CUDA_COREDUMP_GENERATION_FLAGS=",".join(_FLAGS),
+        CUDA_COREDUMP_FILE=str(path),
+    )
+    return str(path)
+
+
+def wait_for_coredump(path: str) -> None:
+    """Wait until the driver, which writes from a thread of its own, has finished a dump: until the file has stopped
+    growing, ten seconds at most."""
+    deadline = time.monotonic() + _LONGEST_WAIT_S
+    size, since = -1, time.monotonic()
+    while (now := time.monotonic()) < deadline:
+        found = os.path.getsize(path) if os.path.exists(path) else 0
+        if found != size:
+            size, since = found, now
+        elif size > 0 and now - since > _QUIET_S:
+            return
+        time.sleep(0.02)
 
 
 class DeviceUnavailable(SpecDebugError):
@@ -109,3 +158,88 @@ def leave_now(status: int = 0) -> NoReturn:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).fflush(None)
     os._exit(status)
+
+
+_LIBRARY = "libstdc++.so.6"
+_SET_TERMINATE = "_ZSt13set_terminatePFvvE"
+_Handler = ctypes.CFUNCTYPE(None)
+_arranged: list[Any] = []
+"""The handlers that C++ may call: it keeps their addresses, and nothing alive."""
+
+
+def before_termination(say: Callable[[], None]) -> Callable[[], None]:
+    """Have ``say`` called if C++ code ends this process, before it aborts as it would have; returns what undoes this.
+
+    ``say`` runs in the thread that C++ gave up in, perhaps with locks of torch held: it must ask the device for
+    nothing. Where C++'s own library is not GNU's, nothing is arranged.
+    """
+    try:
+        set_terminate = getattr(ctypes.CDLL(_LIBRARY), _SET_TERMINATE)
+    except (OSError, AttributeError):
+        return lambda: None
+    set_terminate.argtypes, set_terminate.restype = [ctypes.c_void_p], ctypes.c_void_p
+    last = _LastWords(say)
+    handler = _Handler(last.speak)
+    _arranged.append(handler)
+    last.previous = set_terminate(ctypes.cast(handler, ctypes.c_void_p))
+
+    def undo() -> None:
+        set_terminate(last.previous)
+        _arranged.remove(handler)
+
+    return undo
+
+
+class _LastWords:
+    """What one handler does. ``previous``: the address of the handler before it."""
+
+    previous: int | None = None
+
+    def __init__(self, say: Callable[[], None]) -> None:
+        self._say = say
+        self._spoken = False
+
+    def speak(self) -> None:
+        """Say it once, whatever comes of that, and let the handler before this one end the process."""
+        gc.disable()  # what it would destroy could throw again
+        if not self._spoken:
+            self._spoken = True
+            try:
+                self._say()
+            except BaseException:
+                traceback.print_exc()
+        if self.previous:
+            _Handler(self.previous)()
+
+
+def watch_triton(begun: Callable[[str], None], done: Callable[[], None]) -> None:
+    """Call ``begun`` with a kernel's name when Triton takes it up, and ``done`` when it has it, compiled or cached.
+
+    Triton's own hook (``knobs.runtime.jit_cache_hook``) is not used: with one set, Triton first writes every launch's
+    constants as JSON, so a hook can make kernels fail that run without it. Must be called before the first kernel
+    runs, because a kernel keeps the compiler it found then. Without Triton this does nothing.
+    """
+    try:
+        from triton import compiler
+    except ImportError:
+        return
+    original = compiler.compile
+
+    @functools.wraps(original)
+    def compile(source: Any, *args: Any, **options: Any) -> Any:
+        begun(str(getattr(source, "name", "a kernel")))
+        try:
+            return original(source, *args, **options)
+        finally:
+            done()
+
+    compiler.compile = compile
+
+
+def load_triton(_: None) -> None:
+    """Import Triton, and have it hash itself: its key to kernels compiled earlier holds its own files, half a gigabyte
+    that every process reads before its first kernel. Forks of this one need not. No device is touched."""
+    with contextlib.suppress(Exception):  # whatever is wrong with it, the worker that needs it tells
+        from triton.runtime.cache import triton_key
+
+        triton_key()

@@ -32,9 +32,9 @@ from typing import Any
 
 from specdebug.base import interrupts
 from specdebug.workers.child import DUMP_SIGNAL, cannot_start, refused
+from specdebug.workers.forkserver import Server
 from specdebug.workers.job import Job, Listener, Worker, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, failure_in_log, machine_failure
-from specdebug.workers.server import Server
 from specdebug.workers.system import cpu_count, rss_mb
 from specdebug.workers.wire import JOB, SIGNAL, pipes
 

@@ -26,7 +26,7 @@ from specdebug.base.files import open_file, read_file, replace_file
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import parse_json
 from specdebug.workers import reaper
-from specdebug.workers.lifeline import lifeline
+from specdebug.workers.child import lifeline
 from specdebug.workers.machine_failure import blamed
 from specdebug.workers.system import is_gone
 

@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -16,6 +17,45 @@ from typing import Any
 
 from specdebug.base.attention_plans import PLANS, SHIPPED, Generation, KernelLibrary
 from specdebug.workers.system import text_of
+from specdebug.workers.wire import Sink
+
+SETTINGS = (
+    "ATEN_CPU_CAPABILITY",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "NPY_DISABLE_CPU_FEATURES",
+)
+"""Environment variables by which libraries choose among their kernels."""
+
+_CPUINFO = Path("/proc/cpuinfo")
+_BLAS = re.compile(r"Math Kernel Library Version (\S+)|BLAS_INFO=(\w+)")
+
+
+def arithmetic() -> dict[str, str]:
+    """Return the processor, torch's name for what it can do, BLAS, numpy, threads, and the settings that are set."""
+    import numpy
+    import torch
+
+    found = _BLAS.search(torch.__config__.show())
+    settings = [f"{name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)]
+    return {
+        "cpu": processor(),
+        "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "blas": "unknown" if found is None else f"MKL {found[1]}" if found[1] else found[2],
+        "numpy": numpy.__version__,
+        "threads": str(torch.get_num_threads()),
+        "settings": " ".join(settings) or "none",
+    }
+
+
+def processor() -> str:
+    """Return the name of this machine's processor."""
+    found = re.search(r"^model name\s*: (.+)$", text_of(_CPUINFO) or "", re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -122,3 +162,44 @@ def _version(module: str, distributions: tuple[str, ...]) -> str | None:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return _version_of(name)
     return "unknown"
+
+
+def describe(payload: object, sink: Sink) -> None:
+    """Report versions, devices, and who executes each attention plan.
+
+    What can be said without torch is said first: it may not import, and with it the process may end.
+    """
+    found = versions()
+    sink.emit("packages", **found, driver=driver_version(), nvcc=nvcc_version())
+    import torch
+
+    gpus: list[dict[str, Any]] = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        gpus.append(
+            {
+                "name": properties.name,
+                "capability": f"{properties.major}.{properties.minor}",
+                "memory_mb": properties.total_memory // 2**20,
+            }
+        )
+    device = "cuda" if gpus and found["triton"] is not None else "cpu"
+    sink.emit(
+        "machine",
+        python=platform.python_version(),
+        torch=torch.__version__,
+        torch_threads=torch.get_num_threads(),
+        cuda=torch.version.cuda,
+        gpus=gpus,
+        executors={plan: _executors(plan, device, found, gpus[0]["capability"] if gpus else None) for plan in PLANS},
+    )
+
+
+def _executors(plan: str, device: str, found: Mapping[str, Any], capability: str | None) -> str:
+    """Return who executes a plan; dtype by dtype where that matters."""
+    dtypes: dict[str, list[str]] = {}
+    for dtype in DTYPES:
+        dtypes.setdefault(executor_of(plan, device, dtype, found, capability), []).append(dtype)
+    if len(dtypes) == 1:
+        return next(iter(dtypes))
+    return "; ".join(f"{', '.join(names)}: {executor}" for executor, names in dtypes.items())

@@ -36,7 +36,7 @@ STARTS = {
     "campaign/trials/repository.py": (1, "git"),
     "campaign/trials/state.py": (1, "other_python"),
     "workers/forkserver.py": (1, "own_python"),
-    "workers/lifeline.py": (1, "the reaper, a file of ours, by -I -S"),
+    "workers/child.py": (1, "the reaper, a file of ours, by -I -S"),
     "workers/stack.py": (1, "nvcc"),
 }
 """At how many places each file starts something, and what."""
@@ -45,7 +45,7 @@ NAMED = {
     "apps/doctor.py": "shown",
     "targets/installs/recipe.py": "handed to other_python",
     "base/interpreters.py": "the words",
-    "workers/lifeline.py": "the reaper, which needs the standard library alone",
+    "workers/child.py": "the reaper, which needs the standard library alone",
 }
 """Files that name this interpreter, and what for."""
 

@@ -9,23 +9,29 @@ from typing import Annotated, Any
 import pytest
 
 from specdebug.base.errors import ContentError, ContentErrors
-from specdebug.base.kinds import (
+from specdebug.base.schema import (
     FLAG,
     TEXT,
+    Gather,
+    Item,
+    Key,
+    Part,
     checked,
     choice,
     form,
+    keys_of,
     list_of,
     map_of,
+    nested,
     nullable,
+    one_of,
     one_or_many,
+    overlay,
     real,
     simple,
     span,
     whole,
 )
-from specdebug.base.parts import Key, Part, keys_of, nested, one_of, overlay
-from specdebug.base.schema import Gather, Item
 from specdebug.base.yamlio import parse_yaml
 
 

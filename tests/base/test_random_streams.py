@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from specdebug.base.random_streams import derive_seed, stream
+from specdebug.base.trial import derive_seed, stream
 
 
 def test_a_stream_is_a_function_of_seed_and_name():
@@ -30,7 +30,7 @@ def test_known_value_does_not_drift():
 
 
 def test_another_process_with_another_hash_seed_agrees():
-    code = "from specdebug.base.random_streams import derive_seed; print(derive_seed(7, 'x', 'y'))"
+    code = "from specdebug.base.trial import derive_seed; print(derive_seed(7, 'x', 'y'))"
     run = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

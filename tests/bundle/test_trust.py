@@ -11,7 +11,7 @@ import pytest
 
 from specdebug.base import assets
 from specdebug.base.errors import SpecDebugError
-from specdebug.base.parts import keys_of
+from specdebug.base.schema import keys_of
 from specdebug.bundle.content import SCENARIO, read_bundle
 from specdebug.bundle.trust import HARMLESS, check_toggles_trusted, strangers, wishes
 from specdebug.engine.config import EngineConfig

@@ -21,7 +21,7 @@ from benchmarks.lossless.judge import judge
 from benchmarks.lossless.play import play
 from benchmarks.lossless.reference import HuggingFace
 from specdebug.base.attention_plans import SHIPPED
-from specdebug.base.random_streams import stream
+from specdebug.base.trial import stream
 from tests.engine.conftest import Lab
 
 BACKENDS = tuple(plan.name for plan in SHIPPED)

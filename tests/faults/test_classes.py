@@ -8,9 +8,8 @@ import pytest
 
 from specdebug.faults.catalogue import CLASSES, FAMILIES
 from specdebug.faults.minimal import minimal
-from specdebug.scenario.checks import check_scenario
+from specdebug.scenario.checks import KnownNames, check_scenario
 from specdebug.scenario.grammar import Scenario
-from specdebug.scenario.load import KnownNames
 from tests.faults.running import minimal_run, models_kept
 
 SURVIVED = [name for name, kind in CLASSES.items() if kind.effect != "kills"]

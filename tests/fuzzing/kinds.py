@@ -55,7 +55,7 @@ from specdebug.patching.drift.check import check
 from specdebug.patching.toggles import load_toggle
 from specdebug.reference.config import read_config
 from specdebug.run.oracles.server import wrong_counts
-from specdebug.scenario.load import load_scenario
+from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.packs import load_pack
 from specdebug.scenario.text import load_tokenizer
 from specdebug.scenario.workload import RequestSampling, expand

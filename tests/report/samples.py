@@ -12,8 +12,8 @@ from specdebug.campaign.loops.compare import Comparison, compare
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.faults.model import Injection
+from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.scenario.load import load_scenario
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Tie, Violation
 
 EVIL = '</script><script>alert(1)</script><img src="http://evil.example/x.png"> "quoted" & <b>bold</b> \x00 \ud800'

@@ -19,8 +19,8 @@ from specdebug.engine import progress
 from specdebug.engine.errors import EngineError, FlashInferError, RequestRejected
 from specdebug.run import arm, session_run
 from specdebug.run.oracles.accept import over_before
+from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.scenario.load import load_scenario
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from specdebug.targets import embedded
 from specdebug.verdict.ledger import Ledger

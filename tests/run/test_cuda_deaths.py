@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specdebug.campaign.loops import replay as replaying
-from specdebug.workers.coredump import VARIABLE
+from specdebug.workers.device import VARIABLE
 from tests.run.cuda_victims import BAD_STEP, outcomes
 
 pytestmark = [

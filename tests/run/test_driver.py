@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.run.driver import WorkloadDriver
+from specdebug.run.loop import WorkloadDriver
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 
 

@@ -14,10 +14,9 @@ from specdebug import async_probe
 from specdebug.base.abilities import Ability
 from specdebug.engine.errors import IllegalAddress, PlanAssertion, RequestRejected
 from specdebug.events import AllServed, Event, Stepped
-from specdebug.run.driver import WorkloadDriver
-from specdebug.run.exceptions import violation_of
 from specdebug.run.judge import Judge
-from specdebug.run.loop import RunLoop, Stopped
+from specdebug.run.loop import RunLoop, Stopped, WorkloadDriver
+from specdebug.run.session_run import violation_of
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from tests.run.fakes import FakeEngine, FakeReference, FakeSession, ListSink, oracle_settings
 

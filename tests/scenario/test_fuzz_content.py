@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from specdebug.base.errors import ContentError
-from specdebug.base.random_streams import stream
+from specdebug.base.trial import stream
 from specdebug.base.yamlio import load_yaml
 from specdebug.patching.toggles import load_toggle
-from specdebug.scenario.load import KnownNames, scenario_of
+from specdebug.scenario.checks import KnownNames, scenario_of
 from specdebug.scenario.packs import read_pack
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,8 @@ import yaml
 from specdebug.base.errors import ContentError, InvalidOption
 from specdebug.base.yamlio import parse_yaml
 from specdebug.engine.config import EngineConfig
-from specdebug.scenario.checks import check_scenario
+from specdebug.scenario.checks import KnownNames, check_scenario, json_schema, scenario_of
 from specdebug.scenario.grammar import Scenario, read_scenario
-from specdebug.scenario.load import KnownNames, json_schema, scenario_of
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
 KNOWN = KnownNames((1, 2), ("default", "kv"))

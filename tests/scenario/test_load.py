@@ -9,6 +9,7 @@ import pytest
 
 from specdebug.base.errors import ContentError
 from specdebug.base.yamlio import parse_yaml
+from specdebug.scenario.checks import KnownNames, Scenario, load_scenario, scenario_of
 from specdebug.scenario.grammar import (
     AcceptOracle,
     Arrive,
@@ -19,7 +20,6 @@ from specdebug.scenario.grammar import (
     merge,
     read_scenario,
 )
-from specdebug.scenario.load import KnownNames, Scenario, load_scenario, scenario_of
 from tests.scenario.engines import config_of
 
 KNOWN = KnownNames(toggles=(27338, 27360, 26329), packs=("default", "attention"))
@@ -334,7 +334,7 @@ def test_a_missing_file():
 def test_validation_needs_no_torch_and_little_time():
     code = (
         "import sys, time\n"
-        "from specdebug.scenario.load import KnownNames, scenario_of\n"
+        "from specdebug.scenario.checks import KnownNames, scenario_of\n"
         "from specdebug.base.yamlio import parse_yaml\n"
         f"scenario_of(parse_yaml({SAMPLE!r}, 's'), KnownNames((27338,), ('default',)))\n"
         "print('torch' in sys.modules, time.process_time())"

@@ -12,7 +12,7 @@ import yaml
 from tokenizers import Tokenizer
 
 from specdebug.base.assets import tokenizer_path
-from specdebug.scenario.load import load_scenario
+from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.workload import expand
 from specdebug.targets.settings import parse_target
 from specdebug.targets.sglang.flags import KNOWN

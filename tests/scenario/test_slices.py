@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from specdebug.scenario.slices import CorpusTooShort, Slicer
+from specdebug.scenario.workload import CorpusTooShort, Slicer
 
 
 def encode(text):

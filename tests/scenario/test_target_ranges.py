@@ -10,8 +10,8 @@ import pytest
 
 from specdebug.base.errors import ContentError
 from specdebug.base.yamlio import parse_yaml
+from specdebug.scenario.checks import scenario_of
 from specdebug.scenario.grammar import Scenario
-from specdebug.scenario.load import scenario_of
 from specdebug.scenario.target_ranges import complaint_of, holds
 from specdebug.targets.installs.store import VARIABLE, Installed
 from specdebug.targets.settings import parse_target

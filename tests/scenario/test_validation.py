@@ -9,9 +9,8 @@ import pytest
 from specdebug.base.content import content_files
 from specdebug.base.errors import ContentErrors
 from specdebug.base.yamlio import parse_yaml
-from specdebug.scenario.library import Library
-from specdebug.scenario.load import KnownNames, load_scenario, scenario_of
-from specdebug.scenario.validation import Problem, validate
+from specdebug.scenario.checks import KnownNames, load_scenario, scenario_of
+from specdebug.scenario.library import Library, Problem, validate
 
 KNOWN = KnownNames((27338, 27360), ("default",), checkpoints=True)
 

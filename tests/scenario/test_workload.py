@@ -11,7 +11,7 @@ from specdebug.base import corpus
 from specdebug.base.errors import ContentError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.engine.textbook.request import SamplingParams
-from specdebug.scenario.load import KnownNames, Scenario, scenario_of
+from specdebug.scenario.checks import KnownNames, Scenario, scenario_of
 from specdebug.scenario.workload import expand
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specdebug.base.errors import ContentErrors
+from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.grammar import Scenario
-from specdebug.scenario.load import load_scenario
 from tests.seams.installing import Install, installing
 from tests.seams.test_target import replay
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdebug.logs.device import assertion_in
-from specdebug.run.exceptions import violation_of
+from specdebug.run.session_run import violation_of
 from specdebug.verdict.device_errors import device_failure, device_lost, noticed_in, out_of_memory
 
 ADVICE = (

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specdebug.workers import reaper
-from specdebug.workers.lifeline import Lifeline
+from specdebug.workers.child import Lifeline
 from specdebug.workers.reaper import KEY_VARIABLE
 
 
@@ -44,7 +44,7 @@ def leader(env: dict[str, str]) -> subprocess.Popen[bytes]:
 
 PARENT = """
 import os, signal, subprocess
-from specdebug.workers.lifeline import lifeline
+from specdebug.workers.child import lifeline
 alive = os.open("alive", os.O_WRONLY)
 with lifeline.starting(os.environ) as (key, env):
     command = ["bash", "-c", "sleep 1000 & wait"]
@@ -99,7 +99,7 @@ def test_a_reaper_that_is_lost_is_replaced_by_one_that_knows_as_much(number: sig
 
 HOLDER = """
 import fcntl, os, signal
-from specdebug.workers.lifeline import lifeline
+from specdebug.workers.child import lifeline
 def begin():
     key, env = lifeline.begin(os.environ)
     lifeline.ended(key)
@@ -203,7 +203,7 @@ def test_a_reaper_that_cannot_be_had_is_the_start_s_error(monkeypatch: pytest.Mo
     def refuse(*words: object, **options: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("specdebug.workers.lifeline.subprocess.Popen", refuse)
+    monkeypatch.setattr("specdebug.workers.child.subprocess.Popen", refuse)
     with pytest.raises(BlockingIOError):
         line.begin({})
     assert not line._lines

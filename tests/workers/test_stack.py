@@ -10,13 +10,17 @@ import torch
 
 from specdebug.base.attention_plans import FLASH_ATTN_LIBRARY, FLASHINFER_LIBRARY
 from specdebug.workers import stack
+from specdebug.workers import stack as facts
+from specdebug.workers import stack as inspect
 from specdebug.workers.stack import (
     DTYPES,
+    arithmetic,
     driver_version,
     executor_of,
     nvcc_version,
     versions,
 )
+from tests.run.fakes import ListSink
 
 
 def found(*packages: str) -> dict[str, str | None]:
@@ -107,3 +111,69 @@ def test_nvcc_is_asked_for_its_version(tmp_path: Path, monkeypatch: pytest.Monke
     assert nvcc_version() == f"13.0.88 ({nvcc})"
     nvcc.write_text("\x7fELF not really")
     assert nvcc_version() == f"{nvcc}, which does not run"
+
+
+HERE = {"torch": "2.11.0", "triton": "3.6.0", "flashinfer": "0.6.12", "flash_attn": None, "flash_attn_3": None}
+
+
+FOUND_FOR = "float32: Triton kernels ({0} has no float32); bfloat16, float16: {1}"
+
+
+@pytest.mark.parametrize(
+    ("found", "executors"),
+    [
+        ({}, {"flashinfer": FOUND_FOR.format("FlashInfer", "FlashInfer"), "triton": "Triton kernels",
+              "fa3": "Triton kernels (flash-attn is not installed)"}),
+        ({"flash_attn_3": "3.0.0"}, {"fa3": FOUND_FOR.format("flash-attn", "FlashAttention-3")}),
+        ({"triton": None}, dict.fromkeys(("flashinfer", "fa3", "triton"), "torch reference")),
+    ],
+)  # fmt: skip
+def test_a_gpu_and_what_it_will_be_used_for(
+    found: dict[str, str | None], executors: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=140 * 2**30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(inspect, "versions", lambda: {**HERE, **found})
+    inspect.describe(None, sink := ListSink())
+    packages, machine = sink.events
+    assert (packages["event"], packages["flash_attn"], machine["event"]) == ("packages", None, "machine")
+    assert machine["gpus"] == [{"name": "NVIDIA H200", "capability": "9.0", "memory_mb": 140 * 1024}]
+    assert machine["executors"] == {**machine["executors"], **executors}
+
+
+def test_what_torch_makes_of_this_processor_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in facts.SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    found = arithmetic()
+    assert found["cpu capability"] == torch.backends.cpu.get_cpu_capability()
+    assert found["threads"] == str(torch.get_num_threads())
+    assert found["settings"] == "none"
+    assert all(found.values())
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert arithmetic()["settings"] == "ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("processor : 0\nmodel name\t: A CPU of 2 GHz\n", "A CPU of 2 GHz"), ("", None)]
+)
+def test_the_processors_name(text: str, name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "_CPUINFO", tmp_path / "cpuinfo")
+    if text:
+        (tmp_path / "cpuinfo").write_text(text)
+    found = arithmetic()["cpu"]
+    assert found == name if name else found
+
+
+@pytest.mark.parametrize(
+    ("config", "blas"),
+    [
+        ("Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build 20240605", "MKL 2024.2-Product"),
+        ("Build settings: BLAS_INFO=open, BUILD_TYPE=Release", "open"),
+        ("nothing of it", "unknown"),
+    ],
+)
+def test_the_blas(config: str, blas: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.__config__, "show", lambda: config)
+    assert arithmetic()["blas"] == blas

@@ -1,6 +1,6 @@
 """An evaluation's file: which questions are put in which way, what answers them, and what is expected.
 
-Its keys are declared as a scenario's are (``base/parts.py``), and ``target`` and ``engine`` are a scenario's own.
+Its keys are declared as a scenario's are (``base/schema.py``), and ``target`` and ``engine`` are a scenario's own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from specdebug.apps.evaluation.prompts import Ask
 from specdebug.apps.evaluation.scoring import By
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import ContentError, Where, did_you_mean, one_line
-from specdebug.base.kinds import ANY_TEXT, TEXT, Kind, choice, real, simple, whole
-from specdebug.base.parts import Key, Part, nested
-from specdebug.base.schema import Item
+from specdebug.base.schema import ANY_TEXT, TEXT, Item, Key, Kind, Part, choice, nested, real, simple, whole
 from specdebug.base.yamlio import Doc, load_yaml
 from specdebug.scenario.elsewhere import ENGINE
 from specdebug.scenario.grammar import NAME, Arm, Limits, Scenario

@@ -19,16 +19,15 @@ from specdebug import async_probe, kernel_memory
 from specdebug.base.errors import SpecDebugError
 from specdebug.events import AfterStep, DeviceLost, Stepped
 from specdebug.faults.injector import Injector
-from specdebug.run.exceptions import violation_of
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.findings import Guards, PoolsOracle, ProbesOracle
+from specdebug.run.session_run import violation_of
 from specdebug.scenario.grammar import OracleSpec
 from specdebug.targets.base import Asked
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Violation
-from specdebug.workers.device import leave_now
+from specdebug.workers.device import before_termination, leave_now
 from specdebug.workers.machine_failure import machine_failure
-from specdebug.workers.termination import before_termination
 from specdebug.workers.wire import LineReader, Sink
 
 T = TypeVar("T")

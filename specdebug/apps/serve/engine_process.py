@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from specdebug.apps.serve.engine_loop import FRONT_GONE, EngineLoop, tell_failure
 from specdebug.apps.serve.process import Launch
 from specdebug.base.errors import InvalidOption, SpecDebugError
-from specdebug.base.random_streams import stream
+from specdebug.base.trial import stream
 from specdebug.faults.injector import Injector
 from specdebug.run.session_run import put_in_place
 from specdebug.scenario.packs import activate, kernel_rules

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from specdebug.base.errors import ContentError, did_you_mean, one_line
-from specdebug.base.kinds import real
-from specdebug.base.schema import Item, describe
+from specdebug.base.schema import Item, describe, real
 from specdebug.base.yamlio import plain_doc
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from specdebug.base.engine_flags import ENGINE_FLAGS, NOT_SUPPORTED, EngineFlag,
 from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.base.yamlio import as_json, parse_yaml
 from specdebug.logs.facts import Facts
-from specdebug.scenario.load import scenario_of
+from specdebug.scenario.checks import scenario_of
 
 _ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "MTP", "deepseek_mtp": "MTP", "nextn": "EAGLE"}
 _SMALLER = {"context_length": 512, "max_running_requests": 4, "max_total_tokens": 4096, "cuda_graph_max_bs": 4}

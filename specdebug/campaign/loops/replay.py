@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from specdebug.scenario.workload import Workload
 
 TARGET = "specdebug.run.arm:run_arm"
-LOAD_TRITON = "specdebug.workers.compiling:load_triton"
+LOAD_TRITON = "specdebug.workers.device:load_triton"
 
 _NEVER_BEGUN = WorkerEnd("interrupted", 0, 0.0, 0.0, "")
 

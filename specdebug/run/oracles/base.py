@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from specdebug.base.abilities import Ability
 from specdebug.events import Event, Stepped
-from specdebug.run.driver import Arrival
+from specdebug.run.loop import Arrival
 from specdebug.scenario.grammar import OracleSpec
 from specdebug.targets.base import Asked, RequestView, Session
 from specdebug.targets.serving import SessionFailed

@@ -13,7 +13,7 @@ from specdebug.base.abilities import Ability
 from specdebug.base.errors import ConfigError, SpecDebugError
 from specdebug.targets.base import Asked, Opening, Traits
 from specdebug.targets.settings import AnyServer, HttpServer
-from specdebug.workers.arithmetic import processor
+from specdebug.workers.stack import processor
 
 if TYPE_CHECKING:
     from specdebug.targets.http.client import ServerClient

@@ -11,7 +11,7 @@ from specdebug.apps.evaluation.declared import SHIPPED, Asking, Evaluation, Expe
 from specdebug.apps.evaluation.gate import Threshold
 from specdebug.apps.evaluation.questions import read_questions
 from specdebug.base.errors import ContentError
-from specdebug.base.parts import keys_of
+from specdebug.base.schema import keys_of
 from specdebug.scenario.checks import asked_of
 from specdebug.targets.settings import HttpServer, LaunchedServer
 

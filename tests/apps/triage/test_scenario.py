@@ -8,7 +8,7 @@ from specdebug.apps.triage.scenario import scenario_text
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.logs.scan import scan_bytes
-from specdebug.scenario.load import scenario_of
+from specdebug.scenario.checks import scenario_of
 from tests.scenario.engines import config_of
 
 SGLANG = (

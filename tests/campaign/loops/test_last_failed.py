@@ -9,8 +9,8 @@ import pytest
 
 from specdebug.campaign.loops.last_failed import NAME, LastFailed, keep_failed
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
+from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.grammar import Expectation
-from specdebug.scenario.load import load_scenario
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.records import RecordError
 from tests.workers.disks import full

@@ -18,9 +18,9 @@ from specdebug.campaign.loops.selection import parse_expression
 from specdebug.report.github import summary
 from specdebug.report.junit import junit_xml
 from specdebug.report.replay import replays_report
+from specdebug.scenario.checks import scenario_of
 from specdebug.scenario.grammar import Expectation, Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.load import scenario_of
 from specdebug.targets.installs.store import VARIABLE, Installed
 from specdebug.targets.settings import parse_target
 from tests.run.fakes import FakeLibrary, FakePool, good_run, text_of

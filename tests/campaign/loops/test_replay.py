@@ -11,8 +11,8 @@ import pytest
 from specdebug.base.errors import ConfigError, SpecDebugError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.campaign.loops.replay import LOAD_TRITON, ArmResult, ArmRun, Choices, Replay, plan, replay, run_arms
+from specdebug.scenario.checks import scenario_of
 from specdebug.scenario.grammar import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.scenario.load import scenario_of
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import LaunchedServer, TargetChoice, parse_target
 from specdebug.verdict.outcome import EXIT_CODES, Outcome

@@ -14,8 +14,8 @@ from specdebug.campaign.loops.last_failed import LastFailed
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, PlannedRuns, Replay
 from specdebug.campaign.loops.replays import Replays, labels_of, only_failed, plan_all, replay_all
 from specdebug.campaign.loops.selection import parse_expression
+from specdebug.scenario.checks import scenario_of
 from specdebug.scenario.grammar import Expectation, Scenario
-from specdebug.scenario.load import scenario_of
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import WorkerEnd
 from tests.run.fakes import FakeLibrary, FakePool, good_run

@@ -4,7 +4,7 @@ import textwrap
 
 from specdebug.base.yamlio import parse_yaml
 from specdebug.campaign.shrink.space import ScenarioSpace
-from specdebug.scenario.load import scenario_of
+from specdebug.scenario.checks import scenario_of
 
 TEXT = """
 name: many

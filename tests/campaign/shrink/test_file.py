@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from specdebug.base.yamlio import parse_yaml
 from specdebug.campaign.shrink.file import scenario_text
-from specdebug.scenario.load import scenario_of
+from specdebug.scenario.checks import scenario_of
 from tests.campaign.shrink.spaces import FAULTY, space
 from tests.scenario.engines import config_of
 

@@ -4,7 +4,7 @@ import textwrap
 
 from specdebug.base.yamlio import parse_yaml
 from specdebug.campaign.shrink.engine_knobs import made_consistent
-from specdebug.scenario.load import scenario_of
+from specdebug.scenario.checks import scenario_of
 from tests.campaign.shrink.spaces import shrunk_to_the_end, space
 from tests.scenario.engines import config_of
 

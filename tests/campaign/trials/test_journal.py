@@ -214,7 +214,7 @@ def test_a_lock_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from specdebug.workers.lifeline import lifeline
+from specdebug.workers.child import lifeline
 from specdebug.campaign.trials.journal import Journal
 Journal(Path(sys.argv[1]), "id", "about")
 lifeline.begin(os.environ)

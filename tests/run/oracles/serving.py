@@ -10,12 +10,11 @@ from tokenizers import Tokenizer
 
 from specdebug.base.assets import tokenizer_path
 from specdebug.engine import Engine
-from specdebug.run.driver import WorkloadDriver
 from specdebug.run.judge import Judge
-from specdebug.run.loop import RunLoop, Stopped
+from specdebug.run.loop import RunLoop, Stopped, WorkloadDriver
 from specdebug.run.oracles.base import OracleSettings, Reference
+from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.grammar import OracleSpec
-from specdebug.scenario.load import load_scenario
 from specdebug.scenario.text import decoder
 from specdebug.scenario.workload import expand
 from specdebug.targets.embedded import TARGET, EmbeddedSession, build_engine

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from specdebug.base.random_streams import stream
+from specdebug.base.trial import stream
 from specdebug.events import BatchBegan, BatchEnded, BatchKind, StepBegan, StepOver
 from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault

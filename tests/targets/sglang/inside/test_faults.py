@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.base.random_streams import stream
+from specdebug.base.trial import stream
 from specdebug.faults.declare import parse_fault
 from specdebug.faults.injector import Injector
 from specdebug.targets.inside.words import facts_in

@@ -18,7 +18,7 @@ from specdebug.verdict.outcome import Violation
 from specdebug.workers.job import WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure, failure_in_log
 
-_LAST_WORDS = "specdebug/workers/device.py"
+_LAST_WORDS = ("specdebug/workers/device.py", "speak")
 """Of which the fault handler dumps a frame, too: it is what was done about the end, not what came to it."""
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
 
@@ -82,7 +82,8 @@ def innermost_frame(log: str) -> str | None:
     if start < 0:
         return None
     for match in _FRAME.finditer(log, start):
-        if "specdebug/" in match["file"] and not match["file"].endswith(_LAST_WORDS):
+        speaks = match["file"].endswith(_LAST_WORDS[0]) and match["name"] == _LAST_WORDS[1]
+        if "specdebug/" in match["file"] and not speaks:
             short = "specdebug/" + match["file"].rpartition("specdebug/")[2]
             return f"{short}:{match['line']} in {match['name']}"
     return None

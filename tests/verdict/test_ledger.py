@@ -335,7 +335,7 @@ def test_the_innermost_specdebug_frame_of_a_dump() -> None:
 def test_the_frame_of_the_last_words_is_not_where_c_plus_plus_gave_up() -> None:
     first = "Current thread 0x00007f12 (most recent call first):\n"
     assert first in FAULT_DUMP
-    speaking = f'{first}  File "/somewhere/specdebug/workers/termination.py", line 64 in speak\n'
+    speaking = f'{first}  File "/somewhere/specdebug/workers/device.py", line 64 in speak\n'
     spoken = FAULT_DUMP.replace(first, speaking)
     asserted = "x/Index.cu:9: void gather(): block: [0,0,0], thread: [1,0,0] Assertion `index < size` failed.\n"
     for log, signature in ((spoken, "crash:SIGABRT"), (asserted + spoken, "assert@Index.cu")):

@@ -23,9 +23,9 @@ from specdebug.workers.job import WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed
 from specdebug.workers.machine_failure import MachineFailure
 from specdebug.workers.pool import WorkerPool
-from specdebug.campaign.preload import PRELOAD
 from specdebug.run.warm_worker import Common
 from specdebug.run.warm_worker import Foreseen
+from specdebug.run.warm_worker import PRELOAD
 
 if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle

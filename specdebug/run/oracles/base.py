@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from specdebug.base.abilities import Ability
 from specdebug.events import Event, Stepped
-from specdebug.run.loop import Arrival
 from specdebug.scenario.grammar import OracleSpec
 from specdebug.targets.base import Asked, RequestView, Session
 from specdebug.targets.serving import SessionFailed
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.reference.drafting import DraftedText
+    from specdebug.run.loop import Arrival
 
 
 class Reference(Protocol):

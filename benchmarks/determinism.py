@@ -14,14 +14,13 @@ import multiprocessing
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from specdebug.campaign.loops.replay import Choices
-from specdebug.campaign.loops.replay import replay
+
+from specdebug.campaign.loops.replay import Choices, replay
 from specdebug.campaign.preload import PRELOAD
 from specdebug.faults.declare import parse_fault
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool
-from specdebug.campaign.preload import PRELOAD
 
 DEFAULT = ("bigram_key", "graph_padding", "topk_page_table")
 UNAVAILABLE = "unavailable"

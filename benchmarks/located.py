@@ -18,30 +18,24 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
 from rich.console import Console
 from rich.table import Table
+
 import specdebug
 from specdebug.apps.mutants.find import all_mutants
 from specdebug.base.trial import trial_seed
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.loops.replay import Choices
-from specdebug.campaign.loops.replay import plan
-from specdebug.campaign.loops.replay import run_arms
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
 from specdebug.campaign.preload import PRELOAD
 from specdebug.diverge.locate import Locator
-from specdebug.patching.toggles import NOTHING
-from specdebug.patching.toggles import Toggle
+from specdebug.patching.toggles import NOTHING, Toggle
 from specdebug.scenario.library import Library
 from specdebug.workers.pool import WorkerPool
-from specdebug.mutants.find import all_mutants
-from specdebug.campaign.preload import PRELOAD
 
 PACKAGE = Path(specdebug.__file__).parent
 STAGES_OF = {

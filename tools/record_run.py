@@ -10,14 +10,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from specdebug.campaign.loops.replay import Choices
-from specdebug.campaign.loops.replay import replay
+
+from specdebug.campaign.loops.replay import Choices, replay
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.campaign.preload import PRELOAD
 from specdebug.scenario.library import Library
 from specdebug.targets.settings import parse_target
 from specdebug.workers.pool import WorkerPool
-from specdebug.campaign.preload import PRELOAD
 
 
 class Tape(Recording):

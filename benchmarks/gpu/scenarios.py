@@ -15,22 +15,19 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
+
 from specdebug.base import interrupts
 from specdebug.campaign.loops.plans import exists_in
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.loops.replay import Choices
-from specdebug.campaign.loops.replay import plan
-from specdebug.campaign.loops.replay import run_arms
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
 from specdebug.campaign.preload import PRELOAD
 from specdebug.report.progress import RunProgress
 from specdebug.report.replay import arm_document
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool
-from specdebug.campaign.preload import PRELOAD
 
 CPU = "cpu"
 

@@ -20,20 +20,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
 from benchmarks.determinism import shares
-from benchmarks.soak.report import Progress
-from benchmarks.soak.report import render
-from benchmarks.soak.tally import Tally
-from benchmarks.soak.tally import WorkerTally
+from benchmarks.soak.report import Progress, render
+from benchmarks.soak.tally import Tally, WorkerTally
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.preload import PRELOAD
-from specdebug.cli.output import check_writable
-from specdebug.cli.output import show
-from specdebug.cli.output import write_file
-from specdebug.workers.job import Job
-from specdebug.workers.job import WorkerEnd
+from specdebug.cli.output import check_writable, show, write_file
+from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.pool import WorkerPool
-from specdebug.campaign.preload import PRELOAD
 
 
 class Listener:

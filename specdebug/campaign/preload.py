@@ -19,7 +19,6 @@ PRELOAD = (
     "specdebug.scenario.packs",
     "specdebug.scenario.grammar",
     "specdebug.patching",
-    "specdebug.workers.compiling",
     "specdebug.workers.device",
     "specdebug.patching.toggles",
 )

@@ -11,24 +11,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+
 import pytest
+
 from specdebug.bundle.explain import Weighed
 from specdebug.bundle.partings import partings
-from specdebug.bundle.run import Traced
-from specdebug.bundle.run import run_traced
+from specdebug.bundle.run import Traced, run_traced
 from specdebug.bundle.weigh import weigh
-from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.loops.replay import Choices
-from specdebug.campaign.loops.replay import plan
+from specdebug.campaign.loops.replay import ArmRun, Choices, plan
 from specdebug.campaign.preload import PRELOAD
 from specdebug.scenario.library import Library
-from specdebug.workers.arithmetic import SETTINGS
 from specdebug.workers.pool import WorkerPool
-from tests.bundle.bundles import MINI
-from tests.bundle.bundles import ROOT
-from tests.run.fakes import ListSink
-from specdebug.campaign.preload import PRELOAD
 from specdebug.workers.stack import SETTINGS
+from tests.bundle.bundles import MINI, ROOT
+from tests.run.fakes import ListSink
 
 SHIPPED = tuple(sorted((ROOT / "scenarios").glob("*.yaml")))
 

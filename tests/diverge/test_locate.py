@@ -7,33 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
 import pytest
+
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.loops.replay import Replay
-from specdebug.campaign.loops.replay import run_arms
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay, run_arms
 from specdebug.campaign.preload import PRELOAD
 from specdebug.diverge import locate as module
-from specdebug.diverge.locate import IN_PLACE
-from specdebug.diverge.locate import Locator
-from specdebug.diverge.locate import Suspect
-from specdebug.diverge.locate import place_of
-from specdebug.diverge.locate import twin_of
-from specdebug.diverge.stream import Descriptor
-from specdebug.diverge.stream import RecordedStep
+from specdebug.diverge.locate import IN_PLACE, Locator, Suspect, place_of, twin_of
+from specdebug.diverge.stream import Descriptor, RecordedStep
 from specdebug.faults.declare import parse_fault
 from specdebug.scenario.grammar import Expectation
 from specdebug.scenario.library import Library
-from specdebug.verdict.outcome import Located
-from specdebug.verdict.outcome import Outcome
-from specdebug.verdict.outcome import Violation
+from specdebug.verdict.outcome import Located, Outcome, Violation
 from specdebug.workers.pool import WorkerPool
-from tests.diverge.planted import BUGS
-from tests.diverge.planted import failing_run
-from tests.diverge.planted import scenario
+from tests.diverge.planted import BUGS, failing_run, scenario
 from tests.run.fakes import FakeLibrary
-from specdebug.campaign.preload import PRELOAD
 
 RUN = failing_run(next(iter(BUGS)), 0)
 SEEN = Outcome("fail", "mismatch@request", "request", "wrong", 3, (Violation("mismatch", "request", 3, "wrong"),))

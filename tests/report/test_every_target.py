@@ -13,23 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
+
 import pytest
-from specdebug.campaign.loops.compare import Comparison
-from specdebug.campaign.loops.compare import compare
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.loops.replay import Choices
-from specdebug.campaign.loops.replay import Replay
-from specdebug.campaign.loops.replay import planned
-from specdebug.campaign.loops.replay import run_arms
+
+from specdebug.campaign.loops.compare import Comparison, compare
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Replay, planned, run_arms
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.campaign.preload import PRELOAD
 from specdebug.report.compare import compare_report
-from specdebug.report.formats import OURS
-from specdebug.report.formats import render
-from specdebug.report.formats import to_json
-from specdebug.report.github import commands
-from specdebug.report.github import summary
+from specdebug.report.formats import OURS, render, to_json
+from specdebug.report.github import commands, summary
 from specdebug.report.parts import Report
 from specdebug.report.replay import replay_report
 from specdebug.scenario.library import Library
@@ -40,9 +33,7 @@ from specdebug.workers.job import WorkerEnd
 from specdebug.workers.pool import WorkerPool
 from tests.report.samples import Page
 from tests.run.fakes import text_of
-from tests.targets.http.fake import FakeServer
-from tests.targets.http.fake import serving
-from specdebug.campaign.preload import PRELOAD
+from tests.targets.http.fake import FakeServer, serving
 
 RECORDED = Path(__file__).parent / "recorded"
 SCENARIO = str(RECORDED / "small.yaml")

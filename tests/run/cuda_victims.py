@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
+
 import torch
+
 from specdebug import async_probe
-from specdebug.campaign.loops.replay import Choices
-from specdebug.campaign.loops.replay import replay
+from specdebug.campaign.loops.replay import Choices, replay
 from specdebug.campaign.preload import PRELOAD
 from specdebug.run.arm import run_arm
-from specdebug.scenario.grammar import Arm
-from specdebug.scenario.grammar import OracleSpec
-from specdebug.scenario.grammar import Scenario
-from specdebug.scenario.grammar import TokenPrompt
-from specdebug.scenario.grammar import WorkloadGroup
-from specdebug.scenario.workload import RequestSampling
-from specdebug.scenario.workload import Workload
-from specdebug.scenario.workload import WorkloadRequest
+from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from specdebug.targets import embedded
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.pool import WorkerPool
-from tests.run.fakes import FakeEngine
-from tests.run.fakes import FakeLibrary
-from specdebug.campaign.preload import PRELOAD
+from tests.run.fakes import FakeEngine, FakeLibrary
 
 BAD_STEP = 3
 LAST_STEP = 6

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+
 import pytest
-from specdebug.campaign.loops.replay import Choices
-from specdebug.campaign.loops.replay import replay
+
+from specdebug.campaign.loops.replay import Choices, replay
 from specdebug.campaign.preload import PRELOAD
 from specdebug.report.formats import to_json
 from specdebug.report.replay import replay_report
 from specdebug.scenario.library import Library
 from specdebug.workers.pool import WorkerPool
 from tests.run.fakes import text_of
-from specdebug.campaign.preload import PRELOAD
 
 
 @pytest.fixture(scope="module")

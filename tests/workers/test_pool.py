@@ -194,7 +194,7 @@ def test_a_lost_fork_server_is_replaced() -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdebug.workers.server.ANSWER_S", 0.2)
+    monkeypatch.setattr("specdebug.workers.forkserver.ANSWER_S", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -242,7 +242,7 @@ def test_jobs_that_a_stopped_fork_server_does_not_start_end_and_the_next_get_ano
 
 @pytest.mark.usefixtures("impatient")
 def test_a_fork_server_stopped_before_it_is_ready_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdebug.workers.server.BUSY_S", 0.2)
+    monkeypatch.setattr("specdebug.workers.forkserver.BUSY_S", 0.2)
     with WorkerPool(1, preload=()) as pool:
         pool.start()
         assert pool._server is not None

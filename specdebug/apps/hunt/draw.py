@@ -5,17 +5,9 @@ A few scenarios in a row share an engine, so that a server is started once for t
 
 from __future__ import annotations
 
-from specdebug.apps.hunt.workload import LONGEST_PROMPT
-from specdebug.apps.hunt.workload import MOST_NEW
-from specdebug.apps.hunt.workload import Plain
-from specdebug.apps.hunt.workload import groups
-from specdebug.base.random_streams import stream
-from specdebug.targets.options import TargetOptions
+from specdebug.apps.hunt.workload import LONGEST_PROMPT, MOST_NEW, Plain, groups
 from specdebug.base.trial import stream
-from specdebug.hunt.workload import LONGEST_PROMPT
-from specdebug.hunt.workload import MOST_NEW
-from specdebug.hunt.workload import Plain
-from specdebug.hunt.workload import groups
+from specdebug.targets.options import TargetOptions
 
 ARM = "drawn"
 TOGETHER = 4

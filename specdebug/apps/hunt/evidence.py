@@ -10,13 +10,11 @@ import json
 import shlex
 import tempfile
 import time
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
 from specdebug.apps.hunt.hunting import Hunt
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import ContentError
@@ -25,27 +23,16 @@ from specdebug.base.schema import Item
 from specdebug.base.yamlio import parse_json
 from specdebug.bundle import ENDING
 from specdebug.bundle.content import write_bundle
-from specdebug.bundle.run import Traced
-from specdebug.bundle.run import run_traced
-from specdebug.bundle.run import versions_here
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.loops.replay import Choices
-from specdebug.campaign.loops.replay import Replay
-from specdebug.campaign.loops.replay import plan
+from specdebug.bundle.run import Traced, run_traced, versions_here
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Replay, plan
 from specdebug.diverge.locate import Locator
-from specdebug.scenario.load import load_scenario
+from specdebug.scenario.checks import load_scenario
 from specdebug.targets.base import OverThere
 from specdebug.targets.installs.steps import look_into
-from specdebug.targets.installs.store import find_installed
-from specdebug.targets.installs.store import store_folder
+from specdebug.targets.installs.store import find_installed, store_folder
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.registry import find_target
-from specdebug.targets.settings import ReleasedEngine
-from specdebug.targets.settings import StartedServer
-from specdebug.targets.settings import TargetChoice
-from specdebug.hunt.hunting import Hunt
-from specdebug.scenario.checks import load_scenario
+from specdebug.targets.settings import ReleasedEngine, StartedServer, TargetChoice
 
 RUNS = 3
 """Runs in which a failure may show again."""

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
 from specdebug import __version__
-from specdebug.apps.hunt.hunting import HuntRunner
-from specdebug.apps.hunt.hunting import result_with
-from specdebug.base.trial import Trial
-from specdebug.base.trial import TrialResult
+from specdebug.apps.hunt.hunting import HuntRunner, result_with
+from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.preload import PRELOAD
 from specdebug.campaign.trials.source import Candidate
 from specdebug.campaign.trials.state import digest_of
 from specdebug.scenario.library import Library
 from specdebug.targets.settings import TargetChoice
 from specdebug.workers.pool import WorkerPool
-from specdebug.hunt.hunting import HuntRunner
-from specdebug.hunt.hunting import result_with
-from specdebug.campaign.preload import PRELOAD
 
 
 class HuntSource:

@@ -9,23 +9,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.device_watch import DeviceWatch
 from specdebug.campaign.loops.kept_servers import KeptServers
-from specdebug.campaign.loops.replay import ArmListener
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
+from specdebug.campaign.loops.replay import ArmListener, ArmResult, ArmRun
 from specdebug.campaign.preload import PRELOAD
-from specdebug.scenario.shared import Common
-from specdebug.scenario.shared import Foreseen
-from specdebug.workers.job import Job
-from specdebug.workers.job import WorkerEnd
-from specdebug.workers.machine_failure import MachineFailed
-from specdebug.workers.machine_failure import MachineFailure
+from specdebug.run.warm_worker import PRELOAD, Common, Foreseen
+from specdebug.scenario.shared import Common, Foreseen
+from specdebug.workers.job import Job, WorkerEnd
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
-from specdebug.run.warm_worker import Common
-from specdebug.run.warm_worker import Foreseen
-from specdebug.run.warm_worker import PRELOAD
 
 if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle

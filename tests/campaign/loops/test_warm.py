@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
 import pytest
+
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.loops.replay import run_arms
-from specdebug.campaign.loops.warm import ArmLost
-from specdebug.campaign.loops.warm import Hung
-from specdebug.campaign.loops.warm import WarmPool
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, run_arms
+from specdebug.campaign.loops.warm import ArmLost, Hung, WarmPool
 from specdebug.campaign.preload import PRELOAD
 from specdebug.patching import Patch
-from specdebug.patching.toggles import Detection
-from specdebug.patching.toggles import Toggle
-from specdebug.scenario.grammar import CorpusPrompt
-from specdebug.scenario.grammar import Limits
-from specdebug.scenario.grammar import Scenario
+from specdebug.patching.toggles import Detection, Toggle
+from specdebug.scenario.grammar import CorpusPrompt, Limits, Scenario
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Outcome
-from specdebug.workers.machine_failure import MachineFailed
-from specdebug.workers.machine_failure import MachineFailure
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
-from specdebug.campaign.preload import PRELOAD
 
 Fresh = Callable[[list[ArmRun]], list[Outcome]]
 

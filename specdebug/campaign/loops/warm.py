@@ -15,7 +15,6 @@ from specdebug.campaign.loops.device_watch import DeviceWatch
 from specdebug.campaign.loops.kept_servers import KeptServers
 from specdebug.campaign.loops.replay import ArmListener, ArmResult, ArmRun
 from specdebug.campaign.preload import PRELOAD
-from specdebug.run.warm_worker import PRELOAD, Common, Foreseen
 from specdebug.scenario.shared import Common, Foreseen
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure

@@ -20,8 +20,7 @@ from tokenizers import Tokenizer
 
 from specdebug.base.assets import checkpoint_path, tokenizer_path
 from specdebug.engine import Engine, EngineConfig, SamplingParams
-from specdebug.engine.lineup import LINEUP, WorkerEntry
-from specdebug.engine.workers.registry import SHIPPED
+from specdebug.engine.workers.registry import LINEUP, SHIPPED, WorkerEntry
 
 WORKERS = {**LINEUP, "EAGLE3": WorkerEntry("EAGLE3", algorithm="EAGLE3")}
 

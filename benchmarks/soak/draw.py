@@ -14,7 +14,7 @@ from specdebug.apps.hunt.workload import LONGEST_PROMPT, MOST_NEW, groups
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.trial import stream
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.lineup import LINEUP, WorkerEntry
+from specdebug.engine.workers.registry import LINEUP, WorkerEntry
 
 T = TypeVar("T")
 Plain = dict[str, Any]

@@ -85,7 +85,7 @@ def fault_names(ctx: typer.Context, incomplete: str) -> Found:
 
 @_quietly
 def worker_names(ctx: typer.Context, incomplete: str) -> Found:
-    from specdebug.engine.lineup import LINEUP
+    from specdebug.engine.workers.registry import LINEUP
 
     return [(name, f"{entry.algorithm} for {entry.model}") for name, entry in LINEUP.items()]
 

@@ -115,7 +115,7 @@ def _ground(device: str | None, dtype: Dtype | None, target: str | None, workers
     from specdebug.base.abilities import DEFAULT
     from specdebug.base.errors import did_you_mean, one_line
     from specdebug.campaign.loops.fault_ground import Ground
-    from specdebug.engine.lineup import LINEUP
+    from specdebug.engine.workers.registry import LINEUP
     from specdebug.faults.model import BadFault
     from specdebug.targets.settings import parse_target
 

@@ -13,7 +13,7 @@ app = typer.Typer(help="List probe sites and packs.", no_args_is_help=False)
 @app.command("list")
 def list_probes(as_json: Json = False, content: Content = None, debug: Debug = False) -> int:
     """Every site with its kinds, which packs switch it on, and which workers of the engine pass it."""
-    from specdebug.engine.lineup import workers_at
+    from specdebug.engine.workers.registry import workers_at
     from specdebug.report.listings import probe_list
     from specdebug.scenario.library import engine_sites, live_in
 

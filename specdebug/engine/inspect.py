@@ -11,7 +11,7 @@ from specdebug.engine.config import EngineConfig, SpeculativeConfig
 from specdebug.engine.errors import EngineError
 from specdebug.engine.graph.runner import StaticBuffers
 from specdebug.engine.memory.kv_pool import KVPool
-from specdebug.engine.textbook.memory.kv_memory import KVMemory
+from specdebug.engine.textbook.memory.allocator import KVMemory
 from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
 from specdebug.engine.textbook.request import Request
@@ -21,7 +21,7 @@ from specdebug.engine.workers.protocol import SpeculativeWorker
 if TYPE_CHECKING:
     from specdebug.engine.textbook.engine import Engine
     from specdebug.engine.textbook.speculative.worker import StagedWorker
-    from specdebug.engine.workers.drafter import StateTable
+    from specdebug.engine.workers.protocol import StateTable
 
 RunnerName = Literal["draft", "verify", "extend"]
 

@@ -109,12 +109,12 @@ class Injector:
             self._view.eagle.drafts_ahead = False
             self._wrap(self._view.state, "store_lengths", "lengths")
             self._run_later_after(self._view.state, "gather")
-        from specdebug.engine.textbook.memory import slot_buffers
+        from specdebug.engine.textbook.memory import mha_pool
         from specdebug.engine.textbook.speculative import worker as stages
 
         wrapped: dict[Point, tuple[object, str]] = {
             "readback": (stages, "Readback"),
-            "move": (slot_buffers, "move_kv"),
+            "move": (mha_pool, "move_kv"),
             "free": (self._view.memory, "free"),
             "attach": (self._view.cache, "attach"),
             "release": (self._view.cache, "release"),

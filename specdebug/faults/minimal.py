@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdebug.engine.lineup import LINEUP, WorkerEntry
+from specdebug.engine.workers.registry import LINEUP, WorkerEntry
 from specdebug.faults.model import Fault, FaultClass, Steps
 
 BUSY: Steps = (4, 40)

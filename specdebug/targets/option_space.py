@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.trial import stream
-from specdebug.engine.lineup import LINEUP, WorkerEntry
+from specdebug.engine.workers.registry import LINEUP, WorkerEntry
 
 T = TypeVar("T")
 Plain = dict[str, Any]

@@ -20,7 +20,7 @@ from specdebug.campaign.loops.fault_runs import verify
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.campaign.trials import warm
 from specdebug.campaign.trials.scenario import ScenarioSource
-from specdebug.engine.lineup import LINEUP
+from specdebug.engine.workers.registry import LINEUP
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Outcome
 

@@ -69,7 +69,7 @@ BUGS = {
         "accept.predict",
     ),
     "accepted KV is moved the other way": Bug(
-        f"{_SPECULATIVE}.commit:commit_kv",
+        f"{_SPECULATIVE}.accept:commit_kv",
         "pool.move_kv_cache(plan.tgt_loc, plan.src_loc)",
         "pool.move_kv_cache(plan.src_loc, plan.tgt_loc)",
         "move_kv_cache.tgt_loc",

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.memory.accounting import check_pools
-from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.textbook.memory.allocator import SlotAllocator
-from specdebug.engine.textbook.memory.kv_memory import KVMemory
+from specdebug.engine.memory.arena import FillPolicy
+from specdebug.engine.textbook.memory.allocator import KVMemory, SlotAllocator
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken

@@ -12,7 +12,7 @@ from specdebug import async_probe
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine import Engine
 from specdebug.engine.graph.runner import Planned
-from specdebug.engine.textbook.attention.metadata import RaggedMetadata
+from specdebug.engine.textbook.attention.planner import RaggedMetadata
 from specdebug.engine.textbook.request import Request
 from specdebug.events import Stepped
 from tests.engine.conftest import Lab

@@ -12,7 +12,7 @@ from specdebug import async_probe
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine import Engine, EngineConfig
 from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
-from specdebug.engine.memory.mla_pool import MLAPool
+from specdebug.engine.memory.kv_pool import MLAPool
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run, serve
 from tests.tolerance import rounding

@@ -9,9 +9,8 @@ import pytest
 
 from specdebug.base.assets import NAMES, checkpoint_path
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.lineup import LINEUP, WorkerEntry, workers_at
 from specdebug.engine.sites import SITES
-from specdebug.engine.workers.registry import SHIPPED
+from specdebug.engine.workers.registry import LINEUP, SHIPPED, WorkerEntry, workers_at
 
 
 def test_every_shipped_worker_is_in_it_once() -> None:

@@ -14,8 +14,8 @@ from specdebug import async_probe
 from specdebug.async_probe.sites import find_sites
 from specdebug.diverge.choices import GROUNDS
 from specdebug.engine import SamplingParams
-from specdebug.engine.lineup import LINEUP, workers_at
 from specdebug.engine.sites import SITES, SiteRows, held_at, rows_per_request
+from specdebug.engine.workers.registry import LINEUP, workers_at
 from specdebug.events import BatchBegan, BatchEnded, Event, StageEntered
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run

@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from specdebug.engine.model.tokenizer import TargetTokenizer
-from specdebug.engine.stop_strings import StopStrings
-from specdebug.engine.textbook.request import Request, SamplingParams
+from specdebug.engine.textbook.request import Request, SamplingParams, StopStrings
 
 TEXTS = ["a", "b", "\n", "é", "☃", "🙂", " a", "ab", "b\n"]
 

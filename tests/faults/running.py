@@ -11,7 +11,7 @@ from typing import Any
 
 from specdebug import async_probe
 from specdebug.campaign.loops.replay import ArmRun
-from specdebug.engine.lineup import LINEUP
+from specdebug.engine.workers.registry import LINEUP
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from specdebug.faults.model import Fault

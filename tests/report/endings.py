@@ -26,7 +26,7 @@ from specdebug.diverge.judge import Rounding
 from specdebug.diverge.run import Divergence
 from specdebug.diverge.stream import Descriptor, Share
 from specdebug.diverge.values import ValueDifference
-from specdebug.engine.lineup import LINEUP
+from specdebug.engine.workers.registry import LINEUP
 from specdebug.faults.catalogue import CLASSES
 from specdebug.logs.scan import Scan
 from specdebug.report.bisect import bisect_report

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdebug import async_probe
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.kernels.kv_cache import KVDestination
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.arena import FillPolicy
 from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
 from specdebug.engine.textbook.engine import Models, load_models
 from specdebug.engine.textbook.memory.mha_pool import MHAPool

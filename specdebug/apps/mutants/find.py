@@ -19,7 +19,7 @@ ROOT = Path(specdebug.__file__).parent
 PARTS = (
     "engine/textbook/scheduler.py",
     "engine/textbook/sampler.py",
-    "engine/textbook/reservation.py",
+    "engine/textbook/scheduler.py",
     "engine/textbook/*/*.py",
     "engine/workers/*.py",
     "engine/memory/*.py",
@@ -32,7 +32,7 @@ SPARED = {
     "engine/memory/accounting.py": "is a law that the verdict is made of, and no work",
     "engine/memory/reuse.py": "is a law that the verdict is made of, and no work",
     "engine/memory/room.py": "is a law that the verdict is made of, and no work",
-    "engine/memory/fill.py": "is what the harness fills memory with",
+    "engine/memory/arena.py": "is what the harness fills memory with",
     "engine/kernels/twin.py": "chooses between a kernel and its reference",
 }
 """Files of those that are not, and why."""

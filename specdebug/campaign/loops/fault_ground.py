@@ -7,7 +7,7 @@ from typing import Any
 
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError
-from specdebug.engine.lineup import LINEUP, WorkerEntry
+from specdebug.engine.workers.registry import LINEUP, WorkerEntry
 from specdebug.faults.minimal import BUSY, minimal
 from specdebug.faults.model import NEEDS, Fault, FaultClass, Need
 from specdebug.targets.base import FaultsThere

@@ -20,7 +20,7 @@ from typing import Any
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.fault_ground import Ground
-from specdebug.engine.lineup import WorkerEntry
+from specdebug.engine.workers.registry import WorkerEntry
 from specdebug.faults.acts import anywhere
 from specdebug.faults.model import FaultClass
 from specdebug.verdict.outcome import Outcome, not_engine_code

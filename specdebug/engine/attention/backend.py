@@ -17,7 +17,7 @@ from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import Heads, LayerAttention
 from specdebug.engine.textbook.attention.executor import TorchAttention
-from specdebug.engine.textbook.attention.metadata import Metadata
+from specdebug.engine.textbook.attention.planner import Metadata
 
 
 class BoundAttention(LayerAttention, Protocol):

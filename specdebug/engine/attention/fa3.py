@@ -8,17 +8,19 @@ from torch import Tensor
 from specdebug.engine.kernels.expand_page_table import set_expand_page_table
 from specdebug.engine.kernels.kv_indices import gather_page_table
 from specdebug.engine.memory.arena import ArenaLayout
-from specdebug.engine.textbook.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
 from specdebug.engine.textbook.attention.planner import (
     AttentionPlanner,
+    CascadeMetadata,
     DraftLayout,
     ExtendLayout,
+    Metadata,
+    PagedMetadata,
     SequenceLayout,
+    Workspace,
     assert_fits,
     indptr,
     query_indptr,
 )
-from specdebug.engine.textbook.attention.workspace import Workspace
 
 
 class FlashAttention3Planner(AttentionPlanner):

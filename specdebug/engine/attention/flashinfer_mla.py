@@ -11,8 +11,7 @@ from torch import Tensor
 
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
-from specdebug.engine.textbook.attention.planner import assert_fits
-from specdebug.engine.textbook.attention.workspace import Workspace
+from specdebug.engine.textbook.attention.planner import Workspace, assert_fits
 
 
 class FlashInferMLAPlanner(FlashInferPlanner):

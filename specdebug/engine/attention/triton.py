@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
-from specdebug.engine.textbook.attention.workspace import Workspace
+from specdebug.engine.textbook.attention.planner import Workspace
 
 _KEYS_PER_SPLIT = {"cpu": 512, "cuda": 64}
 """Each split has a program of its own on a GPU, which has room for many; a CPU attends them one after another."""

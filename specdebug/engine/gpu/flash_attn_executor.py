@@ -18,7 +18,7 @@ from specdebug.engine.gpu.flash_attn_library import FlashAttnKernels, find
 from specdebug.engine.kernels.merge_pair import PartialAttention, merge_pair
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import Heads
-from specdebug.engine.textbook.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
+from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata
 
 
 class FlashAttnExecutor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specdebug.base.attention_plans import FLASH_ATTN_LIBRARY
-from specdebug.engine.textbook.attention.metadata import PagedMetadata
+from specdebug.engine.textbook.attention.planner import PagedMetadata
 
 _GENERATIONS = dict(zip((3, 2), FLASH_ATTN_LIBRARY.generations, strict=True))
 _FA2_PAGE = 256

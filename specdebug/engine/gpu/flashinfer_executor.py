@@ -26,7 +26,7 @@ from specdebug.engine.gpu.flashinfer_schedule import Schedule, ScheduleSpace, Sc
 from specdebug.engine.kernels.pack_mask import pack_mask, packed_size
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import Heads
-from specdebug.engine.textbook.attention.metadata import Metadata, RaggedMetadata
+from specdebug.engine.textbook.attention.planner import Metadata, RaggedMetadata
 
 _SCRATCH_BYTES = 128 << 20  # what FlashInfer recommends for partial results
 _BLOCKS_PER_SM = 2  # that its scheduler counts on

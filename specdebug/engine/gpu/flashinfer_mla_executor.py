@@ -19,7 +19,7 @@ from specdebug.engine.gpu.flashinfer_library import LATENT, latent_kernels
 from specdebug.engine.gpu.flashinfer_schedule import ScheduleSpace, ScheduleSpaces, schedule_of
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import Heads
-from specdebug.engine.textbook.attention.metadata import Metadata, RaggedMetadata
+from specdebug.engine.textbook.attention.planner import Metadata, RaggedMetadata
 
 _SCRATCH_BYTES = 128 << 20  # what FlashInfer recommends for partial results
 _SCHEDULE_BYTES = 1 << 20

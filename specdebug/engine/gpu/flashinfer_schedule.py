@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.engine.textbook.attention.metadata import RaggedMetadata
+from specdebug.engine.textbook.attention.planner import RaggedMetadata
 
 
 @dataclass(frozen=True)

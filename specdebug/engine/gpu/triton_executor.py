@@ -19,7 +19,7 @@ from specdebug.engine.kernels.triton.paged_attention import (
     count_tiles,
 )
 from specdebug.engine.memory.kv_pool import KVPool
-from specdebug.engine.textbook.attention.metadata import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
+from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
 
 
 class TritonAttention(DeviceAttention):

@@ -11,7 +11,7 @@ import torch
 
 from specdebug import async_probe
 from specdebug.engine.attention.backend import BoundAttention
-from specdebug.engine.textbook.attention.metadata import Metadata
+from specdebug.engine.textbook.attention.planner import Metadata
 
 _WARM_UPS = 2
 

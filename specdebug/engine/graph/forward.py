@@ -13,12 +13,10 @@ from torch import Tensor
 
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.arena import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
-from specdebug.engine.textbook.attention.metadata import Metadata
-from specdebug.engine.textbook.attention.planner import AttentionPlanner
-from specdebug.engine.textbook.attention.workspace import Workspace
+from specdebug.engine.textbook.attention.planner import AttentionPlanner, Metadata, Workspace
 from specdebug.events import Forward, Launched, Observers
 
 if TYPE_CHECKING:

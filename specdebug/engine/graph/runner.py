@@ -19,11 +19,9 @@ from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, BoundAttention
 from specdebug.engine.graph.capture import CapturedForward
 from specdebug.engine.graph.forward import EngineParts, ForwardLauncher, Inputs, Outputs, StepForward
-from specdebug.engine.memory.arena import Arena, ArenaLayout, GuardViolation
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.arena import Arena, ArenaLayout, FillPolicy, GuardViolation
 from specdebug.engine.model.interface import LayerAttention
-from specdebug.engine.textbook.attention.metadata import Metadata
-from specdebug.engine.textbook.attention.workspace import ArenaWorkspace, Workspace
+from specdebug.engine.textbook.attention.planner import Metadata, Workspace
 from specdebug.events import Launched
 
 
@@ -63,7 +61,6 @@ class StaticBuffers(Arena):
         super().__init__(layout, fill, device)
         self._fill = fill
         self._row_views: dict[tuple[str, int], Tensor] = {}
-        self.workspace = ArenaWorkspace(self)
 
     def rows(self, name: str, count: int) -> Tensor:
         """The first ``count`` rows of a buffer; views are made once, since every replay needs the same few."""
@@ -235,7 +232,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         return self._views[bs]
 
     def _plan(self, padded: Inputs, lens_cpu: tuple[int, ...], slack: int = 0) -> list[Metadata]:
-        return self._forward.plan(self._planner, padded, lens_cpu, self.buffers.workspace, slack)
+        return self._forward.plan(self._planner, padded, lens_cpu, self.buffers, slack)
 
     def _bind(self, padded: Inputs, metadata: Sequence[Metadata], *, graph: bool) -> list[BoundAttention]:
         return [

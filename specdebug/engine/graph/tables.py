@@ -9,8 +9,13 @@ import torch
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.graph.forward import EngineParts
 from specdebug.engine.graph.runner import GraphTable, StaticBuffer, zero
-from specdebug.engine.textbook.speculative.draft import DraftInputs, DraftLoop
-from specdebug.engine.textbook.speculative.extend import ExtendForward, ExtendInputs, ExtendOutputs
+from specdebug.engine.textbook.speculative.draft import (
+    DraftInputs,
+    DraftLoop,
+    ExtendForward,
+    ExtendInputs,
+    ExtendOutputs,
+)
 from specdebug.engine.textbook.speculative.tree import DraftCandidates
 from specdebug.engine.textbook.speculative.verify import VerifyForward, VerifyInputs, VerifyOutputs
 

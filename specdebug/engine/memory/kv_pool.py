@@ -2,11 +2,9 @@
 
 Target and draft pools are separate and share slot ids: a slot always names both models' KV of a position, even when
 only one of the two was ever written. The engine handles slots through the protocol below and never looks inside them.
-Only executors and kernels of a layout know what a slot's elements are.
 
-A model names its layout. ``mha`` (keys and values by head) and ``mla`` (one packed latent for all heads) are built in.
-A package of its own brings another one through an entry point of the group ``specdebug.kv_pools``, which has the
-layout's name and leads to a :class:`MakeKVPool`.
+A model names its layout: ``mha`` (keys and values by head), ``mla`` (one packed latent for all heads), or one that a
+package of its own brings by an entry point of the group ``specdebug.kv_pools``, which leads to a :class:`MakeKVPool`.
 """
 
 from __future__ import annotations
@@ -16,11 +14,61 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
 from specdebug.base.plugins import PluginRegistry
 from specdebug.engine.kernels.kv_cache import KVDestination
-from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.mla_pool import MLAPool
-from specdebug.engine.textbook.memory.mha_pool import MHAPool
+from specdebug.engine.memory.arena import FillPolicy
+from specdebug.engine.textbook.memory.mha_pool import MHAPool, SlotBuffers
+
+
+class MLAPool(SlotBuffers):
+    """The ``KVPool`` of ``rows[layer]``: [N + P, 1, row_dim], of which the first ``value_dim`` columns are values."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_slots: int,
+        page_size: int,
+        row_dim: int,
+        value_dim: int,
+        dtype: torch.dtype,
+        fill: FillPolicy,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(
+            planes=num_layers,
+            num_layers=num_layers,
+            num_slots=num_slots,
+            page_size=page_size,
+            row=(1, row_dim),
+            dtype=dtype,
+            fill=fill,
+            device=device,
+        )
+        self.value_dim = value_dim
+        self.rows = list(self._buffers)
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store rows ``k`` [n, 1, row_dim]; ``v`` is their first columns and comes with them."""
+        self.destination(layer, slots).k.index_copy_(0, slots, k)
+
+    def destination(self, layer: int, slots: Tensor) -> KVDestination:
+        if layer == 0:
+            maybe_detect_oob(slots, 0, self.size, "kv_pool.write.loc")
+        return KVDestination(*self.kv_buffer(layer), slots)
+
+    def probe_written(self, slots: Tensor) -> None:
+        maybe_detect_nan(self._buffers, "kv_pool.write.k", slots)  # whose columns are the values, too
+
+    def kv_buffer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The rows, and the view of their first columns."""
+        rows = self.rows[layer]
+        return rows, rows[..., : self.value_dim]
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self._buffers[:, slots]
+        return rows, rows[..., : self.value_dim].clone()
 
 
 class KVPool(Protocol):

@@ -1,7 +1,7 @@
 """Conservation laws of the room that decoding takes: what a request holds for it, and who runs with what there is.
 
 Nothing else fails of a request that waits, or is set back, though it would fit: the same tokens come out, only later.
-What a step takes is counted here page by page from the configuration and from lengths; ``reservation.py``, which tells
+What a step takes is counted here page by page from the configuration and from lengths; the ``Reservation``, which tells
 the scheduler, is not asked.
 """
 

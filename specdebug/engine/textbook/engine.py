@@ -23,8 +23,7 @@ from specdebug.engine.errors import RequestRejected
 from specdebug.engine.graph.forward import EngineParts
 from specdebug.engine.inspect import EngineView
 from specdebug.engine.memory.accounting import Recency, check_others, check_pools
-from specdebug.engine.memory.arena import GuardViolation
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.arena import FillPolicy, GuardViolation
 from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
 from specdebug.engine.memory.reuse import Reuse
 from specdebug.engine.memory.room import Room
@@ -33,14 +32,11 @@ from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
 from specdebug.engine.model.rope import separate_pairs
 from specdebug.engine.model.tokenizer import TargetTokenizer
-from specdebug.engine.stop_strings import StopStrings
 from specdebug.engine.streams import check_streams
-from specdebug.engine.textbook.batch import PrefillBatch
-from specdebug.engine.textbook.memory.allocator import SlotAllocator
-from specdebug.engine.textbook.memory.kv_memory import KVMemory
+from specdebug.engine.textbook.memory.allocator import KVMemory, SlotAllocator
 from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
-from specdebug.engine.textbook.request import Request, SamplingParams, Status
+from specdebug.engine.textbook.request import PrefillBatch, Request, SamplingParams, Status, StopStrings
 from specdebug.engine.textbook.scheduler import Scheduler
 from specdebug.engine.textbook.target_worker import TargetWorker
 from specdebug.engine.workers.protocol import DraftAndTargetAttention, Pools, SpeculativeWorker, WorkerParts

@@ -15,17 +15,18 @@ from specdebug.engine.device import Readback, upload
 from specdebug.engine.graph.forward import EngineParts, StepForward
 from specdebug.engine.graph.runner import GraphTable, StaticBuffer, capture, launcher
 from specdebug.engine.graph.tables import IDS
-from specdebug.engine.memory.arena import GuardViolation
-from specdebug.engine.memory.fill import Scratch
+from specdebug.engine.memory.arena import GuardViolation, Scratch
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.textbook.attention.metadata import Metadata
-from specdebug.engine.textbook.attention.planner import AttentionPlanner, SequenceLayout
-from specdebug.engine.textbook.attention.workspace import EagerWorkspace, Workspace
-from specdebug.engine.textbook.batch import PrefillBatch
+from specdebug.engine.textbook.attention.planner import (
+    AttentionPlanner,
+    Metadata,
+    SequenceLayout,
+    Workspace,
+)
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
-from specdebug.engine.textbook.request import Request
+from specdebug.engine.textbook.request import PrefillBatch, Request
 from specdebug.engine.textbook.sampler import sample
 from specdebug.events import Forward, PromptComputed, TokensSampled
 
@@ -99,7 +100,7 @@ class TargetWorker:
         self._planner = parts.planner
         self._attention = attention
         self._req_to_token = req_to_token
-        self._workspace = EagerWorkspace(Scratch(parts.fill, parts.device))
+        self._workspace = Scratch(parts.fill, parts.device)
         self._aux_layers = aux_layers
         self._seed = parts.config.seed
         self.device = parts.device

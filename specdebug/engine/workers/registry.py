@@ -1,16 +1,13 @@
-"""The algorithms that ``speculative.algorithm`` may name, and what serves each. Imports no torch.
-
-A package of its own brings one through an entry point of the group ``specdebug.algorithms``. The entry point has the
-algorithm's name, as configurations write it, and leads to an :class:`Algorithm`.
-"""
+"""The algorithms that ``speculative.algorithm`` may name, what serves each, and the line-up. Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from specdebug.base.plugins import PluginRegistry, import_named
-from specdebug.engine.sites import Drafting
+from specdebug.engine.sites import Drafting, held_at
 
 
 @dataclass(frozen=True)
@@ -82,3 +79,67 @@ def drafter_of(name: str) -> Any:
 def loader_of(name: str) -> Any:
     """The function that loads an algorithm's draft model. Raises PluginError when its package does not have it."""
     return import_named(ALGORITHMS[name].loader, f"the draft model's loader of algorithm '{name}'")
+
+
+@dataclass(frozen=True)
+class WorkerEntry:
+    """One worker, and what has it serve: ``model`` (the checkpoint of its target), ``algorithm`` and ``worker`` as
+    configurations name them. ``latent``: the model stores latents in place of keys and values by head.
+
+    ``layers``: the draft has as many layers, one for each step; None where the number of steps is free.
+    """
+
+    name: str
+    algorithm: str = "EAGLE"
+    worker: Literal["v2", "v1"] = "v2"
+    model: str = "tiny"
+    latent: bool = False
+    layers: int | None = None
+
+    @property
+    def drafting(self) -> Drafting:
+        """Name what drafts."""
+        return SHIPPED[self.algorithm].drafting
+
+    @property
+    def only_chains(self) -> bool:
+        """Its drafts have one branch."""
+        return SHIPPED[self.algorithm].only_chains
+
+    @property
+    def draft_kv(self) -> bool:
+        """The draft keeps keys and values of its own."""
+        return SHIPPED[self.algorithm].draft_kv
+
+    def options(self, num_steps: int, eagle_topk: int, num_draft_tokens: int) -> dict[str, Any]:
+        """Engine options that have it draft so; a shape that it does not have becomes the one that it has."""
+        steps = self.layers or num_steps
+        topk = 1 if self.only_chains else eagle_topk
+        nodes = steps + 1 if topk == 1 else num_draft_tokens
+        shape = {"num_steps": steps, "eagle_topk": topk, "num_draft_tokens": nodes}
+        named = {"algorithm": self.algorithm, **({} if self.worker == "v2" else {"worker": self.worker})}
+        return {"model": self.model, "speculative": {**named, **shape}}
+
+    def passes(self, site: str) -> bool:
+        """Return True if a batch that it serves can pass this site of the engine's."""
+        held = held_at(site)
+        by_head = not (self.latent and held.only_by_head)
+        return by_head and self.drafting in held.drafted_by and not (held.only_v2 and self.worker == "v1")
+
+
+LINEUP: Mapping[str, WorkerEntry] = {
+    entry.name: entry
+    for entry in (
+        WorkerEntry("EAGLE v2"),
+        WorkerEntry("EAGLE v1", worker="v1"),
+        WorkerEntry("MTP", algorithm="MTP", layers=3),
+        WorkerEntry("FROZEN_KV_MTP", algorithm="FROZEN_KV_MTP"),
+        WorkerEntry("MLA", model="tiny-mla", latent=True),
+    )
+}
+"""By the names that tables have for them. With latent attention (MLA) it is the worker v2 that serves."""
+
+
+def workers_at(site: str) -> tuple[str, ...]:
+    """The workers that pass a site of the engine's, by name."""
+    return tuple(name for name, entry in LINEUP.items() if entry.passes(site))

@@ -66,7 +66,7 @@ def scaled(by: str) -> Mutant:
     """A change that no operator makes: what attention gives is scaled."""
     old = "return out.reshape(*shape, dim)[..., :value_dim], logsum.reshape(shape) if lse else None"
     new = old.replace("value_dim],", f"value_dim] * {by},")
-    file = "engine/textbook/attention/passes.py"
+    file = "engine/textbook/attention/executor.py"
     line = next(n for n, each in enumerate((ROOT / file).read_text().splitlines(), 1) if old in each)
     return Mutant(file, "AttentionPass.run", line, by, 1, (line, line), (old,), new, (old, new))
 

@@ -17,7 +17,7 @@ from specdebug.apps.serve.engine_process import serve
 from specdebug.apps.serve.process import Launch
 from specdebug.apps.serve.served import Wish
 from specdebug.engine import progress
-from specdebug.engine.lineup import LINEUP
+from specdebug.engine.workers.registry import LINEUP
 from specdebug.targets.embedded import EmbeddedSession
 from specdebug.workers.wire import PipeSink
 from tests.apps.serve.serving import Serving, events_of, wait_until

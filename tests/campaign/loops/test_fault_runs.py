@@ -13,7 +13,7 @@ from specdebug.campaign.loops.fault_ground import Ground
 from specdebug.campaign.loops.fault_matrix import cases, clean_name, left_out
 from specdebug.campaign.loops.fault_runs import MatrixStanding, matrix_scenario, plan, verify
 from specdebug.campaign.loops.replay import ArmResult
-from specdebug.engine.lineup import LINEUP
+from specdebug.engine.workers.registry import LINEUP
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.fit import check_fit
 from specdebug.scenario.library import Library

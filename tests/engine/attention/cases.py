@@ -16,13 +16,18 @@ from torch import Tensor
 
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs
-from specdebug.engine.memory.arena import Arena, ArenaLayout
-from specdebug.engine.memory.fill import FillPolicy, Scratch
-from specdebug.engine.memory.mla_pool import MLAPool
+from specdebug.engine.memory.arena import Arena, ArenaLayout, FillPolicy, Scratch
+from specdebug.engine.memory.kv_pool import MLAPool
 from specdebug.engine.textbook.attention.executor import TorchAttention
-from specdebug.engine.textbook.attention.metadata import Metadata, RaggedMetadata
-from specdebug.engine.textbook.attention.planner import AttentionPlanner, DraftLayout, ExtendLayout, SequenceLayout
-from specdebug.engine.textbook.attention.workspace import ArenaWorkspace, EagerWorkspace, Workspace
+from specdebug.engine.textbook.attention.planner import (
+    AttentionPlanner,
+    DraftLayout,
+    ExtendLayout,
+    Metadata,
+    RaggedMetadata,
+    SequenceLayout,
+    Workspace,
+)
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
 
@@ -196,7 +201,7 @@ class Result:
 
 
 def eager(fill: str = "garbage") -> Workspace:
-    return EagerWorkspace(Scratch(FillPolicy(fill), CPU))  # type: ignore[arg-type]
+    return Scratch(FillPolicy(fill), CPU)  # type: ignore[arg-type]
 
 
 def static(planner: AttentionPlanner, declare: Declare) -> tuple[Workspace, Arena]:
@@ -204,7 +209,7 @@ def static(planner: AttentionPlanner, declare: Declare) -> tuple[Workspace, Aren
     layout = ArenaLayout(guards=True)
     declare(planner, layout)
     arena = layout.build(FillPolicy("garbage", seed=7), CPU)
-    return ArenaWorkspace(arena), arena
+    return arena, arena
 
 
 def attend(

@@ -7,10 +7,8 @@ import torch
 
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
 from specdebug.engine.errors import PlanAssertion
-from specdebug.engine.memory.arena import ArenaLayout
-from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.textbook.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
-from specdebug.engine.textbook.attention.workspace import ArenaWorkspace
+from specdebug.engine.memory.arena import ArenaLayout, FillPolicy
+from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata
 from tests.engine.attention.cases import (
     Case,
     World,
@@ -123,7 +121,7 @@ def test_a_table_too_narrow_is_an_assertion() -> None:
     layout = ArenaLayout(guards=False)
     layout.add("extend.page_table", (2, 3), torch.int32)
     layout.add("extend.cache_seqlens", (2,), torch.int32)
-    space = ArenaWorkspace(layout.build(FillPolicy("zeros"), torch.device("cpu")))
+    space = layout.build(FillPolicy("zeros"), torch.device("cpu"))
     with pytest.raises(PlanAssertion, match=r"extend\.page_table: needs 4, the buffer holds 3") as caught:
         planner.extend_uniform(world.layout, 1, space)
     assert caught.value.site == "attention.plan"

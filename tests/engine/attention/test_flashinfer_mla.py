@@ -7,9 +7,7 @@ import torch
 
 from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
 from specdebug.engine.errors import PlanAssertion
-from specdebug.engine.memory.arena import ArenaLayout
-from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.textbook.attention.workspace import ArenaWorkspace
+from specdebug.engine.memory.arena import ArenaLayout, FillPolicy
 from tests.engine.attention.cases import Case, build, draft_layout
 
 CPU = torch.device("cpu")
@@ -34,6 +32,6 @@ def test_a_row_too_short_for_the_batch_is_refused_before_it_is_overrun() -> None
     layout = ArenaLayout(guards=False)
     layout.add("draft.kv_indices", (2, 100), torch.int32)
     layout.add("draft.kv_indptr", (2, 7), torch.int32)
-    workspace = ArenaWorkspace(layout.build(FillPolicy("garbage"), CPU))
+    workspace = layout.build(FillPolicy("garbage"), CPU)
     with pytest.raises(PlanAssertion, match="a kv_indices row: needs 162, the buffer holds 100"):
         planner.draft_decode(draft_layout(world)[0], workspace)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdebug.engine.attention.triton import TritonPlanner
-from specdebug.engine.textbook.attention.metadata import RaggedMetadata
+from specdebug.engine.textbook.attention.planner import RaggedMetadata
 from tests.engine.attention.cases import (
     Case,
     build,

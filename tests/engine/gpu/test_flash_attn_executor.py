@@ -15,7 +15,7 @@ from specdebug.engine.gpu.flash_attn_executor import FlashAttnAttention, FlashAt
 from specdebug.engine.gpu.flash_attn_library import FlashAttention2, FlashAttention3, FlashAttnKernels
 from specdebug.engine.model.interface import StoredAttention
 from specdebug.engine.textbook.attention.executor import TorchAttention
-from specdebug.engine.textbook.attention.metadata import CascadeMetadata, Metadata, PagedMetadata
+from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from tests.engine.attention import cases as worlds
 from tests.engine.attention.cases import (

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from specdebug.engine.gpu import flashinfer_executor
 from specdebug.engine.gpu.flashinfer_executor import FlashInferExecutor
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.arena import FillPolicy
 from specdebug.engine.textbook.attention.executor import TorchAttention
 from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
-from specdebug.engine.textbook.attention.metadata import Metadata, RaggedMetadata
-from specdebug.engine.textbook.attention.workspace import Workspace
+from specdebug.engine.textbook.attention.planner import Metadata, RaggedMetadata, Workspace
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from tests.engine.attention.cases import (
     CPU,

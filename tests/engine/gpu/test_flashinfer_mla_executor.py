@@ -19,10 +19,10 @@ from specdebug.engine.errors import FlashInferError
 from specdebug.engine.gpu import flashinfer_mla_executor
 from specdebug.engine.gpu.flashinfer_library import LATENT, supports_latents
 from specdebug.engine.gpu.flashinfer_mla_executor import FlashInferMLAAttention, FlashInferMLAExecutor
-from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.mla_pool import MLAPool
+from specdebug.engine.memory.arena import FillPolicy
+from specdebug.engine.memory.kv_pool import MLAPool
 from specdebug.engine.textbook.attention.executor import TorchAttention
-from specdebug.engine.textbook.attention.metadata import Metadata, RaggedMetadata
+from specdebug.engine.textbook.attention.planner import Metadata, RaggedMetadata
 from tests.engine.attention.cases import CPU, Case, World, build, draft_layout, eager, random_tree
 from tests.engine.attention.fake_flashinfer import LatentKernels
 from tests.tolerance import rounding

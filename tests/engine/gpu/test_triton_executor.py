@@ -19,12 +19,11 @@ from specdebug.engine.attention.select import planner_class
 from specdebug.engine.attention.triton import TritonPlanner
 from specdebug.engine.gpu import triton_executor
 from specdebug.engine.gpu.triton_executor import TritonAttention
-from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.memory.kv_pool import KVPool
-from specdebug.engine.memory.mla_pool import MLAPool
+from specdebug.engine.memory.arena import FillPolicy
+from specdebug.engine.memory.kv_pool import KVPool, MLAPool
 from specdebug.engine.model.interface import StoredAttention
 from specdebug.engine.textbook.attention.executor import TorchAttention
-from specdebug.engine.textbook.attention.metadata import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
+from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from tests.engine.attention import cases as worlds
 from tests.engine.attention.cases import (

@@ -18,19 +18,23 @@ from specdebug.engine.graph.forward import EngineParts, StepForward
 from specdebug.engine.graph.runner import GraphRunner, GraphTable, launcher
 from specdebug.engine.graph.tables import draft_table, extend_table, verify_table
 from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs, verify_cache_locs
-from specdebug.engine.memory.fill import FillPolicy, Scratch
+from specdebug.engine.memory.arena import FillPolicy, Scratch
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
-from specdebug.engine.textbook.attention.workspace import EagerWorkspace
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
-from specdebug.engine.textbook.speculative.draft import DraftInputs, DraftLoop
-from specdebug.engine.textbook.speculative.extend import ExtendForward, ExtendInputs
+from specdebug.engine.textbook.speculative.draft import DraftInputs, DraftLoop, ExtendForward, ExtendInputs
 from specdebug.engine.textbook.speculative.verify import VerifyForward, VerifyInputs
 from specdebug.engine.textbook.target_worker import DecodeForward, DecodeInputs, decode_table
-from specdebug.engine.workers.frozen_kv_loop import FrozenKVInputs, FrozenKVLoop, frozen_kv_table, last_positions
-from specdebug.engine.workers.mtp_extend import LayerChain, MTPExtendForward, MTPExtendInputs, mtp_table
-from specdebug.engine.workers.mtp_state import MTPStateTable, RecentPositions
+from specdebug.engine.workers.frozen_kv import FrozenKVInputs, FrozenKVLoop, frozen_kv_table, last_positions
+from specdebug.engine.workers.mtp import (
+    LayerChain,
+    MTPExtendForward,
+    MTPExtendInputs,
+    MTPStateTable,
+    RecentPositions,
+    mtp_table,
+)
 from specdebug.engine.workers.registry import loader_of
 from specdebug.events import Observers
 from tests.engine.attention.cases import random_tree
@@ -75,7 +79,7 @@ class Bench(ABC):
         self.vocab = self.target.config.vocab_size
         self.req_to_token = ReqToToken(MAX_BS, 48 + self.config.row_headroom, fill=FillPolicy("garbage"), guards=True)
         self.planner = make_planner(self.config, self.req_to_token)
-        self.workspace = EagerWorkspace(Scratch(self.fill, CPU))
+        self.workspace = Scratch(self.fill, CPU)
         self.target_pool, self.draft_pool = self._pool(self.target.config), self._pool(self.draft)
         self.rows = torch.tensor([3, 5, 1, 4, 2])
         self.parts = EngineParts(self.config, self.planner, self.fill, torch.float32, CPU, Observers())
@@ -169,15 +173,7 @@ class DraftBench(Bench):
 
     def make(self) -> Any:
         spec, model = self.spec, self.draft
-        loop = DraftLoop(
-            model,
-            self.pool,
-            topk=spec.eagle_topk,
-            num_steps=spec.num_steps,
-            tree_size=spec.tree_size,
-            target_vocab_size=self.vocab,
-            observers=Observers(),
-        )
+        loop = DraftLoop(model, self.pool, spec, target_vocab_size=self.vocab, observers=Observers())
         topk = spec.eagle_topk
         logits = self.draw(MAX_BS, model.vocab_size)
         self.topk_p, self.topk_index = torch.softmax(logits, dim=-1).topk(topk, dim=-1)
@@ -262,17 +258,8 @@ class FrozenKVBench(Bench):
         super().__init__(lab, speculative={"algorithm": "FROZEN_KV_MTP", **(speculative or {})}, **options)
 
     def make(self) -> Any:
-        spec = self.spec
         self.pool = self.target_pool
-        loop = FrozenKVLoop(
-            self.draft,
-            self.pool,
-            topk=spec.eagle_topk,
-            num_steps=spec.num_steps,
-            tree_size=spec.tree_size,
-            target_vocab_size=self.vocab,
-            observers=Observers(),
-        )
+        loop = FrozenKVLoop(self.draft, self.pool, self.spec, target_vocab_size=self.vocab, observers=Observers())
         self.hidden = self.draw(MAX_BS, self.draft.hidden_size)
         return loop, frozen_kv_table(self.parts, loop)
 

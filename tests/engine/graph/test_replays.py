@@ -12,7 +12,7 @@ import torch
 
 from specdebug import async_probe
 from specdebug.engine.errors import IllegalAddress
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.arena import FillPolicy
 from specdebug.engine.textbook.speculative.verify import PreparedVerify, VerifyStage
 from tests.engine.conftest import Lab
 from tests.engine.graph.benches import (

@@ -9,8 +9,7 @@ import torch
 
 from specdebug.engine.graph.runner import StaticBuffer, StaticBuffers, padded_size
 from specdebug.engine.kernels.pointer import raw_block
-from specdebug.engine.memory.arena import ArenaLayout
-from specdebug.engine.memory.fill import FillMode, FillPolicy
+from specdebug.engine.memory.arena import ArenaLayout, FillMode, FillPolicy
 
 
 def _buffers(fill: FillMode = "zeros", *, guards: bool = True) -> StaticBuffers:
@@ -36,7 +35,7 @@ def test_inputs_metadata_and_outputs_lie_one_after_another() -> None:
     places = [buffers[name].data_ptr() for name in names]
     assert places == sorted(places)
     assert len({buffers[name].untyped_storage().data_ptr() for name in names}) == 1
-    assert buffers.workspace.take("m.indices", (1, 1), torch.int32).data_ptr() == places[2]
+    assert buffers.take("m.indices", (1, 1), torch.int32).data_ptr() == places[2]
     for name, victim in zip(names, [*names[1:], "end of arena"], strict=True):
         raw_block(buffers[name], buffers[name].numel(), 1, "test").fill_(3)
         assert [(v.buffer, v.victim) for v in buffers.check_guards()] == [(name, victim)]

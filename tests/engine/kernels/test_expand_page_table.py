@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from specdebug.engine.errors import IllegalAddress
 from specdebug.engine.kernels.expand_page_table import set_expand_page_table
-from specdebug.engine.memory.arena import Arena, ArenaLayout
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.arena import Arena, ArenaLayout, FillPolicy
 
 
 def _branches(page: int, tail: int, steps: int, rows: int) -> torch.Tensor:

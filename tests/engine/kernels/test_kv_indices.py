@@ -16,8 +16,7 @@ from specdebug.engine.kernels.kv_indices import (
     gather_page_table,
     generate_draft_decode_kv_indices,
 )
-from specdebug.engine.memory.arena import Arena, ArenaLayout
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.arena import Arena, ArenaLayout, FillPolicy
 
 ROWS, WIDTH, STRIDE = 6, 20, 23
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug.engine.kernels.pointer import flat_storage, raw_block
-from specdebug.engine.memory.arena import Arena, ArenaLayout
-from specdebug.engine.memory.fill import FillMode, FillPolicy
+from specdebug.engine.memory.arena import Arena, ArenaLayout, FillMode, FillPolicy
 
 CPU = torch.device("cpu")
 DTYPES = [torch.int64, torch.int32, torch.float32, torch.bfloat16, torch.bool, torch.uint8]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdebug.engine.memory.fill import FillMode, FillPolicy, Scratch
+from specdebug.engine.memory.arena import FillMode, FillPolicy, Scratch
 
 CPU = torch.device("cpu")
 INTS = [torch.int64, torch.int32, torch.int8, torch.uint8]

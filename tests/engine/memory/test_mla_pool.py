@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug import async_probe
-from specdebug.engine.memory.fill import FillMode, FillPolicy
-from specdebug.engine.memory.kv_pool import KVPool, kv_pool_of
-from specdebug.engine.memory.mla_pool import MLAPool
+from specdebug.engine.memory.arena import FillMode, FillPolicy
+from specdebug.engine.memory.kv_pool import KVPool, MLAPool, kv_pool_of
 
 LAYERS, LATENT, PART = 3, 4, 2
 WIDTH = LATENT + PART

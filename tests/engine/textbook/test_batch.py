@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.engine.textbook.batch import PrefillBatch
-from specdebug.engine.textbook.request import Request
+from specdebug.engine.textbook.request import PrefillBatch, Request
 from tests.engine.parts import Parts, make_config
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specdebug.engine import EngineConfig
 from specdebug.engine.config import round_up
-from specdebug.engine.textbook.reservation import OverReservation, StepReservation, reservation_of
+from specdebug.engine.textbook.scheduler import OverReservation, StepReservation, reservation_of
 
 
 def config_of(page: int, steps: int, topk: int, worker: str = "v1") -> EngineConfig:

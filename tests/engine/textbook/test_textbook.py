@@ -75,5 +75,5 @@ def test_a_run_is_the_textbook_and_what_it_names_around_it(lab: Lab, topk: int) 
     around = set(re.findall(r"`\.\./([\w.]+)/?`", README))
     assert {file.partition("/")[0] for file in found} <= around | {"textbook"}
     assert not [file for file in found if file.startswith(("gpu/", "kernels/triton/"))]
-    others = {"workers/protocol.py", "workers/drafter.py", "workers/registry.py"}
+    others = {"workers/protocol.py", "workers/registry.py"}
     assert {file for file in found if file.startswith("workers/")} <= others

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdebug.engine.config import round_up
 from specdebug.engine.textbook.request import Request
-from specdebug.engine.workers.step_slots import StepSlots
+from specdebug.engine.workers.v1 import StepSlots
 from tests.engine.parts import Parts, make_config
 
 

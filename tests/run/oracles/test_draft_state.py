@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specdebug.engine.model.eagle3 import Eagle3Draft
 from specdebug.engine.textbook.speculative import tree as selection
-from specdebug.engine.textbook.speculative.draft import DraftLoop
-from specdebug.engine.textbook.speculative.extend import ExtendForward, ExtendStage
+from specdebug.engine.textbook.speculative.draft import DraftLoop, ExtendForward
+from specdebug.engine.textbook.speculative.eagle import EagleDrafter
 from specdebug.engine.textbook.speculative.tree import TreeBuilder, VerifyTree
 from specdebug.events import Aborting
 from specdebug.run.oracles.draft_state import _path
@@ -100,11 +100,11 @@ def wrong_row(original: Any, self: ExtendForward, inputs: Any, *rest: Any) -> An
     return original(self, replace(inputs, accept_lengths=(inputs.accept_lengths - 1).clamp_min(1)), *rest)
 
 
-def other_request(original: Any, self: ExtendStage, rows: Tensor, start: Any) -> None:
+def other_request(original: Any, self: EagleDrafter, rows: Tensor, start: Any) -> None:
     original(self, rows, replace(start, hidden_states=start.hidden_states.roll(1, 0)))
 
 
-def stale(original: Any, self: ExtendStage, rows: Tensor, start: Any) -> None:
+def stale(original: Any, self: EagleDrafter, rows: Tensor, start: Any) -> None:
     kept = self.state.gather(rows)
     original(self, rows, replace(start, topk_index=kept.topk_index) if bool(kept.topk_p.any()) else start)
 
@@ -113,8 +113,8 @@ def stale(original: Any, self: ExtendStage, rows: Tensor, start: Any) -> None:
     ("owner", "name", "change", "tensor"),
     [
         (ExtendForward, "run", wrong_row, "hidden_states"),
-        (ExtendStage, "keep", other_request, "hidden_states"),
-        (ExtendStage, "keep", stale, "topk_index"),
+        (EagleDrafter, "keep", other_request, "hidden_states"),
+        (EagleDrafter, "keep", stale, "topk_index"),
     ],
 )
 @pytest.mark.parametrize("shape", [EAGLE, TREE], ids=["chain", "tree"])
@@ -128,7 +128,7 @@ def test_a_wrong_state_is_named(
 
 
 def test_each_step_a_wrong_state_is_found_in_the_step_that_stored_it(monkeypatch: Patch) -> None:
-    changed(monkeypatch, ExtendStage, "keep", other_request)
+    changed(monkeypatch, EagleDrafter, "keep", other_request)
     watched = Watched(EAGLE, spec={"each_step": True})
     found = watched.serve(prompts(40, 75), 14, until=lambda: bool(watched.found))
     assert [(each.step, each.site) for each in found] == [(1, "draft_state")] * 2
@@ -210,7 +210,7 @@ def test_siblings_that_are_not_best_first_are_seen(monkeypatch: Patch) -> None:
 
 
 def test_requests_under_way_are_compared_when_a_run_fails_or_they_are_aborted(monkeypatch: Patch) -> None:
-    changed(monkeypatch, ExtendStage, "keep", other_request)
+    changed(monkeypatch, EagleDrafter, "keep", other_request)
     watched = Watched(EAGLE)
     watched.serve(prompts(40, 75), 14, until=lambda: watched.steps == 3)
     assert watched.found == []

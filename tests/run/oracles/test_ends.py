@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from specdebug.engine.stop_strings import StopStrings
-from specdebug.engine.textbook.request import Request
+from specdebug.engine.textbook.request import Request, StopStrings
 from specdebug.events import AllServed, Stepped
 from specdebug.run.oracles.base import Bench
 from specdebug.run.oracles.ends import Ends

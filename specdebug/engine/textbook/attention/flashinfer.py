@@ -11,17 +11,18 @@ from specdebug.async_probe import grouped, maybe_detect_oob
 from specdebug.engine.kernels.kv_indices import create_kv_indices, generate_draft_decode_kv_indices
 from specdebug.engine.kernels.tree_mask import flat_tree_mask
 from specdebug.engine.memory.arena import ArenaLayout
-from specdebug.engine.textbook.attention.metadata import Metadata, RaggedMetadata
 from specdebug.engine.textbook.attention.planner import (
     AttentionPlanner,
     DraftLayout,
     ExtendLayout,
+    Metadata,
+    RaggedMetadata,
     SequenceLayout,
+    Workspace,
     assert_fits,
     indptr,
     query_indptr,
 )
-from specdebug.engine.textbook.attention.workspace import Workspace
 
 
 class FlashInferPlanner(AttentionPlanner):

@@ -1,6 +1,8 @@
-"""The planner interface: one planner per metadata family declares and fills its static buffers.
+"""The planner interface: what a batch is planned from, the metadata that a plan is, and the memory where it lies.
 
-Symbols: B sequences, L committed length, K topk, S num_steps, T tree nodes, P page size.
+Metadata is all that attention kernels are handed: ragged index lists or page tables, as upstream. Nothing in it knows
+requests or trees. Symbols: B sequences (for drafting: one per branch), L committed length, K topk, S num_steps, T tree
+nodes, P page size.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,9 +18,74 @@ from torch import Tensor
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.errors import PlanAssertion
 from specdebug.engine.memory.arena import ArenaLayout
-from specdebug.engine.textbook.attention.metadata import Metadata
-from specdebug.engine.textbook.attention.workspace import Workspace
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
+
+
+@dataclass(frozen=True)
+class RaggedMetadata:
+    """FlashInfer and Triton: sequence ``b`` attends slots ``kv_indices[kv_indptr[b] : kv_indptr[b + 1]]``.
+
+    kv_indptr: int32 [B + 1]. kv_indices: int32 (FlashInfer) or int64 (Triton), 1-D, kv_indptr[-1] or longer.
+    qo_indptr: int32 [B + 1], rows of q; ``q_len`` is set when all sequences have that many queries.
+    causal: without a custom mask, query i of n sees the first kv_len - n + i + 1 keys; always so for prefills
+    (``q_len`` None).
+    custom_mask: bool, flat; sequence b holds q_len × kv_len_b bits starting at ``mask_indptr[b]`` (int64).
+    num_kv_splits: int32 [B], Triton's split-KV decode: how many partial passes are merged by log-sum-exp.
+    kv_lens_host, q_lens_host: keys and queries per sequence as the host knows them, padding rows included, for
+    libraries that schedule on the host. What a kernel attends is what the device tensors say.
+    kv_lens_exact: ``kv_lens_host`` are the lengths; otherwise they may be bounds on them, as of a step begun ahead.
+    """
+
+    kv_indptr: Tensor
+    kv_indices: Tensor
+    qo_indptr: Tensor
+    q_len: int | None
+    causal: bool = True
+    custom_mask: Tensor | None = None
+    mask_indptr: Tensor | None = None
+    num_kv_splits: Tensor | None = None
+    kv_lens_host: tuple[int, ...] | None = None
+    kv_lens_exact: bool = False
+    q_lens_host: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class PagedMetadata:
+    """FlashAttention-3: sequence ``b`` attends the first ``cache_seqlens[b]`` slots of its pages.
+
+    page_table: int32 [B, W] ids of pages of ``page_size`` slots (1: the table holds slots).
+    cache_seqlens: int32 [B]. cu_seqlens_q: int32 [B + 1], rows of q. q_len, causal: as above.
+    """
+
+    page_table: Tensor
+    cache_seqlens: Tensor
+    cu_seqlens_q: Tensor
+    q_len: int | None
+    page_size: int
+    causal: bool = True
+
+
+@dataclass(frozen=True)
+class CascadeMetadata:
+    """Two passes over disjoint keys merged by log-sum-exp: a shared prefix, then each query's own branch."""
+
+    prefix: PagedMetadata
+    expand: PagedMetadata
+
+
+Metadata = RaggedMetadata | PagedMetadata | CascadeMetadata
+
+
+def with_host_lens(metadata: Metadata, kv_lens: tuple[int, ...]) -> Metadata:
+    """Add what the host has come to know of the keys per sequence; page tables have no place for it."""
+    return replace(metadata, kv_lens_host=kv_lens) if isinstance(metadata, RaggedMetadata) else metadata
+
+
+class Workspace(Protocol):
+    """Memory for metadata, by name: fresh for an eager batch, static for a graph."""
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Give a buffer of ``shape``, or the larger static one declared under ``name``; content undefined."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +139,7 @@ class DraftLayout:
 
 
 class AttentionPlanner(ABC):
-    """Builds metadata for one engine configuration; stateless between calls.
+    """Builds metadata for one engine configuration, and declares and fills its static buffers; stateless between calls.
 
     Lengths come twice: on the device for kernels, and as the host knows them (``*_cpu``), so that sizing buffers never
     waits for the device.
@@ -83,9 +151,9 @@ class AttentionPlanner(ABC):
         self.context_length = config.context_length
         self.num_slots = config.usable_slots
         spec = config.speculative
-        self.topk = spec.eagle_topk if spec else 1
-        self.num_steps = spec.num_steps if spec else 1
-        self.tree_size = spec.tree_size if spec else 1
+        self.topk, self.num_steps, self.tree_size = (
+            (spec.eagle_topk, spec.num_steps, spec.tree_size) if spec else (1, 1, 1)
+        )
         self._forward_number = torch.arange(1, self.num_steps + 1, device=req_to_token.table.device).unsqueeze(1)
 
     @property

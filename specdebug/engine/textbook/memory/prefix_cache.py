@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specdebug.async_probe import maybe_detect_page_aligned
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.textbook.memory.kv_memory import KVMemory
+from specdebug.engine.textbook.memory.allocator import KVMemory
 from specdebug.engine.textbook.memory.radix_cache import RadixCache, RadixKey, beyond
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
 from specdebug.engine.textbook.request import Request

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.kernels.pointer import raw_block
-from specdebug.engine.memory.arena import GuardViolation
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.arena import FillPolicy, GuardViolation
 
 PADDING_ROW = 0
 _GUARD_COLUMNS = 16

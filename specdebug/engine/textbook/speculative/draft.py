@@ -1,7 +1,8 @@
-"""Stage 1, draft: S selections and S - 1 draft forwards grow candidates from the last accepted position.
+"""Stage 1, draft: S selections and S - 1 draft forwards grow candidates from the last accepted position. Stage 6, draft
+extend: one draft forward over the accepted tokens, whose top-k at the last of them are the roots of the next tree.
 
-The roots come from the state that the last step left, which is kept on the device and indexed by ``req_pool_indices``
-(row 0 is padding); the host mirrors only lengths that it needs for allocation. ``tree.py`` says which candidates go on.
+What one step leaves for the next is kept on the device and indexed by ``req_pool_indices`` (row 0 is padding); the host
+mirrors only lengths that it needs for allocation. ``tree.py`` says which candidates go on.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import grouped, maybe_detect_nonfinite, maybe_detect_oob, maybe_detect_page_aligned
-from specdebug.engine.graph.forward import ForwardLauncher, Inputs, StepForward
-from specdebug.engine.kernels.cache_locs import DraftCacheLocs, assign_draft_cache_locs
+from specdebug.async_probe import grouped, maybe_detect_nonfinite, maybe_detect_oob
+from specdebug.engine.config import SpeculativeConfig
+from specdebug.engine.graph.forward import Inputs, StepForward
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel, LayerAttention
-from specdebug.engine.textbook.attention.metadata import Metadata
-from specdebug.engine.textbook.attention.planner import AttentionPlanner, DraftLayout
-from specdebug.engine.textbook.attention.workspace import Workspace
-from specdebug.engine.textbook.speculative.tree import DraftCandidates, Roots, Selection, per_branch
-from specdebug.engine.workers.protocol import WorkerParts
+from specdebug.engine.textbook.attention.planner import (
+    AttentionPlanner,
+    DraftLayout,
+    Metadata,
+    SequenceLayout,
+    Workspace,
+)
+from specdebug.engine.textbook.speculative.accept import last_accepted_rows
+from specdebug.engine.textbook.speculative.tree import DraftCandidates, Roots, Selection, per_branch, top_k_probs
 from specdebug.events import DraftForward, Forward, Observers
 
 
@@ -91,28 +96,16 @@ class DraftPasses(StepForward[Inputs, DraftCandidates]):
         self,
         model: DraftModel,
         pool: KVPool,
+        spec: SpeculativeConfig,
         *,
-        topk: int,
-        num_steps: int,
-        tree_size: int,
         target_vocab_size: int,
         observers: Observers,
     ) -> None:
-        self.model = model
-        self.pool = pool
-        self.topk = topk
-        self.num_steps = num_steps
-        self.tree_size = tree_size
+        self.model, self.pool = model, pool
+        self.topk, self.num_steps, self.tree_size = spec.eagle_topk, spec.num_steps, spec.tree_size
         self.target_vocab_size = target_vocab_size
         self._observers = observers
-        self._selection = Selection(
-            topk=topk,
-            num_steps=num_steps,
-            tree_size=tree_size,
-            target_vocab_size=target_vocab_size,
-            to_target_ids=model.to_target_ids,
-            device=pool.device,
-        )
+        self._selection = Selection(spec, target_vocab_size, model.to_target_ids, pool.device)
 
     def _read_out(self, number: int, tokens: Tensor, parents: Tensor, hidden: Tensor) -> Tensor:
         """The logits [B·K, Vd] of pass ``number``, which computed hidden [B·K, Hd] of tokens (int64 [B·K]), whose
@@ -159,7 +152,8 @@ class DraftLoop(DraftPasses[DraftInputs]):
             hidden, lengths = per_branch(hidden, self.topk), per_branch(lengths, self.topk)
 
         def forward(step: int, tokens: Tensor, hidden: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-            return self._forward(step, tokens, hidden, inputs, lengths, parents, attentions[step])
+            hidden = self._forward(step, tokens, hidden, inputs, lengths, attentions[step])
+            return self._read_out(step, tokens, parents, hidden), hidden
 
         roots = Roots(inputs.topk_p, self.model.to_target_ids(inputs.topk_index), hidden)
         candidates = self._selection.grow(roots, forward)
@@ -174,64 +168,64 @@ class DraftLoop(DraftPasses[DraftInputs]):
         hidden: Tensor,
         inputs: DraftInputs,
         lengths: Tensor,
-        parents: Tensor,
         attention: LayerAttention,
-    ) -> tuple[Tensor, Tensor]:
-        """One draft forward at positions L + step: logits [B·K, Vd], hidden [B·K, Hd]. lengths: int64 [B·K], L of each
-        branch, from ``seq_lens`` and not from ``positions``. parents: int64 [B, K], branches that ``hidden`` is of."""
+    ) -> Tensor:
+        """One draft forward at positions L + step: hidden [B·K, Hd]. lengths: int64 [B·K], L of each branch, from
+        ``seq_lens`` and not from ``positions``."""
         positions = inputs.positions + step
         with grouped():
             maybe_detect_oob(positions, step, step + 1, "draft.forward.positions", relative_to=lengths)
             maybe_detect_oob(tokens, 0, self.target_vocab_size, "draft.forward.input_ids")
-        hidden = self.model.forward(tokens, positions, hidden, attention)
-        return self._read_out(step, tokens, parents, hidden), hidden
+        return self.model.forward(tokens, positions, hidden, attention)
 
 
-@dataclass(frozen=True, eq=False)
-class DraftStage:
-    """Drafts for a batch from the state of the last step, into slots that its requests hold in reserve."""
+@dataclass(frozen=True)
+class ExtendInputs:
+    """input_ids, positions, out_cache_loc: int64 [B·T]. features: [B·T, F]. accept_lengths, req_pool_indices,
+    seq_lens (L before the step): int64 [B]."""
 
-    parts: WorkerParts
-    loop: ForwardLauncher[DraftInputs, DraftCandidates]
+    input_ids: Tensor
+    positions: Tensor
+    out_cache_loc: Tensor
+    features: Tensor
+    accept_lengths: Tensor
+    req_pool_indices: Tensor
+    seq_lens: Tensor
 
-    def run(self, rows: Tensor, state: DraftState, verify_slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
-        """rows: int64 [B]. verify_slots: int64 [B·T]. Lengths are at most ``lens_cpu``."""
-        return self.run_on(rows, state, self._slots(rows, state.seq_lens, verify_slots), lens_cpu)
 
-    def run_on(
-        self, rows: Tensor, state: DraftState, locs: DraftCacheLocs, lens_cpu: tuple[int, ...]
-    ) -> DraftCandidates:
-        """:meth:`run` on slots that are known."""
-        parts, topk = self.parts, self.parts.spec.eagle_topk
-        with grouped():
-            maybe_detect_oob(state.bonus, 0, parts.vocab_size, "draft.bonus")
-            maybe_detect_oob(locs.out_cache_loc, 0, parts.pools.draft.size, "draft.out_cache_loc")
-        self._copy_prefix_tails(rows, state.seq_lens, locs)
-        positions = state.seq_lens.repeat_interleave(topk) if topk > 1 else state.seq_lens
-        inputs = DraftInputs(
-            state.topk_p, state.topk_index, state.hidden_states, rows, state.seq_lens, positions, locs.out_cache_loc
-        )
-        return self.loop.run(inputs, lens_cpu)
+@dataclass(frozen=True)
+class ExtendOutputs:
+    """The start of the next draft loop: topk_p, topk_index [B, K]; hidden_states [B, Hd]."""
 
-    def _slots(self, rows: Tensor, seq_lens: Tensor, verify_slots: Tensor) -> DraftCacheLocs:
-        """Slots of the draft loop. A chain continues the row, so they are the first ones of the verify."""
-        spec = self.parts.spec
-        if spec.eagle_topk == 1:
-            return DraftCacheLocs(verify_slots.view(rows.numel(), -1)[:, : spec.num_steps], None, None)
-        return assign_draft_cache_locs(
-            self.parts.pools.req_to_token.table,
-            rows,
-            seq_lens,
-            topk=spec.eagle_topk,
-            num_steps=spec.num_steps,
-            page_size=self.parts.config.page_size,
-        )
+    topk_p: Tensor
+    topk_index: Tensor
+    hidden_states: Tensor
 
-    def _copy_prefix_tails(self, rows: Tensor, seq_lens: Tensor, locs: DraftCacheLocs) -> None:
-        """Give every branch a copy of the page that the prefix ends in, where branches own whole pages."""
-        if locs.dup_src is None or locs.dup_tgt is None:
-            return
-        pools, page_size = self.parts.pools, self.parts.config.page_size
-        tail_start = pools.req_to_token.table[rows, seq_lens - seq_lens % page_size]
-        maybe_detect_page_aligned(tail_start, page_size, "draft.prefix_tail")
-        pools.draft.move_kv_cache(locs.dup_tgt, locs.dup_src)
+
+class ExtendForward(StepForward[ExtendInputs, ExtendOutputs]):
+    """One draft forward over accepted tokens. Every request has T rows, whatever it accepted: those past the accepted
+    ones are computed and not read."""
+
+    name: Forward = "draft_extend"
+
+    def __init__(self, model: DraftModel, pool: KVPool, *, topk: int, tree_size: int) -> None:
+        self.model, self.pool = model, pool
+        self.topk, self.tree_size = topk, tree_size
+
+    def plan(
+        self, planner: AttentionPlanner, inputs: ExtendInputs, lens: tuple[int, ...], workspace: Workspace, slack: int
+    ) -> list[Metadata]:
+        batch = SequenceLayout(inputs.req_pool_indices, inputs.seq_lens, lens, slack)
+        return [planner.extend_uniform(batch, self.tree_size, workspace)]
+
+    def run(self, inputs: ExtendInputs, attentions: Sequence[LayerAttention]) -> ExtendOutputs:
+        features = self.model.project(inputs.features)
+        hidden = self.model.forward(inputs.input_ids, inputs.positions, features, attentions[0])
+        return self.read_out(hidden.index_select(0, last_accepted_rows(inputs.accept_lengths, self.tree_size)))
+
+    def read_out(self, hidden: Tensor) -> ExtendOutputs:
+        """hidden [B, Hd] at each request's last position."""
+        logits = self.model.logits(hidden)
+        maybe_detect_nonfinite(logits, "draft_extend.logits")
+        topk_p, topk_index = top_k_probs(logits, self.topk)
+        return ExtendOutputs(topk_p, topk_index, hidden)

@@ -1,4 +1,4 @@
-"""Drafting with an EAGLE or EAGLE-3 head: a loop of draft forwards, and one over the accepted tokens."""
+"""Stages 1 and 6 with an EAGLE or EAGLE-3 head: a loop of draft forwards, and one over the accepted tokens."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
+from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob, maybe_detect_page_aligned
 from specdebug.engine.graph.runner import launcher
 from specdebug.engine.graph.tables import draft_table, extend_table
-from specdebug.engine.kernels.cache_locs import DraftCacheLocs
+from specdebug.engine.kernels.cache_locs import DraftCacheLocs, assign_draft_cache_locs
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel
 from specdebug.engine.textbook.attention.planner import ExtendLayout, SequenceLayout
-from specdebug.engine.textbook.batch import PrefillBatch
-from specdebug.engine.textbook.request import Request
-from specdebug.engine.textbook.speculative.commit import Compacted
-from specdebug.engine.textbook.speculative.draft import DraftLoop, DraftStage, DraftState, DraftStateTable
-from specdebug.engine.textbook.speculative.extend import ExtendForward, ExtendOutputs, ExtendStage
+from specdebug.engine.textbook.request import PrefillBatch, Request
+from specdebug.engine.textbook.speculative.accept import Compacted
+from specdebug.engine.textbook.speculative.draft import (
+    DraftInputs,
+    DraftLoop,
+    DraftState,
+    DraftStateTable,
+    ExtendForward,
+    ExtendInputs,
+    ExtendOutputs,
+)
 from specdebug.engine.textbook.speculative.tree import DraftCandidates
-from specdebug.engine.workers.drafter import AcceptedRows, DrafterParts
+from specdebug.engine.workers.protocol import AcceptedRows, DrafterParts
 
 
 class EagleDrafter:
@@ -30,8 +36,7 @@ class EagleDrafter:
         worker, workspace = parts.worker, parts.workspace
         spec, pool, attention = worker.spec, worker.pools.draft, worker.attention.draft
         self.model = draft = cast(DraftModel, worker.draft)  # an EAGLE loader made it
-        self._parts = worker
-        self._workspace = workspace
+        self._parts, self._pool, self._workspace = worker, pool, workspace
         self.state = DraftStateTable(
             worker.config.max_running_requests,
             topk=spec.eagle_topk,
@@ -39,66 +44,110 @@ class EagleDrafter:
             dtype=worker.dtype,
             device=worker.device,
         )
-        self.loop = loop = DraftLoop(
-            draft,
-            pool,
-            topk=spec.eagle_topk,
-            num_steps=spec.num_steps,
-            tree_size=spec.tree_size,
-            target_vocab_size=worker.vocab_size,
-            observers=worker.observers,
-        )
-        extend = ExtendForward(draft, pool, topk=spec.eagle_topk, tree_size=spec.tree_size)
-        table = None if parts.ragged_extend else extend_table(worker, extend, worker.vocab_size)
-        drafts = launcher(worker, loop, attention, workspace, draft_table(worker, loop))
-        extends = launcher(worker, extend, attention, workspace, table)
-        self.draft_runner, self.extend_runner = drafts.runner, extends.runner
-        self._draft = DraftStage(worker, drafts)
-        self._extend = ExtendStage(worker, extend, extends, self.state)
+        self.loop = DraftLoop(draft, pool, spec, target_vocab_size=worker.vocab_size, observers=worker.observers)
+        self._forward = ExtendForward(draft, pool, topk=spec.eagle_topk, tree_size=spec.tree_size)
+        table = None if parts.ragged_extend else extend_table(worker, self._forward, worker.vocab_size)
+        self._drafts = launcher(worker, self.loop, attention, workspace, draft_table(worker, self.loop))
+        self._extends = launcher(worker, self._forward, attention, workspace, table)
+        self.draft_runner, self.extend_runner = self._drafts.runner, self._extends.runner
 
     def draft(self, rows: Tensor, state: DraftState, slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
-        return self._draft.run(rows, state, slots, lens_cpu)
+        """Stage 1, into slots that requests hold in reserve: a chain continues the row, so it takes the first ones of
+        the verify."""
+        spec, parts = self._parts.spec, self._parts
+        if spec.eagle_topk == 1:
+            locs = DraftCacheLocs(slots.view(rows.numel(), -1)[:, : spec.num_steps], None, None)
+        else:
+            locs = assign_draft_cache_locs(
+                parts.pools.req_to_token.table,
+                rows,
+                state.seq_lens,
+                topk=spec.eagle_topk,
+                num_steps=spec.num_steps,
+                page_size=parts.config.page_size,
+            )
+        return self.draft_into(rows, state, locs, lens_cpu)
 
     def draft_into(
         self, rows: Tensor, state: DraftState, locs: DraftCacheLocs, lens_cpu: tuple[int, ...]
     ) -> DraftCandidates:
-        return self._draft.run_on(rows, state, locs, lens_cpu)
+        topk = self._parts.spec.eagle_topk
+        with grouped():
+            maybe_detect_oob(state.bonus, 0, self._parts.vocab_size, "draft.bonus")
+            maybe_detect_oob(locs.out_cache_loc, 0, self._pool.size, "draft.out_cache_loc")
+        self._copy_prefix_tails(rows, state.seq_lens, locs)
+        positions = state.seq_lens.repeat_interleave(topk) if topk > 1 else state.seq_lens
+        inputs = DraftInputs(
+            state.topk_p, state.topk_index, state.hidden_states, rows, state.seq_lens, positions, locs.out_cache_loc
+        )
+        return self._drafts.run(inputs, lens_cpu)
+
+    def _copy_prefix_tails(self, rows: Tensor, seq_lens: Tensor, locs: DraftCacheLocs) -> None:
+        """Give every branch a copy of the page that the prefix ends in, where branches own whole pages."""
+        if locs.dup_src is None or locs.dup_tgt is None:
+            return
+        page_size = self._parts.config.page_size
+        tail_start = self._parts.pools.req_to_token.table[rows, seq_lens - seq_lens % page_size]
+        maybe_detect_page_aligned(tail_start, page_size, "draft.prefix_tail")
+        self._pool.move_kv_cache(locs.dup_tgt, locs.dup_src)
 
     def extend(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
-        self._extend.run(batch, compacted, slots)
+        nodes = torch.arange(self._parts.spec.tree_size, device=self._parts.device)
+        self._probe_inputs(compacted)
+        inputs = ExtendInputs(
+            input_ids=compacted.predict,
+            positions=(batch.seq_lens.unsqueeze(1) + nodes).view(-1),
+            out_cache_loc=slots,
+            features=compacted.features,
+            accept_lengths=compacted.accept_lengths,
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens,
+        )
+        start = self._extends.run(inputs, batch.seq_lens_cpu)
+        with grouped():
+            self._pool.probe_written(slots)
+            self.keep(batch.req_pool_indices, start)
 
     def extend_accepted(self, compacted: Compacted, accepted: AcceptedRows) -> None:
-        self._extend.probe_inputs(compacted)
+        self._probe_inputs(compacted)
         input_ids, features = (each.index_select(0, accepted.rows) for each in (compacted.predict, compacted.features))
-        hidden = self._forward(accepted.layout, input_ids, accepted.positions, features, accepted.slots)
-        self._parts.pools.draft.probe_written(accepted.slots)
-        self._extend.keep(accepted.layout.req_pool_indices, self._read_out(hidden, accepted.last))
+        hidden = self._run(accepted.layout, input_ids, accepted.positions, features, accepted.slots)
+        self._pool.probe_written(accepted.slots)
+        self.keep(accepted.layout.req_pool_indices, self._forward.read_out(hidden[accepted.last]))
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
         for request in batch.requests:
-            prepare_cached_prefix(request, self._parts.pools.draft)
-        tail = self._tail_tokens(batch, next_ids)
+            prepare_cached_prefix(request, self._pool)
+        tail, last = self._tail_tokens(batch, next_ids), batch.last_rows()
         input_ids = torch.roll(batch.input_ids, -1)
-        input_ids[batch.last_rows()] = tail
+        input_ids[last] = tail
         maybe_detect_oob(input_ids, 0, self._parts.vocab_size, "draft_prefill.input_ids")
-        hidden = self._forward(batch.layout(), input_ids, batch.positions, features, batch.out_cache_loc)
+        hidden = self._run(batch.layout(), input_ids, batch.positions, features, batch.out_cache_loc)
         with grouped():
-            self._parts.pools.draft.probe_written(batch.out_cache_loc)
+            self._pool.probe_written(batch.out_cache_loc)
             maybe_detect_nan(hidden, "draft_prefill.hidden_states")
-        self._extend.keep(batch.req_pool_indices, self._read_out(hidden, batch.last_rows()))
+        self.keep(batch.req_pool_indices, self._forward.read_out(hidden[last]))
 
-    def _forward(
+    def _run(
         self, layout: ExtendLayout, input_ids: Tensor, positions: Tensor, features: Tensor, slots: Tensor
     ) -> Tensor:
         """One draft forward over chunks of any length, one after another: hidden [Σext, Hd]."""
-        parts = self._parts
-        metadata = parts.planner.extend(layout, self._workspace)
-        attention = parts.attention.draft.bind(metadata, parts.pools.draft, slots)
+        metadata = self._parts.planner.extend(layout, self._workspace)
+        attention = self._parts.attention.draft.bind(metadata, self._pool, slots)
         return self.model.forward(input_ids, positions, self.model.project(features), attention)
 
-    def _read_out(self, hidden: Tensor, last: Tensor) -> ExtendOutputs:
-        """The start of the next draft, read at rows ``last`` (int64 [B]), one of each request."""
-        return self._extend.forward.read_out(hidden[last])
+    def _probe_inputs(self, compacted: Compacted) -> None:
+        """Probe what is about to be embedded and projected."""
+        with grouped():
+            maybe_detect_oob(compacted.predict, 0, self._parts.vocab_size, "draft_extend.input_ids")
+            maybe_detect_nan(compacted.features, "draft_extend.features")
+
+    def keep(self, rows: Tensor, start: ExtendOutputs) -> None:
+        """Store the start of these rows' next draft loop."""
+        with grouped():
+            maybe_detect_nan(start.topk_p, "draft_extend.topk_p")
+            maybe_detect_oob(start.topk_index, 0, self.model.vocab_size, "draft_extend.topk_index")
+        self.state.store_draft(rows, start.topk_p, start.topk_index, start.hidden_states)
 
     def _tail_tokens(self, batch: PrefillBatch, next_ids: Tensor) -> Tensor:
         """The token after each chunk: the sampled one; on a non-final chunk the prompt's own next token."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
+from specdebug.engine.config import SpeculativeConfig
 from specdebug.engine.kernels.argmax import argmax, softmax_top1
 from specdebug.engine.kernels.build_tree import build_tree
 from specdebug.engine.kernels.softmax_topk import softmax_topk
@@ -67,23 +68,18 @@ class Selection:
 
     def __init__(
         self,
-        *,
-        topk: int,
-        num_steps: int,
-        tree_size: int,
+        spec: SpeculativeConfig,
         target_vocab_size: int,
         to_target_ids: Callable[[Tensor], Tensor],
         device: torch.device,
     ) -> None:
-        self.topk = topk
-        self.num_steps = num_steps
-        self.tree_size = tree_size
+        self.topk, self.num_steps, self.tree_size = spec.eagle_topk, spec.num_steps, spec.tree_size
         self.target_vocab_size = target_vocab_size
         self._to_target_ids = to_target_ids
-        self._chain_parents = torch.arange(-1, num_steps - 1 if num_steps > 1 else -1, device=device)
-        self._chain_order = torch.arange(num_steps, device=device)
-        self._roots = torch.arange(-1, topk, device=device)
-        self._branches = torch.arange(topk, device=device).unsqueeze(0)
+        self._chain_parents = torch.arange(-1, self.num_steps - 1 if self.num_steps > 1 else -1, device=device)
+        self._chain_order = torch.arange(self.num_steps, device=device)
+        self._roots = torch.arange(-1, self.topk, device=device)
+        self._branches = torch.arange(self.topk, device=device).unsqueeze(0)
 
     def branches(self, batch: int) -> Tensor:
         """int64 [B, K]: every branch itself."""
@@ -91,10 +87,9 @@ class Selection:
 
     def grow(self, roots: Roots, forward: Forward) -> DraftCandidates:
         """Select from ``roots``, then S - 1 times from what a forward says of the branches kept."""
-        return self._chain(roots, forward) if self.topk == 1 else self._tree(roots, forward)
-
-    def _chain(self, roots: Roots, forward: Forward) -> DraftCandidates:
-        """topk 1: no scores to compare, the tree is the chain itself."""
+        if self.topk > 1:
+            return self._tree(roots, forward)
+        # no scores to compare: the tree is the chain itself
         batch, hidden, tokens = roots.tokens.shape[0], roots.hidden, roots.tokens.view(-1)
         chain, itself = [tokens], self.branches(batch)
         for step in range(self.num_steps - 1):

@@ -17,9 +17,13 @@ from specdebug.engine.graph.runner import Planned, padded_lens
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.textbook.attention.metadata import Metadata, with_host_lens
-from specdebug.engine.textbook.attention.planner import AttentionPlanner, SequenceLayout
-from specdebug.engine.textbook.attention.workspace import Workspace
+from specdebug.engine.textbook.attention.planner import (
+    AttentionPlanner,
+    Metadata,
+    SequenceLayout,
+    Workspace,
+    with_host_lens,
+)
 from specdebug.engine.textbook.speculative.tree import VerifyTree
 from specdebug.engine.workers.protocol import WorkerParts
 from specdebug.events import Forward

@@ -1,4 +1,4 @@
-"""One EAGLE iteration: draft, tree, verify, accept, commit, draft extend, each in the file of its name.
+"""One EAGLE iteration: draft, tree, verify, accept, commit, draft extend.
 
 The target's output decides every emitted token; a mistake of the draft only costs accepted length.
 """
@@ -17,18 +17,13 @@ from specdebug.engine.device import Readback, upload
 from specdebug.engine.graph.runner import Runners, capture, launcher
 from specdebug.engine.graph.tables import verify_table
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
-from specdebug.engine.memory.arena import GuardViolation
-from specdebug.engine.memory.fill import Scratch
+from specdebug.engine.memory.arena import GuardViolation, Scratch
 from specdebug.engine.textbook.attention.planner import SequenceLayout
-from specdebug.engine.textbook.attention.workspace import EagerWorkspace
-from specdebug.engine.textbook.batch import PrefillBatch
-from specdebug.engine.textbook.request import Request
-from specdebug.engine.textbook.speculative.accept import Acceptance, accept
-from specdebug.engine.textbook.speculative.commit import Compacted, commit_kv, compact_accepted
+from specdebug.engine.textbook.request import PrefillBatch, Request
+from specdebug.engine.textbook.speculative.accept import Acceptance, Compacted, accept, commit_kv, compact_accepted
 from specdebug.engine.textbook.speculative.tree import TreeBuilder, VerifyTree
 from specdebug.engine.textbook.speculative.verify import PreparedVerify, VerifyForward, VerifyStage
-from specdebug.engine.workers.drafter import Drafter, DrafterParts, StateTable
-from specdebug.engine.workers.protocol import WorkerParts
+from specdebug.engine.workers.protocol import Drafter, DrafterParts, StateTable, WorkerParts
 from specdebug.engine.workers.registry import drafter_of
 from specdebug.events import AheadDropped, Decided, StageEntered
 
@@ -49,13 +44,12 @@ class StagedWorker(Generic[AnyDrafter]):
         self.drafts_ahead = False
         self._parts = parts
         self._scratch = Scratch(parts.fill, device)
-        workspace = EagerWorkspace(self._scratch)
-        made_with = DrafterParts(parts, workspace, ragged_extend=self.ragged_extend)
+        made_with = DrafterParts(parts, self._scratch, ragged_extend=self.ragged_extend)
         self.drafter: AnyDrafter = drafter_of(spec.algorithm)(made_with)
         self._tree_builder = TreeBuilder(topk=spec.eagle_topk, tree_size=spec.tree_size, device=device)
         verify = VerifyForward(parts.target, parts.pools.target, draft.aux_layers, draft.target_feature_size)
         table = verify_table(parts, verify, spec.tree_size)
-        verifies = launcher(parts, verify, parts.attention.target, workspace, table)
+        verifies = launcher(parts, verify, parts.attention.target, self._scratch, table)
         self.runners = Runners(self.drafter.draft_runner, verifies.runner, self.drafter.extend_runner)
         capture(self.runners.all, device)
         self._verify = VerifyStage(parts, verifies)

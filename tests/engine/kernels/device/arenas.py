@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.kernels.pointer import flat_storage
-from specdebug.engine.memory.arena import Arena, ArenaLayout
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.arena import Arena, ArenaLayout, FillPolicy
 
 
 def twin_arenas(device: torch.device, **buffers: tuple[tuple[int, ...], torch.dtype]) -> tuple[Arena, Arena]:

@@ -18,10 +18,16 @@ from specdebug.engine.kernels.kv_indices import (
     generate_draft_decode_kv_indices,
 )
 from specdebug.engine.kernels.tree_mask import flat_tree_mask
-from specdebug.engine.memory.fill import FillPolicy, Scratch
+from specdebug.engine.memory.arena import FillPolicy, Scratch
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
-from specdebug.engine.textbook.speculative.accept import Acceptance, accept_greedy, accept_sampling
-from specdebug.engine.textbook.speculative.commit import compact_accept_to_front, compact_chain, get_src_tgt_cache_loc
+from specdebug.engine.textbook.speculative.accept import (
+    Acceptance,
+    accept_greedy,
+    accept_sampling,
+    compact_accept_to_front,
+    compact_chain,
+    get_src_tgt_cache_loc,
+)
 from specdebug.engine.textbook.speculative.tree import DraftCandidates, TreeBuilder
 
 pytestmark = [

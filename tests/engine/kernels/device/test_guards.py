@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdebug.engine.memory.arena import ArenaLayout
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.arena import ArenaLayout, FillPolicy
 
 
 def test_every_region_reports_its_first_last_and_number_of_damaged_bytes(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine.attention.select import planner_class
 from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
-from specdebug.engine.textbook.attention.metadata import Metadata, PagedMetadata, RaggedMetadata
+from specdebug.engine.textbook.attention.planner import Metadata, PagedMetadata, RaggedMetadata
 from tests.engine.attention.cases import (
     LAYERS,
     Q_HEADS,

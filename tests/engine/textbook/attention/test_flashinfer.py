@@ -10,11 +10,9 @@ import torch
 
 from specdebug import async_probe
 from specdebug.engine.errors import PlanAssertion
-from specdebug.engine.memory.arena import ArenaLayout
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.memory.arena import ArenaLayout, FillPolicy
 from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
-from specdebug.engine.textbook.attention.metadata import Metadata, RaggedMetadata
-from specdebug.engine.textbook.attention.workspace import ArenaWorkspace, Workspace
+from specdebug.engine.textbook.attention.planner import Metadata, RaggedMetadata, Workspace
 from tests.engine.attention.cases import (
     Case,
     World,
@@ -49,7 +47,7 @@ def _small(name: str, shape: tuple[int, ...], *others: tuple[str, tuple[int, ...
     layout = ArenaLayout(guards=False)
     for buffer, size in ((name, shape), *others):
         layout.add(buffer, size, torch.bool if "custom_mask" in buffer else torch.int32)
-    return ArenaWorkspace(layout.build(FillPolicy("zeros"), torch.device("cpu")))
+    return layout.build(FillPolicy("zeros"), torch.device("cpu"))
 
 
 def test_a_prefill_lists_prefix_and_chunk_of_each_row() -> None:

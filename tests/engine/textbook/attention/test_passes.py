@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.engine.errors import IllegalAddress
-from specdebug.engine.textbook.attention.executor import TorchAttention
-from specdebug.engine.textbook.attention.metadata import CascadeMetadata, PagedMetadata
-from specdebug.engine.textbook.attention.passes import merge_partial
+from specdebug.engine.textbook.attention.executor import TorchAttention, merge_partial
+from specdebug.engine.textbook.attention.planner import CascadeMetadata, PagedMetadata
 from tests.engine.attention.cases import DIM, KV_HEADS, Q_HEADS, Case, build, dense, ragged_of, two_sequences
 
 INT32 = torch.int32

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from specdebug.engine.errors import IllegalAddress
-from specdebug.engine.textbook.attention.executor import TorchAttention
-from specdebug.engine.textbook.attention.metadata import PagedMetadata, RaggedMetadata
-from specdebug.engine.textbook.attention.prepare import prepare
+from specdebug.engine.textbook.attention.executor import TorchAttention, prepare
+from specdebug.engine.textbook.attention.planner import PagedMetadata, RaggedMetadata
 from tests.engine.attention.cases import DIM, KV_HEADS, Q_HEADS, dense, ragged_of, two_sequences
 from tests.tolerance import rounding
 

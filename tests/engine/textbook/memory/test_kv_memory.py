@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from specdebug.engine.errors import EngineError
-from specdebug.engine.memory.fill import FillPolicy
-from specdebug.engine.textbook.memory.allocator import SlotAllocator
-from specdebug.engine.textbook.memory.kv_memory import KVMemory
+from specdebug.engine.memory.arena import FillPolicy
+from specdebug.engine.textbook.memory.allocator import KVMemory, SlotAllocator
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 
 PAGE, SLOTS = 4, 12

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug import async_probe
-from specdebug.engine.memory.fill import FillMode, FillPolicy
+from specdebug.engine.memory.arena import FillMode, FillPolicy
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 
 LAYERS, HEADS, DIM = 2, 2, 3

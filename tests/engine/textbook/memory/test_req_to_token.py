@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.engine.errors import IllegalAddress
-from specdebug.engine.memory.fill import FillMode, FillPolicy
+from specdebug.engine.memory.arena import FillMode, FillPolicy
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
 
 

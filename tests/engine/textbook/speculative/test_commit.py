@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdebug.engine.memory.fill import FillPolicy, Scratch
+from specdebug.engine.memory.arena import FillPolicy, Scratch
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
-from specdebug.engine.textbook.speculative.accept import Acceptance
-from specdebug.engine.textbook.speculative.commit import compact_accept_to_front, get_src_tgt_cache_loc
+from specdebug.engine.textbook.speculative.accept import Acceptance, compact_accept_to_front, get_src_tgt_cache_loc
 
 GARBAGE = Scratch(FillPolicy("garbage", 3), torch.device("cpu"))
 

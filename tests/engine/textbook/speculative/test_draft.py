@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdebug.engine.memory.fill import FillPolicy
+from specdebug.engine.config import SpeculativeConfig
+from specdebug.engine.memory.arena import FillPolicy
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.textbook.attention.executor import TorchAttention
-from specdebug.engine.textbook.attention.metadata import RaggedMetadata
+from specdebug.engine.textbook.attention.planner import RaggedMetadata
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from specdebug.engine.textbook.speculative.draft import DraftInputs, DraftLoop
 from specdebug.engine.textbook.speculative.tree import DraftCandidates, top_k_probs
@@ -97,15 +98,8 @@ class Rig:
 
     def run(self) -> DraftCandidates:
         shape, model = self.shape, self.model
-        loop = DraftLoop(
-            model,
-            self.pool,
-            topk=shape.topk,
-            num_steps=shape.num_steps,
-            tree_size=shape.tree_size,
-            target_vocab_size=model.vocab_size + OFFSET,
-            observers=Observers(),
-        )
+        spec = SpeculativeConfig(eagle_topk=shape.topk, num_steps=shape.num_steps, num_draft_tokens=shape.tree_size)
+        loop = DraftLoop(model, self.pool, spec, target_vocab_size=model.vocab_size + OFFSET, observers=Observers())
         first = torch.stack([model.script((b,)) for b in range(self.batch)])
         topk_p, topk_index = top_k_probs(first, shape.topk)
         rows = self.batch * shape.topk

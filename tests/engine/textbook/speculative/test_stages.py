@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdebug.engine.textbook.speculative.commit import Compacted
+from specdebug.engine.textbook.speculative.accept import Compacted
 from specdebug.engine.textbook.speculative.worker import EagleWorker, StagedWorker, bonus_of, read_back
 from specdebug.engine.workers.registry import ALGORITHMS, worker_of
 from specdebug.engine.workers.v1 import EagleWorkerV1

@@ -33,12 +33,9 @@ import torch
 from specdebug import async_probe
 from specdebug.campaign.loops.replay import ArmRun
 from specdebug.diverge.align import in_lockstep
-from specdebug.diverge.judge import Pairs, judge
-from specdebug.diverge.keeper import Keeper
-from specdebug.diverge.listener import RunListener
-from specdebug.diverge.recorder import HashRecorder
-from specdebug.diverge.stream import RecordedStep, Writer, read
-from specdebug.diverge.values import Place
+from specdebug.diverge.recorder import HashRecorder, Keeper, RunListener
+from specdebug.diverge.recording import RecordedStep, Writer, read
+from specdebug.diverge.rounding import Pairs, Place, judge
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.run.arm import run_arm
 from specdebug.scenario.grammar import Scenario

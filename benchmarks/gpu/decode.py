@@ -23,7 +23,7 @@ import torch
 
 from specdebug import async_probe
 from specdebug.diverge.recorder import HashRecorder
-from specdebug.diverge.stream import Writer
+from specdebug.diverge.recording import Writer
 from specdebug.engine import EngineConfig
 from specdebug.engine.textbook.engine import Models, load_models
 

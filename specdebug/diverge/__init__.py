@@ -1,8 +1,6 @@
 """Find where two arms part: fingerprints of what passes the probes' sites, laid side by side.
 
-``recorder.py``, ``owners.py``, ``fingerprint.py`` and ``values.py`` run in a worker. ``stream.py`` holds the file that
-workers write, ``align.py`` compares two of those, ``judge.py`` tells rounding from more (with ``values.py`` for values
-and ``choices.py`` for tokens), ``run.py`` runs the arms and puts the answer together. Another engine writes a tape
-(``targets/inside/tape.py``): ``tape.py`` reads it as such a file, ``sides.py`` has both ways to record, ``common.py``
-cuts two engines' recordings down to what both have.
+In a worker ``recorder.py`` listens, ``steplog.py`` and ``hashes.py`` make the file of ``recording.py``; another engine
+writes a tape, which ``tape.py`` reads. ``align.py`` compares two recordings, ``rounding.py`` tells rounding from more,
+``run.py`` runs the arms and puts the answer together, ``locate.py`` asks it where a failure began.
 """

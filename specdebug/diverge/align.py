@@ -3,27 +3,36 @@
 **In lockstep**, for arms whose engines are configured alike: equal code does equal things, to the bit, so the first
 difference is the answer, be it one of rounding's size or one of the schedule.
 
-**By request**, for arms whose engines are configured otherwise: one may batch as the other does not. A request's own
-decode steps are laid side by side by their number, whenever each was made. Slots and places in the batch may then
-differ, and floating-point values by rounding: those differences are handed on to the judge, who has the values.
+**By request**, for arms whose engines are configured otherwise: one may batch as the other does not. Both are cut down
+to the sites and requests that they have in common, and a request's own decode steps are laid side by side by their
+number, whenever each was made. Slots and places in the batch may then differ, and floating-point values by rounding:
+those differences are handed on to the judge (``rounding.py``), who has the values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+import dataclasses
+from array import array
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal
 
-from specdebug.diverge.stream import RecordedStep, Share
+from specdebug.diverge.recording import PADDING, Descriptor, RecordedStep, Share
 from specdebug.engine.sites import held_at
 
-What = Literal["value", "shape", "schedule", "end"]
 SharePlace = tuple[str, str, int, str, int]
 """The place of a request's share in its run: request, kind and number of its step, site, and which call of that."""
 
 PREFILL = "target_prefill.input_ids"
 """The site that a step passes if it is a prefill."""
+EXTENDED = "draft_extend."
+"""Sites of what a draft is extended over, and of what comes of it."""
+WRITTEN = "kv_pool.write."
+"""Sites of what is written to a pool of KV."""
+
+Sides = Literal["engines", "workers", "arms"]
+"""Two engines, two workers of our own, or one worker's arms that are configured otherwise."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,7 @@ class Difference:
     ``left``, ``right``: the shares that differ, if any. ``step``: of the right one. ``text``: for people, else.
     """
 
-    what: What
+    what: Literal["value", "shape", "schedule", "end"]
     step: int
     site: str
     owner: str | None = None
@@ -53,12 +62,12 @@ def in_lockstep(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> 
         if one is None or other is None:
             longer = one or other
             side = "second" if one is None else "first"
-            first = next(longer.parts(), None)
-            site = first.descriptor.site if first is not None else ""
+            site = next((part.descriptor.site for part in longer.parts()), "")
             yield Difference("end", longer.number, site, text=f"only the {side} arm has a step {longer.number}")
             return
         if one.rids != other.rids:
-            text = f"requests {_named(one.rids)} are computed in the first arm, {_named(other.rids)} in the second"
+            names = [", ".join(each.rids) or "no" for each in (one, other)]
+            text = f"requests {names[0]} are computed in the first arm, {names[1]} in the second"
             yield Difference("schedule", other.number, "", text=text)
             return
         for a, b in zip_longest(one.parts(), other.parts()):
@@ -86,9 +95,9 @@ def by_request(
     prompt depend on the other requests. A request whose tensors cease to have counterparts is not looked at any
     further.
     """
-    counterpart = dict(placed(left))
+    counterpart = dict(_placed(left))
     lost: set[str] = set()
-    for place, part in placed(right):
+    for place, part in _placed(right):
         rid, kind, _, site, _ = place
         if rid in lost or is_where(site) or place in unlike:
             continue
@@ -119,38 +128,31 @@ def is_where(name: str) -> bool:
     return held_at(name).places
 
 
-def placed(steps: Sequence[RecordedStep]) -> Iterator[tuple[SharePlace, Share]]:
-    """The shares of requests, each with its place."""
+def _placed(steps: Sequence[RecordedStep]) -> Iterator[tuple[SharePlace, Share]]:
+    """The shares of requests, each with its place. Of a decode step, its number among the request's; of a prefill, how
+    far the request has come with that."""
     counts: dict[tuple[str, str], int] = {}
     for step in steps:
-        number, kind = _numbers(step, counts), _kind(step)
+        kind = "prefill" if any(call.site == PREFILL for call in step.calls) else "decode"
+        more = dict.fromkeys(step.rids, 1)
+        if kind == "prefill":
+            more = dict.fromkeys(step.rids, 0) | prefilled(step) | dict(step.before)
+        for rid, count in more.items():
+            counts[rid, kind] = counts.get((rid, kind), 0) + count
         for part in step.parts():
             if part.owner is not None:
-                yield (part.owner, kind, number[part.owner], part.descriptor.site, _nth_of_owner(part, step)), part
+                number, site = counts[part.owner, kind], part.descriptor.site
+                nth = part.nth
+                if site.startswith("sampler."):  # a call is one request's: its number depends on the batch
+                    wanted = site, part.descriptor.owners
+                    nth = sum((call.site, call.owners) == wanted for call in step.calls[: part.call])
+                yield (part.owner, kind, number, site, nth), part
 
 
-def _numbers(step: RecordedStep, counts: dict[tuple[str, str], int]) -> dict[str, int]:
-    """By request: which of its decode steps this one is; of a prefill, how far it has come with that."""
-    kind = _kind(step)
-    more = dict.fromkeys(step.rids, 1)
-    if kind == "prefill":
-        rows = (part for part in step.parts() if part.descriptor.site == PREFILL and part.owner is not None)
-        more = dict.fromkeys(step.rids, 0) | {str(part.owner): part.rows or 0 for part in rows} | dict(step.before)
-    for rid, count in more.items():
-        counts[rid, kind] = counts.get((rid, kind), 0) + count
-    return {rid: counts[rid, kind] for rid in step.rids}
-
-
-def _kind(step: RecordedStep) -> str:
-    return "prefill" if any(call.site == PREFILL for call in step.calls) else "decode"
-
-
-def _nth_of_owner(part: Share, step: RecordedStep) -> int:
-    """Calls of sampling sites are one request's each: their number depends on the batch."""
-    if not part.descriptor.site.startswith("sampler."):
-        return part.nth
-    wanted = part.descriptor.site, part.descriptor.owners
-    return sum((call.site, call.owners) == wanted for call in step.calls[: part.call])
+def prefilled(step: RecordedStep) -> dict[str, int]:
+    """By request, how many of its tokens a step prefills; nothing of a decode step."""
+    shares = (part for part in step.parts() if part.descriptor.site == PREFILL and part.owner is not None)
+    return {str(part.owner): part.rows or 0 for part in shares}
 
 
 def _shape(part: Share) -> str:
@@ -158,5 +160,85 @@ def _shape(part: Share) -> str:
     return f"{sum(rows)} rows for {sum(owner >= 0 for owner in part.descriptor.owners)} requests" if rows else "a list"
 
 
-def _named(rids: Sequence[str]) -> str:
-    return ", ".join(rids) or "no"
+@dataclass(frozen=True)
+class Looked:
+    """The part of two recordings that was compared.
+
+    ``what``: whose recordings they are. ``sites``: those of both. ``only``: sites of the first alone, and of the
+    second. ``alone``: requests that were not compared, and why not. ``left_out``: those that were up to a place, and
+    why no further. ``prompts``: positions of prompts that both computed, the first alone and the second alone, where an
+    engine cuts prompts otherwise. ``unlike``: by site, how many tensors were not compared, because the workers rightly
+    have other rows there.
+    """
+
+    what: Sides
+    sites: tuple[str, ...]
+    only: tuple[tuple[str, ...], tuple[str, ...]]
+    alone: Mapping[str, str]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    prompts: tuple[int, int, int] | None = None
+    unlike: Mapping[str, int] = field(default_factory=dict)
+
+
+def in_common(
+    left: Sequence[RecordedStep], right: Sequence[RecordedStep], alone: Mapping[str, str], what: Sides
+) -> tuple[list[RecordedStep], list[RecordedStep], Looked]:
+    """The steps of both with the calls that both have, and with the requests not in ``alone``."""
+    mine, others = sites_of(left), sites_of(right)
+    rids = {rid for steps in (left, right) for step in steps for rid in step.rids}
+    looked = Looked(
+        what,
+        tuple(sorted(mine & others)),
+        (tuple(sorted(mine - others)), tuple(sorted(others - mine))),
+        {rid: why for rid, why in alone.items() if rid in rids},
+    )
+    one, other = ([_only(step, mine & others, alone) for step in steps] for steps in (left, right))
+    return one, other, looked
+
+
+def unlike_by_worker(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> frozenset[SharePlace]:
+    """The places in requests' decode steps where the workers v1 and v2 rightly have other rows.
+
+    v2 extends a draft over every node of a tree, v1 over what was accepted, so that they write other rows of KV. And
+    where a request ends inside an accepted path, v1 extends it no further than that; what comes of it is not read. A
+    step that only one of them made is a difference.
+    """
+    one, other = (dict(_placed(steps)) for steps in (left, right))
+    made = [{place[:3] for place in side} for side in (one, other)]
+    last: dict[str, int] = {}
+    for rid, kind, number in made[0] | made[1]:
+        if kind == "decode":
+            last[rid] = max(last.get(rid, 0), number)
+
+    def rightly(place: SharePlace) -> bool:
+        rid, kind, number, site, _ = place
+        if kind != "decode" or is_where(site) or not all(place[:3] in steps for steps in made):
+            return False
+        if site.startswith(EXTENDED) and number == last[rid]:
+            return True
+        mine, others = one.get(place), other.get(place)
+        return site.startswith(WRITTEN) and (mine is None or others is None or mine.rows != others.rows)
+
+    return frozenset(filter(rightly, one.keys() | other.keys()))
+
+
+def sites_of(steps: Sequence[RecordedStep]) -> set[str]:
+    """Every site that was passed, and not left out."""
+    return {call.site for step in steps for call in step.calls if call.owners}
+
+
+def _only(step: RecordedStep, sites: set[str], alone: Mapping[str, str]) -> RecordedStep:
+    """The step with the calls of some sites, rows of other requests counting as padding. Calls keep their numbers,
+    by which their tensors are found."""
+    gone = {place for place, rid in enumerate(step.rids) if rid in alone}
+    calls, digests, at = [], array("Q"), 0
+    for call in step.calls:
+        size = len(call.owners)
+        if call.site in sites:
+            owners = tuple(PADDING if owner in gone else owner for owner in call.owners)
+            calls.append(dataclasses.replace(call, owners=owners))
+            digests.extend(step.digests[at : at + size])
+        else:
+            calls.append(Descriptor(call.site, call.dtype, (), ()))
+        at += size
+    return RecordedStep(step.number, step.rids, tuple(calls), digests, step.before)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,9 +30,8 @@ from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, Replay, RunContent, run_arms
 from specdebug.diverge.align import Difference, in_lockstep
-from specdebug.diverge.run import unjudged
-from specdebug.diverge.sides import recorded
-from specdebug.diverge.stream import RecordedStep, Share, read
+from specdebug.diverge.recording import RecordedStep, read
+from specdebug.diverge.run import recorded, unjudged
 from specdebug.verdict.outcome import Located, Outcome
 from specdebug.verdict.signatures import OUTPUTS, SCHEDULE, SHARED
 from specdebug.workers.pool import WorkerPool
@@ -157,22 +157,21 @@ class Locator:
 
     def _record(self, suspects: Sequence[Suspect], folder: Path) -> list[_Recorded]:
         """Return the recordings of the failing runs, and keep those of the sound ones, all made side by side."""
-        wanted: dict[str, Suspect] = {}
+        runs = [
+            (_alone(each.failing, each_step=True) if each.sound is None else unjudged(each.failing), each.until)
+            for each in suspects
+        ]
+        wanted: dict[str, tuple[ArmRun, int | None]] = {}
         for each in suspects:
             if each.sound is None:
                 continue
             key = _identity(each.sound)
             if key in self._sound and self._sound[key].reaches(each.until):
                 continue
-            known = wanted.get(key)
-            if known is None or (known.until is not None and (each.until is None or each.until > known.until)):
-                wanted[key] = each
-        runs = [((_closely if each.sound is None else unjudged)(each.failing), each.until) for each in suspects]
-        runs += [
-            ((unjudged if key in self._passed else _alone)(each.sound), each.until)
-            for key, each in wanted.items()
-            if each.sound is not None
-        ]
+            _, until = wanted.get(key, (None, -1))
+            if until is not None and (each.until is None or each.until > until):
+                wanted[key] = (unjudged if key in self._passed else _alone)(each.sound), each.until
+        runs += wanted.values()
         files = [str(folder / f"{number}.hashes") for number in range(len(runs))]
         jobs = [
             recorded(_until(run, until), f"{number}: {run.key}", hashes=file)
@@ -216,15 +215,18 @@ def place_of(sound: Sequence[RecordedStep], failing: Sequence[RecordedStep], sus
     # what the arm leaves out is wrong, or else what it does besides
     share, side = (found.right, sides[1]) if found.left is None else (found.left, sides[0])
     assert share is not None  # for the type checker: one of them is there
-    site = share.descriptor.site
+    site, stage = share.descriptor.site, ""
     if suspect.seen == f"{kind}@{site}":
         return IN_PLACE
-    stage = _stage(share, next(step for step in side if step.number == share.step))
+    if site.startswith(SHARED):  # stages share it: the next site tells whose forward passed it
+        step = next(step for step in side if step.number == share.step)
+        later = (call.site for call in step.calls[share.call :])
+        stage = next((site.partition(".")[0] for site in later if not site.startswith(SHARED)), "")
     return Located(found.step, found.owner, site, _tensor(found), suspect.seen, suspect.beside, stage)
 
 
 def _first_seen(outcome: Outcome, suspect: Suspect) -> Located | str:
-    """Where a failure was seen first by oracles that looked after every step."""
+    """Where oracles that looked after every step saw a failure first."""
     first = next((each for each in outcome.violations if each.kind in OUTPUTS), None)
     if first is None or first.step is None or first.signature == suspect.seen:
         return f"no fix is reverted and no fault injected, and {suspect.beside} sees nothing before"
@@ -238,31 +240,17 @@ def _kind(signature: str) -> str:
 def _tensor(found: Difference) -> str:
     """Say in words what differs."""
     if found.what != "value" or found.right is None:
-        return (
-            found.text.replace("the first arm", "the twin")
-            .replace("the second arm", "the arm")
-            .replace("the second", "the arm")
-        )
+        return re.sub("the second( arm)?", "the arm", found.text.replace("the first arm", "the twin"))
     rows = found.right.rows
     return found.right.descriptor.dtype + ("" if rows is None else f", {rows} {'row' if rows == 1 else 'rows'}")
-
-
-def _stage(share: Share, step: RecordedStep) -> str:
-    """The stage whose forward passed a site that those of all stages pass; empty for any other site. A value differs in
-    both runs: the sound one has the rest of the step, too."""
-    if not share.descriptor.site.startswith(SHARED):
-        return ""
-    later = (call.site for call in step.calls[share.call :])
-    return next((site.partition(".")[0] for site in later if not site.startswith(SHARED)), "")
 
 
 def _noted(result: ArmResult, why: str) -> ArmResult:
     if why == IN_PLACE:
         return result
     outcome = result.outcome
-    return dataclasses.replace(
-        result, outcome=dataclasses.replace(outcome, notes=(*outcome.notes, f"not located: {why}"))
-    )
+    noted = dataclasses.replace(outcome, notes=(*outcome.notes, f"not located: {why}"))
+    return dataclasses.replace(result, outcome=noted)
 
 
 def _until(run: ArmRun, step: int | None) -> ArmRun:
@@ -272,11 +260,6 @@ def _until(run: ArmRun, step: int | None) -> ArmRun:
         return run
     limits = dataclasses.replace(limits, max_steps=max(step, 1))
     return dataclasses.replace(run, scenario=dataclasses.replace(run.scenario, limits=limits))
-
-
-def _closely(run: ArmRun) -> ArmRun:
-    """The run, judged after every step."""
-    return _alone(run, each_step=True)
 
 
 def _alone(run: ArmRun, **more: Any) -> ArmRun:

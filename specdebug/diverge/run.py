@@ -1,6 +1,7 @@
 """Run two arms, lay their recordings side by side, and look once more at what differs, with its values.
 
-Runs repeat to the bit, so values are not kept the first time: both arms run again and keep those that differ.
+Our own engine repeats a run to the bit, so it is fingerprinted first, and run again for the values that differ. Another
+engine's schedule hangs on when requests came, so it keeps everything by the first run, on a tape.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,23 +19,112 @@ from typing import Any
 
 from specdebug.base import interrupts
 from specdebug.base.abilities import DEFAULT
-from specdebug.campaign.loops.replay import ArmRun, Progress, RunContent, run_arms
+from specdebug.campaign.loops.replay import ArmRun, Progress, RunContent, run_arms, run_as
 from specdebug.campaign.loops.steplog import Recording
-from specdebug.diverge.align import Difference, in_lockstep, same_schedule
-from specdebug.diverge.common import Looked, Sides, in_common, unlike_by_worker
-from specdebug.diverge.judge import Pairs, Rounding, compared, judge, next_sites
-from specdebug.diverge.prefills import computed_again
-from specdebug.diverge.sides import EngineSide, Side, TapeSide, can_be_recorded
-from specdebug.diverge.stream import RecordedStep
-from specdebug.diverge.values import ValueDifference
+from specdebug.diverge import worker
+from specdebug.diverge.align import Difference, Looked, Sides, in_common, in_lockstep, same_schedule, unlike_by_worker
+from specdebug.diverge.recording import RecordedStep, read
+from specdebug.diverge.rounding import Pairs, Rounding, ValueDifference, compared, judge, next_sites
+from specdebug.diverge.tape import Positions, TapeRecording, chunks_of, computed_again
 from specdebug.scenario.grammar import OracleSpec, Scenario
 from specdebug.targets.options import OURS
+from specdebug.targets.registry import find_target
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
+from specdebug.workers.job import Job
 from specdebug.workers.machine_failure import MachineFailed
 from specdebug.workers.pool import WorkerPool
 
 LOOK_AHEAD = 2000
 """Differences looked through for them."""
+
+NamedCall = tuple[int, int, str]
+"""Step, call and site."""
+
+
+@dataclass(frozen=True)
+class RecordedRun(ArmRun):
+    """An arm run that writes ``hashes``, or keeps tensors in ``folder`` (``keep``: step, call and site of each)."""
+
+    folder: str = ""
+    hashes: str | None = None
+    keep: tuple[NamedCall, ...] = ()
+
+    def job(self, library: RunContent) -> Job:
+        job = super().job(library)
+        record = {"folder": self.folder, "hashes": self.hashes, "keep": self.keep}
+        return dataclasses.replace(job, target=worker.TARGET, payload={**job.payload, "record": record})
+
+
+@dataclass(frozen=True)
+class TapedRun(ArmRun):
+    """An arm run whose engine writes a ``tape``."""
+
+    tape: str = ""
+
+    def job(self, library: RunContent) -> Job:
+        job = super().job(library)
+        return dataclasses.replace(job, payload={**job.payload, "tape": self.tape})
+
+
+def recorded(run: ArmRun, key: str, **record: Any) -> RecordedRun:
+    """The run of our own engine, recorded."""
+    return run_as(RecordedRun, run, key=key, **record)
+
+
+@dataclass
+class Side:
+    """An arm under comparison, of our own engine. ``name``: of its files in ``folder``."""
+
+    run: ArmRun
+    folder: Path
+    name: str
+
+    def recorded(self, key: str) -> ArmRun:
+        """The run to make first."""
+        return recorded(self.run, key, folder=str(self.folder), hashes=str(self.folder / f"{self.name}.hashes"))
+
+    def steps(self, like: Sequence[RecordedStep] = (), *, whole: bool = True) -> list[RecordedStep]:
+        """The steps that it wrote; none where it did not come that far. ``like``: the other side's, whose types of
+        integers and cuts of prompts a tape is read in. ``whole``: that side came to its end."""
+        file = self.folder / f"{self.name}.hashes"
+        found = read(file) if file.exists() else []
+        file.unlink(missing_ok=True)
+        return found
+
+    def again(self, key: str, places: Iterable[NamedCall], folder: Path) -> ArmRun | None:
+        """The run that puts the tensors of those calls into ``folder``; None if they are there now."""
+        return recorded(self.run, key, folder=str(folder), keep=tuple(sorted(places)))
+
+
+@dataclass
+class TapeSide(Side):
+    """An arm of another engine. Once the steps are read: ``positions`` as ``TapeRecording.positions``, ``left_out``
+    requests that it did not write to their end, and why."""
+
+    positions: Mapping[str, Positions] | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    _recording: TapeRecording | None = None
+
+    def recorded(self, key: str) -> ArmRun:
+        return run_as(TapedRun, self.run, key=key, tape=str(self.folder / f"{self.name}.tape"))
+
+    def steps(self, like: Sequence[RecordedStep] = (), *, whole: bool = True) -> list[RecordedStep]:
+        branches, _, nodes = self.run.shape.tree or (1, 0, 1)
+        self._recording = found = TapeRecording(
+            self.folder / f"{self.name}.tape",
+            branches=branches,
+            nodes=nodes,
+            as_in={call.site: call.dtype for step in like for call in step.calls if "int" in call.dtype},
+            chunks=chunks_of(like, whole=whole),
+            summed=self.run.shape.device != "cpu",  # as our engine hashes there
+        )
+        self.positions, self.left_out = found.positions, found.left_out
+        return found.steps
+
+    def again(self, key: str, places: Iterable[NamedCall], folder: Path) -> ArmRun | None:
+        assert self._recording is not None
+        self._recording.keep([(step, call) for step, call, _ in places], folder)
+        return None
 
 
 @dataclass(frozen=True)
@@ -74,7 +164,7 @@ class Divergence:
 def not_comparable(left: ArmRun, right: ArmRun) -> str:
     """Why two arms have no tensors in common, empty if they do. Raises ContentError for an engine that cannot be."""
     for run in (left, right):
-        if not can_be_recorded(run):
+        if run.target != DEFAULT and not find_target(run.target).traits.records:
             return f"target {run.target} cannot show its tensors; those of embedded, sglang and vllm can be compared"
     return left.shape.unlike(right.shape)
 
@@ -102,7 +192,7 @@ class Diverging:
         reason = not_comparable(left, right)
         if reason:
             return Divergence(names, reason=reason)
-        alike = self._alike
+        alike = left.target == right.target == DEFAULT and OURS.completed(left.options) == OURS.completed(right.options)
         runs = [side.recorded(f"{n}: {side.run.arm}") for n, side in enumerate(self._sides, 1)]
         results, interrupted = run_arms(self.pool, self.library, runs, self.progress, self._schedule)
         outcomes = tuple(result.outcome for result in results)
@@ -116,10 +206,7 @@ class Diverging:
                 why = outcome.detail or "it made no step"
                 return dataclasses.replace(answer, reason=f"arm {name} could not be run: {why}")
         try:
-            if alike:
-                answer = dataclasses.replace(answer, rescheduled=same_schedule(*streams))
-                return self._in_lockstep(answer, *streams)
-            return self._by_request(answer, *streams)
+            return (self._in_lockstep if alike else self._by_request)(answer, *streams)
         except KeyboardInterrupt:
             return dataclasses.replace(answer, interrupted=True)
 
@@ -130,26 +217,13 @@ class Diverging:
         other = sides[1 - ours].steps(first, whole=outcomes[ours].verdict == "pass")
         return (other, first) if ours else (first, other)
 
-    @property
-    def _alike(self) -> bool:
-        left, right = self.runs
-        ours = left.target == right.target == DEFAULT
-        return ours and OURS.completed(left.options) == OURS.completed(right.options)
-
-    @property
-    def _two_workers(self) -> bool:
-        """True if one arm drafts by the worker v1 and the other by v2, which pass other sites."""
-        return len({run.shape.worker for run in self.runs} - {None}) == 2
-
     @cached_property
     def _sides(self) -> tuple[Side, Side]:
-        return self._side(0), self._side(1)
-
-    def _side(self, number: int) -> Side:
-        run, name = self.runs[number], str(number)
-        if run.target == DEFAULT:
-            return EngineSide(run, self.folder, name)
-        return TapeSide(run, self.folder, name, run.shape)
+        one, other = (
+            (Side if run.target == DEFAULT else TapeSide)(run, self.folder, str(number))
+            for number, run in enumerate(self.runs)
+        )
+        return one, other
 
     def _by_request(
         self, answer: Divergence, left: Sequence[RecordedStep], right: Sequence[RecordedStep]
@@ -157,12 +231,12 @@ class Diverging:
         again = computed_again(left) | computed_again(right) | self._schedule.retracted
         alone = dict.fromkeys(sorted(again), "was computed again by one of them")
         engines = self.runs[0].target != self.runs[1].target
-        what: Sides = "engines" if engines else "workers" if self._two_workers else "arms"
+        two_workers = len({run.shape.worker for run in self.runs} - {None}) == 2  # v1 and v2, which pass other sites
+        what: Sides = "engines" if engines else "workers" if two_workers else "arms"
         left, right, looked = in_common(left, right, alone | self._alone() if engines else alone, what)
         unlike = unlike_by_worker(left, right) if what == "workers" else frozenset()
         looked = dataclasses.replace(looked, unlike=Counter(site for _, _, _, site, _ in unlike))
-        if engines:
-            looked = self._with_prompts(looked)
+        looked = self._with_prompts(looked)
         answer = dataclasses.replace(answer, rescheduled=same_schedule(left, right), looked=looked)
         first, values, after, rounding = judge(left, right, self._kept, self.runs[0].shape, unlike)
         return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)
@@ -191,6 +265,7 @@ class Diverging:
     def _in_lockstep(
         self, answer: Divergence, left: Sequence[RecordedStep], right: Sequence[RecordedStep]
     ) -> Divergence:
+        answer = dataclasses.replace(answer, rescheduled=same_schedule(left, right))
         found = list(islice(in_lockstep(left, right), LOOK_AHEAD))
         if not found:
             return answer
@@ -205,11 +280,9 @@ class Diverging:
         """Run both arms again, keeping each one's parts, in a folder of its own while the block lasts."""
         self._looks += 1
         runs: list[ArmRun] = []
-        folders: list[Path] = []
-        for number, side in enumerate(self._sides):
-            folder = self.folder / f"{self._looks}-{number}"
+        folders = [self.folder / f"{self._looks}-{number}" for number in (0, 1)]
+        for number, (side, folder) in enumerate(zip(self._sides, folders, strict=True)):
             folder.mkdir()
-            folders.append(folder)
             parts = {part for pair in pairs if (part := pair[number]) is not None}
             places = {(part.step, part.call, part.descriptor.site) for part in parts}
             again = side.again(f"{number + 1}: {side.run.arm}, again", places, folder)

@@ -16,12 +16,19 @@ from typing import NamedTuple
 import torch
 
 from specdebug.async_probe import SiteCall
-from specdebug.diverge.device_hashes import Groups, Memory, Sent, StepSums
-from specdebug.diverge.fingerprint import HostHasher, Staging, list_hash
-from specdebug.diverge.listener import Captured, Described, described
-from specdebug.diverge.owners import LISTS, Batch, Segment
-from specdebug.diverge.stream import BATCH, PADDING, Descriptor, Writer
-from specdebug.diverge.sums import Layout
+from specdebug.diverge.hashes import (
+    Captured,
+    Described,
+    Groups,
+    HostHasher,
+    Memory,
+    Sent,
+    Staging,
+    StepSums,
+    described,
+    list_hash,
+)
+from specdebug.diverge.recording import BATCH, LISTS, PADDING, Batch, Descriptor, Layout, Segment, Writer
 from specdebug.engine.sites import SITES
 
 RELATIVE = frozenset(name for name, each in SITES.items() if each.flat)
@@ -52,8 +59,6 @@ class _Enqueued(NamedTuple):
     sums: int
 
 
-_Content = list[int] | int | _Enqueued
-"""Hashes of a call, the address of what they are to be of, or what comes later."""
 _Late = list[tuple[Sequence[Segment], int]]
 """Segments and number of sums of a step's calls on a device."""
 
@@ -74,13 +79,9 @@ class _Calls:
     sums: StepSums
     staging: Staging = field(default_factory=Staging)
     marks: list[_Mark] = field(default_factory=list)
-    contents: list[_Content] = field(default_factory=list)
+    contents: list[list[int] | int | _Enqueued] = field(default_factory=list)  # int: the address of what to hash
     ahead: int = 0
     dropped: int = 0
-
-    def add(self, mark: _Mark, content: _Content) -> None:
-        self.marks.append(mark)
-        self.contents.append(content)
 
 
 class _Waiting(NamedTuple):
@@ -128,14 +129,19 @@ class StepLog:
             shape = ()
         drafting = self.drafting and site == LOC
         mark = _Mark(site, shape, tensor.dtype, None if at is None else at.shape, batch, drafting)
-        content: _Content
+        content: list[int] | int
         if not shape:
             content = [list_hash(tensor)]
         elif tensor.nbytes < LARGE or site.startswith("sampler."):
             content = self._into.staging.copy(tensor)
-        else:
-            content = self._large(tensor, mark)
-        self._into.add(mark, content)
+        else:  # at once: by the end of the step it is not in the caches any more
+            marks, hashings = self._usual
+            at = len(self._into.marks)
+            host = (hashings[at] if at < len(marks) and marks[at] == mark else self._hashing(mark)).host
+            assert host is not None
+            content = host.hashes(tensor.data_ptr())
+        self._into.marks.append(mark)
+        self._into.contents.append(content)
 
     def add_replay(self, captured: Captured, batch: Batch) -> None:
         """Note all calls of a graph, which is replayed."""
@@ -179,7 +185,7 @@ class StepLog:
                 hashes += [None] * len(hashing.segments)
             else:
                 hashes += content if isinstance(content, list) else hashing.host.hashes(content) if hashing.host else []
-        if now.sums and hashes.count(None) == len(hashes):
+        if now.sums.blocks and hashes.count(None) == len(hashes):
             hashes = []
         calls = tuple(hashing.number for hashing in self._usual[1])
         self._waiting.append(_Waiting(step, tuple(rids), calls, hashes, late, now.sums.send()))
@@ -223,30 +229,19 @@ class StepLog:
         """Note a call with a tensor on a device."""
         mark = self._mark(described(call), batch)
         groups = groups_of(call)
-        if call.site in RELATIVE:
-            call = self._from_first(call, mark)
+        if call.site in RELATIVE:  # its values are taken from the first row of each request
+            tensor = call.tensor.clone()
+            hashing = self._hashing(mark)
+            for number, (_, start, stop) in enumerate(hashing.segments):
+                rows = tensor[start:stop]
+                rows -= (rows >= 0) * (number * hashing.relative)
+            call = replace(call, tensor=tensor)
         self._into.sums.add(call, groups)
-        self._into.add(mark, _Enqueued(groups.number))
+        self._into.marks.append(mark)
+        self._into.contents.append(_Enqueued(groups.number))
 
     def _mark(self, described: Described, batch: Batch, *, captured: bool = False) -> _Mark:
         return _Mark(*described, batch, self.drafting and described[0] == LOC, captured)
-
-    def _from_first(self, call: SiteCall, mark: _Mark) -> SiteCall:
-        """The call with its values taken from the first row of each request."""
-        tensor = call.tensor.clone()
-        hashing = self._hashing(mark)
-        for number, (_, start, stop) in enumerate(hashing.segments):
-            rows = tensor[start:stop]
-            rows -= (rows >= 0) * (number * hashing.relative)
-        return replace(call, tensor=tensor)
-
-    def _large(self, tensor: torch.Tensor, mark: _Mark) -> list[int]:
-        """Hash at once what is not in the caches any more by the end of the step."""
-        marks, hashings = self._usual
-        at = len(self._into.marks)
-        host = (hashings[at] if at < len(marks) and marks[at] == mark else self._hashing(mark)).host
-        assert host is not None
-        return host.hashes(tensor.data_ptr())
 
     def _hashing(self, mark: _Mark) -> _Hashing:
         """The hashing of a call, found once for calls that are alike. In the order of the calls."""
@@ -255,9 +250,9 @@ class StepLog:
         if site.startswith("sampler."):  # a call for each request
             sampler = self._sampled[site] = self._sampled.get(site, -1) + 1
         key = (site, tuple(mark.shape), mark.dtype, mark.at, mark.captured, mark.drafting, sampler)
-        found: _Hashing | None = batch.known.get(key)
-        if found is None:
-            found = batch.known[key] = self._make_hashing(mark, sampler)
+        if key not in batch.known:
+            batch.known[key] = self._make_hashing(mark, sampler)
+        found: _Hashing = batch.known[key]
         return found
 
     def _make_hashing(self, mark: _Mark, sampler: int) -> _Hashing:

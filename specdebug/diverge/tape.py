@@ -3,28 +3,180 @@
 Those engines schedule as they do, and one run may not repeat another: tensors were kept in full, and are looked up
 here. Rows that belong to no request of the workload, such as those of a server's own checks, count as padding; so do
 rows of a request in a step that was computed after its end.
+
+Each engine computes of a prompt what its cache lacks, in chunks as its budget allows. So where a tape says at which
+position a chunk begins, its prompts are cut anew, as the other engine cut them: rows of one position lie beside each
+other, and what only one of the two computed is counted.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from specdebug.diverge.owners import Batch, Segment
-from specdebug.diverge.prefills import Chunks, Positions, Recut, TapedCall, TapedStep
-from specdebug.diverge.stream import PADDING, Descriptor, RecordedStep
-from specdebug.diverge.sums import Layout, row_sums
-from specdebug.diverge.values import Place, keep_array
+from specdebug.diverge.align import prefilled
+from specdebug.diverge.recording import (
+    PADDING,
+    Batch,
+    CallPlace,
+    Descriptor,
+    Layout,
+    RecordedStep,
+    Segment,
+    keep_array,
+    row_sums,
+)
 from specdebug.engine.sites import held_at
 
 _RID = re.compile(r"[0-9a-f]{8}-(.+)")
 """The id that a session gives a request: a number of its own before the scenario's."""
+
+Chunks = Mapping[str, tuple[int, ...]]
+"""By request, the tokens of each chunk of its prefill, in order."""
+
+
+@dataclass(frozen=True)
+class TapedCall:
+    """A tensor of a tape. ``pieces``: where its bytes are in the file, and how many, in order. ``shown``: False of one
+    that has no rows to compare."""
+
+    site: str
+    dtype: str
+    numpy: str
+    shape: tuple[int, ...]
+    pieces: tuple[tuple[int, int], ...]
+    shown: bool = True
+
+    @property
+    def by_token(self) -> bool:
+        return held_at(self.site).rows == "tokens"
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(size for _, size in self.pieces) // max(self.shape[0], 1)
+
+
+@dataclass
+class TapedStep:
+    """A batch of a tape. ``starts``, ``totals``: of a prefill, for each request the position of its first row and the
+    tokens of its whole prefill, where the engine says. ``before``: tokens right before it, by request, that this engine
+    had cached."""
+
+    kind: Any
+    rids: tuple[str, ...]
+    lens: tuple[int, ...]
+    number: int
+    starts: tuple[int, ...] = ()
+    totals: tuple[int, ...] = ()
+    calls: list[TapedCall] = field(default_factory=list)
+    before: Mapping[str, int] = field(default_factory=dict)
+
+
+class Positions(NamedTuple):
+    """How many positions of a prompt both engines computed, the other alone, and this one alone."""
+
+    both: int = 0
+    other: int = 0
+    own: int = 0
+
+
+def chunks_of(steps: Sequence[RecordedStep], *, whole: bool) -> dict[str, tuple[int, ...]]:
+    """The chunks of each request's prefill. ``whole``: the run came to its end; of one that did not, a prefill in its
+    last step may lack some, and is left out."""
+    found: dict[str, tuple[int, ...]] = {}
+    for step in steps:
+        for rid, rows in prefilled(step).items():
+            found[rid] = (*found.get(rid, ()), rows)
+    unsure = prefilled(steps[-1]) if steps and not whole else {}
+    return {rid: rows for rid, rows in found.items() if rid not in unsure}
+
+
+def computed_again(steps: Sequence[RecordedStep]) -> set[str]:
+    """Requests that were prefilled after they had decoded: their later steps have other numbers than elsewhere."""
+    decoded: set[str] = set()
+    again: set[str] = set()
+    for step in steps:
+        rows = prefilled(step)
+        again |= decoded & set(rows)
+        decoded |= set() if rows else set(step.rids)
+    return again
+
+
+class Recut:
+    """The steps of a tape with its prefills cut as ``chunks``, the other engine's. ``names``: of the requests, by the
+    ids that the tape has; those without one are left as they are."""
+
+    def __init__(self, steps: Sequence[TapedStep], names: Mapping[str, str], chunks: Chunks) -> None:
+        self._names = names
+        self._chunks = chunks
+        self._rows: dict[tuple[str, str], list[tuple[int, int]]] = {}  # request, site: position and place of each row
+        self._counted: dict[str, tuple[int, int]] = {}
+        self.steps = [dataclasses.replace(step, number=n) for n, step in enumerate(self._cut(steps), 1)]
+
+    @property
+    def positions(self) -> dict[str, Positions]:
+        """By request that both engines have, what was computed of its prompt."""
+        counted = self._counted.items()
+        return {rid: Positions(both, sum(self._chunks[rid]) - both, own - both) for rid, (both, own) in counted}
+
+    def _cut(self, steps: Sequence[TapedStep]) -> Iterator[TapedStep]:
+        for step in steps:
+            if not step.starts:
+                yield step
+            for place in range(len(step.starts)):
+                yield from self._of_request(step, place)
+
+    def _of_request(self, step: TapedStep, place: int) -> Iterator[TapedStep]:
+        rid, name = step.rids[place], self._names.get(step.rids[place], "")
+        start, rows = step.starts[place], step.lens[place]
+        first = sum(step.lens[:place])
+        for call in step.calls:
+            if call.by_token:
+                size = call.row_bytes
+                ((at, _),) = call.pieces
+                known = self._rows.setdefault((rid, call.site), [])
+                known += [(start + n, at + (first + n) * size) for n in range(rows)]
+        if name not in self._chunks:
+            yield self._chunk(step, place, start, rows)
+            return
+        found, own = self._counted.get(name, (0, 0))
+        end = step.totals[place] - sum(self._chunks[name])
+        for length in self._chunks[name]:
+            end += length
+            if start < end <= start + rows:
+                made = self._chunk(step, place, end - length, length)
+                found += 0 if made.before else length
+                yield made
+        self._counted[name] = found, own + rows
+
+    def _chunk(self, step: TapedStep, place: int, start: int, rows: int) -> TapedStep:
+        """The chunk of a request that begins at ``start``, of a batch that computed its last row."""
+        rid, last = step.rids[place], step.starts[place] + step.lens[place]
+        calls, lacking = [], False
+        for call in step.calls:
+            size, length = call.row_bytes, rows if call.by_token else 1
+            if call.by_token:
+                wanted = range(start, start + rows)
+                known = dict(self._rows[rid, call.site])
+                shown = all(position in known for position in wanted)
+                lacking |= not shown
+                pieces = tuple((known[position], size) for position in wanted) if shown else ()
+            else:  # of the batch's last row alone
+                ((at, _),) = call.pieces
+                shown = start + rows == last
+                pieces = ((at + place * size, size),)
+            calls.append(dataclasses.replace(call, shape=(length, *call.shape[1:]), pieces=pieces, shown=shown))
+        before = {rid: rows} if lacking else {}
+        return TapedStep(step.kind, (rid,), (rows,), step.number, calls=calls, before=before)
 
 
 class TapeRecording:
@@ -60,8 +212,7 @@ class TapeRecording:
             rids = {rid for step in self._steps for rid in step.rids}
             names = {rid: found[1] for rid in rids if (found := _RID.fullmatch(rid))}
             recut = Recut(self._steps, names, chunks or {})
-            self._steps = recut.steps
-            self.positions = recut.positions
+            self._steps, self.positions = recut.steps, recut.positions
         self.left_out = {_name(rid): why for rid, why in self._left_out.items()}
 
     @property
@@ -82,7 +233,7 @@ class TapeRecording:
                 steps.append(self._recorded(step, tuple(map(_name, step.rids)), gone))
         return steps
 
-    def keep(self, places: Iterable[Place], folder: Path) -> None:
+    def keep(self, places: Iterable[CallPlace], folder: Path) -> None:
         """Put the tensors of some calls into a folder, as a second run of our own engine would (``values.kept``)."""
         steps = {step.number: step for step in self._steps}
         for number, call in places:
@@ -133,9 +284,12 @@ class TapeRecording:
             dtype = self._as_in.get(call.site, call.dtype) if "int" in call.dtype else call.dtype
             calls.append(Descriptor(call.site, dtype, owners, rows))
             values = _typed(self._values(call), dtype)
-            if held_at(call.site).flat:
-                values = _from_first(values, segments, self._nodes)
-            digests.extend((_sums if self._summed else _hashes)(values, segments))
+            if held_at(call.site).flat:  # numbers of rows, taken from the first row of each request
+                values = values.copy()
+                for number, (_, start, stop) in enumerate(segments):
+                    own = values[start:stop]
+                    own[own >= 0] -= number * self._nodes
+            digests.extend(_hashes(values, segments, summed=self._summed))
         before = {_name(rid): rows for rid, rows in step.before.items()}
         return RecordedStep(step.number, names, tuple(calls), digests, before)
 
@@ -162,21 +316,9 @@ def _typed(values: np.ndarray, dtype: str) -> np.ndarray:
     return values.astype(dtype) if "int" in dtype else values
 
 
-def _from_first(values: np.ndarray, segments: Sequence[Segment], nodes: int) -> np.ndarray:
-    """Numbers of rows, taken from the first row of each request."""
-    values = values.copy()
-    for number, (_, start, stop) in enumerate(segments):
-        rows = values[start:stop]
-        rows[rows >= 0] -= number * nodes
-    return values
-
-
-def _hashes(values: np.ndarray, segments: Sequence[Segment]) -> list[int]:
-    """Of each segment, as ``fingerprint.HostHasher`` has them."""
-    return [xxh3_64_intdigest(np.ascontiguousarray(values[start:stop]).data) for _, start, stop in segments]
-
-
-def _sums(values: np.ndarray, segments: Sequence[Segment]) -> list[int]:
-    """Of each segment, as a recording on a device has them."""
+def _hashes(values: np.ndarray, segments: Sequence[Segment], *, summed: bool) -> list[int]:
+    """Of each segment, as ``hashes.HostHasher`` has them, or ``summed``: as a recording on a device has them."""
+    if not summed:
+        return [xxh3_64_intdigest(np.ascontiguousarray(values[start:stop]).data) for _, start, stop in segments]
     found: list[int] = Layout([(segments, values.shape[0])]).hashes(row_sums(values)).tolist()
     return found

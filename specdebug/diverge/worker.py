@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from specdebug.run.arm import run_arm
 from specdebug.workers.wire import Sink
 
 if TYPE_CHECKING:
-    from specdebug.diverge.listener import RunListener
+    from specdebug.diverge.recorder import RunListener
     from specdebug.run.loop import RunLoop
 
 TARGET = f"{__name__}:run_recorded"
@@ -18,31 +18,22 @@ TARGET = f"{__name__}:run_recorded"
 
 def run_recorded(payload: Mapping[str, Any], sink: Sink) -> None:
     """Run one arm as ``run.arm.run_arm`` does. ``run.RecordedRun.job`` packs ``payload``."""
-    recording = _Recording(payload["record"])
+    recording = Listening(lambda: _listener(payload["record"]))
     try:
         run_arm(payload, sink, recording)
     finally:
         recording.finish()
 
 
-class _Recording:
-    """Has an arm recorded from before its engine is built."""
+class Listening:
+    """Has an arm listened to from before its engine is built. ``make`` is called then."""
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
-        self._request = request
+    def __init__(self, make: Callable[[], RunListener]) -> None:
+        self._make = make
         self._listener: RunListener | None = None
 
     def building(self) -> None:
-        from specdebug.diverge.keeper import Keeper
-        from specdebug.diverge.recorder import HashRecorder
-        from specdebug.diverge.stream import Writer
-
-        request = self._request
-        if request["hashes"]:
-            self._listener = HashRecorder(Writer(Path(request["hashes"])))
-        else:
-            keep = {(step, call): site for step, call, site in request["keep"]}
-            self._listener = Keeper(keep, Path(request["folder"]))
+        self._listener = self._make()
         self._listener.listen()
 
     def built(self, loop: RunLoop) -> None:
@@ -52,3 +43,12 @@ class _Recording:
     def finish(self) -> None:
         if self._listener is not None:
             self._listener.finish()
+
+
+def _listener(record: Mapping[str, Any]) -> RunListener:
+    from specdebug.diverge.recorder import HashRecorder, Keeper
+    from specdebug.diverge.recording import Writer
+
+    if record["hashes"]:
+        return HashRecorder(Writer(Path(record["hashes"])))
+    return Keeper({(step, call): site for step, call, site in record["keep"]}, Path(record["folder"]))

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from specdebug import __version__
-from specdebug.diverge.align import Difference
-from specdebug.diverge.common import Looked
+from specdebug.diverge.align import Difference, Looked
 from specdebug.diverge.run import Divergence
 from specdebug.report.parts import Column, Line, Part, Report, Table, columns, lines
 from specdebug.report.words import not_engine_code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdebug.diverge.owners import Segment
+from specdebug.diverge.recording import Segment
 
 SCENARIO = """
 name: two-arms

@@ -12,11 +12,8 @@ import pytest
 
 from specdebug import async_probe
 from specdebug.cli.main import run
-from specdebug.diverge.keeper import Keeper
-from specdebug.diverge.listener import RunListener
-from specdebug.diverge.recorder import HashRecorder
-from specdebug.diverge.stream import RecordedStep, Writer, read
-from specdebug.diverge.values import kept
+from specdebug.diverge.recorder import HashRecorder, Keeper, RunListener
+from specdebug.diverge.recording import RecordedStep, Writer, kept, read
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from tests.diverge.samples import SCENARIO
 from tests.engine.waits import waits_of_decode_steps

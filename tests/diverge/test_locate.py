@@ -15,7 +15,7 @@ from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay, run_arms
 from specdebug.campaign.preload import PRELOAD
 from specdebug.diverge import locate as module
 from specdebug.diverge.locate import IN_PLACE, Locator, Suspect, place_of, twin_of
-from specdebug.diverge.stream import Descriptor, RecordedStep
+from specdebug.diverge.recording import Descriptor, RecordedStep
 from specdebug.faults.declare import parse_fault
 from specdebug.scenario.grammar import Expectation
 from specdebug.scenario.library import Library

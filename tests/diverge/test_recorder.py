@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.diverge.keeper import Keeper
-from specdebug.diverge.recorder import HashRecorder
-from specdebug.diverge.stream import RecordedStep, Writer, read
-from specdebug.diverge.values import kept
+from specdebug.diverge.recorder import HashRecorder, Keeper
+from specdebug.diverge.recording import RecordedStep, Writer, kept, read
 from specdebug.events import AheadDropped, Observers, StepBegan, StepOver
 
 

@@ -1,23 +1,101 @@
-"""Another engine's recording, read as steps: whose the rows are, what does not count, and the tensors behind."""
+"""Prefills of two engines by position: chunks cut anew, what a cache kept, and what only one of them computed."""
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import torch
 
 from specdebug.async_probe import SiteCall
-from specdebug.diverge.device_hashes import Groups, reference
-from specdebug.diverge.stream import PADDING
-from specdebug.diverge.sums import Layout
-from specdebug.diverge.tape import TapeRecording
-from specdebug.diverge.values import kept
+from specdebug.diverge.align import PREFILL, by_request
+from specdebug.diverge.hashes import Groups, reference
+from specdebug.diverge.recording import PADDING, Descriptor, Layout, RecordedStep, kept
+from specdebug.diverge.tape import Chunks, Positions, TapeRecording, chunks_of, computed_again
 from specdebug.targets.inside.tape import Tape
 
 A, B = "0123abcd-a", "0123abcd-b"
 
 
-def taped(path: Path, *, b_first: bool = False, slot: int = 0) -> Path:
+def taped(path: Path, *chunks: tuple[int, int], total: int = 10, other: int | None = None) -> Path:
+    """A request's chunks, each its first position and its tokens, whose ids are their positions. ``other``: a position
+    at which the token is another."""
+    tape = Tape(str(path))
+    for number, (start, rows) in enumerate(chunks, 1):
+        tape.begin(number, "prefill", [A], [rows], starts=[start], totals=[total])
+        ids = torch.arange(start, start + rows)
+        tape.add(PREFILL, torch.where(ids == other, 99, ids) if other is not None else ids)
+        tape.add("target_prefill.logits", torch.tensor([[float(start + rows)]]))
+        tape.end()
+    return path
+
+
+def recording(path: Path, chunks: Chunks | None = None) -> TapeRecording:
+    return TapeRecording(path, branches=1, nodes=2, as_in={"accept.accept_index": "int64"}, chunks=chunks)
+
+
+def shown(step: RecordedStep) -> dict[str, int]:
+    return {call.site: sum(call.rows) for call in step.calls if call.owners}
+
+
+def test_a_prompt_is_cut_as_the_other_engine_cut_it(tmp_path: Path) -> None:
+    theirs = recording(taped(tmp_path / "x", (0, 4), (4, 6))).steps
+    mine = recording(taped(tmp_path / "y", (0, 7), (7, 3)), chunks_of(theirs, whole=True)).steps
+    assert [shown(step)[PREFILL] for step in theirs] == [4, 6]
+    assert [shown(step) for step in mine] == [{PREFILL: 4}, {PREFILL: 6, "target_prefill.logits": 1}]
+    assert list(by_request(theirs, mine)) == []
+
+
+def test_a_row_that_differs_is_found_at_its_position_whatever_the_cuts(tmp_path: Path) -> None:
+    theirs = recording(taped(tmp_path / "x", (0, 4), (4, 6))).steps
+    mine = recording(taped(tmp_path / "y", (0, 7), (7, 3), other=8), chunks_of(theirs, whole=True)).steps
+    (found,) = by_request(theirs, mine)
+    assert (found.site, found.owner) == (PREFILL, "a")
+    assert found.left is not None
+    assert found.left.step == 2
+
+
+def test_what_one_engine_had_cached_and_the_other_computed_is_counted_and_not_compared(tmp_path: Path) -> None:
+    theirs = recording(taped(tmp_path / "x", (6, 4)))
+    mine = recording(taped(tmp_path / "y", (0, 7), (7, 3)), chunks_of(theirs.steps, whole=True))
+    assert [shown(step) for step in mine.steps] == [{PREFILL: 4, "target_prefill.logits": 1}]
+    assert list(by_request(theirs.steps, mine.steps)) == []
+    assert mine.positions == {"a": Positions(both=4, other=0, own=6)}
+
+    again = recording(tmp_path / "y")
+    fewer = recording(taped(tmp_path / "z", (7, 3)), chunks_of(again.steps, whole=True))
+    assert [shown(step) for step in fewer.steps] == [{PREFILL: 3, "target_prefill.logits": 1}]
+    assert list(by_request(again.steps, fewer.steps)) == []
+    assert fewer.positions == {"a": Positions(both=3, other=7, own=0)}
+
+
+def test_the_end_of_a_chunk_whose_rows_are_not_all_there_is_compared_still(tmp_path: Path) -> None:
+    theirs = recording(taped(tmp_path / "x", (0, 10))).steps
+    mine = recording(taped(tmp_path / "y", (3, 7)), chunks_of(theirs, whole=True)).steps
+    assert [shown(step) for step in mine] == [{"target_prefill.logits": 1}]
+    assert list(by_request(theirs, mine)) == []
+
+
+DECODE = RecordedStep(9, ("a",), (Descriptor("verify.input_ids", "int64", (0,), (1,)),), array("Q", [1]))
+
+
+def test_a_prefill_that_a_run_ended_in_is_not_cut_by(tmp_path: Path) -> None:
+    steps = recording(taped(tmp_path / "x", (0, 4), (4, 6))).steps
+    assert chunks_of(steps, whole=True) == {"a": (4, 6)}
+    assert chunks_of(steps, whole=False) == {}
+    assert chunks_of([*steps, DECODE], whole=False) == {"a": (4, 6)}
+
+
+def test_a_request_that_is_computed_again_is_told(tmp_path: Path) -> None:
+    first, second = recording(taped(tmp_path / "x", (0, 4), (4, 6))).steps
+    assert computed_again([first, second, DECODE]) == set()
+    assert computed_again([first, DECODE, second]) == {"a"}
+
+
+A, B = "0123abcd-a", "0123abcd-b"
+
+
+def batched(path: Path, *, b_first: bool = False) -> Path:
     """Two requests in one batch, in either order, and a step too many of the first; the engine's own check between."""
     tape = Tape(str(path))
     order = [B, A] if b_first else [A, B]
@@ -43,12 +121,8 @@ def taped(path: Path, *, b_first: bool = False, slot: int = 0) -> Path:
     return path
 
 
-def recording(path: Path) -> TapeRecording:
-    return TapeRecording(path, branches=1, nodes=2, as_in={"accept.accept_index": "int64"})
-
-
 def test_rows_have_owners_and_equal_shares_have_equal_hashes_whatever_the_order(tmp_path: Path) -> None:
-    one, other = (recording(taped(tmp_path / name, b_first=name == "y")).steps for name in "xy")
+    one, other = (recording(batched(tmp_path / name, b_first=name == "y")).steps for name in "xy")
     assert [step.number for step in one] == [1, 3, 4]
     assert one[0].rids == ("a", "b")
     assert other[0].rids == ("b", "a")
@@ -75,12 +149,12 @@ def test_hashes_are_those_of_a_recording_on_a_device_where_that_is_asked(tmp_pat
 
 
 def test_a_step_after_a_requests_end_does_not_count(tmp_path: Path) -> None:
-    last = recording(taped(tmp_path / "x")).steps[-1]
+    last = recording(batched(tmp_path / "x")).steps[-1]
     assert {part.owner for part in last.parts()} == {"b", None}
 
 
 def test_what_was_cut_off_is_passed_over(tmp_path: Path) -> None:
-    path = taped(tmp_path / "x")
+    path = batched(tmp_path / "x")
     whole = recording(path).steps
     path.write_bytes(path.read_bytes()[:-5])
     assert len(recording(path).steps[-1].calls) == len(whole[-1].calls) - 1
@@ -88,7 +162,7 @@ def test_what_was_cut_off_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_tensors_are_found_by_step_and_call(tmp_path: Path) -> None:
-    found = recording(taped(tmp_path / "x"))
+    found = recording(batched(tmp_path / "x"))
     found.keep([(3, 0)], tmp_path)
     values = kept(tmp_path, (3, 0))
     assert values is not None

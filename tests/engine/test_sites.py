@@ -12,7 +12,7 @@ import pytest
 import specdebug.engine
 from specdebug import async_probe
 from specdebug.async_probe.sites import find_sites
-from specdebug.diverge.choices import GROUNDS
+from specdebug.diverge.rounding import GROUNDS
 from specdebug.engine import SamplingParams
 from specdebug.engine.sites import SITES, SiteRows, held_at, rows_per_request
 from specdebug.engine.workers.registry import LINEUP, workers_at

@@ -17,8 +17,8 @@ from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, 
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay
 from specdebug.campaign.loops.verify import Matrix, ToggleCheck
 from specdebug.diverge.align import Difference
+from specdebug.diverge.recording import Descriptor, Share
 from specdebug.diverge.run import Divergence
-from specdebug.diverge.stream import Descriptor, Share
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Injection
 from specdebug.logs.findings import Finding

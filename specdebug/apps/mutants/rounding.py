@@ -15,8 +15,7 @@ from pathlib import Path
 from specdebug.base.assets import checkpoint_path
 from specdebug.campaign.loops.replay import ArmRun
 from specdebug.diverge.align import Difference
-from specdebug.diverge.judge import compared
-from specdebug.diverge.values import tolerance
+from specdebug.diverge.rounding import compared, tolerance
 from specdebug.reference.config import read_config
 
 LOOKED_AT = 24

@@ -15,13 +15,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from specdebug.diverge.worker import Listening
 from specdebug.run.warm_worker import with_workload
 from specdebug.workers.wire import PipeSink
 
 if TYPE_CHECKING:
     from specdebug.apps.mutants.books import BookKeeper
     from specdebug.apps.mutants.rounding import Keep
-    from specdebug.diverge.listener import RunListener
+    from specdebug.diverge.recorder import RunListener
     from specdebug.run.loop import RunLoop
 
 TARGET = f"{__name__}:run_mutant"
@@ -83,36 +84,32 @@ class LineCoverage:
         return line
 
 
-class _Recording:
+class _Recording(Listening):
     """Records an arm from before its engine is built, into a folder; or keeps tensors of it there."""
 
     def __init__(self, folder: Path, keep: Keep) -> None:
+        super().__init__(lambda: _listener(folder, keep))
         self._folder = folder
-        self._keep = keep
-        self._recorder: RunListener | None = None
         self._books: BookKeeper | None = None
-
-    def building(self) -> None:
-        from specdebug.apps.mutants.recorder import TolerantRecorder
-        from specdebug.diverge.keeper import Keeper
-        from specdebug.diverge.stream import Writer
-
-        if self._keep:
-            self._recorder = Keeper({(step, call): site for step, call, site in self._keep}, self._folder)
-        else:
-            self._recorder = TolerantRecorder(Writer(self._folder / "hashes"))
-        self._recorder.listen()
 
     def built(self, loop: RunLoop) -> None:
         from specdebug.apps.mutants.books import BookKeeper
 
-        assert self._recorder is not None
-        self._recorder.attach(loop.session.inside)
+        super().built(loop)
         self._books = BookKeeper(loop.session.inside)
 
     def finish(self) -> None:
         with suppress(Exception):
-            if self._recorder is not None:
-                self._recorder.finish()
+            super().finish()
         if self._books is not None:
             (self._folder / "books.json").write_text(json.dumps(self._books.kept))
+
+
+def _listener(folder: Path, keep: Keep) -> RunListener:
+    from specdebug.apps.mutants.recorder import TolerantRecorder
+    from specdebug.diverge.recorder import Keeper
+    from specdebug.diverge.recording import Writer
+
+    if keep:
+        return Keeper({(step, call): site for step, call, site in keep}, folder)
+    return TolerantRecorder(Writer(folder / "hashes"))

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch
 
-from specdebug.diverge.stream import RecordedStep
+from specdebug.diverge.recording import RecordedStep, kept
 from specdebug.diverge.tape import TapeRecording
-from specdebug.diverge.values import kept
 from specdebug.targets.inside.tape import Tape
 from specdebug.targets.vllm.inside.boundaries import Boundaries
 from specdebug.targets.vllm.inside.tape import StepTape

@@ -26,13 +26,7 @@ from specdebug.campaign.loops.warm import WarmPool
 from specdebug.campaign.trials.source import as_they_end
 from specdebug.diverge.align import Difference, in_lockstep, is_where
 from specdebug.diverge.recording import RecordedStep, read
-from specdebug.diverge.stream import RecordedStep, read
-from specdebug.mutants.books import Books, first_other, read_books
-from specdebug.mutants.find import ROOT, Mutant
-from specdebug.mutants.rounding import Keep, chosen
-from specdebug.mutants.worker import TARGET
 from specdebug.patching.spec import Patch
-from specdebug.run.warm_worker import Common
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.shared import Common
 from specdebug.verdict.outcome import Outcome

@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+
 import numpy as np
 import pytest
-from specdebug.apps.mutants.find import ROOT
-from specdebug.apps.mutants.find import Mutant
+
+from specdebug.apps.mutants.find import ROOT, Mutant
 from specdebug.apps.mutants.measure import MutantSearch
-from specdebug.apps.mutants.rounding import LOOKED_AT
-from specdebug.apps.mutants.rounding import beyond_rounding
-from specdebug.apps.mutants.rounding import chosen
-from specdebug.apps.mutants.rounding import to_keep
+from specdebug.apps.mutants.rounding import LOOKED_AT, beyond_rounding, chosen, to_keep
 from specdebug.apps.mutants.rows import MutantRow
 from specdebug.apps.mutants.sound import sound_arms
 from specdebug.campaign.trials.journal import Journal
 from specdebug.diverge.align import Difference
-from specdebug.diverge.stream import Descriptor
-from specdebug.diverge.stream import Share
+from specdebug.diverge.recording import Descriptor, Share
 from specdebug.scenario.library import Library
-from specdebug.diverge.recording import Descriptor
-from specdebug.diverge.recording import Share
-from specdebug.mutants.find import ROOT
-from specdebug.mutants.find import Mutant
-from specdebug.mutants.measure import MutantSearch
-from specdebug.mutants.rounding import LOOKED_AT
-from specdebug.mutants.rounding import beyond_rounding
-from specdebug.mutants.rounding import chosen
-from specdebug.mutants.rounding import to_keep
-from specdebug.mutants.rows import MutantRow
-from specdebug.mutants.sound import sound_arms
 
 ARM = sound_arms(Library(), [Library().scenario("graph_padding")])
 

@@ -136,8 +136,9 @@ class StepLog:
             content = self._into.staging.copy(tensor)
         else:  # at once: by the end of the step it is not in the caches any more
             marks, hashings = self._usual
-            at = len(self._into.marks)
-            host = (hashings[at] if at < len(marks) and marks[at] == mark else self._hashing(mark)).host
+            place = len(self._into.marks)
+            usual = place < len(marks) and marks[place] == mark
+            host = (hashings[place] if usual else self._hashing(mark)).host
             assert host is not None
             content = host.hashes(tensor.data_ptr())
         self._into.marks.append(mark)
@@ -145,7 +146,7 @@ class StepLog:
 
     def add_replay(self, captured: Captured, batch: Batch) -> None:
         """Note all calls of a graph, which is replayed."""
-        self._into.sums.copy(captured.sums)
+        self._into.sums.copy(captured)
         if captured not in batch.known:
             marks = [self._mark(call.described, batch, captured=True) for call in captured.calls]
             contents = [_Enqueued(call.groups.number) for call in captured.calls if call.groups is not None]

@@ -7,33 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from specdebug.apps.evaluation.declared import Asking
-from specdebug.apps.evaluation.declared import Evaluation
-from specdebug.apps.evaluation.declared import Expected
+
+from specdebug.apps.evaluation.declared import Asking, Evaluation, Expected
 from specdebug.apps.evaluation.gate import Threshold
-from specdebug.apps.evaluation.questions import ChoiceQuestion
-from specdebug.apps.evaluation.questions import QuestionSet
-from specdebug.apps.evaluation.run import Evaluated
-from specdebug.apps.evaluation.run import MarkedAnswer
+from specdebug.apps.evaluation.questions import ChoiceQuestion, QuestionSet
+from specdebug.apps.evaluation.run import Evaluated, MarkedAnswer
 from specdebug.base.errors import SpecDebugError
-from specdebug.base.trial import Trial
-from specdebug.base.trial import TrialResult
-from specdebug.campaign.loops.baseline import Against
-from specdebug.campaign.loops.baseline import GroupAgainst
+from specdebug.base.trial import Trial, TrialResult
+from specdebug.campaign.loops.baseline import Against, GroupAgainst
 from specdebug.campaign.loops.compare import compare
-from specdebug.campaign.loops.fault_matrix import Case
-from specdebug.campaign.loops.fault_matrix import FaultMatrix
+from specdebug.campaign.loops.fault_matrix import Case, FaultMatrix
 from specdebug.campaign.loops.replay import ArmRun
 from specdebug.campaign.loops.replays import Replays
-from specdebug.campaign.trials.sampling import Sampled
-from specdebug.campaign.trials.sampling import Tally
-from specdebug.diverge.align import Difference
-from specdebug.diverge.common import Looked
-from specdebug.diverge.judge import Rounding
+from specdebug.campaign.trials.sampling import Sampled, Tally
+from specdebug.diverge.align import Difference, Looked
+from specdebug.diverge.recording import Descriptor, Share
+from specdebug.diverge.rounding import Rounding, ValueDifference
 from specdebug.diverge.run import Divergence
-from specdebug.diverge.stream import Descriptor
-from specdebug.diverge.stream import Share
-from specdebug.diverge.values import ValueDifference
 from specdebug.engine.workers.registry import LINEUP
 from specdebug.faults.catalogue import CLASSES
 from specdebug.logs.scan import Scan
@@ -42,44 +32,17 @@ from specdebug.report.compare import compare_report
 from specdebug.report.diverge import divergence_report
 from specdebug.report.evaluation import evaluation_report
 from specdebug.report.faults import faults_report
-from specdebug.report.flake import Question
-from specdebug.report.flake import flake_report
-from specdebug.report.minimise import Minimisation
-from specdebug.report.minimise import minimise_report
+from specdebug.report.flake import Question, flake_report
+from specdebug.report.minimise import Minimisation, minimise_report
 from specdebug.report.parts import Report
-from specdebug.report.replay import replay_report
-from specdebug.report.replay import replays_report
+from specdebug.report.replay import replay_report, replays_report
 from specdebug.report.triage import triage_report
-from specdebug.scenario.grammar import AcceptOracle
-from specdebug.scenario.grammar import Arm
-from specdebug.scenario.grammar import Expectation
-from specdebug.scenario.grammar import OracleSpec
-from specdebug.scenario.grammar import Scenario
+from specdebug.scenario.grammar import AcceptOracle, Arm, Expectation, OracleSpec, Scenario
 from specdebug.search.minimise import Summary
 from specdebug.search.stats.claims import parse_claim
-from specdebug.verdict.outcome import Located
-from specdebug.verdict.outcome import Metrics
-from specdebug.verdict.outcome import Outcome
-from specdebug.verdict.outcome import RequestResult
-from specdebug.verdict.outcome import Tie
-from specdebug.verdict.outcome import Violation
-from tests.report.samples import BAD
-from tests.report.samples import GOOD
-from tests.report.samples import LOST
-from tests.report.samples import compared
-from tests.report.samples import from_file
-from tests.report.samples import recorded
-from tests.report.samples import replay_of
-from tests.report.samples import result
-from tests.report.trials import chooser
-from tests.report.trials import culprit_200
-from tests.report.trials import searched
-from specdebug.diverge.align import Looked
-from specdebug.diverge.recording import Descriptor
-from specdebug.diverge.recording import Share
-from specdebug.diverge.rounding import Rounding
-from specdebug.diverge.rounding import ValueDifference
-from specdebug.engine.lineup import LINEUP
+from specdebug.verdict.outcome import Located, Metrics, Outcome, RequestResult, Tie, Violation
+from tests.report.samples import BAD, GOOD, LOST, compared, from_file, recorded, replay_of, result
+from tests.report.trials import chooser, culprit_200, searched
 
 PARTS = ("graphs: called again", "a.kernel", "b.kernel")
 """What a run had in place of an engine's own code."""

@@ -20,10 +20,9 @@ from pathlib import Path
 
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.campaign import Campaign
-from specdebug.campaign.trials.command import CommandSource
+from specdebug.campaign.trials.command import CommandSource, Takes
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.search import CulpritSearch, Findings, Standing
-from specdebug.campaign.trials.takes import Takes
 from specdebug.patching.toggles import Registry
 from specdebug.scenario.library import Library
 from specdebug.search.bisect import Bisector, openings

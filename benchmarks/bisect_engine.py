@@ -18,11 +18,10 @@ from rich.table import Table
 
 from specdebug.base.content import content_files
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.trials.campaign import Campaign
+from specdebug.campaign.trials.campaign import Campaign, Candidate
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature
 from specdebug.campaign.trials.search import CulpritSearch, Findings, Standing
-from specdebug.campaign.trials.source import Candidate
 from specdebug.scenario.library import Library
 from specdebug.search.bisect import Bisector, openings
 

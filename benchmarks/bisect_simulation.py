@@ -29,7 +29,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from specdebug.search.bisect import Bisector, Prior
+from specdebug.search.bisect import Bisector
+from specdebug.search.posterior import Prior
 
 TOGGLES = tuple(f"toggle-{i}" for i in range(16))
 RATES, FALSE = (1.0, 0.7, 0.5, 0.3, 0.2), (0.0, 0.02, 0.05)

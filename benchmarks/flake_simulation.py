@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy.special import bdtr, betaincinv
 
-from specdebug.search.stats.claims import Apart, Below, Claim
-from specdebug.search.stats.intervals import anytime_bounds, narrow_enough
+from specdebug.search.claims import Apart, Below, Claim
+from specdebug.search.intervals import anytime_bounds, narrow_enough
 
 RATES = (
     0.005,

@@ -22,15 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.trials.campaign import Campaign
-from specdebug.campaign.trials.command import CommandSource
+from specdebug.campaign.trials.campaign import Campaign, TrialSource
+from specdebug.campaign.trials.command import CommandSource, Takes, command_source, made_there
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.ray_executor import RaySource, import_ray
-from specdebug.campaign.trials.remote import command_source, made_there
 from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature
 from specdebug.campaign.trials.search import CulpritSearch, Findings, Standing
-from specdebug.campaign.trials.source import TrialSource
-from specdebug.campaign.trials.takes import Takes
 from specdebug.scenario.library import Library
 from specdebug.search.bisect import Bisector, openings
 

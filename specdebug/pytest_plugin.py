@@ -200,7 +200,7 @@ class ArmItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run the arm in a worker. Raises ArmFailed."""
-        from specdebug.campaign.loops.left_out import NotOnTarget
+        from specdebug.campaign.loops.replay import NotOnTarget
 
         bench = _bench(self.config)
         try:

@@ -16,7 +16,7 @@ from specdebug.campaign import preload  # noqa: F401
 from specdebug.campaign.loops import replay
 from specdebug.campaign.loops.baseline import Baseline
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
-from specdebug.campaign.trials import command, source  # noqa: F401
+from specdebug.campaign.trials import campaign, command  # noqa: F401
 from specdebug.diverge import locate  # noqa: F401
 from specdebug.report import terminal  # noqa: F401
 from specdebug.verdict.outcome import Outcome, RequestResult

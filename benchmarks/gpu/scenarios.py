@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from specdebug.base import interrupts
-from specdebug.campaign.loops.plans import exists_in
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, plan, run_arms
+from specdebug.campaign.loops.verify import exists_in
 from specdebug.campaign.preload import PRELOAD
 from specdebug.report.progress import RunProgress
 from specdebug.report.replay import arm_document

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from specdebug.apps.hunt.workload import LONGEST_PROMPT, MOST_NEW, groups
+from specdebug.apps.hunt.draw import LONGEST_PROMPT, MOST_NEW, groups
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.trial import stream
 from specdebug.engine.config import EngineConfig

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.trials.takes import Takes
+from specdebug.campaign.trials.command import Takes
 from specdebug.cli.options import (
     MAX_TRIALS,
     TRIALS_AT_A_TIME,

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.trials.takes import Takes
+from specdebug.campaign.trials.command import Takes
 from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Over, Suspects
 from specdebug.cli.options import ContentOptions, engine_words
 
 if TYPE_CHECKING:
-    from specdebug.campaign.trials.faults import FaultSource
-    from specdebug.campaign.trials.source import Origin, TrialSource
+    from specdebug.campaign.trials.campaign import Origin, TrialSource
+    from specdebug.campaign.trials.scenario import FaultSource
     from specdebug.report.bisect import Bisection
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
-    from specdebug.search.bisect import BayesianSearch
+    from specdebug.search.posterior import BayesianSearch
 
 Reproduce: TypeAlias = Callable[[frozenset[str], int], str]
 """Make the command that runs a trial again, of the candidates that it switched on and its seed."""
@@ -153,8 +153,7 @@ def plan_of(asked: BisectQuestion) -> Plan:
 
 
 def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
-    from specdebug.campaign.trials.command import SEED_VARIABLE, reverts_text
-    from specdebug.campaign.trials.remote import command_source, made_there
+    from specdebug.campaign.trials.command import SEED_VARIABLE, command_source, made_there, reverts_text
     from specdebug.patching.toggles import REVERT_VARIABLE
 
     timeout, takes = asked.budget.timeout, asked.suspects.takes
@@ -186,7 +185,7 @@ def _over_toggles_of_command(asked: BisectQuestion) -> Plan:
 
 def _over_scenario(asked: BisectQuestion) -> Plan:
     """The fixes that an arm does not revert, or engine options."""
-    from specdebug.campaign.trials.remote import made_there
+    from specdebug.campaign.trials.command import made_there
     from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature
     from specdebug.scenario.checks import engine_shape
 
@@ -248,9 +247,8 @@ def _told_of_options(asked: BisectQuestion, arm: str) -> tuple[Reproduce, NextSt
 
 
 def _over_faults(asked: BisectQuestion) -> Plan:
-    from specdebug.campaign.trials.faults import FaultSource
-    from specdebug.campaign.trials.remote import made_there
-    from specdebug.campaign.trials.scenario import expected_signature
+    from specdebug.campaign.trials.command import made_there
+    from specdebug.campaign.trials.scenario import FaultSource, expected_signature
     from specdebug.faults.declare import parse_fault
     from specdebug.scenario.checks import engine_shape
 

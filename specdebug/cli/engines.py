@@ -102,7 +102,7 @@ def list_engines(into: Into = None, as_json: Json = False, debug: Debug = False)
 def check(release: Named, into: Into = None, debug: Debug = False) -> int:
     """Say what of ours fits a release by its files; serve ten tokens with it, with drafts and without, and hold them to
     the reference. Exit code 1 if they are not right, 125 if it cannot be told."""
-    from specdebug.campaign.loops.engine_check import SCENARIO, check_engine
+    from specdebug.campaign.loops.replays import SCENARIO, check_engine
     from specdebug.report.engines import check_lines
     from specdebug.targets.installs.release import parse_release
     from specdebug.targets.installs.store import find_installed, store_folder

@@ -26,7 +26,7 @@ from specdebug.cli.output import answer, on_stderr, tell
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdebug.campaign.loops.fault_ground import Ground
+    from specdebug.campaign.loops.fault_matrix import Ground
     from specdebug.cli.options import Dtype
 
 app = typer.Typer(help="List and show the faults that can be injected, and verify what catches them.")
@@ -91,7 +91,7 @@ def verify(
     a GPU, classes act at sites outside the captured graphs; those that have none are left out, and named. So are those
     that have no meaning in the engine of --target.
     """
-    from specdebug.campaign.loops.fault_runs import verify as run_matrix
+    from specdebug.campaign.loops.fault_matrix import verify as run_matrix
     from specdebug.faults.catalogue import CLASSES
     from specdebug.faults.declare import find_class
     from specdebug.report.faults import FaultsProgress, faults_report
@@ -114,7 +114,7 @@ def _ground(device: str | None, dtype: Dtype | None, target: str | None, workers
     """The engine to inject into, and its workers. Raises BadFault for a worker that there is not."""
     from specdebug.base.abilities import DEFAULT
     from specdebug.base.errors import did_you_mean, one_line
-    from specdebug.campaign.loops.fault_ground import Ground
+    from specdebug.campaign.loops.fault_matrix import Ground
     from specdebug.engine.workers.registry import LINEUP
     from specdebug.faults.model import BadFault
     from specdebug.targets.settings import parse_target

@@ -12,7 +12,7 @@ import typer
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.trials.takes import Takes
+from specdebug.campaign.trials.command import Takes
 from specdebug.cli.options import (
     MAX_TRIALS,
     TRIALS_AT_A_TIME,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from specdebug.campaign.trials.scenario import ScenarioSource
     from specdebug.report.flake import Question
     from specdebug.scenario.library import Library
-    from specdebug.search.stats.claims import Claim
+    from specdebug.search.claims import Claim
 
 TRIALS = 1000
 """The most trials, unless the command line sets it, or a claim needs more than a quarter of them when nothing fails."""
@@ -95,7 +95,7 @@ def flake(
     stopped. Exit code 0 when the claim holds (without one: when nothing failed), 1 when it is refuted (when something
     failed), 125 when that is undecided, or nothing shows that the lines of a reverted fix ran.
     """
-    from specdebug.search.stats.claims import parse_claim
+    from specdebug.search.claims import parse_claim
 
     level = confidence_of(measured.confidence)
     claim = None if measured.claim is None else parse_claim(measured.claim, level)
@@ -142,7 +142,7 @@ def _measure(
 
 def _enough(claim: Claim | None, confidence: float) -> Callable[[int, int], bool]:
     """Return the test, of failures and runs, that the claim is decided, or without one that the rate is known."""
-    from specdebug.search.stats.intervals import anytime_interval, narrow_enough
+    from specdebug.search.intervals import anytime_interval, narrow_enough
 
     def enough(failures: int, runs: int) -> bool:
         if claim is not None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from specdebug.apps.hunt.hunting import Hunt
     from specdebug.apps.hunt.record import HuntRecord
     from specdebug.base.errors import SpecDebugError
-    from specdebug.campaign.trials.source import TrialSource
+    from specdebug.campaign.trials.campaign import TrialSource
     from specdebug.report.hunt import HuntAnswer
     from specdebug.scenario.library import Library
     from specdebug.targets.settings import TargetChoice
@@ -122,8 +122,8 @@ def hunt(search: HuntSearch, results: JsonOptions, shared: ContentOptions) -> in
 
 def _record(search: HuntSearch, target: TargetChoice, reverts: tuple[int, ...], library: Library) -> HuntRecord:
     """Open the record of the hunt, and say so if it has scenarios of another state. Raises RecordError."""
+    from specdebug.apps.hunt.hunting import hunt_state
     from specdebug.apps.hunt.record import HuntRecord
-    from specdebug.apps.hunt.state import hunt_state
     from specdebug.report.words import counted
 
     about = {"target": str(target), "seed": search.seed, "reverts": list(reverts), **search.engine}
@@ -140,7 +140,7 @@ def _cluster(
     """Return what makes the cluster that runs the scenarios; None if they are to run here."""
     if search.executor is not Executor.RAY:
         return None
-    from specdebug.apps.hunt.source import HuntSource
+    from specdebug.apps.hunt.hunting import HuntSource
     from specdebug.campaign.trials.ray_executor import RaySource
 
     make = partial(HuntSource, target, search.seed, reverts, tuple(library.folders[1:]), search.engine)
@@ -160,7 +160,7 @@ def _tell(answer: HuntAnswer, results: JsonOptions, trouble: SpecDebugError | No
 
 def _make_small(hunting: Hunt, search: HuntSearch) -> dict[str, Path]:
     """Make the first scenario of each failure small, unless that was done before; return the files by signature."""
-    from specdebug.apps.hunt.shrinking import shrink, shrunk_path
+    from specdebug.apps.hunt.evidence import shrink, shrunk_path
 
     small: dict[str, Path] = {}
     for signature, ones in hunting.record.findings.items():

@@ -34,8 +34,7 @@ from specdebug.cli.output import check_writable, on_stderr, tell
 from specdebug.cli.running import UNDECIDED, JournalOptions, confidence_of, tell_rerun
 
 if TYPE_CHECKING:
-    from specdebug.campaign.shrink.space import ScenarioSpace
-    from specdebug.campaign.shrink.trials import ShrunkSource
+    from specdebug.campaign.shrink import ScenarioSpace, ShrunkSource
     from specdebug.report.minimise import Minimisation
     from specdebug.scenario.grammar import Scenario
     from specdebug.scenario.library import Library
@@ -108,8 +107,7 @@ def minimise(
 
 
 def _plan(library: Library, subject: MinimiseSubject, over: Mapping[str, str | int | float], jobs: int) -> _Plan:
-    from specdebug.campaign.shrink.space import ScenarioSpace
-    from specdebug.campaign.shrink.trials import ShrunkSource
+    from specdebug.campaign.shrink import ScenarioSpace, ShrunkSource
 
     whole = library.scenario(subject.scenario).laid_over(over)
     arm = _arm_of(whole, subject.arm)
@@ -165,7 +163,7 @@ def _search(
 
 def _file_text(summary: Summary[Scenario], subject: Minimisation, name: str) -> str:
     from specdebug import __version__
-    from specdebug.campaign.shrink.file import scenario_text
+    from specdebug.campaign.shrink import scenario_text
     from specdebug.report.minimise import headline, needed_lines, rate_text
 
     followed = summary.followed or "*"

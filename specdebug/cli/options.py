@@ -22,7 +22,7 @@ from typer.models import ParameterInfo
 
 from specdebug.base.attention_plans import PLANS, SHIPPED
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.trials.takes import Takes
+from specdebug.campaign.trials.command import Takes
 from specdebug.cli import complete
 from specdebug.cli.output import check_writable, note, set_debug
 

@@ -173,9 +173,7 @@ def _plan_named(
     library: Library, named: Sequence[str], choices: Choices, keyword: str | None, *, last_failed: bool
 ) -> list[PlannedRuns]:
     """Return the runs of the scenarios that were named, and say on stderr which of them ``--lf`` selects."""
-    from specdebug.campaign.loops.last_failed import LastFailed
-    from specdebug.campaign.loops.replays import only_failed, plan_all
-    from specdebug.campaign.loops.selection import parse_expression
+    from specdebug.campaign.loops.replays import LastFailed, only_failed, parse_expression, plan_all
 
     record = LastFailed.read(FOLDER) if last_failed else LastFailed()
     if not named and not record.files:
@@ -200,8 +198,7 @@ def _run_plans(
     locate: bool,
 ) -> int:
     """Run the plans, locate failures, record which arms failed, tell the results, save a baseline; the exit code."""
-    from specdebug.campaign.loops.last_failed import keep_failed
-    from specdebug.campaign.loops.replays import replay_all
+    from specdebug.campaign.loops.replays import keep_failed, replay_all
     from specdebug.report.replay import replay_report
 
     recording, baseline = results.recording(), baselines.open()

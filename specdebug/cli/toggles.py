@@ -30,8 +30,7 @@ from specdebug.cli.output import answer, note, tell
 from specdebug.cli.running import progress, workers
 
 if TYPE_CHECKING:
-    from specdebug.campaign.loops.latent import LatentCheck
-    from specdebug.campaign.loops.verify import Matrix
+    from specdebug.campaign.loops.verify import LatentCheck, Matrix
     from specdebug.patching.toggles import Toggle
     from specdebug.scenario.library import Library
     from specdebug.targets.settings import TargetChoice
@@ -148,7 +147,7 @@ def _chosen(
     """The fixes of these numbers, else all, with the edits of the engine that a target runs and what shows them there,
     the target, and those that are latent there. Raises SpecDebugError where nothing shows one that is named."""
     from specdebug.base.abilities import DEFAULT
-    from specdebug.campaign.loops.latent import check_latent
+    from specdebug.campaign.loops.verify import check_latent
     from specdebug.targets.installs.store import find_installed, store_folder
     from specdebug.targets.settings import ReleasedEngine, engine_of, parse_target
 

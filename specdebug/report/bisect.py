@@ -30,7 +30,7 @@ from specdebug.report.trials import (
     trials_section,
 )
 from specdebug.report.words import NOT_ENGINE_CODE, counted, ended, replaced, some, times
-from specdebug.search.bisect import BayesianSearch, Rate
+from specdebug.search.posterior import BayesianSearch, Rate
 
 BAR = 24
 """Columns of a full bar."""

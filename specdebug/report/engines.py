@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specdebug.campaign.loops.engine_check import EngineChecked
+from specdebug.campaign.loops.replays import EngineChecked
 from specdebug.report.listings import listing
 from specdebug.report.parts import Column, Line, Report, Table, columns
 from specdebug.report.words import counted

@@ -9,8 +9,7 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix
-from specdebug.campaign.loops.fault_runs import MatrixStanding
+from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, MatrixStanding
 from specdebug.faults.model import NEEDS, FaultClass
 from specdebug.report.detection import DetectionMatrix
 from specdebug.report.listings import listing

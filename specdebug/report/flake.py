@@ -41,9 +41,8 @@ from specdebug.report.trials import (
     trials_section,
 )
 from specdebug.report.words import NOT_ENGINE_CODE, ended, replaced, times
-from specdebug.search.stats.claims import Apart, Below, Claim, percent
-from specdebug.search.stats.clean import clean_bound
-from specdebug.search.stats.intervals import Interval, anytime_interval, clopper_pearson
+from specdebug.search.claims import Apart, Below, Claim, clean_bound, percent
+from specdebug.search.intervals import Interval, anytime_interval, clopper_pearson
 
 EVERY = 20
 """Plain output: runs between two lines, besides one for each failure."""

@@ -13,7 +13,7 @@ from rich.text import Text
 from specdebug import __version__
 from specdebug.apps.mutants.find import Mutant
 from specdebug.apps.mutants.measure import Measured
-from specdebug.apps.mutants.rows import MutantRow, Score, scores
+from specdebug.apps.mutants.source import MutantRow, Score, scores
 from specdebug.report.listings import listing
 from specdebug.report.parts import Column, Line, Preformatted, Report, Section, Styled, Table, columns, lines
 from specdebug.report.progress import Display

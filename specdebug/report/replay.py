@@ -8,8 +8,7 @@ from typing import Any
 
 from specdebug import __version__
 from specdebug.campaign.loops.baseline import lines_of
-from specdebug.campaign.loops.last_failed import as_it_should
-from specdebug.campaign.loops.replay import ArmResult, Replay
+from specdebug.campaign.loops.replay import ArmResult, Replay, as_it_should
 from specdebug.campaign.loops.replays import Replays
 from specdebug.campaign.loops.steplog import EngineStep, Recording
 from specdebug.report.explain import explain

@@ -15,8 +15,7 @@ from specdebug.report.words import replaced
 from specdebug.verdict.outcome import EXIT_CODES, not_engine_code
 
 if TYPE_CHECKING:  # a list of fixes is told without torch
-    from specdebug.campaign.loops.latent import LatentCheck
-    from specdebug.campaign.loops.verify import Matrix, ToggleCheck
+    from specdebug.campaign.loops.verify import LatentCheck, Matrix, ToggleCheck
 
 MATRIX = (
     *columns("PR", "state", "scenario", key=True),

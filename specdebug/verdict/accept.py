@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdebug.base.schema import Item
-from specdebug.search.stats.means import most_events, repeat_margin, spread
+from specdebug.search.intervals import most_events, repeat_margin, spread
 from specdebug.verdict.outcome import Outcome, RequestResult, Violation, mean
 
 MIN_VERIFIES = 8

@@ -15,10 +15,10 @@ import torch
 
 from specdebug.base.errors import CannotRunHere
 from specdebug.base.trial import Trial
-from specdebug.campaign.loops import fault_runs
-from specdebug.campaign.loops.fault_runs import verify
+from specdebug.campaign.loops import fault_matrix
+from specdebug.campaign.loops.fault_matrix import verify
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
-from specdebug.campaign.trials import warm
+from specdebug.campaign.trials import scenario as trials_of
 from specdebug.campaign.trials.scenario import ScenarioSource
 from specdebug.engine.workers.registry import LINEUP
 from specdebug.scenario.library import Library
@@ -76,7 +76,7 @@ class Pool:
 
 def trials(monkeypatch: pytest.MonkeyPatch, *unavailable: bool) -> Iterator[str]:
     """The results of trials of a scenario, one after another."""
-    monkeypatch.setattr(warm, "WarmPool", lambda *_: Pool(*unavailable))
+    monkeypatch.setattr(trials_of, "WarmPool", lambda *_: Pool(*unavailable))
     library = Library()
     source = ScenarioSource(library, library.scenario(MINI))
     for number in range(len(unavailable)):
@@ -95,10 +95,10 @@ def test_what_one_trial_alone_lacks_is_its_own_matter(monkeypatch: pytest.Monkey
 
 
 def test_a_matrix_of_faults_ends_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_runs.WarmPool, "wait", lambda pool: result(unavailable=True))
-    monkeypatch.setattr(fault_runs.WarmPool, "start", lambda pool, run: None)
-    monkeypatch.setattr(fault_runs.WarmPool, "foresee", lambda pool, run: None)
-    matrix = verify([fault_runs.CLASSES["nan_logits"]], 3, 1, Library())
+    monkeypatch.setattr(fault_matrix.WarmPool, "wait", lambda pool: result(unavailable=True))
+    monkeypatch.setattr(fault_matrix.WarmPool, "start", lambda pool, run: None)
+    monkeypatch.setattr(fault_matrix.WarmPool, "foresee", lambda pool, run: None)
+    matrix = verify([fault_matrix.CLASSES["nan_logits"]], 3, 1, Library())
     assert (matrix.made, matrix.missing) == (0, 6 * len(LINEUP))
     assert isinstance(matrix.trouble, CannotRunHere)
 

@@ -44,7 +44,7 @@ from specdebug.bundle.archive import MANIFEST
 from specdebug.bundle.content import TRACE, read_bundle
 from specdebug.bundle.run import steps_hash
 from specdebug.campaign.loops.baseline import Baseline
-from specdebug.campaign.loops.last_failed import LastFailed
+from specdebug.campaign.loops.replays import LastFailed
 from specdebug.campaign.trials.journal import Journal
 from specdebug.cli.main import run
 from specdebug.engine.model.checkpoint import Checkpoint, read_json_object

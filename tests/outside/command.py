@@ -57,7 +57,7 @@ def work(payload: tuple[str, int, str, int], sink: Any) -> None:
 
 def with_stand_ins(whats: list[str], done: int, folder: str) -> None:
     """Have pools start stand-ins."""
-    from specdebug.campaign.trials.process import Processes
+    from specdebug.campaign.trials.command import Processes
     from specdebug.workers.pool import WorkerPool
 
     start, launch = WorkerPool.__init__, WorkerPool.launch

@@ -14,8 +14,7 @@ from specdebug.apps.evaluation.questions import ChoiceQuestion, QuestionSet
 from specdebug.apps.evaluation.run import Evaluated, MarkedAnswer
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.loops.baseline import Against, GroupAgainst
-from specdebug.campaign.loops.compare import compare
+from specdebug.campaign.loops.compare import Against, GroupAgainst, compare
 from specdebug.campaign.loops.fault_matrix import Case, FaultMatrix
 from specdebug.campaign.loops.replay import ArmRun
 from specdebug.campaign.loops.replays import Replays
@@ -38,8 +37,8 @@ from specdebug.report.parts import Report
 from specdebug.report.replay import replay_report, replays_report
 from specdebug.report.triage import triage_report
 from specdebug.scenario.grammar import AcceptOracle, Arm, Expectation, OracleSpec, Scenario
+from specdebug.search.claims import parse_claim
 from specdebug.search.minimise import Summary
-from specdebug.search.stats.claims import parse_claim
 from specdebug.verdict.outcome import Located, Metrics, Outcome, RequestResult, Tie, Violation
 from tests.report.samples import BAD, GOOD, LOST, compared, from_file, recorded, replay_of, result
 from tests.report.trials import chooser, culprit_200, searched

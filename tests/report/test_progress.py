@@ -8,7 +8,7 @@ import pytest
 from rich.text import Text
 
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.loops.fault_runs import MatrixStanding
+from specdebug.campaign.loops.fault_matrix import MatrixStanding
 from specdebug.campaign.loops.replay import ArmRun
 from specdebug.campaign.trials.sampling import Tally
 from specdebug.report import progress as progress_module

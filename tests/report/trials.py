@@ -13,7 +13,7 @@ from specdebug.campaign.trials.search import Findings
 from specdebug.report.bisect import Bisection
 from specdebug.report.flake import Question
 from specdebug.search.bisect import Bisector
-from specdebug.search.stats.claims import parse_claim
+from specdebug.search.claims import parse_claim
 from tests.campaign.trials.searches import Notes, Source, find
 
 NAMES = ["100", "200", "300", "400"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.campaign.loops import device_watch, warm
 from specdebug.campaign.loops import replay as replaying
+from specdebug.campaign.loops import warm
 from specdebug.campaign.loops.replay import ArmRun, Choices, Replay, replay
 from specdebug.campaign.loops.warm import WarmPool
 from specdebug.scenario.grammar import Arm, Limits, Scenario, TokenPrompt, WorkloadGroup
@@ -60,7 +60,7 @@ def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.touch()
     monkeypatch.setenv("SPECDEBUG_TEST_PROBES", str(file))
     monkeypatch.setattr(replaying, "TARGET", "tests.workers.victims:play")
-    monkeypatch.setattr(device_watch, "PROBE", "tests.workers.victims:answer")
+    monkeypatch.setattr(replaying, "PROBE", "tests.workers.victims:answer")
     return file
 
 

@@ -118,7 +118,7 @@ def test_a_scenario_is_served_under_a_plan_of_another_package(bring: Callable[..
 
 
 def test_every_list_of_plans_has_it(installed: Callable[..., None]) -> None:
-    from specdebug.campaign.loops.plans import exists_in
+    from specdebug.campaign.loops.verify import exists_in
     from specdebug.cli.options import _plan
     from specdebug.faults.fit import HAS
     from specdebug.patching.toggles import load_registry

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdebug.base.errors import SpecDebugError, one_line
-from specdebug.search.stats.intervals import Interval, clopper_pearson
-from specdebug.search.stats.pooled import pooled_interval, pooled_mean
+from specdebug.search.intervals import Interval, clopper_pearson, pooled_interval, pooled_mean
 
 _THRESHOLD = re.compile(r"\s*(>=|>)?\s*(\d+\.?\d*|\.\d+)\s*(%?)\s*")
 

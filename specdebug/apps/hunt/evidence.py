@@ -1,8 +1,4 @@
-"""The evidence for a failure: its first scenario run again by itself, kept as a bundle and as what was seen of it.
-
-A hunt's scenarios share servers, and are not recorded. Here the scenario has a server of its own, whose log is kept,
-and every step is written down, so that what is told upstream is what anybody sees who runs the same.
-"""
+"""Make the first scenario of each failure small, by the search of ``specdebug minimise``."""
 
 from __future__ import annotations
 
@@ -10,11 +6,13 @@ import json
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
 from specdebug.apps.hunt.hunting import Hunt
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import ContentError
@@ -23,16 +21,83 @@ from specdebug.base.schema import Item
 from specdebug.base.yamlio import parse_json
 from specdebug.bundle import ENDING
 from specdebug.bundle.content import write_bundle
-from specdebug.bundle.run import Traced, run_traced, versions_here
-from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Replay, plan
+from specdebug.bundle.run import Traced
+from specdebug.bundle.run import run_traced
+from specdebug.bundle.run import versions_here
+from specdebug.campaign.loops.replay import ArmResult
+from specdebug.campaign.loops.replay import ArmRun
+from specdebug.campaign.loops.replay import Choices
+from specdebug.campaign.loops.replay import Replay
+from specdebug.campaign.loops.replay import plan
 from specdebug.diverge.locate import Locator
 from specdebug.scenario.checks import load_scenario
 from specdebug.targets.base import OverThere
 from specdebug.targets.installs.steps import look_into
-from specdebug.targets.installs.store import find_installed, store_folder
+from specdebug.targets.installs.store import find_installed
+from specdebug.targets.installs.store import store_folder
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.registry import find_target
-from specdebug.targets.settings import ReleasedEngine, StartedServer, TargetChoice
+from specdebug.targets.settings import ReleasedEngine
+from specdebug.targets.settings import StartedServer
+from specdebug.targets.settings import TargetChoice
+import contextlib
+from specdebug import __version__
+from specdebug.apps.hunt.draw import ARM
+from specdebug.apps.hunt.record import Judged
+from specdebug.base.trial import trial_seed
+from specdebug.campaign.shrink import ScenarioSpace
+from specdebug.campaign.shrink import ShrunkSource
+from specdebug.campaign.shrink import scenario_text
+from specdebug.campaign.trials.campaign import Campaign
+from specdebug.campaign.trials.journal import Journal
+from specdebug.scenario.load import load_scenario
+from specdebug.search.minimise import Minimiser
+from specdebug.search.minimise import MinimiseWatcher
+
+CONFIDENCE = 0.9
+
+
+def shrunk_path(hunt: Hunt, one: Judged) -> Path:
+    """Where the small scenario of a failure goes."""
+    return hunt.record.folder / f"{one.number:05d}-small.yaml"
+
+
+def shrink(hunt: Hunt, one: Judged, max_trials: int) -> Path | None:
+    """Write a smaller scenario that fails as ``one`` does, in so many trials; None where none failed again.
+
+    Trials are kept beside it, so that a hunt that goes on goes on with them. Raises as ``specdebug minimise`` does.
+    """
+    runner = hunt.runner
+    scenario = runner.scenario(one.number).on(runner.target)
+    toggles = runner.library.toggles(runner.reverts, runner.target)
+    space = ScenarioSpace(scenario, ARM, tuple(toggle.pr for toggle in toggles))
+    source = ShrunkSource(space, runner.library.packs(space.start.probes), toggles, runner.jobs)
+    path = hunt.record.folder / f"{one.number:05d}-small.sqlite"
+    about = f"making scenario {one.number} small, which fails with {one.signature}"
+    identity = f"{source.question} {one.signature}"
+    with contextlib.closing(source), Journal(path, identity, about, state=source.state()) as journal:
+        search = Minimiser(
+            space,
+            Campaign(source, journal, runner.seed, max_trials),
+            source.leave,
+            seeds=lambda number: trial_seed(runner.seed, number),
+            max_trials=max_trials,
+            confidence=CONFIDENCE,
+            pattern=one.signature,
+        )
+        summary = search.run(MinimiseWatcher())
+    if not summary.seeds:
+        return None
+    header = (
+        f"Fails with {one.signature} on {runner.target}.",
+        "",
+        f"Made by specdebug {__version__}, specdebug hunt, out of scenario {one.number} of seed {runner.seed}.",
+    )
+    text = scenario_text(summary.smallest, f"{scenario.name}-small", summary.seeds[0], one.signature, header)
+    made = shrunk_path(hunt, one)
+    hunt.record.write(made.name, text)
+    return made
+
 
 RUNS = 3
 """Runs in which a failure may show again."""

@@ -1,29 +1,52 @@
-"""Run drawn scenarios one after another, keep what became of each, and write those that fail to files."""
+"""The state of a hunt: of our own code, what it draws on, and the engine that is hunted."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile, zip_longest
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from specdebug import __version__
 from specdebug.apps.hunt.draw import ARM, TOGETHER, drawn
 from specdebug.apps.hunt.record import HuntRecord, Judged
+from specdebug.base.assets import CHECKPOINTS
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops import replay as replaying
-from specdebug.campaign.loops.kept_servers import KeptServers
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Progress, RunContent, run_arms
-from specdebug.campaign.trials.source import TrialSource, as_they_end
+from specdebug.campaign.loops.warm import KeptServers
+from specdebug.campaign.preload import PRELOAD
+from specdebug.campaign.trials.campaign import Candidate, TrialSource, as_they_end
+from specdebug.campaign.trials.state import digest_of, engine_state, folder_digest, own_state
 from specdebug.scenario.grammar import Scenario
+from specdebug.scenario.library import Library
 from specdebug.targets.options import options_of
-from specdebug.targets.settings import TargetChoice
+from specdebug.targets.settings import TargetChoice, engine_of
 from specdebug.workers.pool import WorkerPool
+
+
+def hunt_state(target: TargetChoice, reverts: Sequence[int], library: Library) -> dict[str, str]:
+    """Return the state that scenarios of a hunt are judged in. Raises ContentError, or SelectionError for a fix that
+    cannot be reverted."""
+    engine = engine_of(target)
+    mends = (toggle for toggle in library.registry.all if engine in toggle.mends)
+    fixes = [toggle.path.read_text(encoding="utf-8") for toggle in (*library.toggles(reverts, target), *mends)]
+    packs = library.packs(Scenario.from_dict(drawn(0, 0, options_of(target))).probes_of(ARM))
+    return {
+        "fixes": f"#{digest_of(*fixes)}",
+        "probe packs": f"#{digest_of(*map(repr, packs))}",
+        f"checkpoints {CHECKPOINTS}": folder_digest(CHECKPOINTS),
+        **own_state(),
+        **engine_state(target),
+    }
 
 
 @dataclass
@@ -177,3 +200,56 @@ def _judged(number: int, result: ArmResult) -> Judged:
         tokens,
         outcome.not_engine_code,
     )
+
+
+class HuntSource:
+    """Runs drawn scenarios one at a time, with workers of its own, which start with the first of them.
+
+    Args:
+        folders: of content, beside what is shipped.
+        engine: options that every engine has.
+
+    Raises ContentError where those cannot be used.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    capacity = 1
+    rerun = 0
+
+    def __init__(
+        self,
+        target: TargetChoice,
+        seed: int,
+        reverts: tuple[int, ...],
+        folders: Sequence[Path],
+        engine: Mapping[str, str | int],
+    ) -> None:
+        library = Library(folders)
+        fixes = library.toggles(reverts, target)
+        told = (toggle.path.read_text(encoding="utf-8") for toggle in fixes)
+        about = (__version__, platform.python_version(), str(target), str(seed), repr(sorted(engine.items())))
+        self.identity = digest_of("hunt", *about, *told)
+        self._runner = HuntRunner(WorkerPool(1, PRELOAD), library, target, seed, reverts, engine=engine)
+        self._trial: Trial | None = None
+        self._started = False
+
+    def start(self, trial: Trial) -> None:
+        """Take in the trial; :meth:`wait` makes it."""
+        self._trial = trial
+
+    def wait(self) -> tuple[Trial, TrialResult]:
+        """Return the trial's result. Raises SpecDebugError where this machine cannot run it."""
+        assert self._trial is not None
+        if not self._started:
+            self._runner.pool.start()
+            self._started = True
+        trial, self._trial = self._trial, None
+        judged, interrupted = self._runner.together([trial.number])
+        if interrupted:
+            raise KeyboardInterrupt
+        return trial, result_with(judged[0])
+
+    def close(self) -> None:
+        """End the workers and servers. May be called more than once."""
+        self._runner.close()
+        self._runner.pool.close()

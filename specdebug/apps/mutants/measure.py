@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Protocol
 
 from specdebug.apps.mutants.find import ROOT, Mutant
-from specdebug.apps.mutants.rows import MutantRow, Score, score
 from specdebug.apps.mutants.sound import Sound, commons, measure_sound
-from specdebug.apps.mutants.source import MutantSource
+from specdebug.apps.mutants.source import MutantRow, MutantSource, Score, score
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, trial_seed
 from specdebug.campaign.loops.replay import ArmRun
 from specdebug.campaign.loops.warm import WarmPool
-from specdebug.campaign.trials.campaign import Campaign
+from specdebug.campaign.trials.campaign import Campaign, TrialSource
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.source import TrialSource
 from specdebug.campaign.trials.state import digest_of
 
-DECIDING = ("engine", "run", "reference", "verdict", "async_probe", "diverge", "mutants")
+DECIDING = ("engine", "run", "reference", "verdict", "async_probe", "diverge", "apps/mutants")
 """Parts of the package that decide what a mutant does, and what is seen of it."""
 
 

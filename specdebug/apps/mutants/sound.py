@@ -1,7 +1,9 @@
-"""The arms that mutants are run in, and what the sound engine does in each: its verdict, its record, the lines it runs.
+"""A mutant's differences, with the values in hand: no more than rounding, or a wrong value.
 
-These are the arms of shipped scenarios that revert nothing, damage nothing and are to pass, on the CPU. The sound
-engine runs each once. A mutant whose line an arm does not run does there what the sound engine does: it is spared.
+Where the sound engine sums in another order, as with another number of parts, every later value moves by its rounding
+and nothing is wrong. A mutant that does no more is not effective. Looked at is a mutant that no verdict saw and of
+which nothing but floating-point values differed, in each arm that has such differences: the sound engine and the
+mutant run again and keep those tensors.
 """
 
 from __future__ import annotations
@@ -9,28 +11,91 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-from specdebug.apps.mutants.books import Books, first_other, read_books
-from specdebug.apps.mutants.find import ROOT, Mutant
-from specdebug.apps.mutants.rounding import Keep, chosen
+from specdebug.apps.mutants.books import Books
+from specdebug.apps.mutants.books import first_other
+from specdebug.apps.mutants.books import read_books
+from specdebug.apps.mutants.find import ROOT
+from specdebug.apps.mutants.find import Mutant
+from specdebug.apps.mutants.rounding import Keep
+from specdebug.apps.mutants.rounding import chosen
 from specdebug.apps.mutants.worker import TARGET
 from specdebug.base.abilities import DEFAULT
-from specdebug.base.errors import CannotRunHere, SpecDebugError
-from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, RunContent, plan, run_as
+from specdebug.base.errors import CannotRunHere
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.loops.replay import ArmResult
+from specdebug.campaign.loops.replay import ArmRun
+from specdebug.campaign.loops.replay import Choices
+from specdebug.campaign.loops.replay import RunContent
+from specdebug.campaign.loops.replay import plan
+from specdebug.campaign.loops.replay import run_as
 from specdebug.campaign.loops.warm import WarmPool
 from specdebug.campaign.trials.source import as_they_end
-from specdebug.diverge.align import Difference, in_lockstep, is_where
-from specdebug.diverge.recording import RecordedStep, read
+from specdebug.diverge.align import Difference
+from specdebug.diverge.align import in_lockstep
+from specdebug.diverge.align import is_where
+from specdebug.diverge.recording import RecordedStep
+from specdebug.diverge.recording import read
 from specdebug.patching.spec import Patch
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.shared import Common
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import Job
+from collections.abc import Iterable
+from itertools import groupby
+from specdebug.apps.mutants.worker import Books
+from specdebug.apps.mutants.worker import first_other
+from specdebug.apps.mutants.worker import read_books
+from specdebug.base.assets import checkpoint_path
+from specdebug.campaign.trials.campaign import as_they_end
+from specdebug.diverge.judge import compared
+from specdebug.diverge.stream import RecordedStep
+from specdebug.diverge.stream import read
+from specdebug.diverge.values import tolerance
+from specdebug.reference.config import read_config
+
+LOOKED_AT = 24
+"""Differences that are looked at of each site: the first, and others evenly over the run, for errors that grow."""
+
+Keep = tuple[tuple[int, int, str], ...]
+"""Step, call and site of the tensors to keep."""
+
+
+def chosen(found: Sequence[Difference]) -> tuple[Difference, ...]:
+    """The differences whose values are to be looked at."""
+    by_site = groupby(sorted(found, key=lambda each: each.site), key=lambda each: each.site)
+    return tuple(each for _, some in by_site for each in _evenly(list(some)))
+
+
+def to_keep(found: Iterable[Difference]) -> Keep:
+    """The tensors that hold their values; both runs make the same calls, or more than values would differ."""
+    shares = [each.left for each in found if each.left is not None]
+    return tuple(sorted({(share.step, share.call, share.descriptor.site) for share in shares}))
+
+
+def beyond_rounding(found: Iterable[Difference], run: ArmRun, sound: Path, mutant: Path) -> Difference | None:
+    """The first difference that is wider than rounding makes it, by the tensors kept in two folders."""
+    shape = run.shape
+    model = read_config(checkpoint_path(shape.model))
+    for each in sorted(found, key=lambda each: each.step):
+        seen = compared(each, sound, mutant)
+        allowed = tolerance(each.site, shape.dtype, model.num_layers, model.hidden_size)
+        if seen is not None and seen.gap > allowed:
+            return each
+    return None
+
+
+def _evenly(found: Sequence[Difference]) -> Iterator[Difference]:
+    every = max(1.0, len(found) / LOOKED_AT)
+    yield from (found[int(at * every)] for at in range(min(len(found), LOOKED_AT)))
+
 
 SLOWER, GRACE_S = 10.0, 5.0
 """A mutant may take so many times as long as the sound engine, and so many seconds more."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specdebug.base.attention_plans import PLANS
-from specdebug.campaign.loops.plans import exists_in
+from specdebug.campaign.loops.verify import exists_in
 from specdebug.logs.facts import Facts
 from specdebug.logs.findings import Finding
 from specdebug.logs.rule import Strength

@@ -17,9 +17,8 @@ from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.base.files import replace_file
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import MAX_BYTES, load_yaml
-from specdebug.campaign.loops.against import SLOWER, Against, GroupAgainst, beside
-from specdebug.campaign.loops.last_failed import as_it_should
-from specdebug.campaign.loops.replay import ArmResult, ArmRun
+from specdebug.campaign.loops.compare import SLOWER, Against, GroupAgainst, beside
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, as_it_should
 from specdebug.scenario.grammar import merge
 from specdebug.verdict.accept import AcceptSample, accept_drop, samples
 from specdebug.verdict.outcome import Outcome, Violation, with_violations

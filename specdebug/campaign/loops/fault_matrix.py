@@ -1,29 +1,123 @@
-"""The detection matrix: every class of faults, injected seed by seed, and its detectors.
-
-A run of the matrix is a class's minimal scenario under one seed. An injection is **effective** when the ledger says
-that it changed something and the class is one that corrupts, or ends the worker. An effective injection must be caught,
-by a probe, a guard, an oracle, the engine's own checks or the worker's end. A benign one must pass. The same scenarios
-also run clean: a finding there is a false alarm.
-
-The **sole detector** of an injection caught it alone: without it the fault would have passed.
-"""
+"""The engine that a detection matrix injects into, its workers, and the sites at which a class of faults can act."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
-
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.fault_ground import Ground
 from specdebug.engine.workers.registry import WorkerEntry
 from specdebug.faults.acts import anywhere
 from specdebug.faults.model import FaultClass
-from specdebug.verdict.outcome import Outcome, not_engine_code
+from specdebug.verdict.outcome import Outcome
+from specdebug.verdict.outcome import not_engine_code
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
+from specdebug.base.abilities import DEFAULT
+from specdebug.base.errors import CannotRunHere
+from specdebug.campaign.loops.replay import ArmResult
+from specdebug.campaign.loops.replay import ArmRun
+from specdebug.campaign.loops.replay import RunContent
+from specdebug.campaign.loops.warm import WarmPool
+from specdebug.campaign.trials.campaign import as_they_end
+from specdebug.engine.lineup import LINEUP
+from specdebug.engine.lineup import WorkerEntry
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.minimal import BUSY
+from specdebug.faults.minimal import minimal
+from specdebug.faults.model import NEEDS
+from specdebug.faults.model import Fault
+from specdebug.faults.model import Need
+from specdebug.scenario.grammar import Arm
+from specdebug.scenario.grammar import Scenario
+from specdebug.targets.base import FaultsThere
+from specdebug.targets.options import OURS
+from specdebug.targets.registry import find_target
+from specdebug.targets.settings import TargetChoice
+from specdebug.workers.pool import GPU_JOBS
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """An engine on ``device``, ``dtype`` in place of the minimal scenarios' own. ``workers``: those of our own engine
+    that serve. Raises SpecDebugError for a target in which no fault can act."""
+
+    device: str = CPU
+    target: TargetChoice = DEFAULT
+    dtype: str | None = None
+    workers: tuple[WorkerEntry, ...] = tuple(LINEUP.values())
+
+    def __post_init__(self) -> None:
+        if self.elsewhere and self._there is None:
+            raise SpecDebugError(f"no fault can act in {self.target}")
+
+    @property
+    def elsewhere(self) -> bool:
+        """Return True if it is not our own engine."""
+        return self.target != DEFAULT
+
+    @property
+    def served_by(self) -> tuple[WorkerEntry | None, ...]:
+        """The workers; None stands for the one of another engine."""
+        return (None,) if self.elsewhere else self.workers
+
+    def minimal(self, kind: FaultClass, site: str | None, worker: WorkerEntry | None) -> tuple[dict[str, Any], Fault]:
+        """A scenario in the file's grammar that a class takes effect in there, and the fault to lay over it."""
+        if (there := self._there) is None:
+            return minimal(kind, site, worker=worker)
+        scenario, fault = minimal(kind, site, there.new_tokens)
+        scenario["engine"] |= there.options(kind.name, site)
+        return scenario, replace(fault, step=there.busy if fault.step == BUSY else fault.step)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Engine options over those of every arm."""
+        return {"device": self.device, **({} if self.dtype is None else {"dtype": self.dtype})}
+
+    def why_left_out(self, kind: FaultClass, worker: WorkerEntry | None) -> str:
+        """Say why a class has no row."""
+        there = self._there
+        if there is None and (need := self._lacking(kind, worker)) is not None:
+            return f"needs {NEEDS[need]}"
+        if there is None and not self._passed(kind, worker):
+            return f"never passes {kind.sites[0]}"
+        if there is None:
+            return "acts inside captured graphs only"
+        return there.lacks(kind.name) or f"no meaning in {self.target}"
+
+    def sites(self, kind: FaultClass, worker: WorkerEntry | None) -> tuple[str, ...] | None:
+        """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""
+        if self._there is None and self._lacking(kind, worker) is not None:
+            return None
+        found = self._passed(kind, worker) if self._there is None else self._there.sites(kind.name)
+        if found and self.device != CPU:
+            # what is captured calls nothing on the host
+            found = tuple(site for site in found if site not in kind.captured_sites)
+        return found if found or not kind.sites else None
+
+    def _lacking(self, kind: FaultClass, worker: WorkerEntry | None) -> Need | None:
+        """The first need of a class that an engine of this worker does not meet."""
+        return OURS.lacking(minimal(kind, worker=worker)[0]["engine"], kind)
+
+    def _passed(self, kind: FaultClass, worker: WorkerEntry | None) -> tuple[str, ...]:
+        """The sites of a class that a worker passes."""
+        return tuple(site for site in kind.sites if worker is None or worker.passes(site))
+
+    @property
+    def _there(self) -> FaultsThere | None:
+        return find_target(self.target).traits.faults if self.elsewhere else None
+
 
 PROMPT = 1
 """Steps within which an injection ought to be caught."""
@@ -297,3 +391,155 @@ class FaultMatrix:
             "rows": [check.to_dict() for check in self.checks],
             "runs": [run for check in self.checks for run in check.runs_to_dict()],
         }
+
+
+EMBEDDED = Ground()
+HANG_ELSEWHERE_S = 20.0
+"""The limit of a run that is to hang, away from the CPU: it also loads, and starts the device."""
+
+
+@dataclass(frozen=True)
+class MatrixStanding:
+    """The progress of a matrix. ``problems`` are those of the run that ended last."""
+
+    planned: int
+    made: int = 0
+    effective: int = 0
+    detected: int = 0
+    found_wrong: int = 0
+    problems: tuple[str, ...] = ()
+
+    def after(self, one: FaultMatrix) -> MatrixStanding:
+        """Return the progress one run later; ``one`` is the matrix of that run alone."""
+        return MatrixStanding(
+            self.planned,
+            self.made + 1,
+            self.effective + one.effective,
+            self.detected + one.detected,
+            self.found_wrong + len(one.problems),
+            one.problems,
+        )
+
+
+class MatrixWatcher(Protocol):
+    """A watcher of a matrix, told at the beginning and whenever a run has ended."""
+
+    def moved(self, standing: MatrixStanding) -> None: ...
+
+
+def verify(
+    kinds: Sequence[FaultClass],
+    seeds: int,
+    jobs: int,
+    library: RunContent,
+    watcher: MatrixWatcher | None = None,
+    ground: Ground = EMBEDDED,
+) -> FaultMatrix:
+    """Run the matrix. After a Ctrl-C, or when no worker can be started any more, it has the runs that had ended.
+
+    Raises ContentError when the shipped content is malformed. If this machine lacks the device, say, of the first run,
+    that is the matrix's trouble.
+    """
+    rows = cases(kinds, ground)
+    if ground.device != CPU:
+        jobs = jobs or GPU_JOBS
+    runs = plan(rows, seeds, library, ground)
+    named = {row.name: row for row in rows}
+    clean = [clean_name(worker) for worker in ground.served_by]
+    results: dict[str, list[FaultRun]] = {name: [] for name in (*clean, *named)}
+    standing = MatrixStanding(len(runs))
+    interrupted, trouble = False, None
+    try:
+        with WarmPool(matrix_scenario(rows, ground), clean, jobs=jobs) as pool:
+            if watcher is not None:
+                watcher.moved(standing)
+            for result in as_they_end(pool, _foreseen(pool, runs)):
+                if result.outcome.unavailable and not standing.made:
+                    raise CannotRunHere(result.outcome.detail)
+                run = _kept(result)
+                results[result.run.arm].append(run)
+                standing = standing.after(_alone(named.get(result.run.arm), run))
+                if watcher is not None:
+                    watcher.moved(standing)
+    except KeyboardInterrupt:
+        interrupted = True
+    except SpecDebugError as error:
+        trouble = error
+    ordered = {name: tuple(sorted(ended, key=lambda run: run.seed)) for name, ended in results.items()}
+    checks = tuple(CaseCheck(row, ordered[row.name]) for row in rows)
+    missing = len(runs) - sum(map(len, ordered.values()))
+    undamaged = tuple(run for name in clean for run in ordered[name])
+    return FaultMatrix(checks, undamaged, missing, interrupted, trouble, left_out(kinds, ground))
+
+
+def plan(rows: Sequence[Case], seeds: int, library: RunContent, ground: Ground = EMBEDDED) -> list[ArmRun]:
+    """Return the runs of the matrix, seed by seed and worker by worker: a clean one, and each class under each seed.
+
+    The sites of a class that has a row for each share its seeds; with fewer seeds than sites, some share a seed.
+    """
+    scenario = matrix_scenario(rows, ground)
+    packs = library.packs(scenario.probes)
+    planned = {row.name: _of_arm(scenario, row, ground) for row in rows}
+    planned |= {name: _alone_in(scenario, name) for name in map(clean_name, ground.served_by)}
+    return [
+        ArmRun(key=f"{name}/{seed}", scenario=planned[name], arm=name, seed=seed, packs=packs)
+        for seed in range(seeds)
+        for worker in ground.served_by
+        for name in (
+            clean_name(worker),
+            *(row.name for row in rows if row.worker == worker and _due(row, ground, seed, seeds)),
+        )
+    ]
+
+
+def matrix_scenario(rows: Sequence[Case], ground: Ground = EMBEDDED) -> Scenario:
+    """Return one scenario with every row's minimal one as an arm, so that they share their workers' models."""
+    arms = {}
+    for worker in ground.served_by:
+        own, _ = ground.minimal(CLASSES["nan_logits"], None, worker)
+        arms[clean_name(worker)] = Arm(clean_name(worker), engine=own["engine"])
+    for row in rows:
+        own, fault = ground.minimal(row.kind, row.site, row.worker)
+        arms[row.name] = Arm(row.name, engine=own["engine"], faults=(fault,))
+    base = Scenario.from_dict({**ground.minimal(CLASSES["nan_logits"], None, None)[0], "name": "fault-matrix"})
+    return dataclasses.replace(base, arms=arms, expect={}, overrides=ground.overrides).on(ground.target)
+
+
+def _due(row: Case, ground: Ground, seed: int, seeds: int) -> bool:
+    if row.kind.family != anywhere.FAMILY or row.site is None:
+        return True
+    sites = ground.sites(row.kind, row.worker) or ()
+    turns = min(len(sites), seeds)
+    return seed % turns == sites.index(row.site) % turns
+
+
+def _alone_in(scenario: Scenario, arm: str) -> Scenario:
+    return dataclasses.replace(scenario, arms={arm: scenario.arms[arm]})
+
+
+def _of_arm(scenario: Scenario, row: Case, ground: Ground) -> Scenario:
+    """Return the matrix's scenario with a row's arm alone, and with that arm's workload and limits."""
+    own = Scenario.from_dict(ground.minimal(row.kind, row.site, row.worker)[0])
+    limits = own.limits
+    if scenario.overrides["device"] != CPU:
+        limits = dataclasses.replace(limits, timeout_s=max(limits.timeout_s, HANG_ELSEWHERE_S))
+    return dataclasses.replace(_alone_in(scenario, row.name), workload=own.workload, limits=limits)
+
+
+def _foreseen(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmRun]:
+    """Yield the runs; before each clean one, which comes before all others of its seed and worker, its requests' right
+    text is worked out for them."""
+    for run in runs:
+        if not run.scenario.faults_of(run.arm):
+            pool.foresee(run)
+        yield run
+
+
+def _kept(result: ArmResult) -> FaultRun:
+    """Return the run without its requests and its log: there are thousands of runs."""
+    outcome = dataclasses.replace(result.outcome, requests=(), log_tail="", stack={})
+    return FaultRun(result.run.seed, outcome, result.run.arm)
+
+
+def _alone(row: Case | None, run: FaultRun) -> FaultMatrix:
+    return FaultMatrix((), (run,)) if row is None else FaultMatrix((CaseCheck(row, (run,)),), ())

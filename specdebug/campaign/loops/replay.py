@@ -1,8 +1,4 @@
-"""Run arms of a scenario, each in its own worker, and compare the outcomes with those expected.
-
-This side never imports torch. ``plan`` turns a scenario and the command line's choices into arm runs, ``run_arms`` runs
-any list of them, of one scenario or of many, and ``Replay`` is the answer.
-"""
+"""Arms that are not run on their target: the scenario says so, or a fix that they revert is none of its engine."""
 
 from __future__ import annotations
 
@@ -13,31 +9,159 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from packaging.specifiers import SpecifierSet
+
 from specdebug.base import interrupts
 from specdebug.base.abilities import DEFAULT
-from specdebug.base.errors import SpecDebugError, did_you_mean
-from specdebug.campaign.loops.against import Against
-from specdebug.campaign.loops.device_watch import DeviceWatch
-from specdebug.campaign.loops.left_out import LeftOut, left_out, refusal
+from specdebug.base.errors import SpecDebugError, Where, did_you_mean
+from specdebug.campaign.loops.compare import Against
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.faults.model import Fault
+from specdebug.patching.toggles import SelectionError, Toggle
 from specdebug.scenario.checks import asked_of, check_faults, engine_shape, option_error
 from specdebug.scenario.grammar import Arm, Expectation, ProbeMode, Scenario
+from specdebug.scenario.target_ranges import environment_of, version_of
 from specdebug.targets.base import Asked
 from specdebug.targets.options import EngineShape
 from specdebug.targets.registry import find_target
-from specdebug.targets.settings import TargetChoice, place_of
+from specdebug.targets.settings import ReleasedEngine, TargetChoice, place_of
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_run
 from specdebug.verdict.signatures import may_have_begun_before
-from specdebug.workers.job import Job, WorkerEnd
+from specdebug.workers.job import Job, Listener, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
-    from specdebug.patching.toggles import Toggle
     from specdebug.scenario.packs import ProbePack
     from specdebug.scenario.workload import Workload
+
+
+class NotOnTarget(SpecDebugError):
+    """Nothing that is asked for is run on the target."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An arm that is not run, and why, in words."""
+
+    scenario: Scenario
+    arm: str
+    why: str
+
+    @property
+    def target(self) -> TargetChoice:
+        return self.scenario.target_of(self.arm)
+
+    @property
+    def where(self) -> Where:
+        """The place of the arm in its file."""
+        return self.scenario.where_key("arms", self.arm)
+
+    @property
+    def text(self) -> str:
+        """For a person, without the arm's name."""
+        return f"not run on {self.target}: {self.why}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"arm": self.arm, "target": str(self.target), "why": self.why}
+
+
+def left_out(scenario: Scenario, arms: Sequence[str], library: RunContent) -> tuple[LeftOut, ...]:
+    """Of some arms those that are not run on their target."""
+    whys = ((arm, scenario.why_not(arm) or _no_such_fix(scenario, arm, library)) for arm in arms)
+    return tuple(LeftOut(scenario, arm, why) for arm, why in whys if why is not None)
+
+
+def refusal(arms: Sequence[LeftOut]) -> NotOnTarget:
+    """The error where none of what was asked for is run: each reason once, at the place of its first arm."""
+    first: dict[tuple[str, str], LeftOut] = {}
+    for each in arms:
+        first.setdefault((str(each.scenario.path), each.text), each)
+    return NotOnTarget("; ".join(f"{each.where}: {each.text}" for each in first.values()))
+
+
+def _no_such_fix(scenario: Scenario, arm: str, library: RunContent) -> str | None:
+    """Why an arm's own reverts cannot be made on its target, if they cannot."""
+    target = scenario.target_of(arm)
+    if not isinstance(target, ReleasedEngine):
+        return None
+    try:
+        toggles = library.toggles(scenario.arms[arm].revert, target)
+    except SelectionError as error:
+        return str(error)
+    there = environment_of(target)
+    versions = (version_of(target),) if there is None else there.versions
+    for toggle in toggles:
+        if not any(version is None or _has_patches(toggle, target.kind, version) for version in versions):
+            return f"{toggle.pr} has patches for {target.kind} {' or '.join(toggle.foreign[target.kind])}"
+    return None
+
+
+def _has_patches(toggle: Toggle, engine: str, version: str) -> bool:
+    return any(SpecifierSet(held, prereleases=True).contains(version) for held in toggle.foreign[engine])
+
+
+PROBE = "specdebug.workers.device:answer"
+PROBE_S = 60.0
+"""The limit of a probe, many times what a sound device takes to be made ready for a new process."""
+
+
+class DeviceWatch:
+    """A listener between a pool, which runs its probes, and another, which hears of all other jobs."""
+
+    def __init__(self, pool: WorkerPool, listener: Listener) -> None:
+        self._pool = pool
+        self._listener = listener
+        self._doubts: dict[str, MachineFailure] = {}
+        self._gone: dict[str, MachineFailure] = {}
+        self._probed = 0
+        self._probe = ""
+        self._heard: set[str] = set()
+
+    def doubt(self, device: str, failure: MachineFailure) -> None:
+        """Note that an arm found ``device`` gone. This may be called from within a turn of the pool."""
+        self._doubts.setdefault(device, failure)
+
+    def gone(self, device: str) -> MachineFailure | None:
+        """Return the failure that keeps arms off ``device``, None if one may start.
+
+        A device in doubt is probed first, by turning the pool: do not call this from within a turn of it. Raises
+        WorkerStartError, or MachineFailed when there can be no worker for the probe.
+        """
+        while device not in self._gone and device in self._doubts:
+            first = self._doubts.pop(device)
+            if not self._answers(device):
+                self._gone[device] = first
+        return self._gone.get(device)
+
+    def _answers(self, device: str) -> bool:
+        self._probed += 1
+        self._probe, self._heard = f"probe {self._probed} of {device}", set()
+        self._pool.launch(Job(self._probe, PROBE, device, PROBE_S, uses_gpu=True))
+        while "ended" not in self._heard:
+            self._pool.turn(self)
+        return "answers" in self._heard
+
+    def started(self, job: Job) -> None:
+        if job.name != self._probe:
+            self._listener.started(job)
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        if job.name != self._probe:
+            self._listener.event(job, event)
+        elif event.get("event") == "answers":
+            self._heard.add("answers")
+
+    def ended(self, job: Job, end: WorkerEnd) -> None:
+        if job.name != self._probe:
+            self._listener.ended(job, end)
+        else:
+            self._heard.add("ended")
+
+    def waiting(self) -> None:
+        self._listener.waiting()
+
 
 TARGET = "specdebug.run.arm:run_arm"
 LOAD_TRITON = "specdebug.workers.device:load_triton"
@@ -181,6 +305,11 @@ class ArmResult:
         """Return True if its failure may have begun before what names it."""
         expected = self.run.expectation
         return may_have_begun_before(self.outcome, () if expected is None else expected.signatures)
+
+
+def as_it_should(result: ArmResult) -> bool:
+    """Return True if an arm met its expectation, or passed where there was none."""
+    return result.outcome.verdict == "pass" if result.met is None else result.met
 
 
 @dataclass(frozen=True)

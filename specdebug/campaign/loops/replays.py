@@ -1,34 +1,190 @@
-"""Replay several scenarios at once, with one pool of workers and one answer."""
+"""Select arms to run by an expression over names, as ``pytest -k`` has it.
+
+A word holds for an arm when it is part of one of the arm's names (see :func:`names_of`), in upper or lower case, ``-``
+and ``_`` being the same. Words are joined by ``not``, ``and`` and ``or``, which bind in this order, and by parentheses.
+"""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import os
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from specdebug.base import interrupts
-from specdebug.base.errors import SpecDebugError
+from specdebug.base.errors import ContentError, SpecDebugError
+from specdebug.base.yamlio import one_line
 from specdebug.campaign.loops.baseline import Baseline
-from specdebug.campaign.loops.last_failed import LastFailed
-from specdebug.campaign.loops.left_out import LeftOut, refusal
 from specdebug.campaign.loops.replay import (
+    ArmResult,
     ArmRun,
     Choices,
+    LeftOut,
     PlannedRuns,
     Progress,
     Ran,
     Replay,
     RunContent,
+    as_it_should,
     planned,
+    refusal,
+    replay,
     run_through,
 )
-from specdebug.campaign.loops.selection import Expression, names_of
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.scenario.grammar import Scenario
+from specdebug.targets.installs.store import Installed, keep_check
+from specdebug.targets.settings import ReleasedEngine
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool
+from specdebug.workers.records import Lock, Record, RecordError
+
+_WORD = re.compile(r"[^\s()]+")
+_WANTED = "names are joined by 'and', 'or', 'not' and parentheses"
+_DEEPEST = 200
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A selection that was read. Each word stands in ``tree`` as a name of as many underscores, at its column."""
+
+    text: str
+    tree: ast.expr
+
+    def holds(self, names: Iterable[str]) -> bool:
+        """Return True if an arm of these names is selected."""
+        return self._holds(self.tree, [_folded(name) for name in names])
+
+    def _holds(self, node: ast.expr, names: Sequence[str]) -> bool:
+        if isinstance(node, ast.BoolOp):
+            every = (self._holds(value, names) for value in node.values)
+            return all(every) if isinstance(node.op, ast.And) else any(every)
+        if isinstance(node, ast.UnaryOp):
+            return not self._holds(node.operand, names)
+        word = _folded(self.text[node.col_offset : node.end_col_offset])
+        return any(word in name for name in names)
+
+
+def parse_expression(text: str) -> Expression:
+    """Read a selection, such as ``cache and not (zero or reverted)``. Raises SpecDebugError."""
+    text = re.sub(r"\s", " ", text).strip()
+    try:
+        tree = ast.parse(_WORD.sub(_as_name, text), mode="eval").body
+    except SyntaxError as error:
+        what = _WANTED if error.msg.startswith("invalid syntax") else error.msg
+        raise _wrong(text, error.offset or len(text) + 1, what) from None
+    except (RecursionError, MemoryError):
+        raise _wrong(text, 1, "it is nested too deep") from None
+    if _depth(tree) > _DEEPEST:
+        raise _wrong(text, 1, "it is nested too deep")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr) and not isinstance(node, ast.BoolOp | ast.UnaryOp | ast.Name):
+            raise _wrong(text, node.col_offset + 1, _WANTED)
+    return Expression(text, tree)
+
+
+def _depth(tree: ast.expr) -> int:
+    """How many operators stand in one another; found without recursion."""
+    deepest, level = 0, [tree]
+    while level:
+        deepest += 1
+        level = [child for node in level for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+    return deepest
+
+
+def names_of(run: ArmRun | LeftOut) -> tuple[str, ...]:
+    """Return the names that select an arm's run: its scenario's name and file, and the arm."""
+    return run.scenario.name, run.scenario.path.stem, run.arm, f"{run.scenario.path.stem}::{run.arm}"
+
+
+def _as_name(word: re.Match[str]) -> str:
+    return word[0] if word[0] in ("not", "and", "or") else "_" * len(word[0])
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _wrong(text: str, column: int, what: str) -> SpecDebugError:
+    return SpecDebugError(f"-k '{one_line(text, 80)}': column {column}: {what}")
+
+
+NAME = "last-failed.json"
+_MAX_BYTES = 16 << 20
+_WAIT_S = 10.0
+"""Seconds to wait for another replay that writes to it."""
+
+
+@dataclass
+class LastFailed:
+    """The record of a working directory. ``arms`` are those that failed, by scenario file, in the order they did."""
+
+    arms: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> LastFailed:
+        """Return the folder's record; one that is missing is empty. Raises RecordError."""
+        record = _record_in(folder)
+        try:
+            files = record.read(_MAX_BYTES).entries()
+            return cls({file: [arm.text() for arm in arms.items()] for file, arms in files.items()})
+        except (FileNotFoundError, NotADirectoryError):
+            return cls()
+        except OSError as error:
+            raise RecordError(f"cannot read {record}: {error.strerror}") from None
+        except ContentError as error:
+            raise record.damaged(error) from None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The scenario files that are still there, of which an arm failed."""
+        return tuple(file for file in self.arms if os.path.isfile(file))
+
+    def has(self, run: ArmRun) -> bool:
+        return run.arm in self.arms.get(_file_of(run), ())
+
+    def take(self, results: Iterable[ArmResult]) -> None:
+        """Take over these results."""
+        for result in results:
+            file, arm = _file_of(result.run), result.run.arm
+            others = [name for name in self.arms.pop(file, []) if name != arm]
+            if left := others if as_it_should(result) else [*others, arm]:
+                self.arms[file] = left
+
+
+def keep_failed(folder: Path, results: Sequence[ArmResult], make_folder: Callable[[], object]) -> str:
+    """Take these results into the record of a folder, which ``make_folder`` makes. Return what is wrong with it, in
+    words: a damaged record is made anew; one that cannot be written costs nothing else."""
+    record, trouble = _record_in(folder), ""
+    if not record.path.exists() and all(map(as_it_should, results)):
+        return ""
+    try:
+        make_folder()
+        with Lock(record, wait_s=0.0 if interrupts.was_heard() else _WAIT_S):
+            try:
+                kept = LastFailed.read(folder)
+            except RecordError as error:
+                kept, trouble = LastFailed(), f"{error}; it is made anew"
+            before = {file: [*arms] for file, arms in kept.arms.items()}
+            kept.take(results)
+            if kept.arms != before or trouble:
+                record.write(kept.arms)
+    except RecordError as error:
+        return str(error)
+    return trouble
+
+
+def _record_in(folder: Path) -> Record:
+    return Record(folder / NAME, "the record of failures", "remove it")
+
+
+def _file_of(run: ArmRun) -> str:
+    return os.path.realpath(run.scenario.path)
 
 
 @dataclass(frozen=True)
@@ -146,3 +302,32 @@ def _only(plans: Sequence[PlannedRuns], wanted: Callable[[ArmRun | LeftOut], boo
         for each in plans
     ]
     return [each for each in kept if each.runs or each.left_out]
+
+
+SCENARIO = Path(__file__).resolve().parents[2] / "_assets" / "engines" / "check" / "ten_tokens.yaml"
+
+
+@dataclass(frozen=True)
+class EngineChecked:
+    """A release, with the arms that were run on it."""
+
+    installed: Installed
+    replay: Replay
+
+    @property
+    def exit_code(self) -> int:
+        """0 when all tokens were right, 1 when some were not, 125 when it could not be told."""
+        return self.replay.exit_code
+
+
+def check_engine(
+    pool: WorkerPool, library: RunContent, scenario: Scenario, there: Installed, progress: Progress
+) -> EngineChecked:
+    """Run the check, and keep what came of it. Raises StoreError where that cannot be kept."""
+    target = ReleasedEngine(release=str(there.release), store=str(there.folder.parent))
+    answer = replay(pool, library, scenario, Choices(target=target), progress)
+    told = {result.run.arm: result.outcome.verdict for result in answer.results}
+    means = [result.outcome.metrics.accept_mean for result in answer.results if result.run.arm == "drafts"]
+    checked = {**told, "accept_length": means[0] if means else None}
+    kept = replace(there, checked=checked) if answer.interrupted else keep_check(there, checked)
+    return EngineChecked(kept, answer)

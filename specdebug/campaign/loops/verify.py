@@ -1,43 +1,107 @@
-"""The matrix: every registered fix, applied and reverted, seed by seed.
+"""Tell which fixes exist in which attention plan.
 
-A toggle is **live** when its scenario is silent with the fix applied and fails with the stated signature with the fix
-reverted, and each of its edits has run. Otherwise it is **rotten**: its detector cannot see its bug or some part of it,
-or sees one where there is none. So the registry is a set of mutation tests of this package. A toggle that the machine
-cannot run is **untested**.
-
-The matrix runs the scenario's arm that reverts exactly this fix, else its first one. A fix that several scenarios show
-has a row for each of them; an edit has run if it ran in one of them. Where one never ran in those arms, the scenarios'
-other arms are run with the fix reverted, too, each once: for their counts, not for their verdicts. All of them can be
-run on another device, in another dtype, or with another attention plan than the scenario's. A fix that only exists in
-one plan (see ``plans.py``) is then still run with that plan, and its check says so.
+A plan's record says which modules hold its planner's lines. A fix whose lines lie in a planner, or that is noticed by a
+probe in one, can only be put to the test where that planner runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from specdebug.async_probe.kinds import KINDS
 from specdebug.base import interrupts
+from specdebug.base.attention_plans import PLANS
 from specdebug.base.errors import SpecDebugError, Where
-from specdebug.campaign.loops.kept_servers import KeptServers
-from specdebug.campaign.loops.plans import exists_in
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, run_arms
+from specdebug.campaign.loops.warm import KeptServers
+from specdebug.patching.toggles import Toggle
 from specdebug.scenario.checks import engine_shape
 from specdebug.scenario.grammar import Arm, Expectation, Scenario
 from specdebug.scenario.library import Library
+from specdebug.targets.installs.fit import place_of
+from specdebug.targets.installs.store import Installed
 from specdebug.targets.settings import TargetChoice
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_engine_code
 from specdebug.verdict.signatures import stated
 from specdebug.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
+    from specdebug.async_probe.sites import Site
     from specdebug.patching import Edit
-    from specdebug.patching.toggles import Toggle
+
+_ENGINE = "specdebug.engine."
+
+
+def exists_in(toggle: Toggle, plan: str) -> bool:
+    """Return True if a fix can be reverted and noticed under ``plan``."""
+    if any(_only_elsewhere(patch.module, plan) for patch in toggle.patches):
+        return False
+    return all(_noticed_in(signature, plan) for signature in toggle.detected_by.signatures)
+
+
+def _noticed_in(signature: str, plan: str) -> bool:
+    """Return True if this plan passes a probe that the signature names, or if it names none."""
+    kind, _, pattern = signature.partition("@")
+    if kind not in KINDS:
+        return True
+    sites = [site for site in _sites() if site.kind == kind and fnmatchcase(site.name, pattern)]
+    modules = {_ENGINE + site.path.removesuffix(".py").replace("/", ".") for site in sites}
+    return not modules or not all(_only_elsewhere(module, plan) for module in modules)
+
+
+def _only_elsewhere(module: str, plan: str) -> bool:
+    """Return True if the module belongs to other plans' planners and not to this one's."""
+    return module not in PLANS[plan].modules and any(module in each.modules for each in PLANS.values())
+
+
+@cache
+def _sites() -> tuple[Site, ...]:
+    from specdebug.scenario.library import engine_sites
+
+    return tuple(engine_sites())
+
+
+@dataclass(frozen=True)
+class LatentCheck:
+    """One fix. ``guard``: the place of the guard, ``file:line`` in the engine; None where it is gone, and ``problem``
+    says how."""
+
+    toggle: Toggle
+    guard: str | None
+    why: str
+    problem: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "pr": self.toggle.pr,
+            "title": self.toggle.title,
+            "latent": self.guard is not None,
+            "guard": self.guard,
+            "why": self.why,
+            "live": False,
+            "untested": False,
+            "problems": [self.problem] if self.problem else [],
+        }
+
+
+def check_latent(here: Installed, toggles: Iterable[Toggle]) -> list[LatentCheck]:
+    """Look for the guard of each fix that is latent in a release. Raises ConfigError where it cannot be read."""
+    checks = []
+    for toggle in toggles:
+        if (guard := toggle.latent_in.get(here.engine)) is None:
+            continue
+        place, what = place_of(here, guard.patch)
+        gone = f"its guard is not in {here.release}, so it may be live, and no scenario shows it: {what}"
+        checks.append(LatentCheck(toggle, place, guard.why, "" if place else gone))
+    return checks
 
 
 @dataclass(frozen=True)

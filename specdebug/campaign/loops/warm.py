@@ -1,21 +1,20 @@
-"""Warm arms, the parent's side: run arms of some scenarios, over and over, at a fraction of a fresh arm's cost.
-
-A :class:`WarmPool` starts and waits arm by arm, so that a search can choose the next arm by the last one's result.
-"""
+"""The servers that runs of a search start, kept for those that come after."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.loops.device_watch import DeviceWatch
-from specdebug.campaign.loops.kept_servers import KeptServers
-from specdebug.campaign.loops.replay import ArmListener, ArmResult, ArmRun
+from specdebug.campaign.loops.replay import ArmListener, ArmResult, ArmRun, DeviceWatch
 from specdebug.campaign.preload import PRELOAD
 from specdebug.scenario.shared import Common, Foreseen
+from specdebug.targets.launch.keeper import MAX_IDLE
+from specdebug.targets.launch.lease import ServerKeeper
+from specdebug.targets.settings import StartedServer
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
@@ -23,6 +22,30 @@ from specdebug.workers.pool import WorkerPool
 if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle
     from specdebug.scenario.grammar import Scenario
+
+
+class KeptServers:
+    """Starts the process that keeps servers once the first run needs one. ``jobs``: runs at a time, each of which may
+    come back for its server."""
+
+    def __init__(self, jobs: int = 1) -> None:
+        self._jobs = jobs
+        self._keeper: ServerKeeper | None = None
+
+    def kept(self, run: ArmRun) -> ArmRun:
+        """Return the run on a server that is kept, if it starts one. Raises NoServer."""
+        if not isinstance(run.target, StartedServer):
+            return run
+        if self._keeper is None:
+            self._keeper = ServerKeeper(max(MAX_IDLE, self._jobs))
+        return dataclasses.replace(run, keeper=self._keeper.address)
+
+    def close(self) -> None:
+        """End every server. May be called more than once."""
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+
 
 TARGET = "specdebug.run.warm_worker:run_warm"
 PREPARE = "specdebug.run.warm_worker:prepare"

@@ -1,31 +1,229 @@
-"""Trials of any command: the reverted fixes reach it through the environment, its exit status is the verdict.
-
-No more reach it at a time than its engine takes, and never two that edit one line. Nothing proves that it reverts them.
-
-0 is a pass, 125 says that it cannot be tested, anything else is a failure, as for ``git bisect run``. Triage's rules
-(``specdebug.logs``) name a failure by what the command printed. Each trial's seed is in ``SPECDEBUG_TRIAL_SEED``.
-"""
+"""The number of fixes that an engine which is not ours takes in ``SGLANG_DEBUG_REVERT_PR``."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import queue
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from specdebug import __version__
+from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.trials.process import Ended
-from specdebug.campaign.trials.source import Candidate
+from specdebug.campaign.trials.campaign import Candidate, TrialSource
 from specdebug.campaign.trials.state import command_state, content_digest, digest_of, files_of
-from specdebug.campaign.trials.takes import Takes
-from specdebug.campaign.trials.threads import ThreadedSource
 from specdebug.logs.naming import HANG, REVISION, name_of
-from specdebug.logs.scan import Scan
+from specdebug.logs.scan import LogReader, Scan
 from specdebug.patching.toggles import OWN_ENGINE, REVERT_VARIABLE, Registry, Toggle
+from specdebug.scenario.library import Library
+from specdebug.workers.child import Child
 from specdebug.workers.machine_failure import MachineFailed, machine_failure
+
+
+class Takes(StrEnum):
+    """SGLang itself takes one number, and ignores a list; what runs our own engine takes a set."""
+
+    ONE = "one"
+    SET = "set"
+
+    def apart(self, toggles: Iterable[Toggle], engines: Iterable[str]) -> frozenset[frozenset[str]]:
+        """Return the pairs of fixes that it cannot revert together: all, or those that edit one line of an engine."""
+        from specdebug.patching.toggles import apart
+
+        if self is Takes.SET:
+            return apart(toggles, engines)
+        names = (str(toggle.pr) for toggle in toggles)
+        return frozenset(map(frozenset, itertools.combinations(names, 2)))
+
+    def check(self, toggles: Sequence[Toggle], engines: Iterable[str]) -> None:
+        """Raise SpecDebugError for fixes that it cannot revert together."""
+        pairs = self.apart(toggles, engines)
+        if not pairs:
+            return
+        one, other = sorted(min(pairs, key=sorted), key=int)
+        if self is Takes.ONE:
+            hint = "SGLANG_DEBUG_REVERT_PR takes one number, as SGLang has it; say --takes set for what takes a list"
+        else:
+            hint = "they edit the same line of an engine"
+        raise SpecDebugError(f"{one} and {other} cannot be reverted together: {hint}")
+
+
+END_BYTES = 64 * 1024
+"""Bytes of the output that are kept from the beginning, and from the end."""
+_STRAGGLER_S = 1.0
+"""Seconds to wait for the end of the output once the command is over: a daemon it left may hold the pipe for ever."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a command: ``status`` is negative for the signal that killed it, ``output`` both ends of what it
+    printed, ``log`` what all of it says."""
+
+    status: int
+    timed_out: bool
+    output: str
+    seconds: float
+    log: Scan
+
+
+class CommandStopped(Exception):
+    """The command was not started, or was killed, because :meth:`Processes.close` was called."""
+
+
+class Processes:
+    """Commands under way; :meth:`run` may be called by several threads at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[Child] = set()
+        self._closed = False
+
+    def run(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float | None = None) -> Ended:
+        """Run a command to its end; at its deadline its process group is killed. Raises CommandStopped when everything
+        is being closed, OSError when it cannot be started."""
+        begun = time.monotonic()
+        with self._lock:
+            if self._closed:
+                raise CommandStopped
+            process = Child(argv, env, cwd=cwd)
+            self._running.add(process)
+        output = _Output(process)
+        late = threading.Event()
+        timer = None
+        if timeout_s is not None:
+            # No thread can wait for longer, nor would anybody for these 292 years.
+            timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), self._expire, (process, late))
+            timer.daemon = True
+            timer.start()
+        status = process.wait()
+        if timer is not None:
+            timer.cancel()
+        with self._lock:
+            self._running.discard(process)
+            closed = self._closed
+            process.end()  # what it left in the background
+        if closed:
+            raise CommandStopped
+        text, log = output.end()
+        return Ended(status, late.is_set(), text, time.monotonic() - begun, log)
+
+    def close(self) -> None:
+        """Kill every group, and start none any more."""
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                process.kill_all()
+
+    def _expire(self, process: Child, late: threading.Event) -> None:
+        with self._lock:
+            if process in self._running and process.returncode is None:
+                late.set()
+                process.kill_all()
+
+
+class _Output:
+    """The output of a process, read by a thread: both ends of it, and what all of it says."""
+
+    def __init__(self, process: Child) -> None:
+        assert process.stdout is not None  # for the type checker: a pipe was asked for
+        self._pipe = process.stdout
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = False
+        self._reader: LogReader | None = LogReader(settings=False)
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._pipe:
+            while data := os.read(self._pipe.fileno(), END_BYTES):
+                with self._lock:
+                    if self._reader is not None:  # else only drained: what still prints is not asked for
+                        self._take(data, self._reader)
+
+    def _take(self, data: bytes, reader: LogReader) -> None:
+        reader.feed(data)
+        room = END_BYTES - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > END_BYTES:
+            del self._tail[:-END_BYTES]
+            self._dropped = True
+
+    def end(self) -> tuple[str, Scan]:
+        """Return the output as far as it has come, and what it says; nothing is read after this. Call it once."""
+        self._thread.join(_STRAGGLER_S)
+        with self._lock:
+            assert self._reader is not None  # for the type checker: it is taken away here only
+            reader, self._reader = self._reader, None
+        gap = b"\n...\n" if self._dropped else b""
+        return bytes(self._head + gap + self._tail).decode("utf-8", errors="replace"), reader.close()
+
+
+_LOOK_S = 0.25
+"""Seconds to wait without looking: a signal that comes just before the wait begins does not end it."""
+
+
+class ThreadedSource(ABC):
+    """Starts, waits and closes; what a trial does is up to :meth:`run`, which may start ``self.processes`` only."""
+
+    rerun = 0  # a command's end is its verdict, however it came about
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._ended: queue.SimpleQueue[tuple[Trial, TrialResult | Exception]] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self.processes = Processes()
+
+    @abstractmethod
+    def run(self, trial: Trial) -> TrialResult:
+        """Make one trial; called in a thread of its own. What it raises, :meth:`wait` raises."""
+
+    def start(self, trial: Trial) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=self._work, args=(trial,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def wait(self) -> tuple[Trial, TrialResult]:
+        while True:
+            interrupts.check()
+            with contextlib.suppress(queue.Empty):
+                trial, result = self._ended.get(timeout=_LOOK_S)
+                break
+        if isinstance(result, Exception):
+            raise result
+        return trial, result
+
+    def close(self) -> None:
+        """Kill what runs, and wait until its threads have noticed, or until one more signal comes."""
+        self.processes.close()
+        patience = interrupts.Patience()
+        for thread in self._threads:
+            # Not alive if a Ctrl-C came while it was being started: it will find us closed.
+            while thread.is_alive() and not patience.over:
+                thread.join(_LOOK_S)
+
+    def _work(self, trial: Trial) -> None:
+        try:
+            self._ended.put((trial, self.run(trial)))
+        except CommandStopped:
+            return
+        except Exception as error:
+            self._ended.put((trial, error))
+
 
 SEED_VARIABLE = "SPECDEBUG_TRIAL_SEED"
 UNTESTABLE = 125
@@ -160,3 +358,13 @@ def reader_state() -> dict[str, str]:
 def command_facts(command: Sequence[str], cwd: Path) -> list[str]:
     """Return a command's words, and digests of the files they name."""
     return [*command, *map(content_digest, files_of(command, cwd).values())]
+
+
+def made_there(kind: Callable[..., TrialSource], folders: Sequence[Path], *args: Any, **options: Any) -> TrialSource:
+    """Return a source of a kind that reads a library. Raises SpecDebugError where it cannot be tried there."""
+    return kind(Library(folders), *args, **options)
+
+
+def command_source(library: Library, command: Sequence[str], **options: Any) -> CommandSource:
+    """Return a command's source, as a kind for :func:`made_there`."""
+    return CommandSource(command, library.registry, **options)

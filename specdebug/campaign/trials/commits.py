@@ -19,9 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdebug import __version__
+from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
+from specdebug.campaign.trials.campaign import Candidate
 from specdebug.campaign.trials.command import (
     TAIL_CHARS,
+    ThreadedSource,
     cannot_run,
     command_facts,
     limited,
@@ -30,9 +33,7 @@ from specdebug.campaign.trials.command import (
     result_of,
     trial_environment,
 )
-from specdebug.campaign.trials.repository import GIT, ask, between, commit_of, environment, top_of
-from specdebug.campaign.trials.state import command_state, digest_of
-from specdebug.campaign.trials.threads import ThreadedSource
+from specdebug.campaign.trials.state import GIT, ask, command_state, digest_of, environment, git
 from specdebug.logs.naming import REVISION
 from specdebug.workers.system import is_gone
 
@@ -216,3 +217,40 @@ def _remove(top: Path, root: Path) -> None:
         ask(top, "worktree", "remove", "--force", str(slot))
     shutil.rmtree(root, ignore_errors=True)
     ask(top, "worktree", "prune")
+
+
+def top_of(repo: Path) -> Path:
+    """Return the top folder of the repository that a folder lies in. Raises SpecDebugError."""
+    if shutil.which("git") is None:
+        raise SpecDebugError("--over commits needs git, and there is no such command")
+    if not repo.is_dir():
+        raise SpecDebugError(f"there is no folder {repo}; name the repository with --repo")
+    asked = git(repo, "rev-parse", "--show-toplevel")
+    if asked.returncode != 0:
+        said = asked.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise SpecDebugError(f"{repo} is in no git repository that can be used ({said}); name one with --repo")
+    return Path(asked.stdout.decode(errors="replace").strip())
+
+
+def commit_of(top: Path, name: str, option: str) -> str:
+    """Return the hash of the commit that ``--option`` names. Raises SpecDebugError."""
+    found = ask(top, "rev-parse", "--verify", "--quiet", "--end-of-options", name + "^{commit}")
+    if found is None:
+        shallow = ask(top, "rev-parse", "--is-shallow-repository") == "true"
+        hint = ", which is a shallow clone; `git fetch --unshallow --tags` gets the rest" if shallow else ""
+        raise SpecDebugError(f"--{option} {name}: no such commit in {top}{hint}")
+    return found
+
+
+def between(top: Path, good: str, bad: str, names: tuple[str, str]) -> tuple[Candidate, ...]:
+    """Return the commits after ``good`` up to ``bad``, oldest first. Raises SpecDebugError, which says ``names``."""
+    if good == bad:
+        raise SpecDebugError(f"--good {names[0]} and --bad {names[1]} are the same commit, {good[:10]}")
+    if ask(top, "merge-base", "--is-ancestor", good, bad) is None:
+        backwards = ask(top, "merge-base", "--is-ancestor", bad, good) is not None
+        hint = "; the other way round it is" if backwards else ""
+        raise SpecDebugError(f"--good {names[0]} is no ancestor of --bad {names[1]}{hint}")
+    words = ("log", "--first-parent", "--reverse", "--no-show-signature", "--format=%H %s", f"{good}..{bad}")
+    # A subject may be empty, or hold what Python takes for the end of a line.
+    lines = (line.partition(" ") for line in (ask(top, *words) or "").split("\n"))
+    return tuple(Candidate(commit, subject) for commit, _, subject in lines)

@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.trials.source import TrialSource
-from specdebug.campaign.trials.threads import ThreadedSource
+from specdebug.campaign.trials.campaign import TrialSource
+from specdebug.campaign.trials.command import ThreadedSource
 from specdebug.workers.system import cpu_count
 
 ATTEMPTS = 3

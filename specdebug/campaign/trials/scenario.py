@@ -1,33 +1,155 @@
-"""Trials of a scenario, in warm workers: fixes are reverted, or engine options set, and an arm is run.
-
-A trial fails by the arm's verdict alone. An arm that comes to no verdict only because a reverted fix's lines never ran
-has passed: what was switched on did not show. Any other unknown (nothing was generated, no probe was reached, it could
-not be set up) is untestable.
-"""
+"""A source whose trials are one arm of a scenario, run warm, each with something changed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import platform
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from specdebug.base.errors import InvalidOption, SpecDebugError, did_you_mean
+from specdebug import __version__
+from specdebug.base.errors import CannotRunHere, InvalidOption, SpecDebugError, did_you_mean
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.trials.command import toggle_candidates
-from specdebug.campaign.trials.source import Candidate
-from specdebug.campaign.trials.takes import Takes
-from specdebug.campaign.trials.warm import WarmSource, texts_of, within
+from specdebug.campaign.loops.replay import ArmResult, ArmRun
+from specdebug.campaign.loops.warm import ArmAtFault, WarmPool
+from specdebug.campaign.trials.campaign import Candidate
+from specdebug.campaign.trials.command import Takes, toggle_candidates
+from specdebug.campaign.trials.state import arm_state, digest_of
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.model import Fault
 from specdebug.patching.toggles import Toggle
+from specdebug.scenario.checks import check_faults
 from specdebug.scenario.grammar import Scenario, merge
 from specdebug.scenario.library import Library
+from specdebug.scenario.packs import ProbePack
 from specdebug.targets.base import Target
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import engine_of, is_of_others
 from specdebug.verdict.outcome import Evidence, Outcome, decide
 from specdebug.verdict.signatures import names_place
+
+
+class WarmSource(ABC):
+    """Starts, waits, closes and says what its trials belong to; derived classes say how a trial changes the arm, and
+    what its end says.
+
+    Args:
+        kind: of changes; ``asked``: what else decides what is searched, but for the file's content.
+        toggles: fixes that the workers are made ready for; ``own``: those that every trial reverts.
+        texts: the content of files that trials depend on besides the scenario and its packs.
+
+    Attributes:
+        question: see ``Origin``.
+        identity: see ``TrialSource``.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        scenario: Scenario,
+        arm: str,
+        packs: Sequence[ProbePack],
+        *,
+        asked: Sequence[str],
+        own: Sequence[Toggle],
+        toggles: Sequence[Toggle],
+        texts: Sequence[str],
+        jobs: int,
+    ) -> None:
+        self.arm = arm
+        self._scenario = scenario
+        self._packs = tuple(packs)
+        self._own = tuple(own)
+        self._pool = WarmPool(scenario, (arm,), toggles, jobs)
+        self._trials: dict[str, Trial] = {}
+        self._refused: deque[tuple[Trial, TrialResult]] = deque()
+        self._has_run = False
+        over = json.dumps([scenario.overrides, scenario.limits.timeout_s], sort_keys=True)
+        path, target = str(Path(scenario.path).resolve()), str(scenario.target_of(arm))
+        self.question = digest_of(kind, path, target, arm, over, *asked)
+        self._texts = digest_of(*texts)
+        self._facts = digest_of(
+            __version__,
+            platform.python_version(),  # prompts are cut from its library
+            json.dumps([scenario.to_dict(), scenario.overrides], sort_keys=True),
+            repr([(pack.name, pack.mode, [entry.rule for entry in pack.entries]) for pack in self._packs]),
+        )
+        self.identity = digest_of(kind, arm, *asked, self._facts, self._texts)
+
+    def state(self) -> dict[str, str]:
+        facts = {"toggles": f"#{self._texts}", f"scenario {self._scenario.path}": f"#{self._facts}"}
+        return facts | arm_state(self._scenario, self.arm)
+
+    @property
+    def capacity(self) -> int:
+        return self._pool.capacity
+
+    @property
+    def rerun(self) -> int:
+        return self._pool.rerun
+
+    @abstractmethod
+    def changed(self, trial: Trial) -> tuple[Scenario, Sequence[Toggle]]:
+        """Return the scenario as the trial has it, and the fixes that are reverted besides the arm's own. Raises
+        InvalidOption for options that do not go together."""
+
+    @abstractmethod
+    def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
+        """Return what an arm's end says of its trial. What it raises, :meth:`wait` raises."""
+
+    def may_be_wrong(self, trial: Trial) -> bool:
+        """Return True if the change alone can have made the scenario wrong, so that a trial is untestable where any
+        other would end the search."""
+        return False
+
+    def start(self, trial: Trial) -> None:
+        """Begin a trial. Options that do not go together make it untestable."""
+        try:
+            scenario, toggles = self.changed(trial)
+            key = f"trial {trial.number}"
+            run = ArmRun(key, scenario, self.arm, trial.seed, self._packs, (*self._own, *toggles))
+            self._pool.start(run)
+        except InvalidOption as error:
+            self._refused.append((trial, TrialResult("untestable", None, 0.0, str(error))))
+        else:
+            self._trials[key] = trial
+
+    def wait(self) -> tuple[Trial, TrialResult]:
+        """Return the next trial to end. Raises ArmAtFault when the scenario itself is wrong, CannotRunHere when this
+        machine lacks what it needs: every further trial would say the same."""
+        if self._refused:
+            return self._refused.popleft()
+        try:
+            ended = self._pool.wait()
+        except ArmAtFault as fault:
+            trial = self._trials.pop(fault.run.key)
+            if not self.may_be_wrong(trial):
+                raise
+            return trial, TrialResult("untestable", None, 0.0, str(fault))
+        trial, outcome = self._trials.pop(ended.run.key), ended.outcome
+        if outcome.unavailable and not self._has_run and not self.may_be_wrong(trial):
+            raise CannotRunHere(f"{self._scenario.path}: arm '{self.arm}': {outcome.detail}")
+        self._has_run = self._has_run or not outcome.unavailable
+        return trial, replace(self.result_of(trial, ended), not_engine_code=outcome.not_engine_code)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def texts_of(toggles: Iterable[Toggle]) -> list[str]:
+    """Return the text of each toggle's file."""
+    return [toggle.path.read_text(encoding="utf-8") for toggle in toggles]
+
+
+def within(scenario: Scenario, timeout_s: float | None) -> Scenario:
+    """Return the scenario with another limit of time; None leaves its own."""
+    return scenario if timeout_s is None else replace(scenario, limits=replace(scenario.limits, timeout_s=timeout_s))
 
 
 class ScenarioSource(WarmSource):
@@ -164,3 +286,81 @@ def _parse(options: Sequence[str], engine: Mapping[str, Any], target: Target) ->
             raise SpecDebugError(f"'{text}': {error}") from None
         parsed[text] = option
     return parsed
+
+
+class FaultSource(WarmSource):
+    """Runs one arm of a scenario again and again, with different faults. ``declared`` are those in the file.
+
+    Args:
+        faults: candidates beside those that the arm declares.
+        arm: the arm to run; by default the first that declares faults, else the first that reverts nothing.
+        timeout_s: of a trial, instead of the scenario's own.
+
+    Raises SpecDebugError for an unknown arm, fewer than two faults, or one of them twice, a fault that cannot act
+    in the arm, and a malformed pack or toggle.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        scenario: Scenario,
+        *,
+        faults: Sequence[Fault] = (),
+        arm: str | None = None,
+        jobs: int = 1,
+        timeout_s: float | None = None,
+    ) -> None:
+        damaged = [name for name in scenario.arms if scenario.faults_of(name)]
+        self.arm = arm_of(scenario, arm or next(iter(damaged), None))
+        self.declared = {str(fault) for fault in scenario.faults_of(self.arm)}
+        self._faults: dict[str, Fault] = {}
+        for fault in (*scenario.faults_of(self.arm), *faults):
+            if str(fault) in self._faults:
+                raise SpecDebugError(f"the fault {fault} is there twice; a trial can switch it on but once")
+            self._faults[str(fault)] = fault
+        if len(self._faults) < 2:
+            has = f"only {next(iter(self._faults))}" if self._faults else "none"
+            raise SpecDebugError(
+                f"--over faults needs two faults at least, and arm '{self.arm}' of {scenario.path} declares {has}; "
+                "add some with --fault NAME[:key=value,...]"
+            )
+        whole = _with_faults(within(scenario, timeout_s), self.arm, tuple(self._faults.values()))
+        check_faults(whole, self.arm)
+        own = library.toggles(scenario.arms[self.arm].revert, scenario.target_of(self.arm))
+        self.candidates = tuple(Candidate(name, CLASSES[fault.name].summary) for name, fault in self._faults.items())
+        packs = library.packs(scenario.probes_of(self.arm))
+        super().__init__(
+            "faults",
+            whole,
+            self.arm,
+            packs,
+            asked=tuple(self._faults),
+            own=own,
+            toggles=own,
+            texts=texts_of(own),
+            jobs=jobs,
+        )
+
+    def changed(self, trial: Trial) -> tuple[Scenario, Sequence[Toggle]]:
+        """Return the arm with the trial's faults, numbered as in a replay with these, so that they draw the same."""
+        return _with_faults(self._scenario, self.arm, self._switched(trial)), ()
+
+    def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
+        """Return what the arm's verdict says, but for faults that did nothing."""
+        return result_of(_but_for_idle(ended.outcome, self._switched(trial)))
+
+    def _switched(self, trial: Trial) -> tuple[Fault, ...]:
+        return tuple(fault for name, fault in self._faults.items() if name in trial.reverted)
+
+
+def _with_faults(scenario: Scenario, arm: str, faults: tuple[Fault, ...]) -> Scenario:
+    return replace(scenario, arms={**scenario.arms, arm: replace(scenario.arms[arm], faults=faults)})
+
+
+def _but_for_idle(outcome: Outcome, faults: Sequence[Fault]) -> Outcome:
+    """Return the outcome without what is said of faults that were never due or changed nothing."""
+    if outcome.verdict != "unknown":
+        return outcome
+    idle = tuple(f"fault {fault} " for fault in faults)
+    left = tuple(reason for reason in outcome.reasons if not reason.startswith(idle))
+    return replace(outcome, verdict="unknown" if left else "pass", reasons=left, detail="; ".join(left))

@@ -23,9 +23,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from specdebug import __version__
-from specdebug.base.errors import one_line
+from specdebug.base.assets import checkpoint_path
+from specdebug.base.errors import SpecDebugError, one_line
 from specdebug.base.interpreters import other_python
-from specdebug.campaign.trials.repository import ask, changed_files
+from specdebug.scenario.checks import asked_of
+from specdebug.scenario.grammar import Scenario
+from specdebug.targets.registry import find_target
+from specdebug.targets.settings import TargetChoice
 
 State = Mapping[str, str]
 
@@ -263,3 +267,57 @@ def digest_of(*facts: str) -> str:
         data = fact.encode("utf-8", errors="surrogateescape")
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()
+
+
+def arm_state(scenario: Scenario, arm: str) -> dict[str, str]:
+    """Return the state that an arm's trials belong to, but for the content of its scenario."""
+    state = own_state()
+    with contextlib.suppress(SpecDebugError):  # what cannot be is told by the first trial
+        model = checkpoint_path(asked_of(scenario, arm).model)
+        state[f"checkpoint {model}"] = folder_digest(model)
+    return state | engine_state(scenario.target_of(arm))
+
+
+def engine_state(choice: TargetChoice) -> dict[str, str]:
+    """Return the state of an engine that is not ours: the packages of an installed one, or what a command starts."""
+    from specdebug.targets.installed import InstalledTarget
+    from specdebug.targets.settings import SERVE, LaunchedServer
+
+    if isinstance(choice, LaunchedServer) and choice.command != SERVE:
+        with contextlib.suppress(ValueError):
+            return command_state(shlex.split(choice.command), Path.cwd())
+    target = find_target(choice)
+    if isinstance(target, InstalledTarget):
+        with contextlib.suppress(SpecDebugError):
+            return packages_state(Path(target.installed().python).parent.parent)
+    return {}
+
+
+# Hooks of the repository have no business with our worktrees.
+GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
+
+
+def ask(folder: Path, *words: str) -> str | None:
+    """Return what git answers, None when it says no."""
+    asked = git(folder, *words)
+    return asked.stdout.decode(errors="replace").strip() if asked.returncode == 0 else None
+
+
+def changed_files(top: Path) -> list[tuple[str, str]]:
+    """Return the files of a working tree that differ from its commit, or that git neither knows nor ignores, each with
+    git's two letters for how."""
+    words = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=none")
+    asked = git(top, "--no-optional-locks", *words)
+    listed = os.fsdecode(asked.stdout).split("\0") if asked.returncode == 0 else []
+    return [(entry[:2], entry[3:]) for entry in listed if len(entry) > 3]
+
+
+def git(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    command = [*GIT, "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, env=environment(), stdin=subprocess.DEVNULL)
+
+
+def environment() -> dict[str, str]:
+    """Return our environment, less what a git hook that started us has set of another repository."""
+    foreign = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+    return {name: value for name, value in os.environ.items() if name not in foreign}

@@ -9,10 +9,10 @@ from typing import Literal
 from markupsafe import Markup
 
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.trials.clusters import Clusters
+from specdebug.campaign.trials.search import Clusters
 from specdebug.report.html import svg
 from specdebug.report.html.series import MAX_SPANS, chunks
-from specdebug.search.bisect import BayesianSearch
+from specdebug.search.posterior import BayesianSearch
 
 TOP, BOTTOM, STRIP, HEIGHT = 30, 210, 250, 300
 

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from specdebug.report.html import svg
 from specdebug.report.html.series import MAX_SPANS
-from specdebug.search.stats.intervals import anytime_bounds
+from specdebug.search.intervals import anytime_bounds
 
 TOP, BOTTOM, HEIGHT = 30, 250, 286
 

@@ -2,7 +2,7 @@
 
 Teacher-forced, as greedy ones are (``lossless.py``). That a token could be drawn at all is held in every dtype, with
 the near-ties it needs at the border. How often tokens are drawn is tested in float32 only, because what half
-precision's rounding does to a distribution was not measured; ``specdebug/search/stats/draws.py`` says how.
+precision's rounding does to a distribution was not measured; ``specdebug/search/draws.py`` says how.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specdebug.events import Finishing
 from specdebug.reference.sampling import kept_probs, may_be_kept
 from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.lossless import TIE_MARGIN
-from specdebug.search.stats.draws import FALSE_ALARM, NEEDED, DrawsTest
+from specdebug.search.draws import FALSE_ALARM, NEEDED, DrawsTest
 from specdebug.verdict.outcome import Violation
 
 AT_ONCE = 64

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specdebug.apps.hunt.hunting import Hunt, HuntRunner, judged_in, result_with
+from specdebug.apps.hunt.hunting import Hunt, HuntRunner, HuntSource, judged_in, result_with
 from specdebug.apps.hunt.record import HuntRecord, Judged
-from specdebug.apps.hunt.source import HuntSource
 from specdebug.base.trial import Trial, TrialResult
 from tests.campaign.trials.searches import Source
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.apps.hunt.state import hunt_state
+from specdebug.apps.hunt.hunting import hunt_state
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.trials.state import differences
 from specdebug.scenario.library import Library

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.apps.mutants.books import first_other
 from specdebug.apps.mutants.find import all_mutants
 from specdebug.apps.mutants.measure import NodeSource, draw
-from specdebug.apps.mutants.rows import MutantRow, score
 from specdebug.apps.mutants.sound import FirstDifference, sound_arms
+from specdebug.apps.mutants.source import MutantRow, score
+from specdebug.apps.mutants.worker import first_other
 from specdebug.base.trial import Trial
 from specdebug.cli.main import run
 from specdebug.scenario.library import Library

@@ -9,9 +9,8 @@ import pytest
 
 from specdebug.apps.mutants.find import ROOT, Mutant
 from specdebug.apps.mutants.measure import MutantSearch
-from specdebug.apps.mutants.rounding import LOOKED_AT, beyond_rounding, chosen, to_keep
-from specdebug.apps.mutants.rows import MutantRow
-from specdebug.apps.mutants.sound import sound_arms
+from specdebug.apps.mutants.sound import LOOKED_AT, beyond_rounding, chosen, sound_arms, to_keep
+from specdebug.apps.mutants.source import MutantRow
 from specdebug.campaign.trials.journal import Journal
 from specdebug.diverge.align import Difference
 from specdebug.diverge.recording import Descriptor, Share

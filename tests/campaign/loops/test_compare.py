@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.campaign.loops.against import Against
-from specdebug.campaign.loops.compare import Comparison, compare, first_difference
+from specdebug.campaign.loops.compare import Against, Comparison, compare, first_difference
 from specdebug.report.compare import comparison_line
 from specdebug.verdict.outcome import Outcome, RequestResult
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.campaign.loops.device_watch import PROBE, DeviceWatch
+from specdebug.campaign.loops.replay import PROBE, DeviceWatch
 from specdebug.workers.job import Job, Listener, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure
 

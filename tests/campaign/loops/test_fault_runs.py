@@ -8,10 +8,17 @@ from collections import Counter
 import pytest
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.loops import fault_runs
-from specdebug.campaign.loops.fault_ground import Ground
-from specdebug.campaign.loops.fault_matrix import cases, clean_name, left_out
-from specdebug.campaign.loops.fault_runs import MatrixStanding, matrix_scenario, plan, verify
+from specdebug.campaign.loops import fault_matrix
+from specdebug.campaign.loops.fault_matrix import (
+    Ground,
+    MatrixStanding,
+    cases,
+    clean_name,
+    left_out,
+    matrix_scenario,
+    plan,
+    verify,
+)
 from specdebug.campaign.loops.replay import ArmResult
 from specdebug.engine.workers.registry import LINEUP
 from specdebug.faults.catalogue import CLASSES
@@ -167,16 +174,16 @@ def test_what_was_measured_before_an_interrupt_is_kept() -> None:
 
 @pytest.mark.slow
 def test_and_before_workers_can_be_had_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = fault_runs.WarmPool.wait
+    wait = fault_matrix.WarmPool.wait
     left = [2]
 
-    def failing(pool: fault_runs.WarmPool) -> ArmResult:
+    def failing(pool: fault_matrix.WarmPool) -> ArmResult:
         left[0] -= 1
         if left[0] < 0:
             raise SpecDebugError("no workers")
         return wait(pool)
 
-    monkeypatch.setattr(fault_runs.WarmPool, "wait", failing)
+    monkeypatch.setattr(fault_matrix.WarmPool, "wait", failing)
     matrix = verify(SEEN, 2, 1, LIBRARY, ground=HEAD)
     assert (matrix.made, matrix.missing, str(matrix.trouble)) == (2, 2, "no workers")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.campaign.loops import latent
-from specdebug.campaign.loops.latent import check_latent
+from specdebug.campaign.loops import verify
+from specdebug.campaign.loops.verify import check_latent
 from specdebug.patching.toggles import Toggle, load_registry
 from specdebug.targets.installs.store import Installed
 
@@ -23,7 +23,7 @@ def fix() -> Toggle:
 
 
 def test_a_guard_that_is_there_is_named(here: Installed, fix: Toggle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latent, "place_of", lambda *_: ("sglang/srt/a.py:7", ""))
+    monkeypatch.setattr(verify, "place_of", lambda *_: ("sglang/srt/a.py:7", ""))
     others = [each for each in load_registry().all if each.pr != fix.pr]
     (check,) = check_latent(here, [fix, *others])
     assert (check.guard, check.problem) == ("sglang/srt/a.py:7", "")
@@ -32,7 +32,7 @@ def test_a_guard_that_is_there_is_named(here: Installed, fix: Toggle, monkeypatc
 
 
 def test_a_guard_that_is_gone_is_a_problem(here: Installed, fix: Toggle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latent, "place_of", lambda *_: (None, "match text not found"))
+    monkeypatch.setattr(verify, "place_of", lambda *_: (None, "match text not found"))
     (check,) = check_latent(here, [fix])
     assert check.guard is None
     assert check.problem.startswith("its guard is not in sglang==0.5.13, so it may be live")

@@ -10,11 +10,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from specdebug.base.yamlio import parse_yaml
-from specdebug.campaign.loops.last_failed import LastFailed
-from specdebug.campaign.loops.left_out import NotOnTarget
-from specdebug.campaign.loops.replay import Choices, PlannedRuns, plan, planned
-from specdebug.campaign.loops.replays import Replays, only_failed, plan_all, replay_all
-from specdebug.campaign.loops.selection import parse_expression
+from specdebug.campaign.loops.replay import Choices, NotOnTarget, PlannedRuns, plan, planned
+from specdebug.campaign.loops.replays import LastFailed, Replays, only_failed, parse_expression, plan_all, replay_all
 from specdebug.report.github import summary
 from specdebug.report.junit import junit_xml
 from specdebug.report.replay import replays_report

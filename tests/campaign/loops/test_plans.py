@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specdebug.base.attention_plans import PLANS
-from specdebug.campaign.loops.plans import exists_in
+from specdebug.campaign.loops.verify import exists_in
 from specdebug.patching import Patch
 from specdebug.patching.toggles import Detection, Toggle, load_registry
 

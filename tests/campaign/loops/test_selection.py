@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.loops.selection import parse_expression
+from specdebug.campaign.loops.replays import parse_expression
 
 WORDS = ("cache", "hit", "zero", "not_a")
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from specdebug.base.errors import SpecDebugError, Where
-from specdebug.campaign.loops import kept_servers
+from specdebug.campaign.loops import warm
 from specdebug.campaign.loops.replay import ArmResult
 from specdebug.campaign.loops.verify import Matrix, ToggleCheck, plan_matrix, runs_once, verify
 from specdebug.patching import Edit, Patch
@@ -80,7 +80,7 @@ def test_the_seeds_of_a_side_share_a_server_where_one_is_started(
     target: LaunchedServer | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Keeper, "started", [])
-    monkeypatch.setattr(kept_servers, "ServerKeeper", Keeper)
+    monkeypatch.setattr(warm, "ServerKeeper", Keeper)
     pool: Any = FakePool(good_run)
     verify(pool, Shelf(), [toggle(7)], seeds=2, target=target)
     assert [job.payload["keeper"] for job in pool.jobs] == [None if target is None else "keeper 0"] * 4

@@ -12,7 +12,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.campaign.loops.warm import ArmAtFault
-from specdebug.campaign.shrink.trials import ShrunkSource
+from specdebug.campaign.shrink import ShrunkSource
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.verdict.outcome import Outcome
 
@@ -44,7 +44,7 @@ class Pool:
 
 def test_a_fault_counts_only_once_something_could_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool()
-    monkeypatch.setattr("specdebug.campaign.trials.warm.WarmPool", lambda *_: pool)
+    monkeypatch.setattr("specdebug.campaign.trials.scenario.WarmPool", lambda *_: pool)
     source = ShrunkSource(SimpleNamespace(start=SCENARIO, arm="only", origin={}), (), ())  # type: ignore[arg-type]
     fault = SpecDebugError("the corpus 'stdlib' has 3 tokens")
     trials = [Trial(number, frozenset(), number) for number in range(4)]

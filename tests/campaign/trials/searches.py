@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.trials.campaign import Campaign
+from specdebug.campaign.trials.campaign import Campaign, Candidate, TrialSource
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.search import CulpritSearch, Findings
-from specdebug.campaign.trials.source import Candidate, TrialSource
-from specdebug.search.bisect import BayesianSearch
+from specdebug.search.posterior import BayesianSearch
 
 Behaviour = Callable[[Trial], TrialResult | BaseException]
 

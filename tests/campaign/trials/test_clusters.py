@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specdebug.base.trial import TrialResult
-from specdebug.campaign.trials.clusters import HOPELESS, LEAD, OPENING, Clusters, SeenSignature
+from specdebug.campaign.trials.search import HOPELESS, LEAD, OPENING, Clusters, SeenSignature
 
 PASS = TrialResult("pass", None, 0.1)
 UNTESTABLE = TrialResult("untestable", None, 0.1)

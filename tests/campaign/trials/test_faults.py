@@ -12,9 +12,9 @@ import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial
-from specdebug.campaign.trials.faults import FaultSource
+from specdebug.campaign.trials.command import made_there
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.remote import made_there
+from specdebug.campaign.trials.scenario import FaultSource
 from specdebug.faults.declare import parse_fault
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.campaign.trials.process import END_BYTES, CommandStopped, Processes
+from specdebug.campaign.trials.command import END_BYTES, CommandStopped, Processes
 
 
 def run(script: str, tmp_path: Path, timeout_s: float | None = None) -> tuple[int, bool, str]:

@@ -19,14 +19,12 @@ import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult, trial_seed
-from specdebug.campaign.trials.command import CommandSource
+from specdebug.campaign.trials.campaign import TrialSource
+from specdebug.campaign.trials.command import CommandSource, Takes, command_source, made_there
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.ray_executor import ATTEMPTS, RaySource, import_ray
-from specdebug.campaign.trials.remote import command_source, made_there
 from specdebug.campaign.trials.scenario import ScenarioSource
 from specdebug.campaign.trials.search import Findings, Standing
-from specdebug.campaign.trials.source import TrialSource
-from specdebug.campaign.trials.takes import Takes
 from specdebug.cli.main import run
 from specdebug.scenario.library import Library
 from specdebug.search.bisect import Bisector

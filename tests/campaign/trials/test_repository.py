@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.trials.repository import between, commit_of, top_of
-from specdebug.campaign.trials.source import Candidate
+from specdebug.campaign.trials.campaign import Candidate
+from specdebug.campaign.trials.commits import between, commit_of, top_of
 from tests.campaign.trials.repositories import git, make_repository, script
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.trials.source import Candidate
-from specdebug.campaign.trials.threads import ThreadedSource
+from specdebug.campaign.trials.campaign import Candidate
+from specdebug.campaign.trials.command import ThreadedSource
 
 
 class Blocked(ThreadedSource):

@@ -11,7 +11,7 @@ from specdebug.base.trial import Trial, TrialResult
 from specdebug.report.flake import failed
 from specdebug.report.html.posterior import LOOKS, history, posterior_plot
 from specdebug.report.html.rate import rate_plot
-from specdebug.search.stats.intervals import anytime_interval
+from specdebug.search.intervals import anytime_interval
 from tests.report.trials import chooser, sampled, searched
 
 

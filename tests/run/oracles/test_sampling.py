@@ -17,7 +17,7 @@ from specdebug.events import Finishing
 from specdebug.run.dense import DenseReference
 from specdebug.run.oracles.base import Bench
 from specdebug.run.oracles.sampling import SampledTokens
-from specdebug.search.stats.draws import NEEDED
+from specdebug.search.draws import NEEDED
 from specdebug.targets.embedded import TARGET
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeReference, FakeRequest, oracle_settings

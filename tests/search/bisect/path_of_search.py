@@ -21,7 +21,7 @@ from contextlib import closing
 from pathlib import Path
 
 from specdebug.search.bisect import Bisector, OrderedBisector
-from specdebug.search.minimise import Probe, SubsetSearch, TrialRates
+from specdebug.search.subset import Probe, SubsetSearch, TrialRates
 
 RECORDED = Path(__file__).with_name("observations.json")
 

@@ -7,8 +7,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from specdebug.search.bisect.belief import Belief
-from specdebug.search.bisect.nuisance import HIT, MISSED, NEVER, PERIODS, Nuisance, Prior
+from specdebug.search.posterior import HIT, MISSED, NEVER, PERIODS, Belief, Nuisance, Prior
 
 WEIGHTS = np.array([0.3, 0.5, 0.2])
 TRIALS = [

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.base.reproducible import LEVEL
-from specdebug.search.bisect.belief import Belief
-from specdebug.search.bisect.design import Criterion, best, entropy, pool, ranked
-from specdebug.search.bisect.nuisance import Nuisance, Prior
+from specdebug.search.bisect import Criterion, best, entropy, pool, ranked
+from specdebug.search.posterior import Belief, Nuisance, Prior
 from tests.chance import most
 
 N = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdebug.search.bisect.masking import Masking
+from specdebug.search.bisect import Masking
 
 
 def test_nothing_masked_discounts_nothing() -> None:

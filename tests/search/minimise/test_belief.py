@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.search.minimise.belief import NeedBelief
-from specdebug.search.minimise.rates import TrialRates
+from specdebug.search.subset import NeedBelief, TrialRates
 
 RATES = TrialRates(0.3, 0.6, 0.012)
 

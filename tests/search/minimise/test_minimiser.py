@@ -5,8 +5,7 @@ import pytest
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import trial_seed
 from specdebug.campaign.trials.campaign import Campaign
-from specdebug.search.minimise import Minimiser
-from specdebug.search.minimise.minimiser import CLOSING_TRIALS, OPENING_TRIALS
+from specdebug.search.minimise import CLOSING_TRIALS, OPENING_TRIALS, Minimiser
 from tests.campaign.trials.searches import Kept
 from tests.chance import fewest, most
 

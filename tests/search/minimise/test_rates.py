@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.search.minimise.rates import TrialRates, learn
+from specdebug.search.subset import TrialRates, learn
 
 START = TrialRates(0.3, 0.6, 0.012)
 COUNT = st.integers(0, 30)

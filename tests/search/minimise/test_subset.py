@@ -6,8 +6,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.search.minimise.rates import TrialRates
-from specdebug.search.minimise.subset import ACCEPT, KNOWN_SEEDS, SubsetSearch
+from specdebug.search.subset import ACCEPT, KNOWN_SEEDS, SubsetSearch, TrialRates
 from tests.chance import most
 
 

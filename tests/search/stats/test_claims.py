@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.search.stats.claims import Apart, Below, Claim, parse_claim
+from specdebug.search.claims import Apart, Below, Claim, parse_claim
 from tests.chance import most
 
 

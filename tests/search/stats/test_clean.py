@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.search.stats.clean import CleanRuns, clean_bound
-from specdebug.search.stats.limits import SLACK
+from specdebug.search.claims import CleanRuns, clean_bound
+from specdebug.search.intervals import SLACK
 
 
 @pytest.mark.parametrize(("rate", "confidence"), [(0.01, 0.95), (0.05, 0.95), (0.001, 0.95), (0.1, 0.99), (0.5, 0.9)])

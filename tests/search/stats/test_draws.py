@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from specdebug.search.stats.draws import BINS, DECIDED, FALSE_ALARM, NEEDED, DrawsTest
+from specdebug.search.draws import BINS, DECIDED, FALSE_ALARM, NEEDED, DrawsTest
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.search.stats.intervals import anytime_bounds, anytime_interval, clopper_pearson, narrow_enough
+from specdebug.search.intervals import anytime_bounds, anytime_interval, clopper_pearson, narrow_enough
 from tests.chance import most
 
 

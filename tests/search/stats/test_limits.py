@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.search.stats.clean import CleanRuns
-from specdebug.search.stats.limits import SLACK, reached
-from specdebug.search.stats.ratio import RatioTest
+from specdebug.search.claims import CleanRuns, RatioTest
+from specdebug.search.intervals import SLACK, reached
 
 
 @given(st.floats(0.0, 20.0), st.integers(-100, 100))

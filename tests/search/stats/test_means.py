@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from specdebug.search.stats.means import most_events, repeat_margin, spread
+from specdebug.search.intervals import most_events, repeat_margin, spread
 
 
 def test_a_repeat_of_the_same_distribution_lies_within_the_margin() -> None:

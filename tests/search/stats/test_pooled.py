@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from specdebug.search.stats.pooled import pooled_interval, pooled_mean
+from specdebug.search.intervals import pooled_interval, pooled_mean
 
 
 def test_the_mean_is_over_values_and_not_over_clusters() -> None:

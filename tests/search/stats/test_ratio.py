@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from specdebug.search.stats.ratio import RatioTest, ended, ratio_test
+from specdebug.search.claims import RatioTest, ended, ratio_test
 from tests.chance import fewest, most
 
 

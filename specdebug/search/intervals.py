@@ -1,24 +1,26 @@
-"""Intervals for a failure rate: one for a number of runs fixed beforehand, one that holds whenever one stops.
+"""Decide alike on every processor if a computed number has reached a limit.
 
-**Fixed.** :func:`clopper_pearson` (Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the
-case of the binomial", 1934). Exact, but only where the number of runs does not depend on what they showed.
-
-**Any time.** :func:`anytime_interval`. For every rate p let M_n(p) be the likelihood of the first n runs averaged over
-q drawn from Beta(1/2, 1/2), divided by their likelihood at p. If p is the true rate, M is a martingale that starts at
-1, for a run multiplies it by the mixture's prediction of it over p's. By Ville's inequality M ever reaches 1/a with
-probability at most a, so the set of p with M_n(p) < 1/a holds the true rate for all n at once with probability at least
-1 - a (Robbins, "Statistical methods related to the law of the iterated logarithm", 1970; Howard, Ramdas, McAuliffe and
-Sekhon, "Time-uniform, nonparametric, nonasymptotic confidence sequences", 2021).
+Logarithms and scipy's special functions differ by last bits from one processor or library to the next, and counts of
+runs can meet a limit exactly (20 times likelier, at 95%). So whatever is within ``SLACK`` of its limit has reached it;
+rounding is below 1e-11 here, and an error of 5% that is too large by its billionth part is still one of 5%.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specdebug.search.stats.limits import reached
+SLACK = 1e-9
+
+
+def reached(value: ArrayLike, limit: ArrayLike) -> NDArray[np.bool_]:
+    """Return True where ``value`` is at ``limit``, above it, or no more than ``SLACK`` below."""
+    return np.asarray(np.asarray(value, dtype=np.float64) >= np.asarray(limit, dtype=np.float64) - SLACK)
+
 
 Floats = NDArray[np.float64]
 PRIOR = 0.5
@@ -94,3 +96,58 @@ def _check(failures: int, runs: int, confidence: float) -> None:
         raise ValueError(f"{failures} failures of {runs} runs")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence {confidence}")
+
+
+CONFIDENCE = 0.999
+"""Two-sided, of a single comparison."""
+
+
+def spread(values: Sequence[int]) -> float:
+    """Standard deviation of what is at least 1. One value at 1 and one at the highest are added: a few that happen to
+    be equal are no proof that all would be."""
+    if not values:
+        return 0.0
+    padded = [*values, 1, max(values)]
+    middle = sum(padded) / len(padded)
+    return math.sqrt(sum((value - middle) ** 2 for value in padded) / (len(padded) - 1))
+
+
+def repeat_margin(sd: float, number: int, drawn: int) -> float:
+    """How far the mean of ``number`` values may move when so many of them are ``drawn`` again: Student's t, with the
+    variance of a difference of two samples of that size."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(1, number - 1), (1 + CONFIDENCE) / 2)) * sd * math.sqrt(2 * drawn) / number
+
+
+def most_events(mean: float) -> int:
+    """The number of independent rare events that is exceeded with at most the probability of one tail."""
+    chance = total = math.exp(-mean)
+    events = 0
+    while total < (1 + CONFIDENCE) / 2 and events < 10 * mean + 100:
+        events += 1
+        chance *= mean / events
+        total += chance
+    return events
+
+
+def pooled_mean(sums: Sequence[float], counts: Sequence[int]) -> float | None:
+    """The mean of all values of all clusters, of which ``sums`` and ``counts`` are given; None of no value."""
+    total = sum(counts)
+    return sum(sums) / total if total else None
+
+
+def pooled_interval(sums: Sequence[float], counts: Sequence[int], confidence: float) -> Interval | None:
+    """The interval of :func:`pooled_mean` for clusters drawn at random: that of a ratio of two means, linearised, by
+    Student's t (Cochran, "Sampling Techniques", 1977, section 6). None of fewer than two clusters that hold a value."""
+    from scipy.special import stdtrit
+
+    pairs = [(part, count) for part, count in zip(sums, counts, strict=True) if count]
+    mean = pooled_mean(sums, counts)
+    if mean is None or len(pairs) < 2:
+        return None
+    squares = sum((part - mean * count) ** 2 for part, count in pairs)
+    number = len(pairs)
+    error = math.sqrt(number / (number - 1) * squares) / sum(count for _, count in pairs)
+    reach = float(stdtrit(number - 1, (1 + confidence) / 2)) * error
+    return Interval(mean - reach, mean + reach)

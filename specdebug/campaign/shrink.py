@@ -1,0 +1,449 @@
+"""A number that may be made smaller."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import yaml
+
+from specdebug.base.errors import SpecDebugError
+from specdebug.base.trial import Trial, TrialResult
+from specdebug.campaign.loops.replay import ArmResult
+from specdebug.campaign.trials.campaign import Candidate
+from specdebug.campaign.trials.scenario import WarmSource, texts_of
+from specdebug.faults.model import Fault
+from specdebug.patching.toggles import Toggle
+from specdebug.scenario.checks import check_scenario
+from specdebug.scenario.grammar import (
+    MAX_GROUPS,
+    Arm,
+    Arrive,
+    CorpusPrompt,
+    Expectation,
+    Scenario,
+    SharedPrefixPrompt,
+    SimplePrompt,
+    Span,
+    TextPrompt,
+    TokenPrompt,
+    WorkloadGroup,
+    merge,
+)
+from specdebug.scenario.packs import ProbePack
+from specdebug.targets.options import options_of
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A number called ``label`` that may be made smaller: from ``value`` to ``target``, by ``turn``."""
+
+    label: str
+    value: int
+    target: int
+    turn: Callable[[Scenario, int], Scenario]
+
+
+def engine_knobs(scenario: Scenario) -> Iterator[Knob]:
+    """Yield every number of its engine that may be made smaller, ``target`` being the least it may ever be."""
+    (arm,) = scenario.arms
+    for path, value, least in options_of(scenario.target_of(arm)).numbers(scenario.engine_of(arm)):
+        yield Knob(".".join(path), value, least, partial(_turned, path))
+
+
+def _turned(path: tuple[str, ...], scenario: Scenario, value: int) -> Scenario:
+    over: Any = value
+    for key in reversed(path):
+        over = {key: over}
+    return replace(scenario, engine=merge(scenario.engine, over))
+
+
+def made_consistent(scenario: Scenario) -> Scenario:
+    """Return the scenario with the options that follow from others as these are."""
+    (arm,) = scenario.arms
+    return replace(scenario, engine=options_of(scenario.target_of(arm)).consistent(scenario.engine))
+
+
+Reducible = SimplePrompt | Span | int
+
+
+def request_knobs(scenario: Scenario) -> Iterator[Knob]:
+    """Yield every number of a written-out scenario's requests, ``target`` being the least it may ever be."""
+    knobs: dict[str, Knob] = {}
+    for index, group in enumerate(scenario.workload):
+        for knob in _group_knobs(index, group):
+            knobs.setdefault(knob.label, knob)  # a shared prefix is one number, however many share it
+    yield from knobs.values()
+
+
+def _group_knobs(index: int, group: WorkloadGroup) -> Iterator[Knob]:
+    def knob(label: str, field: str, value: Reducible) -> Knob:
+        return Knob(f"{group.id}: {label}", _size(value), _least(value), partial(_with_group, index, field.split(".")))
+
+    if group.turns is not None:
+        yield knob("rounds", "turns.rounds", group.turns.rounds)
+        yield knob("input_tokens", "turns.input_tokens", group.turns.input_tokens)
+    elif isinstance(group.prompt, SharedPrefixPrompt):
+        prefix, shared = group.prompt.prefix, group.prompt.name
+        if shared is None:
+            yield knob("prefix", "prompt.prefix", prefix)
+        else:
+            yield Knob(f"prefix {shared}", _size(prefix), _least(prefix), partial(_with_shared_prefix, shared))
+        yield knob("suffix", "prompt.suffix", group.prompt.suffix)
+    elif group.prompt is not None:
+        yield knob("prompt", "prompt", group.prompt)
+    yield knob("max_new_tokens", "max_new_tokens", group.max_new_tokens)
+    for name in ("step", "jitter"):
+        if value := getattr(group.arrive, name):
+            yield replace(knob(f"arrive.{name}", f"arrive.{name}", value), target=0)
+
+
+def _with_group(index: int, path: Sequence[str], scenario: Scenario, value: int) -> Scenario:
+    groups = list(scenario.workload)
+    groups[index] = _changed(groups[index], path, value)
+    return replace(scenario, workload=tuple(groups))
+
+
+def _with_shared_prefix(name: str, scenario: Scenario, value: int) -> Scenario:
+    groups = [
+        _changed(group, ("prompt", "prefix"), value) if getattr(group.prompt, "name", None) == name else group
+        for group in scenario.workload
+    ]
+    return replace(scenario, workload=tuple(groups))
+
+
+def _changed(record: Any, path: Sequence[str], value: int) -> Any:
+    """Return the record with the field at the end of a path made smaller."""
+    name, *rest = path
+    old = getattr(record, name)
+    return replace(record, **{name: _changed(old, rest, value) if rest else _reduced(old, value)})
+
+
+def _size(value: Reducible) -> int:
+    if isinstance(value, int):
+        return value
+    if isinstance(value, tuple):
+        return value[1]
+    if isinstance(value, CorpusPrompt):
+        return value.tokens[1]
+    return len(value.token_ids if isinstance(value, TokenPrompt) else value.text)
+
+
+def _least(value: Reducible) -> int:
+    """Return the least size; a prompt of nothing but white space is none."""
+    return 1 + len(value.text) - len(value.text.lstrip()) if isinstance(value, TextPrompt) else 1
+
+
+def _reduced(old: Reducible, size: int) -> Reducible:
+    if isinstance(old, int):
+        return size
+    if isinstance(old, tuple):
+        return _capped(old, size)
+    if isinstance(old, CorpusPrompt):
+        return replace(old, tokens=_capped(old.tokens, size))
+    return TokenPrompt(old.token_ids[:size]) if isinstance(old, TokenPrompt) else TextPrompt(old.text[:size])
+
+
+def _capped(span: Span, size: int) -> Span:
+    return min(span[0], size), min(span[1], size)
+
+
+def written_out(scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> tuple[Scenario, dict[str, str]]:
+    """Return one arm of a scenario, every request or conversation of it a group of its own, and of each of these groups
+    which one it was of. ``reverts`` are fixes to revert besides the arm's own.
+
+    Raises SpecDebugError when it has more requests than a scenario may have groups.
+    """
+    chosen = scenario.arms[arm]
+    groups = [(group, _singles(group, scenario)) for group in scenario.workload]
+    total = sum(len(singles) for _, singles in groups)
+    if total > MAX_GROUPS:
+        raise SpecDebugError(
+            f"{scenario.path}: {total} requests are more than the {MAX_GROUPS} that can be told apart; "
+            "lower the number of requests of its groups"
+        )
+    names = {group.id: tuple(single.id for single in singles) for group, singles in groups}
+    origin = {name: group for group, singles in names.items() for name in singles}
+    workload = [
+        replace(single, arrive=replace(single.arrive, after=_all(names, single.arrive.after)))
+        for _, singles in groups
+        for single in singles
+    ]
+    all_reverts = tuple(dict.fromkeys((*chosen.revert, *reverts)))
+    whole = replace(
+        scenario,
+        workload=tuple(workload),
+        engine=scenario.engine_of(arm),
+        faults=tuple(_readdressed(fault, names) for fault in scenario.faults_of(arm)),
+        probes=scenario.probes_of(arm),
+        oracles=scenario.oracles_of(arm),
+        arms={arm: Arm(arm, revert=all_reverts, mode=chosen.mode)},
+        expect={arm: Expectation("fail")},
+        overrides={},
+        source=None,
+    )
+    return whole, origin
+
+
+def dropped(scenario: Scenario, gone: frozenset[int]) -> Scenario:
+    """Return a scenario without these groups. What came after one of them comes after what that one came after."""
+    names = {scenario.workload[index].id for index in gone}
+    after = {group.id: group.arrive.after for group in scenario.workload}
+
+    def left(waits_for: tuple[str, ...]) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        stack = list(reversed(waits_for))
+        while stack:
+            name = stack.pop()
+            if name in names:
+                stack.extend(reversed(after[name]))
+            else:
+                found[name] = None
+        return tuple(found)
+
+    workload = [
+        replace(group, arrive=replace(group.arrive, after=left(group.arrive.after)))
+        for index, group in enumerate(scenario.workload)
+        if index not in gone
+    ]
+    return replace(scenario, workload=tuple(workload))
+
+
+def _singles(group: WorkloadGroup, scenario: Scenario) -> list[WorkloadGroup]:
+    """Return each of the group's requests, or conversations, as a group."""
+    count = group.requests if group.turns is None else group.turns.clients
+    if count == 1:
+        return [group]
+    prompt = group.prompt
+    if isinstance(prompt, SharedPrefixPrompt) and prompt.name is None:
+        prefixes = {getattr(other.prompt, "name", "") for other in scenario.workload}
+        prompt = replace(prompt, name=_unused(group.id, prefixes))
+    taken = {other.id for other in scenario.workload}
+    rounds = 1 if group.turns is None else group.turns.rounds
+    singles = []
+    for number in range(count):
+        abort = group.abort
+        if abort is not None and abort.requests is not None:
+            abort = replace(abort, requests=None) if number in abort.requests else None
+        singles.append(
+            replace(
+                group,
+                id=_unused(f"{group.id}-{number}", taken),
+                prompt=prompt,
+                requests=1,
+                turns=None if group.turns is None else replace(group.turns, clients=1),
+                seed=None if group.seed is None else group.seed + number * rounds,
+                arrive=replace(group.arrive, step=group.arrive.step + number * group.arrive.every, every=0),
+                abort=abort,
+            )
+        )
+    return singles
+
+
+def _all(names: Mapping[str, tuple[str, ...]], groups: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for group in groups for name in names[group])
+
+
+def _readdressed(fault: Fault, names: Mapping[str, tuple[str, ...]]) -> Fault:
+    """Return the fault with its request, if it addresses one, called as it is now."""
+    if fault.request is None:
+        return fault
+    group, number, *turn = fault.request.split(".")
+    return replace(fault, request=".".join([names[group][int(number)], "0", *turn]))
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+PRECISION = 4
+"""A number is small enough when one smaller by no more than a fourth of it does not fail any more."""
+
+
+@dataclass(frozen=True)
+class Elements:
+    """A stage of the search: some of what can be taken away."""
+
+    title: str
+    labels: tuple[str, ...]
+    make: Callable[[frozenset[int]], Scenario]
+
+    def without(self, removed: frozenset[int]) -> Scenario | None:
+        """Return the scenario without these; None where the rules of scenarios forbid it."""
+        with contextlib.suppress(SpecDebugError):
+            scenario = self.make(removed)
+            if scenario.workload:
+                check_scenario(scenario, None)
+                return scenario
+        return None
+
+
+class ScenarioSpace:
+    """Everything that can be taken away from one arm of a scenario. Takes what :func:`written_out` takes, and raises
+    what that raises."""
+
+    def __init__(self, scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> None:
+        self.start, self.origin = written_out(scenario, arm, reverts)
+        self._current = self.start
+        self.arm = arm
+        self._elements: Elements | None = None
+        self._knobs: list[Knob] = []
+        self._rounds = 0
+        self._rejected: dict[str, int] = {}
+
+    def next_stage(self) -> Elements | None:
+        """Return the requests first; then their numbers, round by round; then the engine's, which small requests need
+        less of."""
+        if self._elements is None:
+            whole, names = self._current, tuple(group.id for group in self._current.workload)
+            self._elements = Elements("requests", names, lambda gone: dropped(whole, gone))
+            return self._elements
+        self._knobs = []
+        for knobs in (request_knobs, engine_knobs):
+            self._knobs = [knob for knob in self._proposals(knobs) if knob.target < knob.value]
+            if self._knobs:
+                self._elements = self._numbers(tuple(self._knobs))
+                return self._elements
+        return None
+
+    def took(self, removed: frozenset[int], confirmed: frozenset[int]) -> None:
+        """Go on from what is left; what is confirmed needed bounds the numbers from below."""
+        assert self._elements is not None
+        self._current = self._elements.make(removed)
+        for index, knob in enumerate(self._knobs):
+            if index not in removed:
+                self._rejected[knob.label] = max(knob.target, self._rejected.get(knob.label, -1))
+
+    def _numbers(self, knobs: tuple[Knob, ...]) -> Elements:
+        whole = self._current
+        self._rounds += 1
+
+        def turned(which: frozenset[int]) -> Scenario:
+            scenario = whole
+            for index in sorted(which):
+                scenario = knobs[index].turn(scenario, knobs[index].target)
+            return made_consistent(scenario)
+
+        labels = tuple(f"{knob.label} {knob.value} -> {knob.target}" for knob in knobs)
+        return Elements(f"numbers, round {self._rounds}", labels, turned)
+
+    def _proposals(self, knobs: Callable[[Scenario], Iterator[Knob]]) -> Iterator[Knob]:
+        for knob in knobs(self._current):
+            rejected = self._rejected.get(knob.label)
+            if rejected is None:
+                yield replace(knob, target=_lowest(knob, self._current))
+            elif knob.value - rejected > max(1, knob.value // PRECISION):
+                yield replace(knob, target=(knob.value + rejected) // 2)
+
+
+def _lowest(knob: Knob, scenario: Scenario) -> int:
+    """Return the least value that scenarios may have there, the rest being as it is; this needs no trial."""
+
+    def allowed(value: int) -> bool:
+        try:
+            check_scenario(made_consistent(knob.turn(scenario, value)), None)
+        except SpecDebugError:
+            return False
+        return True
+
+    low, high = knob.target, knob.value
+    if low >= high or allowed(low):
+        return low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if allowed(middle) else (middle, high)
+    return high
+
+
+def scenario_text(scenario: Scenario, name: str, seed: int, signature: str, header: Sequence[str]) -> str:
+    """Return the text of a written-out scenario, less defaults, which is expected to fail with ``signature`` under
+    ``seed``; ``header`` are lines of comment for its top."""
+    plain = scenario.to_dict()
+    bare = Scenario(name, scenario.workload, scenario.arms, scenario.expect).to_dict()
+    (arm,) = scenario.arms
+    kept = {
+        key: value
+        for key, value in plain.items()
+        if key in ("engine", "faults", "probes", "oracles", "limits") and value != bare[key]
+    }
+    document = {
+        "name": name,
+        "description": " ".join(header[0].split()),
+        "seed": seed,
+        **kept,
+        "workload": [_group_plain(group) for group in scenario.workload],
+        "arms": {arm: {key: value for key, value in plain["arms"][arm].items() if value}},
+        "expect": {arm: {"verdict": "fail", "signature": signature}},
+    }
+    wrapped = (part for line in header for part in textwrap.wrap(line, 117) or [""])
+    comments = "".join(f"# {line}".rstrip() + "\n" for line in wrapped)
+    body: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
+    return comments + body
+
+
+def _group_plain(group: WorkloadGroup) -> dict[str, Any]:
+    plain = group.to_dict()
+    default = WorkloadGroup(group.id, prompt=group.prompt, turns=group.turns).to_dict()
+    kept = {key: value for key, value in plain.items() if key in ("id", "prompt", "turns") or value != default.get(key)}
+    if "arrive" in kept:
+        nothing = Arrive().to_dict()
+        kept["arrive"] = {key: value for key, value in kept["arrive"].items() if value != nothing[key]}
+    return kept
+
+
+_GROUP_KIND = "accept-drop@"
+
+
+class ShrunkSource(WarmSource):
+    """Runs the only arm of a scenario of which something was taken away, with its packs and the fixes it reverts."""
+
+    candidates: tuple[Candidate, ...] = ()  # what can be taken away is known stage by stage
+
+    def __init__(
+        self, space: ScenarioSpace, packs: Sequence[ProbePack], toggles: Sequence[Toggle], jobs: int = 1
+    ) -> None:
+        super().__init__(
+            "minimise",
+            space.start,
+            space.arm,
+            packs,
+            asked=[str(toggle.pr) for toggle in toggles],
+            own=toggles,
+            toggles=toggles,
+            texts=texts_of(toggles),
+            jobs=jobs,
+        )
+        self._origin = space.origin
+        self._left: dict[int, Scenario] = {}
+
+    def leave(self, number: int, left: Scenario) -> None:
+        """Say what is left of the scenario in a trial that may be started."""
+        self._left[number] = left
+
+    def changed(self, trial: Trial) -> tuple[Scenario, Sequence[Toggle]]:
+        return self._left.pop(trial.number), ()
+
+    def may_be_wrong(self, trial: Trial) -> bool:
+        """Return True once something could be run: then only what is left is wrong."""
+        return self._has_run
+
+    def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
+        """Return how the arm failed, if it did."""
+        outcome = ended.outcome
+        if outcome.verdict == "fail" and outcome.signature is not None:
+            return TrialResult("fail", self._named_before(outcome.signature), outcome.metrics.wall_s, outcome.detail)
+        return TrialResult("pass", None, outcome.metrics.wall_s)
+
+    def _named_before(self, signature: str) -> str:
+        """Return a signature with the group that it names called as it was before it was written out."""
+        if not signature.startswith(_GROUP_KIND):
+            return signature
+        group = signature.removeprefix(_GROUP_KIND)
+        return _GROUP_KIND + self._origin.get(group, group)

@@ -9,17 +9,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
 import pytest
+
 from specdebug.cli.main import run
 from specdebug.cli.minimise import _file_text
 from specdebug.report.minimise import Minimisation
 from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.grammar import SharedPrefixPrompt
-from specdebug.search.minimise.minimiser import StageResult
-from specdebug.search.minimise.minimiser import Summary
-from specdebug.scenario.load import load_scenario
-from specdebug.search.minimise import StageResult
-from specdebug.search.minimise import Summary
+from specdebug.search.minimise import StageResult, Summary
 
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
 

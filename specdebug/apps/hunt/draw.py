@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from specdebug.apps.hunt.workload import LONGEST_PROMPT
-from specdebug.apps.hunt.workload import MOST_NEW
-from specdebug.apps.hunt.workload import Plain
-from specdebug.apps.hunt.workload import groups
-from specdebug.base.trial import stream
-from specdebug.targets.options import TargetOptions
 import random
 from collections.abc import Callable
 from typing import Any
-from specdebug.base.random_streams import stream
+
+from specdebug.base.trial import stream
+from specdebug.targets.options import TargetOptions
 
 Plain = dict[str, Any]
 

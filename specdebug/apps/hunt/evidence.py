@@ -2,57 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import tempfile
 import time
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from specdebug import __version__
+from specdebug.apps.hunt.draw import ARM
 from specdebug.apps.hunt.hunting import Hunt
+from specdebug.apps.hunt.record import Judged
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import ContentError
 from specdebug.base.files import read_file
 from specdebug.base.schema import Item
+from specdebug.base.trial import trial_seed
 from specdebug.base.yamlio import parse_json
 from specdebug.bundle import ENDING
 from specdebug.bundle.content import write_bundle
-from specdebug.bundle.run import Traced
-from specdebug.bundle.run import run_traced
-from specdebug.bundle.run import versions_here
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.loops.replay import Choices
-from specdebug.campaign.loops.replay import Replay
-from specdebug.campaign.loops.replay import plan
-from specdebug.diverge.locate import Locator
-from specdebug.scenario.checks import load_scenario
-from specdebug.targets.base import OverThere
-from specdebug.targets.installs.steps import look_into
-from specdebug.targets.installs.store import find_installed
-from specdebug.targets.installs.store import store_folder
-from specdebug.targets.launch.target import StartedTarget
-from specdebug.targets.registry import find_target
-from specdebug.targets.settings import ReleasedEngine
-from specdebug.targets.settings import StartedServer
-from specdebug.targets.settings import TargetChoice
-import contextlib
-from specdebug import __version__
-from specdebug.apps.hunt.draw import ARM
-from specdebug.apps.hunt.record import Judged
-from specdebug.base.trial import trial_seed
-from specdebug.campaign.shrink import ScenarioSpace
-from specdebug.campaign.shrink import ShrunkSource
-from specdebug.campaign.shrink import scenario_text
+from specdebug.bundle.run import Traced, run_traced, versions_here
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Replay, plan
+from specdebug.campaign.shrink import ScenarioSpace, ShrunkSource, scenario_text
 from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.journal import Journal
-from specdebug.scenario.load import load_scenario
-from specdebug.search.minimise import Minimiser
-from specdebug.search.minimise import MinimiseWatcher
+from specdebug.diverge.locate import Locator
+from specdebug.scenario.checks import load_scenario
+from specdebug.search.minimise import Minimiser, MinimiseWatcher
+from specdebug.targets.base import OverThere
+from specdebug.targets.installs.steps import look_into
+from specdebug.targets.installs.store import find_installed, store_folder
+from specdebug.targets.launch.target import StartedTarget
+from specdebug.targets.registry import find_target
+from specdebug.targets.settings import ReleasedEngine, StartedServer, TargetChoice
 
 CONFIDENCE = 0.9
 

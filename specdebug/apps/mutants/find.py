@@ -19,7 +19,6 @@ ROOT = Path(specdebug.__file__).parent
 PARTS = (
     "engine/textbook/scheduler.py",
     "engine/textbook/sampler.py",
-    "engine/textbook/scheduler.py",
     "engine/textbook/*/*.py",
     "engine/workers/*.py",
     "engine/memory/*.py",
@@ -32,10 +31,10 @@ SPARED = {
     "engine/memory/accounting.py": "is a law that the verdict is made of, and no work",
     "engine/memory/reuse.py": "is a law that the verdict is made of, and no work",
     "engine/memory/room.py": "is a law that the verdict is made of, and no work",
-    "engine/memory/arena.py": "is what the harness fills memory with",
+    "engine/memory/arena.py:FillPolicy.*": "is what the harness fills memory with",
     "engine/kernels/twin.py": "chooses between a kernel and its reference",
 }
-"""Files of those that are not, and why."""
+"""Files of those that are not, or functions in them, and why."""
 CHECKS = (
     "check_guards",
     "watch_guards",
@@ -115,12 +114,16 @@ def mutants_of(file: str) -> list[Mutant]:
     found: list[Mutant] = []
     numbers: dict[tuple[int, str], int] = {}
     for name, node in walk_scopes(source.tree):
-        if isinstance(node, FunctionNode) and node.name not in CHECKS:
+        if isinstance(node, FunctionNode) and not _is_spared(file, name):
             for change in changes(node):
                 key = change.node.lineno, change.operator
                 numbers[key] = numbers.get(key, 0) + 1
                 found.append(_mutant(source, file, name, change, numbers[key]))
     return found
+
+
+def _is_spared(file: str, function: str) -> bool:
+    return function.rpartition(".")[2] in CHECKS or any(fnmatchcase(f"{file}:{function}", each) for each in SPARED)
 
 
 def all_mutants(*globs: str) -> list[Mutant]:

@@ -11,55 +11,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
-from specdebug.apps.mutants.books import Books
-from specdebug.apps.mutants.books import first_other
-from specdebug.apps.mutants.books import read_books
-from specdebug.apps.mutants.find import ROOT
-from specdebug.apps.mutants.find import Mutant
-from specdebug.apps.mutants.rounding import Keep
-from specdebug.apps.mutants.rounding import chosen
-from specdebug.apps.mutants.worker import TARGET
+
+from specdebug.apps.mutants.find import ROOT, Mutant
+from specdebug.apps.mutants.worker import TARGET, Books, first_other, read_books
 from specdebug.base.abilities import DEFAULT
-from specdebug.base.errors import CannotRunHere
-from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.loops.replay import Choices
-from specdebug.campaign.loops.replay import RunContent
-from specdebug.campaign.loops.replay import plan
-from specdebug.campaign.loops.replay import run_as
+from specdebug.base.assets import checkpoint_path
+from specdebug.base.errors import CannotRunHere, SpecDebugError
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, RunContent, plan, run_as
 from specdebug.campaign.loops.warm import WarmPool
-from specdebug.campaign.trials.source import as_they_end
-from specdebug.diverge.align import Difference
-from specdebug.diverge.align import in_lockstep
-from specdebug.diverge.align import is_where
-from specdebug.diverge.recording import RecordedStep
-from specdebug.diverge.recording import read
+from specdebug.campaign.trials.campaign import as_they_end
+from specdebug.diverge.align import Difference, in_lockstep, is_where
+from specdebug.diverge.recording import RecordedStep, read
+from specdebug.diverge.rounding import compared, tolerance
 from specdebug.patching.spec import Patch
+from specdebug.reference.config import read_config
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.shared import Common
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import Job
-from collections.abc import Iterable
-from itertools import groupby
-from specdebug.apps.mutants.worker import Books
-from specdebug.apps.mutants.worker import first_other
-from specdebug.apps.mutants.worker import read_books
-from specdebug.base.assets import checkpoint_path
-from specdebug.campaign.trials.campaign import as_they_end
-from specdebug.diverge.judge import compared
-from specdebug.diverge.stream import RecordedStep
-from specdebug.diverge.stream import read
-from specdebug.diverge.values import tolerance
-from specdebug.reference.config import read_config
 
 LOOKED_AT = 24
 """Differences that are looked at of each site: the first, and others evenly over the run, for errors that grow."""

@@ -5,34 +5,27 @@ Numbers of slots and rows are left out: which free one is taken says nothing of 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import sys
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
 from specdebug.diverge.worker import Listening
+from specdebug.events import Event, StepOver
 from specdebug.run.warm_worker import with_workload
 from specdebug.workers.wire import PipeSink
-import hashlib
-from collections.abc import Iterator
-from collections.abc import Sequence
-from specdebug.events import Event
-from specdebug.events import StepOver
 
 if TYPE_CHECKING:
-    from specdebug.apps.mutants.books import BookKeeper
-    from specdebug.apps.mutants.rounding import Keep
-    from specdebug.diverge.recorder import RunListener
-    from specdebug.run.loop import RunLoop
     from specdebug.apps.mutants.sound import Keep
-    from specdebug.diverge.listener import RunListener
+    from specdebug.diverge.recorder import RunListener
     from specdebug.engine import Engine
     from specdebug.engine.inspect import EngineView
+    from specdebug.run.loop import RunLoop
 
 Books = list[dict[str, str]]
 """By step, the digest of each book."""
@@ -188,7 +181,6 @@ class _Recording(Listening):
         self._books: BookKeeper | None = None
 
     def built(self, loop: RunLoop) -> None:
-        from specdebug.apps.mutants.worker import BookKeeper
 
         super().built(loop)
         self._books = BookKeeper(loop.session.inside)

@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
+
 from specdebug.base import interrupts
-from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.loops.fault_ground import Ground
-from specdebug.engine.workers.registry import WorkerEntry
-from specdebug.faults.acts import anywhere
-from specdebug.faults.model import FaultClass
-from specdebug.verdict.outcome import Outcome
-from specdebug.verdict.outcome import not_engine_code
-import dataclasses
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Protocol
 from specdebug.base.abilities import DEFAULT
-from specdebug.base.errors import CannotRunHere
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.loops.replay import RunContent
+from specdebug.base.errors import CannotRunHere, SpecDebugError
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, RunContent
 from specdebug.campaign.loops.warm import WarmPool
 from specdebug.campaign.trials.campaign import as_they_end
-from specdebug.engine.lineup import LINEUP
-from specdebug.engine.lineup import WorkerEntry
+from specdebug.engine.workers.registry import LINEUP, WorkerEntry
+from specdebug.faults.acts import anywhere
 from specdebug.faults.catalogue import CLASSES
-from specdebug.faults.minimal import BUSY
-from specdebug.faults.minimal import minimal
-from specdebug.faults.model import NEEDS
-from specdebug.faults.model import Fault
-from specdebug.faults.model import Need
-from specdebug.scenario.grammar import Arm
-from specdebug.scenario.grammar import Scenario
+from specdebug.faults.minimal import BUSY, minimal
+from specdebug.faults.model import NEEDS, Fault, FaultClass, Need
+from specdebug.scenario.grammar import Arm, Scenario
 from specdebug.targets.base import FaultsThere
 from specdebug.targets.options import OURS
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import TargetChoice
+from specdebug.verdict.outcome import Outcome, not_engine_code
 from specdebug.workers.pool import GPU_JOBS
 
 CPU = "cpu"

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
 import pytest
-from specdebug.campaign.loops.last_failed import NAME
-from specdebug.campaign.loops.last_failed import LastFailed
-from specdebug.campaign.loops.last_failed import keep_failed
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
+
+from specdebug.campaign.loops.replay import ArmResult, ArmRun
+from specdebug.campaign.loops.replays import NAME, LastFailed, keep_failed
 from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.grammar import Expectation
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.records import RecordError
 from tests.workers.disks import full
-from specdebug.campaign.loops.replays import NAME
-from specdebug.campaign.loops.replays import LastFailed
-from specdebug.campaign.loops.replays import keep_failed
-from specdebug.scenario.load import load_scenario
 
 MINI = Path(__file__).parents[2] / "cli" / "mini.yaml"
 SCENARIO = load_scenario(MINI)

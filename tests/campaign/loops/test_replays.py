@@ -5,33 +5,26 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 from typing import Any
+
 import pytest
-from specdebug.base.errors import CannotRunHere
-from specdebug.base.errors import SpecDebugError
+
+from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.base.yamlio import parse_yaml
-from specdebug.campaign.loops.last_failed import LastFailed
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.loops.replay import Choices
-from specdebug.campaign.loops.replay import PlannedRuns
-from specdebug.campaign.loops.replay import Replay
-from specdebug.campaign.loops.replays import Replays
-from specdebug.campaign.loops.replays import labels_of
-from specdebug.campaign.loops.replays import only_failed
-from specdebug.campaign.loops.replays import plan_all
-from specdebug.campaign.loops.replays import replay_all
-from specdebug.campaign.loops.selection import parse_expression
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, PlannedRuns, Replay
+from specdebug.campaign.loops.replays import (
+    LastFailed,
+    Replays,
+    labels_of,
+    only_failed,
+    parse_expression,
+    plan_all,
+    replay_all,
+)
 from specdebug.scenario.checks import scenario_of
-from specdebug.scenario.grammar import Expectation
-from specdebug.scenario.grammar import Scenario
+from specdebug.scenario.grammar import Expectation, Scenario
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import WorkerEnd
-from tests.run.fakes import FakeLibrary
-from tests.run.fakes import FakePool
-from tests.run.fakes import good_run
-from specdebug.campaign.loops.replays import LastFailed
-from specdebug.campaign.loops.replays import parse_expression
-from specdebug.scenario.load import scenario_of
+from tests.run.fakes import FakeLibrary, FakePool, good_run
 
 
 def scenario(path: str, *arms: str) -> Scenario:

@@ -1,12 +1,10 @@
 """A scenario that has all that can be taken away, and what is left of it."""
 
-
 import textwrap
+
 from specdebug.base.yamlio import parse_yaml
-from specdebug.campaign.shrink.space import ScenarioSpace
-from specdebug.scenario.checks import scenario_of
 from specdebug.campaign.shrink import ScenarioSpace
-from specdebug.scenario.load import scenario_of
+from specdebug.scenario.checks import scenario_of
 
 TEXT = """
 name: many

@@ -1,17 +1,13 @@
 """The file that what is left is written to."""
 
-
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specdebug.base.yamlio import parse_yaml
-from specdebug.campaign.shrink.file import scenario_text
-from specdebug.scenario.checks import scenario_of
-from tests.campaign.shrink.spaces import FAULTY
-from tests.campaign.shrink.spaces import space
-from tests.scenario.engines import config_of
 from specdebug.campaign.shrink import scenario_text
-from specdebug.scenario.load import scenario_of
+from specdebug.scenario.checks import scenario_of
+from tests.campaign.shrink.spaces import FAULTY, space
+from tests.scenario.engines import config_of
 
 
 @settings(max_examples=30)

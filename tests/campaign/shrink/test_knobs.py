@@ -1,15 +1,12 @@
 """Numbers made smaller."""
 
-
 import textwrap
+
 from specdebug.base.yamlio import parse_yaml
-from specdebug.campaign.shrink.engine_knobs import made_consistent
-from specdebug.scenario.checks import scenario_of
-from tests.campaign.shrink.spaces import shrunk_to_the_end
-from tests.campaign.shrink.spaces import space
-from tests.scenario.engines import config_of
 from specdebug.campaign.shrink import made_consistent
-from specdebug.scenario.load import scenario_of
+from specdebug.scenario.checks import scenario_of
+from tests.campaign.shrink.spaces import shrunk_to_the_end, space
+from tests.scenario.engines import config_of
 
 
 def test_numbers_go_down_to_the_least_that_scenarios_may_have():

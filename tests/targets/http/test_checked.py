@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,6 @@ from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.http.checked import GENERATED, SERVER_INFO, BadAnswer, read
 from specdebug.targets.http.client import MOST_BYTES, Declined, ServerClient
 from specdebug.targets.http.request import HttpRequest
-from specdebug.targets.http.server_info import ask_server
 
 META: dict[str, Any] = {
     "prompt_tokens": 3,
@@ -44,15 +42,6 @@ INFO: dict[str, Any] = {
     "internal_states": [{"avg_spec_accept_length": 2.5}],
     "specdebug": OWN,
 }
-
-
-def test_what_is_known_is_kept_and_null_counts_are_left_out() -> None:
-    told = read("/generate", GENERATED, ANSWER)
-    assert "cached_tokens" not in told["meta_info"]
-    assert "anything" not in told["meta_info"]
-    assert told["meta_info"]["output_token_logprobs"] == [(-0.5, 7, None), (0.0, 8, None)]
-    info = read("/server_info", SERVER_INFO, INFO)
-    assert info["specdebug"]["violations"] == [{"signature": "nan@draft.x", "step": 3, "detail": "3 bad"}]
 
 
 OF_AN_ANSWER = [
@@ -188,13 +177,6 @@ def test_a_body_has_a_size() -> None:
         asked(events, b"data: " + huge)
 
 
-def test_an_event_at_a_time_is_checked() -> None:
-    good = b"data: " + json.dumps(ANSWER).encode() + b"\n\n"
-    assert len(asked(events, good + good + b"data: [DONE]\n\n")) == 2
-    with pytest.raises(BadAnswer, match=r"^/generate: text is null"):
-        asked(events, good + b'data: {"text": null, "meta_info": {}}\n\n')
-
-
 @pytest.mark.parametrize(
     ("body", "status", "told"),
     [
@@ -212,8 +194,3 @@ def test_the_words_of_an_error_are_bounded_and_its_wait_is_a_number(body: bytes,
         assert (caught.value.status, caught.value.retry_after_s) == (status, seconds)
         assert told in str(caught.value) or "\ufffd" in str(caught.value)
         assert len(str(caught.value)) <= 500
-
-
-def test_a_server_whose_words_are_none_of_the_interface_s_is_none_of_it() -> None:
-    with pytest.raises(BadAnswer, match=r"^/server_info: version is 5, not text"):
-        asked(ask_server, json.dumps(INFO | {"version": 5}).encode())

@@ -26,24 +26,10 @@ def judged(settings: dict[str, Any], **switches: Any) -> Any:
     return found, told, fake
 
 
-def test_a_lossless_text_is_right_by_one_question() -> None:
-    found, _, fake = judged({})
-    assert (found.wrong, found.ties) == ((), ())
-    assert found.choices == (13, 14, 15, 16, 17, 18)
-    assert [body["speculative"] for body in fake.served if "speculative" in body] == [False, False]
-
-
 def test_a_wrong_token_is_named_and_what_follows_is_judged_as_it_was_emitted() -> None:
     found, told, _ = judged({}, wrong_from=2)
     assert found.wrong == told.wrong == (2,)
     assert (found.choices[2], found.gaps[2]) == (15, 5.0)
-
-
-def test_a_token_that_is_nearly_as_good_is_a_tie_where_the_dtype_allows_it() -> None:
-    found, told, _ = judged({}, wrong_from=2, near_tie=True)
-    assert found.wrong == (2,)
-    assert told.wrong == ()
-    assert [(tie.position, tie.token, tie.preferred) for tie in told.ties] == [(2, 16, 15)]
 
 
 def test_a_second_server_is_asked_without_the_switch() -> None:

@@ -14,7 +14,7 @@ from specdebug.engine.config import EngineConfig, SpeculativeConfig
 from specdebug.events import Decided, Event, Observers, Prefilled
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.http.request import HttpRequest
-from specdebug.targets.http.request_looks import Inside, RequestLook, read_look, stored_rows
+from specdebug.targets.http.request_looks import Inside, RequestLook, stored_rows
 from specdebug.targets.inside.looks import looks_folder
 from specdebug.targets.serving import Lost, NotShown
 from specdebug.workers.machine_failure import machine_failure
@@ -118,13 +118,6 @@ def test_a_verify_made_ahead_of_the_end_does_not_count(spec: SpeculativeConfig) 
     assert one.stored["seq_len"] == 5
 
 
-def test_an_output_cut_within_a_verify_is_shown_as_far_as_it_goes(spec: SpeculativeConfig) -> None:
-    one = answer(OUTPUT[:2], (3,))
-    told = shown([prefilled(3, 10), verified(3, 10, 3)], one, spec)
-    assert list(told.moments[0].output_ids) == OUTPUT[:2]
-    assert one.accept_lengths == (3,)
-
-
 def test_what_was_verified_ahead_of_a_retraction_does_not_count(spec: SpeculativeConfig) -> None:
     # Retracted with three tokens out; the verify that was under way is dropped, and all six positions prefilled again.
     events = [prefilled(3, 10), verified(3, 10, 2), verified(5, 12, 3), prefilled(6, 13), verified(6, 13, 2)]
@@ -153,15 +146,6 @@ def test_stored_rows_have_probabilities_only_if_all_do(spec: SpeculativeConfig) 
     for moment in told.moments:
         moment.stored["topk_p"] = torch.tensor([0.5])
     assert stored_rows(told.moments).topk_p is not None
-
-
-def test_a_look_is_read_once(tmp_path: Path) -> None:
-    one = answer(OUTPUT, ())
-    torch.save({"events": [prefilled(3, 10)], "kv": {}}, tmp_path / "run-g0.0.look")
-    look = read_look(tmp_path, "run-g0.0", one)
-    assert look is not None
-    assert look.events[0]["stored"]["seq_len"] == 3
-    assert read_look(tmp_path, "run-g0.0", one) is None
 
 
 OPTIONS = {"speculative": {"num_steps": 2, "eagle_topk": 1}}

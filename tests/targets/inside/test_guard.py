@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from specdebug.async_probe.finding import ProbeFinding
 from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.inside.words import facts_in
-from specdebug.targets.inside.wrapping import wrap_bound, wrap_method
+from specdebug.targets.inside.wrapping import wrap_method
 
 
 class Engine:
@@ -54,14 +53,6 @@ def test_a_tap_that_fails_is_off_and_told_once_with_its_place(
     assert told["place"].startswith("specdebug/targets/inside/guard.py:")
 
 
-def test_one_object_s_tap_that_fails_is_off(engine: Engine) -> None:
-    def tap(call: Callable[..., int], one: int) -> int:
-        raise ValueError("ours")
-
-    wrap_bound(engine, "serve", tap, EngineLook("it"))
-    assert (engine.serve(1), engine.calls) == (2, 1)
-
-
 @pytest.mark.parametrize("tap", [after, lambda call, engine, one: call(one)])
 def test_the_engine_s_own_exception_goes_on_and_nothing_is_lost(tap: Callable[..., int], engine: Engine) -> None:
     look = EngineLook("it")
@@ -81,17 +72,6 @@ def test_it_goes_on_although_a_tap_fails_over_it(engine: Engine) -> None:
     wrap_method(Engine, "serve", tap, EngineLook("it"))
     with pytest.raises(KeyError, match="the engine's own"):
         engine.serve(-1)
-
-
-def test_what_a_probe_asserts_is_raised(engine: Engine) -> None:
-    def tap(call: Callable[..., Any], engine: Engine, one: int) -> Any:
-        raise RuntimeError(ProbeFinding("verify.input_ids", "oob").message())
-
-    look = EngineLook("probes")
-    wrap_method(Engine, "serve", tap, look)
-    with pytest.raises(RuntimeError, match=r"verify\.input_ids"):
-        engine.serve(1)
-    assert not look.off
 
 
 def test_an_act_that_fails_is_answered_otherwise_from_then_on() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specdebug.targets.inside.guard import EngineLook
-from specdebug.targets.inside.wrapping import Tapped, wrap_all, wrap_bound, wrap_method
+from specdebug.targets.inside.wrapping import Tapped, wrap_all, wrap_method
 
 
 class Adder:
@@ -33,17 +33,6 @@ def test_a_method_of_a_class_is_called_through_its_tap(monkeypatch: pytest.Monke
     adder = Adder()
     assert adder.add(1, other=2) == 103
     assert seen == [(adder, (1,), {"other": 2})]
-
-
-def test_a_method_of_one_object_is_wrapped_for_its_own_calls_and_for_no_other_object() -> None:
-    adder, another = Adder(), Adder()
-    wrap_bound(adder, "add", lambda call, *args, **named: call(*args, **named) + 100, EngineLook("it"))
-    assert (adder.add(1), adder.twice(1), another.add(1)) == (101, 202, 1)
-
-
-def test_what_is_not_there_is_an_error() -> None:
-    with pytest.raises(AttributeError, match="subtract"):
-        wrap_bound(Adder(), "subtract", lambda call: call(), EngineLook("it"))
 
 
 def test_functions_of_a_module_are_wrapped_also_those_called_by_names_alone() -> None:

@@ -16,12 +16,3 @@ def test_another_python_finds_our_package_and_nothing_of_our_environment(tmp_pat
         [sys.executable, "-S", "-c", ask], env={"PYTHONPATH": str(site)}, capture_output=True, text=True
     )
     assert (asked.stdout, asked.stderr) == ("1 True\n", "")
-
-
-def test_a_folder_is_made_once_and_another_for_other_content(tmp_path: Path) -> None:
-    first = make_import_folder(tmp_path, {"a": "x"})
-    made = (first / "a").stat().st_mtime_ns
-    assert make_import_folder(tmp_path, {"a": "x"}) == first
-    assert (first / "a").stat().st_mtime_ns == made
-    assert make_import_folder(tmp_path, {"a": "y"}) != first
-    assert (make_import_folder(tmp_path, {}) / "specdebug").is_symlink()

@@ -11,7 +11,7 @@ from specdebug.base.content import shipped_root
 from specdebug.base.errors import ConfigError, ContentError
 from specdebug.patching.toggles import Toggle, load_toggle
 from specdebug.targets.installs import fit as module
-from specdebug.targets.installs.fit import Mends, added_sites, mends_of, patches_of, read_sites
+from specdebug.targets.installs.fit import added_sites, mends_of, patches_of, read_sites
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.sglang.inside.probes import _Probes
 
@@ -108,17 +108,6 @@ patches:
 def mend(tmp_path: Path, pr: int, name: str, old: int) -> Toggle:
     (tmp_path / f"{pr}.yaml").write_text(MEND.format(pr=pr, name=name, old=old))
     return load_toggle(tmp_path / f"{pr}.yaml")
-
-
-def test_known_bugs_of_a_release_are_mended(tmp_path: Path, toggle: Toggle, package: Path) -> None:
-    (package / "rows.py").write_text("def width():\n    return 3\n\n\ndef height():\n    return 4\n")
-    known = [toggle, mend(tmp_path, 78, "height", 4), mend(tmp_path, 79, "height", 5)]
-    found = mends_of(release(tmp_path), [], known)
-    assert (found.numbers, [each["pr"] for each in found.patches]) == ((78,), [78]), "a revert is no mend"
-    (why,) = found.left_out
-    assert why.startswith("79 is not mended: ")
-    assert mends_of(release(tmp_path, "0.5.14"), [], known) == Mends(), "of another release nothing is said"
-    assert mends_of(release(tmp_path), [known[1]], known[:2]) == Mends(), "it is put in anyway"
 
 
 def test_a_mend_of_what_is_reverted_is_left_out_and_says_so(tmp_path: Path, toggle: Toggle, package: Path) -> None:

@@ -99,14 +99,6 @@ def test_it_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
     assert install(RECIPE, tmp_path, Steps(), Runner("pip")).complete  # nothing is left to do
 
 
-def test_another_recipe_begins_anew(tmp_path: Path) -> None:
-    install(RECIPE, tmp_path, Steps(), Runner())
-    changed = Recipe("sglang", "0.5.13", "cpu", (OWN,), ("torch==2", "sglang==0.5.13"))
-    run = Runner()
-    install(changed, tmp_path, Steps(), run)
-    assert len(run.commands) == 2
-
-
 @pytest.mark.parametrize("lost", ["venv", "python", "package"])
 @pytest.mark.parametrize("fails", ["a==1", ""])
 def test_what_was_removed_is_made_again(lost: str, fails: str, tmp_path: Path) -> None:
@@ -166,15 +158,6 @@ def test_a_package_that_was_cut_short_is_installed_again(tmp_path: Path) -> None
 
     install(RECIPE, tmp_path, Steps(), run)
     assert seen == [False]
-
-
-@pytest.mark.parametrize(
-    "said", ["OSError: [Errno 28] No space left on device: '/tmp/x'", "OSError: [Errno 12] Cannot allocate memory"]
-)
-def test_a_machine_that_fails_is_told_as_that(said: str, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"machine: there is no .*: OSError: .*goes on from here") as caught:
-        install(RECIPE, tmp_path, Steps(), Runner("a==1", said))
-    assert caught.value.exit_code == 125
 
 
 def test_a_disk_that_is_full_is_told_where_the_command_hides_it(

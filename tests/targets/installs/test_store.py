@@ -22,8 +22,6 @@ from specdebug.targets.installs.store import (
     installed,
     keep_check,
     look,
-    remove,
-    store_folder,
 )
 
 WHOLE = json.dumps(
@@ -38,13 +36,6 @@ def environment(store: Path, version: str, *done: str) -> Installed:
     made = Installed(store / f"sglang-{version}-cpu", "sglang", version, "cpu", sys.executable, True, "digest", done)
     made.write()
     return made
-
-
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    made = environment(tmp_path, "0.5.13").after("packages").after("installed")
-    assert installed(tmp_path) == [made]
-    assert made.done == ("packages", "installed")
-    assert made.complete
 
 
 def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
@@ -113,27 +104,10 @@ def test_two_do_not_install_into_one_folder(tmp_path: Path) -> None:
         pass
 
 
-def test_what_is_removed_is_gone(tmp_path: Path) -> None:
-    made = environment(tmp_path, "0.5.13", "installed")
-    remove(made.folder)
-    assert installed(tmp_path) == []
-
-
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot write .*install\.json: Not a directory"):
         environment(tmp_path / "file", "1")
-
-
-def test_the_store_is_told_or_named_by_a_variable_or_in_the_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SPECDEBUG_ENGINES", str(tmp_path / "a"))
-    assert store_folder(tmp_path / "b") == tmp_path / "b"
-    assert store_folder(None) == tmp_path / "a"
-    monkeypatch.delenv("SPECDEBUG_ENGINES")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
-    assert store_folder(None) == tmp_path / "c" / "specdebug" / "engines"
 
 
 def test_a_record_of_another_user_names_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from specdebug.base.errors import ConfigError
 from specdebug.patching.toggles import NOTHING, Toggle
 from specdebug.targets.base import OverThere
-from specdebug.targets.launch.command import StartCommand, command_of, free_port
+from specdebug.targets.launch.command import StartCommand, command_of
 from specdebug.targets.launch.target import LaunchTarget
 from specdebug.targets.settings import LaunchedServer
 
@@ -55,12 +55,6 @@ def test_another_s_command_gets_a_port_and_the_reverts_in_its_environment(monkey
     assert "SGLANG_DEBUG_REVERT_PR" not in made("run {port}").env
 
 
-def test_equal_commands_start_the_same_server() -> None:
-    assert made("run {port}").key == made("run {port}").key
-    assert made("run {port}").key != made("run {port}", reverting(1)).key
-    assert made("run {port}").key != made("run {port} --more").key
-
-
 def test_words_that_no_shell_could_read() -> None:
     with pytest.raises(ConfigError, match=r"target\.launch: No closing quotation"):
         made("run '{port}")
@@ -72,8 +66,3 @@ def test_options_of_our_own_server_are_checked_before_it_is_started() -> None:
         target.asked({"page_sze": 4})
     assert target.asked(OPTIONS).unused == ()
     assert LaunchTarget(LaunchedServer(command="run {port}")).asked(OPTIONS).unused == ("page_size", "memory")
-
-
-def test_a_free_port_is_free() -> None:
-    """And one to which a server can add 10,000, as SGLang does."""
-    assert 20000 <= free_port() < 32000

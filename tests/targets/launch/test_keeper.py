@@ -30,10 +30,6 @@ def lent(keeper: ServerKeeper, *more: str) -> LentServer:
     return LentServer(keeper.address, wish(*more), lambda text: None)
 
 
-def test_a_wish_is_read_as_it_was_written() -> None:
-    assert ServerWish.read(wish("--say", "x").line) == wish("--say", "x")
-
-
 def test_a_sound_server_is_lent_again_and_an_unsound_one_is_ended(keeper: ServerKeeper) -> None:
     first = lent(keeper)
     assert first.status() is None
@@ -56,22 +52,6 @@ def test_the_log_of_a_server_whose_runs_all_passed_goes_with_it(keeper: ServerKe
     keeper.close()
     assert [os.path.exists(server.log.path) for server in servers] == [True, False, False, False]
     os.unlink(servers[0].log.path)
-
-
-def test_two_at_a_time_and_two_commands_get_servers_of_their_own(keeper: ServerKeeper) -> None:
-    servers = [lent(keeper), lent(keeper), lent(keeper, "--say", "other")]
-    assert len({server.pid for server in servers}) == 3
-    assert len({server.url for server in servers}) == 3
-    for server in servers:
-        server.release(True)
-    assert lent(keeper, "--say", "other").pid == servers[2].pid
-
-
-def test_a_server_that_died_while_it_waited_is_not_lent(keeper: ServerKeeper) -> None:
-    first = lent(keeper)
-    first.release(True)
-    os.kill(first.pid, 9)
-    assert lent(keeper).pid != first.pid
 
 
 def test_how_a_start_failed_is_told(keeper: ServerKeeper) -> None:

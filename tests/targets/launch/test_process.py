@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,14 +127,6 @@ def test_one_that_is_never_ready(started: list[ServerProcess], tmp_path: Path) -
     assert caught.value.exit_code == 125  # this machine may be slow: nothing is said of the server
 
 
-def test_one_that_ends_at_once_is_the_user_s_to_mend(started: list[ServerProcess], tmp_path: Path) -> None:
-    server = start(started, tmp_path, "--say", "error: no such flag --x", "--end", "2")
-    with pytest.raises(
-        NoServer, match=r"ended \(exit status 2\) before it was ready: error: no such flag --x; its log is "
-    ):
-        server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
-
-
 def test_one_that_dies_of_damage_that_its_log_names_has_failed(started: list[ServerProcess], tmp_path: Path) -> None:
     server = start(started, tmp_path, "--say", "x: fail guard@draft.kv_indices->draft.kv_indptr", "--end", "1")
     with pytest.raises(StartFailed) as caught:
@@ -193,43 +184,10 @@ def test_a_log_tells_of_each_failure_once_and_of_exceptions_never(tmp_path: Path
     assert (log.last_line(), log.last_line("GET /health ")) == ("GET /health 503", "one")
 
 
-def test_a_log_that_is_cut_keeps_its_ends_and_each_failure_is_told_once(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("")
-    log = ServerLog(path, LogRoom(most=500, head=20, tail=100))
-    with path.open("ab", buffering=0) as server:
-        server.write(b"first\n" + b"async probe nan@draft.x [3 bad]\n" + b"middle\n" * 60)
-        assert [signature for signature, _ in log.findings()] == ["nan@draft.x"]
-        assert not log.cut()
-        server.write(b"late\n" * 40 + b"async probe oob@draft.y [1 bad]\n")
-        assert log.cut()
-        server.write(b"after\n")
-    lines = path.read_text().splitlines()
-    assert (lines[0], lines[-3:]) == ("first", ["late", "async probe oob@draft.y [1 bad]", "after"])
-    (mark,) = (line for line in lines if line.startswith("specdebug left out"))
-    assert mark == "specdebug left out 573 bytes of this log here"
-    assert path.stat().st_size < 300
-    assert [signature for signature, _ in log.findings()] == ["oob@draft.y"]
-    assert not log.cut()
-
-
-MAKES_A_FILE = "import os, pathlib; pathlib.Path(os.environ['TMPDIR'], 'left').touch(); raise SystemExit(3)"
-
-
 def folder_of_its_own(monkeypatch: pytest.MonkeyPatch, temp: Path) -> dict[str, str]:
     """The variables of a server that wants one; it is made below ``temp``."""
     monkeypatch.setattr(tempfile, "tempdir", str(temp))
     return {"TMPDIR": SCRATCH}
-
-
-def test_a_folder_of_its_own_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = folder_of_its_own(monkeypatch, tmp_path)
-    server = ServerProcess(StartCommand((sys.executable, "-c", MAKES_A_FILE), env), "x", str(tmp_path / "logs"))
-    with pytest.raises(NoServer, match="exit status 3"):
-        server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
-    assert [each.name for each in tmp_path.glob("specdebug-server-*/*")] == ["left"]
-    server.end()
-    assert [each.name for each in tmp_path.iterdir()] == ["logs"]
 
 
 def test_one_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,9 +195,3 @@ def test_one_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(NoServer, match=r"target\.launch: cannot start no-such-program: No such file"):
         ServerProcess(StartCommand(("no-such-program",), env), "x", str(tmp_path / "logs"))
     assert [each.name for each in tmp_path.iterdir()] == ["logs"]
-
-
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = folder_of_its_own(monkeypatch, tmp_path / "nowhere")
-    with pytest.raises(NoServer, match=r"no folder for the server's own files in .*nowhere: No such file"):
-        ServerProcess(StartCommand(("anything",), env), "x", str(tmp_path))

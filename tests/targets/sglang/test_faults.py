@@ -6,8 +6,7 @@ import pytest
 
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.declare import parse_fault
-from specdebug.targets.sglang.faults import BETWEEN_BATCHES, LACKED, NOT_AT_SITES, SglangFaults, plain_fault
-from specdebug.targets.sglang.sites import ADDED, SITES, passed
+from specdebug.targets.sglang.faults import BETWEEN_BATCHES, NOT_AT_SITES, SglangFaults, plain_fault
 
 FAULTS = SglangFaults()
 
@@ -16,16 +15,6 @@ def test_every_class_that_is_named_is_one() -> None:
     assert {*BETWEEN_BATCHES, *NOT_AT_SITES} <= set(CLASSES)
     assert all(CLASSES[name].point in ("before", "after") for name in BETWEEN_BATCHES)
     assert all(CLASSES[name].point == "site" for name in NOT_AT_SITES)
-
-
-def test_a_class_acts_where_sglang_passes_its_site() -> None:
-    assert FAULTS.sites("positions_off_by_one") == ("draft.forward.positions",)
-    assert FAULTS.sites("tied_draft_logits") == ("draft.forward.logits",)
-    assert FAULTS.sites("nan_draft_logits") == ("draft.forward.logits", "draft_extend.logits")
-    assert {FAULTS.sites(name) for name in ("nan_kv_in_use", "slots_leaked", "worker_killed")} == {()}
-    assert {FAULTS.sites(name) for name in ("stale_padding_positions", "outputs_read_early")} == {None}
-    assert set(ADDED) <= passed()
-    assert "verify.logits" in {site for _, site in SITES}
 
 
 @pytest.mark.parametrize(
@@ -52,10 +41,6 @@ def test_locks_are_lost_where_the_radix_tree_is_one_of_nodes(release: str | None
     assert there.sites("nan_kv_in_use") == ()
     said = there.refusal(fault)
     assert said is None if acts else (said or "").startswith(f"it cannot act in SGLang {release}: its radix tree")
-
-
-def test_what_a_release_lacks_has_a_meaning_in_another() -> None:
-    assert LACKED.keys() <= {*BETWEEN_BATCHES}
 
 
 def test_a_fault_travels_as_plain_data() -> None:

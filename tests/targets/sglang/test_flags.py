@@ -46,24 +46,12 @@ def test_a_flag_has_the_name_that_a_release_has_for_it() -> None:
     assert said.endswith("--cuda-graph-backend-prefill disabled --device cpu --sleep-on-idle ")
 
 
-def test_only_on_a_cpu_does_an_idle_scheduler_sleep() -> None:
-    assert "--sleep-on-idle" in words({})
-    assert words({}, cpu=False).endswith("--device cuda ")
-
-
 def test_what_is_not_there_is_not_said() -> None:
     said = words({"cuda_graph": {"enabled": False}})
     assert "--disable-cuda-graph " in said
     assert "speculative" not in said
     assert "--chunked-prefill-size -1 " in said
     assert "--disable-radix-cache" not in said
-
-
-@pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
-def test_attention_plans_are_its_backends_everywhere(plan: str) -> None:
-    for cpu in (True, False):
-        assert f"--attention-backend {plan} " in words({"attention_backend": plan}, cpu=cpu)
-    assert mapped({"attention_backend": plan}, cpu=True, has=in_0_5_13).notes == ()
 
 
 def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
@@ -83,8 +71,3 @@ def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
 def test_an_algorithm_without_a_draft_of_sglangs_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"speculative\.algorithm: .* mapped EAGLE, EAGLE3; not FROZEN_KV_MTP"):
         mapped({"speculative": {"algorithm": "FROZEN_KV_MTP"}}, cpu=True, has=in_0_5_13)
-
-
-def test_what_no_engine_can_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"engine\.page_size"):
-        mapped({"page_size": 0}, cpu=True, has=in_0_5_13)

@@ -82,23 +82,6 @@ def test_kv_is_moved_by_torch_unless_kernels_are_looked_at(store: Path) -> None:
     assert moves == ["1", None]
 
 
-def test_its_temporary_files_are_in_a_folder_of_the_server_s(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    env = target(store).command(OPTIONS, 0, OverThere()).env
-    assert env["TMPDIR"] == "{scratch}"
-    assert "{scratch}" not in env["TORCHINDUCTOR_CACHE_DIR"]
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
-    assert target(store).command(OPTIONS, 0, OverThere()).env["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
-
-
-def test_what_this_process_has_is_not_the_server_s(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "1")
-    monkeypatch.setenv("PYTHONPATH", "/ours")
-    env = target(store).command(OPTIONS, 0, OverThere()).env
-    assert "SGLANG_DEBUG_REVERT_PR" not in env
-    assert "/ours" not in env["PYTHONPATH"]
-
-
 def test_its_processes_get_the_patches_of_every_revert(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
@@ -126,12 +109,6 @@ def test_options_that_no_engine_has_are_refused_before_anything_is_started(store
         target(store).asked({"page_sze": 4})
     asked = target(store).asked(OPTIONS)
     assert (asked.server, asked.unused, asked.drafts) == (True, (), True)
-
-
-def test_its_first_token_is_cut_by_top_k_and_top_p_at_once_and_without_drafts_every_one(store: Path) -> None:
-    assert target(store).asked(OPTIONS).joint == "first"
-    assert target(store).asked({"model": "tiny"}).joint == "all"
-    assert target(store).asked(OPTIONS).probed
 
 
 def test_known_bugs_are_mended_and_said_to_be_unless_that_is_left_out(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specdebug.targets.sglang.inside import attend as module
-from specdebug.targets.sglang.inside.attend import attend, attend_slots, padded
+from specdebug.targets.sglang.inside.attend import attend, attend_slots
 
 HEADS, KV_HEADS, DIM, SLOTS, QUERIES = 4, 2, 8, 30, 3
 SCALE = 0.3
@@ -34,21 +34,3 @@ def test_a_batch_is_its_requests_one_by_one(causal: bool, at_once: int, monkeypa
             right = torch.zeros_like(q[row]), torch.full((HEADS, QUERIES), float("-inf"))
         torch.testing.assert_close(out[row], right[0], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(lse[row], right[1], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("where", ["k", "v"])
-def test_a_nan_that_is_read_comes_through(where: str) -> None:
-    cache = {"k": made(SLOTS, KV_HEADS, DIM), "v": made(SLOTS, KV_HEADS, DIM)}
-    cache[where][7, 1] = float("nan")
-    q, slots = made(2, 1, HEADS, DIM), torch.tensor([[3, 7], [3, 4]])
-    out, _ = attend_slots(q, cache["k"], cache["v"], slots, [2, 2], SCALE)
-    assert out[0, 0].isnan().any(-1).tolist() == [False, False, True, True]  # the heads of that KV head
-    assert not out[1].isnan().any()
-
-
-def test_rows_are_laid_beside_each_other() -> None:
-    rows, lengths = padded(torch.tensor([4, 5, 6, 7, 8]), [0, 2, 2, 5])
-    assert lengths == [2, 0, 3]
-    assert [rows[number, :length].tolist() for number, length in enumerate(lengths)] == [[4, 5], [], [6, 7, 8]]
-    assert padded(torch.tensor([], dtype=torch.int32), [0, 0])[1] == [0]
-    assert padded(torch.tensor([1]), [0])[1] == []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdebug.targets.inside.words import facts_in
-from specdebug.targets.sglang.inside.attention import STAGE1, flash_attn_with_kvcache, from_pointer, merge_state_v2
+from specdebug.targets.sglang.inside.attention import STAGE1, flash_attn_with_kvcache
 from specdebug.targets.sglang.inside.seats import NoSeat
 from tests.targets.sglang.inside.launching import SPLITS, decode, extend, kernel
 
@@ -104,21 +104,6 @@ def test_flash_attention_over_pages(causal: bool, cut: bool) -> None:
     right, lse = written_out(q, k.view(-1, KV_HEADS, DIM), v.view(-1, KV_HEADS, DIM), seen)
     close(told[0].reshape(q.shape), right)
     close(told[1] if cut else told[1].transpose(0, 1).reshape(HEADS, 4), lse)
-
-
-def test_two_parts_merge_to_the_whole() -> None:
-    q, k, v = random(3, HEADS, DIM), random(12, KV_HEADS, DIM), random(12, KV_HEADS, DIM)
-    first, second = [[0, 1], [], [2]], [[3], [4, 5], []]
-    (a, log_a), (b, log_b) = (written_out(q, k, v, seen) for seen in (first, second))
-    merged, log = merge_state_v2(a.float(), log_a.T.float(), b.float(), log_b.T.float())
-    right, lse = written_out(q, k, v, [x + y for x, y in zip(first, second, strict=True)])
-    close(merged, right)
-    close(log, lse.T)
-
-
-def test_a_slice_is_a_pointer() -> None:
-    whole = torch.arange(10)
-    assert from_pointer(whole[3:5]).tolist() == [3, 4, 5, 6, 7, 8, 9]
 
 
 def test_what_is_not_done_is_refused_and_the_harness_is_told(capsys: pytest.CaptureFixture[str]) -> None:

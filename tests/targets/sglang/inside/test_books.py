@@ -54,14 +54,6 @@ def test_what_a_request_holds_is_found_wherever_a_release_keeps_it(keeps: Callab
     assert violated(engine) == []
 
 
-@pytest.mark.parametrize("name", ["mbs", "running_mbs", "last_mbs"])
-def test_in_a_pipeline_a_request_of_another_micro_batch_holds_its_row(name: str) -> None:
-    engine = scheduler()
-    setattr(engine, name, [None, engine.running_batch])
-    engine.running_batch = engine.last_batch = None
-    assert violated(engine) == []
-
-
 FREE = "token_to_kv_pool_allocator.free_pages"
 
 

@@ -95,17 +95,6 @@ def test_rows_of_padding_that_were_not_cleared_are_told(followed: tuple[Watch, A
     assert not watch.static.replaying
 
 
-def test_a_preparation_apart_belongs_to_the_replay_that_follows(followed: tuple[Watch, Any]) -> None:
-    watch, runner = followed
-    with watch.operations:
-        runner.prepare(batch(2))
-        assert watch.static.replaying
-        runner.replay(batch(2, prepare=False))
-        assert watch.poll() == []
-        runner.replay(batch(2, prepare=False))
-    assert [found.count for found in watch.poll()] == [4]
-
-
 def test_a_preparation_whose_replay_never_came_is_an_earlier_one(followed: tuple[Watch, Any]) -> None:
     watch, runner = followed
     with watch.operations:
@@ -113,14 +102,6 @@ def test_a_preparation_whose_replay_never_came_is_an_earlier_one(followed: tuple
         runner.prepare(batch(1))
         runner.replay(batch(1, prepare=False))
     assert [found.count for found in watch.poll()] == [2]
-
-
-def test_a_replay_that_fails_is_over(followed: tuple[Watch, Any]) -> None:
-    watch, runner = followed
-    runner.buffers.positions = None
-    with pytest.raises(TypeError):
-        runner.replay(batch(1, prepare=False))
-    assert not watch.static.replaying
 
 
 def test_what_may_be_left_over_begins_with_the_rows_of_padding() -> None:

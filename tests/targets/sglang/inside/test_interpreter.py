@@ -63,13 +63,6 @@ def test_a_second_kernel_finds_it_prepared(prepared: list[Any]) -> None:
     assert prepared == [first, other]
 
 
-def test_a_kernel_that_sees_none_of_it_is_told_off_as_ever(prepared: list[Any]) -> None:
-    prepare_once()
-    kernel = SimpleNamespace(__globals__={})
-    interpreter._patch_lang(kernel)  # type: ignore[attr-defined]
-    assert prepared == [kernel]
-
-
 @pytest.mark.parametrize("debug", [False, True])
 def test_sums_are_held_to_their_width_where_an_assertion_would_say_so(debug: bool) -> None:
     builder = interpreter.interpreter_builder
@@ -91,12 +84,6 @@ def test_a_dtype_is_that_of_the_elements_and_of_pointers_an_address(kind: Any, d
         assert interpreter._get_np_dtype(tl.block_type(kind, [8])) == np.dtype(dtype)
         for pointer in (table, tl.block_type(table, [8])):
             assert interpreter._get_np_dtype(pointer) == look_up(pointer) == np.dtype("uint64")
-
-
-def test_a_type_without_a_dtype_is_refused_as_ever() -> None:
-    remember_dtypes()
-    with pytest.raises(KeyError):
-        interpreter._get_np_dtype(tl.void)
 
 
 def test_a_tuple_has_the_type_of_its_values_or_the_one_it_is_given() -> None:

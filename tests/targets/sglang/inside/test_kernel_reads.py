@@ -15,7 +15,7 @@ from specdebug.targets.sglang.inside.flashinfer import (
     BatchDecodeWithPagedKVCacheWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
 )
-from specdebug.targets.sglang.inside.kernel_reads import Read, on_kernel, reads_like_a_kernel
+from specdebug.targets.sglang.inside.kernel_reads import Read, on_kernel
 from tests.targets.sglang.inside.launching import decode, extend
 
 Told = dict[str, list[tuple[int, list[Any]]]]
@@ -39,16 +39,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 def ints(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
-
-
-def test_a_stand_in_that_nobody_listens_to_is_only_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_reads, "_listeners", [])
-
-    def never(_: Any) -> Iterator[Read]:
-        raise AssertionError("asked for reads")
-        yield
-
-    assert reads_like_a_kernel(never)(lambda value: value + 1)(2) == 3
 
 
 def test_decode_reads_the_slots_of_its_rows(told: Told) -> None:

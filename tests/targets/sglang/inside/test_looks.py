@@ -42,7 +42,3 @@ def worker(default: str, owned: str | None, **backend: Any) -> Any:
 )
 def test_the_backend_s_own_buffer_decides_how_masks_lie(default: str, owned: str | None, alone: bool) -> None:
     assert _of_nodes_alone(worker(default, owned)) is alone
-
-
-def test_a_backend_without_a_buffer_has_none() -> None:
-    assert _of_nodes_alone(worker("FULL_MASK", None, verify_mask=None)) is False

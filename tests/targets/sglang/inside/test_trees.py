@@ -37,14 +37,6 @@ def build(mode: int, lengths: list[int]) -> dict[str, Tensor]:
     return made
 
 
-def test_links_and_positions_of_a_batch() -> None:
-    made = build(0, [3, 5])
-    assert made["retrive_index"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert made["retrive_next_token"].tolist() == [[1, 3, -1, -1], [1, 2, 3, -1]]
-    assert made["retrive_next_sibling"].tolist() == [[-1, 2, -1, -1], [-1, -1, -1, -1]]
-    assert made["positions"].tolist() == [3, 4, 4, 5, 5, 6, 7, 8]
-
-
 @pytest.mark.parametrize("mode", [0, 1])
 def test_a_node_sees_the_context_and_its_ancestors(mode: int) -> None:
     lengths = [3, 5]

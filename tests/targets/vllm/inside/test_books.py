@@ -171,10 +171,3 @@ def test_the_first_violation_of_each_law_is_said_with_its_step(capsys: pytest.Ca
         "found pools@ownership at step 2: block 5 is lost: neither free nor held by a request",
         "found pools@locks at step 2: block 2 has ref_cnt 2, 1 requests hold it (a)",
     ]
-
-
-def test_a_large_pool_is_not_looked_at() -> None:
-    made = scheduler()
-    assert SchedulerBooks(made).fits
-    pool(made).blocks *= 200
-    assert not SchedulerBooks(made).fits

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from specdebug import async_probe
-from specdebug.diverge.tape import TapeRecording
 from specdebug.targets.inside.words import facts_in
 from specdebug.targets.vllm.inside.watch import watch
 from tests.targets.vllm.inside.fake_runner import VOCABULARY, Runner
@@ -48,21 +47,6 @@ def test_those_of_a_release_that_has_others_are_not_and_that_is_said(capsys: pyt
     watch(made, {"engine": ENGINE})
     assert made.after_step is None
     assert "this release has others" in capsys.readouterr().err
-
-
-def test_nothing_is_wrapped_where_nothing_is_wanted() -> None:
-    runner = Runner()
-    watch(thread(runner), {"engine": ENGINE, "tape": None})
-    assert vars(runner).keys() == vars(Runner()).keys()
-
-
-def test_a_tape_is_written(tmp_path: Path) -> None:
-    runner = Runner()
-    watch(thread(runner), {"engine": ENGINE, "tape": str(tmp_path / "t")})
-    runner.add("0123abcd-a", [1, 2, 3])
-    runner.step(**{"0123abcd-a": 3})
-    (step,) = TapeRecording(tmp_path / "t", branches=1, nodes=4).steps
-    assert step.rids == ("a",)
 
 
 def test_probes_are_live_by_the_rules_of_the_arm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, dataclass_transform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,28 +25,28 @@ Forward = Literal["draft", "verify", "draft_extend", "decode"]
 """The forwards that have graph runners: three of a speculative step, and one token each by the target alone."""
 
 
+@dataclass_transform(frozen_default=True)
 class Event:
-    """Something that has happened, or is about to."""
+    """Something that has happened, or is about to. Its subclasses are frozen dataclasses; those that hold tensors are
+    compared by identity (``eq=False``)."""
 
-    __slots__ = ()
+    def __init_subclass__(cls, eq: bool = True) -> None:
+        dataclass(frozen=True, eq=eq)(cls)
 
 
-@dataclass(frozen=True, slots=True)
 class StepBegan(Event):
     """A step begins. An engine counts its steps from 1."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
 class StepOver(Event):
     """The step is over. ``failed``: by an exception."""
 
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchBegan(Event):
+class BatchBegan(Event, eq=False):
     """These requests are computed together from now on, in this order. Batches nest: a draft prefills inside the
     target's prefill. ``lens``: in a prefill, the rows that each has."""
 
@@ -55,36 +55,30 @@ class BatchBegan(Event):
     lens: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class BatchEnded(Event):
     """The innermost batch is computed no longer; it may have failed."""
 
     kind: BatchKind
 
 
-@dataclass(frozen=True, slots=True)
 class StageEntered(Event):
     """A speculative step enters a stage, or comes back to it."""
 
     stage: Stage
 
 
-@dataclass(frozen=True, slots=True)
 class AheadBegan(Event):
     """What is computed from now on belongs to the next step."""
 
 
-@dataclass(frozen=True, slots=True)
 class AheadEnded(Event):
     """What is computed from now on belongs to this step again."""
 
 
-@dataclass(frozen=True, slots=True)
 class AheadDropped(Event):
     """Work that was begun ahead will not be used: this step computes another batch."""
 
 
-@dataclass(frozen=True, slots=True)
 class Launched(Event):
     """A forward over ``batch_size`` requests is launched. One that was prepared and is not wanted any more never is.
     ``captured``: the size that its graph runner padded them to, None where it runs eagerly."""
@@ -94,14 +88,13 @@ class Launched(Event):
     captured: int | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftForward(Event):
+class DraftForward(Event, eq=False):
     """Forward ``step`` of a draft loop, from 0, is computed, or captured in a graph, of whose replays nothing is told.
-    It has a row for each of K branches of each request, and maybe of padding behind them.
+    It has a row for each of K branches of each request, and maybe of padding behind them. While a graph is captured
+    the tensors hold nothing yet.
 
     tokens: int64 [B·K], what it reads. parents: int64 [B·K], the branch whose output of the forward before each row
-    reads (at step 0: its own). logits: [B·K, Vd], over the draft's vocabulary. While a graph is captured these hold
-    nothing yet.
+    reads (at step 0: its own). logits: [B·K, Vd], over the draft's vocabulary.
     """
 
     step: int
@@ -110,8 +103,7 @@ class DraftForward(Event):
     logits: Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Decided(Event):
+class Decided(Event, eq=False):
     """A verify has chosen the nodes to accept of its requests' trees; rows still store what these were drafted from.
 
     Of the trees, which are those of this step, whatever was begun ahead:
@@ -145,8 +137,7 @@ class Decided(Event):
     threshold_acc: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PromptComputed(Event):
+class PromptComputed(Event, eq=False):
     """The target has computed prompt chunks, whose positions begin at ``starts``. hidden: [Σlens, H], a row for each
     token, before the head."""
 
@@ -156,8 +147,7 @@ class PromptComputed(Event):
     hidden: Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TokensSampled(Event):
+class TokensSampled(Event, eq=False):
     """The target has chosen a token for each request without a draft: ids [B] by logits [B, V]. After a chunk that does
     not end its prompt the token is not used. The logits' memory is the next step's, too."""
 
@@ -166,39 +156,32 @@ class TokensSampled(Event):
     ids: Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OfRequest(Event):
+class OfRequest(Event, eq=False):
     """Something has happened to a request, or is about to."""
 
     request: Any
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Queued(OfRequest):
+class Queued(OfRequest, eq=False):
     """The request has arrived, and waits."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prefilled(OfRequest):
+class Prefilled(OfRequest, eq=False):
     """The request's whole prompt has KV, which can be looked at; the first token is sampled."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Finishing(OfRequest):
+class Finishing(OfRequest, eq=False):
     """The request's last token is out; its slots can be looked at, and are released right after."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Aborting(OfRequest):
+class Aborting(OfRequest, eq=False):
     """The request is about to be ended where it is."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Going(OfRequest):
+class Going(OfRequest, eq=False):
     """A step that gave the request tokens is over, and it goes on. Told where requests are looked at in each step."""
 
 
-@dataclass(frozen=True)
 class Stepped(Event):
     """A step is over, and this is what it decided.
 
@@ -217,7 +200,6 @@ class Stepped(Event):
     retracted: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class AfterStep(Event):
     """What a step left behind can be looked at. ``failed``: by an exception. ``last``: nothing follows, so wait for
     what is on its way."""
@@ -227,14 +209,12 @@ class AfterStep(Event):
     last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class AllServed(Event):
     """The workload, these requests, is served, and none of it is served again yet."""
 
     rids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class DeviceLost(Event):
     """The device is lost: what had reached the host by then can still be told."""
 
@@ -242,27 +222,25 @@ class DeviceLost(Event):
 
 
 class Observer(Protocol):
-    """Hears of what happens. It is told of the events of the classes that it ``hears``, and of no others."""
+    """Is told, by :meth:`on`, of the events of the classes that it ``hears``, and of no others."""
 
     @property
     def hears(self) -> Collection[type[Event]]: ...
 
-    def on(self, event: Any) -> None:
-        """This has happened, or is about to."""
+    def on(self, event: Any) -> None: ...
 
 
 Facts = ParamSpec("Facts")
 
 
 class Observers:
-    """The observers of one engine. Each is told in the order in which they were added."""
+    """The observers of one engine, each told in the order in which they were added. True if there is any."""
 
     def __init__(self) -> None:
         self._all: tuple[Observer, ...] = ()
         self._hearing: dict[Any, tuple[Observer, ...]] = {}
 
     def __bool__(self) -> bool:
-        """Return True if there is any."""
         return bool(self._all)
 
     def add(self, observer: Observer) -> None:
@@ -280,8 +258,7 @@ class Observers:
 
     def tell(self, kind: Callable[Facts, Event], *facts: Facts.args, **named: Facts.kwargs) -> None:
         """Tell of an event of this class, which has these facts."""
-        hearing = self._hearing.get(kind)
-        if hearing:
+        if hearing := self._hearing.get(kind):
             event = kind(*facts, **named)
             for each in hearing:
                 each.on(event)

@@ -1,39 +1,17 @@
 """The abilities of targets: what can be seen of an engine that serves, in words for reports.
 
-Verdicts, oracles and targets all name them, so they stand below these. :data:`DEFAULT` is the target that stands for
-our own engine, in the worker's process.
+Verdicts, oracles and targets all name them, so they stand below these. :data:`DEFAULT` is a scenario's target unless it
+names one: our own engine, in the worker's process.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TypeAlias
 
 DEFAULT = "embedded"
-"""The name of the target that a scenario has unless it names one."""
 
-Ability = Literal[
-    "steps",
-    "kv",
-    "draft",
-    "draft_kv",
-    "drafts",
-    "decisions",
-    "graphs",
-    "probes",
-    "guards",
-    "pools",
-    "accept_lengths",
-    "cached_tokens",
-    "cache_flush",
-    "reverts",
-    "faults",
-    "tokens",
-    "plain",
-    "logits",
-    "alive",
-    "counts",
-    "failures",
-]
+Ability: TypeAlias = str
+"""A key of :data:`SHOWN`."""
 
 SHOWN: dict[Ability, str] = {
     "steps": "what a step decides",

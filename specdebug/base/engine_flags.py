@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specdebug.base.errors import ConfigError, did_you_mean
+from specdebug.base.errors import SpecDebugError, did_you_mean
 
 Kind = Literal["text", "whole", "number", "switch", "sizes"]
 """The value of a flag. ``switch``: it has none. ``sizes``: whole numbers with commas between them."""
@@ -172,7 +172,7 @@ def refusal(flag: str, known: Sequence[str]) -> str:
 def options_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """An engine's options by the values of flags, by parameter; None and a switch that is off set nothing.
 
-    Raises ConfigError for options of speculation without an algorithm.
+    Raises SpecDebugError for options of speculation without an algorithm.
     """
     options: dict[str, Any] = {}
     for flag in ENGINE_FLAGS:
@@ -184,14 +184,14 @@ def options_of(values: Mapping[str, Any]) -> dict[str, Any]:
             place = place.setdefault(key, {})
         place[flag.into[-1]] = _option(flag, value)
     if "speculative" in options and "algorithm" not in options["speculative"]:
-        raise ConfigError("options of speculation need --speculative-algorithm")
+        raise SpecDebugError("options of speculation need --speculative-algorithm")
     return options
 
 
 def arguments_of(options: Mapping[str, Any]) -> list[str]:
     """The words of a command line that sets these options, as a scenario's ``engine`` has them.
 
-    Raises ConfigError for an option without a flag.
+    Raises SpecDebugError for an option without a flag.
     """
     words: list[str] = []
     if options.get("speculative") is not None:  # speculation without an algorithm's name is by the first
@@ -199,7 +199,7 @@ def arguments_of(options: Mapping[str, Any]) -> list[str]:
     by_place = {flag.into: flag for flag in ENGINE_FLAGS}
     for place, value in _leaves(options, ()):
         if place not in by_place:
-            raise ConfigError(f"specdebug serve has no flag for engine.{'.'.join(place)}")
+            raise SpecDebugError(f"specdebug serve has no flag for engine.{'.'.join(place)}")
         words += _words(by_place[place], value)
     return words
 
@@ -230,7 +230,7 @@ def _option(flag: EngineFlag, value: Any) -> Any:
         try:
             return [int(each) for each in str(value).split(",")]
         except ValueError:
-            raise ConfigError(f"{flag.name} must be whole numbers with commas between them, got {value!r}") from None
+            raise SpecDebugError(f"{flag.name} must be whole numbers with commas between them, got {value!r}") from None
     return None if flag.nothing is not None and value == flag.nothing else value
 
 

@@ -17,11 +17,7 @@ class SpecDebugError(Exception):
     exit_code = 2
 
 
-class ConfigError(SpecDebugError):
-    """An engine option is unknown, of the wrong type, or impossible together with another."""
-
-
-class InvalidOption(ConfigError):
+class InvalidOption(SpecDebugError):
     """One option is wrong: the one at ``key_path``, e.g. ``("speculative", "eagle_topk")``, for a ``reason``."""
 
     def __init__(self, message: str, key_path: tuple[str, ...] = ()) -> None:

@@ -4,9 +4,7 @@ SIGINT (a Ctrl-C), SIGTERM and SIGHUP mean the same: end the work, say what is k
 number. A handler that raised anywhere would lose the result that is being taken in, and a second signal the report. So
 :func:`held` notes signals without raising, and a loop that waits for work calls :func:`check`, which raises
 KeyboardInterrupt there. Outside of a hold the first signal raises at once, so that reading input can be broken off.
-
-Once a signal was heard no other raises: the report is written whatever comes. Who waits for workers to be gone may cut
-that short when one more arrives (:class:`Patience`). SIGQUIT is left alone and ends the process on the spot.
+Once a signal was heard no other raises. SIGQUIT is left alone and ends the process on the spot.
 """
 
 from __future__ import annotations
@@ -20,11 +18,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """The signals heard so far. The process has one; tests make their own."""
+    """The signals heard so far, ``count`` of them. The process has one; tests make their own."""
 
     def __init__(self) -> None:
         self.count = 0
-        """Signals that have arrived."""
         self._first: int | None = None
         self._raised = False
         self._holds = 0
@@ -93,7 +90,7 @@ def was_heard() -> bool:
 
 
 class Patience:
-    """The time to wait for what was told to end: until one more signal comes than had come when the wait began."""
+    """The time to wait for what was told to end: over once one more signal comes than had come when the wait began."""
 
     def __init__(self, interrupts: Interrupts = _process) -> None:
         self._interrupts = interrupts
@@ -101,5 +98,4 @@ class Patience:
 
     @property
     def over(self) -> bool:
-        """Return True if another signal came meanwhile."""
         return self._interrupts.count > self._before

@@ -13,7 +13,7 @@ import typer
 
 from specdebug.base import interrupts
 from specdebug.base.engine_flags import ENGINE_FLAGS, EngineFlag, flag_of, options_of, refusal
-from specdebug.base.errors import ConfigError, InvalidOption, SpecDebugError
+from specdebug.base.errors import InvalidOption, SpecDebugError
 from specdebug.cli import complete
 from specdebug.cli.log import BoundedLog
 from specdebug.cli.options import ContentOptions, Faults, Help, Reverts, grouped, numbers_of
@@ -186,7 +186,7 @@ def _check(options: dict[str, Any], faults: Sequence[Fault]) -> None:
         checkpoints = tuple(OURS.checkpoints(options))
     except InvalidOption as error:
         flag = flag_of(error.key_path)
-        raise ConfigError(f"{flag}: {error.reason}" if flag else str(error)) from None
+        raise SpecDebugError(f"{flag}: {error.reason}" if flag else str(error)) from None
     for fault in faults:
         OURS.check_fault(options, fault, "this server")
     for _, name in checkpoints:

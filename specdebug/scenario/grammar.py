@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from specdebug.base import plugins
 from specdebug.base.abilities import DEFAULT
-from specdebug.base.errors import ConfigError, Where
+from specdebug.base.errors import SpecDebugError, Where
 from specdebug.base.schema import (
     ANY_TEXT,
     FLAG,
@@ -507,15 +507,15 @@ class Scenario(Part):
         return scenario if ready_s is None else scenario.ready_within(ready_s)
 
     def on(self, target: TargetChoice) -> Scenario:
-        """The scenario with a target in the place of every arm's. Raises ConfigError for one that there is not."""
+        """The scenario with a target in the place of every arm's. Raises SpecDebugError for one that there is not."""
         find_target(target)
         return replace(self, target=target, arms={name: replace(arm, target=None) for name, arm in self.arms.items()})
 
     def ready_within(self, seconds: float) -> Scenario:
-        """The scenario with so many seconds for every server that is started to be ready. Raises ConfigError where no
+        """The scenario with so many seconds for each server that is started to be ready. Raises SpecDebugError where no
         arm has one."""
         if not any(isinstance(self.target_of(arm), StartedServer) for arm in self.arms):
-            raise ConfigError(f"{self.path}: none of its arms starts a server, which --ready-timeout is for")
+            raise SpecDebugError(f"{self.path}: none of its arms starts a server, which --ready-timeout is for")
         arms = {name: replace(arm, target=ready_within(arm.target, seconds)) for name, arm in self.arms.items()}
         return replace(self, target=ready_within(self.target, seconds), arms=arms)
 

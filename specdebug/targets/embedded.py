@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 from specdebug import kernel_memory
-from specdebug.base.abilities import DEFAULT, OF_SERVERS, Ability
+from specdebug.base.abilities import DEFAULT, OF_SERVERS, SHOWN, Ability
 from specdebug.events import Observers, Stepped
 from specdebug.targets.base import Asked, Opening, RequestView, Sampling, Traits, clock_of
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from specdebug.engine.textbook.request import Request
     from specdebug.targets.base import StoredDrafts
 
-EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability)) - OF_SERVERS
+EVERYTHING: frozenset[Ability] = frozenset(SHOWN) - OF_SERVERS
 
 _models: dict[tuple[Any, ...], Any] = {}
 
 
 def build_engine(options: Mapping[str, Any], seed: int) -> Engine:
-    """An engine of these options, imported here: reverts must be in place. Raises ConfigError or CheckpointError."""
+    """An engine of these options, imported here: reverts must be in place. Raises SpecDebugError or CheckpointError."""
     from specdebug.engine import Engine
     from specdebug.targets.options import OURS
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdebug.base.errors import CheckpointError, ConfigError
+from specdebug.base.errors import CheckpointError, SpecDebugError
 from specdebug.events import Finishing, Prefilled, Stepped
 from specdebug.targets.base import Asked, CannotBeServed, Opaque, Opening, RequestView, Sampling, Traits
 
@@ -33,7 +33,7 @@ class ReferenceTarget:
     def asked(self, options: Mapping[str, Any]) -> Asked:
         model = options.get("model", "tiny")
         if not isinstance(model, str):
-            raise ConfigError("engine.model must be text")
+            raise SpecDebugError("engine.model must be text")
         _running(options)
         memory = options.get("memory")
         return Asked(
@@ -208,7 +208,7 @@ def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator | None
 def _running(options: Mapping[str, Any]) -> int:
     count = options.get("max_running_requests", 8)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ConfigError("engine.max_running_requests must be a whole number of at least 1")
+        raise SpecDebugError("engine.max_running_requests must be a whole number of at least 1")
     return count
 
 

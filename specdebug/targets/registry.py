@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from specdebug.base.errors import ConfigError, did_you_mean
+from specdebug.base.errors import SpecDebugError, did_you_mean
 from specdebug.base.plugins import PluginRegistry
 from specdebug.targets.base import Target
 from specdebug.targets.settings import SERVE, TargetChoice
@@ -30,15 +30,15 @@ def target_names() -> tuple[str, ...]:
 
 
 def find_target(name: TargetChoice) -> Target:
-    """A target by name, or a server. Raises ConfigError when there is none, PluginError when it cannot be imported."""
+    """A target by name, or a server. Raises SpecDebugError for none, PluginError for one that cannot be imported."""
     if not isinstance(name, str):
         module, _, made_by = SERVED[name.kind].partition(":")
         made: Target = getattr(importlib.import_module(module), made_by)(name)
         return made
     if name in SERVED:
-        raise ConfigError(f"target '{name}' needs to know which: write {{{name}: ...}} (docs/http.md)")
+        raise SpecDebugError(f"target '{name}' needs to know which: write {{{name}: ...}} (docs/http.md)")
     try:
         found: Target = importlib.import_module(OURS[name]).TARGET if name in OURS else _ADDED[name]
     except KeyError:
-        raise ConfigError(f"no target '{name}'{did_you_mean(name, target_names())}") from None
+        raise SpecDebugError(f"no target '{name}'{did_you_mean(name, target_names())}") from None
     return found

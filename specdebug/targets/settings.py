@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
-from specdebug.base.errors import ConfigError, ContentError, SpecDebugError, one_line
+from specdebug.base.errors import ContentError, SpecDebugError, one_line
 from specdebug.base.redaction import (
     MASK,
     hide,
@@ -140,10 +140,12 @@ class StartedServer(AnyServer):
     @property
     def variables(self) -> dict[str, str]:
         """The variables that ``env`` sets; this process's own have the values that were left out of a file. Raises
-        ConfigError for one that they have not."""
+        SpecDebugError for one that they have not."""
         for name, value in self.env.items():
             if value == MASK and name not in os.environ:
-                raise ConfigError(f"target.env: {name} is a secret, which is left out of bundles; set it and run again")
+                raise SpecDebugError(
+                    f"target.env: {name} is a secret, which is left out of bundles; set it and run again"
+                )
         return {name: value for name, value in self.env.items() if value != MASK}
 
 

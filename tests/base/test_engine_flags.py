@@ -19,7 +19,7 @@ from specdebug.base.engine_flags import (
     options_of,
     refusal,
 )
-from specdebug.base.errors import ConfigError
+from specdebug.base.errors import SpecDebugError
 from specdebug.cli.main import app
 from specdebug.cli.serve import ServerFlags
 from specdebug.engine.config import CudaGraphConfig, EngineConfig, MemoryConfig, SpeculativeConfig
@@ -75,12 +75,12 @@ def test_options_of_every_kind_do(engine: dict[str, Any]) -> None:
 
 
 def test_an_option_without_a_flag_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"no flag for engine\.memory\.size"):
+    with pytest.raises(SpecDebugError, match=r"no flag for engine\.memory\.size"):
         arguments_of({"memory": {"size": 3}})
 
 
 def test_sizes_are_whole_numbers() -> None:
-    with pytest.raises(ConfigError, match="--cuda-graph-bs must be whole numbers"):
+    with pytest.raises(SpecDebugError, match="--cuda-graph-bs must be whole numbers"):
         options_of({"cuda_graph_bs": "1,two"})
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.base.errors import ConfigError, InvalidOption
+from specdebug.base.errors import InvalidOption
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.workers.registry import ALGORITHMS, Algorithm
 
@@ -25,7 +25,6 @@ def _nest(path: str, value: Any) -> dict[str, Any]:
 def _complaint(data: Any) -> InvalidOption:
     with pytest.raises(InvalidOption) as caught:
         EngineConfig.from_dict(data)
-    assert isinstance(caught.value, ConfigError)
     assert "\n" not in str(caught.value)
     return caught.value
 

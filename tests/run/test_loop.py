@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.base.abilities import Ability
+from specdebug.base.abilities import SHOWN
 from specdebug.engine.errors import IllegalAddress, PlanAssertion, RequestRejected
 from specdebug.events import AllServed, Event, Stepped
 from specdebug.run.judge import Judge
@@ -405,7 +405,7 @@ def test_the_place_of_an_error_is_the_innermost_engine_function() -> None:
 class ByCompletion(FakeSession):
     """Serves whole requests: its abilities have no steps."""
 
-    shows = frozenset(get_args(Ability)) - {"steps"}
+    shows = frozenset(SHOWN) - {"steps"}
 
     def advance(self) -> Any:
         report = self.inside.step()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.base.errors import CheckpointError, ConfigError
+from specdebug.base.errors import CheckpointError, SpecDebugError
 from specdebug.reference import greedy_generate, load_weights
 from specdebug.scenario.text import decoder, load_tokenizer
 from specdebug.scenario.workload import RequestSampling
@@ -116,7 +116,7 @@ def test_options_that_mean_nothing_here_are_listed_and_wrong_ones_refused() -> N
     asked = TARGET.asked({"model": "tiny", "page_size": 4, "speculative": {}, "memory": {"guards": True}})
     assert asked.unused == ("page_size", "speculative", "memory")
     assert (asked.drafts, asked.guards, asked.device) == (True, True, "cpu")
-    with pytest.raises(ConfigError, match="max_running_requests"):
+    with pytest.raises(SpecDebugError, match="max_running_requests"):
         TARGET.asked({"max_running_requests": 0})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specdebug.base.errors import ConfigError, SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.base import Asked, Session
 
@@ -67,7 +67,7 @@ class SessionAsker:
         from specdebug.apps.serve.text import ModelText
 
         if odds and session.inside is None:
-            raise ConfigError("this target tells no log probabilities; ask by generation")
+            raise SpecDebugError("this target tells no log probabilities; ask by generation")
         self.step = 0
         self._session = session
         self._model = ModelText(model)
@@ -200,7 +200,7 @@ def _unserved(put: Put, error: Exception) -> SpecDebugError:
 
 
 def asker_of(session: Session, asked: Asked, max_new_tokens: int, *, odds: bool) -> Asker:
-    """The asker for a session. ``odds``: log probabilities of first tokens are wanted. Raises ConfigError."""
+    """The asker for a session. ``odds``: log probabilities of first tokens are wanted. Raises SpecDebugError."""
     if asked.server:
         served: Any = session
         return ServerAsker(served, max_new_tokens, odds=odds)

@@ -223,7 +223,7 @@ class ArmRun:
 
     @property
     def target_name(self) -> str:
-        """Return the target's name, as a run's outcome has it. Raises ConfigError for an unknown target."""
+        """Return the target's name, as a run's outcome has it. Raises SpecDebugError for an unknown target."""
         return find_target(self.target).traits.name
 
     @property

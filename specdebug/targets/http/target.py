@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from specdebug.base.abilities import Ability
-from specdebug.base.errors import ConfigError, SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.targets.base import Asked, Opening, Traits
 from specdebug.targets.settings import AnyServer, HttpServer
 from specdebug.workers.stack import processor
@@ -50,12 +50,12 @@ class HttpTarget:
 
 
 def asked_of_server(settings: AnyServer, options: Mapping[str, Any]) -> Asked:
-    """An arm's wishes of a server. Raises ConfigError."""
+    """An arm's wishes of a server. Raises SpecDebugError."""
     model = settings.model or options.get("model", "tiny")
     dtype = settings.dtype or options.get("dtype", "float32")
     for name, value in (("model", model), ("dtype", dtype)):
         if not isinstance(value, str):
-            raise ConfigError(f"engine.{name} must be text")
+            raise SpecDebugError(f"engine.{name} must be text")
     spec = options.get("speculative")
     exact = not isinstance(spec, Mapping) or all(
         spec.get(name, 1) == 1 for name in ("threshold_single", "threshold_acc")

@@ -15,7 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from specdebug.base.content import shipped_root
-from specdebug.base.errors import ConfigError
+from specdebug.base.errors import SpecDebugError
 from specdebug.base.interpreters import other_python
 from specdebug.base.yamlio import load_yaml
 from specdebug.patching import Patch
@@ -32,7 +32,7 @@ _FIND = "import importlib.util, sys; print(importlib.util.find_spec(sys.argv[1])
 
 
 def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[dict[str, Any]]:
-    """The patches that revert some fixes in a release, as plain data for its processes. Raises ConfigError for a fix
+    """The patches that revert some fixes in a release, as plain data for its processes. Raises SpecDebugError for a fix
     that has none for it, or whose patches do not fit the files that are there."""
     if not toggles:
         return []
@@ -41,10 +41,10 @@ def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[dict[str, Any
     for toggle in toggles:
         patches = _patches_for(here, toggle)
         if patches is None:
-            raise ConfigError(f"{toggle.pr} cannot be reverted in {here.release}: {why_none(dist, toggle)}")
+            raise SpecDebugError(f"{toggle.pr} cannot be reverted in {here.release}: {why_none(dist, toggle)}")
         for problem in fit(dist, patches).problems:
             near = f"; nearest is {problem.near.where}" if problem.near else ""
-            raise ConfigError(f"{toggle.pr} does not fit {here.release} in {dist.path}: {problem.what}{near}")
+            raise SpecDebugError(f"{toggle.pr} does not fit {here.release} in {dist.path}: {problem.what}{near}")
         plain.append(_plain(toggle, patches))
     return plain
 
@@ -148,7 +148,7 @@ def _dist(engine: str, python: str, version: str) -> Dist:
 
 
 def source_of(here: Installed) -> Source:
-    """The files of an installed engine. Raises ConfigError where it cannot be found any more."""
+    """The files of an installed engine. Raises SpecDebugError where it cannot be found any more."""
     return _source(_package(here.python, here.engine))
 
 
@@ -159,12 +159,12 @@ def _source(folder: Path) -> Source:
 
 @cache
 def _package(python: str, name: str) -> Path:
-    """Where an environment imports a package from. Raises ConfigError."""
+    """Where an environment imports a package from. Raises SpecDebugError."""
     words = other_python(python, "-c", _FIND, name)
     try:
         told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
-        raise ConfigError(f"{python} cannot import {name} any more; install it again") from None
+        raise SpecDebugError(f"{python} cannot import {name} any more; install it again") from None
     return Path(told.stdout.strip())
 
 
@@ -178,5 +178,5 @@ class FitPart:
 
 
 def fit_of(here: Installed) -> Sequence[FitPart]:
-    """Every part of ours for an installed release. Raises ConfigError where its files cannot be found any more."""
+    """Every part of ours for an installed release. Raises SpecDebugError where its files cannot be found any more."""
     return tuple(import_module(f"specdebug.targets.{here.engine}.fit").parts_of(here))

@@ -36,11 +36,11 @@ class StartedTarget(ABC):
 
     @abstractmethod
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        """The wishes of an arm of these options. Raises ConfigError."""
+        """The wishes of an arm of these options. Raises SpecDebugError."""
 
     @abstractmethod
     def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
-        """How the server of an arm is started. Raises ConfigError for one that cannot be."""
+        """How the server of an arm is started. Raises SpecDebugError for one that cannot be."""
 
     def warm(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - there is nothing that a target must do
         """Do nothing: each server loads its own."""

@@ -84,7 +84,7 @@ def require_known(options: Mapping[str, Any]) -> None:
 
 def mapped(options: Mapping[str, Any], *, cpu: bool, has: Callable[[str], bool]) -> Mapped:
     """A release's command line for an engine of these options, every default of ours written out. ``has`` says if a
-    place is there in its files (``inside/seats.py``). Raises ConfigError for options that no engine can have, or not
+    place is there in its files (``inside/seats.py``). Raises SpecDebugError for options that no engine can have, or not
     SGLang's."""
     by_phase = has(BY_PHASE)
     renamed = RENAMED if by_phase else {}

@@ -68,7 +68,7 @@ class SglangTarget(InstalledTarget):
         return reserved_tokens(options)
 
     def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
-        """Raises StoreError where the release is not installed, ConfigError."""
+        """Raises StoreError where the release is not installed, SpecDebugError."""
         here = self.installed()
         cpu = here.device == "cpu"
         site = make_import_folder(here.folder, files_to_import(stand_ins_of(here), cpu=cpu))

@@ -42,7 +42,7 @@ class VllmTarget(InstalledTarget):
         return tuple(f"engine.{note}" for note in self._mapped(options, here).notes)
 
     def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
-        """Raises StoreError where the release is not installed, ConfigError."""
+        """Raises StoreError where the release is not installed, SpecDebugError."""
         here = self.installed()
         arguments = {**self._mapped(options, here).arguments, "seed": seed}
         own = ALWAYS_ENV | (ON_CPU_ENV if here.device == "cpu" else {})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.base.errors import ConfigError, SpecDebugError
+from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.campaign.loops.replay import LOAD_TRITON, ArmResult, ArmRun, Choices, Replay, plan, replay, run_arms
 from specdebug.scenario.checks import scenario_of
@@ -106,7 +106,7 @@ def test_the_time_to_be_ready_goes_over_that_of_every_server_that_is_started() -
     laid = SCENARIO.laid_over({"target": "{launch: serve, ready_timeout_s: 9}", "ready_timeout_s": 5.0})
     assert laid.target == LaunchedServer(command="serve", ready_timeout_s=5.0)
     assert laid.overrides == {}
-    with pytest.raises(ConfigError, match="none of its arms starts a server, which --ready-timeout is for"):
+    with pytest.raises(SpecDebugError, match="none of its arms starts a server, which --ready-timeout is for"):
         planned(ready_timeout_s=7.5)
 
 

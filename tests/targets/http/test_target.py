@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
-
 import pytest
-
-from specdebug.base.errors import ConfigError, SpecDebugError
+from specdebug.base.errors import ConfigError
+from specdebug.base.errors import SpecDebugError
 from specdebug.targets.http.target import HttpTarget
 from specdebug.targets.serving import NoServer
 from specdebug.targets.settings import HttpServer
-from tests.targets.http.fake import FakeServer, serving
+from tests.targets.http.fake import FakeServer
+from tests.targets.http.fake import serving
 from tests.targets.http.opened import opened
+import socket
+from specdebug.targets.http.server_info import is_same_model
 
 
 def asked(options: dict[str, Any], **settings: Any) -> Any:
@@ -23,7 +25,7 @@ def test_an_arm_asks_for_the_model_and_the_dtype_and_the_rest_means_nothing() ->
     assert (wishes.model, wishes.dtype, wishes.drafts, wishes.exact) == ("tiny", "bfloat16", True, False)
     assert (wishes.server, wishes.device, wishes.unused) == (True, "cpu", ("page_size",))
     assert asked({"model": "tiny"}, model="/models/a", dtype="float16").model == "/models/a"
-    with pytest.raises(ConfigError, match=r"engine\.model"):
+    with pytest.raises(SpecDebugError, match=r"engine\.model"):
         asked({"model": 3})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.base.errors import ConfigError
+from specdebug.base.errors import SpecDebugError
 from specdebug.patching.toggles import NOTHING, Toggle
 from specdebug.targets.base import OverThere
 from specdebug.targets.launch.command import StartCommand, command_of
@@ -56,13 +56,13 @@ def test_another_s_command_gets_a_port_and_the_reverts_in_its_environment(monkey
 
 
 def test_words_that_no_shell_could_read() -> None:
-    with pytest.raises(ConfigError, match=r"target\.launch: No closing quotation"):
+    with pytest.raises(SpecDebugError, match=r"target\.launch: No closing quotation"):
         made("run '{port}")
 
 
 def test_options_of_our_own_server_are_checked_before_it_is_started() -> None:
     target = LaunchTarget(LaunchedServer(command="serve"))
-    with pytest.raises(ConfigError, match="page_sze"):
+    with pytest.raises(SpecDebugError, match="page_sze"):
         target.asked({"page_sze": 4})
     assert target.asked(OPTIONS).unused == ()
     assert LaunchTarget(LaunchedServer(command="run {port}")).asked(OPTIONS).unused == ("page_size", "memory")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specdebug.base.errors import ConfigError
+from specdebug.base.errors import SpecDebugError
 from specdebug.targets.sglang.flags import BY_PHASE, mapped
 
 
@@ -69,5 +69,5 @@ def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
 
 
 def test_an_algorithm_without_a_draft_of_sglangs_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"speculative\.algorithm: .* mapped EAGLE, EAGLE3; not FROZEN_KV_MTP"):
+    with pytest.raises(SpecDebugError, match=r"speculative\.algorithm: .* mapped EAGLE, EAGLE3; not FROZEN_KV_MTP"):
         mapped({"speculative": {"algorithm": "FROZEN_KV_MTP"}}, cpu=True, has=in_0_5_13)

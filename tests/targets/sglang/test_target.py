@@ -11,7 +11,7 @@ import pytest
 from packaging.version import Version
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.base.errors import ConfigError
+from specdebug.base.errors import SpecDebugError
 from specdebug.kernel_memory.rules import KernelRule
 from specdebug.patching.drift.dist import Dist
 from specdebug.patching.drift.fit import Fit
@@ -105,7 +105,7 @@ def test_what_is_not_installed_is_said_how_to_install(tmp_path: Path) -> None:
 
 
 def test_options_that_no_engine_has_are_refused_before_anything_is_started(store: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.page_sze: unknown key"):
+    with pytest.raises(SpecDebugError, match=r"engine\.page_sze: unknown key"):
         target(store).asked({"page_sze": 4})
     asked = target(store).asked(OPTIONS)
     assert (asked.server, asked.unused, asked.drafts) == (True, (), True)

@@ -93,7 +93,7 @@ class LatentCheck:
 
 
 def check_latent(here: Installed, toggles: Iterable[Toggle]) -> list[LatentCheck]:
-    """Look for the guard of each fix that is latent in a release. Raises ConfigError where it cannot be read."""
+    """Look for the guard of each fix that is latent in a release. Raises SpecDebugError where it cannot be read."""
     checks = []
     for toggle in toggles:
         if (guard := toggle.latent_in.get(here.engine)) is None:

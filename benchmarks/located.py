@@ -52,15 +52,11 @@ STAGES_OF = {
     "engine/textbook/speculative/accept.py": ("accept", "commit"),
     "engine/textbook/speculative/draft.py": ("draft_prefill", "draft_extend", "draft"),
     "engine/graph/tables.py": ("draft", "verify", "draft_extend", "target_decode"),
-    "engine/kernels/accept.py": ("accept",),
-    "engine/kernels/build_tree.py": ("tree",),
+    "engine/kernels/accept.py": ("accept", "commit"),
+    "engine/kernels/trees.py": ("tree", "verify"),
     "engine/kernels/cache_locs.py": ("draft", "verify"),
-    "engine/kernels/commit.py": ("commit",),
-    "engine/kernels/expand_page_table.py": ("draft",),
     "engine/kernels/merge_pair.py": ("draft_prefill", "draft_extend"),
-    "engine/kernels/pack_mask.py": ("verify",),
-    "engine/kernels/softmax_topk.py": ("draft_prefill", "draft_extend", "draft"),
-    "engine/kernels/tree_mask.py": ("verify",),
+    "engine/kernels/logits.py": ("draft_prefill", "draft_extend", "draft"),
     "engine/model/eagle*.py": ("draft_prefill", "draft_extend", "draft"),
 }
 """The stages that each of these files is part of. Other files are part of all."""

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from specdebug.engine.kernels.triton.skinny_gemm import MAX_ROWS, TILES, skinny_gemm
+from specdebug.engine.kernels.triton.products import MAX_ROWS, TILES, skinny_gemm
 
 DTYPE = torch.bfloat16
 LAYERS = 32

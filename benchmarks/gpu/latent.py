@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from specdebug.engine import Engine, EngineConfig, SamplingParams
-from specdebug.engine.kernels.triton import router
+from specdebug.engine.kernels.triton import experts
 from specdebug.engine.model.deepseek import DeepseekWeights, build_deepseek
 from specdebug.engine.model.deepseek_config import DeepseekConfig, ExpertsConfig
 from specdebug.engine.model.experts import RoutedExperts
@@ -105,15 +105,15 @@ def experts_read(target: TargetModel, backend: str, batch: int, length: int) -> 
             counts.append(chosen.unique().numel())
         return chosen, factors
 
-    choose = router.route
-    router.route = counting
+    choose = experts.route
+    experts.route = counting
     try:
         engine = decoding(target, backend, batch, length, graphs=False)
         counts.clear()
         for _ in range(3):
             engine.step()
     finally:
-        router.route = choose
+        experts.route = choose
     return statistics.mean(counts)
 
 

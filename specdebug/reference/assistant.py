@@ -49,12 +49,7 @@ def frozen_kv(head: AssistantHead, cache: DenseCache) -> TargetKV:
 
 
 def assistant_pass(
-    head: AssistantHead,
-    tokens: Tensor,
-    hidden: Tensor,
-    positions: Tensor,
-    kv: TargetKV,
-    visible: Tensor | None = None,
+    head: AssistantHead, tokens: Tensor, hidden: Tensor, positions: Tensor, kv: TargetKV, visible: Tensor | None = None
 ) -> Tensor:
     """One pass of n rows that ask from int64 ``positions`` [n] and attend to the target's KV of m.
 

@@ -73,10 +73,7 @@ def test_interpreted_kernels_write_and_read_slots(watch: Watch, pool: torch.Tens
     assert (out.tolist(), watch.poll()) == ([5, 5, 0, 0], [])
     kernels.copy[(1,)](pool, out, 6, 4, BLOCK=4)
     [found] = watch.poll()
-    assert (found.signature, found.words) == (
-        "unwritten@copy.src",
-        "slot 4 of the pool, not written since handed out",
-    )
+    assert (found.signature, found.words) == ("unwritten@copy.src", "slot 4 of the pool, not written since handed out")
 
 
 def test_a_buffer_that_has_gone_has_no_shadow() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdebug.engine.kernels.expand_page_table import set_expand_page_table
-from specdebug.engine.kernels.kv_indices import gather_page_table
+from specdebug.engine.kernels.kv_indices import gather_page_table, set_expand_page_table
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.textbook.attention.planner import (
     AttentionPlanner,

@@ -151,8 +151,4 @@ def _by_sequence(q: Tensor, batch: PagedMetadata) -> Tensor:
 
 
 def _pages(q: Tensor, batch: PagedMetadata) -> dict[str, Any]:
-    return {
-        "cache_seqlens": batch.cache_seqlens,
-        "page_table": batch.page_table,
-        "softmax_scale": q.shape[-1] ** -0.5,
-    }
+    return {"cache_seqlens": batch.cache_seqlens, "page_table": batch.page_table, "softmax_scale": q.shape[-1] ** -0.5}

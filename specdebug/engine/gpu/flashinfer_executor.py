@@ -23,7 +23,7 @@ from specdebug.engine.attention.backend import AttentionBackend, DeviceAttention
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.gpu.flashinfer_library import load, paged_kernels, supports, supports_latents
 from specdebug.engine.gpu.flashinfer_schedule import Schedule, ScheduleSpace, ScheduleSpaces, schedule_of
-from specdebug.engine.kernels.pack_mask import pack_mask, packed_size
+from specdebug.engine.kernels.trees import pack_mask, packed_size
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import Heads
 from specdebug.engine.textbook.attention.planner import Metadata, RaggedMetadata

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.attention.backend import DeviceAttention
-from specdebug.engine.kernels.triton.merge_splits import merge_splits
+from specdebug.engine.kernels.triton.merging import merge_splits
 from specdebug.engine.kernels.triton.paged_attention import (
     MAX_MERGED_IN_PLACE,
     Merge,

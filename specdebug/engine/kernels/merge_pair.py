@@ -24,9 +24,9 @@ def merge_pair(first: PartialAttention, second: PartialAttention) -> Tensor:
     row of NaN no weight must not hide it.
     """
     if first.out.is_cuda:
-        from specdebug.engine.kernels.triton import merge_pair as twin
+        from specdebug.engine.kernels.triton import merging
 
-        return twin.merge_pair(first, second)
+        return merging.merge_pair(first, second)
     logs = torch.stack([part.lse.transpose(1, 2).flatten(0, 1) for part in (first, second)])
     largest = logs.amax(dim=0)
     weights = torch.exp(logs - largest.masked_fill(largest == float("-inf"), 0.0))

@@ -16,18 +16,16 @@ from specdebug.base.errors import CannotRunHere
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-
-NOT_INTERPRETED = ("argmax", "kv_cache", "softmax_topk")
-"""Modules whose kernels have a program for each row of logits, keys or values. Interpreted they would take most of a
-step; their references refuse an index that lies outside."""
+NOT_INTERPRETED = ("argmax", "softmax_top1", "softmax_topk", "write_kv", "move_kv")
+"""Their kernels have a program for each row of logits, keys or values. Interpreted they would take most of a step, and
+the references refuse an index that lies outside."""
 
 _interpreted = False
 
 
 def interpret_on_cpu() -> None:
-    """Hand calls with tensors on a CPU to the Triton twins as well, but for :data:`NOT_INTERPRETED`, from now on and in
-    this process, where Triton's interpreter runs them. Call it before Triton is imported. Raises CannotRunHere where
-    Triton is not installed."""
+    """From now on hand calls with tensors on a CPU to the Triton twins, too, which Triton's interpreter runs, but for
+    :data:`NOT_INTERPRETED`. Call it before Triton is imported. Raises CannotRunHere where Triton is not installed."""
     global _interpreted
     if importlib.util.find_spec("triton") is None:
         raise CannotRunHere("Triton, whose interpreter runs kernels on a CPU, is not installed here")
@@ -42,7 +40,7 @@ def triton_on_gpu(reference: Callable[_P, _R]) -> Callable[_P, _R]:
     That module is imported by the first such call, because Triton comes with CUDA builds only.
     """
     module = reference.__module__.replace(".kernels.", ".kernels.triton.")
-    on_cpu = not module.endswith(NOT_INTERPRETED)
+    on_cpu = reference.__name__ not in NOT_INTERPRETED
 
     @wraps(reference)
     def choose(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -11,14 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdebug.base.errors import CheckpointError
-from specdebug.engine.model.keys import (
-    MAX_SIZE,
-    Keys,
-    architecture_of,
-    eos_token_ids_of,
-    refuse_the_unsupported,
-    shown,
-)
+from specdebug.engine.model.keys import MAX_SIZE, Keys, architecture_of, eos_token_ids_of, refuse_the_unsupported, shown
 
 MAX_HEAD_DIM = 4096
 """The largest head, as RoPE's table is made before any tensor is looked at; published ones have up to 512."""

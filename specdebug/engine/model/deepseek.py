@@ -11,11 +11,7 @@ from torch import Tensor
 
 from specdebug.base.errors import CheckpointError
 from specdebug.engine.model.checkpoint import Checkpoint, TensorSource
-from specdebug.engine.model.deepseek_config import (
-    LATENT_NORM_EPS,
-    DeepseekConfig,
-    ExpertsConfig,
-)
+from specdebug.engine.model.deepseek_config import LATENT_NORM_EPS, DeepseekConfig, ExpertsConfig
 from specdebug.engine.model.draft import NormedPair
 from specdebug.engine.model.experts import RoutedExperts
 from specdebug.engine.model.latent import DenseMlp, FeedForward, LatentLayer

@@ -90,7 +90,7 @@ class NormedPair:
         """Ids [n] i64 and hidden [n, H] -> [n, out]. Raises IndexError if an id is outside the vocabulary."""
         token_norm, hidden_norm = self._norms
         if self._at_once:
-            from specdebug.engine.kernels.triton.norm import rms_norm_pair
+            from specdebug.engine.kernels.triton.layers import rms_norm_pair
 
             token = torch.embedding(self._embedding, input_ids)
             pair = rms_norm_pair(token, token_norm.gain, token_norm.eps, hidden, hidden_norm.gain, hidden_norm.eps)

@@ -37,8 +37,7 @@ class RoutedExperts:
         normed = self.norm.with_gain(x)
         if not x.is_cuda:
             return self._compute_chosen(x, normed, *self.route(normed))
-        from specdebug.engine.kernels.triton.experts import add_experts
-        from specdebug.engine.kernels.triton.router import route
+        from specdebug.engine.kernels.triton.experts import add_experts, route
 
         chosen, weights = route(normed, self.router, self.bias, self.config)
         for start in range(0, x.shape[0], _ROWS_AT_ONCE):

@@ -80,7 +80,7 @@ class LatentLayer:
         heads, nope, latent = self.k_up.shape
         absorbed = queries.new_empty(queries.shape[0], heads, row.shape[1])
         if row.is_cuda and isinstance(attn, StoredAttention):
-            from specdebug.engine.kernels.triton.latent import absorb_and_store
+            from specdebug.engine.kernels.triton.products import absorb_and_store
 
             rows, norm = attn.destination(self.layer_id), self.latent_norm
             places = (absorbed, rows.k, rows.slots)

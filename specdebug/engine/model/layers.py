@@ -39,7 +39,7 @@ class Norm:
     def __call__(self, x: Tensor) -> Tensor:
         """[n, H] -> [n, H]; times the gain unless it is folded."""
         if self._on_gpu:
-            from specdebug.engine.kernels.triton.norm import rms_norm
+            from specdebug.engine.kernels.triton.layers import rms_norm
 
             return rms_norm(x, self.gain, self.eps)
         if self.folds_gain:
@@ -138,8 +138,8 @@ def gated_mlp_into(base: Tensor, x: Tensor, gate_up: Tensor, down: Tensor) -> Te
 def silu_mul(gate_up: Tensor) -> Tensor:
     """Multiply SiLU of the first half of each row by the second: [n, 2*I] -> [n, I]."""
     if gate_up.is_cuda:
-        from specdebug.engine.kernels.triton import activation
+        from specdebug.engine.kernels.triton import layers as kernels
 
-        return activation.silu_mul(gate_up)
+        return kernels.silu_mul(gate_up)
     gate, up = torch.chunk(gate_up, 2, 1)
     return F.silu(gate).mul_(up)

@@ -45,7 +45,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None:
         return torch.addmm(bias, x, weight)
     if _is_skinny(x, weight):
-        from specdebug.engine.kernels.triton.skinny_gemm import skinny_gemm
+        from specdebug.engine.kernels.triton.products import skinny_gemm
 
         return skinny_gemm(x, weight)
     return torch.mm(x, weight)
@@ -54,7 +54,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def linear_into(base: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Add x [n, in] @ weight [in, out] to base [n, out] in place: ``addmm`` out of place first copies its addend."""
     if _is_skinny(x, weight):
-        from specdebug.engine.kernels.triton.skinny_gemm import skinny_gemm
+        from specdebug.engine.kernels.triton.products import skinny_gemm
 
         return skinny_gemm(x, weight, base=base, out=base)
     return base.addmm_(x, weight)
@@ -63,9 +63,9 @@ def linear_into(base: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 def head_linear(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
     """Write x [n, Hq, in] @ weight [Hq, in, out], head by head, to ``out`` [n, Hq, out]; return it."""
     if x.is_cuda:
-        from specdebug.engine.kernels.triton import head_linear as kernel
+        from specdebug.engine.kernels.triton import products
 
-        return kernel.head_linear(x, weight, out)
+        return products.head_linear(x, weight, out)
     torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
     return out
 

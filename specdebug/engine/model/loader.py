@@ -84,11 +84,7 @@ def build_target(weights: Weights, max_positions: int | None = None) -> TargetMo
 
 
 def load_draft(
-    path: str | Path,
-    *,
-    algorithm: Literal["EAGLE", "EAGLE3"],
-    target: TargetModel,
-    max_positions: int | None = None,
+    path: str | Path, *, algorithm: Literal["EAGLE", "EAGLE3"], target: TargetModel, max_positions: int | None = None
 ) -> DraftModel:
     """Load the draft head at ``path`` for ``target``, in its dtype and on its device: an EAGLE or EAGLE-3 head, or the
     next-n layer of a DeepSeek model, which drafts as an EAGLE head does.

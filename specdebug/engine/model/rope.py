@@ -83,7 +83,7 @@ class Rotary:
     def split(self, qkv: Tensor, phases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Turn fused qkv [n, heads*D] (in place when f32 or on a GPU) and cut it into q, k, v [n, heads, D]."""
         if self._flat_table is not None:
-            from specdebug.engine.kernels.triton.rope import rotate
+            from specdebug.engine.kernels.triton.layers import rotate
 
             rotate(qkv, phases, self._flat_table, self._turned, self._shape[1])
         elif qkv.dtype == torch.float32:
@@ -102,7 +102,7 @@ class Rotary:
 
     def split_and_store(self, qkv: Tensor, phases: Tensor, cache: KVDestination) -> Tensor:
         """Split, but put keys and values in their cache, in the same kernel; return q [n, Hq, D]."""
-        from specdebug.engine.kernels.triton.rope import rotate_and_store
+        from specdebug.engine.kernels.triton.layers import rotate_and_store
 
         assert self._flat_table is not None
         rotate_and_store(qkv, phases, self._flat_table, self._turned, self._shape[1], cache)

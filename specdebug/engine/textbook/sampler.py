@@ -15,7 +15,7 @@ from torch import Tensor
 from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.device import upload
 from specdebug.engine.gpu import flashinfer_sampling
-from specdebug.engine.kernels.argmax import argmax
+from specdebug.engine.kernels.logits import argmax
 from specdebug.engine.textbook.request import Request, SamplingParams
 
 

@@ -20,9 +20,9 @@ from specdebug.engine.device import upload
 from specdebug.engine.graph.forward import EngineParts, StepForward
 from specdebug.engine.graph.runner import GraphTable, StaticBuffer, launcher
 from specdebug.engine.graph.tables import IDS
-from specdebug.engine.kernels.argmax import argmax
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
-from specdebug.engine.kernels.mtp_rows import mtp_rows
+from specdebug.engine.kernels.kv_cache import mtp_rows
+from specdebug.engine.kernels.logits import argmax
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.mtp import MTPDraft

@@ -25,8 +25,12 @@ from specdebug.async_probe import maybe_detect_oob
 from specdebug.engine.config import round_up
 from specdebug.engine.device import upload
 from specdebug.engine.errors import EngineError
-from specdebug.engine.kernels.cache_locs import DraftCacheLocs, verify_cache_locs
-from specdebug.engine.kernels.cache_locs_v1 import assign_draft_cache_locs_v1, write_slots
+from specdebug.engine.kernels.cache_locs import (
+    DraftCacheLocs,
+    assign_draft_cache_locs_v1,
+    verify_cache_locs,
+    write_slots,
+)
 from specdebug.engine.textbook.attention.planner import ExtendLayout, SequenceLayout
 from specdebug.engine.textbook.request import Request
 from specdebug.engine.textbook.scheduler import StepReservation

@@ -80,7 +80,7 @@ def test_a_measurement_for_real_goes_on_where_it_was_and_holds_its_score_to_a_cl
     assert all(each["effective"] and each["signature"] and each["scenario"].startswith("mini/") for each in caught)
     assert all(each["diff"].startswith(f"--- {each['file']}\n") for each in caught)
     assert all(each["difference"] for each in rows.values() if each["effective"] and not each["caught"])
-    assert document["unreached"]["engine/kernels/pack_mask.py"]["unreached"] > 0
+    assert document["unreached"]["engine/kernels/trees.py"]["unreached"] > 0
     page = Path("m.html").read_text()
     assert all(name in page for name in rows)
     assert run([*command, "--min-score", "100", "--json"]) == (0 if document["score"]["score"] == 1 else 1)

@@ -131,11 +131,7 @@ def build(case: Case, *, room: int = 16) -> World:
     options = {
         "page_size": case.page_size,
         "context_length": longest + room + 8,
-        "speculative": {
-            "num_steps": case.steps,
-            "eagle_topk": case.topk,
-            "num_draft_tokens": case.nodes,
-        },
+        "speculative": {"num_steps": case.steps, "eagle_topk": case.topk, "num_draft_tokens": case.nodes},
     }
     config = EngineConfig.from_dict({**options, "memory": {"num_slots": 2**20}})
     page, generator = case.page_size, torch.Generator().manual_seed(case.seed)
@@ -244,10 +240,7 @@ def read_only(world: World, planner: AttentionPlanner) -> Result:
 
 
 def extend(
-    world: World,
-    plan: Callable[[ExtendLayout], Metadata],
-    extend_lens: list[int],
-    masks: list[Tensor] | None = None,
+    world: World, plan: Callable[[ExtendLayout], Metadata], extend_lens: list[int], masks: list[Tensor] | None = None
 ) -> Result:
     """Each sequence gains ``extend_lens[b]`` positions after L; ``masks[b]`` bool [n, n] says which of the new
     ones each query sees (default: causally)."""
@@ -300,9 +293,7 @@ def uniform(planner_type: PlannerType, case: Case, q_len: int, *, graph: bool = 
     if graph:
         workspace, arena = static(planner, lambda p, layout: p.declare_extend(layout, len(case.lengths) + 1, q_len))
     result = extend(
-        world,
-        lambda _: planner.extend_uniform(world.layout, q_len, workspace),
-        [q_len] * len(case.lengths),
+        world, lambda _: planner.extend_uniform(world.layout, q_len, workspace), [q_len] * len(case.lengths)
     )
     assert arena is None or arena.check_guards() == []
     return result
@@ -326,10 +317,7 @@ def verify(planner_type: PlannerType, case: Case, *, graph: bool = False) -> Res
     if graph:
         workspace, arena = static(planner, lambda p, layout: p.declare_verify(layout, batch + 1))
     result = extend(
-        world,
-        lambda _: planner.verify(world.layout, torch.stack(masks), workspace),
-        [case.nodes] * batch,
-        masks,
+        world, lambda _: planner.verify(world.layout, torch.stack(masks), workspace), [case.nodes] * batch, masks
     )
     assert arena is None or arena.check_guards() == []
     return result
@@ -373,12 +361,7 @@ def draft_layout(world: World, padding: int = 0) -> tuple[DraftLayout, Tensor]:
     """The batch as the draft loop lays it out, the prefix's tail page copied to every branch; slots [B * K, S]."""
     case, table = world.case, world.req_to_token.table
     locs = assign_draft_cache_locs(
-        table,
-        world.rows,
-        world.seq_lens,
-        topk=case.topk,
-        num_steps=case.steps,
-        page_size=case.page_size,
+        table, world.rows, world.seq_lens, topk=case.topk, num_steps=case.steps, page_size=case.page_size
     )
     if locs.dup_src is not None and locs.dup_tgt is not None:
         world.pool.move_kv_cache(locs.dup_tgt, locs.dup_src)

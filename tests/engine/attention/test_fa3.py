@@ -9,16 +9,7 @@ from specdebug.engine.attention.fa3 import FlashAttention3Planner
 from specdebug.engine.errors import PlanAssertion
 from specdebug.engine.memory.arena import ArenaLayout, FillPolicy
 from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata
-from tests.engine.attention.cases import (
-    Case,
-    World,
-    build,
-    check_equal_bits,
-    draft,
-    draft_layout,
-    eager,
-    random_tree,
-)
+from tests.engine.attention.cases import Case, World, build, check_equal_bits, draft, draft_layout, eager, random_tree
 
 PLANNER = FlashAttention3Planner
 

@@ -185,8 +185,7 @@ def test_triton_executes_every_plan_of_latents_and_says_why(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "installed", "said"),
-    [(torch.float32, True, "not in float32"), (torch.bfloat16, False, "not installed")],
+    ("dtype", "installed", "said"), [(torch.float32, True, "not in float32"), (torch.bfloat16, False, "not installed")]
 )
 def test_triton_stands_in_for_flashinfer_and_says_why(
     dtype: torch.dtype, installed: bool, said: str, heard: list[str], monkeypatch: pytest.MonkeyPatch

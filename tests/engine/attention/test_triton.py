@@ -7,14 +7,7 @@ import torch
 
 from specdebug.engine.attention.triton import TritonPlanner
 from specdebug.engine.textbook.attention.planner import RaggedMetadata
-from tests.engine.attention.cases import (
-    Case,
-    build,
-    draft,
-    draft_layout,
-    eager,
-    uniform,
-)
+from tests.engine.attention.cases import Case, build, draft, draft_layout, eager, uniform
 
 PLANNER = TritonPlanner
 

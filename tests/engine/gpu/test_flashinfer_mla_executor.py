@@ -186,8 +186,7 @@ def check_device(found: Tensor, metadata: RaggedMetadata, pool: MLAPool, q: Tens
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("kv_lens", "q_lens"),
-    [((1, 17, 511, 130, 64), (1,) * 5), ((4, 33, 260), (4,) * 3), ((40, 3, 700), (25, 3, 160))],
+    ("kv_lens", "q_lens"), [((1, 17, 511, 130, 64), (1,) * 5), ((4, 33, 260), (4,) * 3), ((40, 3, 700), (25, 3, 160))]
 )
 def test_the_library_attends_an_eager_batch(
     library: FlashInferMLAExecutor, kv_lens: tuple[int, ...], q_lens: tuple[int, ...]

@@ -18,10 +18,7 @@ def _buffers(fill: FillMode = "zeros", *, guards: bool = True) -> StaticBuffers:
     return StaticBuffers(
         "s",
         2,
-        inputs=[
-            StaticBuffer("ids", 2, (), torch.int64),
-            StaticBuffer("hidden", 2, (3,), torch.float32),
-        ],
+        inputs=[StaticBuffer("ids", 2, (), torch.int64), StaticBuffer("hidden", 2, (3,), torch.float32)],
         metadata=metadata,
         outputs=[StaticBuffer("tokens", 2, (2,), torch.int64)],
         fill=FillPolicy(fill),
@@ -85,12 +82,7 @@ def test_released_inputs_are_repainted_and_nothing_else_is(fill: FillMode) -> No
     buffers.release_inputs()
     kept = {name: bool((buffers[name] == 2).all()) for name in ("s.ids", "s.hidden", "m.indices", "s.tokens")}
     poisoned = fill != "zeros"
-    assert kept == {
-        "s.ids": not poisoned,
-        "s.hidden": not poisoned,
-        "m.indices": True,
-        "s.tokens": True,
-    }
+    assert kept == {"s.ids": not poisoned, "s.hidden": not poisoned, "m.indices": True, "s.tokens": True}
     assert bool(buffers["s.hidden"].isnan().all()) is (fill == "nan")
     assert buffers.check_guards() == []
 

@@ -18,12 +18,7 @@ LLAMA = {
     "num_attention_heads": 4,
     "vocab_size": 97,
 }
-SCALING = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 KEYS = [
     *LLAMA,
     *SCALING,

@@ -11,10 +11,7 @@ from specdebug.base.assets import checkpoint_path
 from specdebug.engine.model import DraftModel, TargetModel, linear, load_draft, load_target
 from tests.engine.model.helpers import DenseAttention
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 TOKENS = 40
 HEADS = [("EAGLE", "tiny-eagle"), ("EAGLE3", "tiny-eagle3")]

@@ -46,10 +46,7 @@ def test_an_id_outside_the_vocabulary_raises(monkeypatch, table_bytes, bad):
         "cpu",
         pytest.param(
             "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-            ],
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
         ),
     ],
 )

@@ -106,12 +106,7 @@ def test_geometry_and_vocabulary_are_the_targets(tmp_path, target):
     draft = load_draft(write_head(tmp_path / "head", CONFIG, head_tensors()), algorithm="EAGLE", target=target)
     assert isinstance(draft, EagleDraft)
     assert (draft.num_layers, draft.num_heads, draft.num_kv_heads, draft.head_dim) == (1, 4, 2, 16)
-    assert (draft.hidden_size, draft.target_feature_size, draft.vocab_size, draft.aux_layers) == (
-        64,
-        64,
-        97,
-        (),
-    )
+    assert (draft.hidden_size, draft.target_feature_size, draft.vocab_size, draft.aux_layers) == (64, 64, 97, ())
     ids = torch.tensor([[0, 96]])
     assert draft.to_target_ids(ids) is ids
 

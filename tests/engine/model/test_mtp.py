@@ -127,11 +127,7 @@ def test_the_targets_own_tensors_may_lie_beside(tmp_path: Path, target: TargetMo
         ({"vocab_size": 98}, {}, "vocab_size 98 is not the target's 97; it drafts for another model"),
         ({"hidden_size": 32}, {}, "hidden_size 32 is not the target's 64"),
         ({"num_hidden_layers": 1}, {}, "num_hidden_layers 1 is not the target's 7"),
-        (
-            {},
-            {"model.layers.8.eh_proj.weight": torch.ones(64, 64)},
-            r"has shape \[64, 64\], but config",
-        ),
+        ({}, {"model.layers.8.eh_proj.weight": torch.ones(64, 64)}, r"has shape \[64, 64\], but config"),
         ({}, {"model.layers.7.self_attn.q_proj.bias": torch.ones(64)}, "has no place in this architecture"),
     ],
 )

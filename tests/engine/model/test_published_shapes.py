@@ -94,11 +94,7 @@ def target_shapes() -> Shapes:
 
 
 # yuhuili/EAGLE-LLaMA3-Instruct-8B
-EAGLE: Shapes = {
-    "embed_tokens.weight": (128256, 4096),
-    "fc.weight": (4096, 8192),
-    **decoder_layer("layers.0", 4096),
-}
+EAGLE: Shapes = {"embed_tokens.weight": (128256, 4096), "fc.weight": (4096, 8192), **decoder_layer("layers.0", 4096)}
 # yuhuili/EAGLE3-LLaMA3.1-Instruct-8B, and SpecForge's heads for the same target
 EAGLE3: Shapes = {
     "d2t": (32000,),

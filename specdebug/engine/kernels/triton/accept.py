@@ -1,8 +1,4 @@
-"""Triton twins of :mod:`specdebug.engine.kernels.accept`: a walk is one program per request.
-
-Two more launches draw the bonus of a sampled walk: every block of the vocabulary sums its weights, then one program per
-request finds the block, and in it the token, that its coin names.
-"""
+"""Triton twins of :mod:`specdebug.engine.kernels.accept`."""
 
 from __future__ import annotations
 
@@ -12,101 +8,56 @@ import triton.language as tl
 from torch import Tensor
 
 _VOCAB_TILE = 4096
+_MAX_TILE = 2048
 
 
-def walk_greedy(
-    tokens: Tensor, next_token: Tensor, next_sibling: Tensor, target_ids: Tensor, num_steps: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _launch_walk(tokens, next_token, next_sibling, target_ids, num_steps)
+def walk_greedy(tokens, next_token, next_sibling, target_ids, num_steps):
+    return _launch_walk((tokens, next_token, next_sibling, target_ids), num_steps)
 
 
-def walk_sampling(
-    tokens: Tensor,
-    next_token: Tensor,
-    next_sibling: Tensor,
-    target_probs: Tensor,
-    coins: Tensor,
-    num_steps: int,
-    threshold_single: float,
-    threshold_acc: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def walk_sampling(tokens, next_token, next_sibling, target_probs, coins, num_steps, threshold_single, threshold_acc):
+    """Draw the bonus in two more launches: every block of the vocabulary sums its weights, then one program per request
+    finds the block, and in it the token, that its coin names."""
     batch, nodes = tokens.shape
     device, vocab = tokens.device, target_probs.shape[2]
     rejected = torch.empty((batch, nodes), dtype=torch.int64, device=device)
     num_rejected = torch.empty(batch, dtype=torch.int32, device=device)
+    drawn = (coins, rejected, num_rejected, _row_strides(coins)[0])
+    thresholds = (float(threshold_single), float(threshold_acc))
     predict, accept_index, correct = _launch_walk(
-        tokens,
-        next_token,
-        next_sibling,
-        target_probs,
-        num_steps,
-        (coins, rejected, num_rejected, _row_strides(coins)[0]),
-        (float(threshold_single), float(threshold_acc)),
+        (tokens, next_token, next_sibling, target_probs), num_steps, drawn, thresholds
     )
     if batch == 0:
         return predict, accept_index, correct
     blocks = triton.cdiv(vocab, _VOCAB_TILE)
     sums = torch.empty((batch, 2, blocks), dtype=torch.float64, device=device)
     ends = torch.empty((batch, 2, blocks), dtype=torch.int32, device=device)
+    walked = (target_probs, accept_index, correct, rejected, num_rejected, sums, ends)
     strides = (*_row_strides(target_probs), target_probs.stride(1))
-    walked = (accept_index, correct, rejected, num_rejected)
-    _sum_blocks[(batch, blocks)](
-        target_probs, *walked, sums, ends, *strides, vocab, STEPS=num_steps, NODES=nodes, TILE=_VOCAB_TILE, num_warps=8
-    )
-    _draw_bonus[(batch,)](
-        target_probs,
-        *walked,
-        sums,
-        ends,
-        coins,
-        predict,
-        *strides,
-        coins.stride(0),
-        vocab,
-        STEPS=num_steps,
-        NODES=nodes,
-        BLOCKS=blocks,
-        BLOCK_TILE=triton.next_power_of_2(blocks),
-        TILE=_VOCAB_TILE,
-        num_warps=8,
-    )
+    sizes = {"STEPS": num_steps, "NODES": nodes, "TILE": _VOCAB_TILE, "num_warps": 8}
+    _sum_blocks[(batch, blocks)](*walked, *strides, vocab, **sizes)
+    sizes |= {"BLOCKS": blocks, "BLOCK_TILE": triton.next_power_of_2(blocks)}
+    _draw_bonus[(batch,)](*walked, coins, predict, *strides, coins.stride(0), vocab, **sizes)
     return predict, accept_index, correct
 
 
 def _launch_walk(
-    tokens: Tensor,
-    next_token: Tensor,
-    next_sibling: Tensor,
-    target: Tensor,
+    trees: tuple[Tensor, ...],
     num_steps: int,
     drawn: tuple[Tensor | None, Tensor | None, Tensor | None, int] = (None, None, None, 0),
     thresholds: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Walk by coins if ``drawn`` holds them, the buffers of rejected tokens and the coins' stride, else greedily."""
-    batch, nodes = tokens.shape
-    predict = torch.empty(batch * nodes, dtype=torch.int32, device=tokens.device)
-    accept_index = torch.empty((batch, num_steps + 1), dtype=torch.int32, device=tokens.device)
-    correct = torch.empty(batch, dtype=torch.int32, device=tokens.device)
+    """Walk by coins if ``drawn`` holds them, the buffers of rejected tokens and the coins' stride, else greedily.
+    ``trees``: tokens, next_token, next_sibling, and the target's ids or probabilities."""
+    (batch, nodes), device = trees[0].shape, trees[0].device
+    predict = torch.empty(batch * nodes, dtype=torch.int32, device=device)
+    accept_index = torch.empty((batch, num_steps + 1), dtype=torch.int32, device=device)
+    correct = torch.empty(batch, dtype=torch.int32, device=device)
     if batch:
-        _walk[(batch,)](
-            tokens,
-            next_token,
-            next_sibling,
-            target,
-            *drawn,
-            predict,
-            accept_index,
-            correct,
-            *_row_strides(tokens, next_token, next_sibling, target),
-            target.stride(1),
-            STEPS=num_steps,
-            NODES=nodes,
-            STEP_TILE=triton.next_power_of_2(num_steps + 1),
-            NODE_TILE=triton.next_power_of_2(nodes),
-            SINGLE=thresholds[0],
-            ACC=thresholds[1],
-            num_warps=1,
-        )
+        strides = (*_row_strides(*trees), trees[3].stride(1))
+        tiles = (triton.next_power_of_2(num_steps + 1), triton.next_power_of_2(nodes))
+        sizes = (num_steps, nodes, *tiles, *thresholds)
+        _walk[(batch,)](*trees, *drawn, predict, accept_index, correct, *strides, *sizes, num_warps=1)
     return predict, accept_index, correct
 
 
@@ -278,3 +229,71 @@ def _without(weights, token, rejected, count):
         weights = tl.where(token == tl.load(rejected + i), 0.0, weights)
         i += 1
     return weights
+
+
+def accepted_locs(accept_index, out_cache_loc, tree_size, src_loc, tgt_loc):
+    """Write src_loc and tgt_loc where a node was accepted and nowhere else; return them."""
+    batch, width = accept_index.shape
+    if batch:
+        sizes = (width, tree_size, triton.next_power_of_2(width))
+        _write_locs[(batch,)](accept_index, out_cache_loc, src_loc, tgt_loc, *sizes, num_warps=1)
+    return src_loc, tgt_loc
+
+
+def compact(accept_index, predict, num_correct_drafts, features, tree_size):
+    batch, width = accept_index.shape
+    rows, size = batch * tree_size, features.shape[1]
+    tokens = torch.empty(rows, dtype=torch.int64, device=features.device)
+    front = torch.empty((rows, size), dtype=features.dtype, device=features.device)
+    lengths = torch.empty(batch, dtype=torch.int64, device=features.device)
+    if batch:
+        tile = min(triton.next_power_of_2(size), _MAX_TILE)
+        inputs = (accept_index, predict, num_correct_drafts, features)
+        sizes = (width, tree_size, size, tile)
+        _copy_accepted[(rows, triton.cdiv(size, tile))](*inputs, tokens, front, lengths, *features.stride(), *sizes)
+    return tokens, front, lengths
+
+
+@triton.jit
+def _write_locs(accept_index, slots, src_loc, tgt_loc, WIDTH: tl.constexpr, NODES: tl.constexpr, TILE: tl.constexpr):
+    b = tl.program_id(0).to(tl.int64)
+    rank = tl.arange(0, TILE)
+    node = tl.load(accept_index + b * WIDTH + rank, mask=rank < WIDTH, other=-1)
+    accepted = node >= 0
+    src = tl.load(slots + node, mask=accepted, other=0)
+    tgt = tl.load(slots + b * NODES + rank, mask=accepted & (rank < NODES), other=0)
+    tl.store(src_loc + b * WIDTH + rank, src, mask=accepted)
+    tl.store(tgt_loc + b * WIDTH + rank, tgt, mask=accepted)
+
+
+@triton.jit
+def _copy_accepted(
+    accept_index,
+    predict,
+    correct,
+    features,
+    tokens,
+    front,
+    lengths,
+    row_stride,
+    column_stride,
+    WIDTH: tl.constexpr,
+    NODES: tl.constexpr,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    b = row // NODES
+    rank = row % NODES
+    node = tl.load(accept_index + b * WIDTH + rank, mask=rank < WIDTH, other=-1)
+    accepted = node >= 0
+    source = tl.where(accepted, node.to(tl.int64), b * NODES)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = column < SIZE
+    values = tl.load(features + source * row_stride + column * column_stride, mask=inside, other=0)
+    tl.store(front + row * SIZE + column, values, mask=inside)
+    first = tl.program_id(1) == 0
+    token = tl.load(predict + source)
+    tl.store(tokens + row, tl.where(accepted, token.to(tl.int64), 0), mask=first)
+    length = tl.load(correct + b).to(tl.int64) + 1
+    tl.store(lengths + b, length, mask=first & (rank == 0))

@@ -12,44 +12,24 @@ _MAX_PROGRAMS = 64
 _MIN_BATCH_TILE = 64  # one compiled kernel for all smaller batches
 
 
-def create_kv_indices(
-    table: Tensor, req_pool_indices: Tensor, kv_lens: Tensor, kv_indptr: Tensor, kv_indices: Tensor
-) -> None:
+def create_kv_indices(table, req_pool_indices, kv_lens, kv_indptr, kv_indices):
     grid = (req_pool_indices.numel(), _programs_per_sequence(table))
     if grid[0]:
         _copy_rows[grid](table, req_pool_indices, kv_lens, kv_indptr, kv_indices, table.stride(0), TILE=_TILE)
 
 
-def generate_draft_decode_kv_indices(
-    table: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    out_cache_loc: Tensor,
-    topk: int,
-    kv_indices: Tensor,
-    num_forwards: int,
-) -> None:
+def generate_draft_decode_kv_indices(table, req_pool_indices, seq_lens, out_cache_loc, topk, kv_indices, num_forwards):
     """Leave to the next forward what it writes: where a row is too long, memory ends up as if rows were written in
     order."""
     batch = req_pool_indices.numel()
     grid = (batch * topk, num_forwards, _programs_per_sequence(table))
     if batch and num_forwards:
-        _write_branches[grid](
-            table,
-            req_pool_indices,
-            seq_lens,
-            out_cache_loc,
-            kv_indices,
-            table.stride(0),
-            *out_cache_loc.stride(),
-            kv_indices.stride(0),
-            TOPK=topk,
-            BATCH_TILE=max(triton.next_power_of_2(batch), _MIN_BATCH_TILE),
-            TILE=_TILE,
-        )
+        tensors = (table, req_pool_indices, seq_lens, out_cache_loc, kv_indices)
+        strides = (table.stride(0), *out_cache_loc.stride(), kv_indices.stride(0))
+        _write_branches[grid](*tensors, *strides, topk, max(triton.next_power_of_2(batch), _MIN_BATCH_TILE), _TILE)
 
 
-def gather_page_table(table: Tensor, req_pool_indices: Tensor, num_pages: int, page_size: int) -> Tensor:
+def gather_page_table(table, req_pool_indices, num_pages, page_size):
     batch = req_pool_indices.numel()
     pages = torch.empty((batch, num_pages), dtype=table.dtype, device=table.device)
     if pages.numel():
@@ -135,3 +115,48 @@ def _gather_pages(table, rows, out, table_stride, num_pages, PAGE: tl.constexpr,
     cells = table + tl.load(rows + b).to(tl.int64) * table_stride
     slots = tl.load(cells + column.to(tl.int64) * PAGE, mask=inside, other=0)
     tl.store(out + b.to(tl.int64) * num_pages + column, page_of(slots, PAGE), mask=inside)
+
+
+def set_expand_page_table(cache_loc, page_size, page_table):
+    """Leave to a later row what it writes: where a row is too long, memory ends up as if rows were written in order."""
+    rows, columns = cache_loc.shape
+    if cache_loc.numel():
+        stride = page_table.stride(0)
+        sizes = (page_size, (columns - 1) // stride, triton.next_power_of_2(columns))
+        _write_pages[(rows,)](cache_loc, page_table, *cache_loc.stride(), stride, columns, *sizes)
+
+
+@triton.jit
+def _write_pages(
+    cache_loc,
+    table,
+    row_stride,
+    column_stride,
+    table_stride,
+    columns,
+    PAGE: tl.constexpr,
+    REACH: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0)
+    column = tl.arange(0, TILE)
+    slots = cache_loc + row.to(tl.int64) * row_stride
+    pages, begins = _page_starts(slots, column, column < columns, column_stride, PAGE)
+    rank = tl.cumsum(begins.to(tl.int32), axis=0) - 1
+    keep = begins
+    for later in tl.static_range(1, REACH + 1):
+        exists = (column < columns) & (row + later < tl.num_programs(0))
+        _, theirs = _page_starts(slots + later * row_stride, column, exists, column_stride, PAGE)
+        into = rank - later * table_stride
+        keep = keep & ((into < 0) | (into >= tl.sum(theirs.to(tl.int32), axis=0)))
+    target = table + row.to(tl.int64) * table_stride + rank
+    tl.store(target, pages.to(table.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _page_starts(slots, column, inside, column_stride, PAGE: tl.constexpr):
+    """Each slot's page, and true where a run of equal pages begins."""
+    pages = page_of(tl.load(slots + column * column_stride, mask=inside, other=0), PAGE)
+    follows = inside & (column > 0)
+    before = page_of(tl.load(slots + (column - 1) * column_stride, mask=follows, other=0), PAGE)
+    return pages, inside & ((column == 0) | (pages != before))

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdebug.engine.kernels.triton.merge_splits import merge_if_last
+from specdebug.engine.kernels.triton.merging import merge_if_last
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
@@ -172,42 +172,18 @@ def attend(
     else:
         grid = (batch.count * row_blocks, num_kv_heads, splits)
     block_dim = max(16, triton.next_power_of_2(dim))
-    _paged_attention[grid](
-        q,
-        k,
-        v,
-        out,
-        lse,
-        batch.slots,
-        batch.extents,
-        batch.qo_indptr if batch.q_len is None else None,
-        batch.mask,
-        batch.mask_indptr,
-        batch.num_splits,
-        None if merge is None else merge.out,
-        None if merge is None else merge.tickets,
-        _LOG2_E * (1 / sqrt(key_dim) if scale is None else scale),
-        *q.stride()[:2],
-        *k.stride()[:2],
-        batch.slots.stride(0),
-        batch.page_size,
-        batch.q_len or 0,
-        row_blocks,
-        int(batch.causal),
-        1 if lse is None else lse.shape[2],
-        first_split,
-        GROUP=group,
-        DIM=dim,
-        PART=part,
-        BLOCK_DIM=block_dim,
-        BLOCK_ROWS=tile.rows,
-        BLOCK_KEYS=tile.keys,
-        BLOCK_SPLITS=1 if merge is None or lse is None else triton.next_power_of_2(lse.shape[2]),
-        AT_ONCE=max(1, min(4, 8192 // (tile.rows * block_dim))),
-        PAGED=batch.page_size > 0,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
+    places = (batch.slots, batch.extents, batch.qo_indptr if batch.q_len is None else None, batch.mask)
+    merged = (None, None) if merge is None else (merge.out, merge.tickets)
+    factor = _LOG2_E * (1 / sqrt(key_dim) if scale is None else scale)
+    strides = (*q.stride()[:2], *k.stride()[:2], batch.slots.stride(0))
+    all_splits = 1 if lse is None else lse.shape[2]
+    sizes = (batch.page_size, batch.q_len or 0, row_blocks, int(batch.causal), all_splits, first_split)
+    block_splits = 1 if merge is None else triton.next_power_of_2(all_splits)
+    at_once = max(1, min(4, 8192 // (tile.rows * block_dim)))
+    tiles = (group, dim, part, block_dim, tile.rows, tile.keys, block_splits, at_once, batch.page_size > 0)
+    tensors = (q, k, v, out, lse, *places, batch.mask_indptr, batch.num_splits, *merged)
+    warps = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    _paged_attention[grid](*tensors, factor, *strides, *sizes, *tiles, **warps)
 
 
 _NEVER_ALIGNED = ["slots", "extents", "queries", "mask", "mask_starts", "split_counts"]  # slices of static buffers

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_oob
 from specdebug.engine.kernels.kv_indices import create_kv_indices, generate_draft_decode_kv_indices
-from specdebug.engine.kernels.tree_mask import flat_tree_mask
+from specdebug.engine.kernels.trees import flat_tree_mask
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.textbook.attention.planner import (
     AttentionPlanner,

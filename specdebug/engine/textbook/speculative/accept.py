@@ -11,9 +11,8 @@ from torch import Tensor
 from specdebug.async_probe import grouped, maybe_detect_oob
 from specdebug.engine.config import SpeculativeConfig
 from specdebug.engine.device import upload
-from specdebug.engine.kernels.accept import walk_greedy, walk_sampling
-from specdebug.engine.kernels.argmax import argmax
-from specdebug.engine.kernels.commit import accepted_locs, compact
+from specdebug.engine.kernels.accept import accepted_locs, compact, walk_greedy, walk_sampling
+from specdebug.engine.kernels.logits import argmax
 from specdebug.engine.memory.arena import Scratch
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.textbook.request import Request

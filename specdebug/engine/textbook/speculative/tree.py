@@ -20,9 +20,8 @@ from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.config import SpeculativeConfig
-from specdebug.engine.kernels.argmax import argmax, softmax_top1
-from specdebug.engine.kernels.build_tree import build_tree
-from specdebug.engine.kernels.softmax_topk import softmax_topk
+from specdebug.engine.kernels.logits import argmax, softmax_top1, softmax_topk
+from specdebug.engine.kernels.trees import build_tree
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.kernels.accept import walk_greedy, walk_sampling
-from specdebug.engine.kernels.build_tree import build_tree
+from specdebug.engine.kernels.trees import build_tree
 from specdebug.targets.sglang.inside.refusals import refusal
 
 FULL_MASK, QLEN_ONLY = 0, 1

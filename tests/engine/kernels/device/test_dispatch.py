@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdebug.engine.kernels.build_tree import build_tree
 from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs, verify_cache_locs
-from specdebug.engine.kernels.expand_page_table import set_expand_page_table
 from specdebug.engine.kernels.kv_indices import (
     create_kv_indices,
     gather_page_table,
     generate_draft_decode_kv_indices,
+    set_expand_page_table,
 )
-from specdebug.engine.kernels.tree_mask import flat_tree_mask
+from specdebug.engine.kernels.trees import build_tree, flat_tree_mask
 from specdebug.engine.memory.arena import FillPolicy, Scratch
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from specdebug.engine.textbook.speculative.accept import (
@@ -30,10 +29,7 @@ from specdebug.engine.textbook.speculative.accept import (
 )
 from specdebug.engine.textbook.speculative.tree import DraftCandidates, TreeBuilder
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 BATCH, TOPK, STEPS, NODES, PAGE, VOCAB, WIDTH = 3, 4, 3, 9, 4, 50, 3000
 LENGTHS = [1, 1111, 2500]

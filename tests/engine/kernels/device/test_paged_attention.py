@@ -15,11 +15,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from specdebug.engine.kernels.triton.merge_splits import merge_splits
+from specdebug.engine.kernels.triton.merging import merge_splits
 from specdebug.engine.kernels.triton.paged_attention import Merge, Sequences, attend, choose_splits, count_tiles
 from tests.interpreter import float_types
 
 KV_HEADS = 2
+Flavour = tuple[torch.dtype, int, int]
+"""dtype, head_dim and query heads per key head."""
 NO_SLOT = 2**30
 FLAVOURS = [(dtype, *shape) for dtype, shape in zip(float_types(), ((32, 1), (24, 3), (64, 2)), strict=False)]
 FLAVOUR_IDS = [f"{str(dtype)[6:]}-{dim}-{group}" for dtype, dim, group in FLAVOURS]
@@ -103,7 +105,7 @@ class Batch:
 
 def make(
     device: torch.device,
-    flavour: tuple[torch.dtype, int, int],
+    flavour: Flavour,
     lengths: list[int],
     q_lens: list[int],
     *,
@@ -160,12 +162,7 @@ def make(
 @given(lengths=LENGTHS, q_len=st.integers(1, 5), kind=st.sampled_from(["causal", "all", "mask"]), data=st.data())
 @settings(max_examples=12, phases=UNSHRUNK)
 def test_packed_lists(
-    device: torch.device,
-    flavour: tuple[torch.dtype, int, int],
-    lengths: list[int],
-    q_len: int,
-    kind: str,
-    data: st.DataObject,
+    device: torch.device, flavour: Flavour, lengths: list[int], q_len: int, kind: str, data: st.DataObject
 ) -> None:
     """Chains, prefixes and trees; index lists of either width; whole and in parts."""
     batch = make(
@@ -185,12 +182,7 @@ def test_packed_lists(
 @given(lengths=LENGTHS, q_len=st.integers(1, 5), page_size=st.sampled_from([1, 4, 6, 64]), data=st.data())
 @settings(max_examples=8, phases=UNSHRUNK)
 def test_page_tables(
-    device: torch.device,
-    flavour: tuple[torch.dtype, int, int],
-    lengths: list[int],
-    q_len: int,
-    page_size: int,
-    data: st.DataObject,
+    device: torch.device, flavour: Flavour, lengths: list[int], q_len: int, page_size: int, data: st.DataObject
 ) -> None:
     """Rows of a table are further apart than they are long."""
     q_lens = [q_len] * len(lengths)
@@ -207,11 +199,7 @@ def test_page_tables(
 )
 @settings(max_examples=8, phases=UNSHRUNK)
 def test_prefills(
-    device: torch.device,
-    flavour: tuple[torch.dtype, int, int],
-    chunks: list[tuple[int, int]],
-    page_size: int,
-    seed: int,
+    device: torch.device, flavour: Flavour, chunks: list[tuple[int, int]], page_size: int, seed: int
 ) -> None:
     """Causal chunks of different lengths after prefixes, some of them empty."""
     lengths, q_lens = [prefix + new for prefix, new in chunks], [new for _, new in chunks]

@@ -1,16 +1,82 @@
-"""Attention by several programs over disjoint keys of the same queries, merged by log-sum-exp.
+"""Attention over disjoint keys of the same queries, merged by log-sum-exp: two parts as FlashAttention gives them, or
+those of several programs.
 
-A kernel of its own merges, or the last program of a tile to finish. Either adds the parts in their own order, so that
-results do not depend on which program it was.
+The latter are merged by a kernel of their own, or by the last program of a tile to finish. Either adds the parts in
+their own order, so that results do not depend on which program it was.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 _COLUMNS = 128  # of one program: with 64 parts what its registers hold
+
+
+def merge_pair(first, second):
+    num_heads, dim = first.out.shape[2:]
+    num_rows = first.out.shape[0] * first.out.shape[1]
+    assert second.out.shape[0] * second.out.shape[1] == num_rows
+    assert first.out.is_contiguous()
+    assert second.out.is_contiguous()
+    merged = torch.empty((num_rows, num_heads, dim), dtype=first.out.dtype, device=first.out.device)
+    if num_rows:
+        places = [(part.out.shape[1], *part.lse.stride()) for part in (first, second)]
+        sizes = {"DIM": dim, "BLOCK_DIM": triton.next_power_of_2(dim), "num_warps": 1}
+        _merge_pair[(num_rows * num_heads,)](*first, *second, merged, num_heads, *places[0], *places[1], **sizes)
+    return merged
+
+
+_NEVER_SPECIAL = ["num_heads", "q_len_a", "batch_a", "head_a", "query_a", "q_len_b", "batch_b", "head_b", "query_b"]
+
+
+@triton.jit(do_not_specialize=_NEVER_SPECIAL)
+def _merge_pair(
+    out_a,
+    lse_a,
+    out_b,
+    lse_b,
+    merged,
+    num_heads,
+    q_len_a,
+    batch_a,
+    head_a,
+    query_a,
+    q_len_b,
+    batch_b,
+    head_b,
+    query_b,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """Merge one query and head; grid: (n × Hq,). batch_x, head_x, query_x: strides of a part's lse."""
+    cell = tl.program_id(0)
+    row = cell // num_heads
+    head = (cell % num_heads).to(tl.int64)
+    log_a = _log_of(lse_a, row, head, q_len_a, batch_a, head_a, query_a)
+    log_b = _log_of(lse_b, row, head, q_len_b, batch_b, head_b, query_b)
+    largest = tl.maximum(log_a, log_b)
+    largest = tl.where(largest == float("-inf"), 0.0, largest)
+    weight_a = tl.exp2((log_a - largest) * 1.4426950408889634)  # log2(e)
+    weight_b = tl.exp2((log_b - largest) * 1.4426950408889634)
+    total = weight_a + weight_b
+    total = tl.where(total == 0.0, 1.0, total)
+    dim = tl.arange(0, BLOCK_DIM)
+    at = cell.to(tl.int64) * DIM + dim
+    a = tl.load(out_a + at, mask=dim < DIM, other=0.0).to(tl.float32)
+    b = tl.load(out_b + at, mask=dim < DIM, other=0.0).to(tl.float32)
+    result = (a * weight_a + b * weight_b) / total
+    tl.store(merged + at, result.to(merged.dtype.element_ty), mask=dim < DIM)
+
+
+@triton.jit
+def _log_of(lse, row, head, q_len, batch_stride, head_stride, query_stride):
+    """The lse of query number ``row`` among all."""
+    sequence = (row // q_len).to(tl.int64)
+    query = (row % q_len).to(tl.int64)
+    return tl.load(lse + sequence * batch_stride + head * head_stride + query * query_stride)
 
 
 def merge_splits(partial: Tensor, lse: Tensor, out: Tensor) -> None:
@@ -20,18 +86,10 @@ def merge_splits(partial: Tensor, lse: Tensor, out: Tensor) -> None:
     """
     num_rows, num_heads, splits, dim = partial.shape
     assert all(tensor.is_contiguous() for tensor in (partial, lse, out))
-    if num_rows == 0:
-        return
-    block = min(triton.next_power_of_2(dim), _COLUMNS)
-    _merge_splits[(num_rows * num_heads, triton.cdiv(dim, block))](
-        partial,
-        lse,
-        out,
-        splits,
-        DIM=dim,
-        BLOCK_DIM=block,
-        BLOCK_SPLITS=triton.next_power_of_2(splits),
-    )
+    if num_rows:
+        block = min(triton.next_power_of_2(dim), _COLUMNS)
+        grid = (num_rows * num_heads, triton.cdiv(dim, block))
+        _merge_splits[grid](partial, lse, out, splits, dim, block, triton.next_power_of_2(splits))
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -89,16 +147,11 @@ def merge_if_last(
         for first in range(0, parts, AT_ONCE):
             for offset in tl.static_range(AT_ONCE):
                 number = first + offset
-                log = tl.load(
-                    lse + cell + number, mask=real & (number < parts), other=float("-inf"), cache_modifier=".cg"
-                )
-                inside = (real & (number < parts))[:, None] & (dim < DIM)[None, :]
-                part = tl.load(
-                    partial + (cell + number)[:, None] * DIM + dim[None, :],
-                    mask=inside,
-                    other=0.0,
-                    cache_modifier=".cg",
-                )
+                there = real & (number < parts)
+                log = tl.load(lse + cell + number, mask=there, other=float("-inf"), cache_modifier=".cg")
+                inside = there[:, None] & (dim < DIM)[None, :]
+                cells = partial + (cell + number)[:, None] * DIM + dim[None, :]
+                part = tl.load(cells, mask=inside, other=0.0, cache_modifier=".cg")
                 weight = tl.exp2((log - largest) * 1.4426950408889634)
                 # a part without keys was never written: 0 × NaN would be NaN
                 result += tl.where((log == float("-inf"))[:, None], 0.0, part * weight[:, None])

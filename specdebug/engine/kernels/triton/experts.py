@@ -249,6 +249,6 @@ def add_experts(x: Tensor, normed: Tensor, gate_up: Tensor, down: Tensor, chosen
         shape = (tokens, out.shape[1], source.shape[1], source.stride(0), weights.stride(0), weights.stride(2))
         grid = (triton.cdiv(out.shape[1], _COLUMNS), *shares)
         _multiply[grid](*tensors, *shape, gated, *sizes, num_warps=4, num_stages=3)
-    grid = (tokens, triton.cdiv(width, _SUM_BLOCK))
-    _add_weighted[grid](x, parts, factors, width, x.stride(0), PER_TOKEN=per_token, BLOCK=_SUM_BLOCK, num_warps=2)
+    blocks = (tokens, triton.cdiv(width, _SUM_BLOCK))
+    _add_weighted[blocks](x, parts, factors, width, x.stride(0), PER_TOKEN=per_token, BLOCK=_SUM_BLOCK, num_warps=2)
     return x

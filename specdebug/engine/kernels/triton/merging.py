@@ -12,10 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdebug.engine.kernels.merge_pair import PartialAttention
+
 _COLUMNS = 128  # of one program: with 64 parts what its registers hold
 
 
-def merge_pair(first, second):
+def merge_pair(first: PartialAttention, second: PartialAttention) -> Tensor:
     num_heads, dim = first.out.shape[2:]
     num_rows = first.out.shape[0] * first.out.shape[1]
     assert second.out.shape[0] * second.out.shape[1] == num_rows

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specdebug.base import files
-from specdebug.base.configuration import KEYS, OWN_NAME, PROJECT_NAME, VARIABLE, Configuration, load
+from specdebug.base.configuration import KEYS, OWN_NAME, PROJECT_NAME, VARIABLE, load
 from specdebug.base.errors import SpecDebugError
 
 NONE: dict[str, str] = {}
@@ -50,22 +50,6 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert set(found.values) == set(KEYS)
     assert [str(each.where) for each in found.settings.values()] == [f"{file}:{line}" for line in range(1, 10)]
     assert found.content == [tmp_path / "mine"]
-
-
-def test_the_nearest_file_upwards_is_taken_alone(tmp_path: Path) -> None:
-    below = tmp_path / "a" / "b"
-    below.mkdir(parents=True)
-    assert load(below, NONE).values == {}
-    write(tmp_path / PROJECT_NAME, '[project]\nname = "x"\n[tool.specdebug]\njobs = 1\ntimeout = 5\n')
-    assert load(below, NONE).values == {"jobs": 1, "timeout": 5.0}
-    write(tmp_path / "a" / PROJECT_NAME, "[tool.other]\njobs = 9\n")
-    assert load(below, NONE).values == {"jobs": 1, "timeout": 5.0}
-    write(tmp_path / "a" / PROJECT_NAME, "[tool.specdebug]\njobs = 2\n")
-    assert load(below, NONE).values == {"jobs": 2}
-    write(tmp_path / "a" / OWN_NAME, "jobs = 3\n")
-    assert load(below, NONE).values == {"jobs": 3}
-    write(below / OWN_NAME, "")
-    assert load(below, NONE) == Configuration(below / OWN_NAME)
 
 
 def test_the_variable_names_another_file_or_none(tmp_path: Path) -> None:
@@ -147,11 +131,6 @@ def test_a_file_that_every_user_may_write_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / OWN_NAME, "jobs = 2\n")
     file.chmod(0o666)
     assert refusal(tmp_path).startswith(f"{file}: can be written by every user, and may name code")
-
-
-def test_a_project_s_file_without_our_table_may_be_anybody_s(tmp_path: Path) -> None:
-    write(tmp_path / PROJECT_NAME, "[project]\n").chmod(0o666)
-    assert load(tmp_path, NONE).values == {}
 
 
 def test_a_pipe_is_refused_and_nothing_waits(tmp_path: Path) -> None:

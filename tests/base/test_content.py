@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from specdebug.base import content
-from specdebug.base.content import KINDS, PATH_VARIABLE, content_files, content_roots, find, shipped_root
+from specdebug.base.content import PATH_VARIABLE, content_files, content_roots, find, shipped_root
 from specdebug.base.errors import ContentError
 
 
@@ -55,18 +54,6 @@ def test_a_checkout_has_no_packaged_copy(tmp_path, monkeypatch):
     assert content_files("probes") == {}
 
 
-def test_this_checkout_has_all_three_folders(monkeypatch):
-    monkeypatch.undo()
-    assert all((shipped_root() / kind).is_dir() for kind in KINDS)
-
-
-def test_only_visible_yaml_files_count(shipped):
-    for name in ("note.txt", ".hidden.yaml", "b.yml", "sub/deeper/inner.yaml", ".sub/inner.yaml"):
-        put(shipped / "scenarios" / name)
-    (shipped / "scenarios" / "folder.yaml").mkdir()
-    assert list(content_files("scenarios")) == ["b", "cache_hit", "graph_padding"]
-
-
 def test_a_folder_of_scenarios_is_a_pack_that_is_part_of_their_names(shipped):
     inner = put(shipped / "scenarios" / "sub" / "cache_hit.yaml")
     put(shipped / "toggles" / "sub" / "1.yaml")
@@ -77,16 +64,6 @@ def test_a_folder_of_scenarios_is_a_pack_that_is_part_of_their_names(shipped):
     assert refusal(find, "scenarios", "sub/cache_hot").startswith(
         "sub/cache_hot: no such file; did you mean 'cache_hit'?"
     )
-
-
-def test_the_users_folders(tmp_path, shipped, monkeypatch):
-    one, two = tmp_path / "one", tmp_path / "two"
-    put(one / "scenarios" / "a.yaml")
-    put(two / "toggles" / "2.yaml")
-    monkeypatch.setenv(PATH_VARIABLE, os.pathsep.join([str(two), "", str(one)]))
-    assert content_roots([one]) == [shipped, one, two]
-    assert list(content_files("scenarios", [one])) == ["a", "cache_hit", "graph_padding"]
-    assert list(content_files("toggles")) == ["1", "2"]
 
 
 def test_missing_and_empty_folders_are_refused(tmp_path, monkeypatch):
@@ -104,21 +81,3 @@ def test_one_name_in_two_roots_names_both_files(tmp_path, shipped):
     assert text == f"{twin}: has the same name as {shipped / 'scenarios' / 'cache_hit.yaml'}; rename one of them"
     put(shipped / "toggles" / "1.yml")
     assert "has the same name as" in refusal(content_files, "toggles")
-
-
-def test_find_by_name_or_path(tmp_path, shipped, monkeypatch):
-    expected = shipped / "scenarios" / "cache_hit.yaml"
-    assert find("scenarios", "cache_hit") == expected
-    assert find("scenarios", "cache-hit") == expected
-    own = put(tmp_path / "work" / "own.yaml")
-    assert find("scenarios", own) == own
-    monkeypatch.chdir(own.parent)
-    assert find("scenarios", "own.yaml") == Path("own.yaml")
-
-
-def test_find_suggests(tmp_path):
-    assert refusal(find, "scenarios", "cache_hot") == ("cache_hot: no scenario of this name; did you mean 'cache_hit'?")
-    assert refusal(find, "scenarios", "scenarios/cache_hit.yml").endswith("no such file; did you mean 'cache_hit'?")
-    assert "known: cache_hit, graph_padding" in refusal(find, "scenarios", str(tmp_path / "zzz.yaml"))
-    for odd in ("", "\0", "x" * 10_000, "a\nb", "."):
-        assert "\n" not in refusal(find, "scenarios", odd)

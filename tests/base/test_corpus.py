@@ -39,13 +39,6 @@ def test_tests_packages_and_build_files_are_no_text() -> None:
         assert not name.startswith("_sysconfigdata")
 
 
-def test_heldout_text_is_all_of_it_and_enough() -> None:
-    text = corpus.heldout_text()
-    assert text == corpus.heldout_text()
-    assert all(corpus.read_source(path).rstrip() in text for path in corpus.heldout_files())
-    assert len(text) > 500_000
-
-
 def test_digest_follows_names_and_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def digest_of(files: dict[str, bytes]) -> str:
         root = tmp_path / str(len(list(tmp_path.iterdir())))

@@ -15,7 +15,6 @@ from specdebug.base.engine_flags import (
     NOT_SUPPORTED,
     EngineFlag,
     arguments_of,
-    flag_of,
     options_of,
     refusal,
 )
@@ -54,11 +53,6 @@ def shipped() -> Iterator[Any]:
             yield pytest.param(scenario.engine_of(arm), id=f"{scenario.name}-{arm}")
 
 
-@pytest.mark.parametrize("engine", list(shipped()))
-def test_a_scenario_s_engine_survives_a_command_line(engine: dict[str, Any]) -> None:
-    assert EngineConfig.from_dict(parsed(arguments_of(engine))) == EngineConfig.from_dict(engine)
-
-
 @pytest.mark.parametrize(
     "engine",
     [
@@ -88,11 +82,6 @@ def test_a_flag_that_is_not_supported_says_why() -> None:
     assert refusal("--tp-size=2", []) == f"--tp-size is not supported: {NOT_SUPPORTED['--tp-size']}"
     assert "did you mean '--page-size'" in refusal("--page-sizes", ["--page-size", "--port"])
     assert not {flag.name for flag in ENGINE_FLAGS} & NOT_SUPPORTED.keys()
-
-
-def test_the_flag_at_fault_is_found() -> None:
-    assert flag_of(("speculative", "eagle_topk")) == "--speculative-eagle-topk"
-    assert flag_of(("nothing",)) is None
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text("utf-8")

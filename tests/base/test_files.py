@@ -38,10 +38,6 @@ def test_what_is_no_file_is_named_and_nothing_waits(tmp_path: Path) -> None:
         open_file("/dev/zero")
 
 
-def test_the_null_device_is_an_empty_file() -> None:
-    assert read_file(os.devnull, 1) == b""
-
-
 @pytest.mark.parametrize("name", ["none", "nul\0byte", "x" * 5000])
 def test_a_path_that_leads_nowhere_has_a_reason(name: str, tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught:

@@ -133,11 +133,6 @@ def test_nothing_planted_runs(planted: Path, path: str) -> None:
     assert (planted / "ran").exists()  # it would have run
 
 
-def test_our_own_has_our_path_and_its_arguments(planted: Path) -> None:
-    done = ran(planted, own_python("import specdebug; print(sys.path, sys.argv[1:])", "a", "b"))
-    assert done.stdout.strip() == f"{sys.path} ['a', 'b']"
-
-
 def test_an_engine_finds_what_we_name_and_not_what_lies_about(
     planted: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -58,26 +58,10 @@ def test_a_signal_that_nobody_looked_for_raises_at_the_end() -> None:
     assert ours.exit_code == 129
 
 
-def test_an_error_on_its_way_is_not_replaced() -> None:
-    ours = Interrupts()
-
-    @ours.held()
-    def fail() -> None:
-        ours.heard(signal.SIGINT)
-        raise ValueError("wrong")
-
-    with pytest.raises(ValueError, match="wrong"):
-        fail()
-
-
 def test_nothing_raises_once_all_is_said() -> None:
     ours = Interrupts()
     ours.last()
     ours.heard(signal.SIGINT)
-
-
-def test_without_a_signal_it_is_a_ctrl_c() -> None:
-    assert Interrupts().exit_code == 130
 
 
 def test_patience_is_over_with_one_more_signal() -> None:

@@ -19,7 +19,6 @@ from specdebug.base.schema import (
     checked,
     choice,
     form,
-    keys_of,
     list_of,
     map_of,
     nested,
@@ -121,21 +120,6 @@ def test_a_part_is_read_with_its_defaults():
     assert read("name: a\nprice: 1\n") == House("a")
 
 
-def test_what_is_written_is_read_again():
-    house = read(FULL)
-    assert house.to_dict() == {
-        "name": "mill",
-        "price": 2.0,
-        "door": {"colour": "red", "open": True},
-        "rooms": {"hall": {"size": [3, 5], "door": {"colour": "blue", "open": True}}, "attic": {"size": 9}},
-        "years": [7, 8],
-        "tags": ["old"],
-        "cat": None,
-        "shed": {"wood": 3},
-    }
-    assert "tags" not in House("a").to_dict()  # the file has no way to say that there are none
-
-
 def test_everything_that_is_wrong_is_said_at_once_and_the_rest_is_kept():
     text = (
         "nmae: a\nprice: 0\ndoor: {colour: bleu}\nrooms: {A: 3, b: {size: [5, 3]}}\nyears: [4, x, 4]\nshed: {wood: 0}\n"
@@ -174,11 +158,6 @@ def test_each_kind_says_what_is_wrong(line: str, said: str):
     assert said in problems(f"name: a\nprice: 1\n{line}\n")[0]
 
 
-def test_what_is_no_mapping_cannot_be_read_at_all():
-    with pytest.raises(ContentError, match="h:1:1: the file must be a mapping, not a list"):
-        read("- name\n")
-
-
 def test_the_schema_takes_what_the_reader_takes():
     jsonschema = pytest.importorskip("jsonschema")
     defs: dict[str, Any] = {}
@@ -198,12 +177,6 @@ def test_the_schema_takes_what_the_reader_takes():
         ({"tags": []}, False),
     ]:
         assert schema.is_valid({**good, **more}) is right, more
-
-
-def test_keys_have_what_was_declared():
-    price = next(key for key in keys_of(House) if key.name == "price")
-    assert (price.field, price.means, price.required, price.bare) == ("rent", "a month", True, False)
-    assert [key.name for key in keys_of(Room)] == ["size", "door"]
 
 
 class Compared(str):

@@ -15,15 +15,6 @@ __all__ = ["installing"]
 EXIT = os._exit
 
 
-def test_a_plugin_is_known_by_name_and_imported_when_it_is_asked_for(installing: Install) -> None:
-    assert "stub" not in plugins.names("oracles")
-    installing("stub_oracles", "VALUE = 7\n", {"oracles": {"stub": "stub_oracles:VALUE"}})
-    assert "stub" in plugins.names("oracles")
-    assert plugins.load("oracles", "stub") == 7
-    with pytest.raises(KeyError):
-        plugins.load("targets", "stub")
-
-
 @pytest.mark.parametrize(
     ("source", "said"),
     [

@@ -3,25 +3,7 @@
 import subprocess
 import sys
 
-from specdebug.base.trial import derive_seed, stream
-
-
-def test_a_stream_is_a_function_of_seed_and_name():
-    first = [stream(3, "prompt", "g0.1").random() for _ in range(2)]
-    assert first[0] == first[1]
-
-
-def test_names_are_not_joined_into_one_another():
-    numbers = {
-        stream(0, "a", "b").random(),
-        stream(0, "ab").random(),
-        stream(0, "a,b").random(),
-        stream(0, "b", "a").random(),
-        stream(0, "a", 1).random(),
-        stream(0, "a", "1").random(),
-        stream(1, "a", "b").random(),
-    }
-    assert len(numbers) == 7
+from specdebug.base.trial import derive_seed
 
 
 def test_known_value_does_not_drift():

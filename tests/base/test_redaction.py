@@ -16,25 +16,12 @@ from specdebug.base.redaction import (
     names_secret,
     redacted,
     redacted_plain,
-    variables_without_secrets,
-    words_without_secrets,
 )
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "_known", set())
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "API_KEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DB_PASSWORD", "MY_SECRET", "SECRET_VALUE_2",
-        "PG_PASSWORD", "GITHUB_PAT", "--api-key", "--hf-token", "--token", "apiKey", "accessToken",
-    ],
-)  # fmt: skip
-def test_names_that_say_so(name: str) -> None:
-    assert names_secret(name)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +98,6 @@ def test_a_known_value_is_masked_in_every_form(value: str) -> None:
     assert json.loads(redacted(json.dumps({"a": value, "b": 1}))) == {"a": "***", "b": 1}
 
 
-def test_short_values_and_numbers_are_not_looked_for() -> None:
-    hide(["a", "12345678", "EMPTY", None, ""])
-    assert redacted("a 12345678 EMPTY") == "a 12345678 EMPTY"
-
-
 def test_the_values_of_this_process_s_own_variables_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "hunter2-a")
     monkeypatch.setenv("SOME_PLACE", "/some/place")
@@ -129,15 +111,6 @@ def test_what_a_command_or_its_variables_hold_is_known_from_then_on() -> None:
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "none"]
     said = redacted(" ".join(f"[hunter-{word}]" for word in words).replace("hunter-four", "my four"))
     assert said == " ".join(["[***]"] * 8 + ["[hunter-none]"])
-
-
-def test_words_and_variables_as_they_may_be_written() -> None:
-    assert words_without_secrets(["--api-key", "ab", "--port", "1", "--token=cd"]) == [
-        "--api-key", "***", "--port", "1", "--token=***",
-    ]  # fmt: skip
-    assert variables_without_secrets({"API_KEY": "a", "N": "1", "X": "--token b"}) == {
-        "API_KEY": "***", "N": "1", "X": "--token ***",
-    }  # fmt: skip
 
 
 def test_plain_data_keeps_its_shape() -> None:

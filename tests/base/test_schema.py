@@ -32,18 +32,6 @@ def refusal(call) -> str:
     return str(error.value)
 
 
-def test_getters_return_typed_values():
-    assert item("name").text() == "x"
-    assert item("size").integer(low=1, high=4) == 4
-    assert item("rate").number() == 1.5
-    assert item("size").number() == 4.0
-    assert item("flag").boolean() is True
-    assert [part.value for part in item("list").items()] == [1, "two"]
-    assert [part.value for part in item("name").one_or_many()] == ["x"]
-    assert item("sub").table(required=("a",))["a"].integer() == 1
-    assert item("nothing").is_null
-
-
 def test_refusals_say_what_where_and_what_instead():
     assert refusal(item("size").text) == "f.yaml:2:7: size must be text, not 4; quote it"
     assert refusal(item("flag").integer) == "f.yaml:4:7: flag must be a whole number, not true"
@@ -61,16 +49,6 @@ def test_refusals_say_what_where_and_what_instead():
     assert refusal(lambda: item("list").items(at_least=3)) == "f.yaml:5:7: list needs at least 3 items"
     assert "cannot be 'x'; did you mean 'xy'?" in refusal(lambda: item("name").text(choices=["xy", "other"]))
     assert "does not fit the form [0-9]+" in refusal(lambda: item("name").text(pattern="[0-9]+"))
-
-
-def test_unknown_keys_point_at_the_key_and_name_the_nearest():
-    sub = item("sub")
-    assert refusal(lambda: sub.table(optional=("b", "ab"))) == "f.yaml:7:3: unknown key 'a' in sub; did you mean 'ab'?"
-    assert refusal(lambda: sub.table(required=("z",), optional=("a",))) == "f.yaml:7:3: sub lacks the key 'z'"
-    root = parse_yaml(TEXT, "f.yaml").root
-    assert refusal(lambda: root.table(optional=("nane",))).startswith(
-        "f.yaml:1:1: unknown key 'name'; did you mean 'nane'?"
-    )
 
 
 def test_big_integers_do_not_overflow():

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from specdebug.cli.main import run
-from tests.bundle.bundles import make_bundle
 
 SCENARIO = """\
 name: drafts-badly
@@ -125,10 +124,3 @@ def test_what_cannot_be_is_said_before_anything_runs(
 ) -> None:
     _, err = told(capsys, "replay", "floor.yaml", *argv, code=2)
     assert err.startswith(f"error: {complaint}")
-
-
-@pytest.mark.parametrize("option", ["--baseline", "--save-baseline"])
-def test_a_bundle_has_no_use_for_one(capsys: pytest.CaptureFixture[str], option: str) -> None:
-    make_bundle(Path("x.specdebug"))
-    _, err = told(capsys, "replay", "x.specdebug", option, "b.json", code=2)
-    assert err == f"error: x.specdebug: a bundle is replayed as recorded; {option} does not go with it\n"

@@ -179,18 +179,6 @@ def test_listings_list(capsys: pytest.CaptureFixture[str]) -> None:
         assert len(capsys.readouterr().out.splitlines()) > 5
 
 
-def test_validate_says_ok_for_each_and_fails_for_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shipped = sorted(str(path) for path in Path("scenarios").glob("*.yaml"))
-    assert run(["scenarios", "validate", *shipped]) == 0
-    assert capsys.readouterr().out.count(": ok, ") == len(shipped)
-    bad = tmp_path / "bad.yaml"
-    bad.write_text("name: x\n")
-    assert run(["scenarios", "validate", shipped[0], str(bad)]) == 2
-    out, err = capsys.readouterr()
-    assert out.count(": ok, ") == 1
-    assert err.startswith(f"error: {bad}:1")
-
-
 def test_the_schema_is_json_and_can_go_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["scenarios", "schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
@@ -257,13 +245,6 @@ def test_an_unwritable_result_file_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(OutputError, match="cannot write"):
         write_file(tmp_path, "text")
-
-
-def test_help_is_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    assert run(["replay", "--help"]) == 0
-    said = capsys.readouterr().out
-    assert any("one came to no verdict (of several" in line for line in said.splitlines())  # a line break in the source
 
 
 def test_nothing_in_an_error_reaches_the_terminal_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:

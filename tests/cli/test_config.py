@@ -57,20 +57,6 @@ def test_the_file_s_values_reach_every_command_that_has_the_option(
         assert seen.pop("values") == values
 
 
-def test_the_file_s_values_reach_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There the option of an attention plan has SGLang's name alone."""
-    seen: dict[str, Any] = {}
-
-    def options_of(values: Any) -> Any:
-        seen.update(values)
-        raise KeyboardInterrupt
-
-    (tmp_path / ".specdebug.toml").write_text('device = "cuda:3"\nbackend = "fa3"\npage-size = 16\n')
-    monkeypatch.setattr("specdebug.cli.serve.options_of", options_of)
-    assert run(["serve"]) == 130
-    assert (seen["device"], seen["attention_backend"], seen["page_size"]) == ("cuda:3", "fa3", 16)
-
-
 def test_content_of_the_file_is_found_and_the_command_line_s_goes_over_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,14 +67,6 @@ def test_content_of_the_file_is_found_and_the_command_line_s_goes_over_it(
     assert run(["scenarios", "validate", "mine"]) == 0
     assert run(["scenarios", "validate", "mine", "--content", "other"]) == 2
     assert "no scenario of this name" in capsys.readouterr().err
-
-
-def test_a_bundle_minds_only_what_the_line_itself_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / ".specdebug.toml").write_text('device = "cpu"\n')
-    assert run(["replay", "none.specdebug"]) == 2
-    assert "no such file" in capsys.readouterr().err
-    assert run(["replay", "none.specdebug", "--device", "cpu"]) == 2
-    assert "--device does not go with it" in capsys.readouterr().err
 
 
 def test_a_command_of_its_own_has_no_engine_whatever_the_file_says(

@@ -40,12 +40,6 @@ def test_what_is_installed_and_what_can_be(capsys: pytest.CaptureFixture[str], s
     assert "sglang==0.5.13" in [each["release"] for each in document["recipes"]]
 
 
-def test_an_empty_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, _ = engines(capsys, "list", "--into", str(tmp_path / "nothing"))
-    assert code == 0
-    assert "nothing is installed" in out
-
-
 def test_removing(capsys: pytest.CaptureFixture[str], store: Path) -> None:
     code, _, err = engines(capsys, "remove", "sglang", "--into", str(store))
     assert (code, "may be any of sglang==0.5.13, sglang==0.5.9; name one" in err) == (2, True)

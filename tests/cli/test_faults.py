@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
@@ -57,27 +56,6 @@ def test_the_list_marks_what_is_refused_in_captured_graphs(
     assert re.fullmatch(r"not at \d+ of \d+ sites", marked["index_out_of_range"])
     assert marked["nan_kv_in_use"] == ""
     assert {name for name, said in marked.items() if said} == {k.name for k in CLASSES.values() if k.captured_sites}
-
-
-@pytest.mark.parametrize(
-    ("fault", "speculative", "message"),
-    [
-        (Fault("nan_draft_logits"), LAYERS, "it acts at draft.forward.logits, which base never passes"),
-        (Fault("nan_draft_logits", site="draft_extend.logits"), LAYERS, None),
-        (Fault("buffer_overrun"), LAYERS, None),
-        (Fault("one_hot_draft_logits", site="draft_extend.logits"), LAYERS, "it needs drafts that are weighed"),
-        (Fault("req_to_token_swapped"), V1, "it needs slots that requests hold in reserve"),
-        (Fault("index_out_of_range", site="tree.parents"), LAYERS, "which base never passes"),
-        (Fault("poisoned_padding_rows", site="mtp_graph.replay.input_ids"), LAYERS, None),
-        (Fault("poisoned_padding_rows", site="mtp_graph.replay.input_ids"), {}, "which base never passes"),
-    ],
-)
-def test_a_fault_is_refused_where_something_else_drafts(
-    fault: Fault, speculative: dict[str, object], message: str | None
-) -> None:
-    config = EngineConfig.from_dict({"speculative": speculative, "memory": {"guards": True}})
-    with contextlib.nullcontext() if message is None else pytest.raises(BadFault, match=message):
-        check_fit(fault, config, "base")
 
 
 def test_one_class_is_described(capsys: pytest.CaptureFixture[str]) -> None:

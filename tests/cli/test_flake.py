@@ -63,17 +63,6 @@ def test_failures_refute_and_say_how_to_see_them(capsys: pytest.CaptureFixture[s
     assert again.returncode == 7
 
 
-def test_without_a_claim_the_rate_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = document(capsys, "--revert", "27360", "-j", "2", "--max-trials", "60")
-    assert (code, found["claim"], found["reason"]) == (1, None, "max-trials")
-    assert found["runs"] == 60
-    assert found["interval"]["low"] < found["fixed_interval"]["low"] < found["rate"] < found["fixed_interval"]["high"]
-    code, out, _ = flake(capsys)
-    assert code == 0
-    assert out.startswith("0 of 33 failed: rate < 8.7% at 95%\n")
-    assert Path(".specdebug/.gitignore").read_text() == "*\n"
-
-
 def test_jobs_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = []
     for jobs in ("1", "3"):
@@ -95,15 +84,6 @@ def test_other_failures_and_untestable_runs_are_no_verdict(capsys: pytest.Captur
     assert code == 125
     assert out.startswith("no trial could be tested: no run has come to a verdict\n")
     assert "untestable, which is no verdict: 20 times\n  the first said: no such GPU\n" in out
-
-
-def test_a_command_may_have_words_that_are_no_text(capsys: pytest.CaptureFixture[str]) -> None:
-    files = ["--html", "page.html", "--junit", "junit.xml", "--json-file", "found.json"]
-    for wanted in ([], files):
-        assert run(["flake", "--max-trials", "2", *wanted, "--", "false", os.fsdecode(b"\xff")]) == 1
-    assert "reproduce: SPECDEBUG_TRIAL_SEED=" in (out := capsys.readouterr().out)
-    assert r"false '\udcff'" in out
-    assert all(Path(name).read_text(encoding="utf-8") for name in files[1::2])
 
 
 def test_a_file_that_cannot_be_written_costs_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

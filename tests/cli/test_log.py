@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 from collections.abc import Iterator
 
 import pytest
 
-from specdebug.cli.log import LINE_CHARS, BoundedLog
+from specdebug.cli.log import BoundedLog
 
 
 @pytest.fixture
@@ -52,17 +51,6 @@ def test_a_character_that_the_engine_printed_in_two_writes_is_one(pipe: tuple[in
     assert all_of(read) == "é\n"
 
 
-def test_a_long_line_is_cut(pipe: tuple[int, int]) -> None:
-    read, write = pipe
-    log = BoundedLog(os.dup(write))
-    log.say("x" * 10**6)
-    got = b""
-    while not got.endswith(b"\n"):
-        got += os.read(read, 4096)
-    assert LINE_CHARS < len(got) < LINE_CHARS + 100
-    log.close()
-
-
 def test_a_reader_who_reads_nothing_stops_nobody_and_is_told_what_is_missing(pipe: tuple[int, int]) -> None:
     read, write = pipe
     log = BoundedLog(os.dup(write), room=10_000)
@@ -86,24 +74,3 @@ def test_the_end_does_not_wait_for_a_reader_who_reads_nothing(pipe: tuple[int, i
     log.close()
     os.write(write, b"x" * 10_000)  # nowhere
     assert os.read(read, 1)
-
-
-def test_a_reader_who_is_gone_is_no_error(pipe: tuple[int, int]) -> None:
-    read, write = pipe
-    os.close(read)
-    log = BoundedLog(write)
-    log.say("one")
-    log.say("two")
-    log.close()
-
-
-def test_loggers_are_heard_as_long_as_they_are_to_be(pipe: tuple[int, int]) -> None:
-    read, write = pipe
-    log = BoundedLog(write)
-    with log.of_loggers():
-        logging.getLogger("some.library").warning("asked by \x1b[31m%s", "them")
-    logging.getLogger("some.library").debug("nothing")
-    log.close()
-    os.close(write)
-    (line,) = all_of(read).splitlines()
-    assert line.endswith("] WARNING: asked by \\x1b[31mthem")

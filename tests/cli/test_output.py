@@ -29,13 +29,6 @@ def test_a_file_is_replaced_and_keeps_its_permissions_and_its_links(tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == ["link", "report"]
 
 
-def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
-    write_file(tmp_path / "report", "text")
-    (tmp_path / "other").touch()
-    assert (tmp_path / "report").stat().st_mode == (tmp_path / "other").stat().st_mode
-    assert (tmp_path / "report").read_text() == "text"
-
-
 def test_what_is_no_file_is_written_to() -> None:
     read, write = os.pipe()
     write_file(Path(f"/dev/fd/{write}"), "text")

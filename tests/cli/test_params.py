@@ -87,22 +87,6 @@ def test_a_field_without_a_default_is_required() -> None:
     assert "NAME" in result.output
 
 
-def test_the_docstring_is_the_commands_help() -> None:
-    assert greet.__doc__ == "Say good day."
-
-
-def test_a_command_says_a_shared_option_in_its_own_words() -> None:
-    assert getattr(parameters_of("cry")["loud"], "help", None) == "Cry it out in cry."
-    assert getattr(parameters_of("greet")["loud"], "help", None) == "Said by greet."
-
-
-def test_a_configuration_file_knows_a_field_by_its_name() -> None:
-    CALLS.clear()
-    settings = {"greet": {"times": 4}}
-    assert CliRunner().invoke(APP, ["greet", "Ada"], default_map=settings, standalone_mode=False).exception is None
-    assert [("greet", LoudGreeting("Ada", times=4), "noon")] == CALLS
-
-
 def test_two_options_of_one_name_are_refused() -> None:
     def both(words: OwnWords, loud: Loud = False) -> int:
         return 0

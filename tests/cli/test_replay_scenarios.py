@@ -91,14 +91,6 @@ def test_a_folder_and_files_are_replayed_with_one_document(played: Played, told:
     assert (alone["scenario"], played.ran) == ("two", ["x"])
 
 
-def test_the_worst_code_counts(played: Played, told: Told) -> None:
-    played.undecided = {"one::x"}
-    assert told("some")[0] == 125
-    played.fails = {"two::x"}
-    assert told("some")[0] == 1
-    assert [each["exit_code"] for each in told("some")[1]["scenarios"]] == [125, 1]
-
-
 def test_the_summary_tells_each_and_the_story_of_what_went_wrong(
     played: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:

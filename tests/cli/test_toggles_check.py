@@ -78,11 +78,6 @@ def test_a_wrong_range_names_its_line(content: Path, tmp_path: Path, capsys) -> 
     assert "99003.yaml:8:5: '1.x' is no version range" in capsys.readouterr().err
 
 
-def test_against_is_needed(capsys) -> None:
-    assert run(["toggles", "check"]) == 2
-    assert "--against" in capsys.readouterr().err
-
-
 def test_a_fix_of_another_engine_is_listed_but_not_run(content: Path, tmp_path: Path, capsys) -> None:
     assert run(["toggles", "list", "--content", str(content)]) == 0
     assert "not in this engine, but in toyserve" in capsys.readouterr().out

@@ -60,14 +60,6 @@ def test_what_the_log_tells_is_said_whatever_stops_the_tries(
     assert said in err
 
 
-@pytest.mark.parametrize("name", ["none.log", "."])
-def test_a_log_that_cannot_be_read_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["triage", str(tmp_path / name)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "cannot be read" in err
-
-
 @pytest.mark.slow
 def test_run_finds_the_fix_that_fails_as_the_log_did(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["triage", str(LOGS / "own-draft_positions.txt"), "--run", "--json"]) == 0

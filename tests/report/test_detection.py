@@ -42,13 +42,6 @@ def test_the_heat_map_has_a_cell_for_each_pair_that_met_and_one_for_any() -> Non
     assert heat_map(DetectionMatrix(())) is None
 
 
-def test_very_many_detectors_make_it_wider_not_smaller() -> None:
-    wide = DetectionMatrix((Injected("a", 0, True, {f"site{n}": 0 for n in range(60)}),))
-    drawn = heat_map(wide)
-    assert drawn is not None
-    assert "min-width" in drawn
-
-
 def test_a_matrix_of_every_class_and_many_detectors_stays_a_plot() -> None:
     rows = [
         Injected(f"class_{kind:03}", seed, True, {f"kind@some.site_{(kind + n) % 150:03}": n for n in range(12)})

@@ -88,20 +88,3 @@ def passed_advice(pack: ProbePack, **engine: Any) -> list[str]:
     why = explain(passed(pack, **engine))
     assert why is not None
     return why.advice
-
-
-def test_edits_are_told_apart(pack: ProbePack) -> None:
-    outcome = dataclasses.replace(PASSED, reverted_hits={"27338": {"27338#1": 1, "27338#2": 0}})
-    why = explain(passed(pack, outcome=outcome))
-    assert why is not None
-    assert why.findings[0] == "reverted lines of 27338 ran once (27338#1 once, 27338#2 never)"
-
-
-def test_no_other_arm_is_explained(pack: ProbePack) -> None:
-    assert explain(passed(pack, None)) is not None  # fixes were reverted to see a failure
-    assert explain(passed(pack, Expectation("pass"))) is None
-    failed = dataclasses.replace(PASSED, verdict="fail", signature="nan@x")
-    assert explain(passed(pack, outcome=failed)) is None
-    plain = passed(pack, None)
-    unchanged = ArmResult(dataclasses.replace(plain.run, toggles=()), PASSED)
-    assert explain(unchanged) is None

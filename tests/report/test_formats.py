@@ -90,14 +90,6 @@ def test_junit_counts_add_up_and_odd_characters_do_not_break_it() -> None:
     assert "�" in (suite.findall("testcase")[1].findtext("system-err") or "")
 
 
-@pytest.mark.parametrize("code", [0, 1, 125, 130])
-def test_a_report_without_cases_is_one(code: int) -> None:
-    root = ET.fromstring(junit_xml(Report("flake", "./x", "summary", code, {}, [Line("more")])))
-    (case,) = root.iter("testcase")
-    assert [child.tag for child in case][:-1] == {0: [], 1: ["failure"]}.get(code, ["skipped"])
-    assert case.findtext("system-out") == "summary\nmore"
-
-
 def test_an_annotation_is_one_line_at_the_arm_in_the_scenario_s_file() -> None:
     line = next(place for place, line in enumerate(MINI.read_text().splitlines(), 1) if line.startswith("  plain:"))
     (told,) = commands(replay_report(from_file()), {"GITHUB_WORKSPACE": str(MINI.parents[2])})
@@ -218,14 +210,6 @@ def test_of_very_many_requests_the_first_have_lines_and_the_tables_say_what_is_l
     told = Page(page(replay_report(replay_of(result("fixed", outcome(requests=700))), recording)))
     assert "Requests (700)" in told.text
     assert told.text.count("200 more are in the document that --json writes") == 2  # requests, and their near-ties
-
-
-@pytest.mark.parametrize(
-    "steps", [{}, {"fixed": (1, 1)}, {"reverted": (3, 1)}, {"fixed": (40, 2), "reverted": (30, 2)}]
-)
-def test_a_comparison_has_a_page_however_many_steps_there_are(steps: dict[str, tuple[int, int]]) -> None:
-    told = Page(page(compare_report(*compared(), recorded(**steps))))
-    assert 'class="differs"' in told.source
 
 
 def test_pages_can_be_walked_without_a_pointer() -> None:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from specdebug.logs.scan import scan
-from specdebug.report.foreign import shown, shown_lines
+from specdebug.report.foreign import shown
 from specdebug.report.github import summary
 from specdebug.report.html.page import page
 from specdebug.report.junit import junit_xml
@@ -87,36 +87,12 @@ def test_every_name_is_whole_in_one_line(width: int, everything: dict[str, dict[
             assert any(placed(word) in line for line in lines), (command, width, word, lines)
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
-def test_short_rows_stay_within_the_terminal(width: int, everything: dict[str, dict[str, Report]]) -> None:
-    """What has room is not written over the edge. Texts that are to be copied are not folded at all."""
-    for command, what in everything["short"].items():
-        if command in ("bisect", "flake", "minimise", "triage", "faults show"):
-            continue
-        lines = [
-            line
-            for line in printed(what, width).splitlines()
-            if not line.startswith(("  try: ", "  + ", "  - ", "reverted in"))
-        ]
-        assert [line for line in lines if len(line) > width] == [], command
-
-
 @pytest.mark.parametrize("command", ["toggles list", "toggles verify", "replay"])
 def test_what_a_table_states_is_no_finding_of_triage(command: str, everything: dict[str, dict[str, Report]]) -> None:
     text = printed(everything["short"][command], 160)
     bars = "\n".join(line for line in text.splitlines() if line.startswith("│"))
     assert "nan@" in bars
     assert scan(io.BytesIO(bars.encode())).main is None
-
-
-def test_faults_are_named_whole() -> None:
-    from specdebug.faults.catalogue import CLASSES
-    from specdebug.report.faults import fault_list
-
-    for width in (60, 80, 140):
-        text = printed(fault_list(CLASSES.values()), width)
-        for name in CLASSES:
-            assert any(name in line.split() for line in text.splitlines())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -156,7 +132,3 @@ def test_hostile_text_is_no_markup_in_a_file(command: str, everything: dict[str,
 )
 def test_what_could_act_is_written_as_its_escape(text: object, seen: str) -> None:
     assert shown(text) == seen
-
-
-def test_lines_may_stay_apart() -> None:
-    assert shown_lines("a\x1b\r\nb\nc\rd") == "a\\x1b\r\nb\nc\\rd"

@@ -19,11 +19,3 @@ from specdebug.report.local_paths import without_local_paths
 )
 def test_a_path_is_shortened(text: str, told: str) -> None:
     assert without_local_paths(text) == told
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["GET /health", "POST /v1/completions", "http://127.0.0.1:3000/tmp/x", "step 3/4 of a/tmp/x", "/ and /tmp", "1/2"],
-)
-def test_what_is_no_path_stays(text: str) -> None:
-    assert without_local_paths(text) == text

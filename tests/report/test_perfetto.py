@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from specdebug.campaign.loops.steplog import Recording
 from specdebug.report.perfetto import EVENTS, PHASES, trace_of
-from tests.report.samples import BAD, GOOD, LOST, both, recorded, replay_of, result
+from tests.report.samples import BAD, both, recorded
 
 
 def events_of(steps: dict[str, tuple[int, int]]) -> list[dict[str, Any]]:
@@ -62,10 +61,3 @@ def test_findings_and_injections_are_instants_at_their_steps() -> None:
     assert abs(found["nan@draft.topk_p"]["ts"] - last) < 0.01  # of a step that never came to its end
     (injected,) = (event for event in events if event.get("cat") == "injection")
     assert (injected["name"], injected["ts"]) == ("kv_nan", slices[8]["ts"])
-
-
-def test_arms_are_processes_and_one_without_steps_is_named() -> None:
-    replay = replay_of(result("fixed", GOOD), result("reverted", LOST))
-    document = json.loads(json.dumps(trace_of(replay, Recording())))
-    names = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"]
-    assert names == ["fixed: pass", "reverted: unknown"]

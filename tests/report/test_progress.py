@@ -14,7 +14,7 @@ from specdebug.campaign.trials.sampling import Tally
 from specdebug.report import progress as progress_module
 from specdebug.report.faults import FaultsProgress, left_text
 from specdebug.report.flake import FlakeProgress, Question
-from specdebug.report.progress import Display, RunProgress, progress_text
+from specdebug.report.progress import Display, RunProgress
 from specdebug.verdict.ledger import Ledger
 from tests.report.samples import BAD, SCENARIO, result
 from tests.run.fakes import text_of
@@ -120,15 +120,6 @@ def test_a_live_row_counts_the_seconds_and_makes_room(monkeypatch: pytest.Monkey
     drawn = text_of(progress._draw()).splitlines()
     assert len(drawn) == progress_module.MAX_ROWS
     assert drawn[-1].startswith("fixed")
-
-
-def test_progress_in_words() -> None:
-    ledger = Ledger()
-    assert progress_text(ledger) == "start"
-    ledger.fold({"event": "stage", "name": "run"})
-    ledger.fold({"event": "setup", "probes_enabled": 1, "requests": 3})
-    ledger.fold({"event": "violation", "kind": "nan", "site": "x", "step": 1, "detail": ""})
-    assert progress_text(ledger) == "run, step 0, 0 of 3 requests, found nan@x"
 
 
 def test_a_search_says_what_the_journal_held_and_now_and_then_where_it_stands() -> None:

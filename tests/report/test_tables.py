@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specdebug.report.parts import Column, Styled, Table
-from specdebug.report.tables import Listing, Prose, broken, packed, unbroken
+from specdebug.report.tables import Listing, Prose, broken
 
 COLUMNS = (
     Column("arm", key=True),
@@ -28,27 +28,6 @@ def lines(what: Listing | Prose, width: int) -> list[str]:
     stream = io.StringIO()
     Console(file=stream, width=width).print(what, crop=False)
     return stream.getvalue().splitlines()
-
-
-def test_a_table_where_it_fits() -> None:
-    assert lines(Listing(Table(COLUMNS, ROWS, "title")), 80) == [
-        "title",
-        "arm       signature         what                 n",
-        "fixed                       nothing was found    4",
-        "reverted  nan@draft.logits  one                400",
-        "                            other",
-    ]
-
-
-def test_blocks_where_it_does_not() -> None:
-    assert lines(Listing(Table(COLUMNS, ROWS)), 30) == [
-        "fixed",
-        "  what: nothing was found",
-        "  n: 4",
-        "reverted  nan@draft.logits",
-        "  what: one; what: other",
-        "  n: 400",
-    ]
 
 
 def test_what_has_no_room_runs_over_the_edge_in_one_piece() -> None:
@@ -80,17 +59,8 @@ def test_styles_stay_where_they_are() -> None:
     ]
 
 
-def test_some_words_stay_together() -> None:
-    text = Text(f"{unbroken('guard@a->end of arena')} at step 3")
-    assert lines(Prose(text, hang=2), 12) == ["guard@a->end of arena", "  at step 3"]
-
-
 def test_text_is_not_taken_for_markup() -> None:
     assert lines(Listing(Table((Column("[b]x[/b]", key=True),), [("[red]y",)])), 40) == ["[b]x[/b]", "[red]y"]
-
-
-def test_without_rows_there_are_heads() -> None:
-    assert lines(Listing(Table(COLUMNS, ())), 40) == ["arm  signature  what  n"]
 
 
 @given(WORDS, st.integers(1, 40), st.integers(0, 6))
@@ -100,13 +70,6 @@ def test_breaking_keeps_every_word_whole_and_in_order(words: list[str], width: i
     for index, line in enumerate(found):
         room = width - (hang if index else 0)
         assert cell_len(line.plain) <= room or " " not in line.plain.strip(" ")
-
-
-@given(WORDS, st.integers(1, 40))
-def test_packing_keeps_every_item_whole_and_in_order(words: list[str], width: int) -> None:
-    found = packed([Text(word) for word in words], width, "; ")
-    assert [item for line in found for item in line.plain.split("; ")] == words
-    assert all(line.cell_len <= width or "; " not in line.plain for line in found)
 
 
 @given(st.lists(st.tuples(WORDS, WORDS), max_size=4), st.integers(1, 90))

@@ -16,7 +16,7 @@ import torch
 from specdebug import async_probe
 from specdebug.base.errors import InvalidOption
 from specdebug.engine import progress
-from specdebug.engine.errors import EngineError, FlashInferError, RequestRejected
+from specdebug.engine.errors import FlashInferError, RequestRejected
 from specdebug.run import arm, session_run
 from specdebug.run.oracles.accept import over_before
 from specdebug.scenario.checks import load_scenario
@@ -104,23 +104,6 @@ def engine_that(act: Callable[[Engine, int], None]) -> Callable[..., Any]:
     return build
 
 
-def test_an_arm_says_what_it_runs_on_and_what_the_engine_is_busy_with(
-    monkeypatch: pytest.MonkeyPatch, left: list[str]
-) -> None:
-    def build(options: Any, seed: int) -> Any:
-        progress.report("capturing graphs, batch 4")
-        return Engine()
-
-    sink = run(monkeypatch, build, attention_backend="fa3", dtype="bfloat16")
-    (stack,) = sink.of("stack")
-    assert (stack["device"], stack["backend"], stack["dtype"]) == ("cpu", "fa3", "bfloat16")
-    assert [event["text"] for event in sink.of("progress")] == ["capturing graphs, batch 4", ""]
-    outcome = outcome_of(sink)
-    assert outcome.verdict == "pass"
-    assert outcome.stack["torch"] == torch.__version__
-    assert left == []
-
-
 def test_a_missing_device_is_the_option_s_fault(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     sink = run(monkeypatch, lambda options, seed: Engine(), device="cuda")
@@ -150,14 +133,6 @@ def test_a_device_too_small_for_the_engine_is_unknown_in_one_line(
         "(while loading or capturing graphs)"
     )
     assert left == []
-
-
-def test_what_an_engine_says_cannot_be_run_here_is_unknown(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
-    class CannotCompile(EngineError):
-        exit_code = 125
-
-    outcome = outcome_of(run(monkeypatch, raising(CannotCompile("flashinfer does not compile: no nvcc; install it"))))
-    assert (outcome.verdict, outcome.detail) == ("unknown", "flashinfer does not compile: no nvcc; install it")
 
 
 LACKING = FlashInferError("FlashInfer cannot compile its attention (nvcc: not found): or set attention_backend: triton")
@@ -192,34 +167,12 @@ def test_memory_that_ran_out_in_a_capture_is_found_below_the_capture_s_own_error
     assert outcome.detail.startswith("out of CUDA memory (2.00 GiB asked for): lower memory.num_slots")
 
 
-def test_what_was_said_while_building_does_not_stay_up(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
-    def build(options: Any, seed: int) -> Any:
-        progress.report("capturing draft extend graphs, batch 1")
-        return Engine()
-
-    ledger, busy = Ledger(), {}
-    for event in run(monkeypatch, build).events:
-        ledger.fold(event)
-        busy[event["event"]] = ledger.activity
-    assert busy["setup"] == busy["step"] == busy["done"] == ""
-
-
 @pytest.mark.parametrize(
     ("position", "kept"), [(None, [3, 1, 4]), (9, [3, 1, 4]), (8, [3, 1]), (4, [3]), (3, []), (0, [])]
 )
 def test_verifies_are_compared_as_far_as_two_texts_are_one(position: int | None, kept: list[int]) -> None:
     """The prefill's token is output 0; the verifies' are 1 to 3, 4, and 5 to 8."""
     assert over_before(position, [3, 1, 4]) == kept
-
-
-def test_memory_that_runs_out_later_is_a_failure(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
-    def act(engine: Engine, step: int) -> None:
-        if step == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 GiB.")
-
-    outcome = outcome_of(run(monkeypatch, engine_that(act)))
-    assert (outcome.verdict, outcome.signature, outcome.where_step) == ("fail", "oom@cuda", 3)
-    assert left == []  # the context is sound; only the allocation failed
 
 
 def test_a_lost_device_ends_the_worker_with_its_first_error_and_all_it_knew(

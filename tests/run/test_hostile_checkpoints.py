@@ -213,13 +213,6 @@ def test_a_tokenizer_of_another_model(size: int, folder: Path) -> None:
     assert f"vocab_size is {size}; fetch the tokenizer of this model" in text
 
 
-def test_a_tokenizer_with_fewer_ids_than_the_model(folder: Path) -> None:
-    """Published models pad their embeddings."""
-    Tokenizer(WordLevel({"a": 0, "b": 2}, unk_token="a")).save(str(folder / "tokenizer.json"))
-    setting(vocab_size=3)(folder)
-    assert load_tokenizer(str(folder)).encode("b").ids == [2]
-
-
 def test_a_replay_with_the_tokenizer_of_another_model_is_no_failure(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,11 +236,6 @@ def test_a_tokenizer_that_cannot_encode(folder: Path) -> None:
     library = Library()
     scenario = library.scenario(file)
     assert "cannot encode a prompt" in complaint(lambda: library.workload(scenario, "x", 0))
-
-
-@pytest.mark.parametrize("name", ["nul\0byte", COMMAND, "x" * 5000, "~nobody-of-this-name/x"])
-def test_a_name_that_no_file_can_have(name: str) -> None:
-    assert "no checkpoint" in complaint(lambda: checkpoint_path(name))
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if "command" in name])
@@ -288,8 +276,3 @@ def test_a_corrupt_config_is_exit_2_and_no_failed_verdict(folder: Path) -> None:
     assert "config.json is not JSON" in done.stderr
     assert "error@" not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_weights_are_the_shipped_ones(folder: Path) -> None:
-    """The folder that the tests break is whole before."""
-    assert load_target(folder).embedding.shape == load_file(folder / WEIGHTS)["model.embed_tokens.weight"].shape

@@ -15,7 +15,6 @@ from specdebug.reference import target_forward
 from specdebug.run import dense as dense_module
 from specdebug.run.dense import DenseReference
 from specdebug.run.judge import Judge
-from specdebug.run.oracles.kv import first_bad_position
 from specdebug.run.oracles.lossless import TIE_MARGIN, judge_output
 from specdebug.verdict.outcome import Tie, Violation
 from tests.run.fakes import FakeEngine, FakeReference, FakeRequest, FakeSession, oracle_settings
@@ -129,31 +128,6 @@ def test_each_step_target_kv_is_compared_in_float32(dtype: str, signatures: list
     assert all("target key of a.0 is off by" in each.detail and "position 5 of 14" in each.detail for each in found)
 
 
-def test_only_what_asks_for_it_is_judged_each_step() -> None:
-    class Damaged(FakeEngine):
-        def target_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-            raise AssertionError("was asked")
-
-    judge, found, _ = judge_of(engine=Damaged())
-    stepped(judge, {"a.0": [40]}, request((11, 40)))
-    judge.on(Finishing(request(finish_reason="length")))
-    assert found == []
-
-
-def test_every_comparison_is_counted_and_nothing_else() -> None:
-    judge, _, _ = judge_of(each_step=True)
-    judge.on(Prefilled(request()))
-    judge.on(Finishing(request()))
-    assert judge.bench.looks == {"draft_kv": 2, "target_kv": 1, "lossless": 1}
-    judge, _, _ = judge_of(lossless=False, draft_kv=False)
-    judge.on(Finishing(request()))
-    assert judge.bench.looks == {}
-    judge, _, _ = judge_of()
-    sampled = request(sampling=SimpleNamespace(temperature=0.7), speculative=False)
-    judge.on(Finishing(sampled))
-    assert judge.bench.looks == {}
-
-
 def test_sampled_requests_are_not_judged_by_the_argmax() -> None:
     judge, found, _ = judge_of()
     judge.on(Finishing(request((90, 91), sampling=SimpleNamespace(temperature=0.7), kv_len=0)))
@@ -212,12 +186,6 @@ def test_every_layer_of_a_draft_is_compared_as_far_as_its_tokens_are_known(layer
         assert seen == ([(broken, layer, f"layer {layer}'s draft key")] if broken < known else [])
 
 
-def test_rounding_is_not_an_error() -> None:
-    judge, found, _ = judge_of(engine=BrokenDraft(6, 1.0005))
-    judge.on(Prefilled(request()))
-    assert found == []
-
-
 @pytest.mark.parametrize(
     ("position", "cached", "place"),
     [
@@ -264,13 +232,6 @@ def test_a_request_that_does_not_speculate_has_no_draft_kv_to_compare() -> None:
     assert found == []
 
 
-def test_an_inactive_judge_is_silent_and_costs_nothing() -> None:
-    judge, found, _ = judge_of(engine=BrokenDraft(3, 2.0))
-    judge.active = False
-    judge.on(Finishing(request((90, 91))))
-    assert (found, judge.seconds) == ([], 0.0)
-
-
 def test_an_oracle_that_cannot_judge_is_said_so_and_does_not_stop_the_engine() -> None:
     class Blind(FakeReference):
         def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float]]:
@@ -280,18 +241,6 @@ def test_an_oracle_that_cannot_judge_is_said_so_and_does_not_stop_the_engine() -
     judge.on(Finishing(request()))
     assert [violation.signature for violation in found] == ["error@oracle"]
     assert "cannot judge a.0: IndexError" in found[0].detail
-
-
-def test_judging_time_is_kept_apart() -> None:
-    judge, _, _ = judge_of()
-    judge.on(Finishing(request()))
-    assert judge.seconds > 0
-
-
-def test_first_bad_position_is_relative_to_each_position() -> None:
-    expected = torch.tensor([[[1000.0]], [[0.01]], [[1.0]]])
-    assert first_bad_position(expected + 0.005, expected, 1e-3) == (1, pytest.approx(0.5, rel=1e-3))
-    assert first_bad_position(expected, expected, 1e-3) is None
 
 
 @pytest.fixture(scope="module")

@@ -167,13 +167,6 @@ def test_an_engine_that_does_nothing_is_a_hang() -> None:
     assert "did nothing for 64 steps" in sink.of("violation")[0]["detail"]
 
 
-def test_waiting_for_a_late_arrival_is_no_hang() -> None:
-    loop, sink, _ = loop_of(FakeEngine(), planned("a.0", delay=300))
-    loop.run()
-    assert signatures(sink) == []
-    assert sink.of("request")[0]["text"] == "5678"
-
-
 def test_a_token_outside_the_vocabulary_is_seen_whatever_the_sampling() -> None:
     loop, sink, _ = loop_of(FakeEngine(), planned("a.0"), vocab=7)
     loop.run()
@@ -192,16 +185,6 @@ def test_serving_cold_uses_an_empty_cache_and_leaves_no_trace() -> None:
     told = [event for event in sink.events[before:] if event != {"event": "alive"}]
     assert told == [{"event": "cold", "rid": "a.1", "accept_lengths": [2, 2, 2]}]
     assert len(told) < len(sink.events[before:]), "what takes its time says that it goes on"
-
-
-def test_a_cold_request_that_finds_something_in_the_flushed_cache_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine()
-    loop, sink, judge = loop_of(engine, planned("a.0"))
-    loop.run()
-    judge.active = False
-    monkeypatch.setattr(engine, "flush_cache", lambda: None)
-    loop.serve_cold("a.0")
-    assert signatures(sink) == ["pools@flush_cache"]
 
 
 def test_a_rejected_request_is_the_scenario_s_fault_and_a_broken_abort_the_engine_s() -> None:
@@ -252,21 +235,6 @@ def test_findings_that_have_not_arrived_by_the_end_are_waited_for(monkeypatch: p
     assert [(event["site"], event["step"]) for event in sink.of("violation")] == [("draft.logits", 4)]
 
 
-def test_a_finding_that_arrives_late_keeps_the_step_it_was_made_in() -> None:
-    engine = FakeEngine()
-
-    def probe(step: int) -> None:
-        if step == 3:
-            async_probe.set_step(2)
-            async_probe.maybe_detect_nan(torch.tensor([float("nan")]), "draft.logits")
-
-    async_probe.configure("record")
-    engine.before_step = probe
-    loop, sink, _ = loop_of(engine, planned("a.0"))
-    loop.run()
-    assert [event["step"] for event in sink.of("violation")] == [2]
-
-
 def test_an_oracle_that_finds_the_device_gone_does_not_take_the_blame() -> None:
     class Gone(FakeEngine):
         def draft_kv(self, request: Any, start: int, stop: int) -> Any:
@@ -305,18 +273,6 @@ def test_a_device_that_is_found_lost_between_steps_ends_the_run_like_one_in_a_st
     assert signatures(sink) == ["oob@draft.input_ids", "assert@engine"]
     assert [event["step"] for event in sink.of("violation")] == [1, step]
     assert loop.lost
-
-
-def test_an_error_of_the_judge_that_is_not_the_device_s_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, sink, judge = loop_of(FakeEngine(), planned("a.0"))
-
-    def fail(*_: object) -> None:
-        raise KeyError("a bug of ours")
-
-    monkeypatch.setattr(judge, "stepped", fail)
-    with pytest.raises(KeyError):
-        loop.run()
-    assert signatures(sink) == []
 
 
 def test_the_last_words_of_a_run_are_what_had_reached_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,15 +25,6 @@ def refusal(library: Library, *named: str) -> str:
     return str(caught.value)
 
 
-def test_files_names_and_folders_in_the_order_given_each_once(tmp_path: Path) -> None:
-    folder = tmp_path / "some"
-    folder.mkdir()
-    for name in ("b.yaml", "a.yml", ".hidden.yaml", "notes.md"):
-        (folder / name).write_text(MINI)
-    found = Library().gather(["some/b.yaml", "cache_hit", "some", "cache-hit"])
-    assert [scenario.path.name for scenario in found] == ["b.yaml", "cache_hit.yaml", "a.yml"]
-
-
 def test_a_scenario_s_name_comes_before_a_folder_s(tmp_path: Path) -> None:
     for name in ("cache_hit", "mine"):
         (tmp_path / name).mkdir()

@@ -12,12 +12,9 @@ from specdebug.base.yamlio import parse_yaml
 from specdebug.scenario.checks import KnownNames, Scenario, load_scenario, scenario_of
 from specdebug.scenario.grammar import (
     AcceptOracle,
-    Arrive,
     CorpusPrompt,
     Expectation,
-    Limits,
     OracleSpec,
-    merge,
     read_scenario,
 )
 from tests.scenario.engines import config_of
@@ -67,17 +64,6 @@ def test_the_sample_of_the_architecture_page():
     assert config_of(scenario, "fixed").speculative.eagle_topk == 4
 
 
-def test_a_scenario_that_says_little_gets_defaults():
-    scenario = parse(with_group("prompt: {text: hello}"))
-    assert list(scenario.arms) == ["base"]
-    assert scenario.expect == {"base": Expectation("pass")}
-    assert scenario.probes == ("default",)
-    assert scenario.oracles == OracleSpec(lossless=True, draft_kv=True, pools=True, accept=None)
-    assert scenario.limits == Limits(timeout_s=120.0, max_steps=5000, memory_mb=4096)
-    assert scenario.workload[0].arrive == Arrive(0, 0, ())
-    assert scenario.workload[0].max_new_tokens == (32, 32)
-
-
 def test_an_arm_without_an_expectation_is_expected_to_pass():
     text = with_group("prompt: {text: x}") + "arms: {a: {}, b: }\nexpect: {a: {verdict: fail}}\n"
     assert parse(text).expect == {"a": Expectation("fail"), "b": Expectation("pass")}
@@ -104,12 +90,6 @@ def test_arms_are_laid_over_the_scenario():
     assert scenario.oracles_of("a") == OracleSpec(lossless=False, draft_kv=False, pools=True, accept=accept)
     assert scenario.oracles_of("b") == OracleSpec(lossless=False, draft_kv=True, pools=True, accept=None)
     assert scenario.oracles_of("c").accept == accept
-
-
-def test_merge_replaces_lists_and_leaves_its_arguments_alone():
-    base = {"a": {"b": [1, 2], "c": 1}, "d": 4}
-    assert merge(base, {"a": {"b": [3]}, "d": {"e": 5}}) == {"a": {"b": [3], "c": 1}, "d": {"e": 5}}
-    assert base == {"a": {"b": [1, 2], "c": 1}, "d": 4}
 
 
 RICH = """\
@@ -139,35 +119,6 @@ def test_a_scenario_survives_the_trip_to_a_worker(text):
     shipped = json.loads(json.dumps(scenario.to_dict()))
     assert Scenario.from_dict(shipped, scenario.path) == scenario
     assert pickle.loads(pickle.dumps(scenario)) == scenario
-
-
-def test_a_shipped_scenario_is_itself_a_scenario_file():
-    scenario = parse(RICH)
-    text = json.dumps(scenario.to_dict())
-    again = scenario_of(parse_yaml(text.replace("\\ud83d\\ude00", "\U0001f600"), "s.yaml"), KNOWN)
-    assert again == scenario
-
-
-def test_from_dict_complains_like_a_file():
-    with pytest.raises(ContentError, match="unknown key 'wrokload'; did you mean 'workload'"):
-        Scenario.from_dict({"name": "x", "wrokload": []}, "shipped")
-
-
-def test_where_finds_the_nearest_place():
-    scenario = parse(SAMPLE)
-    assert str(scenario.where("arms", "reverted", "revert", 0)) == "s.yaml:11:23"
-    assert str(scenario.where("arms", "reverted", "engine")) == "s.yaml:11:13"
-    assert str(Scenario.from_dict(scenario.to_dict(), "s.yaml").where("arms")) == "s.yaml"
-
-
-def test_expectations_compare_signatures_by_shell_pattern():
-    expected = Expectation("fail", ("guard@draft.kv_indices*", "hang"))
-    assert expected.met_by("fail", "guard@draft.kv_indices->draft.positions")
-    assert expected.met_by("fail", "hang")
-    assert not expected.met_by("fail", "nan@verify.logits")
-    assert not expected.met_by("fail", None)
-    assert not expected.met_by("pass", None)
-    assert Expectation("fail").met_by("fail", "anything@all")
 
 
 ARMS = "arms: {fixed: {}, reverted: {revert: [27338]}}\n"
@@ -324,11 +275,6 @@ def test_without_a_registry_outside_names_are_taken_on_trust(tmp_path):
     assert load_scenario(path).arms["reverted"].revert == (1,)
     with pytest.raises(ContentError, match="no probe pack 'mine'"):
         load_scenario(path, KNOWN)
-
-
-def test_a_missing_file():
-    with pytest.raises(ContentError, match="no such file"):
-        load_scenario("nowhere.yaml", KNOWN)
 
 
 def test_validation_needs_no_torch_and_little_time():

@@ -41,15 +41,6 @@ def _complaint(text: str) -> str:
     return str(caught.value)
 
 
-def test_a_pack_as_read() -> None:
-    pack = _pack(IDS)
-    assert (pack.name, pack.mode, pack.description, pack.path) == ("ids", "record", "", "p.yaml")
-    first, second = pack.entries
-    assert first.rule == Rule("*", "record", ("oob", "page_aligned"))
-    assert second.rule == Rule("sampler.*", "off")
-    assert str(second.where) == "p.yaml:6:12"
-
-
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
@@ -108,10 +99,6 @@ def test_what_is_wrong_of_kernels_is_said_at_its_place(old: str, new: str, compl
     assert _complaint(KERNELS.replace(old, new)).startswith(complaint)
 
 
-def test_a_pack_of_nothing_is_refused() -> None:
-    assert _complaint("name: x\nmode: record\n") == "p.yaml:1:1: the file has neither 'sites' nor 'kernels'"
-
-
 def test_a_glob_that_matches_no_site() -> None:
     sites = [Site("draft.step.logits", "nan", "a.py", 1), Site("verify.ids", "oob", "a.py", 2)]
     head = "name: x\nmode: record\nsites:\n  - glob: "
@@ -130,12 +117,6 @@ def test_shipped_packs_match_sites_of_the_engine(path: Path) -> None:
     assert pack.name == path.stem
     assert pack.description
     check_globs(pack, find_sites(ROOT / "specdebug" / "engine"))
-
-
-def test_default_and_assert_are_shipped_and_cover_everything() -> None:
-    for name, mode in (("default", "record"), ("assert", "assert")):
-        pack = load_pack(ROOT / "probes" / f"{name}.yaml")
-        assert rules([pack]) == (Rule("*", mode),)
 
 
 def test_a_mode_replaces_every_mode_but_off() -> None:

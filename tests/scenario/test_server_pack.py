@@ -15,31 +15,6 @@ ROOT = Path(__file__).parents[2]
 PACK = {name: path for name, path in content_files("scenarios").items() if name.startswith("server/")}
 
 
-def test_the_pack_is_part_of_the_library() -> None:
-    assert set(PACK) == {
-        "server/abort_storm",
-        "server/flush_between_rounds",
-        "server/mixed_lengths",
-        "server/multiturn",
-        "server/prefix_ping_pong",
-    }
-    listed = {scenario.name for scenario in Library().scenarios()}
-    assert {name.replace("/", "-").replace("_", "-") for name in PACK} <= listed
-
-
-@pytest.mark.parametrize("name", PACK)
-def test_every_scenario_of_the_pack_is_presented_alike(name: str) -> None:
-    scenario = Library().scenario(name)
-    text = scenario.path.read_text()
-    assert scenario.name == name.replace("/", "-").replace("_", "-")
-    assert scenario.description
-    assert text.startswith("# ")
-    assert "# Look at: " in text
-    assert list(scenario.arms) == ["fixed"]
-    assert scenario.target == "embedded"
-    assert f"| `{name}` |" in (ROOT / "scenarios" / "README.md").read_text()
-
-
 def test_the_multi_turn_test_has_the_shape_of_the_kit() -> None:
     (group,) = Library().scenario("server/multiturn").workload
     assert group.turns is not None

@@ -131,38 +131,6 @@ def test_cache_hit_has_661_cached_and_9_new_tokens(prompts):
     assert common(sent["cold.0"], sent["warm.0"]) < 10
 
 
-def test_the_hits_of_the_latent_model_are_those_of_the_other(prompts):
-    assert prompts("mla_cache_hit") == prompts("cache_hit")
-
-
-def test_retracted_requests_have_several_chunks_of_sampled_outputs(prompts):
-    """When memory is full, at least two chunks of each request will end in its outputs, which are not the likeliest."""
-    config = base_config("retracted_chunk_tail")
-    (group,) = SHIPPED["retracted_chunk_tail"].workload
-    sent = prompts("retracted_chunk_tail").values()
-    outputs = group.max_new_tokens[0]
-    assert sum(len(ids) + outputs for ids in sent) > config.memory.num_slots, "some must be retracted"
-    room = config.memory.num_slots // len(sent) - max(len(ids) for ids in sent)
-    assert room // config.chunked_prefill_size >= 2, "chunks that end in the outputs of one, when memory is full"
-    assert group.temperature > 1
-
-
-def test_three_layers_are_retracted_with_the_requests_of_a_head():
-    head, layers = (SHIPPED[name] for name in ("retracted_chunk_tail", "mtp_retracted_chunk_tail"))
-    assert layers.workload == head.workload
-    ours, theirs = base_config("mtp_retracted_chunk_tail"), base_config("retracted_chunk_tail")
-    assert (ours.memory, ours.chunked_prefill_size) == (theirs.memory, theirs.chunked_prefill_size)
-
-
-def test_mla_topk_kv_indices_overruns_the_whole_buffer(prompts):
-    """Rows 0 .. S-2 are all there are; without topk the last of them must run out of it."""
-    config = base_config("mla_topk_kv_indices")
-    spec = config.speculative
-    lengths = sorted(len(ids) for ids in prompts("mla_topk_kv_indices").values())[: config.max_running_requests]
-    needed = spec.eagle_topk * (sum(lengths) + len(lengths) * spec.num_steps)
-    assert needed > config.cuda_graph.max_bs * (config.context_length + spec.tree_size)
-
-
 def test_bigram_key_shares_whole_pages_and_no_token_more(prompts):
     page = base_config("bigram_key").page_size
     first, second, third = prompts("bigram_key").values()
@@ -173,13 +141,6 @@ def test_bigram_key_shares_whole_pages_and_no_token_more(prompts):
 def common(one, other):
     """Length of the longest common prefix."""
     return next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
-
-
-def test_multiturn_has_the_numbers_of_the_kit(prompts):
-    turns = SHIPPED["multiturn_cache_hit"].workload[0].turns
-    assert (turns.clients, turns.rounds, turns.input_tokens) == (4, 3, (256, 256))
-    assert SHIPPED["multiturn_cache_hit"].workload[0].max_new_tokens == (32, 32)
-    assert [len(ids) for ids in prompts("multiturn_cache_hit").values()] == [256] * 12
 
 
 def test_topk_kv_indices_overruns_the_whole_buffer(prompts):
@@ -212,31 +173,6 @@ def test_tgt_cache_loc_has_the_numbers_of_the_flaky_test(name):
     assert config.memory.fill == "garbage", "fresh buffers must not be kind"
 
 
-def test_a_hit_of_three_layers_has_661_cached_and_9_new_tokens(prompts):
-    """A slot is cached with the three tokens after it, so 664 equal tokens make 661 equal keys."""
-    layers = base_config("mtp_cache_hit").speculative.num_steps
-    sent = prompts("mtp_cache_hit")
-    assert [len(ids) for ids in sent.values()] == [670] * 4
-    assert not SHIPPED["mtp_cache_hit"].workload[1].speculative
-    for rid in ("hit.0", "hit-again.0"):
-        assert common(sent["warm.0"], sent[rid]) - layers == 661
-
-
-def test_a_prompt_of_mtp_chunk_tail_ends_where_layers_lack_tokens(prompts):
-    config = base_config("mtp_chunk_tail")
-    last = [len(ids) % config.chunked_prefill_size for ids in prompts("mtp_chunk_tail").values()]
-    assert any(0 < tokens < config.speculative.num_steps for tokens in last)
-
-
-@pytest.mark.parametrize("name", ["graph_padding", "padding_positions", "v1_padding", "mtp_padding", "mtp_stale_rows"])
-def test_padding_scenarios_pad(name):
-    config = base_config(name)
-    requests = sum(group.num_requests for group in SHIPPED[name].workload)
-    assert config.cuda_graph.batch_sizes == (4,)
-    lengths = {group.max_new_tokens for group in SHIPPED[name].workload}
-    assert requests < 4 or (requests == 4 and len(lengths) > 1), "the batch must be or become smaller"
-
-
 @pytest.mark.parametrize("name", RETRACTED)
 def test_retraction_scenarios_want_more_memory_than_there_is(name):
     """Every request fits by itself; those that come first, all that may run at once, do not fit together."""
@@ -249,11 +185,6 @@ def test_retraction_scenarios_want_more_memory_than_there_is(name):
         room = config.usable_slots - config.page_size - config.alloc_len_per_decode
         assert max(needs) < room
         assert max(sum(needs[at : at + config.max_running_requests]) for at in range(len(needs))) > config.usable_slots
-
-
-def test_chunk_tail_has_several_chunks_a_prompt(prompts):
-    chunk = base_config("chunk_tail").chunked_prefill_size
-    assert all(len(ids) > 2 * chunk for ids in prompts("chunk_tail").values())
 
 
 FLAKY = {
@@ -290,26 +221,3 @@ def test_a_flaky_scenario_meets_its_bug_on_some_of_the_seeds_and_on_its_own(name
         met.append(FLAKY[name](sent, config))
     assert 0.15 < sum(met) / len(met) < 0.5
     assert met[-1]
-
-
-def test_v1_drafts_behind_the_old_headroom(prompts):
-    """One step alone, with whole pages for every branch, counted from the page in which the prefix ends."""
-    config = base_config("v1_row_headroom")
-    spec, page = config.speculative, config.page_size
-    longest = max(len(ids) for ids in prompts("v1_row_headroom").values())
-    drafted = longest - longest % page + spec.eagle_topk * page
-    assert drafted > config.context_length + 4 + spec.tree_size
-    assert drafted <= config.context_length + config.row_headroom
-
-
-def test_the_workers_are_beside_each_other_on_the_same_requests():
-    scenario = SHIPPED["v1_against_v2"]
-    assert [config_of(scenario, arm).speculative.worker for arm in scenario.arms] == ["v1", "v2"]
-
-
-def test_row_headroom_reserves_more_than_the_old_headroom(prompts):
-    config = base_config("row_headroom")
-    old = 4 + config.speculative.tree_size
-    longest = max(len(ids) for ids in prompts("row_headroom").values())
-    assert longest + 2 * config.alloc_len_per_decode > config.context_length + old
-    assert longest + 24 < config.context_length

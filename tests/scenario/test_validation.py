@@ -10,7 +10,7 @@ from specdebug.base.content import content_files
 from specdebug.base.errors import ContentErrors
 from specdebug.base.yamlio import parse_yaml
 from specdebug.scenario.checks import KnownNames, load_scenario, scenario_of
-from specdebug.scenario.library import Library, Problem, validate
+from specdebug.scenario.library import Library, validate
 
 KNOWN = KnownNames((27338, 27360), ("default",), checkpoints=True)
 
@@ -156,17 +156,6 @@ def test_one_mistake_is_one_problem(text: str, count: int) -> None:
     assert len(found) == count, found
 
 
-def test_a_draft_that_is_not_there_is_said_at_its_key() -> None:
-    text = "name: x\nengine: {speculative: {draft_model: tiny-eagel}}\nworkload: [{prompt: {text: x}}]\n"
-    assert problems(text) == [
-        (
-            (2, 24),
-            "engine.speculative.draft_model: no checkpoint 'tiny-eagel': neither a folder nor a shipped name; did you "
-            "mean 'tiny-eagle'?",
-        )
-    ]
-
-
 def test_duplicates_hide_nothing(tmp_path: Path) -> None:
     file = tmp_path / "twice.yaml"
     file.write_text("name: x\nname: y\nworkload: [{prompt: {text: x}}]\nworkload: [{promt: {text: x}}]\nseed: -1\n")
@@ -186,15 +175,6 @@ def test_a_pack_that_is_wrong_is_told_by_who_names_it(tmp_path: Path) -> None:
     assert problem.line == 3
 
 
-def test_files_that_cannot_be_read_are_problems_too(tmp_path: Path) -> None:
-    missing = validate(Library(), "nowhere.yaml")
-    assert [(problem.file, problem.line) for problem in missing.problems] == [("nowhere.yaml", 0)]
-    assert str(missing.problems[0]).startswith("nowhere.yaml: no such file")
-    (tmp_path / "broken.yaml").write_text("a: [")
-    (broken,) = validate(Library(), str(tmp_path / "broken.yaml")).problems
-    assert "not valid YAML" in broken.message
-
-
 def test_shipped_scenarios_are_right() -> None:
     library = Library()
     for name in content_files("scenarios"):
@@ -202,7 +182,3 @@ def test_shipped_scenarios_are_right() -> None:
         assert checked.problems == ()
         assert checked.to_dict()["ok"]
         assert checked.scenario is not None
-
-
-def test_a_problem_of_a_whole_file_has_no_place() -> None:
-    assert str(Problem("a.yaml", 0, 0, "is empty")) == "a.yaml: is empty"

@@ -1,6 +1,5 @@
 """Expanding a scenario: exact counts, streams that stay put, rules copied to each request."""
 
-import dataclasses
 import re
 import zlib
 from types import SimpleNamespace
@@ -10,7 +9,6 @@ import pytest
 from specdebug.base import corpus
 from specdebug.base.errors import ContentError
 from specdebug.base.yamlio import parse_yaml
-from specdebug.engine.textbook.request import SamplingParams
 from specdebug.scenario.checks import KnownNames, Scenario, scenario_of
 from specdebug.scenario.workload import expand
 
@@ -39,33 +37,6 @@ def small_corpus(monkeypatch):
     monkeypatch.setattr(corpus, "heldout_text", lambda: "\n".join(lines) + "\n")
 
 
-def test_literal_text_and_token_ids():
-    text, ids = plan("  - prompt: {text: one two three}\n  - prompt: {token_ids: [3, 1, 4]}\n")
-    assert len(text.new_ids) == 3
-    assert ids.new_ids == (3, 1, 4)
-    assert (text.rid, ids.rid) == ("g0.0", "g1.0")
-
-
-def test_corpus_slices_have_the_asked_length_within_the_range():
-    requests = plan("  - {requests: 40, prompt: {corpus: stdlib, tokens: [20, 60]}, max_new_tokens: [3, 9]}\n")
-    lengths = [len(request.new_ids) for request in requests]
-    assert min(lengths) >= 20
-    assert max(lengths) <= 60
-    assert len(set(lengths)) > 10
-    drawn = {request.sampling.max_new_tokens for request in requests}
-    assert drawn <= set(range(3, 10))
-    assert len(drawn) > 3
-    assert len({request.new_ids[:10] for request in requests}) > 30
-
-
-def test_a_fixed_offset_makes_longer_slices_extend_shorter_ones():
-    short, long = plan(
-        "  - prompt: {corpus: stdlib, tokens: 50, offset: 12}\n  - prompt: {corpus: stdlib, tokens: 80, offset: 12}\n"
-    )
-    assert long.new_ids[:50] == short.new_ids
-    assert len(long.new_ids) == 80
-
-
 def test_shared_prefix_is_exact_and_suffixes_differ():
     requests = plan(
         "  - requests: 3\n"
@@ -76,14 +47,6 @@ def test_shared_prefix_is_exact_and_suffixes_differ():
     assert [len(request.new_ids) for request in requests] == [670] * 3
     assert len({request.new_ids[:661] for request in requests}) == 1
     assert len({request.new_ids[661:] for request in requests}) == 3
-
-
-def test_a_range_for_a_shared_prefix_is_drawn_once():
-    requests = plan(
-        "  - requests: 5\n"
-        "    prompt: {shared_prefix: {corpus: stdlib, tokens: [50, 90]}, suffix: {token_ids: [1, 2]}}\n"
-    )
-    assert len({request.new_ids for request in requests}) == 1
 
 
 def test_groups_share_a_prefix_by_its_name_only():
@@ -123,13 +86,6 @@ def test_arrivals_and_aborts():
     assert workload.after == {"a": (), "b": ("a",)}
 
 
-def test_jitter_is_drawn_for_each_request_and_each_seed():
-    text = "  - {requests: 40, prompt: {text: x}, arrive: {step: 5, every: 10, jitter: 3}}\n"
-    late = [request.delay - 10 * number - 5 for number, request in enumerate(plan(text))]
-    assert set(late) == {0, 1, 2, 3}
-    assert late != [request.delay - 10 * number - 5 for number, request in enumerate(plan(text, seed=1))]
-
-
 def test_sampling_is_copied_and_each_request_has_a_seed_of_its_own():
     first, second = plan(
         "  - {requests: 2, prompt: {text: x}, temperature: 0.7, top_k: 5, top_p: 0.9, stop_token_ids: [2], stop: ab}\n"
@@ -167,14 +123,3 @@ def test_a_corpus_too_short_is_an_error_at_the_group():
     too_short = r"^test\.yaml:6:5: the corpus 'stdlib' has \d+ tokens, too few for 8000"
     with pytest.raises(ContentError, match=too_short):
         plan("  - prompt: {text: x}\n  - prompt: {corpus: stdlib, tokens: 8000}\n")
-
-
-def test_literal_prompts_never_read_the_corpus(monkeypatch):
-    monkeypatch.setattr(corpus, "heldout_text", lambda: pytest.fail("read the corpus"))
-    plan("  - prompt: {text: x}\n  - prompt: {token_ids: [1]}\n")
-
-
-def test_sampling_plan_fields_are_the_engines():
-    """The run passes a plan's fields on as keyword arguments of ``SamplingParams``."""
-    sampling = plan("  - prompt: {text: x}\n")[0].sampling
-    assert dataclasses.asdict(SamplingParams(**dataclasses.asdict(sampling))) == dataclasses.asdict(sampling)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 import subprocess
 import sys
@@ -44,14 +43,6 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(device, "driver_version", lambda: None)
     monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
     return chosen
-
-
-def test_the_cpu_is_always_there() -> None:
-    facts = claim("cpu", "fa3", "bfloat16", "s-a")
-    assert (facts["device"], facts["backend"], facts["dtype"]) == ("cpu", "fa3", "bfloat16")
-    assert facts["executor"] == "torch reference"
-    assert facts["torch"] == torch.__version__
-    assert "coredump" not in facts
 
 
 @pytest.mark.parametrize(("name", "index"), [("cuda", 0), ("cuda:1", 1)])
@@ -145,28 +136,6 @@ def test_a_probe_of_nothing_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(MachineFailed, match="No CUDA GPUs are available"):
         device.answer("cuda", sink)
     assert sink.events == []
-
-
-@pytest.mark.parametrize("wish", [None, "", "0", "off", "No"])
-def test_without_a_wish_the_driver_is_told_nothing(wish: str | None) -> None:
-    environment = {} if wish is None else {VARIABLE: wish}
-    before = dict(environment)
-    assert arrange_coredump("a-b", environment) is None
-    assert environment == before
-
-
-def test_a_wish_sets_the_driver_up_for_a_small_dump_that_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    environment = {VARIABLE: "1"}
-    path = arrange_coredump("topk/kv indices", environment)
-    assert path == str(tmp_path / "specdebug" / "coredumps" / f"topk-kv-indices-{os.getpid()}.nvcudmp")
-    assert Path(path).parent.is_dir()
-    assert environment["CUDA_COREDUMP_FILE"] == path
-    assert environment["CUDA_ENABLE_COREDUMP_ON_EXCEPTION"] == "1"
-    assert environment["CUDA_ENABLE_CPU_COREDUMP_ON_EXCEPTION"] == "0"
-    assert "skip_abort" in environment["CUDA_COREDUMP_GENERATION_FLAGS"].split(",")
 
 
 def test_a_folder_can_be_named(tmp_path: Path) -> None:

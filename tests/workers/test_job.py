@@ -102,28 +102,6 @@ def taken(device: str) -> list[int]:
     return list(iter(lambda: slots_at_risk(device).take(), None))
 
 
-def test_so_many_are_free_and_one_more_once_one_is_given_back() -> None:
-    slots = taken("cuda")
-    assert len(slots) == AT_RISK
-    os.close(slots.pop())
-    slots += taken("cuda")
-    assert len(slots) == AT_RISK
-    for slot in slots:
-        os.close(slot)
-
-
-def test_each_gpu_has_its_own_and_is_known_by_its_place_among_those_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "1")
-    held = taken("cuda:1")
-    assert slots_at_risk("cuda").take() is not None
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert slots_at_risk("cuda").take() is None
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1/2, ../3")
-    assert slots_at_risk("cuda:1").take() is not None
-    assert {file.parent for file in slot_folder("gpu").iterdir()} == {slot_folder("gpu")}
-    assert len(held) == 1
-
-
 @pytest.mark.parametrize("told", ["0", "-1", "four", "1.5", "99999"])
 def test_a_bound_that_is_no_number_is_named(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, told)

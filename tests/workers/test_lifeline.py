@@ -14,7 +14,6 @@ import pytest
 
 from specdebug.workers import reaper
 from specdebug.workers.child import Lifeline
-from specdebug.workers.reaper import KEY_VARIABLE
 
 
 @pytest.fixture
@@ -178,22 +177,6 @@ def test_a_reaper_that_is_killed_before_it_is_told_anything_is_replaced_but_not_
         with pytest.raises(BrokenPipeError):
             line.begin({})
         assert line._reaper is None
-    line.close()
-
-
-def test_a_start_that_fails_is_forgotten() -> None:
-    line = Lifeline()
-    seen: list[dict[str, str]] = []
-
-    def start() -> None:
-        with line.starting({}) as (_key, env):
-            seen.append(env)
-            subprocess.Popen(["./missing"], env=env)
-
-    with pytest.raises(FileNotFoundError):
-        start()
-    assert list(seen[0]) == [KEY_VARIABLE]
-    assert not line._lines
     line.close()
 
 

@@ -13,7 +13,7 @@ import torch
 
 from specdebug.workers import machine_failure as module
 from specdebug.workers import system
-from specdebug.workers.machine_failure import MachineFailed, MachineFailure, failure_in_log, machine_failure
+from specdebug.workers.machine_failure import machine_failure
 
 ADVICE = "\nCUDA kernel errors might be asynchronously reported at some other API call\nCompile with TORCH_USE_CUDA_DSA"
 
@@ -93,26 +93,6 @@ def test_an_error_is_looked_through_to_what_it_was_raised_from() -> None:
     unrelated = RuntimeError("slot 7 has 2 owners")
     unrelated.__context__ = MemoryError()
     assert machine_failure(unrelated) is None
-
-
-def test_a_dead_process_s_last_words_are_read() -> None:
-    log = "serving\nlibgomp: Thread creation failed: Resource temporarily unavailable\n"
-    assert failure_in_log(log) == MachineFailure(
-        "processes", "libgomp: Thread creation failed: Resource temporarily unavailable"
-    )
-    assert failure_in_log("Traceback (most recent call last):\n  File ...\nMemoryError\n") == MachineFailure(
-        "memory", "MemoryError"
-    )
-    assert failure_in_log("OSError: [Errno 24] Too many open files") == MachineFailure(
-        "descriptors", "OSError: [Errno 24] Too many open files"
-    )
-    assert failure_in_log("No space left on device\n" + "step\n" * 2000) is None
-    assert failure_in_log("Fatal Python error: Segmentation fault") is None
-
-
-def test_the_error_that_ends_a_command_has_no_verdict() -> None:
-    error = MachineFailed(MachineFailure("device", "No CUDA GPUs are available"))
-    assert (str(error), error.exit_code) == ("machine: the device is gone: No CUDA GPUs are available", 125)
 
 
 VMSTAT = "nr_free_pages 5\noom_kill 9\n"

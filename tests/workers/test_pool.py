@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 
-from specdebug.campaign.preload import PRELOAD
 from specdebug.workers.child import WorkerStartError
-from specdebug.workers.job import Job, Worker, WorkerEnd
+from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed
 from specdebug.workers.pool import GPU_JOBS, WorkerPool, run_one
-from specdebug.workers.pool import PRELOAD as LIBRARIES
 
 VICTIMS = "tests.workers.victims"
 
@@ -33,14 +31,6 @@ def pool() -> Iterator[WorkerPool]:
 
 def victim(name: str, payload: Any = None, **limits: float) -> Job:
     return Job(name, f"{VICTIMS}:{name}", payload, **limits)
-
-
-def test_a_job_runs_elsewhere_and_reports(pool: WorkerPool) -> None:
-    events, end = run_one(pool, victim("obey", {"deep": [1, (2, 3)]}))
-    assert [event["event"] for event in events] == ["echo"]
-    assert events[0]["payload"] == {"deep": [1, [2, 3]]}
-    assert events[0]["pid"] != os.getpid()
-    assert end.kind == "done"
 
 
 @pytest.mark.parametrize(
@@ -171,20 +161,6 @@ class Record:
         self.rounds += 1
 
 
-def test_one_death_does_not_touch_the_others(pool: WorkerPool) -> None:
-    record = Record()
-    jobs = [
-        victim("die", int(signal.SIGKILL)),
-        victim("obey"),
-        victim("sleep_forever", timeout_s=0.3),
-        victim("chatter", 10),
-    ]
-    pool.run(jobs, record)
-    kinds = {name: end.kind for name, end in record.ends.items()}
-    assert kinds == {"die": "signal", "obey": "done", "sleep_forever": "timeout", "chatter": "done"}
-    assert record.most_alive == 2
-
-
 def test_a_lost_fork_server_is_replaced() -> None:
     record = Record()
     with WorkerPool(1, preload=()) as pool:
@@ -292,15 +268,6 @@ def test_workers_see_no_revert_variable_and_the_server_imports_no_engine(
     assert not [name for name in events[0]["modules"] if name.startswith("specdebug.engine")]
 
 
-def test_what_is_preloaded_is_never_the_engine() -> None:
-    with WorkerPool(1, preload=PRELOAD[len(LIBRARIES) :]) as ready:
-        events, _ = run_one(ready, victim("environment"))
-    modules = events[0]["modules"]
-    assert "specdebug.run.loop" in modules
-    harmless = {"specdebug.engine", "specdebug.engine.sites"}  # a table
-    assert {name for name in modules if name.startswith("specdebug.engine")} <= harmless
-
-
 def test_jobs_are_taken_as_workers_come_free() -> None:
     taken: list[int] = []
 
@@ -321,12 +288,6 @@ def test_jobs_are_taken_as_workers_come_free() -> None:
     assert (taken, ahead) == ([0, 1, 2, 3], [0, 0, 0, 0])
 
 
-def test_no_event_overtakes_its_job_s_start() -> None:
-    with WorkerPool(8, preload=()) as many:
-        many.run([Job(f"echo {n}", f"{VICTIMS}:obey", n) for n in range(40)], record := Record())
-    assert len(record.ends) == 40
-
-
 def test_jobs_that_use_a_gpu_run_a_few_at_a_time_and_hold_up_no_worker() -> None:
     class Watch(Record):
         most_on_gpu = 0
@@ -344,12 +305,6 @@ def test_jobs_that_use_a_gpu_run_a_few_at_a_time_and_hold_up_no_worker() -> None
     assert len(record.ends) == len(jobs)
     assert 1 <= record.most_on_gpu <= GPU_JOBS
     assert record.rounds > 0
-
-
-def test_the_fork_server_never_touches_cuda() -> None:
-    with WorkerPool(1, preload=PRELOAD) as ready:
-        events, _ = run_one(ready, victim("cuda_state"))
-    assert events[0] == {"event": "cuda", "imported": True, "initialized": False, "bad_fork": False}
 
 
 def test_a_package_in_the_current_folder_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,12 +441,3 @@ def test_a_worker_that_dies_of_a_lack_says_so(lack: str, pool: WorkerPool) -> No
     assert [event["event"] for event in events] == ["before", "machine"]
     assert events[1]["cause"] == lack
     assert (end.kind, end.status) == ("exit", 1)
-
-
-@pytest.mark.parametrize(("kills", "cause"), [([4, 5], "memory"), ([4, 4], "killed"), ([None, None], "killed")])
-def test_a_kill_by_the_kernel_is_told_from_any_other(
-    kills: list[int | None], cause: str, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = Worker(victim("die"), -1, -1, oom_kills=kills[0])
-    monkeypatch.setattr("specdebug.workers.system.oom_kills", lambda: kills[1])
-    assert worker.killed_by_others().cause == cause

@@ -28,19 +28,6 @@ def test_the_second_is_told_who_has_it_and_how_to_mend_it(tmp_path: Path) -> Non
     Lock(record(tmp_path)).close()
 
 
-def test_one_that_waits_has_it_once_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, pauses = Lock(record(tmp_path)), list[float]()
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            first.close()
-
-    monkeypatch.setattr(lock.time, "sleep", pause)
-    Lock(record(tmp_path), wait_s=600.0).close()
-    assert len(pauses) == 3
-
-
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")

@@ -10,15 +10,12 @@ import torch
 
 from specdebug.base.attention_plans import FLASH_ATTN_LIBRARY, FLASHINFER_LIBRARY
 from specdebug.workers import stack
-from specdebug.workers import stack as facts
 from specdebug.workers import stack as inspect
 from specdebug.workers.stack import (
     DTYPES,
-    arithmetic,
     driver_version,
     executor_of,
     nvcc_version,
-    versions,
 )
 from tests.run.fakes import ListSink
 
@@ -64,27 +61,6 @@ def test_what_is_said_of_the_libraries_dtypes_is_what_the_engine_does() -> None:
         for generation in (2, 3):
             reason = flash_attn_library.supports(generation, dtype, 64, page_size=256, topk=1, major=9)
             assert (reason is None) == (name in FLASH_ATTN_LIBRARY.dtypes)
-
-
-def test_versions_are_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert versions()["torch"] == torch.__version__
-    monkeypatch.setattr(stack.importlib.util, "find_spec", lambda name: None)
-    assert set(versions().values()) == {None}
-
-
-def test_a_version_file_names_the_build_and_metadata_stand_in_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A wheel of torch from PyPI is ``2.11.0`` to the installer and ``2.11.0+cu130`` to itself."""
-    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(stack.importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(stack, "_version_of", lambda name: "2.11.0")
-    stack._stated_version.cache_clear()
-    assert versions()["torch"] == "2.11.0"
-    (tmp_path / "version.py").write_text("cuda = '13.0'\n__version__ = '2.11.0+cu130'\n")
-    stack._stated_version.cache_clear()
-    assert versions()["torch"] == "2.11.0+cu130"
-    stack._stated_version.cache_clear()
 
 
 def test_the_driver_s_version_is_read_where_linux_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,40 +116,3 @@ def test_a_gpu_and_what_it_will_be_used_for(
     assert (packages["event"], packages["flash_attn"], machine["event"]) == ("packages", None, "machine")
     assert machine["gpus"] == [{"name": "NVIDIA H200", "capability": "9.0", "memory_mb": 140 * 1024}]
     assert machine["executors"] == {**machine["executors"], **executors}
-
-
-def test_what_torch_makes_of_this_processor_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in facts.SETTINGS:
-        monkeypatch.delenv(name, raising=False)
-    found = arithmetic()
-    assert found["cpu capability"] == torch.backends.cpu.get_cpu_capability()
-    assert found["threads"] == str(torch.get_num_threads())
-    assert found["settings"] == "none"
-    assert all(found.values())
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    assert arithmetic()["settings"] == "ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE"
-
-
-@pytest.mark.parametrize(
-    ("text", "name"), [("processor : 0\nmodel name\t: A CPU of 2 GHz\n", "A CPU of 2 GHz"), ("", None)]
-)
-def test_the_processors_name(text: str, name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "_CPUINFO", tmp_path / "cpuinfo")
-    if text:
-        (tmp_path / "cpuinfo").write_text(text)
-    found = arithmetic()["cpu"]
-    assert found == name if name else found
-
-
-@pytest.mark.parametrize(
-    ("config", "blas"),
-    [
-        ("Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build 20240605", "MKL 2024.2-Product"),
-        ("Build settings: BLAS_INFO=open, BUILD_TYPE=Release", "open"),
-        ("nothing of it", "unknown"),
-    ],
-)
-def test_the_blas(config: str, blas: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.__config__, "show", lambda: config)
-    assert arithmetic()["blas"] == blas

@@ -50,13 +50,6 @@ def test_lines_survive_any_cutting(messages: list[dict[str, Any]], cuts: list[in
     assert got == messages
 
 
-@given(st.binary(max_size=60))
-def test_bytes_that_are_no_message_are_dropped(noise: bytes) -> None:
-    reader = LineReader()
-    list(reader.feed(noise + b"\n"))
-    assert list(reader.feed(b'{"n": 1}\n')) == [{"n": 1}]
-
-
 def test_requests_carry_their_payload_and_their_descriptors() -> None:
     here, there = socket.socketpair()
     read, out = os.pipe()

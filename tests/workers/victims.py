@@ -135,17 +135,6 @@ def environment(payload: Any, sink: Any) -> None:
     sink.emit("env", revert=revert, modules=sorted(sys.modules))
 
 
-def cuda_state(payload: Any, sink: Any) -> None:
-    """What a worker inherits of CUDA from the process it was forked from."""
-    import sys
-
-    torch = sys.modules.get("torch")
-    state = {"initialized": None, "bad_fork": None}
-    if torch is not None:
-        state = {"initialized": torch.cuda.is_initialized(), "bad_fork": torch.cuda._is_in_bad_fork()}
-    sink.emit("cuda", imported=torch is not None, **state)
-
-
 def play(payload: Any, sink: Any) -> None:
     """What the arm's name says, after a step of a run. Stands in for ``specdebug.run.arm:run_arm``."""
     once = payload["arm"] == "once" and not os.path.exists(os.environ["SPECDEBUG_TEST_ONCE"])

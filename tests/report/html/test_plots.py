@@ -8,11 +8,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.report.flake import failed
 from specdebug.report.html.posterior import LOOKS, history, posterior_plot
 from specdebug.report.html.rate import rate_plot
 from specdebug.search.intervals import anytime_interval
-from tests.report.trials import chooser, sampled, searched
+from tests.report.trials import chooser, searched
 
 
 def test_the_history_ends_where_the_search_did_and_says_what_each_trial_was(tmp_path: Path) -> None:
@@ -60,18 +59,3 @@ def test_the_running_rate_is_drawn_with_its_confidence_sequence() -> None:
     low, high = anytime_interval(1, 4, 0.95).low, anytime_interval(1, 4, 0.95).high
     assert tips[3].endswith(f"between {low:.2%} and {high:.2%}")
     assert rate_plot([], 0.95) is None
-
-
-def test_a_long_measurement_is_thinned_out() -> None:
-    plot = rate_plot([run % 100 == 0 for run in range(20_000)], 0.99)
-    assert plot is not None
-    assert len(plot) < 150_000
-    assert "in the end 1.00%" in plot
-
-
-def test_runs_of_the_failure_that_is_measured_are_counted(tmp_path: Path) -> None:
-    found, _, journal = sampled(tmp_path)
-    with journal:
-        only_nan, untold = (failed([journal.trials[n] for n in range(120)], pattern) for pattern in ("nan@*", None))
-    assert (len(untold), sum(untold)) == (found.tally.runs, found.tally.failures)
-    assert len(untold) - len(only_nan) == dict(found.tally.signatures)["exit:9"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.report.html.svg import Scale, across, drawing, element, number, polyline, rect, text, ticks
+from specdebug.report.html.svg import drawing, text, ticks
 
 FINITE = st.floats(-1e9, 1e9, allow_nan=False)
 
@@ -31,17 +31,6 @@ def test_ticks_are_round() -> None:
     assert ticks(3, 3) == [3]
 
 
-@given(low=FINITE, high=FINITE, part=st.floats(0, 1))
-def test_a_scale_keeps_order_and_ends(low: float, high: float, part: float) -> None:
-    scale = Scale(low, high, 100, 50)
-    assert 50 - 1e-6 <= scale(low + part * (high - low)) <= 100 + 1e-6
-
-
-def test_a_scale_of_one_value_has_it_in_the_middle() -> None:
-    assert Scale(3, 3, 0, 10)(3) == 5
-    assert across(0, 1)(0) < across(0, 1)(1)
-
-
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])))
 def test_whatever_is_written_is_text(words: str) -> None:
     drawn = drawing(10, words, text(1, 2, words, data_tip=words))
@@ -50,15 +39,3 @@ def test_whatever_is_written_is_text(words: str) -> None:
     assert root.get("role") == "img"
     (label,) = root
     assert (label.text or "", label.get("data-tip")) == (words, words)
-
-
-def test_attributes_and_numbers() -> None:
-    assert element("g", class_="a", data_rid="r", x=1.25, title=None) == '<g class="a" data-rid="r" x="1.2"></g>'
-    assert (number(3.0), number(3.04), number(-0.06)) == ("3", "3", "-0.1")
-    assert 'width="0.5"' in rect(0, 0, 0, 3)  # what would have no extent can be seen still
-    assert 'points="1,2 3,4.5"' in polyline([(1, 2), (3, 4.5)])
-
-
-def test_a_drawing_wider_than_the_others_is_not_squeezed() -> None:
-    assert ET.fromstring(drawing(10, "wide", width=2000)).get("style") == "min-width:2000px"
-    assert ET.fromstring(drawing(10, "usual")).get("style") is None

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,8 +16,6 @@ from specdebug.engine.textbook.speculative.draft import DraftLoop, ExtendForward
 from specdebug.engine.textbook.speculative.eagle import EagleDrafter
 from specdebug.engine.textbook.speculative.tree import TreeBuilder, VerifyTree
 from specdebug.events import Aborting
-from specdebug.run.oracles.draft_state import _path
-from specdebug.run.oracles.trees import read_masks
 from specdebug.verdict.outcome import Violation
 from tests.run.oracles.watched import EAGLE, TREE, Watched, prompts
 
@@ -36,12 +33,6 @@ def first(found: list[Violation]) -> tuple[str, str]:
     ordered = sorted(found, key=Violation.order)
     assert ordered, "nothing was found"
     return ordered[0].signature, ordered[0].data["tensor"]
-
-
-def test_a_path_of_parents_in_a_circle_ends() -> None:
-    tokens = torch.tensor([3, 5, 6])
-    assert _path(tokens, np.array([-1, 0, 1]), 2) == [5, 6]
-    assert _path(tokens, np.array([-1, 2, 1]), 2) == [5, 6]
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
@@ -127,14 +118,6 @@ def test_a_wrong_state_is_named(
     assert all(each.data["rid"] in each.detail and each.step for each in found)
 
 
-def test_each_step_a_wrong_state_is_found_in_the_step_that_stored_it(monkeypatch: Patch) -> None:
-    changed(monkeypatch, EagleDrafter, "keep", other_request)
-    watched = Watched(EAGLE, spec={"each_step": True})
-    found = watched.serve(prompts(40, 75), 14, until=lambda: bool(watched.found))
-    assert [(each.step, each.site) for each in found] == [(1, "draft_state")] * 2
-    assert watched.steps == 1
-
-
 def untranslated(original: Any, self: Eagle3Draft, draft_ids: Tensor) -> Tensor:
     return draft_ids
 
@@ -153,16 +136,6 @@ def other_parent(original: Any, self: DraftLoop, step: int, tokens: Tensor, hidd
 def test_another_parents_hidden_state_in_the_draft_loop_is_seen(monkeypatch: Patch) -> None:
     changed(monkeypatch, DraftLoop, "_forward", other_parent)
     assert first(Watched(TREE).serve(prompts(40, 75), 14)) == ("mismatch@draft_tree", "tokens")
-
-
-def faded(original: Any, self: DraftLoop, step: int, tokens: Tensor, hidden: Tensor, *rest: Any) -> Any:
-    return original(self, step, tokens, hidden * 0.995 if step else hidden, *rest)
-
-
-@pytest.mark.parametrize("shape", [EAGLE, TREE], ids=["chain", "tree"])
-def test_logits_that_are_wrong_and_change_no_tree_are_seen(monkeypatch: Patch, shape: dict[str, Any]) -> None:
-    changed(monkeypatch, DraftLoop, "_forward", faded)
-    assert first(Watched(shape).serve(prompts(40, 75), 14)) == ("mismatch@draft_tree", "logits")
 
 
 def lagging(original: Any, self: DraftLoop, step: int, tokens: Tensor, hidden: Tensor, inputs: Any, *rest: Any) -> Any:
@@ -219,17 +192,3 @@ def test_requests_under_way_are_compared_when_a_run_fails_or_they_are_aborted(mo
     assert [each.data["rid"] for each in watched.found] == ["r0"]
     watched.judge.inspect(watched.steps, failed=True)
     assert [(each.data["rid"], each.step) for each in watched.found] == [("r0", 1), ("r1", 1)]
-
-
-def test_a_mask_is_read_as_a_tree() -> None:
-    #        0
-    #      1   3
-    #      2  4 5
-    rows = ("100000", "110000", "111000", "100100", "100110", "100101")
-    mask = np.array([[mark == "1" for mark in row] for row in rows])
-    shown = read_masks(np.stack([mask, mask & False, np.roll(mask, 1, 0)]))
-    assert shown.valid.tolist() == [True, False, False]
-    assert shown.parents[0].tolist() == [-1, 0, 1, 0, 3, 3]
-    assert shown.depths[0].tolist() == [0, 1, 2, 1, 2, 2]
-    assert shown.first_child[0].tolist() == [1, 2, -1, 4, -1, -1]
-    assert shown.next_sibling[0].tolist() == [-1, 3, -1, -1, 5, -1]

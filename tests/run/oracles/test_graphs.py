@@ -15,7 +15,6 @@ from specdebug.engine.graph.runner import GraphRunner
 from specdebug.engine.textbook.speculative.verify import VerifyStage
 from specdebug.events import AheadDropped, Event, Launched
 from specdebug.run.judge import Judge
-from specdebug.run.oracles.graphs import Graphs
 from specdebug.targets.base import Asked
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeEngine, FakeSession, oracle_settings
@@ -153,17 +152,6 @@ def test_a_graph_that_the_scenario_does_not_ask_for_is_seen() -> None:
 def test_each_way_in_which_a_forward_ran_wrongly_is_said_once_in_its_first_step() -> None:
     found = judged([Launched("draft", 3, None), Launched("draft", 3, None), Launched("draft", 2, 4)], steps=3)
     assert [(each.step, each.data["batch_size"]) for each in found] == [(1, 3), (1, 2)]
-
-
-@pytest.mark.parametrize(
-    "changed", [{"cuda_graph": {"enabled": False}}, {"speculative": None}], ids=["without graphs", "without drafts"]
-)
-def test_it_looks_only_where_there_are_graphs_and_drafts(changed: dict[str, Any]) -> None:
-    assert any(isinstance(each, Graphs) for each in watched().judge.oracles)
-    options = {"speculative": EAGLE, **changed}
-    judge = watched(options.pop("speculative"), **options).judge
-    assert not any(isinstance(each, Graphs) for each in judge.oracles)
-    assert judge.cannot_show == []
 
 
 def test_a_target_asks_for_no_graphs_unless_it_says_so() -> None:

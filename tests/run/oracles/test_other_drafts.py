@@ -122,20 +122,6 @@ def test_a_draft_that_the_model_does_not_make_is_named(draft: str, algorithm: st
     assert violation.data["node"] == node
 
 
-@KINDS
-def test_a_state_of_another_position_is_named(draft: str, algorithm: str) -> None:
-    class Stale(Drafting):
-        def draft_state(self, requests: Sequence[Any]) -> SimpleNamespace:
-            stored = super().draft_state(requests)
-            if self.request.kv_len == PROMPT + 3:
-                stored.hidden_states = self.drafts(PROMPT + 2)[1][None]
-            return stored
-
-    (violation,), _ = served(Stale(draft, algorithm))
-    assert (violation.signature, violation.data["tensor"]) == ("mismatch@draft_state", "hidden_states")
-    assert violation.data["position"] == PROMPT + 3
-
-
 def test_a_state_that_is_nan_is_wrong_and_one_that_no_text_has_is_not_looked_at() -> None:
     class Short(Drafting):
         def __init__(self) -> None:

@@ -47,23 +47,3 @@ def test_one_whose_needs_are_not_met_is_listed_with_what_it_lacks(missing: type)
     (said,) = [str(each) for each in blind if each.oracle == missing.name]
     assert all(SHOWN[ability] in said for ability in missing.needs)
     assert len(looking) + len(blind) == len(ORACLES)
-
-
-def test_an_engine_that_is_no_server_is_not_looked_at_as_one() -> None:
-    looking, blind = oracles_of(bench((), ON_ENGINE))
-    names = [*(each.name for each in looking), *(each.oracle for each in blind)]
-    assert names
-    assert not any(name.startswith("server") for name in names)
-
-
-def test_what_is_not_asked_for_is_not_listed_either() -> None:
-    words = ("lossless", "draft_kv", "draft_state", "acceptance", "sampling", "ends", "turns", "pools")
-    off = dict.fromkeys(words, False)
-    looking, blind = oracles_of(bench((), oracle_settings(**off)))
-    assert (looking, blind) == ([], [])
-
-
-def test_every_ability_has_words() -> None:
-    assert set(SHOWN) == set(SHOWN)
-    assert all(kind.needs <= set(SHOWN) for kind in ORACLES)
-    assert len({kind.name for kind in ORACLES}) == len(ORACLES)

@@ -74,12 +74,6 @@ def test_one_token_too_often_is_an_alarm_once_and_not_where_odds_are_other_by_ri
     assert TARGET.asked({"speculative": {"num_steps": 2}}).exact
 
 
-def test_greedy_requests_are_left_to_the_argmax() -> None:
-    oracle = SampledTokens(Bench(oracle_settings(), NO_SESSION, Uniform(), print, print, str))
-    oracle.on(Finishing(FakeRequest("a.0", [1], SimpleNamespace(temperature=0.0), output_ids=[9])))
-    assert oracle.bench.looks == {}
-
-
 RIGHT_PROBS, RIGHT_WALK = sampler.target_probs, accept.accept_sampling
 
 

@@ -93,14 +93,6 @@ class Watching:
         return [each.signature for each in self.found]
 
 
-@pytest.mark.parametrize(
-    ("server", "switch", "wanted"), [(True, True, True), (True, False, False), (False, True, False)]
-)
-def test_only_a_server_is_looked_at_and_only_if_that_is_wanted(server: bool, switch: bool, wanted: bool) -> None:
-    settings = OracleSettings(OracleSpec(server=switch), Asked("tiny", server=server))
-    assert [kind.wanted(settings) for kind in (ServerAlive, ServerCounts, ServerFindings)] == [wanted] * 3
-
-
 def test_a_server_is_asked_when_it_is_idle_and_now_and_then_when_it_never_is() -> None:
     watching = Watching(ServerAlive)
     for number in range(ASK_EVERY):
@@ -164,30 +156,10 @@ def test_each_prefill_after_a_retraction_emits_a_token_that_no_verify_accepts() 
     assert "spec_accept_histogram accepts 4 tokens, of which 5 are there" in list(wrong_counts(held, meta))
 
 
-def test_counts_and_streams_are_told_by_request() -> None:
-    watching = Watching(ServerCounts)
-    watching.step("a.0")
-    assert watching.found == []
-    watching.server.taken_back = "its text was 'a' at the end and then 'b'"
-    watching.step("a.0")
-    watching.server.meta = {**GOOD, "prompt_tokens": 5}
-    watching.step("a.0")
-    assert watching.signatures == ["ends@stream", "ends@counts"]
-    assert watching.found[0].data == {"rid": "a.0"}
-
-
 @pytest.mark.parametrize(("mean", "told"), [(1.5, 0), (None, 0), (3.0, 0), (0.2, 1), (9.0, 1)])
 def test_the_mean_of_all_requests_lies_among_theirs(mean: float | None, told: int) -> None:
     watching = Watching(ServerCounts)
     watching.server.mean = mean
-    watching.oracle.on(AllServed(("a.0",)))
-    assert watching.signatures == ["ends@counts"] * told
-
-
-@pytest.mark.parametrize(("mean", "told"), [(5 / 3, 0), (1.6, 1), (2.0, 1), (0.83, 1)])
-def test_the_mean_is_exact_where_every_verify_since_the_flush_is_known(mean: float, told: int) -> None:
-    watching = Watching(ServerCounts)
-    watching.server.mean, watching.server.exact = mean, 5 / 3
     watching.oracle.on(AllServed(("a.0",)))
     assert watching.signatures == ["ends@counts"] * told
 

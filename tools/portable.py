@@ -40,8 +40,8 @@ SEARCHES = ("tests/search",)
 SHORT = (
     *SEARCHES,
     *(
-        "tests/engine/textbook/attention/test_prepare.py",
-        "tests/engine/textbook/attention/test_passes.py",
+        "tests/engine/textbook/attention/test_executor.py",
+        "tests/engine/textbook/attention/test_executor.py",
         "tests/engine/model",
     ),
     *("tests/engine/textbook/test_sampler.py", "tests/reference"),

@@ -20,8 +20,8 @@ from specdebug.engine.workers.protocol import SpeculativeWorker
 
 if TYPE_CHECKING:
     from specdebug.engine.textbook.engine import Engine
+    from specdebug.engine.textbook.speculative.draft import StateTable
     from specdebug.engine.textbook.speculative.worker import StagedWorker
-    from specdebug.engine.workers.protocol import StateTable
 
 RunnerName = Literal["draft", "verify", "extend"]
 
@@ -72,7 +72,7 @@ class EngineView:
         return self.worker
 
     @property
-    def state(self) -> StateTable:
+    def state(self) -> StateTable[Any]:
         """The state that one decode step leaves for the next, on the device."""
         return self.eagle.state
 

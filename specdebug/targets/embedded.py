@@ -52,14 +52,14 @@ class EmbeddedTarget:
 
     def warm(self, options: Mapping[str, Any]) -> None:
         from specdebug.engine.textbook.engine import load_models
-        from specdebug.engine.workers.registry import drafter_of, worker_of
+        from specdebug.engine.workers.registry import part_of
         from specdebug.targets.options import OURS
 
         config = OURS.read(options)
         spec = config.speculative
         if spec is not None:  # imports what serves it, or every fork would
-            worker_of(spec.algorithm, spec.worker)
-            drafter_of(spec.algorithm)
+            part_of(spec.algorithm, "v1" if spec.worker == "v1" else "worker")
+            part_of(spec.algorithm, "drafter")
         if config.device == "cpu" and _models_of(config) not in _models:  # a GPU's memory does not survive a fork
             _models[_models_of(config)] = load_models(config)
 

@@ -6,7 +6,7 @@ import zlib
 from typing import Any
 
 from specdebug.engine.config import round_up
-from specdebug.engine.memory.room import Room
+from specdebug.engine.memory.laws import Room
 from specdebug.engine.textbook.request import Request, Status
 from specdebug.engine.textbook.scheduler import Scheduler
 from tests.engine.parts import Parts, make_config

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.memory.accounting import check_pools
 from specdebug.engine.memory.arena import FillPolicy
+from specdebug.engine.memory.laws import check_pools
 from specdebug.engine.textbook.memory.allocator import KVMemory, SlotAllocator
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from specdebug.engine.textbook.memory.prefix_cache import PrefixCache

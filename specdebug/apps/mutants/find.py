@@ -28,9 +28,7 @@ PARTS = (
 )
 """The files that are mutated; the kernels' torch references are among them, their Triton twins are not."""
 SPARED = {
-    "engine/memory/accounting.py": "is a law that the verdict is made of, and no work",
-    "engine/memory/reuse.py": "is a law that the verdict is made of, and no work",
-    "engine/memory/room.py": "is a law that the verdict is made of, and no work",
+    "engine/memory/laws.py": "are laws that the verdict is made of, and no work",
     "engine/memory/arena.py:FillPolicy.*": "is what the harness fills memory with",
     "engine/kernels/twin.py": "chooses between a kernel and its reference",
 }

@@ -40,30 +40,20 @@ class FillPolicy:
         elif self.mode == "nan" and tensor.is_floating_point():
             tensor.fill_(float("nan"))
         else:
-            tensor.copy_(self._garbage(tensor))
-
-    def _garbage(self, like: Tensor) -> Tensor:
-        raw = self._noise(-(-like.nbytes // 8), like.device).view(torch.uint8)[: like.nbytes]
-        if like.dtype is torch.bool:
-            return (raw & 1).view(like.shape)
-        return raw.view(like.dtype).view(like.shape)
+            raw = self._noise(-(-tensor.nbytes // 8), tensor.device).view(torch.uint8)[: tensor.nbytes]
+            content = raw & 1 if tensor.dtype is torch.bool else raw.view(tensor.dtype)
+            tensor.copy_(content.view(tensor.shape))
 
     def _noise(self, words: int, device: torch.device) -> Tensor:
-        """The next ``words`` of the bank: int64 [words]."""
-        bank, start = self._bank(device), self._cursor
+        """The next ``words`` of the device's bank: int64 [words]."""
+        if device not in self._banks:
+            generator = torch.Generator().manual_seed(self._seed)
+            self._banks[device] = torch.randint(-(2**63), 2**63 - 1, (_BANK_WORDS,), generator=generator).to(device)
+        bank, start = self._banks[device], self._cursor
         self._cursor = (start + words) % _BANK_WORDS
         if start + words > _BANK_WORDS:
             bank = bank.repeat(-(-(start + words) // _BANK_WORDS))
         return bank[start : start + words]
-
-    def _bank(self, device: torch.device) -> Tensor:
-        bank = self._banks.get(device)
-        if bank is None:
-            drawn = torch.randint(
-                -(2**63), 2**63 - 1, (_BANK_WORDS,), generator=torch.Generator().manual_seed(self._seed)
-            )
-            bank = self._banks[device] = drawn.to(device)
-        return bank
 
 
 class Scratch:
@@ -135,7 +125,7 @@ class ArenaLayout:
 
     def add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Reserve a contiguous buffer. Raises ValueError on a repeated name."""
-        if any(buffer.name == name for buffer in self.buffers):
+        if name in {buffer.name for buffer in self.buffers}:
             raise ValueError(f"arena buffer {name!r} declared twice")
         end = self.nbytes + math.prod(shape) * dtype.itemsize
         self.buffers.append(_Buffer(name, shape, dtype, self.nbytes, end))

@@ -9,7 +9,7 @@ package of its own brings by an entry point of the group ``specdebug.kv_pools``,
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol, Unpack
 
 import torch
 from torch import Tensor
@@ -17,35 +17,18 @@ from torch import Tensor
 from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
 from specdebug.base.plugins import PluginRegistry
 from specdebug.engine.kernels.kv_cache import KVDestination
-from specdebug.engine.memory.arena import FillPolicy
-from specdebug.engine.textbook.memory.mha_pool import MHAPool, SlotBuffers
+from specdebug.engine.textbook.memory.mha_pool import MHAPool, PoolSizes, SlotBuffers
 
 
 class MLAPool(SlotBuffers):
-    """The ``KVPool`` of ``rows[layer]``: [N + P, 1, row_dim], of which the first ``value_dim`` columns are values."""
+    """The ``KVPool`` of latent attention (DeepSeek-V2, arXiv 2405.04434): ``rows[layer]`` [N + P, 1, row_dim].
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_slots: int,
-        page_size: int,
-        row_dim: int,
-        value_dim: int,
-        dtype: torch.dtype,
-        fill: FillPolicy,
-        device: torch.device | None = None,
-    ) -> None:
-        super().__init__(
-            planes=num_layers,
-            num_layers=num_layers,
-            num_slots=num_slots,
-            page_size=page_size,
-            row=(1, row_dim),
-            dtype=dtype,
-            fill=fill,
-            device=device,
-        )
+    A row is a token's normed latent, ``value_dim`` wide, and its rotated key part. Queries are brought into the
+    latent's space, so that the row is the key of every head and its latent the value.
+    """
+
+    def __init__(self, *, num_layers: int, row_dim: int, value_dim: int, **sizes: Unpack[PoolSizes]) -> None:
+        super().__init__(num_layers, num_layers, (1, row_dim), **sizes)
         self.value_dim = value_dim
         self.rows = list(self._buffers)
 
@@ -117,7 +100,8 @@ class KVPool(Protocol):
 
 
 class CachedModel(Protocol):
-    """A model, as far as a pool has to know it to hold its KV; ``kv_layout`` is a name in ``KV_POOLS``."""
+    """A model, as far as a pool has to know it to hold its KV. ``kv_layout``: a name in ``KV_POOLS``. head_dim: the
+    width of a key. value_dim: of a value, which ``mha`` does not ask for: there it is that of a key."""
 
     @property
     def kv_layout(self) -> str: ...
@@ -126,34 +110,22 @@ class CachedModel(Protocol):
     @property
     def num_kv_heads(self) -> int: ...
     @property
-    def head_dim(self) -> int:
-        """The width of a key."""
-
+    def head_dim(self) -> int: ...
     @property
-    def value_dim(self) -> int:
-        """The width of a value, which ``mha`` does not ask for: there it is that of a key."""
+    def value_dim(self) -> int: ...
 
 
 class MakeKVPool(Protocol):
     """Makes a model's pool of ``num_slots`` slots and one page of padding, its content as ``fill`` says."""
 
-    def __call__(
-        self,
-        model: CachedModel,
-        *,
-        num_slots: int,
-        page_size: int,
-        dtype: torch.dtype,
-        fill: FillPolicy,
-        device: torch.device,
-    ) -> KVPool: ...
+    def __call__(self, model: CachedModel, **sizes: Unpack[PoolSizes]) -> KVPool: ...
 
 
-def _make_mha_pool(model: CachedModel, **sizes: Any) -> MHAPool:
+def _make_mha_pool(model: CachedModel, **sizes: Unpack[PoolSizes]) -> MHAPool:
     return MHAPool(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, **sizes)
 
 
-def _make_mla_pool(model: CachedModel, **sizes: Any) -> MLAPool:
+def _make_mla_pool(model: CachedModel, **sizes: Unpack[PoolSizes]) -> MLAPool:
     return MLAPool(num_layers=model.num_layers, row_dim=model.head_dim, value_dim=model.value_dim, **sizes)
 
 

@@ -22,25 +22,22 @@ from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
 from specdebug.engine.graph.forward import EngineParts
 from specdebug.engine.inspect import EngineView
-from specdebug.engine.memory.accounting import Recency, check_others, check_pools
 from specdebug.engine.memory.arena import FillPolicy, GuardViolation
 from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
-from specdebug.engine.memory.reuse import Reuse
-from specdebug.engine.memory.room import Room
+from specdebug.engine.memory.laws import Laws
 from specdebug.engine.model.interface import DraftSizes, Heads
 from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
 from specdebug.engine.model.rope import separate_pairs
 from specdebug.engine.model.tokenizer import TargetTokenizer
-from specdebug.engine.streams import check_streams
 from specdebug.engine.textbook.memory.allocator import KVMemory, SlotAllocator
 from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
 from specdebug.engine.textbook.request import PrefillBatch, Request, SamplingParams, Status, StopStrings
 from specdebug.engine.textbook.scheduler import Scheduler
 from specdebug.engine.textbook.target_worker import TargetWorker
-from specdebug.engine.workers.protocol import DraftAndTargetAttention, Pools, SpeculativeWorker, WorkerParts
-from specdebug.engine.workers.registry import loader_of, worker_of
+from specdebug.engine.workers.protocol import SpeculativeWorker, WorkerParts
+from specdebug.engine.workers.registry import part_of
 from specdebug.events import Finishing, Observers, Prefilled, StepBegan, StepOver, Stepped
 
 
@@ -88,8 +85,7 @@ class Engine:
         self._memory = KVMemory(SlotAllocator(slots, page), target_kv, draft_kv)
         lookahead = 0 if draft is None else draft.lookahead
         self._cache = PrefixCache(config, self._memory, self._req_to_token, lookahead=lookahead)
-        self._recency, self._room = Recency(self._cache.radix), Room(config, self._cache)
-        self._reuse = Reuse(config, self._cache.radix, lookahead=lookahead, draft_kv=draft_kv is not None)
+        self._laws = Laws(config, self._cache, lookahead=lookahead)
         self._scheduler = Scheduler(config, self._cache)
         self._heads: list[Heads] = [target.config] if draft is None else [target.config, draft]
         planner = make_planner(config, self._req_to_token, self._heads[-1].kv_layout)
@@ -101,20 +97,16 @@ class Engine:
         )
         self._speculative_worker: SpeculativeWorker | None = None
         if spec is not None and draft is not None:
-            self._speculative_worker = worker_of(spec.algorithm, spec.worker)(
+            self._speculative_worker = part_of(spec.algorithm, "v1" if spec.worker == "v1" else "worker")(
                 WorkerParts(
-                    config=config,
+                    **vars(parts),
                     spec=spec,
                     target=target,
                     draft=draft,
-                    pools=Pools(self._memory.target, self._memory.draft, self._req_to_token),
                     memory=self._memory,
-                    planner=planner,
-                    attention=DraftAndTargetAttention(draft=backends[1], target=backends[0]),
-                    fill=fill,
-                    dtype=dtype,
-                    device=device,
-                    observers=self.observers,
+                    req_to_token=self._req_to_token,
+                    target_attention=backends[0],
+                    draft_attention=backends[1],
                 )
             )
 
@@ -202,44 +194,36 @@ class Engine:
         """Run one batch."""
         self._step += 1
         self.observers.tell(StepBegan, self._step)
-        failed = True
         try:
             report = self._run_batch()
-            self._room.end()
-            failed = False
-            return report
-        finally:
-            self.observers.tell(StepOver, failed)
+        except BaseException:
+            self.observers.tell(StepOver, True)
+            raise
+        self.observers.tell(StepOver, False)
+        return report
 
     @torch.inference_mode()
     def _run_batch(self) -> Stepped:
         async_probe.set_step(self._step)
-        self._room.begin(self._scheduler.running, self._scheduler.chunked, self._scheduler.waiting)
+        self._laws.room.begin(self._scheduler.running, self._scheduler.chunked, self._scheduler.waiting)
         chunks = self._scheduler.next_prefill()
         if chunks:
             lens = tuple(length for _, length in chunks)
             with self.observers.computing("prefill", [request for request, _ in chunks], lens):
-                return self._prefill(chunks)
-        if self._scheduler.running:
-            return self._decode()
-        return Stepped(self._step, "idle")
+                report = self._prefill(chunks)
+        else:
+            report = self._decode() if self._scheduler.running else Stepped(self._step, "idle")
+        self._laws.room.end()
+        return report
 
     def flush_cache(self) -> None:
         """Drop every cached prefix that no request reads."""
         self._cache.flush()
 
     def check_pools(self) -> list[str]:
-        """Violated conservation laws of memory, of room, of reuse and of random streams; see
-        :mod:`specdebug.engine.memory.accounting`, :mod:`specdebug.engine.memory.room`,
-        :mod:`specdebug.engine.memory.reuse` and :mod:`specdebug.engine.streams`. Some are of what has happened since
-        the last look."""
-        holders, waiting = self._scheduler.holders, self._scheduler.waiting
-        held = {request.rid for request in holders}
-        others = [request for rid, request in self.requests.items() if rid not in held]
-        problems = check_pools(self._cache, holders) + check_others(others, waiting) + self._recency.check()
-        problems += self._room.check(holders)
-        requests = self.requests.values()
-        return problems + self._reuse.check(requests, holders) + check_streams(requests)
+        """Violated conservation laws of memory, of room, of reuse and of random streams; some are of what has happened
+        since the last look."""
+        return self._laws.check(list(self.requests.values()), self._scheduler.holders, self._scheduler.waiting)
 
     def check_guards(self) -> list[GuardViolation]:
         """Guard regions damaged since the last call, of the row table and of every runner's arena."""
@@ -283,7 +267,8 @@ class Engine:
         if self._speculative_worker is not None and speculating:
             drafted, next_ids = batch, sampled
             if len(speculating) < len(batch.requests):
-                drafted, features = batch.select(speculating), features[batch.rows_of(speculating)]
+                drafted = PrefillBatch.build([chunks[i] for i in speculating], self._req_to_token, sampled.device)
+                features = features[batch.rows_of(speculating)]
                 next_ids = sampled[upload(speculating, sampled.device)]
             with self.observers.computing("prefill", drafted.requests, drafted.extend_lens_cpu):
                 self._speculative_worker.prefill(drafted, next_ids, features)
@@ -361,7 +346,7 @@ def load_models(config: EngineConfig) -> Models:
     if spec is None or config.draft_model is None:
         return Models(target, None)
     path = checkpoint_path(config.draft_model)
-    load_draft = loader_of(spec.algorithm)
+    load_draft = part_of(spec.algorithm, "loader")
     return Models(target, load_draft(path, algorithm=spec.algorithm, target=target, max_positions=config.reach))
 
 

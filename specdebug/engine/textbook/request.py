@@ -227,28 +227,7 @@ class PrefillBatch:
         """Row of each request's last token: int64 [B]."""
         return self.extend_lens.cumsum(0) - 1
 
-    def select(self, keep: Sequence[int]) -> PrefillBatch:
-        """The sub-batch of the requests numbered ``keep``, ascending."""
-        index = upload(keep, self.extend_lens.device)
-        rows = self.rows_of(keep)
-        return PrefillBatch(
-            requests=tuple(self.requests[i] for i in keep),
-            prefix_lens=self.prefix_lens[index],
-            extend_lens=self.extend_lens[index],
-            req_pool_indices=self.req_pool_indices[index],
-            input_ids=self.input_ids[rows],
-            positions=self.positions[rows],
-            out_cache_loc=self.out_cache_loc[rows],
-            final=self.final[index],
-            next_prompt_ids=self.next_prompt_ids[index],
-            prefix_lens_cpu=tuple(self.prefix_lens_cpu[i] for i in keep),
-            extend_lens_cpu=tuple(self.extend_lens_cpu[i] for i in keep),
-            ends_prompt=tuple(self.ends_prompt[i] for i in keep),
-        )
-
     def rows_of(self, keep: Sequence[int]) -> Tensor:
         """Token rows of the requests numbered ``keep``: int64."""
-        ends = list(accumulate(self.extend_lens_cpu))
-        starts = [0, *ends[:-1]]
-        rows = [row for i in keep for row in range(starts[i], ends[i])]
-        return upload(rows, self.extend_lens.device)
+        ends = [0, *accumulate(self.extend_lens_cpu)]
+        return upload([row for i in keep for row in range(ends[i], ends[i + 1])], self.extend_lens.device)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,80 +17,56 @@ from specdebug.engine.textbook.memory.req_to_token import Cells
 from specdebug.engine.textbook.request import Request, Status
 
 
-class Reservation(Protocol):
-    """How many slots decoding takes."""
+class Reservation:
+    """The slots that decoding takes beyond a committed length L: which a request holds from step to step, and which a
+    step takes and gives back.
+
+    Under the worker v2 a running request holds what all steps that may be in flight can touch, and a step takes
+    nothing. Under v1 one that speculates holds whole pages of what it has committed and nothing more; a step takes
+    slots twice, to draft and to verify, and the first are back before the second are taken.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        spec = config.speculative
+        self._page, self._steps, self._most = config.page_size, config.steps_in_flight, config.alloc_len_per_decode
+        self._borrower = spec if spec is not None and spec.worker == "v1" else None
 
     def held(self, request: Request) -> int:
         """Cells beyond its committed length that a running request must hold when a step begins, and the most that it
         may hold when one ends."""
+        if not request.speculative:
+            return self._steps
+        return 0 if self._borrower is not None else self._steps * self._most
 
     def borrowed(self, requests: Iterable[Request]) -> int:
         """Slots that must be free besides when a step of these begins: it takes no more."""
-
-    def admitted(self, request: Request) -> int:
-        """Cells beyond its prompt that there must be room for when a request is admitted."""
-
-
-class OverReservation:
-    """Of the worker v2: a running request holds what all steps that may be in flight can touch, so that a step takes
-    nothing."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._steps = config.steps_in_flight
-        self._speculating = config.steps_in_flight * config.alloc_len_per_decode
-
-    def held(self, request: Request) -> int:
-        return self._speculating if request.speculative else self._steps
-
-    def borrowed(self, requests: Iterable[Request]) -> int:
-        return 0
-
-    def admitted(self, request: Request) -> int:
-        return self.held(request)
-
-
-class StepReservation:
-    """Of the worker v1: a request that speculates holds whole pages of what it has committed and nothing more. A step
-    takes slots twice, to draft and to verify, and the first are back before the second are taken."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        assert config.speculative is not None
-        self._spec = config.speculative
-        self._page = config.page_size
-        self._most = config.alloc_len_per_decode
-
-    def held(self, request: Request) -> int:
-        return 0 if request.speculative else 1
-
-    def borrowed(self, requests: Iterable[Request]) -> int:
+        if self._borrower is None:
+            return 0
         speculating = [request for request in requests if request.speculative]
         drafting = sum(self._lacks(request, self.draft_end(request.kv_len)) for request in speculating)
         return max(drafting, sum(self._lacks(request, self.verify_end(request.kv_len)) for request in speculating))
 
     def admitted(self, request: Request) -> int:
-        return self._most if request.speculative else 1
+        """Cells beyond its prompt that there must be room for when a request is admitted."""
+        return self._most if self._borrower is not None and request.speculative else self.held(request)
 
     def draft_end(self, length: int) -> int:
-        """The cell behind the last that drafting touches from a committed length: ``num_steps`` for each branch, or
-        whole pages of its own for each, of which the first shares the page that the prefix ends in."""
-        steps, topk, page = self._spec.num_steps, self._spec.eagle_topk, self._page
+        """The cell behind the last that v1's drafting touches from a committed length: ``num_steps`` for each branch,
+        or whole pages of its own for each, of which the first shares the page that the prefix ends in."""
+        assert self._borrower is not None
+        steps, topk, page = self._borrower.num_steps, self._borrower.eagle_topk, self._page
         if topk == 1 or page == 1:
             return length + topk * steps
         tail = length % page
         return length - tail + topk * round_up(tail + steps, page)
 
     def verify_end(self, length: int) -> int:
-        """The cell behind the last that a verify writes."""
-        return length + self._spec.tree_size
+        """The cell behind the last that v1's verify writes."""
+        assert self._borrower is not None
+        return length + self._borrower.tree_size
 
     def _lacks(self, request: Request, end: int) -> int:
         return max(round_up(end, self._page) - request.kv_allocated, 0)
-
-
-def reservation_of(config: EngineConfig) -> Reservation:
-    """The discipline of the worker that ``config`` asks for; without speculation that of v2."""
-    first = config.speculative is not None and config.speculative.worker == "v1"
-    return StepReservation(config) if first else OverReservation(config)
 
 
 class Scheduler:
@@ -100,7 +75,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, cache: PrefixCache) -> None:
         self._config = config
         self._cache = cache
-        self.reservation = reservation_of(config)
+        self.reservation = Reservation(config)
         self._grown: list[Cells] = []
         self._slots: list[Tensor] = []
         self.waiting: deque[Request] = deque()
@@ -110,7 +85,6 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return True if any request waits, is half prefilled, or runs."""
         return bool(self.waiting or self.running or self.chunked)
 
     @property
@@ -120,10 +94,7 @@ class Scheduler:
 
     def add(self, request: Request, *, ahead: bool = False) -> None:
         """Queue a request, behind all others or ``ahead`` of them."""
-        if ahead:
-            self.waiting.appendleft(request)
-        else:
-            self.waiting.append(request)
+        (self.waiting.appendleft if ahead else self.waiting.append)(request)
 
     def next_prefill(self) -> list[tuple[Request, int]]:
         """(request, chunk length) pairs of the next prefill batch; empty when decoding should go on."""
@@ -166,15 +137,12 @@ class Scheduler:
         The latest admitted goes first, because it loses least and may still hit what it leaves in the cache.
         """
         retracted: list[Request] = []
-        index = 0
-        if self._grow(*map(self._next_steps, self.running)):
-            index = len(self.running)
+        index = len(self.running) if self._grow(*map(self._next_steps, self.running)) else 0
         while index < len(self.running):
-            request = self.running[index]
-            if self._grow(self._next_steps(request)):
+            if self._grow(self._next_steps(self.running[index])):
                 index += 1
-                continue
-            retracted.append(self._retract_latest())
+            else:
+                retracted.append(self._retract_latest())
         while not self._cache.make_room(self.reservation.borrowed(self.running)):
             retracted.append(self._retract_latest())
         self._write_rows()

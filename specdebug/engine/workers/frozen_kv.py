@@ -8,7 +8,8 @@ last accepted position is kept.
 
 There is no draft KV that a prefix hit could lack, and slots depend on no token but their own.
 
-Source: SGLang ``frozen_kv_mtp_worker.py``."""
+Source: SGLang ``frozen_kv_mtp_worker.py``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
@@ -28,7 +28,7 @@ from specdebug.engine.model.interface import DraftModel, LayerAttention
 from specdebug.engine.textbook.attention.planner import AttentionPlanner, Metadata, SequenceLayout, Workspace
 from specdebug.engine.textbook.request import PrefillBatch
 from specdebug.engine.textbook.speculative.accept import Compacted, last_accepted_rows
-from specdebug.engine.textbook.speculative.draft import DraftPasses, LengthTable, StepState
+from specdebug.engine.textbook.speculative.draft import DraftPasses, StateTable, StepState
 from specdebug.engine.textbook.speculative.tree import DraftCandidates, Roots, per_branch, top_k_probs
 from specdebug.engine.workers.protocol import DrafterParts
 
@@ -140,27 +140,6 @@ class FrozenKVState(StepState):
     topk_index: None = None
 
 
-class FrozenKVStateTable(LengthTable):
-    """``FrozenKVState`` for every row of ``req_to_token``."""
-
-    def __init__(self, rows: int, *, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(rows, device)
-        self._hidden = torch.zeros((rows + 1, hidden_size), dtype=dtype, device=device)
-
-    def gather(self, rows: Tensor) -> FrozenKVState:
-        """Return the start of the next draft of the given rows (int64 [B])."""
-        return self.read(rows)
-
-    def read(self, rows: Tensor) -> FrozenKVState:
-        """Copies of the given rows (int64 [B])."""
-        seq_lens, bonus, hidden = (each.index_select(0, rows) for each in (self.seq_lens, self.bonus, self._hidden))
-        return FrozenKVState(seq_lens, bonus, hidden)
-
-    def store_hidden(self, rows: Tensor, hidden_states: Tensor) -> None:
-        """Keep the target's hidden states [B, H] of the given rows' last positions."""
-        self._hidden.index_copy_(0, rows, hidden_states)
-
-
 class FrozenKVDrafter:
     """The ``Drafter`` of one assistant: it owns the target's hidden states that drafts start from, and one runner."""
 
@@ -170,17 +149,13 @@ class FrozenKVDrafter:
         worker, spec = parts.worker, parts.worker.spec
         self.model = assistant = cast(DraftModel, worker.draft)  # the loader of this algorithm made it
         self._vocab_size, self._tree_size = worker.vocab_size, spec.tree_size
-        self.state = FrozenKVStateTable(
-            worker.config.max_running_requests,
-            hidden_size=assistant.hidden_size,
-            dtype=worker.dtype,
-            device=worker.device,
-        )
+        hidden = (assistant.hidden_size,), worker.dtype
+        self.state = StateTable(FrozenKVState, worker.config.max_running_requests, worker.device, hidden)
         self._loop = loop = FrozenKVLoop(
-            assistant, worker.pools.target, spec, target_vocab_size=worker.vocab_size, observers=worker.observers
+            assistant, worker.memory.target, spec, target_vocab_size=worker.vocab_size, observers=worker.observers
         )
         table = frozen_kv_table(worker, loop)
-        self._draft = launcher(worker, loop, worker.attention.draft, parts.workspace, table)
+        self._draft = launcher(worker, loop, worker.draft_attention, parts.workspace, table)
         self.draft_runner = self._draft.runner
 
     def draft(self, rows: Tensor, state: FrozenKVState, slots: Tensor, lens_cpu: tuple[int, ...]) -> DraftCandidates:
@@ -193,13 +168,12 @@ class FrozenKVDrafter:
 
     def extend(self, batch: SequenceLayout, compacted: Compacted, slots: Tensor) -> None:
         maybe_detect_nan(compacted.features, "draft_extend.features")
-        self._keep(
-            batch.req_pool_indices, compacted.features, last_accepted_rows(compacted.accept_lengths, self._tree_size)
-        )
+        last = last_accepted_rows(compacted.accept_lengths, self._tree_size)
+        self._keep(batch.req_pool_indices, compacted.features, last)
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
         self._keep(batch.req_pool_indices, features, batch.last_rows())
 
     def _keep(self, rows: Tensor, features: Tensor, last: Tensor) -> None:
         """Keep the features [n, F] at rows ``last`` (int64 [B]), one of each request."""
-        self.state.store_hidden(rows, self.model.project(features.index_select(0, last)))
+        self.state.store(rows, self.model.project(features.index_select(0, last)))

@@ -28,7 +28,7 @@ from specdebug.engine.textbook.memory.allocator import KVMemory
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
 from specdebug.engine.textbook.request import PrefillBatch, Request
 from specdebug.engine.textbook.speculative.accept import Compacted
-from specdebug.engine.textbook.speculative.draft import StepState
+from specdebug.engine.textbook.speculative.draft import StateTable, StepState
 from specdebug.engine.textbook.speculative.tree import DraftCandidates
 
 
@@ -51,62 +51,29 @@ class SpeculativeWorker(Protocol):
 
 
 @dataclass(frozen=True)
-class Pools:
-    """The two pools that share slot ids, and the table that maps positions to slots. ``draft_kv``: None where the draft
-    keeps no KV."""
-
-    target: KVPool
-    draft_kv: KVPool | None
-    req_to_token: ReqToToken
-
-    @property
-    def draft(self) -> KVPool:
-        """Draft KV, for those whose draft keeps some. Raises EngineError if there is none."""
-        if self.draft_kv is None:
-            raise EngineError("this engine's draft model keeps no KV")
-        return self.draft_kv
-
-
-@dataclass(frozen=True)
-class DraftAndTargetAttention:
-    """The backends that attend for either model: their heads may differ."""
-
-    draft: AttentionBackend
-    target: AttentionBackend
-
-
-@dataclass(frozen=True)
 class WorkerParts(EngineParts):
-    """An engine gives its speculative worker these to work with. Models and pools are shared with the engine; so is
-    ``memory``, for a worker that takes slots itself."""
+    """An engine gives its speculative worker these to work with. Models and ``memory``, whose two pools share slot ids,
+    are shared with the engine. Target and draft have a backend each, because their heads may differ."""
 
     spec: SpeculativeConfig
     target: TargetModel
     draft: DraftSizes
-    pools: Pools
     memory: KVMemory
-    attention: DraftAndTargetAttention
+    req_to_token: ReqToToken
+    target_attention: AttentionBackend
+    draft_attention: AttentionBackend
 
     @property
     def vocab_size(self) -> int:
         """V, of the target."""
         return self.target.config.vocab_size
 
-
-class StateTable(Protocol):
-    """``StepState`` for every row of ``req_to_token``, and what one way of drafting adds to it."""
-
-    seq_lens: Tensor
-    bonus: Tensor
-
-    def gather(self, rows: Tensor) -> StepState:
-        """Return the start of the next draft of the given rows (int64 [B])."""
-
-    def read(self, rows: Tensor) -> StepState:
-        """Return copies of the drafting state of the given rows (int64 [B]), for who looks from outside."""
-
-    def store_lengths(self, rows: Tensor, seq_lens: Tensor, bonus: Tensor) -> None:
-        """Publish new committed lengths and bonus tokens, before the draft extend runs."""
+    @property
+    def draft_pool(self) -> KVPool:
+        """Draft KV, for those whose draft keeps some. Raises EngineError if there is none."""
+        if self.memory.draft is None:
+            raise EngineError("this engine's draft model keeps no KV")
+        return self.memory.draft
 
 
 State = TypeVar("State", bound=StepState, contravariant=True)
@@ -131,7 +98,7 @@ class Drafter(Protocol[State]):
         """The draft model."""
 
     @property
-    def state(self) -> StateTable:
+    def state(self) -> StateTable[Any]:
         """The state that a step leaves for the next, by row."""
 
     @property

@@ -63,22 +63,10 @@ SHIPPED = {"EAGLE": _EAGLE, "EAGLE3": _EAGLE, "MTP": _MTP, "FROZEN_KV_MTP": _FRO
 ALGORITHMS = PluginRegistry("algorithms", "an Algorithm", lambda part: isinstance(part, Algorithm), SHIPPED)
 
 
-def worker_of(name: str, worker: str = "v2") -> Any:
-    """The function that makes an algorithm's worker: the one of ``speculative.worker``. Raises PluginError when its
-    package does not have it."""
-    algorithm = ALGORITHMS[name]
-    first = algorithm.v1 if worker == "v1" else None
-    return import_named(first or algorithm.worker, f"the worker of algorithm '{name}'")
-
-
-def drafter_of(name: str) -> Any:
-    """The function that makes an algorithm's drafter. Raises PluginError when its package does not have it."""
-    return import_named(ALGORITHMS[name].drafter, f"the drafter of algorithm '{name}'")
-
-
-def loader_of(name: str) -> Any:
-    """The function that loads an algorithm's draft model. Raises PluginError when its package does not have it."""
-    return import_named(ALGORITHMS[name].loader, f"the draft model's loader of algorithm '{name}'")
+def part_of(name: str, part: Literal["worker", "v1", "drafter", "loader"]) -> Any:
+    """The function of that field of an algorithm's. Raises PluginError when its package does not have it."""
+    what = {"v1": "worker", "loader": "draft model's loader"}.get(part, part)
+    return import_named(getattr(ALGORITHMS[name], part), f"the {what} of algorithm '{name}'")
 
 
 @dataclass(frozen=True)

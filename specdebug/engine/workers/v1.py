@@ -33,8 +33,8 @@ from specdebug.engine.kernels.cache_locs import (
 )
 from specdebug.engine.textbook.attention.planner import ExtendLayout, SequenceLayout
 from specdebug.engine.textbook.request import Request
-from specdebug.engine.textbook.scheduler import StepReservation
-from specdebug.engine.textbook.speculative.accept import Acceptance, accept, commit_kv, compact_accepted
+from specdebug.engine.textbook.scheduler import Reservation
+from specdebug.engine.textbook.speculative.accept import Acceptance, commit_kv, compact_accepted
 from specdebug.engine.textbook.speculative.worker import StagedWorker, bonus_of, read_back
 from specdebug.engine.workers.protocol import AcceptedRows, SlotDrafter, WorkerParts
 from specdebug.events import StageEntered
@@ -56,7 +56,7 @@ class StepSlots:
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
         self._page = parts.config.page_size
-        self._reservation = StepReservation(parts.config)
+        self._reservation = Reservation(parts.config)
 
     @contextmanager
     def draft(self, requests: Sequence[Request], rows: Tensor, seq_lens: Tensor) -> Iterator[DraftCacheLocs]:
@@ -67,7 +67,7 @@ class StepSlots:
         with parts.memory.borrow_to_draft(sum(counts)) as fresh:
             held, offsets, slots = self._upload([each.kv_allocated for each in requests], counts, fresh)
             yield assign_draft_cache_locs_v1(
-                parts.pools.req_to_token.table,
+                parts.req_to_token.table,
                 rows,
                 seq_lens,
                 held,
@@ -92,9 +92,9 @@ class StepSlots:
         for request, count in zip(requests, counts, strict=True):
             request.kv_allocated += count
         self._write(rows, list(held), counts, fresh)
-        table = parts.pools.req_to_token.table
+        table = parts.req_to_token.table
         out_cache_loc = verify_cache_locs(table, rows, seq_lens, parts.spec.tree_size)
-        maybe_detect_oob(out_cache_loc, 0, parts.pools.target.size, "verify.out_cache_loc")
+        maybe_detect_oob(out_cache_loc, 0, parts.memory.target.size, "verify.out_cache_loc")
         return Taken(out_cache_loc, torch.split(fresh, counts), held)
 
     def keep_nodes(
@@ -132,7 +132,7 @@ class StepSlots:
     def _write(self, rows: Tensor, firsts: list[int], counts: list[int], slots: Tensor) -> None:
         """Store slots (int64, on the host), as many for each request as ``counts`` says, from cell ``firsts`` on."""
         if slots.numel():
-            write_slots(self._parts.pools.req_to_token.table, rows, *self._upload(firsts, counts, slots))
+            write_slots(self._parts.req_to_token.table, rows, *self._upload(firsts, counts, slots))
 
     def _upload(self, firsts: list[int], counts: list[int], slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``firsts`` [B], where the slots of each begin [B + 1], and the slots: int64 on the device, by one copy."""
@@ -153,7 +153,7 @@ class EagleWorkerV1(StagedWorker[SlotDrafter[Any]]):
 
     def decode(self, requests: Sequence[Request]) -> list[list[int]]:
         """One iteration; the tokens each request gained, at least one. One that ends may keep fewer."""
-        spec, observers, config = self._parts.spec, self._parts.observers, self._parts.config
+        spec, observers = self._parts.spec, self._parts.observers
         lens_cpu = tuple(request.kv_len for request in requests)
         rows = self._rows_of(requests)
 
@@ -171,10 +171,7 @@ class EagleWorkerV1(StagedWorker[SlotDrafter[Any]]):
         prepared = self._verify.prepare(tree, rows, state.seq_lens, taken.out_cache_loc, lens_cpu, slack=0)
         verified = self._verify.run(prepared, lens_cpu)
 
-        observers.tell(StageEntered, "accept")
-        acceptance = accept(requests, tree, verified.logits, spec, config.seed)
-        acceptance.probe_indices(spec.tree_size, self._parts.vocab_size)
-        self._tell_observers(requests, tree, verified.logits, acceptance)
+        acceptance = self._accept(requests, tree, verified.logits)
 
         observers.tell(StageEntered, "commit")
         compacted = compact_accepted(acceptance, verified.features, spec)
@@ -212,7 +209,7 @@ class EagleWorkerV1(StagedWorker[SlotDrafter[Any]]):
             return
         if any(count < row[0] for count, row in zip(kept, told, strict=True)):
             acceptance = truncate(acceptance, upload(kept, self._parts.device))
-        commit_kv(acceptance, taken.out_cache_loc, spec, self._parts.pools.target, self._scratch)
+        commit_kv(acceptance, taken.out_cache_loc, spec, self._parts.memory.target, self._scratch)
         self._slots.keep_pages(requests, taken, kept)
 
     def _accepted_rows(self, batch: SequenceLayout, kept: Sequence[int]) -> AcceptedRows:
@@ -226,7 +223,7 @@ class EagleWorkerV1(StagedWorker[SlotDrafter[Any]]):
         there = upload(np.array([*front, *positions, *last, *kept]), self._parts.device)
         at, where, rest = there[: len(front)], there[len(front) : 2 * len(front)], there[2 * len(front) :]
         ends, lengths = rest.view(2, -1)
-        table = self._parts.pools.req_to_token.table
+        table = self._parts.req_to_token.table
         slots = verify_cache_locs(table, batch.req_pool_indices, batch.seq_lens, nodes).index_select(0, at)
         layout = ExtendLayout(batch.req_pool_indices, batch.seq_lens, lengths, batch.seq_lens_cpu, tuple(kept))
         return AcceptedRows(layout, at, where, slots, ends)

@@ -28,14 +28,12 @@ from specdebug.engine.textbook.speculative.verify import VerifyForward, VerifyIn
 from specdebug.engine.textbook.target_worker import DecodeForward, DecodeInputs, decode_table
 from specdebug.engine.workers.frozen_kv import FrozenKVInputs, FrozenKVLoop, frozen_kv_table, last_positions
 from specdebug.engine.workers.mtp import (
-    LayerChain,
     MTPExtendForward,
     MTPExtendInputs,
-    MTPStateTable,
-    RecentPositions,
+    mtp_states,
     mtp_table,
 )
-from specdebug.engine.workers.registry import loader_of
+from specdebug.engine.workers.registry import part_of
 from specdebug.events import Observers
 from tests.engine.attention.cases import random_tree
 from tests.engine.conftest import Lab
@@ -50,7 +48,7 @@ Outputs = dict[str, Tensor]
 def _models(target: Path, draft: Path, algorithm: str) -> tuple[TargetModel, Any]:
     """Stateless, so one load serves every bench."""
     model = load_target(target, max_positions=80)
-    return model, loader_of(algorithm)(draft, algorithm=algorithm, target=model, max_positions=80)
+    return model, part_of(algorithm, "loader")(draft, algorithm=algorithm, target=model, max_positions=80)
 
 
 class Bench(ABC):
@@ -283,11 +281,12 @@ class MTPBench(Bench):
 
     def make(self) -> Any:
         nodes, size, layers = self.spec.tree_size, self.draft.hidden_size, self.draft.num_layers
-        state = MTPStateTable(MAX_BS, num_layers=layers, hidden_size=size, dtype=torch.float32, device=CPU)
+        state = mtp_states(self.draft, MAX_BS, torch.float32, CPU)
         ids = self.ids(MAX_BS * (layers - 1)).view(MAX_BS, -1)
-        self.recent = RecentPositions(ids, self.draw(MAX_BS, layers - 1, size))
-        state.store_drafts(self.rows, torch.zeros(MAX_BS, layers, dtype=torch.int64), self.recent)
-        forward = MTPExtendForward(LayerChain(self.draft, self.pool), state, tree_size=nodes)
+        drafts = torch.zeros(MAX_BS, layers, dtype=torch.int64)
+        self.recent = ids, self.draw(MAX_BS, layers - 1, size)
+        state.store(self.rows, drafts, *self.recent)
+        forward = MTPExtendForward(self.draft, self.pool, state, tree_size=nodes)
         self.features = self.draw(MAX_BS * nodes, size)
         self.accepted = torch.tensor([2, 1, nodes, 3, 1])
         return forward, mtp_table(self.parts, forward)

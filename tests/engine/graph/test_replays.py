@@ -253,8 +253,8 @@ def test_the_last_positions_are_kept_for_the_next_extend(lab: Lab) -> None:
     found, nodes = bench.replay(bench.given(5)), bench.spec.tree_size
     tokens, features = bench.tokens.view(5, nodes), bench.features.view(5, nodes, -1)
     for b, accepted in enumerate(bench.accepted.tolist()):
-        ids = torch.cat([bench.recent.next_ids[b], tokens[b, :accepted]])
-        hidden = torch.cat([bench.recent.hidden_states[b], features[b, :accepted]])
+        ids = torch.cat([bench.recent[0][b], tokens[b, :accepted]])
+        hidden = torch.cat([bench.recent[1][b], features[b, :accepted]])
         assert torch.equal(found.next_ids[b], ids[-2:])
         assert torch.equal(found.hidden_states[b], hidden[-2:])
 

@@ -106,15 +106,6 @@ def test_a_prefix_without_draft_kv_counts_for_those_who_need_none(monkeypatch: p
     assert first_broken(engine) == ["reuse: other had 0 of the 20 positions cached of its prompt"]
 
 
-def test_what_was_flushed_or_evicted_before_an_admission_could_not_be_used() -> None:
-    engine = engine_of()
-    serve(engine, "first", PROMPT)
-    engine.flush_cache()
-    assert serve(engine, "cold", PROMPT).cached_tokens == 0
-    engine._memory.free(engine._cache.radix.evict(1))
-    assert serve(engine, "again", PROMPT).cached_tokens in (0, 20)
-
-
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_request_that_ends_and_leaves_nothing_is_told(monkeypatch: pytest.MonkeyPatch, page_size: int) -> None:
     engine = engine_of(page_size=page_size)
@@ -122,27 +113,6 @@ def test_a_request_that_ends_and_leaves_nothing_is_told(monkeypatch: pytest.Monk
     engine.add_request("r", PROMPT, SamplingParams(max_new_tokens=9))
     due = (len(PROMPT) + 9 - 1) // page_size * page_size
     assert first_broken(engine) == [f"kept: r has ended, and the tree has 20 of the {due} positions it computed"]
-
-
-def test_an_end_by_a_stop_token_keeps_what_was_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of()
-    output = serve(engine, "whole", PROMPT).output_ids
-    engine.flush_cache()
-    sampling = SamplingParams(max_new_tokens=9, stop_token_ids=(output[4],))
-    stopped = engine.add_request("stopped", PROMPT, sampling)
-    assert first_broken(engine) == []
-    assert stopped.finish_reason == "stop"
-    assert engine._cache.radix.total_size == len(stopped.all_ids) - 1
-
-
-def test_an_aborted_request_need_not_be_kept() -> None:
-    engine = engine_of()
-    engine.add_request("r", PROMPT, SamplingParams(max_new_tokens=9))
-    for _ in range(2):
-        engine.step()
-        assert engine.check_pools() == []
-    engine.abort("r")
-    assert engine.check_pools() == []
 
 
 def test_a_prompt_that_is_not_published_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,19 +143,6 @@ def test_a_cache_that_is_off_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     plant(monkeypatch, PrefixCache, "release", "if keep and self.enabled:", "if keep:")
     engine.add_request("r", PROMPT, SamplingParams(max_new_tokens=9))
     assert "kept: the prefix cache is off, and 1 nodes are in its tree" in first_broken(engine)
-
-
-def test_looks_may_be_left_out_and_ids_used_again() -> None:
-    engine = engine_of(memory={"num_slots": 64})
-    for number in range(6):
-        prompt = [*PROMPT[: 21 - number], *range(90, 96 + number)]
-        request = engine.add_request("r", prompt, SamplingParams(max_new_tokens=9))
-        while engine.has_work:
-            engine.step()
-        if number % 2:
-            assert engine.check_pools() == []
-        assert request.finished
-        engine.forget_finished()
 
 
 LONGEST = 80

@@ -23,7 +23,7 @@ from specdebug.engine.model.draft_kind import (
     require_kind,
 )
 from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.workers.registry import SHIPPED, loader_of
+from specdebug.engine.workers.registry import SHIPPED, part_of
 from tests.engine.model.test_published_shapes import EAGLE, EAGLE3, HEAD_8B, LLAMA_3_1_8B, target_shapes
 
 KINDS = {
@@ -72,7 +72,7 @@ def test_every_shipped_checkpoint_is_of_a_kind_and_every_algorithm_has_one() -> 
 
 @pytest.mark.parametrize(("algorithm", "name"), RIGHT)
 def test_a_draft_of_the_algorithm_s_kind_loads(algorithm: str, name: str) -> None:
-    draft = loader_of(algorithm)(checkpoint_path(name), algorithm=algorithm, target=target_of(name))
+    draft = part_of(algorithm, "loader")(checkpoint_path(name), algorithm=algorithm, target=target_of(name))
     assert draft.vocab_size > 0
 
 
@@ -81,7 +81,7 @@ def test_another_draft_is_named_at_the_option_before_anything_is_read(algorithm:
     """No target is there to be looked at, and no tensor is read."""
     kind = KINDS[name]
     with pytest.raises(InvalidOption) as caught:
-        loader_of(algorithm)(checkpoint_path(name), algorithm=algorithm, target=None)
+        part_of(algorithm, "loader")(checkpoint_path(name), algorithm=algorithm, target=None)
     if kind.algorithm is None:
         said = f"{name} holds {kind.name}, with which no algorithm drafts; for {algorithm} give {SERVED[algorithm]}"
         assert (caught.value.key_path, caught.value.reason) == (("speculative", "draft_model"), said)

@@ -80,15 +80,6 @@ def test_a_config_that_contradicts_the_checkpoint_is_refused(lab: Lab) -> None:
         build(base(lab, model="nowhere"))
 
 
-def test_draft_kv_of_an_engine_without_a_draft_is_an_error(lab: Lab) -> None:
-    engine = build(base(lab, "plain"))
-    request = engine.add_request("r", [1, 2, 3], greedy(4))
-    engine.step()
-    assert not request.speculative
-    with pytest.raises(ValueError, match="no draft KV"):
-        engine.draft_kv(request, 0, 2)
-
-
 # Corners of all sizes.
 
 
@@ -192,27 +183,6 @@ def test_a_stop_ends_a_request_wherever_in_an_accepted_run_it_lies(
     assert cut_short > 1, "no run was cut in the middle"
 
 
-def test_a_stop_token_that_comes_with_the_prompt_ends_it_there(lab: Lab) -> None:
-    prompt = prompt_of(lab, 0)
-    first = lab.oracle.greedy(prompt).tokens[0]
-    engine = build(base(lab))
-    request = engine.add_request("r", prompt, greedy(9, stop_token_ids=(first,)))
-    report = engine.step()
-    assert report.finished == ("r",)
-    assert request.output_ids == [first]
-    assert not engine.has_work
-    assert engine.check_pools() == []
-
-
-def test_the_last_step_of_a_full_request_keeps_no_more_than_asked(lab: Lab) -> None:
-    for max_new in range(1, 14):
-        engine = build(base(lab, "chain"))
-        (output,) = serve(engine, [prompt_of(lab, 1)], max_new)
-        assert len(output) == max_new
-        assert engine.requests["r0"].finish_reason == "length"
-        lab.oracle.check(prompt_of(lab, 1), output, max_new)
-
-
 # Aborting.
 
 
@@ -268,37 +238,7 @@ def test_a_request_that_is_put_back_at_any_step_goes_on_where_it_was(lab: Lab, b
         assert engine.check_pools() == []
 
 
-def test_aborting_the_unknown_and_the_finished_does_nothing(lab: Lab) -> None:
-    engine = build(base(lab))
-    serve(engine, [prompt_of(lab, 0)], 3)
-    engine.abort("untold")
-    engine.abort("r0")
-    engine.abort("r0")
-    assert engine.requests["r0"].finish_reason == "length"
-    assert engine.check_pools() == []
-
-
 # The prefix cache.
-
-
-def test_flushing_forgets_what_nobody_reads_and_nothing_else(lab: Lab) -> None:
-    engine = build(base(lab), page_size=4)
-    prompt = prompt_of(lab, 2)
-    engine.add_request("first", prompt, greedy(8))
-    engine.step()
-    engine.flush_cache()
-    assert engine.check_pools() == []
-    run(engine)
-    lab.oracle.check(prompt, engine.requests["first"].output_ids, 8)
-    engine.add_request("hit", prompt, greedy(8))
-    run(engine)
-    assert engine.requests["hit"].cached_tokens == 20
-    engine.flush_cache()
-    engine.add_request("cold", prompt, greedy(8))
-    run(engine)
-    assert engine.requests["cold"].cached_tokens == 0
-    for rid in ("hit", "cold"):
-        lab.oracle.check(prompt, engine.requests[rid].output_ids, 8)
 
 
 @pytest.mark.parametrize(("limit", "cached"), [(0, 0), (3, 0), (4, 4), (9, 8), (None, 20)])
@@ -314,15 +254,6 @@ def test_no_more_comes_from_the_cache_than_may(lab: Lab, limit: int | None, cach
         assert engine.check_pools() == []
     assert engine.requests["again"].cached_tokens == cached
     assert engine.requests["whole"].cached_tokens == 20
-
-
-def test_turned_off_the_cache_serves_nothing_and_keeps_nothing(lab: Lab) -> None:
-    engine = build(base(lab), radix_cache=False)
-    for rid in ("a", "b"):
-        engine.add_request(rid, prompt_of(lab, 0), greedy(4))
-        run(engine)
-        assert engine.requests[rid].cached_tokens == 0
-        assert engine._memory.allocator.num_free == engine.config.usable_slots
 
 
 def test_turns_of_a_conversation_hit_what_the_turn_before_left(lab: Lab) -> None:

@@ -34,22 +34,6 @@ def test_probabilities_are_those_transformers_draws_from(
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
-def test_top_k_keeps_the_likeliest_and_renormalises() -> None:
-    probs = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.15, 0.05]])
-    kept = top_k_renorm(probs, 2)
-    assert torch.allclose(kept, torch.tensor([[0.0, 4 / 7, 0.0, 3 / 7], [0.7 / 0.85, 0.0, 0.15 / 0.85, 0.0]]))
-    assert top_k_renorm(probs, 0) is probs
-    assert top_k_renorm(probs, 4) is probs
-
-
-def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
-    probs = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
-    assert torch.allclose(top_p_renorm(probs, 0.6), torch.tensor([[0.0, 4 / 7, 0.0, 3 / 7]]))
-    assert torch.allclose(top_p_renorm(probs, 0.75), torch.tensor([[0.0, 4 / 9, 2 / 9, 3 / 9]]))
-    assert torch.allclose(top_p_renorm(probs, 0.01), torch.tensor([[0.0, 1.0, 0.0, 0.0]]))
-    assert top_p_renorm(probs, 1.0) is probs
-
-
 def test_what_is_as_likely_as_the_last_token_kept_is_kept() -> None:
     probs = torch.tensor([[0.125, 0.5, 0.125, 0.125, 0.125], [0.3, 0.3, 0.2, 0.2, 0.0]])
     fifth = [0.125, 0.5, 0.125, 0.125, 0.125]
@@ -90,13 +74,6 @@ def test_greedy_rows_take_the_argmax_and_draw_nothing() -> None:
     assert drawing.generator is not None
 
 
-def test_a_token_nobody_wants_costs_no_draw() -> None:
-    logits = torch.tensor([[0.0, 1.0, 0.5]])
-    one = request("s", temperature=1.0)
-    assert sample(logits, [one], 0, drawing=[False]).tolist() == [1]
-    assert one.generator is None
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -125,16 +102,6 @@ def prompt_of(lab: Lab, n: int, length: int = 20) -> list[int]:
     return [(5 * i * i + 3 * i + n) % lab.vocab for i in range(length)]
 
 
-def test_greedy_requests_stay_exact_among_sampled_ones(lab: Lab) -> None:
-    engine = build(tree_config(lab))
-    for n in range(6):
-        temperature = 0.0 if n % 2 else 0.9
-        engine.add_request(f"r{n}", prompt_of(lab, n), SamplingParams(max_new_tokens=14, temperature=temperature))
-    run(engine)
-    for n in (1, 3, 5):
-        lab.oracle.check(prompt_of(lab, n), engine.requests[f"r{n}"].output_ids, 14)
-
-
 def test_a_sampled_text_depends_on_its_own_seed_and_not_on_company_or_chunks(lab: Lab) -> None:
     def sampled(others: int, seed: int = 4, **changes: Any) -> list[int]:
         engine = build(tree_config(lab), **changes)
@@ -153,10 +120,3 @@ def test_a_sampled_text_depends_on_its_own_seed_and_not_on_company_or_chunks(lab
     assert sampled(0, seed=5) != alone
     assert sampled(0, seed=-5) != alone
     assert sampled(0, attention_backend="triton") == alone
-
-
-def test_one_top_k_is_greedy(lab: Lab) -> None:
-    engine = build(tree_config(lab))
-    engine.add_request("r", prompt_of(lab, 1), SamplingParams(max_new_tokens=14, temperature=1.0, top_k=1))
-    run(engine)
-    lab.oracle.check(prompt_of(lab, 1), engine.requests["r"].output_ids, 14)

@@ -44,25 +44,6 @@ def test_chunks_share_the_budget_and_only_the_last_of_a_batch_is_cut() -> None:
     assert [machine.requests[0].status, machine.requests[1].status] == [Status.RUNNING] * 2
 
 
-def test_a_half_prefilled_request_is_not_running_yet() -> None:
-    machine = Machine(chunked_prefill_size=4)
-    request = machine.add([1] * 6)
-    machine.step()
-    assert request.status is Status.PREFILLING
-    assert machine.scheduler.holders == [request]
-    assert machine.scheduler.running == []
-    assert request.output_ids == []
-
-
-def test_a_hit_shortens_the_first_chunk_and_is_counted_once() -> None:
-    machine = Machine()
-    machine.add([1] * 9)
-    machine.run()
-    hit = machine.add([1] * 9 + [2, 2])
-    assert machine.step() == ("prefill", ("r2", 2))
-    assert hit.cached_tokens == 9
-
-
 def test_no_more_run_than_the_config_allows() -> None:
     machine = Machine(max_running_requests=2)
     for number in range(4):
@@ -74,16 +55,6 @@ def test_no_more_run_than_the_config_allows() -> None:
         machine.step()
     assert max(seen) == 2
     assert [r.output_ids for r in machine.requests] == [output_of(r.prompt_ids, 4) for r in machine.requests]
-
-
-def test_a_request_at_the_head_that_does_not_fit_is_not_overtaken() -> None:
-    machine = Machine(num_slots=20, radix_cache=False)
-    machine.add([1] * 10)
-    machine.step()
-    machine.add([2] * 10)
-    machine.add([3])
-    assert machine.step()[0] == "decode"
-    assert [r.status for r in machine.requests] == [Status.RUNNING, Status.WAITING, Status.WAITING]
 
 
 @pytest.mark.parametrize(("extra", "fits"), [(0, True), (1, False)])
@@ -193,17 +164,6 @@ def test_rows_are_written_before_one_changes_hands(monkeypatch: pytest.MonkeyPat
     assert done == [True]
 
 
-def test_retracted_requests_come_back_in_their_order_and_before_those_who_wait() -> None:
-    machine, (first, second, third) = _crowded()
-    late = machine.add([7] * 6)
-    while not first.finished:
-        machine.step()
-    assert (second.retractions, third.retractions) == (1, 1)
-    assert list(machine.scheduler.waiting) == [second, third, late]
-    prefill = machine.step()
-    assert [rid for rid, _ in prefill[1:]] == [second.rid, third.rid]
-
-
 def test_what_a_retracted_request_computed_stays_cached_for_its_return() -> None:
     machine = Machine(num_slots=16)
     first, second = machine.add([5] * 5, new=9), machine.add([4] * 4, new=9)
@@ -212,16 +172,6 @@ def test_what_a_retracted_request_computed_stays_cached_for_its_return() -> None
     machine.abort(first)
     assert machine.step() == ("prefill", (second.rid, 1)), "only the newest token has no KV"
     assert second.cached_tokens == 0, "counted at first admission only"
-
-
-def test_aborting_one_that_waits_does_not_end_the_hold() -> None:
-    machine, (*_, third) = _crowded()
-    while third.retractions == 0:
-        machine.step()
-    waiting = machine.add([7])
-    machine.abort(waiting)
-    assert machine.step()[0] == "decode"
-    assert third.status is Status.WAITING
 
 
 def test_a_half_prefilled_request_is_the_first_to_go() -> None:
@@ -274,15 +224,6 @@ def test_abort_in_every_status_gives_everything_back() -> None:
     assert machine.parts.num_free == machine.config.usable_slots
     assert machine.parts.req_to_token.num_free_rows == 2
     assert machine.step() == ("idle",)
-
-
-def test_a_retracted_request_can_be_aborted() -> None:
-    machine, (*_, third) = _crowded()
-    while third.retractions == 0:
-        machine.step()
-    machine.abort(third)
-    machine.run()
-    assert [r.output_ids for r in machine.requests[:2]] == [output_of(r.prompt_ids, 9) for r in machine.requests[:2]]
 
 
 def test_one_that_is_put_back_gives_its_place_to_one_that_goes_ahead() -> None:
@@ -397,13 +338,6 @@ def test_every_request_ends_with_its_own_tokens_however_tight_memory_is(
     machine.parts.cache.flush()
     assert machine.parts.num_free == machine.config.usable_slots
     assert machine.parts.req_to_token.num_free_rows == running
-
-
-@given(arrivals=ARRIVALS, slack=st.integers(0, 24))
-@settings(max_examples=10)
-def test_the_same_calls_give_the_same_schedule(arrivals: list[Any], slack: int) -> None:
-    options = {"num_slots": 40 + slack, "context_length": 22, "chunked_prefill_size": 8}
-    assert _play(arrivals, options).log == _play(arrivals, options).log
 
 
 @given(arrivals=ARRIVALS, chunk=st.sampled_from([None, 3, 8]))

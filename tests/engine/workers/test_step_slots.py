@@ -28,7 +28,7 @@ class Bench:
             config=config,
             spec=config.speculative,
             memory=self.parts.memory,
-            pools=SimpleNamespace(req_to_token=self.parts.req_to_token, target=SimpleNamespace(size=1024)),
+            req_to_token=self.parts.req_to_token,
             device=torch.device("cpu"),
         )
         self.slots = StepSlots(made)

@@ -53,10 +53,6 @@ class SlotAllocator:
         self.page_size = page_size
         self._num_pages = num_slots // page_size
         self._within = np.arange(page_size, dtype=np.int64)
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget every owner: all slots are free again, in ascending order."""
         self._free: _Ids = np.arange(1, self._num_pages + 1, dtype=np.int64)
         self._head = 0
         self._released: list[_Ids] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NotRequired, TypedDict, Unpack
+
 import torch
 from torch import Tensor
 
@@ -11,31 +13,31 @@ from specdebug.engine.kernels.kv_cache import KVDestination, move_kv, write_kv
 from specdebug.engine.memory.arena import FillPolicy
 
 
-class SlotBuffers:
-    """``planes`` tensors [N + P, heads, width] in one, and those parts of ``KVPool`` that no layout changes."""
+class PoolSizes(TypedDict):
+    """N and P, and what a pool is made of."""
 
-    def __init__(
-        self,
-        *,
-        planes: int,
-        num_layers: int,
-        num_slots: int,
-        page_size: int,
-        row: tuple[int, int],
-        dtype: torch.dtype,
-        fill: FillPolicy,
-        device: torch.device | None = None,
-    ) -> None:
-        """``row``: heads and width of one slot of one plane."""
+    num_slots: int
+    page_size: int
+    dtype: torch.dtype
+    fill: FillPolicy
+    device: NotRequired[torch.device | None]
+
+
+class SlotBuffers:
+    """``planes`` tensors [N + P, heads, width], one or two for each layer, and those parts of ``KVPool`` that no layout
+    changes. They are one tensor, so that moving slots is one gather and one scatter. ``row``: heads and width."""
+
+    def __init__(self, planes: int, num_layers: int, row: tuple[int, int], **sizes: Unpack[PoolSizes]) -> None:
+        page, dtype, device = sizes["page_size"], sizes["dtype"], sizes.get("device")
         self.num_layers = num_layers
-        self.size = num_slots + page_size
-        self._fill = fill
+        self.size = sizes["num_slots"] + page
+        self._fill = sizes["fill"]
         shape = (planes, self.size, *row)
-        if fill.poisons:
+        if self._fill.poisons:
             self._buffers = torch.empty(shape, dtype=dtype, device=device)
             for buffer in self._buffers:
-                fill.paint(buffer)
-            self._buffers[:, :page_size] = 0
+                self._fill.paint(buffer)
+            self._buffers[:, :page] = 0
         else:  # zeros cost no memory until they are written, painting would
             self._buffers = torch.zeros(shape, dtype=dtype, device=device)
 
@@ -64,31 +66,10 @@ class SlotBuffers:
 class MHAPool(SlotBuffers):
     """The ``KVPool`` of ``k[layer]``, ``v[layer]``: [N + P, num_kv_heads, head_dim]."""
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_slots: int,
-        page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        fill: FillPolicy,
-        device: torch.device | None = None,
-    ) -> None:
-        super().__init__(
-            planes=2 * num_layers,
-            num_layers=num_layers,
-            num_slots=num_slots,
-            page_size=page_size,
-            row=(num_kv_heads, head_dim),
-            dtype=dtype,
-            fill=fill,
-            device=device,
-        )
+    def __init__(self, *, num_layers: int, num_kv_heads: int, head_dim: int, **sizes: Unpack[PoolSizes]) -> None:
+        super().__init__(2 * num_layers, num_layers, (num_kv_heads, head_dim), **sizes)
         self._keys, self._values = self._buffers[:num_layers], self._buffers[num_layers:]
-        self.k = list(self._keys)
-        self.v = list(self._values)
+        self.k, self.v = list(self._keys), list(self._values)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         write_kv(*self.destination(layer, slots), k, v)

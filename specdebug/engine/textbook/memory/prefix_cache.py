@@ -128,8 +128,3 @@ class PrefixCache:
             self.memory.draft.move_kv_cache(result.heal_dst, result.heal_src)
         self.memory.free(slots[request.protected_len : result.prefix_len])
         return result.length
-
-
-def own_slots(request: Request, req_to_token: ReqToToken) -> Tensor:
-    """Slots this request owns itself, int64: those of its row that the tree does not."""
-    return req_to_token.slots(request.row, request.protected_len, request.kv_allocated)

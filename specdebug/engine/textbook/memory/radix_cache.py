@@ -124,10 +124,6 @@ class RadixCache:
             raise ValueError(f"page_size {page_size} must be positive")
         self.page_size = page_size
         self._none = torch.empty(0, dtype=torch.int64, device=device)
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything, locks included. The caller resets the allocator as well."""
         self._clock = 0
         self._serial = 0
         self.evictable_size = 0
@@ -139,7 +135,6 @@ class RadixCache:
 
     @property
     def total_size(self) -> int:
-        """All cached slots."""
         return self.evictable_size + self.protected_size
 
     @property

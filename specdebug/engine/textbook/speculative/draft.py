@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,17 +40,40 @@ class StepState:
     bonus: Tensor
 
 
-class LengthTable:
-    """The lengths that every way of drafting keeps. seq_lens, bonus: int64 [R + 1]."""
+State = TypeVar("State", bound=StepState)
 
-    def __init__(self, rows: int, device: torch.device) -> None:
-        self.seq_lens = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-        self.bonus = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+
+class StateTable(Generic[State]):
+    """What one step leaves for the next, for every row of ``req_to_token``; row 0, of padding, is never written.
+
+    seq_lens, bonus: int64 [R + 1]. ``columns``: the shape of a row and the dtype of each other field, in order.
+    """
+
+    def __init__(
+        self, state: type[State], rows: int, device: torch.device, *columns: tuple[tuple[int, ...], torch.dtype]
+    ) -> None:
+        self._state = state
+        zeros = partial(torch.zeros, device=device)
+        self.seq_lens, self.bonus = (zeros(rows + 1, dtype=torch.int64) for _ in range(2))
+        self.columns = [zeros((rows + 1, *shape), dtype=dtype) for shape, dtype in columns]
+
+    def gather(self, rows: Tensor) -> State:
+        """Return the start of the next draft of the given rows (int64 [B])."""
+        return self.read(rows)
+
+    def read(self, rows: Tensor) -> State:
+        """Copies of the given rows (int64 [B])."""
+        return self._state(*(column.index_select(0, rows) for column in (self.seq_lens, self.bonus, *self.columns)))
 
     def store_lengths(self, rows: Tensor, seq_lens: Tensor, bonus: Tensor) -> None:
         """Publish new committed lengths and bonus tokens, before the draft extend runs."""
         self.seq_lens.index_copy_(0, rows, seq_lens)
         self.bonus.index_copy_(0, rows, bonus)
+
+    def store(self, rows: Tensor, *values: Tensor) -> None:
+        """Keep the other fields [B, ...] of the given rows."""
+        for column, value in zip(self.columns, values, strict=True):
+            column.index_copy_(0, rows, value)
 
 
 @dataclass(frozen=True)
@@ -59,32 +83,6 @@ class DraftState(StepState):
     topk_p: Tensor
     topk_index: Tensor
     hidden_states: Tensor
-
-
-class DraftStateTable(LengthTable):
-    """DraftState for every row of ``req_to_token``."""
-
-    def __init__(self, rows: int, *, topk: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(rows, device)
-        zeros = partial(torch.zeros, device=device)
-        self._topk_p = zeros((rows + 1, topk), dtype=torch.float32)
-        self._topk_index = zeros((rows + 1, topk), dtype=torch.int64)
-        self._hidden = zeros((rows + 1, hidden_size), dtype=dtype)
-
-    def gather(self, rows: Tensor) -> DraftState:
-        """Return the start of the next draft of the given rows (int64 [B])."""
-        return self.read(rows)
-
-    def read(self, rows: Tensor) -> DraftState:
-        """Copies of the given rows (int64 [B])."""
-        columns = (self.seq_lens, self.bonus, self._topk_p, self._topk_index, self._hidden)
-        return DraftState(*(column.index_select(0, rows) for column in columns))
-
-    def store_draft(self, rows: Tensor, topk_p: Tensor, topk_index: Tensor, hidden_states: Tensor) -> None:
-        """Keep what the draft extend predicts for the position after the bonus token."""
-        self._topk_p.index_copy_(0, rows, topk_p)
-        self._topk_index.index_copy_(0, rows, topk_index)
-        self._hidden.index_copy_(0, rows, hidden_states)
 
 
 class DraftPasses(StepForward[Inputs, DraftCandidates]):

@@ -20,10 +20,10 @@ from specdebug.engine.textbook.speculative.draft import (
     DraftInputs,
     DraftLoop,
     DraftState,
-    DraftStateTable,
     ExtendForward,
     ExtendInputs,
     ExtendOutputs,
+    StateTable,
 )
 from specdebug.engine.textbook.speculative.tree import DraftCandidates
 from specdebug.engine.workers.protocol import AcceptedRows, DrafterParts
@@ -34,16 +34,12 @@ class EagleDrafter:
 
     def __init__(self, parts: DrafterParts) -> None:
         worker, workspace = parts.worker, parts.workspace
-        spec, pool, attention = worker.spec, worker.pools.draft, worker.attention.draft
+        spec, pool, attention = worker.spec, worker.draft_pool, worker.draft_attention
         self.model = draft = cast(DraftModel, worker.draft)  # an EAGLE loader made it
         self._parts, self._pool, self._workspace = worker, pool, workspace
-        self.state = DraftStateTable(
-            worker.config.max_running_requests,
-            topk=spec.eagle_topk,
-            hidden_size=draft.hidden_size,
-            dtype=worker.dtype,
-            device=worker.device,
-        )
+        topk, rows = (spec.eagle_topk,), worker.config.max_running_requests
+        columns = (topk, torch.float32), (topk, torch.int64), ((draft.hidden_size,), worker.dtype)
+        self.state = StateTable(DraftState, rows, worker.device, *columns)
         self.loop = DraftLoop(draft, pool, spec, target_vocab_size=worker.vocab_size, observers=worker.observers)
         self._forward = ExtendForward(draft, pool, topk=spec.eagle_topk, tree_size=spec.tree_size)
         table = None if parts.ragged_extend else extend_table(worker, self._forward, worker.vocab_size)
@@ -59,7 +55,7 @@ class EagleDrafter:
             locs = DraftCacheLocs(slots.view(rows.numel(), -1)[:, : spec.num_steps], None, None)
         else:
             locs = assign_draft_cache_locs(
-                parts.pools.req_to_token.table,
+                parts.req_to_token.table,
                 rows,
                 state.seq_lens,
                 topk=spec.eagle_topk,
@@ -87,7 +83,7 @@ class EagleDrafter:
         if locs.dup_src is None or locs.dup_tgt is None:
             return
         page_size = self._parts.config.page_size
-        tail_start = self._parts.pools.req_to_token.table[rows, seq_lens - seq_lens % page_size]
+        tail_start = self._parts.req_to_token.table[rows, seq_lens - seq_lens % page_size]
         maybe_detect_page_aligned(tail_start, page_size, "draft.prefix_tail")
         self._pool.move_kv_cache(locs.dup_tgt, locs.dup_src)
 
@@ -133,7 +129,7 @@ class EagleDrafter:
     ) -> Tensor:
         """One draft forward over chunks of any length, one after another: hidden [Σext, Hd]."""
         metadata = self._parts.planner.extend(layout, self._workspace)
-        attention = self._parts.attention.draft.bind(metadata, self._pool, slots)
+        attention = self._parts.draft_attention.bind(metadata, self._pool, slots)
         return self.model.forward(input_ids, positions, self.model.project(features), attention)
 
     def _probe_inputs(self, compacted: Compacted) -> None:
@@ -147,7 +143,7 @@ class EagleDrafter:
         with grouped():
             maybe_detect_nan(start.topk_p, "draft_extend.topk_p")
             maybe_detect_oob(start.topk_index, 0, self.model.vocab_size, "draft_extend.topk_index")
-        self.state.store_draft(rows, start.topk_p, start.topk_index, start.hidden_states)
+        self.state.store(rows, start.topk_p, start.topk_index, start.hidden_states)
 
     def _tail_tokens(self, batch: PrefillBatch, next_ids: Tensor) -> Tensor:
         """The token after each chunk: the sampled one; on a non-final chunk the prompt's own next token."""

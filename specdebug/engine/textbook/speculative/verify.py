@@ -115,7 +115,7 @@ class VerifyStage:
         else:
             outputs = self.launcher.run_eagerly(inputs, lens_cpu)
         with grouped():
-            self.parts.pools.target.probe_written(inputs.out_cache_loc)
+            self.parts.memory.target.probe_written(inputs.out_cache_loc)
             maybe_detect_nonfinite(outputs.logits, "verify.logits")
             maybe_detect_nan(outputs.features, "verify.hidden_states")
         return outputs

@@ -21,10 +21,11 @@ from specdebug.engine.memory.arena import GuardViolation, Scratch
 from specdebug.engine.textbook.attention.planner import SequenceLayout
 from specdebug.engine.textbook.request import PrefillBatch, Request
 from specdebug.engine.textbook.speculative.accept import Acceptance, Compacted, accept, commit_kv, compact_accepted
+from specdebug.engine.textbook.speculative.draft import StateTable
 from specdebug.engine.textbook.speculative.tree import TreeBuilder, VerifyTree
 from specdebug.engine.textbook.speculative.verify import PreparedVerify, VerifyForward, VerifyStage
-from specdebug.engine.workers.protocol import Drafter, DrafterParts, StateTable, WorkerParts
-from specdebug.engine.workers.registry import drafter_of
+from specdebug.engine.workers.protocol import Drafter, DrafterParts, WorkerParts
+from specdebug.engine.workers.registry import part_of
 from specdebug.events import AheadDropped, Decided, StageEntered
 
 AnyDrafter = TypeVar("AnyDrafter", bound=Drafter[Any])
@@ -45,18 +46,18 @@ class StagedWorker(Generic[AnyDrafter]):
         self._parts = parts
         self._scratch = Scratch(parts.fill, device)
         made_with = DrafterParts(parts, self._scratch, ragged_extend=self.ragged_extend)
-        self.drafter: AnyDrafter = drafter_of(spec.algorithm)(made_with)
+        self.drafter: AnyDrafter = part_of(spec.algorithm, "drafter")(made_with)
         self._tree_builder = TreeBuilder(topk=spec.eagle_topk, tree_size=spec.tree_size, device=device)
-        verify = VerifyForward(parts.target, parts.pools.target, draft.aux_layers, draft.target_feature_size)
+        verify = VerifyForward(parts.target, parts.memory.target, draft.aux_layers, draft.target_feature_size)
         table = verify_table(parts, verify, spec.tree_size)
-        verifies = launcher(parts, verify, parts.attention.target, self._scratch, table)
+        verifies = launcher(parts, verify, parts.target_attention, self._scratch, table)
         self.runners = Runners(self.drafter.draft_runner, verifies.runner, self.drafter.extend_runner)
         capture(self.runners.all, device)
         self._verify = VerifyStage(parts, verifies)
         self._last_rows: tuple[tuple[int, ...], Tensor] | None = None
 
     @property
-    def state(self) -> StateTable:
+    def state(self) -> StateTable[Any]:
         """The state that one step leaves for the next, on the device."""
         return self.drafter.state
 
@@ -73,12 +74,13 @@ class StagedWorker(Generic[AnyDrafter]):
         self.drafter.prefill(batch, next_ids, features)
         self.state.store_lengths(batch.req_pool_indices, batch.prefix_lens + batch.extend_lens, next_ids)
 
-    def _tell_observers(
-        self, requests: Sequence[Request], tree: VerifyTree, logits: Tensor, acceptance: Acceptance
-    ) -> None:
-        """Tell what a verify has decided. logits: [B·T, V]."""
-        spec = self._parts.spec
-        self._parts.observers.tell(
+    def _accept(self, requests: Sequence[Request], tree: VerifyTree, logits: Tensor) -> Acceptance:
+        """Stage 4; tells what it has decided. logits: [B·T, V]."""
+        spec, observers = self._parts.spec, self._parts.observers
+        observers.tell(StageEntered, "accept")
+        acceptance = accept(requests, tree, logits, spec, self._parts.config.seed)
+        acceptance.probe_indices(spec.tree_size, self._parts.vocab_size)
+        observers.tell(
             Decided,
             requests=requests,
             logits=logits,
@@ -89,6 +91,7 @@ class StagedWorker(Generic[AnyDrafter]):
             **vars(tree),
             **vars(acceptance),
         )
+        return acceptance
 
     def check_guards(self) -> list[GuardViolation]:
         """Overruns of any runner's static buffers since the last call."""
@@ -140,13 +143,10 @@ class EagleWorker(StagedWorker[Drafter[Any]]):
         observers.tell(StageEntered, "verify")
         verified = self._verify.run(begun.verify, lens_cpu)
 
-        observers.tell(StageEntered, "accept")
-        acceptance = accept(requests, begun.tree, verified.logits, spec, self._parts.config.seed)
-        acceptance.probe_indices(spec.tree_size, self._parts.vocab_size)
-        self._tell_observers(requests, begun.tree, verified.logits, acceptance)
+        acceptance = self._accept(requests, begun.tree, verified.logits)
 
         observers.tell(StageEntered, "commit")
-        commit_kv(acceptance, inputs.out_cache_loc, spec, self._parts.pools.target, self._scratch)
+        commit_kv(acceptance, inputs.out_cache_loc, spec, self._parts.memory.target, self._scratch)
         compacted = compact_accepted(acceptance, verified.features, spec)
         accepted, bonus = read_back(compacted), bonus_of(compacted, compacted.accept_lengths)
         self.state.store_lengths(batch.req_pool_indices, batch.seq_lens + compacted.accept_lengths, bonus)
@@ -165,13 +165,13 @@ class EagleWorker(StagedWorker[Drafter[Any]]):
 
         Their lengths are at most ``lens_cpu``, and all together at most ``slack`` less.
         """
-        observers, table = self._parts.observers, self._parts.pools.req_to_token.table
+        observers, table = self._parts.observers, self._parts.req_to_token.table
         rows = self._rows_of(requests)
 
         observers.tell(StageEntered, "draft")
         state = self.state.gather(rows)
         slots = verify_cache_locs(table, rows, state.seq_lens, self._parts.spec.tree_size)
-        maybe_detect_oob(slots, 0, self._parts.pools.target.size, "verify.out_cache_loc")
+        maybe_detect_oob(slots, 0, self._parts.memory.target.size, "verify.out_cache_loc")
         candidates = self.drafter.draft(rows, state, slots, lens_cpu)
 
         observers.tell(StageEntered, "tree")

@@ -1,6 +1,6 @@
 """Conservation laws of SGLang's pools: slots, rows and locks, added up after each batch whose results are in.
 
-They are the laws of our own engine (``engine/memory/accounting.py``), over what SGLang keeps: pages that are free, in
+They are the laws of our own engine (``engine/memory/laws.py``), over what SGLang keeps: pages that are free, in
 the radix tree, or a request's own; rows of ``req_to_token``; and how many requests lock each node.
 """
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine.attention.select import planner_class
+from specdebug.engine.errors import IllegalAddress
+from specdebug.engine.textbook.attention.executor import TorchAttention, merge_partial, prepare
 from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
-from specdebug.engine.textbook.attention.planner import Metadata, PagedMetadata, RaggedMetadata
+from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
 from tests.engine.attention.cases import (
+    DIM,
+    KV_HEADS,
     LAYERS,
     Q_HEADS,
     Case,
@@ -22,15 +28,19 @@ from tests.engine.attention.cases import (
     build,
     cases,
     cold_prefill,
+    dense,
     draft,
     draft_layout,
     eager,
     prefill,
+    ragged_of,
     random_tree,
     read_only,
+    two_sequences,
     uniform,
     verify,
 )
+from tests.tolerance import rounding
 
 PLANNERS = [planner_class(plan.name) for plan in SHIPPED]
 LATENT_PLANNERS = [planner_class(plan.name, "mla") for plan in SHIPPED]
@@ -42,18 +52,10 @@ INT32 = torch.int32
 class Fixed:
     """One batch of one kind whose plan can be tampered with: same queries, same new KV, same pool every time."""
 
-    def __init__(
-        self,
-        kind: str,
-        planner_type: Any,
-        *,
-        page_size: int = 4,
-        lengths: tuple[int, ...] = LENGTHS,
-        latent: bool = False,
-    ) -> None:
-        self.case = Case(lengths, page_size, topk=2, steps=3, seed=5, latent=latent)
+    def __init__(self, kind: str, planner_type: Any, *, page_size: int = 4, latent: bool = False) -> None:
+        self.case = Case(LENGTHS, page_size, topk=2, steps=3, seed=5, latent=latent)
         self.world = build(self.case)
-        self.kind, batch = kind, len(lengths)
+        batch = len(LENGTHS)
         planner, world = planner_type(self.world.config, self.world.req_to_token), self.world
         nodes = self.case.nodes
         per_sequence = {"decode": 1, "extend": nodes, "prefill": 3, "verify": nodes, "draft": self.case.topk}
@@ -63,11 +65,11 @@ class Fixed:
             self.loc = slots[:, 0]
             self.plan: Metadata = planner.draft_decode(layout, eager())[0]
         else:
-            self.loc = torch.cat([world.slots(b, n, n + self.rows_each) for b, n in enumerate(lengths)])
+            self.loc = torch.cat([world.slots(b, n, n + self.rows_each) for b, n in enumerate(LENGTHS)])
             if kind == "prefill":
                 self.plan = planner.extend(world.chunks([3] * batch), eager())
             elif kind == "verify":
-                masks = torch.stack([random_tree(nodes, 2, world.generator) for _ in lengths])
+                masks = torch.stack([random_tree(nodes, 2, world.generator) for _ in LENGTHS])
                 self.plan = planner.verify(world.layout, masks, eager())
             else:
                 self.plan = planner.extend_uniform(world.layout, self.rows_each, eager())
@@ -185,15 +187,6 @@ def test_one_wrong_bit_of_the_mask_changes_one_node() -> None:
     assert rows == [2]
 
 
-def test_the_new_keys_are_written_before_they_are_attended() -> None:
-    fixed = Fixed("decode", FlashInferPlanner)
-    assert bool(fixed.world.pool.k[0][fixed.loc].isnan().all())
-    fixed.run()
-    for layer, (k, v) in enumerate(fixed.news):
-        assert torch.equal(fixed.world.pool.k[layer][fixed.loc], k.float())
-        assert torch.equal(fixed.world.pool.v[layer][fixed.loc], v.float())
-
-
 @pytest.mark.parametrize("planner", LATENT_PLANNERS)
 @given(case=cases(min_steps=2))
 @settings(max_examples=10)
@@ -234,3 +227,139 @@ def test_a_batch_without_slots_reads_what_is_there_and_writes_nothing(
     read_only(world, planner_type(world.config, world.req_to_token)).check()
     after = (*world.pool.k, *world.pool.v)
     assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("slots", [[10**6, 10**6 + 1], [-3, -2], [5, 10**6]])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_slots_outside_the_pool_cannot_be_read(slots: list[int], copies: int) -> None:
+    world = two_sequences()
+    indptr = [2 * n for n in range(copies + 1)]
+    plan = ragged_of(indptr, torch.tensor(slots * copies, dtype=INT32))
+    attention = TorchAttention(plan, world.pool, torch.zeros(copies, dtype=torch.int64))
+    one = torch.ones(copies, KV_HEADS, DIM)
+    with pytest.raises(IllegalAddress, match=rf"attention\.kv_cache: .* of a pool of {world.pool.size}"):
+        attention(0, torch.ones(copies, Q_HEADS, DIM), one, one)
+
+
+def test_a_sequence_without_keys_attends_nothing() -> None:
+    """Both ways a padded row can look: an empty list, and a length of zero."""
+    world = two_sequences((3, 2))
+    q, kv = torch.ones(2, Q_HEADS, DIM), torch.full((2, KV_HEADS, DIM), float("nan"))
+    loc = torch.zeros(2, dtype=torch.int64)  # NaN goes to padding: nobody may see it
+    ragged = ragged_of([0, 3, 3], world.slots(0, 0, 4).to(INT32))
+    paged = PagedMetadata(
+        torch.stack([world.slots(0, 0, 3), torch.zeros(3, dtype=torch.int64)]).to(INT32),
+        torch.tensor([3, 0], dtype=INT32),
+        torch.arange(3),
+        1,
+        page_size=1,
+    )
+    for plan in (ragged, paged):
+        out = TorchAttention(plan, world.pool, loc)(0, q, kv, kv)
+        assert not bool(out.isnan().any())
+        assert bool((out[1] == 0).all())
+        assert bool((out[0] != 0).any())
+
+
+def test_a_cascade_with_an_empty_prefix_is_its_second_pass_alone() -> None:
+    world = two_sequences((4,))
+    slots = world.slots(0, 0, 4).to(INT32).unsqueeze(0)
+    one = torch.arange(2, dtype=INT32)
+    expand = PagedMetadata(slots, torch.tensor([4], dtype=INT32), one, 1, page_size=1, causal=False)
+    prefix = PagedMetadata(slots * 0, torch.tensor([0], dtype=INT32), one, 1, page_size=1, causal=False)
+    q, kv = torch.randn(1, Q_HEADS, DIM), torch.zeros(1, KV_HEADS, DIM)
+    loc = torch.zeros(1, dtype=torch.int64)
+    alone = TorchAttention(expand, world.pool, loc)(1, q, kv, kv)
+    cascade = TorchAttention(CascadeMetadata(prefix, expand), world.pool, loc)(1, q, kv, kv)
+    torch.testing.assert_close(cascade, alone)
+
+
+@given(splits=st.integers(1, 9), lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4), seed=st.integers(0, 99))
+@settings(max_examples=25)
+def test_splitting_the_keys_changes_nothing_but_rounding(splits: int, lengths: list[int], seed: int) -> None:
+    world = build(Case(tuple(lengths), 1, seed=seed))
+    indices = torch.cat([world.slots(b, 0, n) for b, n in enumerate(lengths)])
+    indptr = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    batch = len(lengths)
+    plan = replace(ragged_of(indptr, indices), num_kv_splits=torch.full((batch,), splits, dtype=INT32))
+    q, kv = world.draw(batch, Q_HEADS, DIM), torch.zeros(batch, KV_HEADS, DIM)
+    found = TorchAttention(plan, world.pool, torch.zeros(batch, dtype=torch.int64))(0, q.float(), kv, kv)
+    for b, length in enumerate(lengths):
+        k, v = (tensor[0] for tensor in world.history[b])
+        expected = dense(q[b : b + 1], k, v, torch.ones(1, length, dtype=torch.bool))
+        torch.testing.assert_close(found[b : b + 1].double(), expected, atol=2e-5, rtol=2e-5)
+
+
+@given(parts=st.integers(1, 4), seed=st.integers(0, 999), data=st.data())
+@settings(max_examples=40)
+def test_partial_results_merge_to_the_softmax_over_all_keys(parts: int, seed: int, data: st.DataObject) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = data.draw(st.lists(st.integers(0, 5), min_size=parts, max_size=parts))
+    scores = [10 * torch.randn(3, size, generator=generator, dtype=torch.float64) for size in sizes]
+    values = [torch.randn(size, 2, generator=generator, dtype=torch.float64) for size in sizes]
+    partial = [
+        ((torch.softmax(s, dim=-1) @ v).nan_to_num(0.0), torch.logsumexp(s, dim=-1))
+        for s, v in zip(scores, values, strict=True)
+    ]
+    merged, total = merge_partial(partial)
+    every, all_values = torch.cat(scores, dim=1), torch.cat(values)
+    torch.testing.assert_close(total, torch.logsumexp(every, dim=-1))
+    expected = torch.softmax(every, dim=-1) @ all_values if sum(sizes) else torch.zeros(3, 2).double()
+    torch.testing.assert_close(merged, expected)
+
+
+@pytest.mark.parametrize(
+    ("indptr", "site"),
+    [
+        ([0, 4, 10**9], r"attention\.kv_indptr: a sequence of \d+ keys"),
+        ([0, 4, 2000], r"attention\.kv_indptr: a sequence of \d+ keys"),
+        ([-99, -95, -91], r"attention\.kv_indices"),
+        ([8, 12, 16], r"attention\.kv_indices"),
+        ([2**31 - 5, 2**31 - 1, 2**31 - 1], r"attention\.kv_indices"),
+        ([8, 12], r"attention\.kv_indices"),
+    ],
+)
+def test_lists_that_lie_elsewhere_are_an_illegal_address(indptr: list[int], site: str) -> None:
+    world = two_sequences()
+    with pytest.raises(IllegalAddress, match=site):
+        TorchAttention(ragged_of(indptr, torch.zeros(8, dtype=INT32)), world.pool, world.rows[: len(indptr) - 1])
+
+
+def test_a_list_too_short_is_read_on_in_the_allocation_behind_it() -> None:
+    """As from a device pointer: what lies there is believed."""
+    world = two_sequences((6,))
+    storage = world.slots(0, 0, 6).to(INT32)
+    q, kv, loc = world.draw(1, Q_HEADS, DIM).float(), torch.zeros(1, KV_HEADS, DIM), torch.zeros(1).long()
+    k, v = (tensor[0, 2:6] for tensor in world.history[0])
+    plan = ragged_of([2, 6], storage[:4])
+    found = TorchAttention(plan, world.pool, loc)(0, q, kv, kv)
+    expected = dense(q.double(), k, v, torch.ones(1, 4, dtype=torch.bool)).float()
+    torch.testing.assert_close(found, expected, **rounding(DIM, 4))
+
+
+def test_a_length_that_no_page_table_could_hold_is_an_illegal_address() -> None:
+    world = two_sequences()
+    plan = PagedMetadata(
+        torch.ones((2, 3), dtype=INT32), torch.tensor([4, 99], dtype=INT32), torch.arange(3), 1, page_size=4
+    )
+    with pytest.raises(IllegalAddress, match=r"attention\.cache_seqlens: a sequence of 99 keys in .* 24"):
+        TorchAttention(plan, world.pool, world.rows)
+    long = replace(plan, cache_seqlens=torch.tensor([4, 20], dtype=INT32))
+    with pytest.raises(IllegalAddress, match=r"attention\.page_table"):
+        TorchAttention(long, world.pool, world.rows)
+
+
+@pytest.mark.parametrize(("q_len", "kept"), [(5, 1), (1000, 0)])
+def test_the_mask_of_a_whole_prompt_is_not_kept(q_len: int, kept: int) -> None:
+    """An engine that serves for long meets prompts of every length."""
+    slots = torch.arange(2 * q_len, dtype=INT32)
+    ends = torch.tensor([0, 2 * q_len], dtype=INT32)
+    for _ in range(2):
+        made = prepare(RaggedMetadata(ends, slots, torch.tensor([0, q_len], dtype=INT32), q_len))
+        assert made.mask is not None
+        assert made.mask.shape == (1, 1, q_len, 2 * q_len)
+        assert made.mask[0, 0].isinf().sum() == q_len * (q_len - 1) / 2
+        del made
+    width = -(-2 * q_len // 512) * 512
+    masks = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.shape == (1, 1, q_len, width)]
+    assert len(masks) == kept

@@ -13,21 +13,12 @@ from specdebug.engine.errors import PlanAssertion
 from specdebug.engine.memory.arena import ArenaLayout, FillPolicy
 from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
 from specdebug.engine.textbook.attention.planner import Metadata, RaggedMetadata, Workspace
-from tests.engine.attention.cases import (
-    Case,
-    World,
-    build,
-    draft_layout,
-    eager,
-    random_tree,
-)
-
-PLANNER = FlashInferPlanner
+from tests.engine.attention.cases import Case, World, build, draft_layout, eager, random_tree
 
 
 def _planned(case: Case) -> tuple[World, FlashInferPlanner]:
     world = build(case)
-    return world, PLANNER(world.config, world.req_to_token)
+    return world, FlashInferPlanner(world.config, world.req_to_token)
 
 
 def _ragged(plan: Metadata) -> RaggedMetadata:
@@ -118,17 +109,13 @@ def test_a_buffer_too_small_is_an_assertion_before_anything_is_written() -> None
     assert caught.value.site == "attention.plan"
 
 
-def test_positions_that_do_not_agree_with_the_lengths_are_probed() -> None:
+def test_positions_that_do_not_agree_with_the_lengths_are_probed(recording: None) -> None:
     """kv_indptr comes from positions: stale ones on padded rows point past the lists (SGLang PR 10892)."""
     world, planner = _planned(Case((3, 6), 1, topk=2, steps=2))
     layout, _ = draft_layout(world, padding=1)
     stale = layout.positions.clone()
     stale[-1] = 5
-    async_probe.configure("record")
-    try:
-        planner.draft_decode(layout, eager())
-        assert async_probe.drain() == []
-        planner.draft_decode(replace(layout, positions=stale), eager())
-        assert [violation.signature for violation in async_probe.drain()] == ["oob@draft.plan.kv_indptr"]
-    finally:
-        async_probe.configure("off")
+    planner.draft_decode(layout, eager())
+    assert async_probe.drain() == []
+    planner.draft_decode(replace(layout, positions=stale), eager())
+    assert [violation.signature for violation in async_probe.drain()] == ["oob@draft.plan.kv_indptr"]

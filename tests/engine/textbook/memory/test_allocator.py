@@ -1,4 +1,4 @@
-"""Allocators against a model that is nothing but a set of owned pages."""
+"""Allocators against a model that is nothing but a set of owned pages; one over two pools releases slots in both."""
 
 from __future__ import annotations
 
@@ -7,65 +7,40 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.engine.textbook.memory.allocator import DoubleFree, InvalidFree, SlotAllocator
+from specdebug.engine.errors import EngineError
+from specdebug.engine.memory.arena import FillPolicy
+from specdebug.engine.textbook.memory.allocator import DoubleFree, InvalidFree, KVMemory, SlotAllocator
+from specdebug.engine.textbook.memory.mha_pool import MHAPool
 
 PAGE_SIZES = [1, 4, 16]
 
 
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
-def test_fresh_pool_hands_out_ascending_slots_and_never_page_zero(page_size: int) -> None:
-    allocator = SlotAllocator(3 * page_size, page_size)
-    slots = allocator.alloc(3 * page_size)
+def taken(allocator: SlotAllocator | KVMemory, count: int) -> torch.Tensor:
+    slots = allocator.alloc(count)
     assert slots is not None
+    return slots
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_a_fresh_pool_hands_out_ascending_slots_and_never_page_zero(page_size: int) -> None:
+    allocator = SlotAllocator(3 * page_size, page_size)
+    slots = taken(allocator, 3 * page_size)
     assert slots.dtype == torch.int64
     assert slots.tolist() == list(range(page_size, 4 * page_size))
-    assert allocator.num_free == 0
-    assert allocator.alloc(page_size) is None
-    assert allocator.alloc(0).tolist() == []  # type: ignore[union-attr]
 
 
-def test_shortage_changes_nothing() -> None:
-    allocator = SlotAllocator(8, 4)
-    allocator.alloc(4)
-    before = allocator.free_slots()
-    assert allocator.alloc(8) is None
-    assert allocator.num_free == 4
-    assert torch.equal(allocator.free_slots(), before)
-
-
-def test_freeing_one_slot_frees_its_page() -> None:
-    allocator = SlotAllocator(8, 4)
-    slots = allocator.alloc(8)
-    assert slots is not None
-    allocator.free(slots[5:6])
-    assert allocator.free_slots().tolist() == [8, 9, 10, 11]
-    allocator.free(slots[:3])
-    assert allocator.num_free == 8
-
-
-def test_returned_slots_are_not_a_view_of_the_books() -> None:
-    allocator = SlotAllocator(4, 1)
-    slots = allocator.alloc(2)
-    assert slots is not None
-    kept = slots.clone()
-    slots.fill_(99)
-    allocator.free(kept)
-    assert allocator.alloc(4).tolist() == [1, 2, 3, 4]  # type: ignore[union-attr]
-
-
-def test_released_slots_come_back_in_ascending_order() -> None:
+def test_released_slots_come_back_in_ascending_order_whatever_became_of_the_ids_given_out() -> None:
     allocator = SlotAllocator(6, 1)
-    allocator.alloc(5)
+    taken(allocator, 5).fill_(99)  # no view of the books
     allocator.free(torch.tensor([4, 1]))
     allocator.free(torch.tensor([2], dtype=torch.int32))
-    assert allocator.alloc(4).tolist() == [1, 2, 4, 6]  # type: ignore[union-attr]
+    assert taken(allocator, 4).tolist() == [1, 2, 4, 6]
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_double_free_names_the_slot_and_frees_nothing(page_size: int) -> None:
     allocator = SlotAllocator(4 * page_size, page_size)
-    slots = allocator.alloc(4 * page_size)
-    assert slots is not None
+    slots = taken(allocator, 4 * page_size)
     victim = slots[page_size : page_size + 1]
     allocator.free(victim)
     with pytest.raises(DoubleFree, match=f"slot {page_size * 2} is freed but not allocated"):
@@ -74,13 +49,12 @@ def test_double_free_names_the_slot_and_frees_nothing(page_size: int) -> None:
 
 
 def test_a_slot_named_twice_in_one_call_is_a_double_free_for_tokens_only() -> None:
-    tokens = SlotAllocator(4, 1)
-    tokens.alloc(4)
+    tokens, paged = SlotAllocator(4, 1), SlotAllocator(8, 4)
+    taken(tokens, 4)
     with pytest.raises(DoubleFree, match="slot 3 is freed twice"):
         tokens.free(torch.tensor([3, 1, 3]))
     assert tokens.num_free == 0
-    paged = SlotAllocator(8, 4)
-    paged.alloc(8)
+    taken(paged, 8)
     paged.free(torch.tensor([4, 5, 4]))
     assert paged.num_free == 4
 
@@ -88,27 +62,20 @@ def test_a_slot_named_twice_in_one_call_is_a_double_free_for_tokens_only() -> No
 @pytest.mark.parametrize("slot", [0, 3, 12, -1, 10**12])
 def test_slots_that_are_never_handed_out_cannot_be_freed(slot: int) -> None:
     allocator = SlotAllocator(8, 4)
-    allocator.alloc(8)
+    taken(allocator, 8)
     with pytest.raises(InvalidFree, match=rf"slot {slot} cannot be freed: usable slots are 4\.\.11"):
         allocator.free(torch.tensor([4, slot]))
     assert allocator.num_free == 0
 
 
 def test_arguments_that_are_no_whole_pages_are_refused() -> None:
-    with pytest.raises(ValueError, match="multiple of page_size 4"):
-        SlotAllocator(10, 4)
-    with pytest.raises(ValueError, match="multiple of page_size 4"):
-        SlotAllocator(8, 4).alloc(6)
-    with pytest.raises(ValueError, match="-4"):
-        SlotAllocator(8, 4).alloc(-4)
-
-
-def test_clear_frees_everything() -> None:
-    allocator = SlotAllocator(8, 4)
-    allocator.alloc(8)
-    allocator.free(torch.tensor([8]))
-    allocator.clear()
-    assert allocator.alloc(8).tolist() == list(range(4, 12))  # type: ignore[union-attr]
+    for call in (
+        lambda: SlotAllocator(10, 4),
+        lambda: SlotAllocator(8, 4).alloc(6),
+        lambda: SlotAllocator(8, 4).alloc(-4),
+    ):
+        with pytest.raises(ValueError, match="multiple of page_size 4"):
+            call()
 
 
 @settings(max_examples=150)
@@ -184,3 +151,47 @@ def test_restored_books_go_on_as_if_nothing_had_been_between(
         assert sorted(one.listed()) == sorted(other.listed())
     assert act(one, held[0], after) == act(other, held[1], after)
     assert torch.equal(one.free_slots(), other.free_slots())
+
+
+PAGE, SLOTS = 4, 12
+
+
+def memory_of(draft: bool = True) -> KVMemory:
+    """Pools of NaN, all of which is set to zero."""
+    sizes = {"num_slots": SLOTS, "page_size": PAGE, "dtype": torch.float32, "fill": FillPolicy("nan")}
+    pools = [MHAPool(num_layers=1, num_kv_heads=1, head_dim=2, **sizes) for _ in range(2)]
+    for pool in pools:
+        pool.zero(torch.arange(SLOTS + PAGE))
+    return KVMemory(SlotAllocator(SLOTS, PAGE), pools[0], pools[1] if draft else None)
+
+
+def poisoned(pool: MHAPool | None) -> list[int]:
+    return [] if pool is None else pool.k[0].isnan().all(dim=-1).all(dim=-1).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_released_slots_are_poisoned_in_every_pool_and_what_is_not_owned_in_none(draft: bool) -> None:
+    memory = memory_of(draft)
+    slots = taken(memory, 8)
+    memory.free(torch.empty(0, dtype=torch.int64))
+    with pytest.raises(EngineError):
+        memory.free(torch.tensor([12]))
+    assert poisoned(memory.target) == []
+    memory.free(slots[4:].to(torch.int32))
+    assert poisoned(memory.target) == [8, 9, 10, 11]
+    assert poisoned(memory.draft) == ([8, 9, 10, 11] if draft else [])
+    assert memory.alloc(12) is None
+    assert set(taken(memory, 8).tolist()) == set(range(8, 16))
+
+
+def test_borrowed_slots_are_free_again_and_their_draft_kv_is_poisoned() -> None:
+    memory = memory_of()
+    held = taken(memory, PAGE)
+    with memory.borrow_to_draft(PAGE) as slots:
+        assert memory.allocator.num_free == PAGE
+        assert not set(slots.tolist()) & set(held.tolist())
+    assert memory.allocator.num_free == 2 * PAGE
+    assert (poisoned(memory.draft), poisoned(memory.target)) == (slots.tolist(), [])
+    assert taken(memory, PAGE).tolist() == slots.tolist(), "the next ones are the same"
+    with pytest.raises(EngineError, match="needs 16 KV slots and 4 are free"), memory.borrow_to_draft(16):
+        pass

@@ -41,19 +41,6 @@ def test_a_second_prompt_reads_the_slots_of_the_first(page_size: int, shared: in
     assert parts.laws(first, second) == []
 
 
-def test_with_the_cache_off_nothing_is_shared_or_kept() -> None:
-    parts = _parts(radix_cache=False)
-    first, second = parts.run(PROMPT), parts.run(PROMPT)
-    assert second.protected_len == 0
-    assert set(_slots(parts, first, 11)).isdisjoint(_slots(parts, second, 11))
-    assert parts.laws(first, second) == []
-    parts.cache.release(first, keep=True)
-    parts.cache.release(second, keep=True)
-    assert parts.num_free == parts.config.usable_slots
-    assert parts.cache.radix.total_size == 0
-    assert parts.laws() == []
-
-
 @pytest.mark.parametrize(("mode", "shared"), [(None, 4), ("recompute", 3), ("zero_fill", 3)])
 def test_with_a_draft_the_last_shared_slot_depends_on_the_token_after_it(mode: str | None, shared: int) -> None:
     parts = _parts(1, mode=mode)
@@ -115,23 +102,6 @@ def test_release_keeps_the_output_for_others_or_only_what_was_published() -> Non
         assert parts.req_to_token.alloc_row() == row
 
 
-@pytest.mark.parametrize("mode", [None, "recompute"])
-def test_a_request_released_amid_its_prompt_leaves_what_it_computed(mode: str | None) -> None:
-    parts = _parts(1, mode=mode)
-    request = parts.request(PROMPT)
-    assert parts.admit(request)
-    parts.compute(request, 6)
-    parts.cache.release(request, keep=True)
-    assert parts.cache.radix.total_size == 6
-    later = parts.request(PROMPT)
-    assert parts.admit(later)
-    assert later.kv_len == 6
-    parts.check_target(later)
-    if mode is not None:
-        parts.check_draft(later)
-    assert parts.laws(later) == []
-
-
 def test_kv_past_the_last_emitted_token_is_not_cached() -> None:
     """A verify commits what it accepted; the request may have stopped in the middle of that."""
     parts = _parts(1)
@@ -167,32 +137,6 @@ def test_recompute_stops_where_draft_kv_ends_and_heals_it() -> None:
     assert parts.laws(plain, hit, also_plain, later) == []
 
 
-def test_recompute_uses_the_leading_part_that_has_draft_kv() -> None:
-    parts = _parts(mode="recompute")
-    parts.run(PROMPT[:6])
-    parts.run(PROMPT, speculative=False)
-    hit = parts.request(PROMPT)
-    assert parts.admit(hit)
-    assert (hit.kv_len, parts.cache.radix.total_size) == (4, 8)
-    parts.prefill(hit, following=7)
-    parts.check_draft(hit)
-
-
-def test_healing_after_the_request_is_over_copies_before_it_frees() -> None:
-    """Only the final release offers the slots here: the prompt was never published."""
-    parts = _parts(mode="recompute")
-    parts.run(PROMPT, speculative=False)
-    hit = parts.request(PROMPT)
-    assert parts.admit(hit)
-    parts.compute(hit, len(PROMPT), following=7)
-    hit.output_ids.append(7)
-    parts.cache.release(hit, keep=True)
-    later = parts.request(PROMPT)
-    assert parts.admit(later)
-    assert later.kv_len == 8
-    parts.check_draft(later)
-
-
 def test_zero_fill_takes_the_whole_prefix_and_names_what_it_lacks() -> None:
     parts = _parts(mode="zero_fill")
     parts.run(PROMPT[:6])
@@ -208,14 +152,6 @@ def test_zero_fill_takes_the_whole_prefix_and_names_what_it_lacks() -> None:
     longer = parts.run([*PROMPT, 50, 51, 52])
     assert parts.draft_at(longer, 8) == [*prefix, 0.0, 0.0, 0.0, 0.0]
     parts.check_draft(longer, zeros_allowed=True)
-
-
-def test_a_plain_request_does_not_ask_for_draft_kv() -> None:
-    parts = _parts(mode="zero_fill")
-    parts.run(PROMPT, speculative=False)
-    plain = parts.request(PROMPT, speculative=False)
-    assert parts.admit(plain)
-    assert (plain.kv_len, plain.unwritten_draft_slots) == (8, None)
 
 
 def test_a_hit_that_ends_before_its_first_pass_writes_no_draft_kv() -> None:
@@ -234,15 +170,6 @@ def test_a_hit_that_ends_before_its_first_pass_writes_no_draft_kv() -> None:
     assert later.unwritten_draft_slots.tolist() == lacking.tolist()
     parts.prefill(later, following=7)
     parts.check_draft(later, zeros_allowed=True)
-
-
-def test_released_slots_are_poisoned_cached_ones_are_not() -> None:
-    parts = _parts(1)
-    request = parts.run(PROMPT)
-    slots = parts.req_to_token.slots(request.row, 0, len(PROMPT))
-    parts.cache.release(request, keep=False)
-    k, _ = parts.memory.target.read(slots)
-    assert k.flatten().isnan().tolist() == [False] * 10 + [True]
 
 
 def test_allocation_evicts_the_least_recently_used_prefix_that_nobody_reads() -> None:
@@ -281,19 +208,6 @@ def test_room_is_made_by_eviction_and_only_if_that_is_enough() -> None:
     assert parts.num_free >= 15
     parts.check_target(reader)
     assert parts.laws(reader) == []
-
-
-def test_flush_drops_what_nobody_reads() -> None:
-    parts = _parts(1)
-    parts.cache.release(parts.run([1, 2, 3]), keep=False)
-    reader = parts.run([5, 6, 7])
-    parts.cache.flush()
-    assert parts.cache.radix.total_size == parts.cache.radix.protected_size == 2
-    parts.check_target(reader)
-    parts.cache.release(reader, keep=True)
-    parts.cache.flush()
-    assert parts.num_free == parts.config.usable_slots
-    assert parts.laws() == []
 
 
 OPS = st.one_of(

@@ -1,4 +1,4 @@
-"""Acceptance: greedy against a plain walk, sampling against the distribution it must reproduce."""
+"""Acceptance: greedy against a plain walk, sampling against the distribution it must reproduce; what a commit moves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug import async_probe
-from specdebug.engine.textbook.speculative.accept import Acceptance, accept_greedy, accept_sampling
+from specdebug.engine.memory.arena import FillPolicy, Scratch
+from specdebug.engine.textbook.memory.mha_pool import MHAPool
+from specdebug.engine.textbook.speculative.accept import (
+    Acceptance,
+    accept_greedy,
+    accept_sampling,
+    compact_accept_to_front,
+    get_src_tgt_cache_loc,
+)
 from specdebug.engine.textbook.speculative.tree import DraftCandidates, VerifyTree
 from specdebug.engine.workers.v1 import truncate
 from tests.engine.statistics import chi_square_p_value
@@ -132,15 +140,7 @@ def draw(probs: Tensor, count: int = 8000, **thresholds: float) -> list[tuple[li
     """``count`` acceptances of the small tree: accepted nodes and emitted tokens of each."""
     coins = torch.rand(count, STEPS + 2, generator=torch.Generator().manual_seed(1))
     acceptance = accept_sampling(small_tree(count), probs.expand(count, -1, -1), coins, STEPS, **thresholds)
-    tree_size = len(TREE_TOKENS)
-    index = acceptance.accept_index.view(count, -1).tolist()
-    predict = acceptance.predict.view(count, tree_size).tolist()
-    counts = acceptance.num_correct_drafts.tolist()
-    results = []
-    for row in range(count):
-        nodes = [flat - row * tree_size for flat in index[row][: counts[row] + 1]]
-        results.append((nodes, [predict[row][node] for node in nodes]))
-    return results
+    return [unpack(acceptance, len(TREE_TOKENS), row) for row in range(count)]
 
 
 def children(node: int) -> dict[int, int]:
@@ -191,15 +191,6 @@ def test_a_draft_is_accepted_exactly_when_it_is_emitted(exact_draws) -> None:
         for here, there, token in zip(nodes, nodes[1:], emitted, strict=False):
             assert children(here)[token] == there
         assert emitted[-1] not in children(nodes[-1]) or len(nodes) == STEPS + 1
-
-
-def test_the_statistic_notices_a_wrong_distribution(exact_draws) -> None:
-    """The same counts against probabilities a few per cent off: the tests above can fail."""
-    probs = target_rows()[0]
-    counts: Counter[object] = Counter(emitted[0] for _, emitted in exact_draws)
-    bent = probs.clone()
-    bent[TREE_TOKENS[2]] *= 1.2
-    assert chi_square_p_value(counts, as_mapping(bent / bent.sum())) < 1e-9
 
 
 def test_targets_of_few_tokens_never_emit_another() -> None:
@@ -279,19 +270,106 @@ def test_nan_targets_end_the_walk_at_once() -> None:
     assert 0 <= int(acceptance.predict[0]) < VOCAB
 
 
-def test_check_probes_what_later_kernels_index_with() -> None:
+def test_check_probes_what_later_kernels_index_with(recording: None) -> None:
     good = Acceptance(
         torch.tensor([3, 0, 0, 5], dtype=torch.int32),
         torch.tensor([[0, -1], [2, 3]], dtype=torch.int32),
         torch.tensor([0, 1], dtype=torch.int32),
     )
     bad = Acceptance(good.predict + VOCAB, good.accept_index + 2, good.num_correct_drafts + 1)
-    async_probe.configure("record")
-    try:
-        good.probe_indices(2, VOCAB)
-        assert async_probe.drain() == []
-        bad.probe_indices(2, VOCAB)
-        sites = [violation.site for violation in async_probe.drain()]
-    finally:
-        async_probe.configure("off")
+    good.probe_indices(2, VOCAB)
+    assert async_probe.drain() == []
+    bad.probe_indices(2, VOCAB)
+    sites = [violation.site for violation in async_probe.drain()]
     assert sites == ["accept.predict", "accept.accept_index", "accept.num_correct_drafts"]
+
+
+GARBAGE = Scratch(FillPolicy("garbage", 3), torch.device("cpu"))
+
+
+def acceptance_of(paths: list[list[int]], tree_size: int, num_steps: int) -> Acceptance:
+    """Accepted nodes of each request; the token after node n of request b is 1000·(b + 1) + n."""
+    predict = torch.zeros(len(paths) * tree_size, dtype=torch.int32)
+    index = torch.full((len(paths), num_steps + 1), -1, dtype=torch.int32)
+    for b, path in enumerate(paths):
+        for rank, node in enumerate(path):
+            index[b, rank] = b * tree_size + node
+            predict[b * tree_size + node] = 1000 * (b + 1) + node
+    counts = torch.tensor([len(path) - 1 for path in paths], dtype=torch.int32)
+    return Acceptance(predict, index, counts)
+
+
+@st.composite
+def commits(draw: st.DrawFn) -> tuple[list[list[int]], int, int, Tensor]:
+    """Paths (root first, ascending), tree_size, num_steps, and distinct slots of every node: int64 [B·T].
+
+    The tree may be smaller than the longest path could be, and larger.
+    """
+    num_steps = draw(st.integers(1, 5))
+    tree_size = draw(st.integers(2, 9))
+    paths = []
+    for _ in range(draw(st.integers(1, 3))):
+        drafts = draw(st.sets(st.integers(1, tree_size - 1), max_size=min(num_steps, tree_size - 1)))
+        paths.append([0, *sorted(drafts)])
+    count = len(paths) * tree_size
+    slots = draw(st.permutations(range(1, count + 1)))
+    return paths, tree_size, num_steps, torch.tensor(slots)
+
+
+@settings(max_examples=150, derandomize=True)
+@given(commits())
+def test_plan_covers_the_accepted_and_nothing_else(commit: tuple[list[list[int]], int, int, Tensor]) -> None:
+    """PR 26335: both buffers have S + 1 entries a request; all that is not accepted copies slot 0 to itself."""
+    paths, tree_size, num_steps, slots = commit
+    plan = get_src_tgt_cache_loc(acceptance_of(paths, tree_size, num_steps), slots, tree_size, GARBAGE)
+    width = num_steps + 1
+    assert plan.src_loc.dtype == plan.tgt_loc.dtype == torch.int64
+    assert plan.src_loc.numel() == plan.tgt_loc.numel() == len(paths) * width
+    for b, path in enumerate(paths):
+        mine = slots[b * tree_size : (b + 1) * tree_size].tolist()
+        pad = [0] * (width - len(path))
+        assert plan.src_loc[b * width : (b + 1) * width].tolist() == [mine[n] for n in path] + pad
+        assert plan.tgt_loc[b * width : (b + 1) * width].tolist() == mine[: len(path)] + pad
+
+
+@settings(max_examples=100, derandomize=True)
+@given(commits())
+def test_moving_puts_accepted_kv_in_front_in_order(commit: tuple[list[list[int]], int, int, Tensor]) -> None:
+    """Also when a device copies entry by entry, ascending: no entry reads what an earlier one has overwritten."""
+    paths, tree_size, num_steps, slots = commit
+    sizes = {"num_slots": slots.numel(), "page_size": 1, "dtype": torch.float32, "fill": FillPolicy("zeros")}
+    pool = MHAPool(num_layers=2, num_kv_heads=1, head_dim=1, **sizes)
+    content = torch.arange(slots.numel() + 1, dtype=torch.float32)
+    for layer in range(2):
+        pool.k[layer][:, 0, 0] = content + 100 * layer
+        pool.v[layer][:, 0, 0] = content + 100 * layer + 50
+    plan = get_src_tgt_cache_loc(acceptance_of(paths, tree_size, num_steps), slots, tree_size, GARBAGE)
+    one_by_one = content.clone()
+    for src, tgt in zip(plan.src_loc.tolist(), plan.tgt_loc.tolist(), strict=True):
+        one_by_one[tgt] = one_by_one[src]
+    pool.move_kv_cache(plan.tgt_loc, plan.src_loc)
+    for layer in range(2):
+        assert torch.equal(pool.k[layer][:, 0, 0], one_by_one + 100 * layer)
+        assert torch.equal(pool.v[layer][:, 0, 0], one_by_one + 100 * layer + 50)
+    for b, path in enumerate(paths):
+        mine = slots[b * tree_size : (b + 1) * tree_size]
+        assert one_by_one[mine[: len(path)]].tolist() == mine[path].tolist()
+    assert one_by_one[0] == 0, "the padding slot keeps what it had"
+
+
+@settings(max_examples=150, derandomize=True)
+@given(commits())
+def test_compaction_keeps_tokens_and_features_together(commit: tuple[list[list[int]], int, int, Tensor]) -> None:
+    paths, tree_size, num_steps, _ = commit
+    acceptance = acceptance_of(paths, tree_size, num_steps)
+    features = torch.arange(len(paths) * tree_size, dtype=torch.float32).unsqueeze(1).repeat(1, 3)
+    compacted = compact_accept_to_front(acceptance, features, tree_size)
+    assert compacted.predict.dtype == torch.int64
+    assert compacted.accept_lengths.tolist() == [len(path) for path in paths]
+    for b, path in enumerate(paths):
+        rows = slice(b * tree_size, (b + 1) * tree_size)
+        rest = tree_size - len(path)
+        assert compacted.predict[rows].tolist() == [1000 * (b + 1) + node for node in path] + [0] * rest
+        expected = [b * tree_size + node for node in path] + [b * tree_size] * rest
+        assert compacted.features[rows, 0].tolist() == expected
+        assert torch.equal(compacted.features[rows, 0], compacted.features[rows, 2])

@@ -78,33 +78,3 @@ def test_chain_has_one_child_each_and_a_causal_mask() -> None:
     assert tree.retrieve_next_token.tolist() == [[1, 2, 3, -1]]
     assert tree.retrieve_next_sibling.tolist() == [[-1, -1, -1, -1]]
     assert torch.equal(tree.mask[0], torch.ones(4, 4, dtype=torch.bool).tril())
-
-
-def test_one_selection_hangs_every_candidate_on_the_root() -> None:
-    shape = Shape(4, 1, 4)
-    candidates = DraftCandidates(
-        torch.empty(1, 0, dtype=torch.int64), torch.tensor([[0, 1, 3]]), torch.tensor([[5, 6, 7]])
-    )
-    tree = shape.builder().build(candidates, torch.tensor([4]), torch.tensor([2]))
-    assert children_by_links(tree, 0, 0) == [1, 2, 3]
-    assert tree.positions.tolist() == [[2, 3, 3, 3]]
-
-
-def test_deepest_chain_of_a_tree_is_closed() -> None:
-    """One path through all steps: its mask needs the longest ancestor closure there is."""
-    for steps in range(1, 12):
-        topk = 2
-        # candidate numbers along the best beam: root 0, then the first continuation of each step's first beam
-        chosen = [0] + [topk + topk * topk * step for step in range(steps - 1)]
-        parents = list(range(-1, topk)) if steps > 1 else []
-        for step in range(steps - 2):
-            first = topk + topk * topk * step
-            parents += [first, first + 1]
-        shape = Shape(topk, steps, steps + 1)
-        candidates = DraftCandidates(
-            torch.tensor([parents], dtype=torch.int64),
-            torch.tensor([chosen]),
-            torch.zeros(1, steps, dtype=torch.int64),
-        )
-        tree = shape.builder().build(candidates, torch.tensor([0]), torch.tensor([0]))
-        assert torch.equal(tree.mask[0], torch.ones(steps + 1, steps + 1, dtype=torch.bool).tril())

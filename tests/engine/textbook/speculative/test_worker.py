@@ -159,17 +159,6 @@ def test_accept_lengths_depend_on_tokens_alone(lab: Lab, algorithm: str, specula
     assert accepted([2, 0, 1]) == [expected[n] for n in (2, 0, 1)]
 
 
-def test_a_repeated_prompt_is_drafted_as_well_from_the_cache(lab: Lab) -> None:
-    engine = build(base(lab, **TREE), page_size=4)
-    prompt = prompts(lab)[2]
-    for rid in ("cold", "hit"):
-        engine.add_request(rid, prompt, SamplingParams(max_new_tokens=20))
-        run(engine)
-    cold, hit = engine.requests["cold"], engine.requests["hit"]
-    assert hit.cached_tokens == 48
-    assert hit.accept_lengths == cold.accept_lengths
-
-
 def spy_on_drafts(engine: Engine) -> list[tuple[DraftInputs, DraftCandidates]]:
     """What the draft loop is given and returns, from now on."""
     loop = engine.view.eagle.drafter.loop
@@ -284,33 +273,3 @@ def test_a_verify_step_emits_what_it_accepted_unless_the_request_ends(lab: Lab) 
         assert request.accept_lengths == [
             report.accept_lengths[request.rid] for report in reports if request.rid in report.accept_lengths
         ]
-
-
-def test_requests_without_speculation_share_steps_but_draft_nothing(lab: Lab) -> None:
-    engine = build(base(lab, **TREE))
-    asked = prompts(lab)
-    for n, prompt in enumerate(asked):
-        engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=10), speculative=n != 1)
-    reports = run(engine)
-    both = [report for report in reports if report.kind == "decode" and len(report.rids) == 3]
-    assert both
-    assert all(set(report.accept_lengths) == {"r0", "r2"} for report in both)
-    assert all(len(report.emitted["r1"]) == 1 for report in both)
-    for n, prompt in enumerate(asked):
-        lab.oracle.check(prompt, engine.requests[f"r{n}"].output_ids, 10)
-
-
-def test_shipped_heads_are_accepted_for_whole_chains(shipped: Lab) -> None:
-    """Trained drafts, run deep: a step that accepts all S drafts commits S + 1 tokens, and none is lost."""
-    from specdebug.base.assets import tokenizer_path
-    from specdebug.base.corpus import heldout_text
-    from specdebug.engine.model.tokenizer import TargetTokenizer
-
-    prompt = TargetTokenizer(tokenizer_path("tiny")).encode(heldout_text()[:1500])[:200]
-    for algorithm in ALGORITHMS:
-        engine = build({"model": "tiny", "speculative": {"algorithm": algorithm, "num_steps": 3}})
-        engine.add_request("r", prompt, SamplingParams(max_new_tokens=24))
-        run(engine)
-        request = engine.requests["r"]
-        assert max(request.accept_lengths) == 4
-        shipped.oracle.check(prompt, request.output_ids, 24)

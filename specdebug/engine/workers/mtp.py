@@ -183,10 +183,12 @@ class MTPExtendForward(StepForward[MTPExtendInputs, MTPExtendOutputs]):
 
     def run(self, inputs: MTPExtendInputs, attentions: Sequence[LayerAttention]) -> MTPExtendOutputs:
         """Compute T + N - 1 rows each. A request that is shorter than N - 1 has that many more behind its tokens."""
+        _, recent_ids, recent_hidden = self._state.columns
         found = mtp_rows(
             inputs.input_ids,
             inputs.features,
-            *self._state.columns[1:],  # next_ids, hidden_states
+            recent_ids,
+            recent_hidden,
             inputs.req_pool_indices,
             inputs.seq_lens,
             inputs.accept_lengths,

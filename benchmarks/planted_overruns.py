@@ -202,7 +202,7 @@ def look() -> list[dict[str, Any]]:
     from specdebug import kernel_memory
     from specdebug.kernel_memory.rules import KernelRule
     from specdebug.targets.inside.guard import EngineLook
-    from specdebug.targets.sglang.inside.kv_slots import shadow_pools
+    from specdebug.targets.sglang.inside.memory import shadow_pools
     from specdebug.targets.sglang.inside.stand_ins import STAND_INS
 
     homes = next(each for each in HOMES if _is_there(each["cache_locs"]))
@@ -231,12 +231,11 @@ def look() -> list[dict[str, Any]]:
 def run(release: str) -> list[dict[str, Any]]:
     """Have a release's environment look. Raises SpecDebugError where it is not installed."""
     from specdebug.base.errors import SpecDebugError
-    from specdebug.targets.installs.import_folder import make_import_folder
+    from specdebug.targets.installed import make_import_folder
     from specdebug.targets.installs.release import parse_release
     from specdebug.targets.installs.store import find_installed, store_folder
     from specdebug.targets.sglang.flags import ON_CPU_ENV
-    from specdebug.targets.sglang.import_folder import files_to_import
-    from specdebug.targets.sglang.target import stand_ins_of
+    from specdebug.targets.sglang.target import files_to_import, stand_ins_of
 
     here = find_installed(store_folder(None), parse_release(release))
     site = make_import_folder(here.folder, files_to_import(stand_ins_of(here), cpu=True))

@@ -35,7 +35,7 @@ from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.textbook.engine import Models
 from specdebug.targets.installs.release import parse_release
 from specdebug.targets.installs.store import find_installed, store_folder
-from specdebug.targets.launch.command import free_port
+from specdebug.targets.launch.process import free_port
 
 sys.path.insert(0, str(Path(__file__).parent))
 from models import LLAMA_8B

@@ -279,7 +279,7 @@ def trees() -> Iterator[Held]:
     import sgl_kernel
     import torch
 
-    from specdebug.targets.sglang.inside import trees as ours
+    from specdebug.targets.sglang.inside import sgl_kernel as ours
 
     batch, topk, steps, nodes, vocab = 3, 4, 4, 12, 64
 
@@ -347,7 +347,7 @@ def renormalised() -> Iterator[Held]:
     import sgl_kernel
     import torch
 
-    from specdebug.targets.sglang.inside import trees as ours
+    from specdebug.targets.sglang.inside import sgl_kernel as ours
 
     def case(seed: int, name: str, limits: Any) -> float:
         probs = (2 * torch.randn(4, 256, generator=torch.Generator().manual_seed(seed))).softmax(-1)

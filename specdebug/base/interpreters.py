@@ -27,7 +27,7 @@ def other_python(python: str, *words: str) -> list[str]:
 
 def engine_python(python: str, *words: str) -> list[str]:
     """As :func:`other_python`, of one that also finds what a ``PYTHONPATH`` of ours names
-    (``targets/installs/import_folder.py``)."""
+    (``targets/installed.py``)."""
     return [python, "-P", "-s", *words]
 
 

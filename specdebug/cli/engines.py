@@ -55,8 +55,7 @@ def install(
 
     Packages come from where pip looks by your own settings. Exit code 1 when what is installed does not serve.
     """
-    from specdebug.targets.installs.recipe import find_recipe
-    from specdebug.targets.installs.release import parse_release
+    from specdebug.targets.installs.release import find_recipe, parse_release
     from specdebug.targets.installs.steps import adopt
     from specdebug.targets.installs.steps import install as install_by
     from specdebug.targets.installs.store import store_folder
@@ -86,7 +85,7 @@ def list_engines(into: Into = None, as_json: Json = False, debug: Debug = False)
     """Every environment, what it was checked to do, and what else could be installed; exit code 2 where the record of
     one is damaged."""
     from specdebug.report.engines import engines_list
-    from specdebug.targets.installs.recipe import recipes
+    from specdebug.targets.installs.release import recipes
     from specdebug.targets.installs.store import look, store_folder
 
     store = store_folder(into)

@@ -11,7 +11,7 @@ from specdebug.report.listings import listing
 from specdebug.report.parts import Column, Line, Report, Table, columns
 from specdebug.report.words import counted
 from specdebug.targets.installs.fit import FitPart
-from specdebug.targets.installs.recipe import Recipe
+from specdebug.targets.installs.release import Recipe
 from specdebug.targets.installs.store import Damaged, Installed
 
 

@@ -2,18 +2,15 @@
 
 A :class:`Target` stands for an engine. In the parent it checks the options of an arm and says what the arm asks for; in
 a worker it opens a :class:`Session`, into which requests go and out of which tokens and facts come, one ``Stepped``
-(``events.py``) at a time. An oracle states which :data:`Ability` it needs; where a session lacks one, the oracle is
-listed as ``cannot show`` and never silently left out.
-
-This module imports neither torch nor any engine: the parent uses it, and workers do before reverts are in place. A
-target of another distribution is a plugin of the kind ``targets`` (see ``plugins.py``), an object of this protocol.
+(``events.py``) at a time. This imports neither torch nor any engine: workers use it before reverts are in place.
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
     from specdebug.faults.model import Fault
     from specdebug.kernel_memory.rules import KernelRule
     from specdebug.patching.toggles import Toggle
-    from specdebug.targets.serving import ServerView
+    from specdebug.targets.http.server import HttpServerView, PlainText
 
 
 class Sampling(Protocol):
@@ -86,6 +83,45 @@ class CannotBeServed(SpecDebugError):
     def __init__(self, rid: str, reason: str) -> None:
         super().__init__(f"request '{rid}' {reason}")
         self.rid = rid
+
+
+class SessionFailed(Exception):
+    """A session's engine has failed, and how: the run ends in this violation. Nothing that its user could mend."""
+
+    def __init__(self, message: str, site: str, kind: str = "error") -> None:
+        super().__init__(message)
+        self.site = site
+        self.kind = kind
+
+
+class NotShown(Exception):
+    """A part of an engine that was to be looked at cannot be any more; its log says why (:class:`Lost`)."""
+
+
+class NoServer(SpecDebugError):
+    """There is no server at an address, or none of the interface; or one could not be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A look at an engine, or a stand-in for a part of it, that does not fit this release. ``place``: ``file:line`` of
+    our code where that showed, if anywhere. What an engine does without a ``stand_in`` is not judged."""
+
+    what: str
+    why: str
+    place: str
+    stand_in: bool
+
+    def __str__(self) -> str:
+        told = "cannot stand in for" if self.stand_in else "cannot look at"
+        return f"specdebug {told} {self.what} in this release: {self.why}" + (f" ({self.place})" if self.place else "")
+
+
+ToldToken = tuple[int, float, Mapping[int, float]]
+"""A token, its log probability, and those of the likeliest tokens of its position."""
+NOMINAL_LOGIT = 16.0
+"""In place of the largest logit at a position, which log probabilities do not tell: near-ties are allowed as a part of
+it (``lossless.py``), and those of language models have 10 to 30."""
 
 
 class StoredDrafts(Protocol):
@@ -210,155 +246,97 @@ class Busy:
 
 @dataclass
 class Opening:
-    """The surroundings of a session.
-
-    Attributes:
-        label: names the arm in files.
-        say: reports an event.
-        busy: is told what keeps the session from answering.
-        before: called when the device is taken and the engine not yet built.
-        over_there: what a target whose engine runs elsewhere is to put in place there.
-    """
+    """The surroundings of a session. ``label`` names the arm in files, ``say`` reports an event, ``busy`` is told what
+    keeps the session from answering, and ``before`` is called when the device is taken and the engine not yet built."""
 
     label: str
     say: Callable[..., None]
     busy: Busy
-    before: Callable[[], None] = field(default=lambda: None)
-    over_there: OverThere = field(default_factory=lambda: OverThere())
+    before: Callable[[], None] = lambda: None
+    over_there: OverThere = OverThere()
 
 
-class Serve(Protocol):
-    """An engine that serves: requests in, tokens out."""
+class Session(ABC):
+    """An engine that serves, and what can be seen of it. Methods that need an ability which it lacks are never called;
+    they say so (NotImplementedError).
 
-    @property
-    def shows(self) -> frozenset[Ability]:
-        """What can be seen of it; methods that need another ability are never called."""
+    Attributes:
+        shows: the abilities that it has.
+        asked: the arm's wishes, corrected by what the engine turned out to be; None where they hold as they are.
+        inside: the engine itself, for faults and recorders; None where it lives in another process.
+        reference: what judges greedy tokens where the dense reference cannot; None where there is nothing.
+        server: the server behind it; None where there is none.
+    """
 
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def asked(self) -> Asked | None:
-        """The wishes of the arm, corrected by what the engine turned out to be; None where they hold as they are."""
-
-    @property
-    def has_work(self) -> bool: ...
-
-    def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
-        """Queue a request. Raises a SpecDebugError with exit code 2 for one that cannot be served."""
-
-    def abort(self, rid: str) -> None:
-        """End a request where it is."""
-
-    def advance(self) -> Stepped:
-        """One step; without ``steps``, wait until something has been completed."""
-
-    def request(self, rid: str) -> RequestView:
-        """A request that was added. Raises KeyError."""
-
-    def flush_cache(self) -> None:
-        """Forget every cached prefix that no request reads."""
-
-    def clock(self) -> float:
-        """Seconds that the engine has taken: processor time on a CPU, where arms share the cores, else wall time."""
-
-    def settle(self) -> bool:
-        """Wait for what the device still has to do; False where there is nothing to wait for."""
-
-    def close(self, sound: bool) -> None:
-        """The run is over; ``sound``: nothing was found. What the session holds may go."""
-
-
-class TextReference(Protocol):
-    """Knows which tokens are right, and nothing of keys and values."""
-
-    def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]:
-        """The right tokens from position ``start`` on, how far each stands above the one given, and the size that a
-        near-tie is measured by."""
-
-
-class Look(Protocol):
-    """What oracles see of an engine beside its tokens, as far as the session ``shows`` it."""
-
-    @property
-    def inside(self) -> Any:
-        """The engine itself, for faults and recorders; None where it lives in another process."""
-
-    @property
-    def reference(self) -> TextReference | None:
-        """What judges greedy tokens where the dense reference cannot; None where there is nothing."""
-
-    @property
-    def server(self) -> ServerView | None:
-        """The server behind the session; None where there is none."""
-
-    @property
-    def observers(self) -> Observers:
-        """Those who are told what happens to requests, at least when each ends (``events.Finishing``)."""
-
-    def check_pools(self) -> Sequence[str]:
-        """Violated conservation laws of the memory pools, each ``law: what``."""
-
-    def check_guards(self) -> Sequence[GuardViolation]:
-        """Guard regions damaged since the last call."""
-
-    def damage_seen(self) -> Sequence[GuardViolation]:
-        """The rest of :meth:`check_guards` once the device is lost."""
-
-    def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Draft keys and values of positions [start, stop): each [layers, n, heads, head_dim]."""
-
-    def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """As :meth:`draft_kv`, of the target."""
-
-    def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
-        """Return the rows that these requests store for their next draft."""
-
-
-class Session(Serve, Look, Protocol):
-    """An engine that serves, and what can be seen of it."""
-
-
-class Opaque:
-    """A session that lives elsewhere, or has nothing inside: no cache to flush, no memory to look at."""
-
+    shows: frozenset[Ability]
+    vocab_size: int
     asked: Asked | None = None
     inside: Any = None
-    reference: TextReference | None = None
-    server: ServerView | None = None
+    reference: PlainText | None = None
+    server: HttpServerView | None = None
 
     @cached_property
     def observers(self) -> Observers:
+        """Those who are told what happens to requests, at least when each ends (``events.Finishing``)."""
         return Observers()
 
+    @property
+    @abstractmethod
+    def has_work(self) -> bool: ...
+
+    @abstractmethod
+    def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
+        """Queue a request. Raises a SpecDebugError with exit code 2 for one that cannot be served."""
+
+    @abstractmethod
+    def abort(self, rid: str) -> None:
+        """End a request where it is."""
+
+    @abstractmethod
+    def advance(self) -> Stepped:
+        """One step; without ``steps``, wait until something has been completed."""
+
+    @abstractmethod
+    def request(self, rid: str) -> RequestView:
+        """A request that was added. Raises KeyError."""
+
     def clock(self) -> float:
+        """Seconds that the engine has taken: processor time on a CPU, where arms share the cores, else wall time."""
         return time.perf_counter()
 
     def settle(self) -> bool:
+        """Wait for what the device still has to do; False where there is nothing to wait for."""
         return False
 
-    def close(self, sound: bool) -> None:
-        """Do nothing: the worker's end is the session's."""
+    def close(self, sound: bool) -> None:  # noqa: B027 - the worker's end may be the session's
+        """The run is over; ``sound``: nothing was found. What the session holds may go."""
 
     def flush_cache(self) -> None:
+        """Forget every cached prefix that no request reads."""
         raise self._hidden("cache_flush")
 
     def check_pools(self) -> Sequence[str]:
+        """Violated conservation laws of the memory pools, each ``law: what``."""
         raise self._hidden("pools")
 
     def check_guards(self) -> Sequence[GuardViolation]:
+        """Guard regions damaged since the last call."""
         raise self._hidden("guards")
 
     def damage_seen(self) -> Sequence[GuardViolation]:
+        """The rest of :meth:`check_guards` once the device is lost."""
         raise self._hidden("guards")
 
     def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Draft keys and values of positions [start, stop): each [layers, n, heads, head_dim]."""
         raise self._hidden("kv")
 
     def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """As :meth:`draft_kv`, of the target."""
         raise self._hidden("kv")
 
     def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
+        """Return the rows that these requests store for their next draft."""
         raise self._hidden("drafts")
 
     def _hidden(self, ability: Ability) -> NotImplementedError:
@@ -413,25 +391,23 @@ class Traits:
         return sorted(set(SHOWN) - self.shows)
 
 
-class Target(Protocol):
-    """An engine that scenarios can be run on."""
+class Target(ABC):
+    """An engine that scenarios can be run on. One of another distribution is a plugin of the kind ``targets``."""
 
     @property
+    @abstractmethod
     def traits(self) -> Traits: ...
 
+    @abstractmethod
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        """The wishes of an arm of these options. Raises SpecDebugError; its ``key_path``, if any, names the option."""
+        """The wishes of an arm of these options. Raises ConfigError; its ``key_path``, if any, names the option."""
 
-    def warm(self, options: Mapping[str, Any]) -> None:
-        """Load what sessions of these options, here or in a fork, can share. Raises SpecDebugError."""
+    def warm(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - a server loads its own
+        """Load what sessions of these options, here or in a fork, can share. Raises ConfigError or CheckpointError."""
 
-    def cool(self) -> None:
+    def cool(self) -> None:  # noqa: B027
         """Forget what was loaded: sessions opened from now on load their own."""
 
+    @abstractmethod
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> Session:
         """Start serving, in a worker, once reverts are in place. Raises SpecDebugError."""
-
-
-def clock_of(device: str) -> Callable[[], float]:
-    """The clock by which an engine on ``device`` is timed."""
-    return time.process_time if device == "cpu" else time.perf_counter

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, cast
-
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import cast
 from specdebug import kernel_memory
-from specdebug.base.abilities import DEFAULT, OF_SERVERS, SHOWN, Ability
-from specdebug.events import Observers, Stepped
-from specdebug.targets.base import Asked, Opening, RequestView, Sampling, Traits, clock_of
+from specdebug.base.abilities import DEFAULT
+from specdebug.base.abilities import OF_SERVERS
+from specdebug.base.abilities import SHOWN
+from specdebug.base.abilities import Ability
+from specdebug.events import Observers
+from specdebug.events import Stepped
+from specdebug.targets.base import Asked
+from specdebug.targets.base import Opening
+from specdebug.targets.base import RequestView
+from specdebug.targets.base import Sampling
+from specdebug.targets.base import Traits
+from specdebug.targets.base import clock_of
+import time
+from typing import get_args
+from specdebug.targets.base import Session
+from specdebug.targets.base import Target
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from specdebug.engine import Engine, EngineConfig
+    from specdebug.engine import Engine
+    from specdebug.engine import EngineConfig
     from specdebug.engine.memory.arena import GuardViolation
     from specdebug.engine.textbook.request import Request
     from specdebug.targets.base import StoredDrafts
@@ -40,7 +56,7 @@ def _models_of(config: EngineConfig) -> tuple[Any, ...]:
     return (config.device, config.dtype, config.reach, config.model, draft)
 
 
-class EmbeddedTarget:
+class EmbeddedTarget(Target):
     """Builds the engine in the worker itself."""
 
     traits = Traits(DEFAULT, EVERYTHING)
@@ -69,7 +85,8 @@ class EmbeddedTarget:
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> EmbeddedSession:
         from specdebug import async_probe
         from specdebug.engine import progress
-        from specdebug.workers.device import claim, watch_triton
+        from specdebug.workers.compiling import watch_triton
+        from specdebug.workers.device import claim
 
         asked = self.asked(options)
         if asked.device != "cpu":
@@ -93,25 +110,20 @@ class EmbeddedTarget:
 
 def _watch_kernels(opening: Opening, asked: Asked) -> None:
     """Have the engine's Triton kernels run interpreted and held to their memory, where the arm asks for that."""
-    rules = opening.over_there.kernels
-    if not rules:
-        return
-    if asked.device != "cpu":
-        opening.say(
-            "note", text=f"the memory of kernels is looked at where they run interpreted, not on {asked.device}"
-        )
-        return
-    from specdebug.engine.kernels.twin import interpret_on_cpu
+    rules, device = opening.over_there.kernels, asked.device
+    if rules and device != "cpu":
+        opening.say("note", text=f"the memory of kernels is looked at where they run interpreted, not on {device}")
+    elif rules:
+        from specdebug.engine.kernels.twin import interpret_on_cpu
 
-    interpret_on_cpu()
-    kernel_memory.begin(rules)
+        interpret_on_cpu()
+        kernel_memory.begin(rules)
 
 
-class EmbeddedSession:
+class EmbeddedSession(Session):
     """The engine, serving."""
 
     shows: frozenset[Ability] = EVERYTHING
-    asked = reference = server = None
 
     def __init__(self, engine: Engine, asked: Asked, forget: Callable[[], None] = lambda: None) -> None:
         """``forget`` ends what was begun to listen to."""
@@ -119,20 +131,16 @@ class EmbeddedSession:
         from specdebug.engine.textbook.speculative.worker import StagedWorker
         from specdebug.reference.config import read_config
 
-        self.inside = engine
+        self.inside: Engine = engine
+        self.observers = engine.observers
         self._forget = forget
         self.vocab_size = read_config(checkpoint_path(asked.model)).vocab_size
-        self.clock: Callable[[], float] = clock_of(asked.device)
         self._on_gpu = asked.device != "cpu"
         worker = engine.view.worker
         if worker is not None and not isinstance(worker, StagedWorker):
             self.shows = EVERYTHING - {"drafts", "decisions", "graphs"}
         elif worker is not None and engine.view.memory.draft is None:
             self.shows = EVERYTHING - {"draft_kv"}
-
-    @property
-    def observers(self) -> Observers:
-        return self.inside.observers
 
     @property
     def has_work(self) -> bool:
@@ -153,6 +161,20 @@ class EmbeddedSession:
     def request(self, rid: str) -> RequestView:
         return self.inside.requests[rid]
 
+    def clock(self) -> float:
+        return time.perf_counter() if self._on_gpu else time.process_time()
+
+    def settle(self) -> bool:
+        if self._on_gpu:
+            import torch
+
+            torch.cuda.synchronize()
+        return self._on_gpu
+
+    def close(self, sound: bool) -> None:
+        """Tell no more what the engine is busy with; it ends with its worker."""
+        self._forget()
+
     def flush_cache(self) -> None:
         self.inside.flush_cache()
 
@@ -166,30 +188,14 @@ class EmbeddedSession:
         return self.inside.damage_seen()
 
     def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.inside.draft_kv(_own(request), start, stop)
+        return self.inside.draft_kv(cast("Request", request), start, stop)
 
     def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.inside.target_kv(_own(request), start, stop)
+        return self.inside.target_kv(cast("Request", request), start, stop)
 
     def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
-        stored: StoredDrafts = self.inside.draft_state([_own(each) for each in requests])
+        stored: StoredDrafts = self.inside.draft_state([cast("Request", each) for each in requests])
         return stored
-
-    def settle(self) -> bool:
-        if self._on_gpu:
-            import torch
-
-            torch.cuda.synchronize()
-        return self._on_gpu
-
-    def close(self, sound: bool) -> None:
-        """Tell no more what the engine is busy with; it ends with its worker."""
-        self._forget()
-
-
-def _own(request: RequestView) -> Request:
-    """A request of the engine's, which its oracles hand back."""
-    return cast("Request", request)
 
 
 TARGET = EmbeddedTarget()

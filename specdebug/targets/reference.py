@@ -1,8 +1,4 @@
-"""The dense reference model as a target: plain decoding, one token a request and step, no pages, cache or draft.
-
-It shows what a scenario's workload does without an engine, and that a target needs no more than requests in and tokens
-out. The run lists what it cannot show, such as draft KV.
-"""
+"""The dense reference model as a target: plain decoding, one token a request and step, no pages, cache or draft."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.base.errors import CheckpointError, SpecDebugError
 from specdebug.events import Finishing, Prefilled, Stepped
-from specdebug.targets.base import Asked, CannotBeServed, Opaque, Opening, RequestView, Sampling, Traits
+from specdebug.targets.base import Asked, CannotBeServed, Opening, RequestView, Sampling, Session, Target, Traits
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
 _weights: dict[str, tuple[Any, ModelConfig]] = {}
 
 
-class ReferenceTarget:
+class ReferenceTarget(Target):
     """``specdebug.reference`` on the CPU, in float32."""
 
     traits = Traits("reference", frozenset({"steps", "tokens", "plain", "logits"}))
@@ -50,7 +46,8 @@ class ReferenceTarget:
         _weights.clear()
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> ReferenceSession:
-        from specdebug.workers.stack import arithmetic, versions
+        from specdebug.workers.arithmetic import arithmetic
+        from specdebug.workers.stack import versions
 
         asked = self.asked(options)
         facts = {"device": asked.device, "name": "CPU", **versions(), "dtype": asked.dtype}
@@ -84,7 +81,7 @@ class _Decoded:
         return 0 if self.cache is None else self.cache.length
 
 
-class ReferenceSession(Opaque):
+class ReferenceSession(Session):
     """Serves the oldest ``max_running`` requests: a step computes the prompts of the new ones, else a token of each."""
 
     shows = ReferenceTarget.traits.shows
@@ -118,7 +115,13 @@ class ReferenceSession(Opaque):
         if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
             raise CannotBeServed(rid, f"has no prompt of token ids in [0, {self.vocab_size})")
         if sampling.stop and self._tokenizer is None:
-            self._tokenizer = _load_tokenizer(rid, self._model)
+            from specdebug.base.assets import tokenizer_path
+            from specdebug.engine.model.tokenizer import TargetTokenizer
+
+            try:
+                self._tokenizer = TargetTokenizer(tokenizer_path(self._model))
+            except CheckpointError as error:
+                raise CannotBeServed(rid, f"has stop strings, and they need a tokenizer: {error}") from None
         request = _Decoded(rid, tuple(prompt_ids), sampling)
         if sampling.temperature > 0:
             request.generator = torch.Generator().manual_seed((self._seed * 1_000_003 + sampling.seed) % 2**63)
@@ -168,14 +171,10 @@ class ReferenceSession(Opaque):
         if prefilled:
             self.observers.tell(Prefilled, request)
         request.matched_stop = self._stop_at_end(request)
-        if request.matched_stop is not None:
-            request.finish_reason = "stop"
-        elif len(request.output_ids) == request.sampling.max_new_tokens:
-            request.finish_reason = "length"
-        else:
-            return
-        self.observers.tell(Finishing, request)
-        self._end(request, request.finish_reason)
+        if request.matched_stop is not None or len(request.output_ids) == request.sampling.max_new_tokens:
+            request.finish_reason = "length" if request.matched_stop is None else "stop"
+            self.observers.tell(Finishing, request)
+            self._end(request, request.finish_reason)
 
     def _stop_at_end(self, request: _Decoded) -> int | str | None:
         last, sampling = request.output_ids[-1], request.sampling
@@ -210,16 +209,6 @@ def _running(options: Mapping[str, Any]) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise SpecDebugError("engine.max_running_requests must be a whole number of at least 1")
     return count
-
-
-def _load_tokenizer(rid: str, model: str) -> TargetTokenizer:
-    from specdebug.base.assets import tokenizer_path
-    from specdebug.engine.model.tokenizer import TargetTokenizer
-
-    try:
-        return TargetTokenizer(tokenizer_path(model))
-    except CheckpointError as error:
-        raise CannotBeServed(rid, f"has stop strings, and they need a tokenizer: {error}") from None
 
 
 def _load(model: str) -> tuple[Any, ModelConfig]:

@@ -27,9 +27,9 @@ CHILDREN = {"Child", "OwnChild"}
 """Classes of ours that start a process when they are made (``workers/child.py``)."""
 
 STARTS = {
-    "targets/installs/checkout.py": (1, "git"),
-    "targets/installs/running.py": (1, "other_python, or what an installation tries"),
-    "targets/launch/lease.py": (1, "own_python"),
+    "targets/installs/release.py": (1, "git"),
+    "targets/installs/steps.py": (1, "other_python, or what an installation tries"),
+    "targets/launch/keeper.py": (1, "own_python"),
     "targets/launch/process.py": (1, "the user's command, own_python or engine_python"),
     "targets/installs/fit.py": (1, "other_python"),
     "campaign/trials/command.py": (1, "the user's command"),
@@ -42,7 +42,7 @@ STARTS = {
 
 NAMED = {
     "apps/doctor.py": "shown",
-    "targets/installs/recipe.py": "handed to other_python",
+    "targets/installs/release.py": "handed to other_python",
     "base/interpreters.py": "the words",
     "workers/child.py": "the reaper, which needs the standard library alone",
 }

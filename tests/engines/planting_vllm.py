@@ -18,8 +18,7 @@ import torch
 
 from specdebug.targets.vllm.inside import probes
 from specdebug.targets.vllm.inside.engine import EngineThread, Served
-from specdebug.targets.vllm.inside.serve import params_of
-from specdebug.targets.vllm.inside.watch import watch
+from specdebug.targets.vllm.inside.serve import params_of, watch
 
 RULES = [{"glob": "*", "mode": "record", "kinds": ["nan", "inf", "oob", "page_aligned"]}]
 OUTSIDE = 5000

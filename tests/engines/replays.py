@@ -25,15 +25,7 @@ def replayed(scenario: str, *more: str, revert: int | None = None) -> tuple[int,
 
 def diverged(scenario: str, *more: str) -> tuple[int, dict[str, Any]]:
     """Exit code and the document of a comparison of two arms. ``scenario``: a shipped one, or a file."""
-    words = [
-        sys.executable,
-        "-m",
-        "specdebug",
-        "diverge",
-        _path(scenario),
-        "--json",
-        *more,
-    ]
+    words = [sys.executable, "-m", "specdebug", "diverge", _path(scenario), "--json", *more]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)

@@ -10,7 +10,7 @@ import pytest
 
 from specdebug.base.assets import checkpoint_path
 from specdebug.targets.base import OverThere
-from specdebug.targets.inside import VARIABLE
+from specdebug.targets.inside.words import VARIABLE
 from specdebug.targets.installs.release import parse_release
 from specdebug.targets.installs.store import find_installed, store_folder
 from specdebug.targets.registry import find_target

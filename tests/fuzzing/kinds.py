@@ -61,7 +61,7 @@ from specdebug.scenario.text import load_tokenizer
 from specdebug.scenario.workload import RequestSampling, expand
 from specdebug.targets.http.client import FAILURES, ServerClient
 from specdebug.targets.http.request import HttpRequest
-from specdebug.targets.http.server_info import ask_server
+from specdebug.targets.http.server import ask_server
 from specdebug.targets.installs.release import Release
 from specdebug.targets.installs.store import RECORD, Installed, find_installed
 from tests.bundle.bundles import make_bundle, members_of, pack

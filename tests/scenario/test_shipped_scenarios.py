@@ -16,7 +16,7 @@ from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.workload import expand
 from specdebug.targets.settings import parse_target
 from specdebug.targets.sglang.flags import KNOWN
-from specdebug.targets.vllm.options import METHODS
+from specdebug.targets.vllm.target import METHODS
 from tests.scenario.engines import config_of
 
 ROOT = Path(__file__).parents[2]

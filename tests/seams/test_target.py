@@ -16,7 +16,8 @@ SOURCE = '''
 from types import SimpleNamespace
 
 from specdebug.events import Stepped
-from specdebug.targets.base import Asked, Opaque, Traits
+from specdebug.targets.base import Asked, Traits
+from specdebug.targets.base import Session as Base
 
 
 class Echo:
@@ -37,7 +38,7 @@ class Echo:
         return Session()
 
 
-class Session(Opaque):
+class Session(Base):
     shows = Echo.traits.shows
     vocab_size = 4096
 

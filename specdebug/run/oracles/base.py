@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from specdebug.base.abilities import Ability
 from specdebug.events import Event, Stepped
 from specdebug.scenario.grammar import OracleSpec
-from specdebug.targets.base import Asked, RequestView, Session
-from specdebug.targets.serving import SessionFailed
+from specdebug.targets.base import Asked, RequestView, Session, SessionFailed
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Tie, Violation
 

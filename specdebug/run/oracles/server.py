@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdebug.events import AfterStep, AllServed, Event, Prefilled, Stepped
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.targets.http.checked import DRAFTS, HISTOGRAMS
-from specdebug.targets.serving import ServerView
 from specdebug.verdict.outcome import Violation
+
+if TYPE_CHECKING:
+    from specdebug.targets.http.server import HttpServerView
 
 _ROUNDING = 1e-6
 """By how much two tellings of one mean or rate may differ."""
@@ -91,7 +93,7 @@ class ServerCounts(OfServer):
             case AllServed(rids) if server is not None:
                 self._hold_mean(server, rids)
 
-    def _count(self, server: ServerView, finished: Sequence[str]) -> None:
+    def _count(self, server: HttpServerView, finished: Sequence[str]) -> None:
         for rid in finished:
             request, meta = self.bench.session.request(rid), server.counted(rid)
             if not meta:
@@ -107,7 +109,7 @@ class ServerCounts(OfServer):
                 site = "stream" if revised and len(wrong) == 1 else "counts"
                 self._report(site, f"{rid}: {'; '.join(wrong)}", rid)
 
-    def _hold_mean(self, server: ServerView, rids: Sequence[str]) -> None:
+    def _hold_mean(self, server: HttpServerView, rids: Sequence[str]) -> None:
         lengths = [n for rid in rids for n in self.bench.session.request(rid).accept_lengths]
         told, mean = server.totals().get("avg_spec_accept_length"), server.mean_accepted()
         said = f"/server_info has avg_spec_accept_length {told}"

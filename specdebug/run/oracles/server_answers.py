@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from math import exp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdebug.events import AllServed, Event, Stepped
 from specdebug.run.oracles.lossless import TIE_MARGIN
 from specdebug.run.oracles.server import OfServer
-from specdebug.targets.base import RequestView
-from specdebug.targets.http.plain_text import NOMINAL_LOGIT
-from specdebug.targets.serving import ServerView, ToldToken
+from specdebug.targets.base import NOMINAL_LOGIT, RequestView, ToldToken
 from specdebug.verdict.outcome import Violation
+
+if TYPE_CHECKING:
+    from specdebug.targets.http.server import HttpServerView
 
 _ROUNDING = 1e-4
 """By how much our own server's log probabilities of one position, of one float32 table, may contradict each other."""
@@ -38,7 +39,7 @@ class ServerAnswers(OfServer):
             case AllServed(rids) if server is not None:
                 self._ask_again(server, rids)
 
-    def _check_answers(self, server: ServerView, finished: Sequence[str]) -> None:
+    def _check_answers(self, server: HttpServerView, finished: Sequence[str]) -> None:
         for request in map(self.bench.session.request, finished):
             if request.finish_reason == "abort":
                 continue
@@ -47,7 +48,7 @@ class ServerAnswers(OfServer):
             if told := server.told(request.rid):
                 self._check_logprobs(request, request.output_ids, told, server)
 
-    def _ask_again(self, server: ServerView, rids: Sequence[str]) -> None:
+    def _ask_again(self, server: HttpServerView, rids: Sequence[str]) -> None:
         for request in _one_of_each_kind(list(map(self.bench.session.request, rids))):
             again = server.logprobs(request)
             if again is not None:
@@ -77,7 +78,7 @@ class ServerAnswers(OfServer):
         text = self.bench.decode(output)
         return text.partition(matched)[0] if isinstance(matched, str) else text
 
-    def _check_pieces(self, request: RequestView, server: ServerView) -> None:
+    def _check_pieces(self, request: RequestView, server: HttpServerView) -> None:
         """A server that answers a request alone gives one text. Its cache may be warmer the second time, whose rounding
         may decide a near-tie, so only what is wrong twice of one whole text is."""
         first = server.pieces(request)
@@ -92,7 +93,7 @@ class ServerAnswers(OfServer):
             self._report_text(request.rid, said)
 
     def _check_logprobs(
-        self, request: RequestView, output: Sequence[int], told: Sequence[ToldToken], server: ServerView
+        self, request: RequestView, output: Sequence[int], told: Sequence[ToldToken], server: HttpServerView
     ) -> None:
         self.bench.looked(self.name)
         dtype = self.bench.settings.target.dtype

@@ -96,8 +96,6 @@ def maybe(check: Check) -> Check:
 
 
 def one_of(*checks: Check) -> Check:
-    """Return a check that takes what any of these does."""
-
     def check(value: Any) -> Any:
         wanted = []
         for each in checks:

@@ -1,14 +1,14 @@
-"""Answers of ``/generate``: from the events of a request to its tokens, its text and its counts."""
+"""Requests of ``/generate``: from their events to tokens, text and counts, and what those of a run must find cached."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
-from specdebug.targets.base import Sampling
+from specdebug.targets.base import Sampling, ToldToken
 from specdebug.targets.http.checked import HISTOGRAMS, MOST_CHARACTERS, BadAnswer
-from specdebug.targets.serving import ToldToken
 
 
 @dataclass
@@ -97,18 +97,11 @@ def told_tokens(meta: Mapping[str, Any]) -> list[ToldToken]:
     return [(token, chance, {other: at for at, other, _ in top}) for (chance, token, _), top in pairs]
 
 
-def histogram_of(meta: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """The histogram of correct drafts, with its name; empty where there is none."""
-    return next(((name, meta[name]) for name in HISTOGRAMS if meta.get(name)), ("", []))
-
-
 def accept_lengths_of(meta: Mapping[str, Any], output: int) -> tuple[int, ...]:
-    """How many tokens each verify accepted, the bonus counted, the most first: the interface tells no order.
-
-    Without a histogram the verifies are made out to be as equal as their sum allows: their mean is right. ``output``:
-    the tokens that there are. Raises BadAnswer for so many verifies that they can be none of these.
-    """
-    name, histogram = histogram_of(meta)
+    """How many tokens each verify accepted, the bonus counted, the most first: the interface tells no order. Without a
+    histogram the verifies are made out to be as equal as their sum allows. ``output``: the tokens that there are.
+    Raises BadAnswer for so many verifies that they can be none of these."""
+    name, histogram = next(((name, meta[name]) for name in HISTOGRAMS if meta.get(name)), ("", []))
     verifies = sum(histogram) if histogram else meta.get("spec_verify_ct", 0)
     if verifies > (most := 8 * output + 1024):
         told = f"meta_info.{name or 'spec_verify_ct'} counts {verifies} verifies"
@@ -128,12 +121,9 @@ MOST_SEED = 2**53
 
 
 def sampling_params(sampling: Sampling, *, seeded: bool = False) -> dict[str, Any]:
-    """SGLang's ``sampling_params``. ``seeded``: the server takes a seed for each request.
-
-    Special tokens are text, too, so that the text can be held against all its tokens. A request without stop tokens
-    goes on to its length, whatever the model says. One with them cannot be told to: SGLang's ``ignore_eos`` has it
-    ignore those, too.
-    """
+    """SGLang's ``sampling_params``. ``seeded``: the server takes a seed for each request. Special tokens are text, too,
+    so that the text can be held against all its tokens. A request without stop tokens goes on to its length, whatever
+    the model says. One with them cannot be told to: ``ignore_eos`` has SGLang ignore those, too."""
     asked: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
@@ -152,3 +142,62 @@ def sampling_params(sampling: Sampling, *, seeded: bool = False) -> dict[str, An
     else:
         asked["ignore_eos"] = True
     return asked
+
+
+class ServedTexts:
+    """Texts that have ended since the cache was flushed, and what each request sent after them must find of its prompt.
+
+    A text is cached whole pages at a time, and stays while nothing has to make room for another. So nothing is known of
+    a server that others may use, that says neither its pages nor its room, or whose room was half asked for. A key of
+    the cache may be a pair of tokens, as EAGLE's is, and a prompt's last token is always computed. ``page``, ``room``:
+    slots a page, and all slots; 0 where they are not known.
+    """
+
+    def __init__(self, page: int = 0, room: int = 0) -> None:
+        self._page = page
+        self._room = room
+        self._flushed = False
+        self._asked = 0
+        self._texts: list[tuple[bool, Sequence[int]]] = []
+        self._owed: dict[str, int] = {}
+        self._accepted: list[int] | None = None
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> ServedTexts:
+        """Of a server that says this of itself. One of several replicas may be asked what another has."""
+        alone = len(told.get("internal_states", ())) == 1 and not told.get("disable_radix_cache")
+        return cls(told.get("page_size", 0), told.get("max_total_num_tokens", 0)) if alone else cls()
+
+    def flushed(self) -> None:
+        """The cache is empty, and the mean accept length begins anew."""
+        self._flushed, self._asked = True, 0
+        self._texts, self._owed, self._accepted = [], {}, []
+
+    def sent(self, answer: HttpRequest) -> None:
+        """A request is about to be sent."""
+        self._asked += len(answer.prompt_ids) + answer.sampling.max_new_tokens + self._page
+        shared = (
+            sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, answer.prompt_ids, strict=False)))
+            for speculative, text in self._texts
+            if speculative
+        )
+        found = min(max(shared, default=0), len(answer.prompt_ids) - 1) - 1
+        self._owed[answer.rid] = found // self._page * self._page if self._page and found > 0 else 0
+
+    def ended(self, answer: HttpRequest) -> None:
+        """A request has ended; of one that was aborted it is not known what it left, and what was accepted for it."""
+        if answer.finish_reason == "abort":
+            self._accepted = None
+            return
+        self._texts.append((answer.speculative, answer.all_ids[:-1]))  # the last token has no KV
+        if self._accepted is not None:
+            self._accepted += answer.accept_lengths
+
+    def owed(self, rid: str) -> int:
+        """The least that a request must have found in the cache of its prompt."""
+        return self._owed.get(rid, 0) if self._flushed and 2 * self._asked <= self._room else 0
+
+    @property
+    def mean(self) -> float | None:
+        """The mean accept length of all verifies since the flush; None where it is not known."""
+        return sum(self._accepted) / len(self._accepted) if self._accepted else None

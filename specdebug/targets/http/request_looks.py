@@ -1,8 +1,5 @@
-"""Looks that an engine's process left of a request (``targets/inside/looks.py``), as an oracle sees our own engine.
-
-A request that has ended is shown once more from its prompt on: each moment as it was, one verify at a time, with what
-was stored, drafted and decided then. Keys and values are those of its end.
-"""
+"""Looks that an engine's process left of a request (``targets/inside/tape.py``), as an oracle sees our own engine: one
+that has ended is shown once more from its prompt on, each moment as it was. Keys and values are those of its end."""
 
 from __future__ import annotations
 
@@ -14,12 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.errors import CannotRunHere
 from specdebug.events import Decided, Observers, Prefilled
-from specdebug.targets.base import RequestView, Sampling, StoredDrafts
+from specdebug.targets.base import NotShown, RequestView, Sampling, StoredDrafts
 from specdebug.targets.http.request import HttpRequest
-from specdebug.targets.inside.looks import looks_folder
+from specdebug.targets.inside.words import looks_folder
 from specdebug.targets.launch.log import ServerLog
 from specdebug.targets.options import OURS
-from specdebug.targets.serving import NotShown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,34 +66,20 @@ class RequestLook:
     def show(self, spec: SpeculativeConfig, observers: Observers) -> None:
         """Show the request from its prompt on to its last verify that counted. From then on its answer knows what it
         stores at its end, and its verifies in their order."""
-        accepted: list[int] = []
+        answer, accepted = self.answer, list[int]()
         for event in self._counted():
-            stored = event["stored"]
-            moment = self._at(stored, accepted)
+            stored, length = event["stored"], event["stored"]["seq_len"]
+            texts = (answer.rid, answer.prompt_ids, answer.output_ids[: self._outputs(length)], answer.sampling)
+            moment = Moment(*texts, length, answer.cached_tokens, accepted, stored)
             if event["what"] == "prefilled":
                 observers.tell(Prefilled, moment)
                 continue
             _tell_decided(moment, event, spec, observers)
-            accepted = [*accepted, event["accepted"]]
-            moment.accept_lengths = accepted
-            after = self._outputs(stored["seq_len"]) + event["accepted"]
-            moment.output_ids = self.answer.output_ids[:after]
-            self.answer.stored = event.get("stores")
-        if sorted(accepted) == sorted(self.answer.accept_lengths):
-            self.answer.accept_lengths = tuple(accepted)
-
-    def _at(self, stored: dict[str, Any], accepted: Sequence[int]) -> Moment:
-        answer = self.answer
-        return Moment(
-            answer.rid,
-            answer.prompt_ids,
-            answer.output_ids[: self._outputs(stored["seq_len"])],
-            answer.sampling,
-            stored["seq_len"],
-            answer.cached_tokens,
-            accepted,
-            stored,
-        )
+            moment.accept_lengths = accepted = [*accepted, event["accepted"]]
+            moment.output_ids = answer.output_ids[: self._outputs(length) + event["accepted"]]
+            answer.stored = event.get("stores")
+        if sorted(accepted) == sorted(answer.accept_lengths):
+            answer.accept_lengths = tuple(accepted)
 
     def _outputs(self, seq_len: int) -> int:
         """Tokens that were out when so many positions had KV: all of these, and the one after them."""
@@ -110,7 +92,8 @@ class RequestLook:
         for event in self.events:
             if event["what"] == "prefilled":
                 length = event["stored"]["seq_len"]
-                counted = [each for each in counted if _positions_after(each) < length]
+                after = [each["stored"]["seq_len"] + each.get("accepted", 0) for each in counted]
+                counted = [each for each, positions in zip(counted, after, strict=True) if positions < length]
             elif self._outputs(event["stored"]["seq_len"]) >= len(self.answer.output_ids):
                 continue
             counted.append(event)
@@ -143,12 +126,6 @@ def stored_rows(moments: Sequence[Moment | HttpRequest]) -> StoredRow:
         torch.stack([row["topk_index"] for row in rows]),
         torch.stack([row["hidden_states"] for row in rows]),
     )
-
-
-def _positions_after(event: dict[str, Any]) -> int:
-    """Positions with KV once an event's tokens are out."""
-    length: int = event["stored"]["seq_len"] + event.get("accepted", 0)
-    return length
 
 
 def _tell_decided(moment: Moment, event: dict[str, Any], spec: SpeculativeConfig, observers: Observers) -> None:
@@ -191,13 +168,12 @@ class Inside:
         if self._folder is None:
             return
         look = read_look(self._folder, rid, answer)
-        if look is None and self._log.lost():
-            return
         if look is None:
+            if self._log.lost():
+                return
             words = self._log.last_with("looking ends") or "its log does not say why"
-            raise CannotRunHere(
-                f"the engine left no look of request {answer.rid}: {words}; its log is {self._log.path}"
-            )
+            about = f"the engine left no look of request {answer.rid}"
+            raise CannotRunHere(f"{about}: {words}; its log is {self._log.path}")
         self._looks[answer.rid] = look
         if self._spec is not None:
             look.show(self._spec, observers)

@@ -14,16 +14,15 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from specdebug.base.abilities import Ability
+from specdebug.base.assets import checkpoint_path
+from specdebug.base.errors import CheckpointError
 from specdebug.events import Finishing, Stepped
-from specdebug.targets.base import Asked, CannotBeServed, Opaque, Opening, RequestView, Sampling, StoredDrafts
+from specdebug.reference.config import read_config
+from specdebug.targets.base import Asked, CannotBeServed, Opening, RequestView, Sampling, Session, StoredDrafts
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent
-from specdebug.targets.http.failures import Host, failure_of
-from specdebug.targets.http.plain_text import PlainText
-from specdebug.targets.http.request import HttpRequest, sampling_params
+from specdebug.targets.http.request import HttpRequest, ServedTexts, sampling_params
 from specdebug.targets.http.request_looks import Inside
-from specdebug.targets.http.served_texts import ServedTexts
-from specdebug.targets.http.server_info import ServerInfo, vocab_of
-from specdebug.targets.http.server_view import HttpServerView
+from specdebug.targets.http.server import Host, HttpServerView, PlainText, ServerInfo, failure_of
 from specdebug.targets.settings import AnyServer
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ _FULL_TIMES = 60
 """Times that a request is sent again to a server whose queue is full."""
 
 
-class HttpSession(Opaque):
+class HttpSession(Session):
     """Serves requests on a server. ``info``: what it says of itself. ``host``: its process, if that was started here.
     ``inside``: what that process shows of itself, if it does. Once a :data:`TICK_S` it is reported that something comes
     of requests, and while none ends what was done of the faults that were asked for."""
@@ -56,13 +55,15 @@ class HttpSession(Opaque):
         loop: asyncio.AbstractEventLoop,
         info: ServerInfo,
         opening: Opening,
-        *,
         reference: PlainText | None = None,
         host: Host | None = None,
         inside: Inside | None = None,
     ) -> None:
         self.shows = shows
-        self.vocab_size = vocab_of(asked.model)
+        try:
+            self.vocab_size = read_config(checkpoint_path(asked.model)).vocab_size
+        except CheckpointError:
+            self.vocab_size = 2**31  # any token id
         self._client = client
         self._settings = settings
         self.asked: Asked = asked
@@ -141,7 +142,11 @@ class HttpSession(Opaque):
         for rid in rids:
             task = self._tasks.pop(rid)
             if error := task.exception():
-                self._raise(rid, error)
+                if isinstance(error, Declined) and error.status in (400, 413, 422):
+                    raise CannotBeServed(rid, f"is declined by the server: {error}")
+                if isinstance(error, FAILURES):
+                    raise failure_of(error, self._host, self._client.url, rid) from error
+                raise error
         ended = [self._answers[rid] for rid in rids]
         for answer in ended:
             self._texts.ended(answer)
@@ -156,7 +161,8 @@ class HttpSession(Opaque):
 
     def flush_cache(self) -> None:
         """Flush the cache, once what is under way has ended: a server that serves is not flushed."""
-        self.call(self._all_ended())
+        if self._tasks:
+            self.call(asyncio.wait(self._tasks.values()))
         self.call(flush(self._client))
         self._texts.flushed()
 
@@ -187,19 +193,19 @@ class HttpSession(Opaque):
         return False
 
     def close(self, sound: bool) -> None:
-        self._loop.run_until_complete(self._close())
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        async def ended() -> None:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await self._client.close()
+            if self.reference is not None:
+                await self.reference.close()
+            await self._loop.shutdown_asyncgens()
+
+        self._loop.run_until_complete(ended())
         self._loop.close()
         if self._host is not None:
             self._host.release(sound)
-
-    async def _close(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        await self._client.close()
-        if self.reference is not None:
-            await self.reference.close()
 
     def _tell(self, answer: HttpRequest) -> None:
         if not self.observers or answer.finish_reason == "abort":
@@ -210,13 +216,6 @@ class HttpSession(Opaque):
             self._to_judge.append(answer)  # asking now would change what is cached for those to come
         else:
             self.observers.tell(Finishing, answer)
-
-    def _raise(self, rid: str, error: BaseException) -> None:
-        if isinstance(error, Declined) and error.status in (400, 413, 422):
-            raise CannotBeServed(rid, f"is declined by the server: {error}")
-        if isinstance(error, FAILURES):
-            raise failure_of(error, self._host, self._client.url, rid) from error
-        raise error
 
     async def _one_ended(self) -> None:
         while not self._ended:
@@ -230,10 +229,6 @@ class HttpSession(Opaque):
                     self._say(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
             await asyncio.sleep(0)
             self._ended += [rid for rid, task in self._tasks.items() if task.done() and rid not in self._ended]
-
-    async def _all_ended(self) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks.values())
 
     async def _serve(self, answer: HttpRequest) -> None:
         body: dict[str, Any] = {

@@ -6,14 +6,20 @@ import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import urlsplit
-
 from specdebug.base.abilities import Ability
 from specdebug.base.errors import SpecDebugError
-from specdebug.targets.base import Asked, Opening, Traits
-from specdebug.targets.settings import AnyServer, HttpServer
+from specdebug.targets.base import Asked
+from specdebug.targets.base import Opening
+from specdebug.targets.base import Traits
+from specdebug.targets.settings import AnyServer
+from specdebug.targets.settings import HttpServer
 from specdebug.workers.stack import processor
+from specdebug.base.errors import ConfigError
+from specdebug.targets.base import Target
+from specdebug.workers.arithmetic import processor
 
 if TYPE_CHECKING:
     from specdebug.targets.http.client import ServerClient
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from specdebug.targets.http.request_looks import Inside
     from specdebug.targets.http.server_info import ServerInfo
     from specdebug.targets.http.session import HttpSession
+    from specdebug.targets.http.server import Host
 
 ALWAYS: frozenset[Ability] = frozenset({"cached_tokens", "tokens", "alive", "counts"})
 AT_MOST: frozenset[Ability] = ALWAYS | {"accept_lengths", "cache_flush", "plain", "logits", "failures"}
@@ -28,7 +35,7 @@ _OF_MODEL = ("model", "dtype", "speculative")
 """Engine options that say something of the server."""
 
 
-class HttpTarget:
+class HttpTarget(Target):
     """A server that is there, and was not started here."""
 
     traits = Traits("http", AT_MOST)
@@ -38,12 +45,6 @@ class HttpTarget:
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         return asked_of_server(self._settings, options)
-
-    def warm(self, options: Mapping[str, Any]) -> None:
-        """Do nothing: the server is warm."""
-
-    def cool(self) -> None:
-        """Do nothing."""
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
         return open_session(self._settings.url, self._settings, self.asked(options), opening)
@@ -84,13 +85,15 @@ def open_session(
 ) -> HttpSession:
     """Ask a server what it is, and begin to use it. Raises NoServer, or SessionFailed for what ``host`` knows."""
     from specdebug.targets.http.client import FAILURES, ServerClient
-    from specdebug.targets.http.failures import failure_of
-    from specdebug.targets.http.plain_text import PlainText
-    from specdebug.targets.http.server_info import ask_server, can_be_dense, is_same_model, no_server
+    from specdebug.targets.http.server import PlainText, ask_server, can_be_dense, failure_of, is_same_model, no_server
     from specdebug.targets.http.session import HttpSession
 
+    def client_of(url: str) -> ServerClient:
+        wait = settings.request_timeout_s
+        return ServerClient(url, connections=settings.connections, timeout_s=wait, key=key_of(settings))
+
     loop = asyncio.new_event_loop()
-    client = _client(url, settings, ServerClient)
+    client = client_of(url)
     if host is not None:
         host.log.findings()  # of runs before this one; what comes of the token asked for next is this one's
     try:
@@ -100,46 +103,32 @@ def open_session(
     dense = can_be_dense(asked.model) and (settings.model is not None or is_same_model(asked.model, info.model))
     reference = None
     if not dense and settings.plain is not None:
-        reference = PlainText(_client(settings.plain, settings, ServerClient), same_server=False)
+        reference = PlainText(client_of(settings.plain), same_server=False)
     elif not dense and info.switch:
         reference = PlainText(client, same_server=True)
-    shows = _shown(info, settings, dense=dense, plain=reference is not None, host=host is not None)
-    shows |= frozenset(opening.over_there.shows) if inside is not None else frozenset()
-    asked = replace(asked, dtype=settings.dtype or info.dtype or asked.dtype, drafts=info.speculative, dense=dense)
-    session = HttpSession(
-        client, settings, asked, shows, loop, info, opening, reference=reference, host=host, inside=inside
-    )
-    if settings.flush:
-        session.flush_cache()
-    opening.say("stack", **_stack(info, asked, url, started=host is not None))
-    opening.before()
-    return session
-
-
-def _client(url: str, settings: AnyServer, kind: type[ServerClient]) -> ServerClient:
-    return kind(url, connections=settings.connections, timeout_s=settings.request_timeout_s, key=key_of(settings))
-
-
-def _shown(info: ServerInfo, settings: AnyServer, *, dense: bool, plain: bool, host: bool) -> frozenset[Ability]:
     more: dict[Ability, bool] = {
         "accept_lengths": info.speculative,
         "cache_flush": settings.flush,
-        "plain": dense or plain,
+        "plain": dense or reference is not None,
         "logits": dense,
-        "failures": host or bool(info.own),
-        "reverts": host,
+        "failures": host is not None or bool(info.own),
+        "reverts": host is not None,
     }
-    return ALWAYS | {ability for ability, shown in more.items() if shown}
-
-
-def _stack(info: ServerInfo, asked: Asked, url: str, *, started: bool) -> dict[str, Any]:
-    own = info.own.get("stack")
-    return {
-        "machine": processor() if started else urlsplit(url).hostname,
-        "device": "cpu",  # of this side, which needs no other
-        "name": f"{url}, version {info.version}",
-        "dtype": asked.dtype,
-        "backend": str(info.told.get("attention_backend") or "unknown"),
-        "executor": "server",
-        "served": dict(own) if isinstance(own, Mapping) else {},
-    }
+    shows = ALWAYS | {ability for ability, shown in more.items() if shown}
+    shows |= frozenset(opening.over_there.shows) if inside is not None else frozenset()
+    asked = replace(asked, dtype=settings.dtype or info.dtype or asked.dtype, drafts=info.speculative, dense=dense)
+    session = HttpSession(client, settings, asked, shows, loop, info, opening, reference, host, inside)
+    if settings.flush:
+        session.flush_cache()
+    opening.say(
+        "stack",
+        machine=processor() if host is not None else urlsplit(url).hostname,
+        device="cpu",  # of this side, which needs no other
+        name=f"{url}, version {info.version}",
+        dtype=asked.dtype,
+        backend=str(info.told.get("attention_backend") or "unknown"),
+        executor="server",
+        served=dict(info.own.get("stack", {})),
+    )
+    opening.before()
+    return session

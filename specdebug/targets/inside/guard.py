@@ -1,8 +1,7 @@
-"""A look at an engine that fails ends itself, and leaves the engine alone.
+"""Functions of an engine wrapped where they are. A look at an engine that fails ends itself, never the engine.
 
-Taps and readers are ours: an attribute that a release has renamed is a fact about them, and none about the engine.
-Whatever they raise turns their look off for good, and is told with its place in our code; the engine's own exception
-goes on its way. A lost device is the engine's loss, wherever it is noticed.
+Taps and readers are ours: whatever they raise, as of an attribute that a release has renamed, turns their look off for
+good, and is told with its place in our code. The engine's own exceptions, and a lost device, go on their way.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +20,8 @@ from specdebug.async_probe import parse_message
 from specdebug.targets.inside.words import tell
 
 _T = TypeVar("_T")
+Call = Callable[..., Any]
+"""A function of the engine's, to call."""
 Tap = Callable[..., Any]
 """Takes the call of the engine's to make, and what that function got."""
 _ROOT = str(Path(specdebug.__file__).parent)  # where it was imported from, links not followed
@@ -52,10 +53,10 @@ class EngineLook:
             return otherwise
 
 
-class _Call:
+class _Made:
     """The engine's function, for a tap to call; what came of it is kept."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Call) -> None:
         self._function = function
         self.made = False
         self.answer: Any = None
@@ -71,15 +72,13 @@ class _Call:
         return self.answer
 
 
-def through(
-    look: EngineLook, tap: Tap, function: Callable[..., Any], args: Sequence[Any], named: Any, *, bound: int
-) -> Any:
+def _through(look: EngineLook, tap: Tap, function: Call, args: Sequence[Any], named: Any, *, bound: int) -> Any:
     """Call a tap in the place of the engine's ``function``: with the call to make, which has the first ``bound``
     arguments already, and with what the function got. Where the look is off, or now fails, the answer is the engine's
     alone."""
     if look.off:
         return function(*args, **named)
-    call = _Call(functools.partial(function, *args[:bound]))
+    call = _Made(functools.partial(function, *args[:bound]))
     try:
         return tap(call, *args, **named)
     except Exception as error:
@@ -91,18 +90,35 @@ def through(
     return call.answer if call.made else function(*args, **named)
 
 
+def wrap_method(owner: Any, name: str, tap: Tap, look: EngineLook, *, bound: int = 1) -> None:
+    """Have ``tap`` called in the place of a method of a class, or of a function of a module: with the call to make
+    first, which has the first argument already, then with what the function got. ``bound=0``: of a method of one
+    object, which the call needs no more. Raises AttributeError where there is none."""
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **named: Any) -> Any:
+        return _through(look, tap, function, args, named, bound=bound)
+
+    setattr(owner, name, wrapped)
+
+
+def wrap_all(tapped: Iterable[tuple[Any, str, Tap]], look: EngineLook) -> None:
+    """Wrap each: a class or a module, the name of its function, and the tap. Raises AttributeError."""
+    for owner, name, tap in tapped:
+        wrap_method(owner, name, tap, look)
+
+
 def tell_lost(what: str, error: Exception, *, stand_in: bool = False) -> None:
     """Tell the harness what cannot be looked at, or stood in for, why, and where in our code that shows."""
     told = " ".join(f"{type(error).__name__}: {error}".split())
-    tell(pid=os.getpid(), lost={"what": what, "why": told[:400], "place": place_of(error), "stand_in": stand_in})
+    tell(pid=os.getpid(), lost={"what": what, "why": told[:400], "place": _place_of(error), "stand_in": stand_in})
 
 
-def place_of(error: BaseException) -> str:
+def _place_of(error: BaseException) -> str:
     """``file:line`` of the innermost function of ours that an exception passed; empty where there is none."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(_ROOT)]
-    if not frames:
-        return ""
-    return f"specdebug{frames[-1].filename.removeprefix(_ROOT)}:{frames[-1].lineno}"
+    return f"specdebug{frames[-1].filename.removeprefix(_ROOT)}:{frames[-1].lineno}" if frames else ""
 
 
 def _engines_own(error: Exception) -> bool:

@@ -1,15 +1,14 @@
-"""The tape: an engine's process writes its batches, and in full the tensors that pass its sites, to a file.
-
-The file holds records. Each is a line of JSON; one of a tensor is followed by as many bytes as it says. A server's
-batches depend on when requests came, so a second run may not repeat the first: everything is kept at once.
-"""
+"""What an engine's process writes to files: a tape of its batches, in full the tensors that pass its sites, and looks,
+what it remembers of a request until that ends, for oracles. A disk that is full ends the writing, never the engine."""
 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 import torch
@@ -28,11 +27,11 @@ _Record = tuple[dict[str, Any], Tensor | None]
 
 
 class Tape:
-    """Writes the file at ``path``, which the first batch makes, so the process that has batches.
+    """Writes records to the file at ``path``, which the first batch makes, so the process that has batches. Each is a
+    line of JSON; one of a tensor is followed by as many bytes as it says.
 
-    What a GPU computes is copied there, and comes to the host and into the file in a thread of its own, so that the
-    engine waits for neither. A disk that is full, or a file of :data:`LARGEST` bytes, ends the writing and not the
-    engine; a line of the log says so.
+    A server's batches depend on when requests came, so a second run may not repeat the first: everything is kept at
+    once. What a GPU computes comes to the host and into the file in a thread, so that the engine waits for neither.
     """
 
     def __init__(self, path: str) -> None:
@@ -46,16 +45,11 @@ class Tape:
         return self._begun and not self._file.failed
 
     def begin(
-        self,
-        number: int,
-        kind: str,
-        rids: Sequence[str],
-        lens: Sequence[int] = (),
-        **places: Sequence[int],
+        self, number: int, kind: str, rids: Sequence[str], lens: Sequence[int] = (), **places: Sequence[int]
     ) -> None:
         """A batch of these requests is computed from now on. ``kind``: prefill, plain or speculative. ``lens``: of a
-        prefill, the tokens of each. ``starts`` and ``totals``, which an engine that cuts prompts otherwise than ours
-        tells: of each, the position of the first and how many tokens the whole prefill is of."""
+        prefill, the tokens of each. ``starts`` and ``totals``, where prompts are cut otherwise than by our engine: of
+        each, the position of the first and how many tokens the whole prefill is of."""
         self._begun = True
         told = {name: list(each) for name, each in places.items()}
         self._put({"batch": number, "kind": kind, "rids": list(rids), "lens": list(lens), **told})
@@ -89,13 +83,13 @@ class Tape:
     def wait(self) -> None:
         """Return once the file holds all that has passed."""
         if self._later is not None:
-            self._later.wait()
+            self._later.queue.join()
 
     def _put(self, facts: dict[str, Any], tensor: Tensor | None = None) -> None:
         if self._later is None:
             self._file.write(facts, tensor)
         else:
-            self._later.put((facts, tensor))
+            self._later.batch.append((facts, tensor))
 
     def _hand_over(self) -> None:
         """Have the file hold all that was written: the engine may be killed next."""
@@ -117,8 +111,20 @@ class _TapeFile:
         """Write a record, of a tensor on the host or of none."""
         if self.failed:
             return
+        body: Any = b""
+        if tensor is not None:
+            values = (tensor.float() if tensor.dtype in _NO_NUMPY else tensor).contiguous()
+            array = (values if values.dim() else values.reshape(1)).numpy()
+            body = array.reshape(-1).view("u1").data
+            facts |= {"numpy": array.dtype.str, "shape": list(array.shape)}
+            facts |= {"bytes": len(body)} if len(body) else {}
         try:
-            self._write(facts, tensor)
+            if self._file is None:
+                self._file = open(self._path, "ab")  # noqa: SIM115 - the engine's end closes it
+            if self._file.tell() + len(body) > LARGEST:
+                raise OSError(f"it has {LARGEST >> 30} GiB")
+            self._file.write(json.dumps(facts, separators=(",", ":")).encode() + b"\n")
+            self._file.write(body)
         except OSError as error:
             self._fail(error)
 
@@ -130,54 +136,31 @@ class _TapeFile:
             except OSError as error:
                 self._fail(error)
 
-    def _write(self, facts: dict[str, Any], tensor: Tensor | None) -> None:
-        if self._file is None:
-            self._file = open(self._path, "ab")  # noqa: SIM115 - the engine's end closes it
-        body: Any = b""
-        if tensor is not None:
-            values = (tensor.float() if tensor.dtype in _NO_NUMPY else tensor).contiguous()
-            array = (values if values.dim() else values.reshape(1)).numpy()
-            body = array.reshape(-1).view("u1").data
-            facts |= {"numpy": array.dtype.str, "shape": list(array.shape)}
-            facts |= {"bytes": len(body)} if len(body) else {}
-        if self._file.tell() + len(body) > LARGEST:
-            raise OSError(f"it has {LARGEST >> 30} GiB")
-        self._file.write(json.dumps(facts, separators=(",", ":")).encode() + b"\n")
-        self._file.write(body)
-
     def _fail(self, error: OSError) -> None:
         self.failed = True
         say(f"recording ends, {self._path}: {error.strerror or error}")
 
 
 class _Later:
-    """Writes what lies on a GPU, batch by batch, in a thread."""
+    """Writes what lies on a GPU, batch by batch, in a thread. ``batch``: the records of the one that is computed."""
 
     def __init__(self, file: _TapeFile) -> None:
         self._file = file
-        self._batch: list[_Record] = []
-        self._queue: queue.Queue[tuple[list[_Record], torch.cuda.Event]] = queue.Queue(AHEAD)
+        self.batch: list[_Record] = []
+        self.queue: queue.Queue[tuple[list[_Record], torch.cuda.Event]] = queue.Queue(AHEAD)
         threading.Thread(target=self._run, name="tape", daemon=True).start()
-
-    def put(self, record: _Record) -> None:
-        """A record of the batch."""
-        self._batch.append(record)
 
     def hand_over(self) -> None:
         """The batch is whole; wait if there are too many."""
-        batch, self._batch = self._batch, []
+        batch, self.batch = self.batch, []
         computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         computed.record()
-        self._queue.put((batch, computed))
-
-    def wait(self) -> None:
-        """Return once all that was handed over is written."""
-        self._queue.join()
+        self.queue.put((batch, computed))
 
     def _run(self) -> None:
         copying = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         while True:
-            batch, computed = self._queue.get()
+            batch, computed = self.queue.get()
             try:
                 with torch.cuda.stream(copying):
                     copying.wait_event(computed)
@@ -188,4 +171,56 @@ class _Later:
                 self._file.failed = True
                 say(f"recording ends: {' '.join(str(error).split())[:200]}")
             finally:
-                self._queue.task_done()
+                self.queue.task_done()
+
+
+Event = dict[str, Any]
+"""``what`` is ``prefilled`` or ``verified``; the rest are tensors and numbers for ``http/request_looks.py``."""
+
+
+def kept(tensor: Tensor) -> Tensor:
+    """A copy on the host, which is written once."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+class Looks:
+    """Collects events by request: what it stores for its next draft, each tree with what the target said of it. Of one
+    that has ended it writes a file into ``folder``, with the keys and values; a file is complete when it appears."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._events: dict[str, list[Event]] = {}
+        self._failed = False
+
+    def add(self, rid: str, event: Event) -> None:
+        """Remember an event. Of prefills right after each other the last counts: the others are its chunks."""
+        if self._failed:
+            return
+        events = self._events.setdefault(rid, [])
+        if events and events[-1]["what"] == event["what"] == "prefilled":
+            events.pop()
+        events.append(event)
+
+    def extend(self, rid: str, more: Mapping[str, Any]) -> None:
+        """Add to the last event of a request."""
+        if events := self._events.get(rid):
+            events[-1].update(more)
+
+    def end(self, rid: str, kv: Mapping[str, Tensor]) -> None:
+        """Write the file of a request. ``kv``: by pool and kind, [layers, positions, heads, head_dim]."""
+        events = self._events.pop(rid, [])
+        if self._failed:
+            return
+        path = self._folder / f"{rid}.look"
+        try:
+            self._folder.mkdir(exist_ok=True)
+            torch.save({"events": events, "kv": dict(kv)}, f"{path}.part")
+            os.replace(f"{path}.part", path)
+        except (OSError, RuntimeError) as error:  # torch raises either
+            self._failed = True
+            self._events.clear()
+            say(f"looking ends, {path}: {' '.join(str(error).split())}")
+
+    def forget(self, rid: str) -> None:
+        """Forget a request that was aborted."""
+        self._events.pop(rid, None)

@@ -27,7 +27,6 @@ from specdebug.patching.toggles import Toggle, read_ranges
 from specdebug.targets.inside.source import Source
 from specdebug.targets.installs.store import Installed
 
-OWNER = "probe sites"
 _FIND = "import importlib.util, sys; print(importlib.util.find_spec(sys.argv[1]).submodule_search_locations[0])"
 
 
@@ -108,7 +107,7 @@ def read_sites(file: Path) -> Mapping[str, tuple[Patch, ...]]:
     """Every patch of a file, by version range. Raises ContentError."""
     top = load_yaml(file).root.table(required=("engine", "patches"))
     top["engine"].text(choices=(file.stem,))
-    return read_ranges(top["patches"], OWNER)
+    return read_ranges(top["patches"], "probe sites")
 
 
 def sites_of(here: Installed, sites: Sequence[Patch]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -1,18 +1,27 @@
-"""Releases of engines, as they are named: ``sglang==0.5.13``, or ``sglang``, which is the newest of those there are."""
+"""Releases of engines, as they are named (``sglang==0.5.13``), and recipes: what it takes to install one here, each a
+file of ``_assets/engines``."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 from specdebug.base.errors import SpecDebugError, did_you_mean, one_line
+from specdebug.base.schema import Item
+from specdebug.base.yamlio import load_yaml
 
 ENGINES = ("sglang", "vllm")
 RELEASE = rf"({'|'.join(ENGINES)})(==[0-9A-Za-z.+!-]+)?"
 """A release, as a pattern."""
-_RELEASE = re.compile(RELEASE)
+SHIPPED = Path(__file__).resolve().parents[2] / "_assets" / "engines"
 
 
 class ReleaseError(SpecDebugError):
@@ -39,7 +48,7 @@ def parse_release(text: str) -> Release:
     name, _, version = text.partition("==")
     if name not in ENGINES:
         raise ReleaseError(f"no engine '{one_line(name, 40)}'{did_you_mean(name, ENGINES)}")
-    if not _RELEASE.fullmatch(text):
+    if not re.fullmatch(RELEASE, text):
         raise ReleaseError(f"'{one_line(text, 60)}' names no release; write {name}==VERSION")
     if version:
         order(version)
@@ -58,3 +67,125 @@ def between_releases(version: str) -> bool:
     """Return True for a version of no release, such as one of a checkout: ``0.5.14.dev57+gabc1234``."""
     found = order(version)
     return found.is_prerelease or found.is_postrelease or found.local is not None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The packages and the Python that a release needs here. On a CPU an engine is installed without what only a GPU
+    needs: its own requirements are not asked, each package is named with its version. With CUDA its own hold.
+
+    Attributes:
+        device: what it computes on, ``cpu`` or ``cuda``.
+        pythons: versions of Python that it was tried on.
+        requirements: packages, each with its version.
+        first: of these, those that are installed by themselves, with all that they ask for.
+        stand_ins: modules that it imports and never uses here: empty ones take their place.
+        left_out: packages that it asks for and does not get, and why.
+        says: what it can do here.
+    """
+
+    engine: str
+    version: str
+    device: str
+    pythons: tuple[str, ...]
+    requirements: tuple[str, ...]
+    first: tuple[str, ...] = ()
+    stand_ins: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    says: str = ""
+
+    @property
+    def release(self) -> Release:
+        return Release(self.engine, self.version)
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal recipes."""
+        return hashlib.sha256(repr(asdict(self)).encode()).hexdigest()[:16]
+
+
+def read_recipe(item: Item) -> Recipe:
+    """The recipe that a file holds. Raises ContentError."""
+    table = item.table(
+        required=("engine", "version", "device", "pythons", "requirements"),
+        optional=("first", "stand_ins", "left_out", "says"),
+    )
+    lists = ("pythons", "requirements", "first", "stand_ins")
+    return Recipe(
+        table["engine"].text(choices=ENGINES),
+        table["version"].text(),
+        table["device"].text(choices=("cpu", "cuda")),
+        **{name: tuple(each.text() for each in table[name].items()) for name in lists if name in table},
+        left_out={name: why.text() for name, why in table["left_out"].entries().items()} if "left_out" in table else {},
+        says=table["says"].text() if "says" in table else "",
+    )
+
+
+@cache
+def recipes() -> tuple[Recipe, ...]:
+    """Every recipe that is shipped, the newest release of an engine first."""
+    read = [read_recipe(load_yaml(str(path)).root) for path in sorted(SHIPPED.glob("*.yaml"))]
+    return tuple(sorted(read, key=lambda each: (each.engine, order(each.version)), reverse=True))
+
+
+def find_recipe(release: Release, device: str) -> Recipe:
+    """The recipe for a release; the newest, where it names no version. Raises SpecDebugError."""
+    of_engine = [each for each in recipes() if each.engine == release.engine]
+    fitting = [each for each in of_engine if each.device == device and release.admits(each.version)]
+    if fitting:
+        return fitting[0]
+    known = ", ".join(f"{each.release} --{each.device}" for each in of_engine) or "none"
+    raise SpecDebugError(
+        f"no recipe installs {release} for {device}; there are: {known}. An environment of your own that has it: "
+        f"specdebug engines install {release} --python PATH"
+    )
+
+
+def nearest_recipe(engine: str, version: str, device: str | None = None) -> Recipe | None:
+    """The recipe of the newest release that is not newer than a version, else of the oldest, for a device or for any;
+    None where there is none."""
+    of_engine = [each for each in recipes() if each.engine == engine and device in (None, each.device)]
+    older = (each for each in of_engine if order(each.version) <= order(version))
+    return next(older, of_engine[-1] if of_engine else None)
+
+
+def python_for(recipe: Recipe) -> str:
+    """The Python that an environment is made of: this one. Raises SpecDebugError where the release was not tried."""
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if own not in recipe.pythons:
+        raise SpecDebugError(
+            f"{recipe.release} was tried on Python {', '.join(recipe.pythons)}, and this is {own}; install specdebug "
+            "there, or name an environment of your own by --python PATH"
+        )
+    return sys.executable
+
+
+def checkout_version(folder: Path, metadata: str) -> str:
+    """Return the version of a checkout that is installed editable, whose metadata may be of another day: the metadata's
+    where that names its commit, or its tag; else one made of the last tag, how many commits there are since, and the
+    commit, as ``0.5.13.post57+gabc1234``; the metadata's where git says nothing."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    try:
+        local = Version(metadata).local or ""
+    except InvalidVersion:
+        local = ""
+    named = (part.removeprefix("g") for part in local.split("."))
+    if not commit or any(len(part) >= 4 and commit.startswith(part) for part in named):
+        return metadata
+    described = re.fullmatch(
+        r"v([0-9]+(?:\.[0-9]+)*(?:\.post[0-9]+|rc[0-9]+)?)-([0-9]+)-g[0-9a-f]+",
+        _git(folder, "describe", "--tags", "--long", "--match", "v[0-9]*"),
+    )
+    if described is None:
+        return f"{metadata.partition('+')[0]}+g{commit[:7]}"
+    tag, since = Version(described[1]), int(described[2])
+    return f"{tag.base_version}.post{since}+g{commit[:7]}" if since else str(tag)
+
+
+def _git(folder: Path, *words: str) -> str:
+    """What git says of a folder; nothing where it is none of its, or there is no git."""
+    git = ["git", "-C", str(folder), *words]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -1,30 +1,124 @@
 """Install an environment, step by step: one that is cut short goes on with the step that it was at.
 
 Packages come from where pip looks by the user's own settings. On a terminal pip shows its progress; elsewhere a line is
-said when a step begins and one when it ends, and what pip says is in a log. The record has the version and the hash of
-each. A package whose installation was cut short is installed again.
+said when a step begins and one when it ends, and what pip says is in a log. A command ends with us, however we end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
+from specdebug.base import interrupts
 from specdebug.base.errors import ContentError, one_line
 from specdebug.base.interpreters import other_python
-from specdebug.targets.installs.checkout import checkout_version
-from specdebug.targets.installs.packages import Package, drop_half_made, packages_in
-from specdebug.targets.installs.recipe import Recipe, nearest_recipe, python_for
-from specdebug.targets.installs.release import Release, between_releases, order
-from specdebug.targets.installs.running import StepEnded, ask, run_logged
-from specdebug.targets.installs.store import Installed, StoreError, folder_of, held, installed
+from specdebug.targets.installs.release import (
+    Recipe,
+    Release,
+    between_releases,
+    checkout_version,
+    nearest_recipe,
+    order,
+    python_for,
+)
+from specdebug.targets.installs.store import (
+    Installed,
+    Package,
+    StoreError,
+    drop_half_made,
+    folder_of,
+    held,
+    look,
+    packages_in,
+)
+from specdebug.workers.child import Child
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure, blamed, failure_in_log
+
+_LOOK_S = 0.1
+"""Seconds after which a signal is heard at the latest."""
+_TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class StepEnded:
+    """The end of a command: ``status`` is negative for the signal that killed it, ``tail`` the end of what it said."""
+
+    status: int
+    tail: str = ""
+
+
+def run_logged(words: Sequence[str], log: Path) -> StepEnded:
+    """Run a command to its end. What it says goes to the end of a log, as far as there is room; on a terminal its
+    progress is seen there. Raises StoreError where it cannot be started, KeyboardInterrupt for a signal."""
+    watched = sys.stdout is not None and sys.stdout.isatty()
+    streams = (None, subprocess.PIPE) if watched else (subprocess.PIPE, subprocess.STDOUT)
+    with _started(words, *streams) as process:
+        pipe = process.stderr if watched else process.stdout
+        assert pipe is not None  # for the type checker: a pipe was asked for
+        tail = b""
+        for data in _said(process, pipe):
+            tail = (tail + data)[-_TAIL_BYTES:]
+            with contextlib.suppress(OSError), log.open("ab") as sink:
+                sink.write(data)
+            if watched and sys.stderr is not None:
+                with contextlib.suppress(OSError):
+                    sys.stderr.write(data.decode("utf-8", "replace"))
+                    sys.stderr.flush()
+        return StepEnded(process.wait(), tail.decode("utf-8", "replace"))
+
+
+def ask(words: Sequence[str], timeout_s: float) -> tuple[str, str]:
+    """Return what a command says on stdout, and on stderr. Raises StoreError where it cannot be started or takes too
+    long, KeyboardInterrupt for a signal."""
+    until = time.monotonic() + timeout_s
+    with _started(words, subprocess.PIPE, subprocess.PIPE) as process:
+        while time.monotonic() < until:
+            interrupts.check()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                said, trouble = (each.decode("utf-8", "replace") for each in process.communicate(timeout=_LOOK_S))
+                return said, trouble
+    raise StoreError(f"{words[0]} did not answer within {timeout_s:g} s")
+
+
+@contextmanager
+def _started(words: Sequence[str], stdout: int | None, stderr: int) -> Iterator[Child]:
+    """Start a command as a group of its own; whatever is left of that at the end is killed. Raises StoreError."""
+    try:
+        process = Child(words, os.environ, stdout=stdout, stderr=stderr)
+    except OSError as error:
+        raise blamed(StoreError, f"{words[0]} does not run: {error.strerror}", error) from None
+    try:
+        yield process
+    finally:
+        process.end()
+        for pipe in filter(None, (process.stdout, process.stderr)):
+            pipe.close()
+
+
+def _said(process: Child, pipe: IO[bytes]) -> Iterator[bytes]:
+    """Yield what a process says until it has ended. Raises KeyboardInterrupt."""
+    while True:
+        interrupts.check()
+        if select.select([pipe], [], [], _LOOK_S)[0]:
+            if not (data := os.read(pipe.fileno(), 1 << 16)):
+                break
+            yield data
+        elif process.poll() is not None:  # what it left in the background holds the pipe
+            return
+    while process.poll() is None:
+        interrupts.check()
+        time.sleep(_LOOK_S)
+
 
 LOG = "install.log"
 _REPORT = "pip-report.json"
@@ -70,7 +164,7 @@ Run = Callable[[Sequence[str], Path], StepEnded]
 
 @dataclass(frozen=True)
 class _Step:
-    """``name`` in the record, what it does in words, and the command."""
+    """``name`` in the record, ``what`` it does in words, and the command."""
 
     name: str
     what: str
@@ -78,8 +172,7 @@ class _Step:
 
 
 def install(recipe: Recipe, store: Path, steps: Steps, run: Run = run_logged) -> Installed:
-    """Install a release by its recipe, or go on with it. Raises SpecDebugError, KeyboardInterrupt for
-    a signal."""
+    """Install a release by its recipe, or go on with it. Raises SpecDebugError, KeyboardInterrupt for a signal."""
     python = python_for(recipe)
     folder = folder_of(store, recipe.release, recipe.device)
     with held(folder):
@@ -94,7 +187,7 @@ def install(recipe: Recipe, store: Path, steps: Steps, run: Run = run_logged) ->
 
 def adopt(release: Release, device: str, python: Path, store: Path) -> Installed:
     """Take in an environment of the user's own, under the name of what is there: a checkout that comes after the
-    release that is asked for is none itself. Raises StoreError for one that lacks the engine, StoreError."""
+    release that is asked for is none itself. Raises StoreError, also for one that lacks the engine."""
     told = look_into(python, release.engine)
     if "version" not in told:
         raise StoreError(f"{python} has no {release.engine} installed")
@@ -106,18 +199,16 @@ def adopt(release: Release, device: str, python: Path, store: Path) -> Installed
         if release.version is not None and not any(order(version).release):  # built without tags: 0.0.0
             version = "+".join(filter(None, (release.version, order(version).local)))
     if not release.admits(version) and not _follows(release, version):
-        other = f"{release.engine} --python {python}"
         raise StoreError(
             f"{python} has {release.engine} {version}, not {release.version}; to take it as what it is: "
-            f"specdebug engines install {other}"
+            f"specdebug engines install {release.engine} --python {python}"
         )
     release = Release(release.engine, version)
     folder = folder_of(store, release, device)
     with held(folder):
-        there = [each for each in installed(store) if each.folder == folder and each.ours]
-        if there:
+        if any(each.folder == folder and each.ours for each in look(store)[0]):
             raise StoreError(f"{folder} is an environment of ours; remove it first: specdebug engines remove {release}")
-        now = Installed(folder, release.engine, str(release.version), device, str(python.absolute()), False)
+        now = Installed(folder, release.engine, version, device, str(python.absolute()), False)
         return now.after("installed")
 
 
@@ -146,7 +237,7 @@ def look_into(python: Path, engine: str) -> dict[str, Any]:
 def _begun(recipe: Recipe, folder: Path) -> Installed:
     """The record to go on with: the one that is there, or a new one where the recipe is another now, the record is
     damaged, or what it is of has gone."""
-    there = next((each for each in installed(folder.parent) if each.folder == folder), None)
+    there = next((each for each in look(folder.parent)[0] if each.folder == folder), None)
     if there is not None and there.digest == recipe.digest and not there.gone:
         return there
     if there is not None and not there.ours:
@@ -196,8 +287,9 @@ def _made(step: _Step, now: Installed, steps: Steps, run: Run) -> dict[str, Pack
 
 def _failed(step: _Step, folder: Path, ended: StepEnded) -> StoreError:
     """The error for a command that failed; exit code 125 where that was for want of room, memory or processes."""
-    machine = failure_in_log(ended.tail)
-    if machine is None and _is_full(folder):
+    machine, disk = failure_in_log(ended.tail), os.statvfs(folder)
+    # Not every command says so: venv hides what ensurepip says.
+    if machine is None and disk.f_bavail * disk.f_frsize < _ROOM_BYTES:
         machine = MachineFailure("disk", f"{folder} has no room left")
     who = "pip" if "pip" in step.words else step.words[0]
     told = f"{who} ended with exit status {ended.status}"
@@ -209,9 +301,3 @@ def _failed(step: _Step, folder: Path, ended: StepEnded) -> StoreError:
     return StoreError(
         f"{told} ({one_line(last, 160)}); all that it said is in {folder / LOG}; the same command goes on from here"
     )
-
-
-def _is_full(folder: Path) -> bool:
-    """Return True if there is no room on a folder's disk. Not every command says so: venv hides what ensurepip says."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize < _ROOM_BYTES

@@ -1,4 +1,5 @@
-"""The store: a folder with one for each environment, and in that a record of what it is and how far it has come."""
+"""The store: a folder for each environment, and in it a record of what it is, which packages it has, and how far it has
+come."""
 
 from __future__ import annotations
 
@@ -10,21 +11,58 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from specdebug.base.errors import ContentError
 from specdebug.base.files import NotOwn, cache_folder, read_file, require_own
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import parse_json
-from specdebug.targets.installs.packages import Package, missing, read_packages
-from specdebug.targets.installs.recipe import nearest_recipe
-from specdebug.targets.installs.release import Release, ReleaseError, between_releases, order
+from specdebug.targets.installs.release import Release, ReleaseError, between_releases, nearest_recipe, order
 from specdebug.workers.machine_failure import blamed
 from specdebug.workers.records import Lock, Record, RecordError
 
 VARIABLE = "SPECDEBUG_ENGINES"
 RECORD = "install.json"
-_MAX_BYTES = 1 << 20
+_MAX_BYTES, _MAX_REPORT = 1 << 20, 256 << 20
 _WAIT_S = 10.0
 """Seconds to wait for another process that writes to a record."""
+Package = dict[str, str]
+"""``version`` and, where pip knows it, ``sha256`` of the archive that it was installed from."""
+
+
+def packages_in(report: Path) -> dict[str, Package]:
+    """The packages that pip's report says it took, by their canonical names; none where there is no report, as of a
+    step that had nothing to install. Raises OSError, ContentError for a report of another form."""
+    try:
+        raw = read_file(report, _MAX_REPORT)
+    except FileNotFoundError:
+        return {}
+    taken = parse_json(raw, str(report)).root.entries().get("install")
+    return dict(map(_package, taken.items())) if taken is not None else {}
+
+
+def _package(item: Item) -> tuple[str, Package]:
+    entries = item.entries()
+    try:
+        metadata, source = entries["metadata"].entries(), entries["download_info"].entries()
+        name, package = canonicalize_name(metadata["name"].text()), {"version": metadata["version"].text()}
+    except KeyError as error:
+        raise ContentError(f"a package of pip's report lacks {error}", item.where) from None
+    archive = source["archive_info"].entries() if "archive_info" in source else {}
+    hashes = archive["hashes"].entries() if "hashes" in archive else {}
+    return name, package | ({"sha256": hashes["sha256"].text()} if "sha256" in hashes else {})
+
+
+def drop_half_made(venv: Path) -> None:
+    """Forget packages whose installation was cut short, so that pip installs them again: it takes one for installed as
+    soon as its metadata is there, and writes INSTALLER once all of it is. Raises OSError."""
+    for metadata in _metadata(venv):
+        if not (metadata / "INSTALLER").exists():
+            shutil.rmtree(metadata)
+
+
+def _metadata(venv: Path) -> Iterator[Path]:
+    return venv.glob("lib*/python*/site-packages/*.dist-info")
 
 
 class StoreError(RecordError):
@@ -69,10 +107,9 @@ class Installed:
         """What follows where it is no release that is known, in words; empty of any other."""
         if order(self.like) == order(self.version):
             return ""
-        known = f"{self.engine}=={self.like}"
         return (
-            f"{self.release} is no release that specdebug has a recipe for: it is run as {known}, and reverts and "
-            "probes are held against its own files"
+            f"{self.release} is no release that specdebug has a recipe for: it is run as {self.engine}=={self.like}, "
+            "and reverts and probes are held against its own files"
         )
 
     @property
@@ -87,7 +124,8 @@ class Installed:
             return ""
         if not os.path.exists(self.python):
             return f"its Python {self.python} is gone"
-        lacking = missing(self.packages, self.venv) if self.ours else []
+        there = {canonicalize_name(metadata.name.partition("-")[0]) for metadata in _metadata(self.venv)}
+        lacking = sorted(set(self.packages) - there) if self.ours else []
         return f"{len(lacking)} of its packages are gone, such as {lacking[0]}" if lacking else ""
 
     @property
@@ -105,15 +143,18 @@ class Installed:
         texts = ("engine", "version", "device", "python", "digest")
         table = item.table(required=(*texts, "ours", "done"), optional=("folder", "checked", "packages"))
         order(table["version"].text())
+        checked, packages = (table[name].entries() if name in table else {} for name in ("checked", "packages"))
+        package = {"required": ("version",), "optional": ("sha256",)}
         return cls(
             folder,
             **{name: table[name].text(empty=name == "digest") for name in texts},
             ours=table["ours"].boolean(),
             done=tuple(step.text() for step in table["done"].items()),
-            checked={name: each.value for name, each in table["checked"].entries().items()}
-            if "checked" in table
-            else {},
-            packages=read_packages(table["packages"]) if "packages" in table else {},
+            checked={name: each.value for name, each in checked.items()},
+            packages={
+                name: {key: value.text() for key, value in each.table(**package).items()}
+                for name, each in packages.items()
+            },
         )
 
     def after(self, step: str, packages: Mapping[str, Package] | None = None) -> Installed:
@@ -125,11 +166,8 @@ class Installed:
 
 def store_folder(into: Path | None) -> Path:
     """The store: as told, else by the variable, else in the user's cache."""
-    if into is not None:
-        return into.absolute()
-    if named := os.environ.get(VARIABLE):
-        return Path(named).absolute()
-    return cache_folder("engines")
+    named = into or os.environ.get(VARIABLE)
+    return Path(named).absolute() if named else cache_folder("engines")
 
 
 def folder_of(store: Path, release: Release, device: str) -> Path:
@@ -161,11 +199,6 @@ def look(store: Path) -> tuple[list[Installed], list[Damaged]]:
     return sorted(found, key=lambda each: (each.engine, order(each.version)), reverse=True), damaged
 
 
-def installed(store: Path) -> list[Installed]:
-    """The environments of a store whose records can be read, the newest release of an engine first."""
-    return look(store)[0]
-
-
 def find_installed(store: Path, release: Release, device: str | None = None) -> Installed:
     """The environment of a release; the newest that can be used, where no version is named. Raises StoreError."""
     there, damaged = look(store)
@@ -175,18 +208,18 @@ def find_installed(store: Path, release: Release, device: str | None = None) -> 
     for each in complete:
         if not each.gone:
             return each
+    command = "specdebug engines install"
     if complete:
         again = f"{complete[0].release}" + ("" if complete[0].ours else " --python PATH")
-        raise StoreError(f"{complete[0].release}: {complete[0].gone}; make it again with: {_install(again)}")
+        raise StoreError(f"{complete[0].release}: {complete[0].gone}; make it again with: {command} {again}")
     for lost in damaged:
         if lost.may_be(release):
             raise lost.error
     if fitting:
-        raise StoreError(
-            f"{fitting[0].release} in {fitting[0].folder} is not complete; go on with: {_install(release)}"
-        )
+        where = f"{fitting[0].release} in {fitting[0].folder}"
+        raise StoreError(f"{where} is not complete; go on with: {command} {release}")
     others = ", ".join(str(each.release) for each in there) or "nothing"
-    raise StoreError(f"{release} is not installed in {store} ({others} is); install it with: {_install(release)}")
+    raise StoreError(f"{release} is not installed in {store} ({others} is); install it with: {command} {release}")
 
 
 def remove(folder: Path) -> None:
@@ -216,8 +249,7 @@ def held(folder: Path) -> Iterator[None]:
         for each in (folder.parent, folder):
             require_own(each)
     except OSError as error:
-        told = f"cannot make {folder}: {error.filename} {error.strerror}"
-        raise blamed(StoreError, told, error) from None
+        raise blamed(StoreError, f"cannot make {folder}: {error.filename} {error.strerror}", error) from None
     with Lock(record_in(folder), shared=True):
         yield
 
@@ -226,10 +258,6 @@ def record_in(folder: Path) -> Record:
     """The record of an environment."""
     mend = "specdebug engines install makes it again"
     return Record(folder / RECORD, "the environment", f"name another store by --into or {VARIABLE}", mend, StoreError)
-
-
-def _install(release: Release | str) -> str:
-    return f"specdebug engines install {release}"
 
 
 def _read(path: Path) -> Installed:
@@ -246,7 +274,5 @@ def _read(path: Path) -> Installed:
         ) from None
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from None
-    except ContentError as error:
-        raise record.damaged(error) from None
-    except ReleaseError as error:
-        raise record.damaged(ContentError(str(error))) from None
+    except (ContentError, ReleaseError) as error:
+        raise record.damaged(error if isinstance(error, ContentError) else ContentError(str(error))) from None

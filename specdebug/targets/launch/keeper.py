@@ -1,64 +1,49 @@
-"""The process that keeps servers for a search: trials of one set of reverts share one that is still healthy.
+"""Servers for a search: a process keeps them, and trials of one set of reverts share one that is still healthy.
 
 Workers live for one run; a server that several runs use must outlive them, and no longer than the search. So the search
-starts this process, whose standard input is a pipe to it: when that closes, however it came to, every server is ended.
-Workers come over a socket, a connection each: they say which command they want, hear how the start goes on, and give
-the server back. One that was given back as sound, and is well, waits for the next who wants the same; one whose worker
-went away without a word is ended.
-
-Lines are JSON objects. From a worker: the :class:`ServerWish`, then ``{"status": true}`` any number of times, and
-``{"release": SOUND}``. To it: ``{"progress": TEXT}``, then ``{"url": ..., "log": ..., "pid": ..., "ready": BYTES}`` or
-``{"failed": TEXT, "signature": ..., "late": ...}``, then ``{"status": N}``, and ``{"released": true}`` once that is
-done.
+starts this process, whose standard input is a pipe to it: when that closes, every server is ended. A worker says over
+a connection which server it wants, hears how the start goes on, and gives the server back. One that was given back as
+sound, and is well, waits for the next who wants the same; one whose worker went away without a word is ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import shutil
 import signal
-import socket
+import subprocess
+import tempfile
 import threading
-from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
 
-from specdebug.targets.launch.command import StartCommand
-from specdebug.targets.launch.process import NeverReady, ServerProcess, StartFailed, answers
-from specdebug.targets.serving import NoServer
+from specdebug.base.interpreters import own_python
+from specdebug.targets.base import NoServer
+from specdebug.targets.launch.log import ServerLog
+from specdebug.targets.launch.process import ServerProcess, StartCommand, StartFailed, answers
+from specdebug.workers.child import Child
 
 MAX_IDLE = 2
 """Servers that wait for a run that wants them, unless more runs go on at a time; of more, the one that has waited
 longest is ended."""
+_KEEP = "from specdebug.targets.launch.keeper import main; sys.exit(main(sys.argv[1], int(sys.argv[2])))"
+PATIENCE_S = 30.0
+"""Seconds that a keeper has to end its servers."""
 
 
 @dataclass(frozen=True)
 class ServerWish:
-    """The server that a worker wants."""
+    """The server that a worker wants, as :class:`ServerProcess` and its ``wait_ready`` have it."""
 
-    words: tuple[str, ...]
-    env: dict[str, str]
+    command: StartCommand
     label: str
     folder: str | None
     ready: str
     timeout_s: float
     headers: tuple[tuple[str, str], ...]
-
-    @property
-    def line(self) -> str:
-        """As it is sent."""
-        return json.dumps(asdict(self)) + "\n"
-
-    @classmethod
-    def read(cls, line: str) -> ServerWish:
-        """Inverse of :attr:`line`."""
-        said = json.loads(line)
-        headers = tuple((name, value) for name, value in said.pop("headers"))
-        return cls(**{**said, "words": tuple(said["words"]), "headers": headers})
-
-    @property
-    def command(self) -> StartCommand:
-        return StartCommand(self.words, self.env)
 
 
 class Shelf:
@@ -80,9 +65,14 @@ class Shelf:
                     return None
                 self._idle.remove(found)
                 self._used.append(found[1])
-            if found[1].alive() and answers(found[1].url + wish.ready, wish.headers):
+            if self.is_well(wish, found[1]):
                 return found[1]
-            self.end(wish, found[1])
+            self.end(found[1])
+
+    @staticmethod
+    def is_well(wish: ServerWish, server: ServerProcess) -> bool:
+        """Return True if a server runs and answers."""
+        return server.alive() and answers(server.url + wish.ready, wish.headers)
 
     def using(self, server: ServerProcess) -> None:
         """Take in that a server was started. Ends it where everything is being ended."""
@@ -102,7 +92,7 @@ class Shelf:
         if late is not None:
             late.end(passed=True)
 
-    def end(self, wish: ServerWish, server: ServerProcess) -> None:
+    def end(self, server: ServerProcess) -> None:
         """End a server that is in use."""
         with self._lock:
             if server in self._used:
@@ -126,9 +116,7 @@ def main(address: str, room: int) -> int:
         # A process that is told to end closes the pipe. Not SIG_IGN, which servers would inherit.
         signal.signal(number, lambda *_: None)
     shelf = Shelf(room)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(address)
-        listening.listen()
+    with Listener(address, "AF_UNIX", backlog=64) as listening:
         print("ready", flush=True)
         threading.Thread(target=_accept, args=(listening, shelf), daemon=True).start()
         while os.read(0, 4096):
@@ -137,62 +125,106 @@ def main(address: str, room: int) -> int:
     return 0
 
 
-def _accept(listening: socket.socket, shelf: Shelf) -> None:
-    while True:
-        try:
-            connection, _ = listening.accept()
-        except OSError:  # closed: it is over
-            return
-        threading.Thread(target=_lend, args=(connection, shelf), daemon=True).start()
+def _accept(listening: Listener, shelf: Shelf) -> None:
+    with contextlib.suppress(OSError):  # closed: it is over
+        while True:
+            threading.Thread(target=_lend, args=(listening.accept(), shelf), daemon=True).start()
 
 
-def _lend(connection: socket.socket, shelf: Shelf) -> None:
-    """Serve one worker."""
+def _lend(talk: Connection, shelf: Shelf) -> None:
+    """Serve one worker. It sends its :class:`ServerWish` and hears of progress, and ``ready`` with the server or the
+    error that there is none; then it sends ``status`` any number of times, and at last whether the server is sound."""
     server: ServerProcess | None = None
-    with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rw", encoding="utf-8") as talk:
+    with contextlib.suppress(OSError, EOFError), talk:
         try:
-            wish = ServerWish.read(talk.readline())
-            server = _started(wish, talk, shelf)
+            wish: ServerWish = talk.recv()
+            server = shelf.take(wish)
             if server is None:
-                return
-            _say(talk, url=server.url, log=str(server.log.path), pid=server.pid, ready=server.log.begun)
-            for line in talk:
-                said = json.loads(line)
-                if "status" in said:
-                    _say(talk, status=server.status())
-                elif "release" in said:
-                    sound = said["release"] and server.alive() and answers(server.url + wish.ready, wish.headers)
-                    (shelf.put if sound else shelf.end)(wish, server)
-                    server = None
-                    _say(talk, released=True)
-                    return
+                server = ServerProcess(wish.command, wish.label, wish.folder)
+                shelf.using(server)
+                server.wait_ready(
+                    wish.ready, wish.timeout_s, lambda text: talk.send(("progress", (text,))), wish.headers
+                )
+            talk.send(("ready", (server.url, server.log.path, server.pid, server.log.begun)))
+            while (said := talk.recv()) == "status":
+                talk.send(server.status())
+            if said and shelf.is_well(wish, server):
+                shelf.put(wish, server)
+            else:
+                shelf.end(server)
+            server = None
+            talk.send("released")
+        except (NoServer, StartFailed) as error:
+            if server is not None:
+                shelf.end(server)
+                server = None
+            signature = (error.signature,) if isinstance(error, StartFailed) else ()
+            talk.send((type(error), (*signature, str(error))))
         finally:
             if server is not None:
-                shelf.end(wish, server)
+                shelf.end(server)
 
 
-def _started(wish: ServerWish, talk: TextIO, shelf: Shelf) -> ServerProcess | None:
-    """A server that is ready; None, and the worker told, where there can be none."""
-    if (waiting := shelf.take(wish)) is not None:
-        return waiting
-    server = None
-    try:
-        server = ServerProcess(wish.command, wish.label, wish.folder)
-        shelf.using(server)
-        server.wait_ready(wish.ready, wish.timeout_s, lambda text: _say(talk, progress=text), wish.headers)
-    except (NoServer, StartFailed) as error:
-        if server is not None:
-            shelf.end(wish, server)
-        signature = getattr(error, "signature", None)
-        _say(talk, failed=str(error), signature=signature, late=isinstance(error, NeverReady))
-        return None
-    except BaseException:
-        if server is not None:
-            shelf.end(wish, server)
-        raise
-    return server
+class LentServer:
+    """A server that a keeper lends, as ``http.server.Host`` sees it."""
+
+    def __init__(self, address: str, wish: ServerWish, said: Callable[[str], None]) -> None:
+        """Wait until it is ready. Raises NoServer, NeverReady, or StartFailed."""
+        self._talk = Client(address, "AF_UNIX")
+        self._talk.send(wish)
+        what, told = self._hear()
+        while what == "progress":
+            said(*told)
+            what, told = self._hear()
+        if what != "ready":
+            raise what(*told)
+        self.url: str
+        self.pid: int
+        self.url, path, self.pid, ready = told
+        self.log = ServerLog(path, ready=ready)
+        self.log.findings()  # of runs before this one
+        self.log.begin()
+
+    def status(self) -> int | None:
+        self._talk.send("status")
+        status: int | None = self._hear()
+        return status
+
+    def release(self, sound: bool) -> None:
+        self._talk.send(sound)
+        self._hear()  # who comes next is to find it
+        self._talk.close()
+
+    def _hear(self) -> Any:
+        try:
+            return self._talk.recv()
+        except EOFError:
+            raise NoServer("the process that keeps servers is gone") from None
 
 
-def _say(talk: TextIO, **said: Any) -> None:
-    talk.write(json.dumps(said) + "\n")
-    talk.flush()
+class ServerKeeper:
+    """The search's side of the process that keeps servers; :meth:`close` ends it and every server."""
+
+    def __init__(self, room: int = MAX_IDLE, env: Mapping[str, str] = os.environ) -> None:
+        """Start it; ``room``: servers that may wait. Raises NoServer."""
+        self._folder = tempfile.mkdtemp(prefix="specdebug-servers-")
+        self.address = os.path.join(self._folder, "socket")
+        words = own_python(_KEEP, self.address, str(room))
+        try:
+            self._process = Child(words, env, stdin=subprocess.PIPE, stderr=None)
+        except OSError as error:
+            raise NoServer(f"cannot start the process that keeps servers: {error.strerror}") from None
+        assert self._process.stdout is not None  # for the type checker: a pipe was asked for
+        if self._process.stdout.readline() != b"ready\n":
+            self.close()
+            raise NoServer("the process that keeps servers did not start")
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.ended_within(PATIENCE_S)
+        self._process.end()
+        self._process.stdout.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -14,8 +14,8 @@ from specdebug.base.errors import one_line
 from specdebug.logs.naming import last_words
 from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan, scan_bytes
+from specdebug.targets.base import Lost
 from specdebug.targets.inside.words import facts_in
-from specdebug.targets.serving import Lost
 
 TAIL_BYTES = 8192
 WORDS_BYTES = 1 << 20
@@ -37,32 +37,30 @@ class LogRoom:
 
 class ServerLog:
     """A file to whose end a server writes. ``ready``: its size when the server was first ready; what was done until
-    then is every run's."""
+    then is every run's. ``begun``: bytes before the run."""
 
     def __init__(self, path: Path, room: LogRoom | None = None, ready: int = 0) -> None:
         self.path = path
         self._room = room or LogRoom()
-        self._read = self._begun = 0
+        self._read = self.begun = 0
         self._hits = _less(self._all_hits(), self._all_hits(ready))  # of runs before this one
-        self._problems = self._all_problems()
+        self._problems = [facts["law"] for facts in self._facts("law")]
         self._injections = 0  # a damaged engine is not lent again: all are of this run
 
     def last_line(self, without: str = "") -> str:
         """The last line that is not blank and does not hold ``without``, fit for one line of a terminal; empty where
         there is none."""
-        lines = self._bytes(max(0, self._size() - TAIL_BYTES)).decode("utf-8", "replace").splitlines()
-        return next(
-            (one_line(line, 160) for line in reversed(lines) if line.strip() and not (without and without in line)), ""
-        )
+        lines = self._end(TAIL_BYTES).decode("utf-8", "replace").splitlines()
+        fitting = (line for line in reversed(lines) if line.strip() and not (without and without in line))
+        return one_line(next(fitting, ""), 160)
 
     def last_words(self) -> str:
         """The line that says what ended the server, fit for one line of a terminal; empty of an empty log."""
-        text = self._bytes(max(0, self._size() - WORDS_BYTES)).decode("utf-8", "replace")
-        return one_line(last_words(text), 240)
+        return one_line(last_words(self._end(WORDS_BYTES).decode("utf-8", "replace")), 240)
 
     def port_taken(self) -> bool:
         """Return True if the server could not have its port."""
-        return _PORT_TAKEN.search(self._bytes(max(0, self._size() - WORDS_BYTES))) is not None
+        return _PORT_TAKEN.search(self._end(WORDS_BYTES)) is not None
 
     def cut(self) -> bool:
         """Take out the middle of a log that has become too long, and return True if it had. What the server writes at
@@ -84,25 +82,20 @@ class ServerLog:
             return False
         finally:
             os.close(file)
-        self._read, self._begun = (
+        self._read, self.begun = (
             place if place <= room.head else room.head + len(mark) + max(0, place - (size - len(tail)))
-            for place in (self._read, self._begun)
+            for place in (self._read, self.begun)
         )
         return True
 
     def begin(self) -> None:
         """Take in that a run begins: what the server said before, such as an exception that it has handled while it
         started, is none of the run's."""
-        self._begun = self._size()
-
-    @property
-    def begun(self) -> int:
-        """Bytes before the run."""
-        return self._begun
+        self.begun = self._size()
 
     def scan_run(self) -> Scan:
         """All that it says of the run."""
-        return scan_bytes(self._bytes(min(self._begun, self._size())), settings=False)
+        return scan_bytes(self._bytes(min(self.begun, self._size())), settings=False)
 
     def scan(self) -> Scan:
         """All that it says."""
@@ -114,10 +107,10 @@ class ServerLog:
         size = self._size()
         if size < self._read:  # the server's owner has cut it
             self._read = min(self._room.head, size)
-        if size <= self._read:
-            return ()
-        new = self._bytes(self._read)
+        new = self._bytes(self._read) if size > self._read else b""
         whole = new[: new.rfind(b"\n") + 1]
+        if not whole:
+            return ()
         self._read += len(whole)
         ranked = scan_bytes(whole, settings=False).ranked()
         return [(found.signature, found.text) for found in ranked if found.strength <= Strength.DEATH]
@@ -145,7 +138,7 @@ class ServerLog:
 
     def new_problems(self) -> Sequence[str]:
         """Broken laws of memory pools, each ``law: what``, that were told since the last call."""
-        known, self._problems = set(self._problems), self._all_problems()
+        known, self._problems = set(self._problems), [facts["law"] for facts in self._facts("law")]
         return [each for each in self._problems if each not in known]
 
     def new_injections(self) -> list[dict[str, Any]]:
@@ -159,9 +152,6 @@ class ServerLog:
         lines = self._bytes(0).decode("utf-8", "replace").splitlines()
         return next((one_line(line, 240) for line in reversed(lines) if words in line), "")
 
-    def _all_problems(self) -> list[str]:
-        return [facts["law"] for facts in self._facts("law")]
-
     def _last_told(self, name: str, end: int | None = None) -> list[dict[str, Any]]:
         """What each process last said of something, within so many bytes."""
         return list({facts["pid"]: facts[name] for facts in self._facts(name, end)}.values())
@@ -172,19 +162,20 @@ class ServerLog:
         return [facts for line in lines if name in (facts := facts_in(line))]
 
     def _all_hits(self, end: int | None = None) -> dict[str, dict[str, int]]:
-        every: dict[str, dict[str, int]] = {}
+        every: dict[str, Counter[str]] = {}
         for told in self._last_told("hits", end):
             for fix, edits in told.items():
-                counts = every.setdefault(fix, {})
-                for edit, count in edits.items():
-                    counts[edit] = counts.get(edit, 0) + count
-        return every
+                every.setdefault(fix, Counter()).update(edits)
+        return {fix: dict(edits) for fix, edits in every.items()}
 
     def _size(self) -> int:
         try:
             return os.path.getsize(self.path)
         except OSError:
             return 0
+
+    def _end(self, most: int) -> bytes:
+        return self._bytes(max(0, self._size() - most))
 
     def _bytes(self, start: int) -> bytes:
         try:

@@ -1,24 +1,89 @@
-"""A server's process: started as the leader of a group of its own, followed by its log, ended with all its group."""
+"""A server's process: its command, started as the leader of a group, followed by its log, ended with all its group."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import shlex
 import shutil
+import socket
 import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from specdebug.base.errors import one_line
+from specdebug.base.engine_flags import arguments_of
+from specdebug.base.errors import ConfigError, one_line
+from specdebug.base.interpreters import own_python
 from specdebug.logs.naming import name_of, tells_of_damage
-from specdebug.targets.inside.looks import LOG_VARIABLE, looks_folder
-from specdebug.targets.launch.command import StartCommand, free_port
+from specdebug.targets.base import NoServer, OverThere
+from specdebug.targets.inside.words import LOG_VARIABLE, looks_folder
 from specdebug.targets.launch.log import LogRoom, ServerLog
-from specdebug.targets.serving import NoServer
+from specdebug.targets.settings import SERVE, LaunchedServer
 from specdebug.workers.child import Child
+
+REVERTS = "SGLANG_DEBUG_REVERT_PR"
+"""The variable that tells an engine which fixes to leave out."""
+SCRATCH = "{scratch}"
+_SERVE = "from specdebug.__main__ import main; main()"
+
+
+@dataclass(frozen=True)
+class StartCommand:
+    """How a server is started. ``{port}`` in a word stands for its port, which is free only when it is looked for, and
+    ``{scratch}`` in a variable for a folder of its own, which goes when the server does."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """Equal for commands that start the same server."""
+        return repr((self.words, sorted(self.env.items())))
+
+    def on(self, port: int) -> list[str]:
+        """The words for a port."""
+        return [word.replace("{port}", str(port)) for word in self.words]
+
+
+def command_of(settings: LaunchedServer, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
+    """The command for an arm. Raises ConfigError for one that cannot be."""
+    env = {name: value for name, value in os.environ.items() if name != REVERTS} | dict(settings.variables)
+    numbers = ",".join(map(str, there.reverts))
+    if settings.command == SERVE:
+        flags = arguments_of({"seed": seed, **options})
+        more = [("--revert", numbers)] if numbers else []
+        more += [("--probes", name) for name in there.probes]
+        more += [("--mode", there.mode)] if there.mode else []
+        more += [("--content", folder) for folder in there.content]
+        own = own_python(_SERVE, "serve", "--port", "{port}", *flags)
+        return StartCommand((*own, *(word for pair in more for word in pair)), env)
+    try:
+        words = tuple(shlex.split(settings.command))
+    except ValueError as error:
+        raise ConfigError(f"target.launch: {error} in {settings.command!r}") from None
+    return StartCommand(words, env | ({REVERTS: numbers} if numbers else {}))
+
+
+PORTS = range(20000, 32000)
+"""Below those that Linux gives to connections, and so far from the last one that a server may add to its own, as SGLang
+does for gRPC."""
+
+
+def free_port() -> int:
+    """A port of this machine that is not listened on. Raises NoServer."""
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise NoServer(f"no port from {PORTS.start} to {PORTS.stop - 1} is free")
+
 
 LOOK_S = 0.1
 LOG_LOOK_S = 1.0
@@ -55,7 +120,7 @@ class ServerProcess:
         self.log = ServerLog(_log_file(label, folder), room)
         self._keeps_log = folder is not None
         self._command = command
-        self._scratch = _scratch_folder() if command.wants_scratch else ""
+        self._scratch = _scratch_folder() if any(SCRATCH in value for value in command.env.values()) else ""
         self._tried = 0
         self._over = threading.Event()
         try:
@@ -66,17 +131,21 @@ class ServerProcess:
             raise
         threading.Thread(target=self._watch_log, daemon=True).start()
 
+    def _watch_log(self) -> None:
+        while not self._over.wait(LOG_LOOK_S):
+            self.log.cut()
+
     def _start(self) -> None:
         """Start it on a port that is free. Raises NoServer."""
         port = free_port()
         words = self._command.on(port)
         self.url = f"http://127.0.0.1:{port}"
         self._tried += 1
-        told = {**self._command.env_in(self._scratch), LOG_VARIABLE: str(self.log.path)}
+        env = {name: value.replace(SCRATCH, self._scratch) for name, value in self._command.env.items()}
         try:
             # to its end, wherever that is once the log was cut
             with open(self.log.path, "ab") as log:
-                self._process = Child(words, told, stdout=log)
+                self._process = Child(words, {**env, LOG_VARIABLE: str(self.log.path)}, stdout=log)
         except OSError as error:
             raise NoServer(f"target.launch: cannot start {one_line(words[0], 80)}: {error.strerror or error}") from None
 
@@ -121,10 +190,6 @@ class ServerProcess:
         if tells_of_damage(name) and not name.startswith("hang"):
             raise StartFailed(name, told)
         raise NoServer(f"{told} ({self._tried} ports were tried, and each is listened on)" if taken else told)
-
-    def _watch_log(self) -> None:
-        while not self._over.wait(LOG_LOOK_S):
-            self.log.cut()
 
     def alive(self) -> bool:
         """Return True if it runs."""

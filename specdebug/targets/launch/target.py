@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from specdebug.base.abilities import Ability
 from specdebug.base.engine_flags import arguments_of
-from specdebug.targets.base import Asked, Opening, OverThere, Traits
+from specdebug.targets.base import Asked, Opening, OverThere, SessionFailed, Target, Traits
 from specdebug.targets.http.target import AT_MOST, asked_of_server, key_of, open_session
-from specdebug.targets.launch.command import StartCommand, command_of
-from specdebug.targets.serving import SessionFailed
+from specdebug.targets.launch.process import StartCommand, command_of
 from specdebug.targets.settings import SERVE, LaunchedServer, StartedServer
 
 if TYPE_CHECKING:
     from specdebug.targets.http.session import HttpSession
-    from specdebug.targets.launch.lease import LentServer
+    from specdebug.targets.launch.keeper import LentServer
     from specdebug.targets.launch.process import ServerProcess
 
 STARTED: frozenset[Ability] = AT_MOST | {"reverts"}
@@ -25,32 +24,18 @@ SHARED_SEED = 0
 """The seed of a server that trials of many seeds share: theirs are in what they ask of it."""
 
 
-class StartedTarget(ABC):
-    """A server that is started. A subclass says by which command (:meth:`command`)."""
+class StartedTarget(Target):
+    """A server that is started. A subclass says by which command."""
 
     _settings: StartedServer
 
-    @property
-    @abstractmethod
-    def traits(self) -> Traits: ...
-
-    @abstractmethod
-    def asked(self, options: Mapping[str, Any]) -> Asked:
-        """The wishes of an arm of these options. Raises SpecDebugError."""
-
     @abstractmethod
     def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
-        """How the server of an arm is started. Raises SpecDebugError for one that cannot be."""
-
-    def warm(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - there is nothing that a target must do
-        """Do nothing: each server loads its own."""
-
-    def cool(self) -> None:  # noqa: B027
-        """Do nothing."""
+        """How the server of an arm is started. Raises ConfigError for one that cannot be."""
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
-        from specdebug.targets.http.failures import split
         from specdebug.targets.http.request_looks import Inside
+        from specdebug.targets.http.server import split
         from specdebug.targets.launch.process import StartFailed
 
         try:
@@ -73,30 +58,20 @@ class StartedTarget(ABC):
     def _started(self, options: Mapping[str, Any], seed: int, opening: Opening) -> ServerProcess | LentServer:
         """A server that is ready: this worker's own, or one that a search's trials share. Raises NoServer, or
         StartFailed."""
-        from specdebug.targets.launch.keeper import ServerWish
-        from specdebug.targets.launch.lease import LentServer
+        from specdebug.targets.launch.keeper import LentServer, ServerWish
         from specdebug.targets.launch.process import ServerProcess
 
-        settings = self._settings
-        key = key_of(settings)
+        settings, said = self._settings, opening.busy.said
+        key, there = key_of(settings), opening.over_there
         headers = (("Authorization", f"Bearer {key}"),) if key else ()
-        opening.busy.said("starting a server")
-        there = opening.over_there
+        ready = (settings.ready, settings.ready_timeout_s)
+        said("starting a server")
         if there.keeper is not None:
             command = self.command(options, SHARED_SEED, there)
-            wish = ServerWish(
-                command.words,
-                dict(command.env),
-                opening.label,
-                settings.log,
-                settings.ready,
-                settings.ready_timeout_s,
-                headers,
-            )
-            return LentServer(there.keeper, wish, opening.busy.said)
+            return LentServer(there.keeper, ServerWish(command, opening.label, settings.log, *ready, headers), said)
         server = ServerProcess(self.command(options, seed, there), opening.label, settings.log)
         try:
-            server.wait_ready(settings.ready, settings.ready_timeout_s, opening.busy.said, headers)
+            server.wait_ready(*ready, said, headers)
         except BaseException:
             server.end()
             raise
@@ -111,20 +86,15 @@ class LaunchTarget(StartedTarget):
     def __init__(self, settings: LaunchedServer) -> None:
         self._settings: LaunchedServer = settings
 
-    @property
-    def own(self) -> bool:
-        """Return True if the server is ours, which has the scenario's engine options."""
-        return self._settings.command == SERVE
-
     def asked(self, options: Mapping[str, Any]) -> Asked:
         asked = asked_of_server(self._settings, options)
-        if self.own:
-            from specdebug.targets.options import OURS
+        if self._settings.command != SERVE:
+            return asked
+        from specdebug.targets.options import OURS
 
-            OURS.read(options)  # what cannot be is told where it stands, before anything is started
-            arguments_of(options)
-            return replace(asked, unused=(), probed=True)
-        return asked
+        OURS.read(options)  # what cannot be is told where it stands, before anything is started
+        arguments_of(options)
+        return replace(asked, unused=(), probed=True)
 
     def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
         return command_of(self._settings, options, seed, there)

@@ -13,23 +13,10 @@ from specdebug.targets.installs.release import order
 from specdebug.targets.sglang.sites import passed
 
 BETWEEN_BATCHES = (
-    "nan_kv_in_use",
-    "inf_kv_in_use",
-    "bit_flip_kv_in_use",
-    "denormal_kv_in_use",
-    "nan_draft_kv_in_use",
-    "bit_flip_draft_kv_in_use",
-    "nan_kv_unused",
-    "req_to_token_swapped",
-    "req_to_token_flipped",
-    "req_to_token_out_of_range",
-    "req_to_token_of_another",
-    "slot_used_after_free",
-    "generation_mismatch",
-    "slots_leaked",
-    "cache_lock_lost",
-    "worker_killed",
-    "worker_hangs",
+    *("nan_kv_in_use", "inf_kv_in_use", "bit_flip_kv_in_use", "denormal_kv_in_use", "nan_draft_kv_in_use"),
+    *("bit_flip_draft_kv_in_use", "nan_kv_unused", "req_to_token_swapped", "req_to_token_flipped"),
+    *("req_to_token_out_of_range", "req_to_token_of_another", "slot_used_after_free", "generation_mismatch"),
+    *("slots_leaked", "cache_lock_lost", "worker_killed", "worker_hangs"),
 )
 NOT_AT_SITES = (
     *("stale_padding_positions", "draft_kv_not_written", "nan_kv_after_forward", "bit_flip_kv_after_forward"),
@@ -39,7 +26,7 @@ NOT_AT_SITES = (
 NOT_READ = dict.fromkeys(("tied_draft_logits", "one_hot_draft_logits"), frozenset({"draft_extend.logits"}))
 """Sites at which a class does no damage: of a row for each node of the trees the worker reads one a request."""
 LACKED: dict[str, tuple[str, str]] = {
-    "cache_lock_lost": ("0.5.23", "its radix tree is in Rust: no node there counts its locks in Python"),
+    "cache_lock_lost": ("0.5.23", "its radix tree is in Rust: no node there counts its locks in Python")
 }
 """Classes that act on what releases have not, from the first that it is so in, and why."""
 AT_CHUNKS = "draft_prefill.input_ids"

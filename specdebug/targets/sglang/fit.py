@@ -8,34 +8,21 @@ from collections.abc import Iterator
 from specdebug.targets.inside.source import Source
 from specdebug.targets.installs.fit import FitPart, added_sites, sites_of, source_of
 from specdebug.targets.installs.store import Installed
-from specdebug.targets.sglang.inside import (
-    batches,
-    books,
-    flashinfer,
-    graph_buffers,
-    graph_runners,
-    kv_slots,
-    looks,
-    plugin,
-    probes,
-    requests,
-    stand_ins,
-    tape,
-)
+from specdebug.targets.sglang.inside import flashinfer, graphs, memory, plugin, probes, scheduler, stages, stand_ins
 from specdebug.targets.sglang.inside.seats import NoSeat, Seat
 
-_HELD = (batches.RUN, batches.TAKE, *requests.NEEDED)
+_HELD = (scheduler.RUN, scheduler.TAKE, *scheduler.HELD_SEATS)
 LOOKS: dict[str, tuple[Seat, ...]] = {
     "what it counted": (plugin.ANSWER,),
-    probes.PROBES: (batches.RUN, batches.TAKE, *probes.NEEDED),
-    books.BOOKS: (*_HELD, *books.NEEDED),
-    looks.LOOKS: (*requests.NEEDED, *looks.NEEDED),
-    tape.RECORDING: tuple(tape.SEATS.values()),
+    probes.PROBES: (scheduler.RUN, scheduler.TAKE, *probes.PROBE_SEATS.values()),
+    scheduler.BOOKS: (*_HELD, *scheduler.BOOKS_SEATS),
+    stages.LOOKS: (*scheduler.HELD_SEATS, *stages.LOOK_SEATS.values()),
+    stages.RECORDING: tuple(stages.TAPE_SEATS.values()),
     "faults": _HELD,
-    graph_buffers.KERNEL_MEMORY: (
-        kv_slots.POOL,
-        *kv_slots.ALLOCATORS,
-        *(seat for pair in graph_buffers.REPLAYS.values() for seat in pair if seat is not None),
+    memory.KERNEL_MEMORY: (
+        memory.POOL,
+        *memory.ALLOCATORS,
+        *(seat for pair in memory.REPLAYS.values() for seat in pair if seat is not None),
     ),
 }
 """The seats of each look."""
@@ -45,36 +32,30 @@ def parts_of(here: Installed) -> Iterator[FitPart]:
     """Every look, the added probe sites and, on a CPU, every stand-in."""
     source = source_of(here)
     for what, seats in LOOKS.items():
-        yield FitPart(what, False, tuple(dict.fromkeys(_lacking(source, seats))))
+        yield FitPart(what, False, _lacking(source, seats))
     patches = added_sites(here)
     lost = tuple(sites_of(here, patches)[1]) if patches else ("there are none for this release",)
     yield FitPart("added probe sites", False, lost)
-    if here.device == "cpu":
-        yield from _stand_ins(source)
-
-
-def _stand_ins(source: Source) -> Iterator[FitPart]:
-    yield FitPart("attention by FlashInfer", True, tuple(_lacking(source, (flashinfer.BACKEND,))))
-    yield FitPart(graph_runners.GRAPHS, True, tuple(dict.fromkeys(_lacking(source, graph_runners.NEEDED))))
+    if here.device != "cpu":
+        return
+    yield FitPart("attention by FlashInfer", True, _lacking(source, (flashinfer.BACKEND,)))
+    yield FitPart(graphs.GRAPHS, True, _lacking(source, graphs.NEEDED))
     for each in stand_ins.STAND_INS:
         there = [place for place in each.places if source.has(place)]
         if there or each.needed:
-            lost = [*_lacking(source, (each.seat,)), *_arguments(source, each, there)]
-            yield FitPart(there[0] if there else each.places[0], True, tuple(lost))
+            lost = _lacking(source, (each.seat,))
+            if each.kernel is not None and there:
+                taken = sorted(each.kernel.takes - set(source.parameters(there[0])))
+                lost += (f"SGLang's kernel {there[0]} has no argument {', '.join(taken)}",) if taken else ()
+            yield FitPart([*there, each.places[0]][0], True, lost)
 
 
-def _lacking(source: Source, seats: tuple[Seat, ...]) -> Iterator[str]:
-    """Yield the seats that a release lacks, in words."""
+def _lacking(source: Source, seats: tuple[Seat, ...]) -> tuple[str, ...]:
+    """The seats that a release lacks, in words, each once."""
+    lacking: dict[str, None] = {}
     for seat in seats:
         try:
             seat.place(source)
         except NoSeat as error:
-            yield str(error)
-
-
-def _arguments(source: Source, stand_in: stand_ins.StandIn, there: list[str]) -> Iterator[str]:
-    """Yield the arguments of a stand-in that its Triton kernel does not take."""
-    if stand_in.kernel is not None and there:
-        lacking = sorted(stand_in.kernel.takes - set(source.parameters(there[0])))
-        if lacking:
-            yield f"SGLang's kernel {there[0]} has no argument {', '.join(lacking)}"
+            lacking[str(error)] = None
+    return tuple(lacking)

@@ -7,7 +7,6 @@ has not, and those that a CPU needs besides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from specdebug.base.engine_flags import ENGINE_FLAGS, values_of
@@ -59,14 +58,6 @@ ALWAYS_ENV = {
 }
 
 
-@dataclass(frozen=True)
-class Mapped:
-    """Options as words of a command line. ``notes``: what is otherwise there, a line for each option."""
-
-    words: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
 def reserved_tokens(options: Mapping[str, Any]) -> int:
     """Tokens of the context that SGLang keeps free for drafts: it declines requests that want these, too."""
     branches, steps, nodes = OURS.shape(options).tree or (0, 0, 0)
@@ -82,32 +73,27 @@ def require_known(options: Mapping[str, Any]) -> None:
         raise InvalidOption(f"of SGLang's are mapped {known}; not {algorithm}", ("speculative", "algorithm"))
 
 
-def mapped(options: Mapping[str, Any], *, cpu: bool, has: Callable[[str], bool]) -> Mapped:
-    """A release's command line for an engine of these options, every default of ours written out. ``has`` says if a
-    place is there in its files (``inside/seats.py``). Raises SpecDebugError for options that no engine can have, or not
-    SGLang's."""
+def mapped(
+    options: Mapping[str, Any], *, cpu: bool, has: Callable[[str], bool]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A release's command line for an engine of these options, every default of ours written out, and what is otherwise
+    there, a line for each option. ``has`` says if a place is there in its files (``inside/seats.py``). Raises
+    ConfigError for options that no engine can have, or not SGLang's."""
     by_phase = has(BY_PHASE)
     renamed = RENAMED if by_phase else {}
     require_known(options)
     values = values_of(OURS.completed(options))
     words = list(ALWAYS)
     for flag in ENGINE_FLAGS:
-        if flag.ours or flag.into in NO_FLAG:
+        value = values[flag.parameter] if not flag.ours and flag.into not in NO_FLAG else None
+        if value is None or value is False:
             continue
-        words += _words(renamed.get(flag.name, flag.name), values[flag.parameter])
+        words.append(renamed.get(flag.name, flag.name))
+        if value is not True:  # a switch that is on is its name alone
+            words += map(str, value if isinstance(value, (list, tuple)) else (value,))
     lacking = [place for place in NO_FLAG if place != ("device",) and _is_given(options, place)]
-    notes = [f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking]
     words += (*NO_PREFILL_GRAPHS[by_phase], *(ON_CPU if cpu else ("--device", "cuda")))
-    return Mapped(tuple(words), tuple(notes))
-
-
-def _words(name: str, value: Any) -> list[str]:
-    """The words of a flag: none for one without a value, the name alone for a switch that is on."""
-    if value is None or value is False:
-        return []
-    if value is True:
-        return [name]
-    return [name, *map(str, value)] if isinstance(value, (list, tuple)) else [name, str(value)]
+    return tuple(words), tuple(f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking)
 
 
 def _is_given(options: Mapping[str, Any], place: tuple[str, ...]) -> bool:

@@ -1,16 +1,10 @@
 """Draft heads as vLLM reads them.
 
-vLLM 0.32.0 takes a head for EAGLE's by ``architectures: [EagleLlamaForCausalLM]`` alone. Two things of EAGLE's own
-format it reads otherwise, and its drafts are worthless then, without a word (of the shipped ``tiny-eagle`` none of 186
-was accepted; 2026-11-23):
-
-- ``bias: true`` of the config says that ``fc`` has a bias. vLLM's Llama layers take that key for biases of attention,
-  which no head has: they stay as torch allocated them.
-- ``fc.bias`` itself is not loaded: vLLM builds ``fc`` without one, and skips the tensor.
-
-So a head that has a bias is given to vLLM by a folder of its own: the config without the key, and the bias folded into
-an embedding of the head's own, ``e + W^-1 b`` with ``W`` the embedding's half of ``fc``, which gives the same ``fc``
-output but for rounding.
+vLLM 0.32.0 takes a head for EAGLE's by ``architectures: [EagleLlamaForCausalLM]`` alone. It takes ``bias: true`` of the
+config, which is ``fc``'s in EAGLE's own format, for biases of attention, which no head has; and it skips ``fc.bias``:
+drafts are worthless then, without a word (of ``tiny-eagle`` none of 186 was accepted; 2026-11-23). So a head with a
+bias gets a folder: the config without the key, and the bias folded into an embedding of the head's own, ``e + W^-1 b``
+with ``W`` the embedding's half of ``fc``, which gives the same ``fc`` output but for rounding.
 """
 
 from __future__ import annotations
@@ -19,12 +13,12 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError
 from specdebug.base.files import name_beside
-from specdebug.targets.installs.checkpoints import config_of, remade
+from specdebug.targets.installed import config_of, remade
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +33,8 @@ def draft_folder(name: str, target: str, below: Path) -> Path:
     Raises SpecDebugError."""
     path, shared = checkpoint_path(name).resolve(), checkpoint_path(target).resolve()
     config = config_of(path)
-    if _is_eagle3(config) or (config.get("architectures") == [ARCHITECTURE] and "bias" not in config):
+    eagle3 = any("eagle3" in str(each).lower() for each in config.get("architectures") or ())
+    if eagle3 or (config.get("architectures") == [ARCHITECTURE] and "bias" not in config):
         return path
     config = {**{key: value for key, value in config.items() if key != "bias"}, "architectures": [ARCHITECTURE]}
     below /= hashlib.sha256(str(shared).encode()).hexdigest()[:12]
@@ -69,15 +64,13 @@ def with_bias_folded(weights: Mapping[str, Tensor], embedding: Tensor) -> dict[s
 def _write_weights(head: Path, target: Path, into: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    tensors = {name: each for file in sorted(head.glob("*.safetensors")) for name, each in load_file(file).items()}
-    of_target = {name: each for file in sorted(target.glob("*.safetensors")) for name, each in load_file(file).items()}
+    tensors, of_target = (
+        {name: each for file in sorted(folder.glob("*.safetensors")) for name, each in load_file(file).items()}
+        for folder in (head, target)
+    )
     found = next((each[name] for each in (tensors, of_target) for name in _EMBEDDINGS if name in each), None)
     if found is None:
         raise CheckpointError(f"neither {head} nor {target} has an embedding")
     beside = name_beside(into)
     save_file({name: each.contiguous() for name, each in with_bias_folded(tensors, found).items()}, beside)
     os.replace(beside, into)
-
-
-def _is_eagle3(config: Mapping[str, Any]) -> bool:
-    return any("eagle3" in str(each).lower() for each in config.get("architectures") or ())

@@ -13,11 +13,10 @@ import pytest
 
 from specdebug.apps.evaluation.askers import TOP, Put, ServerAsker
 from specdebug.base.errors import SpecDebugError
-from specdebug.targets.base import Asked
+from specdebug.targets.base import Asked, SessionFailed
 from specdebug.targets.http.client import ServerClient
-from specdebug.targets.http.server_info import ServerInfo
+from specdebug.targets.http.server import ServerInfo
 from specdebug.targets.http.session import HttpSession
-from specdebug.targets.serving import SessionFailed
 from specdebug.targets.settings import HttpServer
 from tests.targets.http.opened import opening
 

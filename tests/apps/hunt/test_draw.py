@@ -11,8 +11,7 @@ from specdebug.engine.config import EngineConfig
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.text import load_tokenizer
 from specdebug.scenario.workload import expand
-from specdebug.targets.option_space import SPACES
-from specdebug.targets.options import options_of
+from specdebug.targets.options import SPACES, options_of
 from specdebug.targets.sglang.flags import reserved_tokens
 
 

@@ -14,8 +14,7 @@ from specdebug.run.oracles.base import Bench, OracleSettings
 from specdebug.run.oracles.registry import ORACLES
 from specdebug.run.oracles.server import ASK_EVERY, ServerAlive, ServerCounts, ServerFindings, wrong_counts
 from specdebug.scenario.grammar import OracleSpec
-from specdebug.targets.base import Asked
-from specdebug.targets.serving import SessionFailed
+from specdebug.targets.base import Asked, SessionFailed
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeRequest
 

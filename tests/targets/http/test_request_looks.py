@@ -13,10 +13,10 @@ from specdebug.base.errors import CannotRunHere
 from specdebug.engine.config import EngineConfig, SpeculativeConfig
 from specdebug.events import Decided, Event, Observers, Prefilled
 from specdebug.scenario.workload import RequestSampling
+from specdebug.targets.base import Lost, NotShown
 from specdebug.targets.http.request import HttpRequest
 from specdebug.targets.http.request_looks import Inside, RequestLook, stored_rows
-from specdebug.targets.inside.looks import looks_folder
-from specdebug.targets.serving import Lost, NotShown
+from specdebug.targets.inside.words import looks_folder
 from specdebug.workers.machine_failure import machine_failure
 
 PROMPT, OUTPUT = (1, 2, 3), [10, 11, 12, 13, 14, 15]
@@ -111,11 +111,19 @@ def test_moments_come_in_order_and_each_holds_what_was_out_then(spec: Speculativ
     assert one.stored["seq_len"] == 8
 
 
-def test_a_verify_made_ahead_of_the_end_does_not_count(spec: SpeculativeConfig) -> None:
+def test_a_verify_made_ahead_of_the_end_does_not_count_and_a_cut_one_is_shown_as_far_as_it_goes(
+    spec: SpeculativeConfig,
+) -> None:
     one = answer(OUTPUT[:3], (2,))
     told = shown([prefilled(3, 10), verified(3, 10, 2), verified(5, 12, 3)], one, spec)
     assert [line[:2] for line in told.lines] == [("prefilled", 3), ("decided", 3)]
     assert one.stored["seq_len"] == 5
+    one = answer(OUTPUT[:2], (3,))
+    told = shown([prefilled(3, 10), verified(3, 10, 3)], one, spec)
+    assert (list(told.moments[0].output_ids), one.accept_lengths) == (OUTPUT[:2], (3,))
+    one = answer(OUTPUT, (4, 2))  # what does not agree stays as the server tells it
+    shown([prefilled(3, 10), verified(3, 10, 2), verified(5, 12, 3)], one, spec)
+    assert one.accept_lengths == (4, 2)
 
 
 def test_what_was_verified_ahead_of_a_retraction_does_not_count(spec: SpeculativeConfig) -> None:
@@ -128,12 +136,6 @@ def test_what_was_verified_ahead_of_a_retraction_does_not_count(spec: Speculativ
         ("prefilled", 6, OUTPUT[:4]),
         ("decided", 6, OUTPUT[:4], [13, 14, 15]),
     ]
-
-
-def test_accept_lengths_that_do_not_agree_stay_as_the_server_tells_them(spec: SpeculativeConfig) -> None:
-    one = answer(OUTPUT, (4, 2))
-    shown([prefilled(3, 10), verified(3, 10, 2), verified(5, 12, 3)], one, spec)
-    assert one.accept_lengths == (4, 2)
 
 
 def test_stored_rows_have_probabilities_only_if_all_do(spec: SpeculativeConfig) -> None:
@@ -172,6 +174,7 @@ def test_keys_and_values_are_those_of_the_look(tmp_path: Path) -> None:
     found = one.kv("draft", "g0.0", 1, 3)
     assert torch.equal(found[0], keys[:, 1:3])
     assert torch.equal(found[1], -keys[:, 1:3])
+    assert not list(looks_folder(str(log)).iterdir()), "it is read once"
 
 
 def test_a_look_that_is_missing_is_told_by_the_log_and_is_the_machine_s_if_the_disk_was_full(tmp_path: Path) -> None:

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 
 from specdebug.faults.declare import parse_fault
-from specdebug.targets.base import Asked, CannotBeServed, OverThere
+from specdebug.targets.base import Asked, CannotBeServed, OverThere, SessionFailed
 from specdebug.targets.http.client import ServerClient
-from specdebug.targets.http.server_info import ServerInfo
+from specdebug.targets.http.server import ServerInfo
 from specdebug.targets.http.session import HttpSession
 from specdebug.targets.http.target import HttpTarget, open_session
-from specdebug.targets.serving import SessionFailed
 from specdebug.targets.settings import HttpServer
 from tests.targets.http.fake import FakeServer, serving
 from tests.targets.http.opened import add, drain, opened, opening
-from tests.targets.http.test_failures import Process
+from tests.targets.http.test_server import Process
 
 Open = Callable[..., tuple[FakeServer, HttpSession]]
 
@@ -47,20 +46,13 @@ def test_a_request_ends_with_its_tokens_its_counts_and_its_reason(server: Open) 
     (report,) = drain(session)
     request = session.request("a")
     assert (report.finished, report.emitted) == (("a",), {"a": [13, 14, 15, 16, 17]})
-    assert (list(request.output_ids), request.finish_reason, request.cached_tokens) == (
-        [13, 14, 15, 16, 17],
-        "length",
-        0,
-    )
+    assert list(request.output_ids) == [13, 14, 15, 16, 17]
+    assert (request.finish_reason, request.cached_tokens) == ("length", 0)
     assert sorted(request.accept_lengths) == [2, 2]
     assert request.kv_len == 3 + 5 - 1
     (sent,) = fake.served
-    assert sent["sampling_params"] == {
-        "max_new_tokens": 5,
-        "temperature": 0.0,
-        "skip_special_tokens": False,
-        "ignore_eos": True,
-    }
+    asked = {"max_new_tokens": 5, "temperature": 0.0, "skip_special_tokens": False, "ignore_eos": True}
+    assert sent["sampling_params"] == asked
     assert sent["stream"] is True
     assert "speculative" not in sent
 
@@ -91,6 +83,14 @@ def test_sampling_goes_by_sglang_s_names(server: Open) -> None:
     assert (session.request("a").finish_reason, session.request("a").output_ids) == ("stop", [13, 14])
 
 
+def test_our_own_server_gets_each_request_s_seed(server: Open) -> None:
+    fake, session = server()
+    add(session, "a", temperature=0.7, seed=2**60 + 5)
+    add(session, "b", temperature=0.0, seed=5)
+    drain(session)
+    assert sorted(str(body["sampling_params"].get("sampling_seed")) for body in fake.served) == ["5", "None"]
+
+
 @pytest.mark.parametrize(("switch", "sent"), [(True, [False]), (False, [])])
 def test_drafts_are_left_out_where_the_server_can_do_that_and_else_it_is_told(
     server: Open, switch: bool, sent: list[bool]
@@ -105,17 +105,38 @@ def test_drafts_are_left_out_where_the_server_can_do_that_and_else_it_is_told(
     assert told == ([] if switch else ["this server cannot leave out drafts for a request; all are served with them"])
 
 
+def test_requests_run_beside_each_other_as_many_as_there_may_be_connections(server: Open) -> None:
+    fake, session = server(settings={"connections": 3}, hold=threading.Event())
+    for number in range(7):
+        add(session, f"r{number}", first=100 * number + 1)
+    assert fake.hold is not None
+    threading.Timer(0.2, fake.hold.set).start()
+    drain(session)
+    assert fake.most_busy == 3
+    assert len(fake.served) == 7
+    assert len({body["rid"] for body in fake.served}) == 7
+
+
 def test_an_aborted_request_has_ended_when_abort_returns_and_nothing_is_reported_of_it(server: Open) -> None:
     fake, session = server(hold=threading.Event())
     add(session, "a")
     session.abort("a")
     session.abort("a")
-    assert (session.has_work, session.request("a").finish_reason, list(session.request("a").output_ids)) == (
-        False,
-        "abort",
-        [],
-    )
+    request = session.request("a")
+    assert (session.has_work, request.finish_reason, list(request.output_ids)) == (False, "abort", [])
     assert [rid.endswith("-a") for rid in fake.aborted] == [True]
+
+
+def test_a_request_that_ended_before_its_abort_came_is_reported_as_any_other(server: Open) -> None:
+    _, session = server()
+    add(session, "a")
+    add(session, "b", first=50)
+    while "a" not in session._ended:
+        session.call(session._one_ended())
+    session.abort("a")
+    finished = [rid for report in drain(session) for rid in report.finished]
+    assert sorted(finished) == ["a", "b"]
+    assert session.request("a").finish_reason == "length"
 
 
 def test_the_cache_is_flushed_before_the_run_and_when_asked(server: Open) -> None:
@@ -130,9 +151,6 @@ def test_the_cache_is_flushed_before_the_run_and_when_asked(server: Open) -> Non
     add(session, "c")
     drain(session)
     assert (fake.flushes, session.request("c").cached_tokens) == (2, 0)
-
-
-def test_a_server_that_must_not_be_flushed_is_not(server: Open) -> None:
     fake, session = server(settings={"flush": False})
     assert fake.flushes == 0
     assert "cache_flush" not in session.shows
@@ -207,18 +225,6 @@ def test_a_stream_that_takes_back_what_it_said_is_told(server: Open) -> None:
     assert "'x y' at the end and then 'x'" in str(session.server.revised("a"))
 
 
-def test_what_the_server_told_of_failures_before_the_run_is_passed_over() -> None:
-    fake = FakeServer()
-    info = fake.info
-    told = {"violations": [{"signature": "nan@draft.x", "detail": "3 of 4"}]}
-    fake.info = lambda: {**info(), "specdebug": told}  # type: ignore[method-assign]
-    with serving(fake):
-        session = opened(fake)
-        told["violations"].append({"signature": "oob@draft.y", "detail": "1 of 4"})
-        assert session.server.findings() == [("oob@draft.y", "1 of 4")]
-        session.close(True)
-
-
 def test_what_the_first_token_that_is_asked_for_brings_to_light_is_the_run_s() -> None:
     fake, log = FakeServer(), ["nan@of.before"]
     answer = fake.answer
@@ -257,12 +263,12 @@ def test_what_faults_did_is_told_while_nothing_ends() -> None:
     assert ("injected", {"number": 0}) in told
 
 
-def test_what_the_server_tells_of_failures_is_told_once(server: Open) -> None:
-    fake, session = server()
+def test_what_the_server_tells_of_failures_is_told_once_and_what_it_told_before_the_run_never(server: Open) -> None:
     told = {"violations": [{"signature": "nan@draft.x", "detail": "3 of 4"}], "reverts": {"1": {"1#1": 2}}}
-    info = fake.info
-    fake.info = lambda: {**info(), "specdebug": told}  # type: ignore[method-assign]
-    assert session.server.findings() == [("nan@draft.x", "3 of 4")]
+    _, session = server(told={"specdebug": told})
+    assert session.server.findings() == []
+    told["violations"].append({"signature": "oob@draft.y", "detail": "1 of 4"})  # type: ignore[attr-defined]
+    assert session.server.findings() == [("oob@draft.y", "1 of 4")]
     assert session.server.findings() == []
     assert session.server.hits() == {"1": {"1#1": 2}}
 

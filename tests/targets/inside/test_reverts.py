@@ -15,14 +15,8 @@ from specdebug.patching import Patch
 from specdebug.targets.inside.words import SAID, facts_in, say, tell
 from specdebug.targets.launch.log import ServerLog
 
-ENGINE = """
-def early():
-    return 1
-"""
-WORKER = """
-def late():
-    return 1
-"""
+ENGINE = "def early():\n    return 1\n"
+WORKER = "def late():\n    return 1\n"
 MAIN = """
 import json, multiprocessing, os, sys
 import toy_engine

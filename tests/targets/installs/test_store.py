@@ -19,16 +19,15 @@ from specdebug.targets.installs.store import (
     StoreError,
     find_installed,
     held,
-    installed,
     keep_check,
     look,
+    remove,
+    store_folder,
 )
 
 WHOLE = json.dumps(
-    {
-        **asdict(Installed(Path("x"), "sglang", "0.5.13", "cpu", sys.executable, True, "digest", ("installed",))),
-        "folder": None,
-    }
+    asdict(Installed(Path("x"), "sglang", "0.5.13", "cpu", sys.executable, True, "digest", ("installed",)))
+    | {"folder": None}
 )
 
 
@@ -44,13 +43,9 @@ def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
     environment(tmp_path, "0.5.23")
     assert find_installed(tmp_path, Release("sglang")) == newest
     assert find_installed(tmp_path, Release("sglang", "0.5.9")).version == "0.5.9"
-    with pytest.raises(
-        StoreError, match=r"0\.5\.23 in .* is not complete; go on with: specdebug engines install sglang==0\.5\.23"
-    ):
+    with pytest.raises(StoreError, match=r"23 in .* is not complete; .* specdebug engines install sglang==0\.5\.23"):
         find_installed(tmp_path, Release("sglang", "0.5.23"))
-    with pytest.raises(
-        StoreError, match=r"vllm is not installed in .*sglang==0\.5\.23, .* is\); install it with: specdebug engines"
-    ):
+    with pytest.raises(StoreError, match=r"vllm is not installed in .*sglang==0\.5\.23, .* is\); install it with"):
         find_installed(tmp_path, Release("vllm"))
 
 
@@ -86,11 +81,14 @@ def test_a_damaged_record_is_named_and_hides_no_other(text: str, said: str, tmp_
 
 
 def test_a_check_is_kept_in_the_record_as_it_is_by_then(tmp_path: Path) -> None:
-    made = environment(tmp_path, "0.5.13", "packages")
-    made.after("installed")
+    made = environment(tmp_path, "0.5.13").after("packages")
+    assert look(tmp_path)[0] == [made]
+    assert made.after("installed").complete
     kept = keep_check(made, {"plain": "pass"})
-    assert installed(tmp_path) == [kept]
+    assert look(tmp_path)[0] == [kept]
     assert (kept.done, kept.checked) == (("packages", "installed"), {"plain": "pass"})
+    remove(made.folder)
+    assert look(tmp_path)[0] == []
 
 
 def test_two_do_not_install_into_one_folder(tmp_path: Path) -> None:
@@ -108,6 +106,17 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot write .*install\.json: Not a directory"):
         environment(tmp_path / "file", "1")
+
+
+def test_the_store_is_told_or_named_by_a_variable_or_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPECDEBUG_ENGINES", str(tmp_path / "a"))
+    assert store_folder(tmp_path / "b") == tmp_path / "b"
+    assert store_folder(None) == tmp_path / "a"
+    monkeypatch.delenv("SPECDEBUG_ENGINES")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
+    assert store_folder(None) == tmp_path / "c" / "specdebug" / "engines"
 
 
 def test_a_record_of_another_user_names_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from specdebug.targets.launch.command import StartCommand
+from specdebug.targets.launch.process import StartCommand
 
 SCRIPT = Path(__file__).with_name("fake_process.py")
 

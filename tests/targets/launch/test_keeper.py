@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
+from multiprocessing import Pipe
 
 import pytest
 
-from specdebug.targets.launch.keeper import ServerWish, Shelf, _lend
-from specdebug.targets.launch.lease import LentServer, ServerKeeper
+from specdebug.targets.base import NoServer
+from specdebug.targets.launch.keeper import LentServer, ServerKeeper, ServerWish, Shelf, _lend
 from specdebug.targets.launch.process import StartFailed
-from specdebug.targets.serving import NoServer
-from tests.targets.launch.starting import lives, words
+from tests.targets.launch.starting import command, lives
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def keeper() -> Iterator[ServerKeeper]:
 
 
 def wish(*more: str) -> ServerWish:
-    return ServerWish(words(*more), dict(os.environ), "label", None, "/health", 60.0, (("X-Key", "y"),))
+    return ServerWish(command(*more), "label", None, "/health", 60.0, (("X-Key", "y"),))
 
 
 def lent(keeper: ServerKeeper, *more: str) -> LentServer:
@@ -40,6 +39,10 @@ def test_a_sound_server_is_lent_again_and_an_unsound_one_is_ended(keeper: Server
     other = lent(keeper)
     assert other.pid != first.pid
     assert not lives(first.pid)
+    other.release(True)
+    os.kill(other.pid, 9)  # while it waits
+    first, other = other, lent(keeper)
+    assert other.pid != first.pid
     keeper.close()
     assert not lives(other.pid)
 
@@ -54,6 +57,15 @@ def test_the_log_of_a_server_whose_runs_all_passed_goes_with_it(keeper: ServerKe
     os.unlink(servers[0].log.path)
 
 
+def test_two_at_a_time_and_two_commands_get_servers_of_their_own(keeper: ServerKeeper) -> None:
+    servers = [lent(keeper), lent(keeper), lent(keeper, "--say", "other")]
+    assert len({server.pid for server in servers}) == 3
+    assert len({server.url for server in servers}) == 3
+    for server in servers:
+        server.release(True)
+    assert lent(keeper, "--say", "other").pid == servers[2].pid
+
+
 def test_how_a_start_failed_is_told(keeper: ServerKeeper) -> None:
     with pytest.raises(NoServer, match="ended \\(exit status 2\\) before it was ready"):
         lent(keeper, "--end", "2")
@@ -65,7 +77,6 @@ def test_how_a_start_failed_is_told(keeper: ServerKeeper) -> None:
 def test_a_server_whose_worker_is_gone_without_a_word_is_ended(keeper: ServerKeeper) -> None:
     first = lent(keeper)
     first._talk.close()
-    first._socket.close()
     second = lent(keeper)
     assert second.pid != first.pid
     keeper.close()
@@ -73,8 +84,8 @@ def test_a_server_whose_worker_is_gone_without_a_word_is_ended(keeper: ServerKee
 
 
 def test_a_worker_that_leaves_while_its_server_starts_is_no_error() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    theirs.sendall(wish().line.encode())
+    ours, theirs = Pipe()
+    theirs.send(wish())
     theirs.close()
     shelf = Shelf()
     _lend(ours, shelf)  # which cannot tell anybody how the start goes on

@@ -1,25 +1,99 @@
-"""A server's process: until it is ready, what it is said to have died of, and that nothing of it is left."""
+"""A server's process: its command, until it is ready, what it died of, and that nothing of it is left."""
 
 from __future__ import annotations
 
 import json
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from specdebug.base.errors import ConfigError
+from specdebug.patching.toggles import NOTHING, Toggle
+from specdebug.targets.base import NoServer, OverThere
 from specdebug.targets.inside.words import SAID
 from specdebug.targets.launch import process
-from specdebug.targets.launch.command import SCRATCH, StartCommand
 from specdebug.targets.launch.log import LogRoom, ServerLog
-from specdebug.targets.launch.process import NeverReady, ServerProcess, StartFailed, answers
-from specdebug.targets.serving import NoServer
+from specdebug.targets.launch.process import (
+    SCRATCH,
+    NeverReady,
+    ServerProcess,
+    StartCommand,
+    StartFailed,
+    answers,
+    command_of,
+    free_port,
+)
+from specdebug.targets.launch.target import LaunchTarget
+from specdebug.targets.settings import LaunchedServer
 from tests.targets.http.redirecting import redirecting
 from tests.targets.launch.starting import command, lives
 
+
+def reverting(*numbers: int, **more: Any) -> OverThere:
+    """An arm that reverts fixes of these numbers, which have no edits."""
+    toggles = (Toggle(number, (), "", "", "", "", "", NOTHING, (), {}, Path("t.yaml")) for number in numbers)
+    return OverThere(tuple(toggles), **more)
+
+
+OPTIONS: dict[str, Any] = {
+    "model": "tiny",
+    "page_size": 4,
+    "speculative": {"algorithm": "EAGLE", "num_steps": 2},
+    "memory": {"guards": True},
+}
+
+
+def made(text: str, there: OverThere | None = None, **settings: Any) -> StartCommand:
+    return command_of(LaunchedServer(command=text, **settings), OPTIONS, 7, there or OverThere())
+
+
+def test_our_own_server_gets_the_options_the_reverts_and_the_probes_as_flags() -> None:
+    there = reverting(27338, 10846, probes=("default", "kv"), mode="record", content=("/mine",))
+    words = made("serve", there).words
+    assert words[:2] == (sys.executable, "-I")
+    assert words[words.index("serve") :][:3] == ("serve", "--port", "{port}")
+    said = " ".join(words)
+    for part in (
+        "--model-path tiny", "--page-size 4", "--speculative-num-steps 2", "--memory-guards", "--random-seed 7",
+        "--revert 27338,10846", "--probes default", "--probes kv", "--mode record", "--content /mine",
+    ):  # fmt: skip
+        assert part in said
+
+
+def test_another_s_command_gets_a_port_and_the_reverts_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "1")
+    command = made("run --at '127.0.0.1:{port}' --page-size 8", reverting(27338), env={"A": "b"})
+    assert command.on(5) == ["run", "--at", "127.0.0.1:5", "--page-size", "8"]
+    assert (command.env["SGLANG_DEBUG_REVERT_PR"], command.env["A"]) == ("27338", "b")
+    assert "SGLANG_DEBUG_REVERT_PR" not in made("run {port}").env
+    equal, reverted, more = made("run {port}"), made("run {port}", reverting(1)), made("run {port} --more")
+    assert len({each.key for each in (equal, made("run {port}"), reverted, more)}) == 3
+    with pytest.raises(ConfigError, match=r"target\.launch: No closing quotation"):
+        made("run '{port}")
+    assert 20000 <= free_port() < 32000, "one to which a server can add 10,000, as SGLang does"
+
+
+def test_options_of_our_own_server_are_checked_before_it_is_started() -> None:
+    target = LaunchTarget(LaunchedServer(command="serve"))
+    with pytest.raises(ConfigError, match="page_sze"):
+        target.asked({"page_sze": 4})
+    assert target.asked(OPTIONS).unused == ()
+    assert LaunchTarget(LaunchedServer(command="run {port}")).asked(OPTIONS).unused == ("page_size", "memory")
+
+
 PATIENCE_S = 60.0
+
+
+def wait(server: ServerProcess, patience_s: float = PATIENCE_S) -> list[str]:
+    """What is said until it is ready."""
+    said: list[str] = []
+    server.wait_ready("/health", patience_s, said.append, ())
+    return said
 
 
 @pytest.fixture
@@ -38,8 +112,7 @@ def start(started: list[ServerProcess], folder: Path, *more: str) -> ServerProce
 
 def test_it_is_ready_once_it_answers_and_its_log_is_kept(started: list[ServerProcess], tmp_path: Path) -> None:
     server = start(started, tmp_path, "--say", "loading weights")
-    said: list[str] = []
-    server.wait_ready("/health", PATIENCE_S, said.append, ())
+    said = wait(server)
     assert answers(server.url + "/health")
     assert said[-1] == ""
     assert "loading weights" in Path(server.log.path).read_text()
@@ -61,9 +134,9 @@ def test_what_it_has_started_is_ended_with_it(
     server = start(started, tmp_path, "--child", str(child), *apart, *more)
     if more:
         with pytest.raises(NoServer):
-            server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+            wait(server)
     else:
-        server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+        wait(server)
     assert lives(int(child.read_text()))
     server.end()
     server.end()
@@ -77,41 +150,36 @@ def test_one_that_does_not_go_is_killed_with_its_children_when_its_time_is_up(
     monkeypatch.setattr(process, "END_S", 0.1)
     child = tmp_path / "child"
     server = start(started, tmp_path, "--stubborn", "--child", str(child))
-    server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+    wait(server)
     server.end()
     assert server._process.returncode == -signal.SIGKILL
     assert not lives(server.pid)
     assert not lives(int(child.read_text()))
 
 
-def test_another_port_is_tried_where_somebody_has_taken_it(started: list[ServerProcess], tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [2, 99])
+def test_another_port_is_tried_where_one_is_taken_and_no_more_than_so_many(
+    times: int, started: list[ServerProcess], tmp_path: Path
+) -> None:
     taken = tmp_path / "taken"
-    taken.write_text("2")
+    taken.write_text(str(times))
     server = start(started, tmp_path, "--taken", str(taken))
     first = server.url
-    server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
-    assert answers(server.url + "/health")
-    assert server.url != first
-
-
-def test_no_more_than_so_many_ports_are_tried(started: list[ServerProcess], tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("99")
-    server = start(started, tmp_path, "--taken", str(taken))
+    if times == 2:
+        wait(server)
+        assert answers(server.url + "/health")
+        assert server.url != first
+        return
     with pytest.raises(NoServer, match=r"Address already in use; its log is .* \(3 ports were tried") as caught:
-        server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+        wait(server)
     assert (taken.read_text(), caught.value.exit_code) == ("96", 2)
 
 
 def test_a_log_does_not_fill_the_disk(started: list[ServerProcess], tmp_path: Path) -> None:
-    server = ServerProcess(
-        command("--fill", "20000", "--say", "the beginning"),
-        "x",
-        str(tmp_path),
-        LogRoom(most=9000, head=2000, tail=3000),
-    )
+    said = command("--fill", "20000", "--say", "the beginning")
+    server = ServerProcess(said, "x", str(tmp_path), LogRoom(most=9000, head=2000, tail=3000))
     started.append(server)
-    server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+    wait(server)
     server.end()
     text = Path(server.log.path).read_text()
     assert len(text) < 9000
@@ -123,30 +191,40 @@ def test_a_log_does_not_fill_the_disk(started: list[ServerProcess], tmp_path: Pa
 def test_one_that_is_never_ready(started: list[ServerProcess], tmp_path: Path) -> None:
     server = start(started, tmp_path, "--sick", "--say", "the last words")
     with pytest.raises(NeverReady, match=r"did not answer /health within 0\.5 s: .*; its log is .*label") as caught:
-        server.wait_ready("/health", 0.5, lambda text: None, ())
+        wait(server, 0.5)
     assert caught.value.exit_code == 125  # this machine may be slow: nothing is said of the server
 
 
-def test_one_that_dies_of_damage_that_its_log_names_has_failed(started: list[ServerProcess], tmp_path: Path) -> None:
-    server = start(started, tmp_path, "--say", "x: fail guard@draft.kv_indices->draft.kv_indptr", "--end", "1")
-    with pytest.raises(StartFailed) as caught:
-        server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
-    assert caught.value.signature == "guard@draft.kv_indices->draft.kv_indptr"
+LOST = {"what": "a kernel in torch", "why": "NoSeat: gone", "place": "", "stand_in": True}
+GUARD = "x: fail guard@draft.kv_indices->draft.kv_indptr"
 
 
-def test_one_that_dies_without_a_stand_in_that_it_needs_comes_to_no_verdict(
-    started: list[ServerProcess], tmp_path: Path
+@pytest.mark.parametrize(
+    ("said", "error", "words"),
+    [
+        (
+            "error: no such flag",
+            NoServer,
+            r"ended \(exit status 2\) before it was ready: error: no such flag; its log is ",
+        ),
+        (GUARD, StartFailed, "before it was ready"),
+        # one that dies without a stand-in that it needs comes to no verdict
+        (f"{SAID}{json.dumps({'pid': 1, 'lost': LOST})}\n{GUARD}", NeverReady, "cannot stand in for a kernel in torch"),
+    ],
+    ids=["the user's to mend", "damage that its log names", "a stand-in lost"],
+)
+def test_one_that_ends_at_once_is_told_by_its_log(
+    said: str, error: type[Exception], words: str, started: list[ServerProcess], tmp_path: Path
 ) -> None:
-    lost = {"what": "a kernel in torch", "why": "NoSeat: gone", "place": "", "stand_in": True}
-    said = f"{SAID}{json.dumps({'pid': 1, 'lost': lost})}\nx: fail guard@a->b"
-    server = start(started, tmp_path, "--say", said, "--end", "1")
-    with pytest.raises(NeverReady, match="cannot stand in for a kernel in torch in this release: NoSeat: gone"):
-        server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+    with pytest.raises(error, match=words) as caught:
+        wait(start(started, tmp_path, "--say", said, "--end", "2"))
+    assert type(caught.value) is error
+    assert getattr(caught.value, "signature", "guard@draft.kv_indices->draft.kv_indptr") == GUARD.partition("fail ")[2]
 
 
 def test_its_status_tells_what_killed_it(started: list[ServerProcess], tmp_path: Path) -> None:
     server = start(started, tmp_path)
-    server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+    wait(server)
     server._process.send_signal(signal.SIGKILL)
     assert server.status() == -signal.SIGKILL
     assert not server.alive()
@@ -154,19 +232,13 @@ def test_its_status_tells_what_killed_it(started: list[ServerProcess], tmp_path:
 
 def test_what_it_said_before_it_was_ready_is_none_of_the_run_s(started: list[ServerProcess], tmp_path: Path) -> None:
     server = start(started, tmp_path, "--say", "ConnectionRefusedError: no server yet, and tried again")
-    server.wait_ready("/health", PATIENCE_S, lambda text: None, ())
+    wait(server)
     assert server.log.scan_run().main is None
     with Path(server.log.path).open("a") as log:
         log.write("ValueError: in the run\n")
     main = server.log.scan_run().main
     assert main is not None
     assert main.text == "ValueError: in the run"
-
-
-def test_a_folder_that_no_log_can_be_written_to(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NoServer, match=r"target\.log: no log can be written to .*file"):
-        ServerProcess(command(), "x", str(tmp_path / "file"))
 
 
 def test_a_log_tells_of_each_failure_once_and_of_exceptions_never(tmp_path: Path) -> None:
@@ -184,14 +256,46 @@ def test_a_log_tells_of_each_failure_once_and_of_exceptions_never(tmp_path: Path
     assert (log.last_line(), log.last_line("GET /health ")) == ("GET /health 503", "one")
 
 
-def folder_of_its_own(monkeypatch: pytest.MonkeyPatch, temp: Path) -> dict[str, str]:
-    """The variables of a server that wants one; it is made below ``temp``."""
-    monkeypatch.setattr(tempfile, "tempdir", str(temp))
-    return {"TMPDIR": SCRATCH}
+def test_a_log_that_is_cut_keeps_its_ends_and_each_failure_is_told_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("")
+    log = ServerLog(path, LogRoom(most=500, head=20, tail=100))
+    with path.open("ab", buffering=0) as server:
+        server.write(b"first\n" + b"async probe nan@draft.x [3 bad]\n" + b"middle\n" * 60)
+        assert [signature for signature, _ in log.findings()] == ["nan@draft.x"]
+        assert not log.cut()
+        server.write(b"late\n" * 40 + b"async probe oob@draft.y [1 bad]\n")
+        assert log.cut()
+        server.write(b"after\n")
+    lines = path.read_text().splitlines()
+    assert (lines[0], lines[-3:]) == ("first", ["late", "async probe oob@draft.y [1 bad]", "after"])
+    (mark,) = (line for line in lines if line.startswith("specdebug left out"))
+    assert mark == "specdebug left out 573 bytes of this log here"
+    assert path.stat().st_size < 300
+    assert [signature for signature, _ in log.findings()] == ["oob@draft.y"]
+    assert not log.cut()
 
 
-def test_one_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = folder_of_its_own(monkeypatch, tmp_path)
+MAKES_A_FILE = "import os, pathlib; pathlib.Path(os.environ['TMPDIR'], 'left').touch(); raise SystemExit(3)"
+OWN = {"TMPDIR": SCRATCH}
+
+
+def test_a_folder_of_its_own_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    server = ServerProcess(StartCommand((sys.executable, "-c", MAKES_A_FILE), OWN), "x", str(tmp_path / "logs"))
+    with pytest.raises(NoServer, match="exit status 3"):
+        wait(server)
+    assert [each.name for each in tmp_path.glob("specdebug-server-*/*")] == ["left"]
+    server.end()
     with pytest.raises(NoServer, match=r"target\.launch: cannot start no-such-program: No such file"):
-        ServerProcess(StartCommand(("no-such-program",), env), "x", str(tmp_path / "logs"))
+        ServerProcess(StartCommand(("no-such-program",), OWN), "x", str(tmp_path / "logs"))
     assert [each.name for each in tmp_path.iterdir()] == ["logs"]
+
+
+def test_folders_that_cannot_be_made_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NoServer, match=r"target\.log: no log can be written to .*file"):
+        ServerProcess(command(), "x", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(NoServer, match=r"no folder for the server's own files in .*nowhere: No such file"):
+        ServerProcess(StartCommand(("anything",), OWN), "x", str(tmp_path))

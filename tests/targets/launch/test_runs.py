@@ -1,4 +1,4 @@
-"""Arms on servers that are started for them, as the command line has them run."""
+"""Arms and searches on servers that are started for them, as the command line has them run."""
 
 from __future__ import annotations
 
@@ -73,6 +73,12 @@ def test_the_arm_s_reverts_are_in_the_server_s_environment(replay: Replay, tmp_p
     assert "reverts 27338" in log.read_text()
 
 
+def test_a_server_that_dies_of_a_signal_fails_the_arm_by_that(replay: Replay) -> None:
+    arm = replay("only", "--kill-after", "3")
+    assert (arm["code"], arm["verdict"], arm["signature"]) == (1, "fail", "crash:SIGSEGV")
+    assert "the server ended (signal 11); its log is " in arm["detail"]
+
+
 @pytest.mark.slow
 def test_what_its_log_says_it_died_of_comes_first(replay: Replay) -> None:
     arm = replay("only", "--kill-after", "3", "--last-words", "async probe nan@draft.x [3 bad]")
@@ -95,3 +101,18 @@ def test_a_server_that_is_never_ready_decides_nothing_and_its_last_words_are_tol
     assert (arm["code"], arm["verdict"]) == (125, "unknown")
     assert "did not answer /health within 20 s: " in arm["detail"]
     assert f"its log is {tmp_path / 'logs'}" in arm["detail"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("more", "failures", "servers"), [((), 0, 1), (("--kill-after", "1"), 3, 3)], ids=["sound", "failing"]
+)
+def test_trials_of_a_search_share_a_server_that_is_still_healthy(
+    more: tuple[str, ...], failures: int, servers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, logs = tmp_path / "searched.yaml", tmp_path / "logs"
+    command = json.dumps(shlex.join(words(*more)))
+    file.write_text(SCENARIO.partition("arms:")[0].format(command=command, logs=f", log: '{logs}'", ready=60))
+    assert run_command(["flake", str(file), "--max-trials", "3", "--json"]) == (1 if failures else 0)
+    assert json.loads(capsys.readouterr().out)["failures"] == failures
+    assert len(list(logs.iterdir())) == servers

@@ -16,7 +16,7 @@ def in_0_5_13(_: str) -> bool:
 
 
 def words(options: dict[str, object], *, cpu: bool = True, has: Callable[[str], bool] = in_0_5_13) -> str:
-    return " ".join(mapped(options, cpu=cpu, has=has).words) + " "
+    return " ".join(mapped(options, cpu=cpu, has=has)[0]) + " "
 
 
 def test_every_option_is_said_defaults_too() -> None:
@@ -52,6 +52,15 @@ def test_what_is_not_there_is_not_said() -> None:
     assert "speculative" not in said
     assert "--chunked-prefill-size -1 " in said
     assert "--disable-radix-cache" not in said
+    assert "--sleep-on-idle" in said
+    assert words({}, cpu=False).endswith("--device cuda ")
+
+
+@pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
+def test_attention_plans_are_its_backends_everywhere(plan: str) -> None:
+    for cpu in (True, False):
+        assert f"--attention-backend {plan} " in words({"attention_backend": plan}, cpu=cpu)
+    assert mapped({"attention_backend": plan}, cpu=True, has=in_0_5_13)[1] == ()
 
 
 def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
@@ -60,7 +69,7 @@ def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
         "memory": {"guards": True, "fill": "nan"},
         "speculative": {"draft_kv_on_hit": "zero_fill", "worker": "v1"},
     }
-    assert mapped(options, cpu=True, has=in_0_5_13).notes == (
+    assert mapped(options, cpu=True, has=in_0_5_13)[1] == (
         "memory.fill: its memory is torch's: what it holds is not decided",
         "memory.guards: its buffers have no guard regions",
         "speculative.draft_kv_on_hit: it always recomputes",
@@ -71,3 +80,5 @@ def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
 def test_an_algorithm_without_a_draft_of_sglangs_is_refused() -> None:
     with pytest.raises(SpecDebugError, match=r"speculative\.algorithm: .* mapped EAGLE, EAGLE3; not FROZEN_KV_MTP"):
         mapped({"speculative": {"algorithm": "FROZEN_KV_MTP"}}, cpu=True, has=in_0_5_13)
+    with pytest.raises(ConfigError, match=r"engine\.page_size"):
+        mapped({"page_size": 0}, cpu=True, has=in_0_5_13)

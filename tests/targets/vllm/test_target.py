@@ -1,4 +1,4 @@
-"""The target: how its process is started, and what is refused before it is."""
+"""A scenario's options as vLLM's arguments, draft heads as vLLM reads them, and how its process is started."""
 
 from __future__ import annotations
 
@@ -8,15 +8,93 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.base.errors import InvalidOption
+from specdebug.base.errors import CheckpointError, InvalidOption
+from specdebug.engine.config import EngineConfig
 from specdebug.targets.base import OverThere
-from specdebug.targets.inside import VARIABLE
+from specdebug.targets.inside.words import VARIABLE
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import ReleasedEngine
-from specdebug.targets.vllm.target import VllmTarget
+from specdebug.targets.vllm.checkpoints import ARCHITECTURE, draft_folder, with_bias_folded
+from specdebug.targets.vllm.target import VllmTarget, mapped
+
+
+def made(draft: str | None = "/draft", *, cpu: bool = True, **options: Any) -> tuple[dict[str, Any], list[str]]:
+    return mapped(EngineConfig.from_dict(options), "/target", draft, cpu=cpu)
+
+
+def test_every_option_that_it_has() -> None:
+    size = {"context_length": 512, "max_running_requests": 3, "page_size": 64, "chunked_prefill_size": 128}
+    memory, graph = {"num_slots": 1000, "fill": "zeros"}, {"enabled": False}
+    arguments, notes = made(**size, memory=memory, cuda_graph=graph, speculative={"num_steps": 4})
+    assert arguments == {
+        "model": "/target",
+        "dtype": "float32",
+        "max_model_len": 512,
+        "max_num_seqs": 3,
+        "block_size": 64,
+        "num_gpu_blocks_override": 17,
+        "enable_prefix_caching": True,
+        "enforce_eager": True,
+        "max_num_batched_tokens": 128 + 3 * 5,
+        "enable_chunked_prefill": True,
+        "speculative_config": {"method": "eagle", "model": "/draft", "num_speculative_tokens": 4},
+    }
+    assert notes == ["attention_backend: its own for CPUs"]
+
+
+def test_what_is_otherwise_there_is_a_note() -> None:
+    assert made(speculative={"worker": "v1"})[1][-1] == "speculative.worker: it has its own"
+    arguments, notes = made(None, page_size=16, radix_cache=False)
+    assert (arguments["block_size"], arguments["enable_prefix_caching"]) == (32, False)
+    assert "speculative_config" not in arguments
+    assert [note.partition(":")[0] for note in notes] == ["page_size", "attention_backend", "cuda_graph", "memory"]
+    assert made(None, page_size=16, cpu=False)[0]["block_size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("speculative", "said"),
+    [
+        ({"eagle_topk": 2, "num_draft_tokens": 4}, "eagle_topk: vLLM drafts chains"),
+        ({"threshold_acc": 0.5}, "threshold_acc: vLLM has no such threshold"),
+        ({"algorithm": "FROZEN_KV_MTP"}, "algorithm: .* EAGLE, EAGLE3; not FROZEN_KV_MTP"),
+        ({"draft_kv_on_hit": "zero_fill"}, "draft_kv_on_hit: vLLM keeps the draft's KV"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(speculative: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidOption, match=rf"engine\.speculative\.{said}"):
+        made(speculative=speculative)
+
+
+def test_a_head_whose_fc_has_a_bias_computes_the_same_without_it(tmp_path: Path) -> None:
+    folder = draft_folder("tiny-eagle", "tiny", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["architectures"], "bias" in config) == ([ARCHITECTURE], False)
+    head = load_file(checkpoint_path("tiny-eagle") / "model.safetensors")
+    (file,) = checkpoint_path("tiny").glob("*.safetensors")
+    embedding = load_file(file)["model.embed_tokens.weight"].double()
+    folded = load_file(folder / "model.safetensors")
+    assert set(folded) == {*head, "embed_tokens.weight"} - {"fc.bias"}
+    hidden = torch.randn(2048, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weight = head["fc.weight"].double()
+    wanted = torch.cat((embedding, hidden), 1) @ weight.T + head["fc.bias"].double()
+    got = torch.cat((folded["embed_tokens.weight"].double(), hidden), 1) @ weight.T
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    assert draft_folder("tiny-eagle", "tiny", tmp_path) == folder
+
+
+def test_a_head_that_it_reads_as_it_is_stays_where_it_is(tmp_path: Path) -> None:
+    assert draft_folder("tiny-eagle3", "tiny", tmp_path) == checkpoint_path("tiny-eagle3").resolve()
+    assert list(tmp_path.iterdir()) == []
+    weights = {"fc.weight": torch.eye(2, 4)}
+    assert with_bias_folded(weights, torch.ones(3, 2)) == weights
+    with pytest.raises(CheckpointError, match=r"fc\.bias cannot be folded"):
+        with_bias_folded({"fc.weight": torch.zeros(2, 4), "fc.bias": torch.ones(2)}, torch.ones(3, 2))
+
 
 OPTIONS: dict[str, Any] = {"context_length": 256, "speculative": {"num_steps": 3}}
 
@@ -25,19 +103,17 @@ OPTIONS: dict[str, Any] = {"context_length": 256, "speculative": {"num_steps": 3
 def target(tmp_path: Path) -> VllmTarget:
     folder = tmp_path / "vllm-0.32.0-cpu"
     Installed(folder, "vllm", "0.32.0", "cpu", sys.executable, False, done=("installed",)).write()
-    made = find_target(ReleasedEngine(release="vllm==0.32.0", store=str(tmp_path), env={"A": "b"}, mends=False))
-    assert isinstance(made, VllmTarget)
-    return made
+    found = find_target(ReleasedEngine(release="vllm==0.32.0", store=str(tmp_path), env={"A": "b"}, mends=False))
+    assert isinstance(found, VllmTarget)
+    return found
 
 
 def test_our_server_is_run_by_its_python_with_the_scenario_s_options(target: VllmTarget, tmp_path: Path) -> None:
     command = target.command(OPTIONS, 7, OverThere(tape="/a/tape"))
-    assert command.words == (
-        sys.executable, "-P", "-s", "-m", "specdebug.targets.vllm.inside.serve", "--port", "{port}",
-    )  # fmt: skip
+    serve = ("-m", "specdebug.targets.vllm.inside.serve", "--port", "{port}")
+    assert command.words == (sys.executable, "-P", "-s", *serve)
     wanted = json.loads(command.env[VARIABLE])
-    assert (wanted["device"], wanted["reverts"], command.env["A"]) == ("cpu", [], "b")
-    assert wanted["tape"] == "/a/tape"
+    assert (wanted["device"], wanted["reverts"], wanted["tape"], command.env["A"]) == ("cpu", [], "/a/tape", "b")
     engine = wanted["engine"]
     assert (engine["model"], engine["seed"]) == (str(checkpoint_path("tiny").resolve()), 7)
     assert tmp_path / "vllm-0.32.0-cpu" / "checkpoints" in Path(engine["speculative_config"]["model"]).parents

@@ -1,14 +1,13 @@
 """SGLang's attention kernels in torch, with the names and arguments of those that they replace on a CPU.
 
-Interpreted, Triton's take 0.2 to 1.3 seconds a call, and FlashAttention 3 runs on a GPU only. Of Triton's nothing but
-the kernels is replaced: what SGLang's functions launch them with, grid, strides and splits, is what is computed by. A
-kernel is given pointers: where SGLang passes a slice as long as it was at a capture, it reads beyond it, and so do
-these (:func:`from_pointer`). What none of the engines here asks of a kernel is refused, and never left out.
+Interpreted, Triton's take 0.2 to 1.3 s a call, and FlashAttention 3 runs on a GPU only. Of Triton's only kernels are
+replaced: grid, strides and splits that SGLang's functions launch them with are what is computed by.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -16,11 +15,75 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.targets.sglang.inside.attend import attend, attend_slots, padded
-from specdebug.targets.sglang.inside.kernel_reads import Read as KernelRead
-from specdebug.targets.sglang.inside.kernel_reads import reads_like_a_kernel, rows_of
-from specdebug.targets.sglang.inside.launches import Given, TorchKernel
-from specdebug.targets.sglang.inside.refusals import refuse
+from specdebug.targets.sglang.inside.launches import Given, TorchKernel, reads_like_a_kernel, refuse, rows_of
+from specdebug.targets.sglang.inside.launches import Read as KernelRead
+
+AT_ONCE = 1 << 16
+"""Positions, padding included, whose keys and values are gathered at once."""
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, visible: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """One request: attention [n, heads, D] and the logs of the sums of weights [heads, n]. k, v: [m, KV heads, D];
+    causal: aligned to the last key; visible: bool [n, m]."""
+    if causal:
+        seen = torch.ones(q.shape[0], k.shape[0], dtype=torch.bool).tril(k.shape[0] - q.shape[0])
+        visible = seen if visible is None else seen & visible
+    out, lse = _attend(q[None], k[None], v[None], scale, None if visible is None else visible[None])
+    return out[0], lse[0]
+
+
+def attend_slots(
+    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, lengths: Sequence[int], scale: float, causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As many queries of each request, q: [B, n, heads, D], over the first ``lengths[b]`` of its ``slots[b]``, int64
+    [B, at least the longest], of k, v: [slots, KV heads, D]. Returns [B, n, heads, D] and [B, heads, n]; zeros and -inf
+    for a request of no length."""
+    out = torch.zeros_like(q)
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), float("-inf"))
+    longest = max(lengths, default=0)
+    if not longest:
+        return out, lse
+    each = max(1, AT_ONCE // longest)
+    for start in range(0, q.shape[0], each):
+        some = slice(start, start + each)
+        ends = torch.tensor(lengths[some]).unsqueeze(1)
+        inside = torch.arange(longest) < ends
+        at = slots[some, :longest].masked_fill(~inside, 0)
+        # padding reads slot 0, of which nothing may come through, not even a NaN times no weight
+        keys, values = (cache[at].masked_fill(~inside[..., None, None], 0) for cache in (k, v))
+        last = ends - q.shape[1] + torch.arange(q.shape[1]) if causal else (ends - 1).expand(-1, q.shape[1])
+        seen = torch.arange(longest) <= last.unsqueeze(2)
+        out[some], lse[some] = _attend(q[some], keys, values, scale, seen)
+    return out, lse
+
+
+def padded(flat: Tensor, ends: Sequence[int]) -> tuple[Tensor, list[int]]:
+    """Rows ``flat[ends[b] : ends[b + 1]]`` beside each other, int64 [B, the longest], and their lengths. What is beyond
+    a row's length is another's."""
+    starts, lengths = list(ends[:-1]), [stop - start for start, stop in pairwise(ends)]
+    places = torch.tensor(starts, dtype=torch.int64).unsqueeze(1) + torch.arange(max([*lengths, 0]))
+    return flat[places.clamp(max=max(flat.numel() - 1, 0))].long(), lengths
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+    """q: [B, n, heads, D]; k, v: [B, m, KV heads, D]; visible: bool [B, n, m]. A query that sees nothing gets zeros."""
+    batch, count, heads, width = q.shape
+    kv_heads = k.shape[2]
+    group = heads // kv_heads
+    queries = q.float().view(batch, count, kv_heads, group, width).permute(0, 2, 3, 1, 4)
+    queries = queries.reshape(batch, kv_heads, group * count, width)
+    scores = (queries @ k.float().permute(0, 2, 3, 1)).view(batch, kv_heads, group, count, -1) * scale
+    if visible is not None:
+        scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.unsqueeze(-1)).exp()
+    weights = weights.masked_fill(torch.isneginf(lse).unsqueeze(-1), 0)
+    out = weights.view(batch, kv_heads, group * count, -1) @ v.float().permute(0, 2, 1, 3)
+    out = out.view(batch, kv_heads, group, count, width).permute(0, 3, 1, 2, 4).reshape(q.shape)
+    return out.to(q.dtype), lse.reshape(batch, heads, count)
+
 
 DECODE, EXTEND = "decode_attention_fwd", "extend_attention_fwd"
 """The functions of SGLang's whose Triton kernels are stood in for, as they are told of."""
@@ -53,28 +116,27 @@ def from_pointer(tensor: Tensor) -> Tensor:
     return tensor.as_strided((storage - int(tensor.storage_offset()),), (1,))
 
 
-def _read_by_splits(given: Given) -> Iterator[KernelRead]:
-    batch = given["grid"][0]
-    kv_indptr = given["kv_indptr"][: batch + 1]
+def _split_reads(given: Given) -> Iterator[KernelRead]:
+    kv_indptr, num_kv_splits = _of_batch(given)
     yield "kv_indptr", kv_indptr, 0
-    yield "num_kv_splits", given["num_kv_splits"][:batch], 0
+    yield "num_kv_splits", num_kv_splits, 0
     if "kv_indices" in given:
         yield from rows_of("kv_indices", from_pointer(given["kv_indices"]), kv_indptr.tolist())
 
 
-def _splits(given: Given, batch: int, most: int) -> list[tuple[int, int, int, int]]:
-    """The split of each request's keys: request, split, and where it begins and ends among the request's. Splits
-    of no keys are left out."""
-    block, ends = given["MIN_BLOCK_KV"], given["kv_indptr"][: batch + 1].tolist()
-    found = []
-    for request, wanted in enumerate(given["num_kv_splits"][:batch].tolist()):
-        length = ends[request + 1] - ends[request]
+def _of_batch(given: Given) -> tuple[Tensor, Tensor]:
+    batch = given["grid"][0]
+    return given["kv_indptr"][: batch + 1], given["num_kv_splits"][:batch]
+
+
+def _splits(given: Given, most: int) -> list[tuple[int, int, int, int]]:
+    """The splits of each request's keys that have any: request, split, and where it begins and ends among them."""
+    kv_indptr, num_kv_splits = _of_batch(given)
+    lengths, block, found = kv_indptr.diff().tolist(), given["MIN_BLOCK_KV"], []
+    for request, (length, wanted) in enumerate(zip(lengths, num_kv_splits.tolist(), strict=True)):
         each = math.ceil(math.ceil(length / wanted) / block) * block
-        found += [
-            (request, split, split * each, min((split + 1) * each, length))
-            for split in range(most)
-            if split * each < length
-        ]
+        begins = range(0, min(most * each, length), each or 1)
+        found += [(request, n, at, min(at + each, length)) for n, at in enumerate(begins)]
     return found
 
 
@@ -88,7 +150,7 @@ def decode_stage1(given: Given) -> None:
     ends = given["kv_indptr"][: batch + 1].tolist()
     at, lengths = padded(from_pointer(given["kv_indices"]), ends)
     tell_reads(DECODE, given["K_Buffer"], given["V_Buffer"], at, lengths)
-    splits = _splits(given, batch, most)
+    splits = _splits(given, most)
     if not splits:
         return
     requests, numbers, starts, stops = map(list, zip(*splits, strict=True))
@@ -107,7 +169,7 @@ def decode_stage2(given: Given) -> None:
     most = given["MAX_KV_SPLITS"]
     mid, mid_lse = _partial(given, given["Mid_O"], given["Mid_O_1"], (batch, heads, most))
     there = torch.zeros(batch, most, dtype=torch.bool)
-    for request, split, _, _ in _splits(given, batch, most):
+    for request, split, _, _ in _splits(given, most):
         there[request, split] = True
     some = there.any(1).nonzero().flatten()
     there = there[some, None]
@@ -118,8 +180,7 @@ def decode_stage2(given: Given) -> None:
 
 
 def _partial(given: Given, mid: Tensor, lse: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """The buffers of what the splits come to, [batch, heads, splits, D] and [batch, heads, splits], which a kernel
-    finds by one set of strides."""
+    """The buffers of the splits' answers, [*shape, D], and logs, ``shape``, found by one set of strides."""
     strides, width = [given[f"stride_mid_o{part}"] for part in "bhs"], given["Lv"]
     of_lse = [stride // width for stride in strides]
     return _strided(mid, (*shape, width), *strides), lse.as_strided(shape, of_lse, int(lse.storage_offset()))
@@ -136,8 +197,7 @@ def _kv_buffers(given: Given, heads: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _strided(tensor: Tensor, shape: tuple[int, ...], *strides: int) -> Tensor:
-    """The view that a kernel has of a tensor with strides; along the last dimension they are 1. Raises
-    RuntimeError where that leaves the memory that there is."""
+    """A kernel's view of a tensor; the last stride is 1. Raises RuntimeError where it leaves the memory."""
     return tensor.as_strided(shape, (*strides, 1), int(tensor.storage_offset()))
 
 
@@ -162,14 +222,25 @@ def extend(given: Given) -> None:
     as the grid has blocks for."""
     batch, heads, blocks = given["grid"]
     rows, ends = given["qo_indptr"][: batch + 1].tolist(), given["kv_indptr"][: batch + 1].tolist()
-    slots = from_pointer(given["kv_indices"])
-    q, new_k, new_v, out = _extended(given, heads)
+    tokens, kv_heads = given["Q_Extend"].shape[0], heads // given["kv_group_num"]
+
+    def part(name: str, heads: int, width: str) -> Tensor:
+        strides = (given[f"stride_{name.lower()}{which}"] for which in ("bs", "h"))
+        return _strided(given[f"{name}_Extend"], (tokens, heads, given[width]), *strides)
+
+    q, new_k, new_v, out = (
+        part("Q", heads, "Lq"),
+        part("K", kv_heads, "Lq"),
+        part("V", kv_heads, "Lv"),
+        part("O", heads, "Lv"),
+    )
     keys, values = _kv_buffers(given, heads, given["Lq"])
+    slots = from_pointer(given["kv_indices"])
     for request in range(batch):
         count = rows[request + 1] - rows[request]
-        at = slots[ends[request] : ends[request + 1]].long()
         if not count:
             continue
+        at = slots[ends[request] : ends[request + 1]].long()
         tell_read(EXTEND, given["K_Buffer"], given["V_Buffer"], at, request)
         new = slice(rows[request], rows[request + 1])
         done = min(count, blocks * given["BLOCK_M"])
@@ -177,17 +248,6 @@ def extend(given: Given) -> None:
         every = torch.cat((keys[at], new_k[new].to(keys.dtype))), torch.cat((values[at], new_v[new].to(values.dtype)))
         answer = attend(q[new][:done], *every, given["sm_scale"], False, visible)[0]
         out[new.start : new.start + done] = answer.to(out.dtype)
-
-
-def _extended(given: Given, heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries, keys and values of the new tokens, and where the answers go, [tokens, heads, D]."""
-    tokens, kv_heads = given["Q_Extend"].shape[0], heads // given["kv_group_num"]
-    return (
-        _strided(given["Q_Extend"], (tokens, heads, given["Lq"]), given["stride_qbs"], given["stride_qh"]),
-        _strided(given["K_Extend"], (tokens, kv_heads, given["Lq"]), given["stride_kbs"], given["stride_kh"]),
-        _strided(given["V_Extend"], (tokens, kv_heads, given["Lv"]), given["stride_vbs"], given["stride_vh"]),
-        _strided(given["O_Extend"], (tokens, heads, given["Lv"]), given["stride_obs"], given["stride_oh"]),
-    )
 
 
 def _visible(given: Given, request: int, cached: int, count: int) -> Tensor:
@@ -211,7 +271,7 @@ _UNCAPPED: dict[str, tuple[Any, ...]] = {
 STAGE1 = TorchKernel(
     DECODE,
     decode_stage1,
-    _read_by_splits,
+    _split_reads,
     frozenset({"Q", "sm_scale_withk", "Att_Out", "Att_Lse", "num_kv_splits", "stride_qbs", "stride_qh", "Lk", "Lv",
                "MIN_BLOCK_KV", *_MID, *_BUFFERS, *_CACHED}),
     frozenset({"q_head_num"}),
@@ -220,7 +280,7 @@ STAGE1 = TorchKernel(
 STAGE2 = TorchKernel(
     DECODE,
     decode_stage2,
-    _read_by_splits,
+    _split_reads,
     frozenset({"Mid_O", "Mid_O_1", "O", "v_scale", "kv_indptr", "num_kv_splits", "stride_obs", "stride_oh",
                "MAX_KV_SPLITS", "MIN_BLOCK_KV", "Lv", *_MID}),
     frozenset(),
@@ -249,37 +309,25 @@ def _flash_reads(given: Mapping[str, Any]) -> Iterator[KernelRead]:
         yield "page_table", given["page_table"][row, : -(-length // page)], row
 
 
+_FLASH_HOW = re.compile(
+    "rotary_(sin|seqlens|interleaved)|cu_seqlens_k_new|max_seqlen_q|num_splits|scheduler_metadata|pack_gqa|sm_margin"
+)
+"""Arguments of FlashAttention that say how it computes, or mean nothing without one that is refused."""
+
+
 @reads_like_a_kernel(_flash_reads)
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    k: Any = None,
-    v: Any = None,
-    qv: Any = None,
-    rotary_cos: Any = None,
-    rotary_sin: Any = None,
-    cache_seqlens: Any = None,
-    cache_batch_idx: Any = None,
-    cache_leftpad: Any = None,
-    page_table: Any = None,
+    *,
+    cache_seqlens: Tensor,
+    page_table: Tensor,
     cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k_new: Any = None,
-    max_seqlen_q: int | None = None,
-    rotary_seqlens: Any = None,
-    q_descale: Any = None,
-    k_descale: Any = None,
-    v_descale: Any = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    attention_chunk: int | None = None,
+    window_size: Sequence[int] = (-1, -1),
     softcap: float = 0.0,
-    rotary_interleaved: bool = True,
-    scheduler_metadata: Any = None,
-    num_splits: int = 0,
-    pack_gqa: Any = None,
-    sm_margin: int = 0,
     return_softmax_lse: bool = False,
     out: Tensor | None = None,
     **more: Any,
@@ -287,36 +335,22 @@ def flash_attn_with_kvcache(
     """FlashAttention 3 over pages. q: [batch, n, heads, D], or [tokens, heads, D] cut by ``cu_seqlens_q``; k_cache,
     v_cache: [pages, page size, KV heads, D]; page_table: int32 [batch, pages of a request]. With
     ``return_softmax_lse`` also the log of the sum of weights, [heads, tokens] or [batch, heads, n]."""
-    given = {
-        "k": k, "v": v, "qv": qv, "rotary_cos": rotary_cos, "cache_batch_idx": cache_batch_idx,
-        "cache_leftpad": cache_leftpad, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale,
-        "window_size": tuple(window_size), "attention_chunk": attention_chunk, "softcap": softcap, **more,
-    }  # fmt: skip
-    others = dict.fromkeys((name for name in given if name not in ("window_size", "softcap")), (None, 0, False))
+    given = {"window_size": tuple(window_size), "softcap": softcap, **more}
+    others = dict.fromkeys((name for name in more if not _FLASH_HOW.fullmatch(name)), (None, 0, False))
     refuse("flash_attn_with_kvcache", given, window_size=((-1, -1),), softcap=(0.0,), **others)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    answer, lse = _attend_pages(q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, scale, causal)
-    if out is not None:
-        out.copy_(answer)
-    return (answer, lse) if return_softmax_lse else answer
-
-
-def _attend_pages(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, page_table: Tensor, cuts_q: Tensor | None,
-    scale: float, causal: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same, with the logs of the sums of weights."""
     flat = q.reshape(-1, *q.shape[-2:])
-    each = q.shape[1] if cuts_q is None else 0
-    cuts = list(range(0, flat.shape[0] + 1, each)) if each else cuts_q.tolist()  # type: ignore[union-attr]
+    each = q.shape[1] if cu_seqlens_q is None else 0
+    cuts = list(range(0, flat.shape[0] + 1, each)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     lengths = cache_seqlens.tolist()[: len(cuts) - 1]
-    slots = _slots(k_cache, page_table[: len(lengths)], max(lengths, default=0))
-    counts = {stop - start for start, stop in pairwise(cuts[: len(lengths) + 1])}
+    page = k_cache.shape[1]
+    pages = page_table[: len(lengths), : -(-max(lengths, default=0) // page)].long()
+    slots = (pages.unsqueeze(2) * page + torch.arange(page)).flatten(1)
     tell_reads("flash_attn_with_kvcache", k_cache, v_cache, slots, lengths)
     keys, values = (cache.flatten(0, 1) for cache in (k_cache, v_cache))
     answer = torch.zeros_like(flat)
     lse = torch.full((flat.shape[1], flat.shape[0]), float("-inf"))
-    if len(counts) == 1:
+    if len({stop - start for start, stop in pairwise(cuts[: len(lengths) + 1])}) == 1:
         some = slice(cuts[0], cuts[len(lengths)])
         many = flat[some].view(len(lengths), -1, *flat.shape[1:])
         answers, logs = attend_slots(many, keys, values, slots, lengths, scale, causal)
@@ -327,6 +361,10 @@ def _attend_pages(
             if new.stop > new.start and length > 0:
                 answer[new], lse[:, new] = attend(flat[new], keys[at], values[at], scale, causal)
     answer = answer.view(q.shape)
+    if out is not None:
+        out.copy_(answer)
+    if not return_softmax_lse:
+        return answer
     return answer, lse.view(lse.shape[0], -1, each).transpose(0, 1).contiguous() if each else lse
 
 
@@ -344,10 +382,3 @@ def merge_state_v2(
         v_merged.copy_(merged)
         s_merged.copy_(log)
     return merged, log
-
-
-def _slots(cache: Tensor, pages: Tensor, longest: int) -> Tensor:
-    """The slots of the first ``longest`` positions of each request, int64 [B, at least so many]."""
-    page = cache.shape[1]
-    some = pages[:, : -(-longest // page)].long()
-    return (some.unsqueeze(2) * page + torch.arange(page)).flatten(1)

@@ -1,25 +1,171 @@
-"""Faults in SGLang's scheduler process: our injector, told of the scheduler's batches as of our engine's steps.
-
-A step is a batch that has a request of the harness. What is injected is told at once; the process may end next.
-"""
+"""Faults in SGLang's scheduler process: our injector, told of its batches as of our engine's steps, acting on SGLang's
+parts under the names of our engine's. What is injected is told at once; the process may end next."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
-from specdebug.base.trial import stream
+import torch
+from torch import Tensor
+
+from specdebug.base.random_streams import stream
 from specdebug.events import BatchBegan, BatchEnded, BatchKind, StepBegan, StepOver
 from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault
-from specdebug.targets.inside.guard import EngineLook
+from specdebug.faults.shot import NotHere
+from specdebug.targets.inside.guard import Call, EngineLook, wrap_method
 from specdebug.targets.inside.words import tell
-from specdebug.targets.inside.wrapping import wrap_method
-from specdebug.targets.sglang.inside.batches import RUN
-from specdebug.targets.sglang.inside.requests import held
-from specdebug.targets.sglang.inside.view import SeenEngine, SeenRequest, own_rid
+from specdebug.targets.sglang.inside.scheduler import RUN, free_pages, held, nodes_below, root_of
+
+_OURS = re.compile(r"[0-9a-f]{8}-(.+)")
+"""The id that the harness gives a request: a number of the run before the scenario's."""
+
+
+def own_rid(rid: str) -> str | None:
+    """The scenario's id of a request; None for one that is not the harness's."""
+    found = _OURS.fullmatch(rid)
+    return found[1] if found else None
+
+
+class SeenRequest:
+    """A request, as ``engine.textbook.request.Request`` is seen by faults."""
+
+    speculative = True
+
+    def __init__(self, request: Any) -> None:
+        holds = held(request)
+        self.rid = own_rid(request.rid) or request.rid
+        self.row = holds.row
+        self.kv_len, self.kv_allocated = holds.committed, holds.allocated
+        self.protected_len = holds.protected
+        self.prompt_ids, self.output_ids = request.origin_input_ids, request.output_ids
+
+
+class SeenPool:
+    """A pool of keys and values, as ``engine.memory.kv_pool.KVPool``."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    @property
+    def size(self) -> int:
+        """Slots, those of padding included."""
+        return int(self._pool.k_buffer[0].shape[0])
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._pool.k_buffer)
+
+    def kv_buffer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [slots, heads, head_dim]."""
+        return self._pool.k_buffer[layer], self._pool.v_buffer[layer]
+
+
+class SeenAllocator:
+    """The free list, as ``engine.memory.allocator.SlotAllocator``."""
+
+    def __init__(self, allocator: Any) -> None:
+        self._allocator = allocator
+
+    @property
+    def num_free(self) -> int:
+        return int(self._allocator.available_size())
+
+    def free_slots(self) -> Tensor:
+        """int64 [free slots]."""
+        page, pages = self._allocator.page_size, free_pages(self._allocator)
+        slots: Tensor = pages.unsqueeze(1) * page + torch.arange(page, device=pages.device)
+        return slots.flatten()
+
+    def owns(self, page: int) -> bool:
+        """True if a request holds the page."""
+        return not bool((free_pages(self._allocator) == page).any())
+
+
+class SeenMemory:
+    """Pools and allocator, as ``engine.memory.kv_memory.KVMemory``."""
+
+    def __init__(self, allocator: Any, draft: Any) -> None:
+        self._allocator = allocator
+        self.allocator = SeenAllocator(allocator)
+        self.target = SeenPool(allocator.get_kvcache())
+        self.draft = None if draft is None else SeenPool(draft)
+
+    def free(self, slots: Tensor) -> None:
+        self._allocator.free(slots.to(self._allocator.free_pages.device))
+
+    def alloc(self, count: int) -> Any:
+        return self._allocator.alloc(count)
+
+
+@dataclass
+class SeenRadix:
+    """The radix tree, as ``engine.memory.radix_cache.RadixCache``."""
+
+    tree: Any
+
+    def nodes(self) -> Iterator[Any]:
+        """Raises NotHere for a tree of another kind."""
+        if (root := root_of(self.tree)) is None:
+            raise NotHere("this release's radix tree is not one of nodes")
+        return nodes_below(root)
+
+    @property
+    def evictable_size(self) -> int:
+        return int(self.tree.evictable_size_)
+
+    @evictable_size.setter
+    def evictable_size(self, size: int) -> None:
+        self.tree.evictable_size_ = size
+
+
+class SeenEngine:
+    """A scheduler and its workers, as ``engine.inspect.EngineView``. ``running``: the batch that is computed next."""
+
+    def __init__(self, scheduler: Any) -> None:
+        drafts = None if scheduler.draft_worker is None else scheduler.draft_worker._draft_worker.draft_runner
+        args = scheduler.server_args
+        self._draft_runner: Any = drafts
+        self.vocab_size = int(scheduler.model_config.vocab_size)
+        self.table: Tensor = scheduler.req_to_token_pool.req_to_token
+        allocator = scheduler.token_to_kv_pool_allocator
+        self.memory = SeenMemory(allocator, None if drafts is None else drafts.token_to_kv_pool)
+        self.cache = SimpleNamespace(radix=SeenRadix(scheduler.tree_cache), beyond=1)  # keys are bigrams
+        self.spec = SimpleNamespace(
+            num_steps=args.speculative_num_steps,
+            eagle_topk=args.speculative_eagle_topk,
+            tree_size=args.speculative_num_draft_tokens,
+        )
+        self.config = SimpleNamespace(page_size=allocator.page_size, speculative=None if drafts is None else self.spec)
+        self.running: Sequence[SeenRequest] = ()
+
+    @property
+    def draft_pool(self) -> SeenPool:
+        """Draft KV. Raises NotHere if there is none."""
+        if self.memory.draft is None:
+            raise NotHere("this engine has no draft model")
+        return self.memory.draft
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """The number of tokens that the draft head knows."""
+        config = self._draft_runner.model_config.hf_config
+        return int(getattr(config, "draft_vocab_size", None) or config.vocab_size)
+
+    def pools(self) -> list[tuple[str, SeenPool]]:
+        """Every KV pool with its name."""
+        named = [("target_kv", self.memory.target), ("draft_kv", self.memory.draft)]
+        return [(name, pool) for name, pool in named if pool is not None]
+
+    def slot(self, request: SeenRequest, position: int) -> int:
+        """The KV slot of a position."""
+        return int(self.table[request.row, position])
+
 
 FAULTS = "what faults damage"
 
@@ -32,53 +178,37 @@ class _Ledger:
 
 
 def inject(faults: Sequence[Mapping[str, Any]], seed: int) -> Callable[[], None]:
-    """Have faults (``Fault`` as plain data) act in this process's scheduler, if it has one; returns what tells of each
-    that has not been injected why it was not. Raises NoSeat."""
+    """Have faults (``Fault`` as plain data) act in this process's scheduler, if it has one, on its batches that have a
+    request of the harness; returns what tells of each that has not been injected why it was not. Raises NoSeat."""
     declared = [Fault(**{**each, "step": tuple(each["step"]) if each["step"] else None}) for each in faults]
-    acting = _Acting(Injector(declared, seed, _Ledger(), stream))
+    injector = Injector(declared, seed, _Ledger(), stream)
+    view: SeenEngine | None = None
+    step = 0
 
-    def run_batch(call: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **named: Any) -> Any:
+    def run_batch(call: Call, scheduler: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        nonlocal view, step
         if not any(own_rid(request.rid) for request in batch.reqs):
             return call(batch, *args, **named)
-        return acting.on_batch(scheduler, batch, lambda: call(batch, *args, **named))
-
-    wrap_method(*RUN.find(), run_batch, EngineLook(FAULTS))
-    return acting.tell_idle
-
-
-class _Acting:
-    """The injector of the one scheduler that this process has."""
-
-    def __init__(self, injector: Injector) -> None:
-        self._injector = injector
-        self._view: SeenEngine | None = None
-        self._step = 0
-
-    def on_batch(self, scheduler: Any, batch: Any, run: Callable[[], Any]) -> Any:
-        """Run a batch, with the faults that are due before, in and after it."""
-        view = self._view or self._attached(scheduler)
-        self._step += 1
-        prefills = batch.forward_mode.is_extend()
+        if view is None:
+            view = SeenEngine(scheduler)
+            unheard = SimpleNamespace(add=lambda _: None, remove=lambda _: None)
+            injector.attach(cast(Any, SimpleNamespace(view=view, observers=unheard)))
+        step += 1
         running = scheduler.running_batch.reqs if scheduler.running_batch is not None else ()
         view.running = [SeenRequest(each) for each in running if held(each).row is not None]
-        tell = self._injector.on
-        tell(StepBegan(self._step))
-        kind: BatchKind = "prefill" if prefills else "speculative"
-        tell(BatchBegan(kind, [SeenRequest(each) for each in batch.reqs]))
+        kind: BatchKind = "prefill" if batch.forward_mode.is_extend() else "speculative"
+        injector.on(StepBegan(step))
+        injector.on(BatchBegan(kind, [SeenRequest(each) for each in batch.reqs]))
         try:
-            answer = run()
+            answer = call(batch, *args, **named)
         finally:
-            tell(BatchEnded(kind))
-        tell(StepOver())
+            injector.on(BatchEnded(kind))
+        injector.on(StepOver())
         return answer
 
-    def tell_idle(self) -> None:
-        """Tell of each fault that was never injected why."""
-        for number, why in self._injector.idle():
+    def tell_idle() -> None:
+        for number, why in injector.idle():
             tell(pid=os.getpid(), ledger="unfired", number=number, why=why)
 
-    def _attached(self, scheduler: Any) -> SeenEngine:
-        self._view = SeenEngine(scheduler)
-        unheard = SimpleNamespace(add=lambda _: None, remove=lambda _: None)
-        self._injector.attach(cast(Any, SimpleNamespace(view=self._view, observers=unheard)))
-        return self._view
+    wrap_method(*RUN.find(), run_batch, EngineLook(FAULTS))
+    return tell_idle

@@ -1,8 +1,7 @@
 """FlashInfer's wrappers without a GPU: planning into the same buffers, attention in torch.
 
-SGLang's backend plans on every step and, under graphs, into buffers that its wrappers were made with; a kernel then
-reads lengths and slots from these, as pointers. So do these wrappers: what a plan leaves in a buffer is what is used,
-right or wrong. Pages are of one slot, as SGLang has them. What no plan of its asks for is refused.
+SGLang's backend plans on every step and, under graphs, into buffers that its wrappers were made with; a kernel reads
+lengths and slots from these, as pointers, and so do these wrappers, be they right or wrong. Pages are of one slot.
 """
 
 from __future__ import annotations
@@ -18,14 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.targets.sglang.inside.attend import attend, attend_slots, padded
-from specdebug.targets.sglang.inside.attention import from_pointer, merge_state_v2, tell_read, tell_reads
-from specdebug.targets.sglang.inside.kernel_reads import Read, reads_like_a_kernel, rows_of
-from specdebug.targets.sglang.inside.refusals import refusal, refuse
+from specdebug.targets.sglang.inside.attention import (
+    attend,
+    attend_slots,
+    from_pointer,
+    merge_state_v2,
+    padded,
+    tell_read,
+    tell_reads,
+)
+from specdebug.targets.sglang.inside.launches import Read, reads_like_a_kernel, refusal, refuse, rows_of
 from specdebug.targets.sglang.inside.seats import NoSeat, Seat, installed
-from specdebug.targets.sglang.inside.trees import top_k_renorm_prob, top_p_renorm_prob
+from specdebug.targets.sglang.inside.sgl_kernel import top_k_renorm_prob, top_p_renorm_prob
 
 _KV = tuple[Tensor, Tensor]
+_DECODE, _PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
 
 
 def _decode_reads(given: Mapping[str, Any]) -> Iterator[Read]:
@@ -52,39 +58,28 @@ def _prefill_reads(given: Mapping[str, Any]) -> Iterator[Read]:
 class _Wrapper:
     """What all wrappers are. ``begin_forward`` and ``forward`` are the older names of ``plan`` and ``run``."""
 
+    _paged_kv_indices_buf: Tensor
+    _paged_kv_indptr_buf: Tensor
+
     def __init__(self, workspace: Tensor, layout: str = "NHD", **more: Any) -> None:
         if layout != "NHD":
             raise refusal("FlashInfer", f"layout {layout}")
         self.is_cuda_graph_enabled = bool(more.get("use_cuda_graph"))
-        self._more = more
-
-
-class _Paged(_Wrapper):
-    """Over KV slots [slots, KV heads, D]."""
-
-    _paged_kv_indices_buf: Tensor
-    _paged_kv_indptr_buf: Tensor
 
     def _keep(self, indptr: Tensor, indices: Tensor) -> None:
         """Take in a plan: under graphs into the buffers that the wrapper has, else as they are."""
         if not self.is_cuda_graph_enabled:
             self._paged_kv_indptr_buf, self._paged_kv_indices_buf = indptr, indices
             return
-        if len(indices) > len(self._paged_kv_indices_buf):
-            raise ValueError(
-                f"{len(indices)} indices are planned, the buffer holds {len(self._paged_kv_indices_buf)} (FlashInfer)"
-            )
+        room = len(self._paged_kv_indices_buf)
+        if len(indices) > room:
+            raise ValueError(f"{len(indices)} indices are planned, the buffer holds {room} (FlashInfer)")
         self._paged_kv_indptr_buf.copy_(indptr)
         self._paged_kv_indices_buf[: len(indices)].copy_(indices)
 
-    def _slots(self) -> list[Tensor]:
-        """The slots of each request."""
-        ends, slots = self._paged_kv_indptr_buf.tolist(), from_pointer(self._paged_kv_indices_buf)
-        return [slots[ends[row] : ends[row + 1]].long() for row in range(len(ends) - 1)]
 
-
-class BatchDecodeWithPagedKVCacheWrapper(_Paged):
-    """One query a request."""
+class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
+    """One query a request, over KV slots [slots, KV heads, D]."""
 
     def __init__(self, workspace: Tensor, layout: str = "NHD", **more: Any) -> None:
         super().__init__(workspace, layout, **more)
@@ -98,16 +93,16 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         head_dim: int, page_size: int, **more: Any,
     ) -> None:  # fmt: skip
         """Plan for the slots ``indices[indptr[i] : indptr[i + 1]]`` of each request."""
-        refuse("BatchDecodeWithPagedKVCacheWrapper.plan", {"page_size": page_size}, page_size=(1,))
+        refuse(f"{_DECODE}.plan", {"page_size": page_size}, page_size=(1,))
         self._keep(indptr, indices)
 
-    @reads_like_a_kernel(_decode_reads, "BatchDecodeWithPagedKVCacheWrapper")
+    @reads_like_a_kernel(_decode_reads, _DECODE)
     def forward(self, q: Tensor, kv: _KV, **more: Any) -> Tensor:
         """q: [requests, heads, D]."""
-        _refuse_options("BatchDecodeWithPagedKVCacheWrapper.forward", more)
+        _refuse_options(f"{_DECODE}.forward", more)
         ends = self._paged_kv_indptr_buf[: q.shape[0] + 1].tolist()
         slots, lengths = padded(from_pointer(self._paged_kv_indices_buf), ends)
-        tell_reads("BatchDecodeWithPagedKVCacheWrapper", kv[0], kv[1], slots, lengths)
+        tell_reads(_DECODE, kv[0], kv[1], slots, lengths)
         out = torch.zeros_like(q)
         out[: len(lengths)] = attend_slots(q[: len(lengths), None], *kv, slots, lengths, more["sm_scale"])[0][:, 0]
         return out
@@ -119,21 +114,29 @@ def fast_decode_plan(
     """Plan for what lies in the wrapper's buffers already, as SGLang's kernels have written it: nothing is copied."""
 
 
-class BatchPrefillWithPagedKVCacheWrapper(_Paged):
-    """Several queries a request, causally or by a mask."""
+class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
+    """Several queries a request, causally or by a mask, over KV slots."""
 
     def __init__(self, workspace: Tensor, layout: str = "NHD", **more: Any) -> None:
         super().__init__(workspace, layout, **more)
         self._qo_indptr_buf: Tensor
         self._custom_mask_buf: Tensor | None = None
-        if self.is_cuda_graph_enabled:
-            self._qo_indptr_buf = more["qo_indptr_buf"]
-            self._paged_kv_indptr_buf = more["paged_kv_indptr_buf"]
-            self._paged_kv_indices_buf = more["paged_kv_indices_buf"]
-            self._custom_mask_buf = more.get("custom_mask_buf")
-            self._let_sglang_plan(workspace, more["paged_kv_last_page_len_buf"])
         self._masked = False
         self.begin_forward: Any = self.plan
+        if not self.is_cuda_graph_enabled:
+            return
+        self._qo_indptr_buf = more["qo_indptr_buf"]
+        self._paged_kv_indptr_buf = more["paged_kv_indptr_buf"]
+        self._paged_kv_indices_buf = more["paged_kv_indices_buf"]
+        self._custom_mask_buf = more.get("custom_mask_buf")
+        # What a plan of SGLang's own (``fast_prefill_plan``, from 0.5.18 on) takes of a wrapper: it writes into the
+        # buffers and has FlashInfer's module plan how the kernel is cut, which here it is not.
+        self._backend, self.device = "fa2", workspace.device
+        self._paged_kv_last_page_len_buf = more["paged_kv_last_page_len_buf"]
+        self._float_workspace_buffer = self._int_workspace_buffer = workspace
+        self._pin_memory_int_workspace_buffer = workspace
+        self._max_total_num_rows: int | None = None
+        self._cached_module = SimpleNamespace(plan=lambda *_: None)
 
     def plan(
         self, qo_indptr: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int,
@@ -141,10 +144,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
     ) -> None:  # fmt: skip
         """Plan for the queries ``qo_indptr[i] : qo_indptr[i + 1]`` of each request over its slots. ``custom_mask``:
         bool, a row of all its slots for each query of a request, request after request."""
-        name = "BatchPrefillWithPagedKVCacheWrapper.plan"
-        refuse(
-            name, {"page_size": page_size, **more}, page_size=(1,), prefix_len_ptr=(None,), packed_custom_mask=(None,)
-        )
+        given, none = {"page_size": page_size, **more}, (None,)
+        refuse(f"{_PREFILL}.plan", given, page_size=(1,), prefix_len_ptr=none, packed_custom_mask=none)
         self._keep(indptr, indices)
         mask = more.get("custom_mask")
         if not self.is_cuda_graph_enabled:
@@ -157,24 +158,15 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
                 self._custom_mask_buf[: mask.numel()].copy_(mask)
         self._masked = self._custom_mask_buf is not None
 
-    def _let_sglang_plan(self, workspace: Tensor, last_page_len: Tensor) -> None:
-        """Have what a plan of SGLang's own (``fast_prefill_plan``, from 0.5.18 on) takes of a wrapper: it writes into
-        the buffers and has FlashInfer's module plan how the kernel is cut, which here it is not."""
-        self._backend, self.device = "fa2", workspace.device
-        self._paged_kv_last_page_len_buf = last_page_len
-        self._float_workspace_buffer = self._int_workspace_buffer = workspace
-        self._pin_memory_int_workspace_buffer = workspace
-        self._max_total_num_rows: int | None = None
-        self._cached_module = SimpleNamespace(plan=lambda *_: None)
-
-    @reads_like_a_kernel(_prefill_reads, "BatchPrefillWithPagedKVCacheWrapper")
+    @reads_like_a_kernel(_prefill_reads, _PREFILL)
     def forward_return_lse(self, q: Tensor, kv: _KV, **more: Any) -> tuple[Tensor, Tensor]:
         """q: [queries, heads, D]; also the logs of the sums of weights, [queries, heads]."""
-        _refuse_options("BatchPrefillWithPagedKVCacheWrapper.forward", more)
+        _refuse_options(f"{_PREFILL}.forward", more)
         out, lse = torch.zeros_like(q), torch.full(q.shape[:2], float("-inf"))
-        rows, at = self._qo_indptr_buf.tolist(), 0
-        for request, slots in enumerate(self._slots()):
-            new = slice(rows[request], rows[request + 1])
+        rows, ends, at = self._qo_indptr_buf.tolist(), self._paged_kv_indptr_buf.tolist(), 0
+        every = from_pointer(self._paged_kv_indices_buf)
+        for request in range(len(ends) - 1):
+            new, slots = slice(*rows[request : request + 2]), every[ends[request] : ends[request + 1]].long()
             count, length = new.stop - new.start, slots.numel()
             visible = None
             if self._masked and self._custom_mask_buf is not None:
@@ -182,9 +174,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
             at += count * length
             if count and length:
                 causal = bool(more.get("causal")) and visible is None
-                tell_read("BatchPrefillWithPagedKVCacheWrapper", kv[0], kv[1], slots, request)
-                keys, values = kv[0][slots], kv[1][slots]
-                out[new], weights = attend(q[new], keys, values, more["sm_scale"], causal, visible)
+                tell_read(_PREFILL, kv[0], kv[1], slots, request)
+                out[new], weights = attend(q[new], kv[0][slots], kv[1][slots], more["sm_scale"], causal, visible)
                 lse[new] = weights.T
         return out, lse
 
@@ -207,13 +198,17 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
         for row in range(len(self._rows) - 1):
             new, old = slice(*self._rows[row : row + 2]), slice(*self._ends[row : row + 2])
             if new.stop > new.start and old.stop > old.start:
-                causal = bool(more.get("causal"))
-                out[new], weights = attend(q[new], k[old], v[old], more["sm_scale"], causal)
+                out[new], weights = attend(q[new], k[old], v[old], more["sm_scale"], bool(more.get("causal")))
                 lse[new] = weights.T
         return out, lse
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
         return self.forward_return_lse(q, k, v, **more)[0]
+
+
+def _refuse_options(kernel: str, given: dict[str, Any]) -> None:
+    scale = (None, 1.0)
+    refuse(kernel, given, window_left=(-1, None), logits_soft_cap=(None, 0.0, 0), k_scale=scale, v_scale=scale)
 
 
 class TorchHere:
@@ -228,28 +223,23 @@ class TorchHere:
         return partial(_made_here, made) if name in ("empty", "zeros") else made
 
 
-def _made_here(make: Any, *size: Any, **more: Any) -> Tensor:
+def _made_here(make: Any, *size: Any, **more: Any) -> Any:
     if str(more.get("device", "")).partition(":")[0] != "cuda":
-        made: Tensor = make(*size, **more)
-        return made
-    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    count = torch.Size(shape).numel()
-    whole: Tensor = make(2 * count, **{**more, "device": "cpu"})
-    return whole[:count].view(shape)
+        return make(*size, **more)
+    shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+    return make(2 * shape.numel(), **{**more, "device": "cpu"})[: shape.numel()].view(shape)
 
 
 BACKEND = Seat("attention by FlashInfer", ("srt.layers.attention.flashinfer_backend:FlashInferAttnBackend",))
-_ASKS = ("srt.utils", "srt.utils.common")
-"""Modules by which SGLang asks if there is FlashInfer."""
+_ASKS, _IS_THERE = ("srt.utils", "srt.utils.common"), "is_flashinfer_available"
+"""Modules by which SGLang asks if there is FlashInfer, and how."""
 
 
 def use_flashinfer() -> list[str]:
     """Have SGLang's backend import these as FlashInfer, which it looks for once; returns what was replaced. Raises
     NoSeat."""
     module = BACKEND.place(installed()).partition(":")[0]
-    parts = _flashinfer()
-    sys.modules.update(parts)
+    sys.modules.update(_flashinfer())
     asked = [each for name in _ASKS if hasattr(each := importlib.import_module(f"sglang.{name}"), _IS_THERE)]
     before = [getattr(each, _IS_THERE) for each in asked]
     for each in asked:
@@ -266,21 +256,14 @@ def use_flashinfer() -> list[str]:
     return ["flashinfer", "torch.cuda.Stream", "layers.attention.flashinfer_backend.torch"]
 
 
-_IS_THERE = "is_flashinfer_available"
-
-
 def _flashinfer() -> dict[str, ModuleType]:
     """FlashInfer's modules, as far as SGLang's backend and its sampling import them."""
+    wrappers = (
+        *(BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper),
+        *(BatchPrefillWithRaggedKVCacheWrapper, fast_decode_plan),
+    )
     names: dict[str, dict[str, Any]] = {
-        "flashinfer": {
-            each.__name__: each
-            for each in (
-                BatchDecodeWithPagedKVCacheWrapper,
-                BatchPrefillWithPagedKVCacheWrapper,
-                BatchPrefillWithRaggedKVCacheWrapper,
-                fast_decode_plan,
-            )
-        },
+        "flashinfer": {each.__name__: each for each in wrappers},
         "flashinfer.cascade": {"merge_state": merge_state_v2},
         "flashinfer.sampling": {"top_k_renorm_probs": top_k_renorm_prob, "top_p_renorm_probs": top_p_renorm_prob},
     }
@@ -291,9 +274,3 @@ def _flashinfer() -> dict[str, ModuleType]:
         module.__path__ = []
         vars(module).update(parts)
     return made
-
-
-def _refuse_options(kernel: str, given: dict[str, Any]) -> None:
-    refuse(
-        kernel, given, window_left=(-1, None), logits_soft_cap=(None, 0.0, 0), k_scale=(None, 1.0), v_scale=(None, 1.0)
-    )  # fmt: skip

@@ -1,26 +1,35 @@
-"""CUDA graphs without CUDA, under SGLang's own graph runners: their padding, static buffers and metadata are theirs.
+"""CUDA graphs without CUDA, under SGLang's own graph runners (target, draft, draft extend).
 
-A replay calls the captured function again over the same static buffers, and puts what it returns where the capture's
-answer lies, as a graph would. Two things a graph keeps are kept: the forward context, and each attention backend's
-metadata, of the capture; what Python would find there now is not what a graph reads. What the function does on the host
-happens at each replay, which is the one difference.
+Which graphs there are, their warm-ups, padding, buffers and replays are decided and done by SGLang's own code, which is
+told that this is a GPU while it decides. What a function does on the host happens at each replay: the one difference.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import functools
+import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from specdebug.targets.sglang.inside.refusals import ours, refusal
+from specdebug.targets.inside.guard import Call
+from specdebug.targets.sglang.inside.launches import ours, refusal
+from specdebug.targets.sglang.inside.seats import Seat, installed
 
-_GRAPH = "CUDAGraph"
+GRAPHS, _GRAPH = "graphs", "CUDAGraph"
+_METADATA = ("forward_metadata", "forward_metadata_spec_decode_expand")
+"""The attributes of SGLang's attention backends that hold what a forward was planned with."""
+_Planned = list[tuple[Any, dict[str, Any]]]
+"""Backends with the metadata that each has at some time."""
 _captured: list[Callable[[Any], None]] = []
+_capturing: list[ReplayedCall] = []
+"""The graph that is captured now; it is one at a time."""
 
 
 def on_capture(told: Callable[[Any], None]) -> None:
@@ -28,21 +37,15 @@ def on_capture(told: Callable[[Any], None]) -> None:
     _captured.append(told)
 
 
-_METADATA = ("forward_metadata", "forward_metadata_spec_decode_expand")
-"""The attributes of SGLang's attention backends that hold what a forward was planned with."""
-
-
-_capturing: list[ReplayedCall] = []
-"""The graph that is captured now; it is one at a time."""
-
-
 class ReplayedCall:
-    """In the place of ``torch.cuda.CUDAGraph``."""
+    """In the place of ``torch.cuda.CUDAGraph``. A replay calls the captured function again over the same buffers, and
+    puts what it returns where the capture's answer lies. It finds the forward context and each attention backend's
+    metadata of the capture, as a graph would."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._call: Callable[[], Any]
         self._context: Any = None
-        self._planned: list[_Planned] = []
+        self._planned: _Planned = []
         self._answer: Any = None
 
     def pool(self) -> int:
@@ -57,7 +60,7 @@ class ReplayedCall:
 
         self._call, self._context = call, get_forward_context()
         with ours(_GRAPH):
-            self._planned = [_Planned.of(each) for each in backends_of(runner)]
+            self._planned = _planned(backends_of(runner))
         self._answer = call()
         for told in _captured:
             told(runner)
@@ -66,8 +69,23 @@ class ReplayedCall:
     def replay(self) -> None:
         from sglang.srt.model_executor.forward_context import forward_context
 
-        with torch.inference_mode(), _metadata(self._planned), forward_context(self._context):
-            _write(self._answer, self._call())
+        now = _planned([backend for backend, _ in self._planned])
+        _restore(self._planned)
+        try:
+            with torch.inference_mode(), forward_context(self._context):
+                _write(self._answer, self._call())
+        finally:
+            _restore(now)
+
+
+def _planned(backends: Sequence[Any]) -> _Planned:
+    return [(each, {name: getattr(each, name) for name in _METADATA if hasattr(each, name)}) for each in backends]
+
+
+def _restore(planned: _Planned) -> None:
+    for backend, metadata in planned:
+        for name, value in metadata.items():
+            setattr(backend, name, value)
 
 
 @contextlib.contextmanager
@@ -85,58 +103,27 @@ def captured(call: Callable[[], Any], runner: Any) -> Callable[[], Any]:
     return lambda: _capturing[-1].capture(call, runner) if _capturing else call()
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """The metadata that a backend has at some time, by the names of its attributes."""
-
-    backend: Any
-    metadata: dict[str, Any]
-
-    @classmethod
-    def of(cls, backend: Any) -> _Planned:
-        return cls(backend, {name: getattr(backend, name) for name in _METADATA if hasattr(backend, name)})
-
-    def restore(self) -> None:
-        for name, value in self.metadata.items():
-            setattr(self.backend, name, value)
-
-
-@contextlib.contextmanager
-def _metadata(planned: Sequence[_Planned]) -> Iterator[None]:
-    """Give backends the metadata of a capture meanwhile."""
-    now = [_Planned.of(each.backend) for each in planned]
-    for each in planned:
-        each.restore()
-    try:
-        yield
-    finally:
-        for each in now:
-            each.restore()
-
-
 _ATOMS = (bool, int, float, str, bytes, enum.Enum, torch.dtype, torch.device, type(None))
 """The types of an answer, beside tensors, that a graph keeps as they were at the capture."""
 
 
 def _write(kept: Any, new: Any) -> None:
     """Copy an answer over the one that is kept, tensor by tensor. Raises NotImplementedError for one that is of another
-    form, or has parts of a kind that is not known: a replay that left a part as the capture had it would be wrong
-    without a word."""
-    if isinstance(kept, Tensor):
-        if not isinstance(new, Tensor) or new.shape != kept.shape:
-            raise refusal(_GRAPH, f"answer in which {_form(kept)} of the capture is now {_form(new)}")
-        if kept.data_ptr() != new.data_ptr():
-            kept.copy_(new)
-        return
+    form, or has parts of a kind that is not known: a replay that left a part as the capture had it would be wrong."""
     if isinstance(kept, _ATOMS):
         return
-    old, now = _parts(kept), _parts(new)
-    if old is None:
+    if isinstance(kept, Tensor):
+        if isinstance(new, Tensor) and new.shape == kept.shape:
+            if kept.data_ptr() != new.data_ptr():
+                kept.copy_(new)
+            return
+    elif (old := _parts(kept)) is None:
         raise refusal(_GRAPH, f"answer with {_form(kept)} in it")
-    if now is None or old.keys() != now.keys():
-        raise refusal(_GRAPH, f"answer in which {_form(kept)} of the capture is now {_form(new)}")
-    for name, part in old.items():
-        _write(part, now[name])
+    elif (now := _parts(new)) is not None and old.keys() == now.keys():
+        for name, part in old.items():
+            _write(part, now[name])
+        return
+    raise refusal(_GRAPH, f"answer in which {_form(kept)} of the capture is now {_form(new)}")
 
 
 def _parts(answer: Any) -> dict[Any, Any] | None:
@@ -145,7 +132,7 @@ def _parts(answer: Any) -> dict[Any, Any] | None:
         return dict(answer)
     if isinstance(answer, (tuple, list)):
         return dict(enumerate(answer))
-    if callable(answer) or isinstance(answer, Set):
+    if callable(answer) or isinstance(answer, (Set, Tensor)):
         return None
     if hasattr(answer, "__dict__"):
         return dict(vars(answer))
@@ -159,14 +146,146 @@ def _form(part: Any) -> str:
 
 def backends_of(runner: Any) -> list[Any]:
     """The attention backends that a graph runner's forward may use, those within others included."""
-    worker = getattr(runner, "eagle_worker", None)
-    found = [
-        runner.model_runner.attn_backend,
-        getattr(runner, "attn_backend", None),
-        getattr(runner, "draft_attn_backend", None),
-        getattr(runner, "draft_extend_attn_backend", None),
-        getattr(worker, "draft_extend_attn_backend", None),
-    ]
+    names = ("attn_backend", "draft_attn_backend", "draft_extend_attn_backend")
+    found = [runner.model_runner.attn_backend, *(getattr(runner, name, None) for name in names)]
+    found.append(getattr(getattr(runner, "eagle_worker", None), "draft_extend_attn_backend", None))
     every = [each for each in found if each is not None]
     every += [inner for each in every for inner in getattr(each, "attn_backends", ())]
     return list({id(each): each for each in every}.values())
+
+
+_RUNNER = "srt.model_executor.runner.decode_cuda_graph_runner"
+_OLD_RUNNER = "srt.model_executor.cuda_graph_runner"
+_DRAFT, _EXTEND = (
+    "srt.speculative.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner",
+    "srt.speculative.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner",
+)
+_SETUP = "srt.model_executor.model_runner_components.cuda_graph_setup"
+_MODEL_RUNNER = "srt.model_executor.model_runner"
+_WORKER = "srt.speculative.eagle_worker_v2:EagleDraftWorker"
+
+
+def _seat(*places: str) -> Seat:
+    return Seat(GRAPHS, places)
+
+
+TARGET_RUNNER = _seat(f"{_RUNNER}:DecodeCudaGraphRunner", f"{_OLD_RUNNER}:CudaGraphRunner")
+DRAFT_RUNNERS = (_seat(_DRAFT), _seat(_EXTEND))
+STREAMS = _seat(f"{_RUNNER}:graph_capture", f"{_OLD_RUNNER}:graph_capture")
+TARGET_CAPTURE = _seat(
+    f"{_SETUP}:capture_decode_graph",
+    f"{_MODEL_RUNNER}:ModelRunner.init_decode_cuda_graph",
+    f"{_MODEL_RUNNER}:ModelRunner.init_device_graphs",
+)
+TARGET_MEMORY = _seat(f"{_SETUP}:get_available_gpu_memory", f"{_MODEL_RUNNER}:get_available_gpu_memory")
+DRAFT_CAPTURE = _seat(f"{_WORKER}._capture_cuda_graphs", f"{_WORKER}.init_cuda_graphs")
+BACKEND = _seat(
+    "srt.model_executor.runner_backend.full_cuda_graph_backend:FullCudaGraphBackend.capture_one",
+    f"{_OLD_RUNNER}:CudaGraphRunner._capture_graph",
+)
+OWN_CAPTURES = tuple(f"{runner}._capture_graph" for runner in (_DRAFT, _EXTEND))
+"""Of runners that capture by a method of their own, as 0.5.13's do."""
+MODES = _seat("srt.model_executor.forward_batch_info:ForwardMode.is_cpu_graph")
+NEEDED = (TARGET_RUNNER, *DRAFT_RUNNERS, STREAMS, TARGET_CAPTURE, TARGET_MEMORY, DRAFT_CAPTURE, BACKEND, MODES)
+
+
+def use_captured_calls() -> list[str]:
+    """Have the graph runners capture on a CPU; returns what was replaced. Raises NoSeat."""
+    torch.cuda.CUDAGraph = ReplayedCall  # type: ignore[misc, assignment]
+    torch.cuda.graph = torch.cpu.graph = capturing  # type: ignore[misc, assignment, attr-defined]
+    torch.cpu.graph_pool_handle = lambda: 0  # type: ignore[attr-defined]
+    torch.cpu.is_current_stream_capturing = lambda: False  # type: ignore[attr-defined]
+    torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
+    mode, name = MODES.find()
+    setattr(mode, name, mode.is_cuda_graph)
+    module, name = STREAMS.find()
+    setattr(module, name, lambda *_, **__: contextlib.nullcontext(types.SimpleNamespace(stream=None)))
+    _keep_what_is_captured()
+    _capture_as_on_a_gpu()
+    memory, target, draft, streams = map(_place, (TARGET_MEMORY, TARGET_CAPTURE, DRAFT_CAPTURE, STREAMS))
+    return [
+        *("torch.cuda.CUDAGraph", "torch.cuda.graph", "torch.cuda.current_stream", "ForwardMode.is_cpu_graph"),
+        *(streams, memory, f"the device that {target} sees", f"the device that {draft} sees"),
+    ]
+
+
+def _place(seat: Seat) -> str:
+    return seat.place(installed()).removeprefix("srt.").replace(":", ".")
+
+
+def _keep_what_is_captured() -> None:
+    """Have what is handed to a capture kept by the graph; the functions that capture are SGLang's own."""
+    owner, name = BACKEND.find()
+    if name == "capture_one":
+        _note_captures_of_backend(owner)
+        return
+    for seat in (BACKEND, *map(_seat, OWN_CAPTURES)):
+        _note_own_capture(*seat.find())
+
+
+def _note_captures_of_backend(backend: Any) -> None:
+    begin, capture_one = backend.__init__, backend.capture_one
+    runners: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    @functools.wraps(begin)
+    def begun(self: Any, runner: Any, *args: Any, **named: Any) -> None:
+        runners[self] = weakref.ref(runner)
+        begin(self, runner, *args, **named)
+
+    @functools.wraps(capture_one)
+    def noted(self: Any, key: Any, forward: Callable[[], Any], *args: Any, **named: Any) -> Any:
+        return capture_one(self, key, captured(forward, runners[self]()), *args, **named)
+
+    backend.__init__, backend.capture_one = begun, noted
+
+
+def _note_own_capture(runner: Any, name: str) -> None:
+    capture_graph = getattr(runner, name)
+
+    @functools.wraps(capture_graph)
+    def noted(self: Any, graph: Any, pool: Any, stream: Any, run_once_fn: Callable[[], Any]) -> Any:
+        return capture_graph(self, graph, pool, stream, captured(run_once_fn, self))
+
+    setattr(runner, name, noted)
+
+
+def _capture_as_on_a_gpu() -> None:
+    """Have what decides about graphs take its model runner, or its worker, for a GPU's: the device is called ``cuda``
+    then, but by its own name while a graph runner is made."""
+    module, memory = TARGET_MEMORY.find()
+    setattr(module, memory, lambda *_, **__: 0.0)
+    owners: list[tuple[Any, str]] = []
+
+    def while_deciding(decide: Call, owner_of: Call) -> Call:
+        @functools.wraps(decide)
+        def call(*args: Any, **named: Any) -> Any:
+            owner = owner_of(*args, **named)
+            owners.append((owner, owner.device))
+            owner.device = "cuda"
+            try:
+                return decide(*args, **named)
+            finally:
+                _, owner.device = owners.pop()
+
+        return call
+
+    def not_while_made(init: Call) -> Call:
+        @functools.wraps(init)
+        def begin(*args: Any, **named: Any) -> None:
+            for owner, device in owners:
+                owner.device = device
+            init(*args, **named)
+            for owner, _ in owners:
+                owner.device = "cuda"
+
+        return begin
+
+    def of_target(*args: Any, model_runner: Any = None) -> Any:
+        return args[0] if model_runner is None else model_runner
+
+    for seat, of in ((TARGET_CAPTURE, of_target), (DRAFT_CAPTURE, lambda worker: worker.target_worker)):
+        owner, name = seat.find()
+        setattr(owner, name, while_deciding(getattr(owner, name), of))
+    for seat in (TARGET_RUNNER, *DRAFT_RUNNERS):
+        runner = getattr(*seat.find())
+        runner.__init__ = not_while_made(runner.__init__)

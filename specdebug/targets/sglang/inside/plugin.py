@@ -1,8 +1,4 @@
-"""The entry point: SGLang calls :func:`register` in each of its processes, before it imports its models.
-
-``targets.inside.VARIABLE`` says what is wanted. Without it nothing is done. Should something fail, the process
-ends: an engine that runs without what was asked for would be judged for what it is not.
-"""
+"""The entry point: SGLang calls :func:`register` in each of its processes, before it imports its models."""
 
 from __future__ import annotations
 
@@ -13,20 +9,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from specdebug.targets.inside import VARIABLE
-from specdebug.targets.inside.guard import EngineLook, tell_lost
-from specdebug.targets.inside.looks import LOG_VARIABLE, Looks, looks_folder
+from specdebug.targets.inside.guard import Call, EngineLook, tell_lost, wrap_method
 from specdebug.targets.inside.reverts import revert
-from specdebug.targets.inside.words import say, tell
-from specdebug.targets.inside.wrapping import wrap_method
-from specdebug.targets.sglang.inside.books import BOOKS, keep_books
+from specdebug.targets.inside.tape import Looks
+from specdebug.targets.inside.words import LOG_VARIABLE, VARIABLE, looks_folder, say, tell
 from specdebug.targets.sglang.inside.empty_modules import EmptyModule
-from specdebug.targets.sglang.inside.graph_buffers import KERNEL_MEMORY
-from specdebug.targets.sglang.inside.kernels import watch_kernels
-from specdebug.targets.sglang.inside.looks import LOOKS, look
+from specdebug.targets.sglang.inside.memory import KERNEL_MEMORY, watch_kernels
 from specdebug.targets.sglang.inside.probes import PROBES, probe
+from specdebug.targets.sglang.inside.scheduler import BOOKS, keep_books
 from specdebug.targets.sglang.inside.seats import Seat
-from specdebug.targets.sglang.inside.tape import RECORDING, record
+from specdebug.targets.sglang.inside.stages import LOOKS, RECORDING, look, record
 
 _T = TypeVar("_T")
 
@@ -40,8 +32,9 @@ FAILED = 86
 
 
 def register() -> None:
-    """Do what the environment asks for. Fixes that cannot be reverted end the process: it would be judged for what it
-    is not. A look or a stand-in that this release has no place for is told, and the arm comes to no verdict."""
+    """Do what ``words.VARIABLE`` asks for. Fixes that cannot be reverted, or anything else that fails, end the process:
+    it would be judged for what it is not. A look or a stand-in that this release has no place for is told, and the arm
+    comes to no verdict."""
     wanted = json.loads(os.environ.get(VARIABLE, "null"))
     if wanted is None:
         return
@@ -59,11 +52,12 @@ def register() -> None:
 
 
 def look_at(wanted: Mapping[str, Any]) -> None:
-    """Have what is wanted looked at, recorded and damaged, and what was reached told. Faults act at sites, too."""
+    """Have what is wanted looked at, recorded, damaged, and shown to oracles, and what was reached told."""
     counts: list[Callable[[], Mapping[str, int]]] = []
-    if wanted.get("probes") or wanted.get("faults"):
+    on_cpu, shows = wanted.get("device") == "cpu", wanted.get("shows") or ()
+    if wanted.get("probes") or wanted.get("faults"):  # faults act at sites, too
         counts += _got(PROBES, lambda: probe(wanted.get("probes") or ()))
-    if wanted.get("kernels") and wanted.get("device") == "cpu":
+    if wanted.get("kernels") and on_cpu:
         counts += _got(KERNEL_MEMORY, lambda: watch_kernels(wanted["kernels"]))
     if counts:
         told_when_asked(
@@ -77,7 +71,10 @@ def look_at(wanted: Mapping[str, Any]) -> None:
     if wanted.get("tape"):
         for wait in _got(RECORDING, lambda: record(wanted["tape"])):
             told_when_asked(wait)
-    show(wanted.get("shows") or (), on_cpu=wanted.get("device") == "cpu")
+    if "pools" in shows:
+        _got(BOOKS, keep_books)
+    if {*shows} - {"pools"} and (log := os.environ.get(LOG_VARIABLE)):
+        _got(LOOKS, lambda: look(Looks(looks_folder(log)), coin_of_step=on_cpu))
 
 
 def _got(what: str, begin: Callable[[], _T]) -> list[_T]:
@@ -89,21 +86,13 @@ def _got(what: str, begin: Callable[[], _T]) -> list[_T]:
         return []
 
 
-def show(shows: Sequence[str], *, on_cpu: bool) -> None:
-    """Show the harness what its oracles ask for: the books of the ``pools``, and of each request all else."""
-    if "pools" in shows:
-        _got(BOOKS, keep_books)
-    if {*shows} - {"pools"} and (log := os.environ.get(LOG_VARIABLE)):
-        _got(LOOKS, lambda: look(Looks(looks_folder(log)), coin_of_step=on_cpu))
-
-
 ANSWER = Seat("what it counted", ("srt.managers.scheduler:Scheduler.get_internal_state",))
 
 
 def told_when_asked(tell: Callable[[], None]) -> None:
     """Have something told whenever the engine is asked how it does (``/server_info``)."""
 
-    def get_internal_state(call: Callable[..., Any], _: Any, *asked: Any) -> Any:
+    def get_internal_state(call: Call, _: Any, *asked: Any) -> Any:
         tell()
         return call(*asked)
 
@@ -126,9 +115,8 @@ def replace_for_cpu() -> list[str]:
     import torch
 
     from specdebug.targets.sglang.inside.flashinfer import use_flashinfer
-    from specdebug.targets.sglang.inside.graph_runners import use_captured_calls
-    from specdebug.targets.sglang.inside.interpreter import interpret_fast
-    from specdebug.targets.sglang.inside.processes import fork_for_spawn
+    from specdebug.targets.sglang.inside.graphs import GRAPHS, use_captured_calls
+    from specdebug.targets.sglang.inside.speed import fork_for_spawn, interpret_fast
     from specdebug.targets.sglang.inside.stand_ins import STAND_INS
 
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
@@ -140,7 +128,7 @@ def replace_for_cpu() -> list[str]:
         ("attention by FlashInfer", use_flashinfer),  # first: SGLang asks for it once
         ("Triton's interpreter", interpret_fast),
         *((each.places[0], lambda each=each: [each.put()] if each.applies else []) for each in STAND_INS),
-        ("graphs", use_captured_calls),
+        (GRAPHS, use_captured_calls),
     ]
     for what, put in puts:
         try:

@@ -18,10 +18,10 @@ from specdebug.async_probe.finding import ProbeFinding
 from specdebug.async_probe.gate import OFF, RECORD, Rule
 from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.inside.words import say
-from specdebug.targets.sglang.inside.batches import follow_batches
+from specdebug.targets.sglang.inside.scheduler import follow_batches
 from specdebug.targets.sglang.inside.seats import Seat
 from specdebug.targets.sglang.sites import site_of
-from specdebug.workers.device import before_termination
+from specdebug.workers.termination import before_termination
 
 _NAME = "__specdebug_probes__"
 PROBES = "probes"
@@ -116,13 +116,7 @@ BECOME: Mapping[str, Any] = {
     "maybe_detect_page_aligned": _page_aligned,
 }
 """Upstream's probes, and the functions whose code and defaults they get."""
-
-
-def _upstream(name: str) -> Seat:
-    return Seat(PROBES, (f"srt.utils.async_probe:{name}",))
-
-
-NEEDED = tuple(map(_upstream, BECOME))
+PROBE_SEATS = {name: Seat(PROBES, (f"srt.utils.async_probe:{name}",)) for name in BECOME}
 
 
 def probe(rules: Sequence[Mapping[str, Any]]) -> Callable[[], Mapping[str, int]]:
@@ -133,35 +127,27 @@ def probe(rules: Sequence[Mapping[str, Any]]) -> Callable[[], Mapping[str, int]]
     look = EngineLook(PROBES)
     setattr(builtins, _NAME, _Calls(look))
     for name, ours in BECOME.items():
-        theirs = getattr(*_upstream(name).find())
+        theirs = getattr(*PROBE_SEATS[name].find())
         theirs.__code__, theirs.__defaults__ = ours.__code__, ours.__defaults__
-    follow_batches(_begin, _tell, _salvage, look)
-    before_termination(_tell_salvaged)
+    follow_batches(_begin, lambda: _tell(async_probe.poll()), _salvage, look)
+    before_termination(lambda: _tell(async_probe.salvage()))
     return async_probe.reached
 
 
 def _begin(step: int) -> None:
-    """What was found before the first batch is forgotten: graphs are captured then, over buffers that hold nothing."""
+    """Forget what was found before the first batch: graphs are captured then, over buffers that hold nothing."""
     if step == 1:
         async_probe.drain()
     async_probe.set_step(step)
 
 
-def _tell() -> None:
-    _tell_found(async_probe.poll())
-
-
 def _salvage() -> None:
     """A GPU has died of what it met: what was found until then is told before the scheduler ends."""
     with contextlib.suppress(RuntimeError):  # which a device that is lost raises whatever it is asked
-        _tell()
-    _tell_salvaged()
+        _tell(async_probe.poll())
+    _tell(async_probe.salvage())
 
 
-def _tell_salvaged() -> None:
-    _tell_found(async_probe.salvage())
-
-
-def _tell_found(findings: Sequence[ProbeFinding]) -> None:
+def _tell(findings: Sequence[ProbeFinding]) -> None:
     for finding in findings:
         say(finding.message())

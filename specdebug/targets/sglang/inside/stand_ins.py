@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from specdebug.targets.sglang.inside import attention, trees
-from specdebug.targets.sglang.inside.launches import TorchKernel
-from specdebug.targets.sglang.inside.refusals import refusing
+from specdebug.targets.sglang.inside import attention, sgl_kernel
+from specdebug.targets.sglang.inside.launches import LaunchedStandIn, TorchKernel, refusing
 from specdebug.targets.sglang.inside.seats import Seat, installed
 
-STAND_INS_OF_KERNELS = "kernels in torch"
 _KERNELS, _OLD_KERNELS = "kernels.ops.attention", "srt.layers.attention.triton_ops"
 _UTILS = "srt.speculative.eagle_utils"
 _TREE, _SAMPLE = "kernels.ops.speculative.tree", "kernels.ops.speculative.sampling"
-_SAMPLING = (trees.tree_speculative_sampling_target_only, trees.top_k_renorm_prob, trees.top_p_renorm_prob)
+_SAMPLING = (
+    sgl_kernel.tree_speculative_sampling_target_only,
+    sgl_kernel.top_k_renorm_prob,
+    sgl_kernel.top_p_renorm_prob,
+)
 _BRANCHES: dict[str, tuple[str, ...]] = {
     "kernels.ops.kvcache.cache_move": ("_is_cpu",),
     "kernels.ops.speculative.cache_locs": ("_is_cpu", "_is_cuda"),
@@ -51,7 +53,7 @@ class StandIn:
 
     @property
     def seat(self) -> Seat:
-        return Seat(STAND_INS_OF_KERNELS, self.places)
+        return Seat("kernels in torch", self.places)
 
     @property
     def applies(self) -> bool:
@@ -70,36 +72,8 @@ def _constant(value: Any) -> Callable[[Any], Any]:
 
 
 def _triton(kernel: TorchKernel, module: str, name: str) -> StandIn:
-    return StandIn(
-        tuple(f"{folder}.{module}:{name}" for folder in (_KERNELS, _OLD_KERNELS)), kernel.instead_of, kernel=kernel
-    )
-
-
-def _hopper(*_: Any, **__: Any) -> tuple[int, int]:
-    """The compute capability that FlashAttention 3 wants."""
-    return 9, 0
-
-
-def _fa3_is_there(_: Any = None) -> bool:
-    return True
-
-
-def _leave_overlap(server_args: Any) -> None:
-    """In the place of what turns overlap off for drafts on a CPU."""
-
-
-def _tree_kernels() -> Any:
-    """In the place of the module that SGLang compiles for its tree kernels."""
-    return SimpleNamespace(
-        build_tree_kernel_efficient=trees.build_tree_kernel_efficient,
-        verify_tree_greedy=trees.verify_tree_greedy,
-        reconstruct_indices_from_tree_mask=refusing("reconstruct_indices_from_tree_mask"),
-    )
-
-
-def _sampling_kernels(*_: Any) -> Any:
-    """In the place of the module that SGLang compiles for its sampling kernel."""
-    return SimpleNamespace(sample=trees.tree_speculative_sampling_target_only)
+    places = tuple(f"{folder}.{module}:{name}" for folder in (_KERNELS, _OLD_KERNELS))
+    return StandIn(places, lambda there: LaunchedStandIn(there, kernel), kernel=kernel)
 
 
 def _its_own(module: str, otherwise: Any) -> Callable[[Any], Any]:
@@ -114,36 +88,38 @@ def _its_own(module: str, otherwise: Any) -> Callable[[Any], Any]:
     return made
 
 
-def _of_attention() -> Iterable[StandIn]:
+def _all() -> Iterable[StandIn]:
     yield _triton(attention.STAGE1, "decode_attention", "_fwd_kernel_stage1")
     yield _triton(attention.STAGE1, "decode_attention", "_fwd_grouped_kernel_stage1")
     yield _triton(attention.STAGE2, "decode_attention", "_fwd_kernel_stage2")
     yield _triton(attention.EXTENDING, "extend_attention", "_fwd_kernel")
     fa3 = tuple(f"{folder}.flash_attention_v3:_is_fa3_supported" for folder in (_KERNELS, "jit_kernel"))
-    yield StandIn(fa3, _constant(_fa3_is_there))
-    yield StandIn(("srt.layers.attention.attention_registry:get_device_capability",), _constant(_hopper))
-
-
-def _of_trees() -> Iterable[StandIn]:
-    yield StandIn((f"{_TREE}:_jit_tree_module",), _constant(_tree_kernels), needed=False)
-    yield StandIn((f"{_SAMPLE}:_jit_sampling_module",), _constant(_sampling_kernels), needed=False)
+    yield StandIn(fa3, _constant(lambda _=None: True))
+    hopper = _constant(lambda *_, **__: (9, 0))  # the compute capability that FlashAttention 3 wants
+    yield StandIn(("srt.layers.attention.attention_registry:get_device_capability",), hopper)
+    # The modules that SGLang compiles for its tree kernels and for its sampling kernel.
+    tree = SimpleNamespace(
+        build_tree_kernel_efficient=sgl_kernel.build_tree_kernel_efficient,
+        verify_tree_greedy=sgl_kernel.verify_tree_greedy,
+        reconstruct_indices_from_tree_mask=refusing("reconstruct_indices_from_tree_mask"),
+    )
+    sampling = SimpleNamespace(sample=sgl_kernel.tree_speculative_sampling_target_only)
+    yield StandIn((f"{_TREE}:_jit_tree_module",), _constant(lambda: tree), needed=False)
+    yield StandIn((f"{_SAMPLE}:_jit_sampling_module",), _constant(lambda *_: sampling), needed=False)
     builders = ("kernels.ops.speculative.spec_tree", _UTILS)
-    build = _its_own(_TREE, trees.build_tree_kernel_efficient)
+    build = _its_own(_TREE, sgl_kernel.build_tree_kernel_efficient)
     yield StandIn(tuple(f"{module}:sgl_build_tree_kernel_efficient" for module in builders), build)
     for kernel in _SAMPLING:
         # other releases import them where they call them
         for module in (_UTILS, "srt.speculative.eagle_info", "srt.speculative.eagle_info_v2"):
-            made = _its_own(_SAMPLE, kernel)
-            yield StandIn((f"{module}:{kernel.__name__}",), made, needed=False)
+            yield StandIn((f"{module}:{kernel.__name__}",), _its_own(_SAMPLE, kernel), needed=False)
     yield StandIn(("srt.speculative.eagle_info:TREE_SPEC_KERNEL_AVAILABLE",), _constant(True), needed=False)
-
-
-def _of_devices() -> Iterable[StandIn]:
+    # What turns overlap off for drafts on a CPU.
     hook = "srt.arg_groups.speculative_hook:_disable_overlap_schedule_for_cpu"
-    yield StandIn((hook,), _constant(_leave_overlap), needed=False)
+    yield StandIn((hook,), _constant(lambda server_args: None), needed=False)
     for module, names in _BRANCHES.items():
         for name in names:
             yield StandIn((f"{module}:{name}",), _constant(name == "_is_cuda"), needed=False)
 
 
-STAND_INS: tuple[StandIn, ...] = (*_of_attention(), *_of_trees(), *_of_devices())
+STAND_INS: tuple[StandIn, ...] = tuple(_all())

@@ -1,14 +1,5 @@
-"""The books of vLLM's scheduler, held after every step against laws that its block pool and its requests must keep.
-
-They are read and never asked: what a law says is counted anew from the blocks, the free queue and the tables.
-
-ownership: free and held blocks are all there are, the free queue lists each free block once, and a block that two
-requests hold is a cached prefix of both. locks: a block's reference count is the number of requests that hold it. rows:
-only requests that run hold blocks, so that none is held once all have ended. hashes: the map of cached blocks and the
-blocks' own hashes name each other, and what a request has cached it has computed and keeps. lengths: a request that
-decodes has computed all but its newest token, so what was rejected is taken back. reserve: a request holds the blocks
-of what it computed, and none beyond its next drafts and what is drafted behind those.
-"""
+"""The books of vLLM's scheduler, held after every step against laws that its block pool and its requests must keep,
+counted anew from the blocks, the free queue and the tables."""
 
 from __future__ import annotations
 
@@ -76,6 +67,7 @@ class _Books:
             block, left = block.next_free_block, left - 1
 
     def ownership(self) -> Iterator[str]:
+        """Free and held blocks are all there are, the free queue lists each free block once."""
         for block in self._pool.blocks:
             at = block.block_id
             if at == self._null:
@@ -109,6 +101,7 @@ class _Books:
                         yield f"block {block.block_id} is held by {other} and {rid}, and is no cached prefix of both"
 
     def locks(self) -> Iterator[str]:
+        """A block's reference count is the number of requests that hold it."""
         for block in self._pool.blocks:
             held = self._holders[block.block_id]
             if block.block_id != self._null and block.ref_cnt != held:
@@ -116,6 +109,7 @@ class _Books:
                 yield f"block {block.block_id} has ref_cnt {block.ref_cnt}, {held} requests hold it{by}"
 
     def rows(self) -> Iterator[str]:
+        """Only requests that run hold blocks, so that none is held once all have ended."""
         running = {request.request_id for request in self._scheduler.running}
         for table in self._tables:
             for rid, blocks in table.items():
@@ -124,6 +118,7 @@ class _Books:
                     yield f"{rid} {state}, and holds {len(blocks)} blocks"
 
     def hashes(self) -> Iterator[str]:
+        """The map of cached blocks and the blocks' own hashes name each other; what is cached is computed and kept."""
         cached, more = self._pool.cached_block_hash_to_block, self._pool.cached_block_hashes_by_block
         known = {
             (key, block.block_id)
@@ -145,6 +140,7 @@ class _Books:
                     yield f"{rid} has cached {count} blocks of {manager.block_size}, and keeps {kept} computed tokens"
 
     def lengths(self) -> Iterator[str]:
+        """A request that decodes has computed all but its newest token, so what was rejected is taken back."""
         for request in self._scheduler.running:
             known, computed = request.num_tokens, request.num_computed_tokens - request.num_output_placeholders
             if request.num_output_tokens and not request.is_prefill_chunk and computed != known - 1:
@@ -152,6 +148,7 @@ class _Books:
                 yield f"{request.request_id} has computed {computed} tokens of {known}{drafted}, not all but the newest"
 
     def reserve(self) -> Iterator[str]:
+        """A request holds the blocks of what it computed, and none beyond its next drafts and what follows those."""
         ahead = self._scheduler.num_spec_tokens + self._scheduler.num_lookahead_tokens
         for manager, table in zip(self._managers, self._tables, strict=True):
             size = manager.block_size

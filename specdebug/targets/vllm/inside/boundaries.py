@@ -1,10 +1,7 @@
-"""vLLM's model runner and its proposer, watched at the boundaries of their stages, by our names of the sites.
+"""vLLM's model runner V1 and its proposer, watched at the boundaries of their stages, by our names of the sites.
 
 The functions of the one runner and the one proposer that a process has are wrapped; nothing of theirs is changed. A
-step of vLLM may prefill some requests and verify the drafts of others in one forward: an observer is told of each
-kind apart, with the rows of its requests and our name for what it does.
-
-This is about the model runner V1, which vLLM takes where there is no Triton.
+step may prefill some requests and verify the drafts of others in one forward: an onlooker is told of each kind apart.
 """
 
 from __future__ import annotations
@@ -16,8 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from specdebug.targets.inside.guard import EngineLook
-from specdebug.targets.inside.wrapping import wrap_bound
+from specdebug.targets.inside.guard import Call, EngineLook, wrap_method
 
 Doing = Literal["prefill", "speculative", "plain"]
 DOINGS: tuple[Doing, ...] = ("prefill", "speculative", "plain")
@@ -44,13 +40,9 @@ _FORWARD: dict[Doing, str] = {"prefill": "target_prefill", "speculative": "verif
 
 @dataclass(frozen=True)
 class StepRequests:
-    """Requests of a step, in its order.
-
-    ``places``: in vLLM's batch. ``starts``: positions of each that had KV before the step. ``rows``: of each in the
-    forward. ``totals``: tokens of each whose KV a prefill is to make. ``drafts``: of each that are verified.
-    ``behind``: of each the token after its last row, -1 where that is not known yet. ``blocks``: of each the blocks of
-    KV that the scheduler gave it.
-    """
+    """Requests of a step, in its order. Of each: ``places`` in vLLM's batch; ``starts``, positions that had KV before;
+    ``rows`` in the forward; ``totals``, tokens whose KV a prefill is to make; ``drafts`` that are verified; ``behind``,
+    the token after its last row, -1 where that is not known yet; ``blocks`` of KV that the scheduler gave it."""
 
     doing: Doing
     places: tuple[int, ...]
@@ -64,16 +56,12 @@ class StepRequests:
 
 
 class BoundaryOnlooker(Protocol):
-    """Told what passes. ``among``: whose rows they are, as many for each request as ``rows`` says."""
+    """Told what passes, between a step's begin and its end or failure. ``among``: whose rows a tensor has, as many for
+    each request as ``rows`` says."""
 
-    def on_step(self, number: int, shares: Sequence[StepRequests]) -> None:
-        """A step begins."""
-
-    def on_site(self, site: str, among: StepRequests, values: Tensor, rows: Sequence[int]) -> None:
-        """A tensor passes, with its rows of those requests."""
-
-    def on_step_over(self) -> None:
-        """The step is over, or has failed."""
+    def on_step(self, number: int, shares: Sequence[StepRequests]) -> None: ...
+    def on_site(self, site: str, among: StepRequests, values: Tensor, rows: Sequence[int]) -> None: ...
+    def on_step_over(self) -> None: ...
 
 
 class Boundaries:
@@ -88,53 +76,47 @@ class Boundaries:
         self._steps = 0
         self._shares: tuple[StepRequests, ...] = ()
         self._all = StepRequests("plain", (), (), (), (), (), (), (), ())
+        self._one: Sequence[int] = ()  # a row for each request
         self._forwards = 0  # of the draft model, in this step
         for name, tap in RUNNER_TAPS.items():
-            wrap_bound(runner, name, getattr(self, tap), look)
+            wrap_method(runner, name, getattr(self, tap), look, bound=0)
         drafter = getattr(runner, "drafter", None)
         if drafter is not None:
             for name, tap in DRAFTER_TAPS.items():
-                wrap_bound(drafter, name, getattr(self, tap), look)
-            wrap_bound(drafter.model, "compute_logits", self._draft_logits, look)
-            begins, ends = self._draft_begins, self._draft_ends
-            drafter.model.register_forward_pre_hook(
-                lambda *told: look.attempt(lambda: begins(*told), None), with_kwargs=True
-            )
-            drafter.model.register_forward_hook(lambda *told: look.attempt(lambda: ends(*told), None))
+                wrap_method(drafter, name, getattr(self, tap), look, bound=0)
+            wrap_method(drafter.model, "compute_logits", self._draft_logits, look, bound=0)
+            hooks = self._draft_begins, self._draft_ends
+            begins, ends = (lambda *told, hook=hook: look.attempt(lambda: hook(*told), None) for hook in hooks)
+            drafter.model.register_forward_pre_hook(begins, with_kwargs=True)
+            drafter.model.register_forward_hook(ends)
             self._drafter = drafter
 
-    def _prepared(self, call: Callable[..., Any], scheduled: Any, counts: Any, *args: Any, **named: Any) -> Any:
+    def _prepared(self, call: Call, scheduled: Any, counts: Any, *args: Any, **named: Any) -> Any:
         answer = call(scheduled, counts, *args, **named)
-        verified = answer[1]
-        batch = self._runner.input_batch
-        places = range(batch.num_reqs)
+        verified, batch = answer[1], self._runner.input_batch
+        places, rids = range(batch.num_reqs), batch.req_ids[: batch.num_reqs]
+        starts = [int(batch.num_computed_tokens_cpu[place]) for place in places]
+        known = [int(batch.num_tokens_no_spec[place]) for place in places]
+        ends = [start + int(counts[place]) for place, start in enumerate(starts)]
         self._all = StepRequests(
             "plain",
             tuple(places),
-            tuple(self._name_of(rid) for rid in batch.req_ids[: batch.num_reqs]),
-            tuple(int(batch.num_computed_tokens_cpu[place]) for place in places),
+            tuple(self._name_of(rid) for rid in rids),
+            tuple(starts),
             tuple(int(counts[place]) for place in places),
-            tuple(self._to_prefill(place) for place in places),
+            # a prompt, or after a preemption all but the newest token
+            tuple(max(int(batch.num_prompt_tokens[place]), known[place] - 1) for place in places),
             tuple(verified.num_draft_tokens) if verified is not None else (0,) * batch.num_reqs,
-            tuple(self._behind(place, int(counts[place])) for place in places),
-            tuple(tuple(self._runner.requests[rid].block_ids[0]) for rid in batch.req_ids[: batch.num_reqs]),
+            tuple(int(batch.token_ids_cpu[n, end]) if end < known[n] else -1 for n, end in enumerate(ends)),
+            tuple(tuple(self._runner.requests[rid].block_ids[0]) for rid in rids),
         )
         self._shares = tuple(share for doing in DOINGS if (share := self._share(doing)).places)
+        self._one = (1,) * batch.num_reqs
         self._steps += 1
         self._forwards = 0
         for each in self._onlookers:
             each.on_step(self._steps, self._shares)
         return answer
-
-    def _to_prefill(self, place: int) -> int:
-        """The tokens whose KV a prefill makes: the prompt, or after a preemption all but the newest token."""
-        batch = self._runner.input_batch
-        return max(int(batch.num_prompt_tokens[place]), int(batch.num_tokens_no_spec[place]) - 1)
-
-    def _behind(self, place: int, rows: int) -> int:
-        batch = self._runner.input_batch
-        end = int(batch.num_computed_tokens_cpu[place]) + rows
-        return int(batch.token_ids_cpu[place, end]) if end < int(batch.num_tokens_no_spec[place]) else -1
 
     def _share(self, doing: Doing) -> StepRequests:
         every = self._all
@@ -168,21 +150,20 @@ class Boundaries:
             del names["plain"]
         self._tell(names, values, rows)
 
-    def _target_slots(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _target_slots(self, call: Call, *args: Any, **named: Any) -> Any:
         answer = call(*args, **named)
         by_group = answer[0]
         if self._shares and by_group is not None and len(by_group) == 1:  # else one request has several tables
-            (slots,) = by_group.values()
-            self._tell("kv_pool.write.loc", slots, self._all.rows)
+            self._tell("kv_pool.write.loc", next(iter(by_group.values())), self._all.rows)
         return answer
 
-    def _target_forward(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _target_forward(self, call: Call, *args: Any, **named: Any) -> Any:
         ids = named.get("input_ids")
         if self._shares and ids is not None:
             self._tell_forward("input_ids", ids, self._all.rows)
         return call(*args, **named)
 
-    def _executed(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _executed(self, call: Call, *args: Any, **named: Any) -> Any:
         try:
             answer = call(*args, **named)
         except BaseException:
@@ -196,15 +177,14 @@ class Boundaries:
             self._tell_forward("hidden_states", hidden, self._all.rows, plain=False)
         return answer
 
-    def _sampled(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _sampled(self, call: Call, *args: Any, **named: Any) -> Any:
         answer = call(*args, **named)
         ids = answer.sampled_token_ids
-        one = (1,) * len(self._all.places)
-        self._tell({"prefill": "sampler.next_token_ids", "plain": "sampler.next_token_ids"}, ids[:, 0], one)
-        self._tell({"speculative": "accept.predict"}, ids, one)
+        self._tell({"prefill": "sampler.next_token_ids", "plain": "sampler.next_token_ids"}, ids[:, 0], self._one)
+        self._tell({"speculative": "accept.predict"}, ids, self._one)
         return answer
 
-    def _finished(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _finished(self, call: Call, *args: Any, **named: Any) -> Any:
         try:
             return call(*args, **named)
         finally:
@@ -216,70 +196,58 @@ class Boundaries:
             for each in self._onlookers:
                 each.on_step_over()
 
-    def _next_tokens(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _next_tokens(self, call: Call, *args: Any, **named: Any) -> Any:
         tokens, counts = call(*args, **named)
-        one = (1,) * len(self._all.places)
-        self._tell({"speculative": "accept.num_correct_drafts"}, counts - 1, one)
-        self._tell("draft.bonus", tokens, one)
+        self._tell({"speculative": "accept.num_correct_drafts"}, counts - 1, self._one)
+        self._tell("draft.bonus", tokens, self._one)
         return tokens, counts
 
-    def _proposed(self, call: Callable[..., Any], **named: Any) -> Any:
+    def _proposed(self, call: Call, **named: Any) -> Any:
         self._tell({"speculative": "draft_extend.features"}, named["target_hidden_states"], self._all.rows)
         return call(**named)
 
-    def _first_pass(self, call: Callable[..., Any], **named: Any) -> Any:
+    def _first_pass(self, call: Call, **named: Any) -> Any:
         answer = call(**named)
         if self._shares:
-            self._tell(
-                {"prefill": "draft_prefill.input_ids", "speculative": "draft_extend.input_ids"},
-                self._drafter.input_ids,
-                self._all.rows,
-            )
+            names: dict[Doing, str] = {"prefill": "draft_prefill.input_ids", "speculative": "draft_extend.input_ids"}
+            self._tell(names, self._drafter.input_ids, self._all.rows)
         return answer
 
-    def _draft_slots(self, call: Callable[..., Any], positions: Any, metadata: Any, *args: Any, **named: Any) -> Any:
+    def _draft_slots(self, call: Call, positions: Any, metadata: Any, *args: Any, **named: Any) -> Any:
         answer = call(positions, metadata, *args, **named)
         if self._shares:
-            self._tell("draft.out_cache_loc", metadata.slot_mapping, (1,) * len(self._all.places))
+            self._tell("draft.out_cache_loc", metadata.slot_mapping, self._one)
         return answer
 
     def _draft_begins(self, model: Any, args: Any, named: dict[str, Any]) -> None:
         """A forward of the draft model. The first is over the rows of the target's, every other a row a request."""
-        if not self._shares:
-            return
-        if self._forwards:
-            one = (1,) * len(self._all.places)
-            self._tell("draft.forward.positions", named["positions"], one)
-            self._tell("draft.forward.input_ids", named["input_ids"], one)
+        if self._shares and self._forwards:
+            for name in ("positions", "input_ids"):
+                self._tell(f"draft.forward.{name}", named[name], self._one)
 
     def _draft_ends(self, model: Any, args: Any, answer: Any) -> None:
         if self._shares and not self._forwards:
             self._tell({"prefill": "draft_prefill.hidden_states"}, answer[-1], self._all.rows)
         self._forwards += 1
 
-    def _draft_logits(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _draft_logits(self, call: Call, *args: Any, **named: Any) -> Any:
         logits = call(*args, **named)
         if self._shares:
             site = "draft_extend.logits" if self._forwards == 1 else "draft.forward.logits"
-            self._tell(site, self._in_draft_vocabulary(logits), (1,) * len(self._all.places))
+            targets = self._target_ids()  # over which vLLM spreads the logits of the draft's own tokens
+            self._tell(site, logits if targets is None else logits[:, targets], self._one)
         return logits
-
-    def _in_draft_vocabulary(self, logits: Tensor) -> Tensor:
-        """The logits of the draft's own tokens, where it has a vocabulary of its own; vLLM spreads them over the
-        target's."""
-        targets = self._target_ids()
-        return logits if targets is None else logits[:, targets]
 
     def _target_ids(self) -> Tensor | None:
         """The target's ids of the draft's own tokens, ascending; None where their vocabularies are one."""
         shift = getattr(self._drafter.model, "draft_id_to_target_id", None)
         return None if shift is None else torch.arange(shift.numel(), device=shift.device) + shift
 
-    def _draft_sampled(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _draft_sampled(self, call: Call, *args: Any, **named: Any) -> Any:
         answer = call(*args, **named)
         if self._shares and self._forwards == 1:
             ids, targets = answer[0].reshape(-1, 1), self._target_ids()
             if targets is not None:
                 ids = torch.searchsorted(targets, ids)
-            self._tell("draft_extend.topk_index", ids, (1,) * len(self._all.places))
+            self._tell("draft_extend.topk_index", ids, self._one)
         return answer

@@ -8,14 +8,35 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from specdebug.targets.inside.guard import Call, EngineLook, Tap, wrap_method
 from specdebug.targets.inside.words import say
-from specdebug.targets.vllm.inside.accepted import on_preemption, on_verify
 
 FAILED = 86
 """Exit status of the process when the engine has failed."""
 Event = dict[str, Any]
+
+
+def listen(verified: Callable[[str, int], None], preempted: Callable[[str], None]) -> None:
+    """Have ``verified`` told a request's own id and how many of its drafts a verify accepted, and ``preempted`` the id,
+    from now on: vLLM's scheduler, which counts both for its own statistics, is listened to. A release that has no such
+    function is served without, and that is told."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    def counted(call: Call, _: Any, *args: Any, **named: Any) -> Any:
+        verified(named["request_id"], int(named["num_accepted_tokens"]))
+        return call(*args, **named)
+
+    def put_back(call: Call, _: Any, request: Any, *args: Any, **named: Any) -> Any:
+        preempted(request.request_id)
+        return call(request, *args, **named)
+
+    taps: dict[str, Tap] = {"make_spec_decoding_stats": counted, "_preempt_request": put_back}
+    for name, tap in taps.items():
+        look = EngineLook("accept lengths")
+        look.attempt(partial(wrap_method, Scheduler, name, tap, look), None)
 
 
 @dataclass
@@ -29,7 +50,7 @@ class Served:
 
     rid: str
     prompt: list[int]
-    told: Callable[[Event], None]
+    told: Callable[[Event], object]
     accepted: dict[int, int] = field(default_factory=dict)
     emitted: int = 0
     verified: bool = False
@@ -49,25 +70,22 @@ class Served:
             "num_retractions": self.preempted,
         }
         if verifies:
-            longest = max(self.accepted)
-            meta["spec_accept_histogram"] = [self.accepted.get(length, 0) for length in range(longest + 1)]
+            meta["spec_accept_histogram"] = [self.accepted.get(length, 0) for length in range(max(self.accepted) + 1)]
             meta["spec_accept_length"] = 1 + sum(n * times for n, times in self.accepted.items()) / verifies
         return {"text": text, "output_ids": ids, "meta_info": meta}
 
 
 class EngineThread:
-    """Serves requests with one engine. Everything that touches it runs in its thread, in the order it was asked.
-
-    ``after_step`` is called there after each of its steps, before anybody is told what came of it.
-    """
+    """Serves requests with one engine. Everything that touches it runs in its thread, in the order it was asked, as do
+    ``after_step``, which is called after each of its steps and before what came of it is told, and the methods that
+    begin, end or forget."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Load it; this takes as long as vLLM does."""
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        on_verify(self._verified)
-        on_preemption(self._preempted)
+        listen(self._verified, self._preempted)
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._served: dict[str, Served] = {}
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -100,19 +118,19 @@ class EngineThread:
         self._work.put(work)
 
     def add(self, served: Served, params: Any) -> None:
-        """Begin a request; in the engine's thread. Raises ValueError for one that cannot be served."""
+        """Begin a request. Raises ValueError for one that cannot be served."""
         self._engine.add_request(served.rid, {"prompt_token_ids": served.prompt}, params)
         self._served[served.rid] = served
 
     def abort(self, rid: str) -> None:
-        """End a request where it is; in the engine's thread."""
+        """End a request where it is."""
         served = self._served.pop(rid, None)
         if served is not None:
             self._engine.abort_request([rid])
             served.told(served.event("", [], 0, {"type": "abort", "message": "Aborted"}))
 
     def flush(self) -> bool:
-        """Forget every prefix, unless something is served; in the engine's thread."""
+        """Forget every prefix, unless something is served."""
         return not self._served and bool(self._engine.reset_prefix_cache())
 
     def _run(self) -> None:
@@ -134,7 +152,11 @@ class EngineThread:
         if served is None:  # it was aborted
             return
         (made,) = output.outputs
-        self._count(served, len(made.token_ids))
+        if len(made.token_ids) > served.emitted:
+            drafting = self.config.speculative_config is not None
+            if drafting and not served.verified and not served.prefills:  # a decode without drafts: a verify of none
+                self._add(served, 0)
+            served.emitted, served.verified, served.prefills = len(made.token_ids), False, False
         finish = None
         if output.finished:
             del self._served[output.request_id]
@@ -161,14 +183,6 @@ class EngineThread:
         return self._served.get(rid) or next(
             (each for name, each in self._served.items() if rid.startswith(f"{name}-")), None
         )
-
-    def _count(self, served: Served, tokens: int) -> None:
-        """A request has so many tokens. One that came of a decode without drafts is of a verify of none."""
-        if tokens > served.emitted:
-            drafting = self.config.speculative_config is not None
-            if drafting and not served.verified and not served.prefills:
-                self._add(served, 0)
-            served.emitted, served.verified, served.prefills = tokens, False, False
 
     def _add(self, served: Served, drafts: int) -> None:
         served.accepted[drafts] = served.accepted.get(drafts, 0) + 1

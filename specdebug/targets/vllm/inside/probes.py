@@ -1,8 +1,5 @@
-"""Our probes at the boundaries of vLLM's stages, which has none of its own.
-
-Recorded findings are told after each step, and the server lives on; one that is asserted ends the engine, whose log
-then names it.
-"""
+"""Our probes at the boundaries of vLLM's stages, which has none of its own. Recorded findings are told after each step,
+and the server lives on; one that is asserted ends the engine, whose log then names it."""
 
 from __future__ import annotations
 
@@ -19,23 +16,12 @@ from specdebug.targets.inside.words import say, tell
 from specdebug.targets.vllm.inside.boundaries import StepRequests
 
 IDS = (
-    "target_prefill.input_ids",
-    "verify.input_ids",
-    "target_decode.input_ids",
-    "sampler.next_token_ids",
-    "draft.bonus",
-    "draft_prefill.input_ids",
-    "draft_extend.input_ids",
-    "draft.forward.input_ids",
+    *("target_prefill.input_ids", "verify.input_ids", "target_decode.input_ids", "sampler.next_token_ids"),
+    *("draft.bonus", "draft_prefill.input_ids", "draft_extend.input_ids", "draft.forward.input_ids"),
 )
 """Tokens of the target's vocabulary."""
-LOGITS = (
-    "target_prefill.logits",
-    "verify.logits",
-    "target_decode.logits",
-    "draft_extend.logits",
-    "draft.forward.logits",
-)
+_FORWARDS = ("target_prefill", "verify", "target_decode", "draft_extend", "draft.forward")
+LOGITS = tuple(f"{forward}.logits" for forward in _FORWARDS)
 """Neither NaN nor infinite."""
 FEATURES = (
     "target_prefill.hidden_states",
@@ -66,8 +52,11 @@ class SiteProbes:
             **dict.fromkeys(LOGITS, lambda site, _, values: async_probe.maybe_detect_nonfinite(values, site)),
             **dict.fromkeys(FEATURES, lambda site, _, values: async_probe.maybe_detect_nan(values, site)),
             "draft_prefill.input_ids": self._prefill_ids,
-            "draft_extend.topk_index": self._best,
-            "accept.predict": self._accepted,
+            "draft_extend.topk_index": lambda site, _, ids: async_probe.maybe_detect_oob(
+                ids, 0, self._draft_vocab, site
+            ),
+            # -1 behind the last token
+            "accept.predict": lambda site, _, ids: async_probe.maybe_detect_oob(ids, -1, vocab_size, site),
             "accept.num_correct_drafts": self._counts,
             "draft.forward.positions": self._positions,
             "kv_pool.write.loc": self._target_slots,
@@ -78,12 +67,11 @@ class SiteProbes:
     def on_step(self, number: int, shares: Sequence[StepRequests]) -> None:
         async_probe.set_step(number)
         self._passed.clear()
-        ends = {
-            rid: (start, rows)
+        self._lengths = {
+            rid: start + rows
             for share in shares
             for rid, start, rows in zip(share.rids, share.starts, share.rows, strict=True)
         }
-        self._lengths = {rid: start + rows for rid, (start, rows) in ends.items()}
 
     def on_site(self, site: str, among: StepRequests, values: Tensor, rows: Sequence[int]) -> None:
         if site == "draft_extend.logits":
@@ -112,13 +100,6 @@ class SiteProbes:
         known = torch.where(known < 0, last.cpu(), known).to(last.device)
         async_probe.maybe_detect_oob(last, 0, 1, site, known)
 
-    def _best(self, site: str, among: StepRequests, values: Tensor) -> None:
-        async_probe.maybe_detect_oob(values, 0, self._draft_vocab, site)
-
-    def _accepted(self, site: str, among: StepRequests, values: Tensor) -> None:
-        """-1 behind the last token."""
-        async_probe.maybe_detect_oob(values, -1, self._vocab_size, site)
-
     def _counts(self, site: str, among: StepRequests, values: Tensor) -> None:
         """No more than were verified, for each request."""
         verified = torch.tensor(among.drafts, device=values.device)
@@ -139,11 +120,8 @@ class SiteProbes:
 
     def _draft_slots(self, site: str, among: StepRequests, values: Tensor) -> None:
         step = self._passed.get((site, among), 0)
-        self._slots(
-            site,
-            values,
-            [(self._lengths[rid] + step, blocks) for rid, blocks in zip(among.rids, among.blocks, strict=True)],
-        )
+        spans = zip(among.rids, among.blocks, strict=True)
+        self._slots(site, values, [(self._lengths[rid] + step, blocks) for rid, blocks in spans])
 
     def _slots(self, site: str, values: Tensor, places: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Slots lie in the pool, and in the block that the scheduler gave a request for the position. What is drafted

@@ -1,9 +1,5 @@
-"""The tape of vLLM's steps (``targets/inside/tape.py``), in the order of ours.
-
-vLLM drafts at the end of a step what the next one verifies, and our engine at the beginning of that: what a draft's
-forwards pass is held back and written with the step that verifies it. A step that prefills some requests and verifies
-others is written as one batch of each kind.
-"""
+"""The tape of vLLM's steps, in the order of ours: it drafts at the end of a step what the next one verifies, so what a
+draft's forwards pass is held back until then. A step that prefills and verifies is written as a batch of each kind."""
 
 from __future__ import annotations
 
@@ -53,27 +49,27 @@ class StepTape:
 
     def on_step_over(self) -> None:
         for share, calls in self._passed.items():
-            self._leave_out(share)
+            for place, rid in enumerate(share.rids):
+                if rid not in self._left_out and (why := self._why_left_out(share, place)):
+                    self._left_out.add(rid)
+                    self._tape.left_out(rid, why)
+            if share.doing != "prefill":
+                self._decoded.update(share.rids)
             places = [n for n, rid in enumerate(share.rids) if rid not in self._left_out]
             if places:
                 self._write(share, places, calls)
 
-    def _leave_out(self, share: StepRequests) -> None:
-        """Say which requests are not written any more, and why: what our engine does has no counterpart here. Of a
-        whole chain there are the bonus token and three tensors of each forward after the first."""
-        for place, rid in enumerate(share.rids):
-            why = None
-            if share.doing == "prefill" and rid in self._decoded:
-                why = "was preempted there, and computed again"
-            elif share.doing == "speculative" and share.drafts[place] < self._num_steps:
-                why = "had fewer drafts to verify there than a chain has"
-            elif share.doing == "speculative" and len(self._drafted.get(rid, ())) < 3 * self._num_steps - 2:
-                why = "was not drafted for there, so near to the end of its context"
-            if why is not None and rid not in self._left_out:
-                self._left_out.add(rid)
-                self._tape.left_out(rid, why)
-        if share.doing != "prefill":
-            self._decoded.update(share.rids)
+    def _why_left_out(self, share: StepRequests, place: int) -> str:
+        """Why a request is not written any more: what our engine does has no counterpart here. Of a whole chain there
+        are the bonus token and three tensors of each forward after the first."""
+        rid = share.rids[place]
+        if share.doing == "prefill" and rid in self._decoded:
+            return "was preempted there, and computed again"
+        if share.doing == "speculative" and share.drafts[place] < self._num_steps:
+            return "had fewer drafts to verify there than a chain has"
+        if share.doing == "speculative" and len(self._drafted.get(rid, ())) < 3 * self._num_steps - 2:
+            return "was not drafted for there, so near to the end of its context"
+        return ""
 
     def _write(
         self, share: StepRequests, places: Sequence[int], calls: Sequence[tuple[str, Tensor, Sequence[int]]]
@@ -91,19 +87,9 @@ class StepTape:
         for site, values, counts in calls:
             parts = [values[sum(counts[:n]) : sum(counts[: n + 1])] for n in range(len(counts))]
             if site == "draft_extend.input_ids":
-                parts = [_certain(part, self._accepted(calls, n)) for n, part in enumerate(parts)]
+                accepted = next(each for name, each, _ in calls if name == "accept.num_correct_drafts")
+                for part, count in zip(parts, accepted.tolist(), strict=True):
+                    part[int(count) + 1 :] = 0  # behind the accepted tokens, as ours has them
             chosen = torch.cat([parts[n] for n in places])
             self._tape.add(site, chosen.reshape(-1) if site == "accept.predict" else chosen)
         self._tape.end()
-
-    @staticmethod
-    def _accepted(calls: Sequence[tuple[str, Tensor, Sequence[int]]], place: int) -> int:
-        counts = next(values for site, values, _ in calls if site == "accept.num_correct_drafts")
-        return int(counts[place]) + 1
-
-
-def _certain(ids: Tensor, accepted: int) -> Tensor:
-    """A request's tokens that its draft extends over, zeros in the place of those behind the accepted ones, as ours."""
-    ids = ids.clone()
-    ids[accepted:] = 0
-    return ids

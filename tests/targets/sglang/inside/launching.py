@@ -37,7 +37,7 @@ def kernel(names: str, name: str) -> Any:
 def instead(ours: TorchKernel) -> LaunchedStandIn:
     """A stand-in in the place of its kernel of 0.5.13."""
     names = {id(STAGE1): _STAGE1, id(STAGE2): _STAGE2, id(EXTENDING): _EXTEND}[id(ours)]
-    return ours.instead_of(kernel(names, f"_{ours.told}_kernel"))
+    return LaunchedStandIn(kernel(names, f"_{ours.told}_kernel"), ours)
 
 
 def decode(

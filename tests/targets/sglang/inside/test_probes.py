@@ -1,4 +1,4 @@
-"""SGLang's probes become ours, wherever they have been imported to: on modules that stand for it."""
+"""SGLang's probes become ours, wherever they have been imported to, and what is read of a verify's buffers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from specdebug import async_probe
 from specdebug.targets.launch.log import ServerLog
 from specdebug.targets.sglang.inside.probes import _Probes
+from specdebug.targets.sglang.inside.stages import _of_nodes_alone, tree_masks
 from specdebug.targets.sglang.sites import SITES, site_of
 
 UPSTREAM = """
@@ -188,3 +189,28 @@ def test_a_branch_lies_on_no_more_pages_than_its_row_has_columns(found: Any) -> 
     assert found() == []
     _Probes().expand_page_table(table, torch.tensor([[6, 7, 8, 12], [8, 9, 10, 11]]), 4)
     assert found() == ["oob@draft.expand_page_table"]
+
+
+TREES = [[[1, 0], [1, 1]], [[1, 0], [0, 1]]]
+BEHIND = [1, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_each_tree_is_read_out_of_a_buffer_that_is_longer(alone: bool) -> None:
+    contexts = [0, 0] if alone else [3, 1]
+    flat = [cell for tree, length in zip(TREES, contexts, strict=True) for row in tree for cell in [1] * length + row]
+    masks = tree_masks(torch.tensor(flat + BEHIND), [3, 1], 2, alone=alone)
+    assert [mask.int().tolist() for mask in masks] == TREES
+
+
+FULL, ALONE = (SimpleNamespace(mode=SimpleNamespace(name=name)) for name in ("FULL_MASK", "QLEN_ONLY"))
+
+
+@pytest.mark.parametrize(
+    ("default", "owned", "alone"), [(FULL, None, False), (ALONE, None, True), (FULL, ALONE, True), (ALONE, FULL, False)]
+)
+def test_the_backend_s_own_buffer_decides_how_masks_lie(default: Any, owned: Any, alone: bool) -> None:
+    backends = [SimpleNamespace(verify_mask=owned), *([SimpleNamespace()] if owned is None else [])]
+    for backend in backends:
+        target = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=backend))
+        assert _of_nodes_alone(SimpleNamespace(tree_mask_mode=default.mode, target_worker=target)) is alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,10 +63,6 @@ def test_what_is_right_is_silent_and_every_site_is_reached(capsys: pytest.Captur
     places = {"kv_pool.write.loc", "draft.out_cache_loc"}
     drafting = {each for each in (*IDS, *LOGITS, *FEATURES) if not each.startswith("target_decode")}
     assert set(told["reached"]) == drafting | others | places
-
-
-def _ids_outside(ids: Any) -> Any:
-    return torch.where(ids == 5, VOCABULARY, ids)
 
 
 def _nan(logits: Any) -> Any:
@@ -131,8 +128,18 @@ def test_a_chunk_that_is_not_the_prompt_s_last_must_be_followed_by_the_prompt_s_
     assert "[step 1, 1 bad, first 6 at 0]" in first  # 9, and the prompt goes on with 3
 
 
-def test_an_assertion_ends_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_assertion_ends_the_step_and_what_packs_leave_out_is_not_looked_at(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     runner, probes = probed(RECORD | {"mode": "assert"})
     changed(runner, "_model_forward", lambda hidden: hidden + torch.nan)
     with pytest.raises(RuntimeError, match="async probe nan@target_prefill"):
         served(runner, probes)
+    capsys.readouterr()
+    runner, probes = probed(RECORD | {"glob": "draft.*"})
+    changed(runner, "_model_forward", lambda hidden: hidden + torch.nan)
+    served(runner, probes)
+    assert not [each for each in found(capsys) if "hidden_states" in each]
+    probes.tell_reached()
+    told = json.loads(capsys.readouterr().err.partition("specdebug inside: ")[2])
+    assert all(site.startswith("draft.") for site in told["reached"])

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-from specdebug.diverge.recording import RecordedStep, kept
+from specdebug.diverge.stream import RecordedStep
 from specdebug.diverge.tape import TapeRecording
+from specdebug.diverge.values import kept
 from specdebug.targets.inside.tape import Tape
 from specdebug.targets.vllm.inside.boundaries import Boundaries
 from specdebug.targets.vllm.inside.tape import StepTape
@@ -79,6 +80,23 @@ def test_rejected_tokens_are_zeros_as_ours_are(tmp_path: Path) -> None:
     assert values(found, decode, "draft_extend.features", tmp_path) == [4, 5, 9, 9]
 
 
+def test_a_mixed_step_is_a_batch_of_each_kind_and_drafts_wait_for_their_request(tmp_path: Path) -> None:
+    runner = taped(tmp_path / "t")
+    runner.add(A, [1, 2, 3])
+    runner.add(B, [5, 6, 7, 8])
+    runner.step(**{A: 3})
+    runner.step(**{B: 2})  # while a waits
+    runner.step(**{B: 2, A: 4})
+    found = recording(tmp_path / "t")
+    assert [(step.number, step.rids, sites(step)[0].split(".")[0]) for step in found.steps] == [
+        (1, ("a",), "target_prefill"),
+        (2, ("b",), "target_prefill"),
+        (3, ("b",), "target_prefill"),
+        (4, ("a",), "draft"),
+    ]
+    assert values(found, found.steps[3], "verify.input_ids", tmp_path) == [4, 5, 6, 7]
+
+
 def test_requests_without_counterparts_are_left_out_from_there_and_why_is_said(tmp_path: Path) -> None:
     runner = taped(tmp_path / "t")
     runner.add(A, [1, 2, 3])
@@ -94,14 +112,11 @@ def test_requests_without_counterparts_are_left_out_from_there_and_why_is_said(t
         "a": "had fewer drafts to verify there than a chain has",
         "b": "was preempted there, and computed again",
     }
-
-
-def test_a_request_that_was_not_drafted_for_is_left_out(tmp_path: Path) -> None:
-    runner = taped(tmp_path / "t")
-    runner.add(A, [1, 2, 3])
-    runner.drafter.propose = lambda **_: torch.zeros(1, 3, dtype=torch.int32)  # type: ignore[method-assign]
-    runner.step(**{A: 3})
-    runner.step(**{A: 4})
-    found = recording(tmp_path / "t")
+    undrafted = taped(tmp_path / "u")
+    undrafted.add(A, [1, 2, 3])
+    undrafted.drafter.propose = lambda **_: torch.zeros(1, 3, dtype=torch.int32)  # type: ignore[method-assign]
+    undrafted.step(**{A: 3})
+    undrafted.step(**{A: 4})
+    found = recording(tmp_path / "u")
     assert len(found.steps) == 1
     assert found.left_out == {"a": "was not drafted for there, so near to the end of its context"}

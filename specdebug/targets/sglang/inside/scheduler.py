@@ -1,4 +1,4 @@
-"""Conservation laws of SGLang's pools: slots, rows and locks, added up after each batch whose results are in.
+"""SGLang's scheduler: its batches, its requests, and the conservation laws of its pools, added up after each batch.
 
 They are the laws of our own engine (``engine/memory/laws.py``), over what SGLang keeps: pages that are free, in
 the radix tree, or a request's own; rows of ``req_to_token``; and how many requests lock each node.
@@ -8,38 +8,115 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdebug.targets.inside.guard import EngineLook
+from specdebug.targets.inside.guard import Call, EngineLook, wrap_all, wrap_method
 from specdebug.targets.inside.words import tell
-from specdebug.targets.inside.wrapping import wrap_method
-from specdebug.targets.sglang.inside.batches import TAKE
-from specdebug.targets.sglang.inside.requests import Held, holders
 from specdebug.targets.sglang.inside.seats import Seat
 
+_BATCH, _SCHEDULER = "srt.managers.schedule_batch", "srt.managers.scheduler:Scheduler"
+RUN, TAKE = (
+    Seat("the scheduler's batches", (f"{_SCHEDULER}.{name}",)) for name in ("run_batch", "process_batch_result")
+)
+"""The methods that launch a batch and that take its results."""
+HELD = "what requests hold"
+HELD_SEATS = (
+    *(
+        Seat(HELD, (f"{_BATCH}:ReqKvInfo.{name}", f"{_BATCH}:Req.{name}"))
+        for name in ("req_pool_idx", "cache_protected_len", "kv_committed_len", "kv_allocated_len")
+    ),
+    Seat(HELD, (f"{_BATCH}:Req.lock", f"{_BATCH}:Req.last_node")),
+    Seat(HELD, (f"{_SCHEDULER}.cur_batch_for_debug", f"{_SCHEDULER}.cur_batch")),
+    *(Seat(HELD, (f"{_SCHEDULER}.{name}",)) for name in ("running_batch", "last_batch", "chunked_req")),
+)
+"""The fields that are read of requests, by the names that they have had."""
 BOOKS = "the books of the memory pools"
-NEEDED = tuple(
-    Seat(BOOKS, places)
-    for places in (
-        ("srt.managers.scheduler:Scheduler.req_to_token_pool",),
-        ("srt.managers.scheduler:Scheduler.token_to_kv_pool_allocator",),
-        ("srt.managers.scheduler:Scheduler.tree_cache",),
-        ("srt.mem_cache.memory_pool:ReqToTokenPool.free_slots",),
-        ("srt.mem_cache.memory_pool:ReqToTokenPool.req_to_token",),
-        (
-            "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator.get_all_free_pages",
-            "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator.free_pages",
-        ),
-        *((f"srt.mem_cache.radix_cache:RadixCache.{name}",) for name in
-          ("total_size", "all_values_flatten", "evictable_size", "protected_size")),
-    )
-)  # fmt: skip
+_PAGED, _TREE = "srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator", "srt.mem_cache.radix_cache:RadixCache"
+BOOKS_SEATS = (
+    *(
+        Seat(BOOKS, (f"{_SCHEDULER}.{name}",))
+        for name in ("req_to_token_pool", "token_to_kv_pool_allocator", "tree_cache")
+    ),
+    *(Seat(BOOKS, (f"srt.mem_cache.memory_pool:ReqToTokenPool.{name}",)) for name in ("free_slots", "req_to_token")),
+    Seat(BOOKS, (f"{_PAGED}.get_all_free_pages", f"{_PAGED}.free_pages")),
+    *(
+        Seat(BOOKS, (f"{_TREE}.{name}",))
+        for name in ("total_size", "all_values_flatten", "evictable_size", "protected_size")
+    ),
+)
 """The fields that are read beside the requests."""
 MOST_TOLD = 20
 """Violations of a process that are told; a leak is one after every batch."""
+_MICRO_BATCHES = ("mbs", "running_mbs", "last_mbs")
+"""Of a scheduler that is a stage of a pipeline; others have none."""
+
+
+def follow_batches(
+    begin: Callable[[int], None], tell: Callable[[], None], died: Callable[[], None], look: EngineLook
+) -> None:
+    """Call ``begin`` with the number of each batch, from 1 on, and ``tell`` after it was launched and after its results
+    were taken; at a failure ``died`` instead: a GPU computes behind the scheduler's back, so its death shows in one
+    batch or in the results of the one before. Raises NoSeat."""
+    steps = 0
+
+    def telling(call: Call, _: Any, *args: Any, **named: Any) -> Any:
+        try:
+            answer = call(*args, **named)
+        except BaseException:
+            died()
+            raise
+        tell()
+        return answer
+
+    def run_batch(call: Call, *args: Any, **named: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        begin(steps)
+        return telling(call, *args, **named)
+
+    wrap_all(((*RUN.find(), run_batch), (*TAKE.find(), telling)), look)
+
+
+@dataclass(frozen=True)
+class Held:
+    """``row``: of ``req_to_token``, None where the request holds nothing. Of its positions, the first ``protected`` are
+    the tree's, ``committed`` have KV, and ``allocated`` have slots. ``node``: of the radix tree, the last that it
+    locks."""
+
+    rid: str
+    row: Any
+    protected: int
+    committed: int
+    allocated: int
+    node: Any
+
+
+def holders(scheduler: Any) -> list[Held]:
+    """The requests that hold a row: of the batch that runs on, of the last one, and of the one that was launched last,
+    which the others do not have while the results of the last are taken; in a pipeline those of all micro-batches."""
+    launched = scheduler.cur_batch if hasattr(scheduler, "cur_batch") else scheduler.cur_batch_for_debug
+    batches = [scheduler.running_batch, scheduler.last_batch, launched]
+    for name in _MICRO_BATCHES:
+        batches += getattr(scheduler, name, ())
+    requests = [request for batch in batches if batch is not None for request in batch.reqs]
+    requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
+    every = [held(request) for request in {id(each): each for each in requests}.values()]
+    return [each for each in every if each.row is not None]
+
+
+def held(request: Any) -> Held:
+    """Return the slots that a request holds now. Raises AttributeError where a release keeps it elsewhere."""
+    own = request if hasattr(request, "req_pool_idx") else request.kv
+    if hasattr(request, "kv_allocated_len"):
+        allocated = int(request.kv_allocated_len)
+    else:  # some releases know of a request that holds no slots by its having no ``kv``
+        allocated = 0 if request.kv is None else int(request.kv.kv_allocated_len)
+    node = getattr(request.lock, "node", None) if hasattr(request, "lock") else request.last_node
+    return Held(request.rid, own.req_pool_idx, own.cache_protected_len, own.kv_committed_len, allocated, node)
 
 
 def keep_books() -> None:
@@ -47,7 +124,7 @@ def keep_books() -> None:
     told: set[str] = set()
     batches = 0
 
-    def process_batch_result(call: Callable[..., Any], scheduler: Any, *args: Any, **named: Any) -> Any:
+    def process_batch_result(call: Call, scheduler: Any, *args: Any, **named: Any) -> Any:
         nonlocal batches
         answer = call(*args, **named)
         batches += 1
@@ -64,14 +141,15 @@ def violated(scheduler: Any) -> list[str]:
     """The laws that do not hold now, each ``law: what``."""
     requests = holders(scheduler)
     pool, allocator, tree = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
-    page = allocator.page_size
+    page, cells = allocator.page_size, pool.req_to_token
     cached = _cached(tree)
-    parts = [("free", free_pages(allocator)), ("cached", _pages(cached, page))]
-    parts += [(each.rid, _own_pages(each, pool.req_to_token, page)) for each in requests]
+    parts = [("free", free_pages(allocator)), ("cached", torch.unique(cached // page))]
+    for each in requests:  # beside those that the tree has
+        parts.append((each.rid, torch.unique(cells[each.row, each.protected : each.allocated].cpu() // page)))
     return [
         *_ownership(parts, allocator.size // page),
         *_rows(pool, requests),
-        *_liveness(requests, pool.req_to_token, page, allocator.size),
+        *_liveness(requests, cells, page, allocator.size),
         *_locks(tree, cached, requests),
     ]
 
@@ -85,21 +163,9 @@ def free_pages(allocator: Any) -> Tensor:
     return pages.cpu()
 
 
-def _pages(slots: Tensor, page: int) -> Tensor:
-    pages: Tensor = torch.unique(slots // page)
-    return pages
-
-
-def _own_pages(one: Held, req_to_token: Tensor, page: int) -> Tensor:
-    """The pages of a request beside those that the tree has."""
-    return _pages(req_to_token[one.row, one.protected : one.allocated].cpu(), page)
-
-
 def _cached(tree: Any) -> Tensor:
     """The slots in the radix tree."""
-    if getattr(tree, "disable", False):
-        return torch.empty(0, dtype=torch.int64)
-    size = tree.total_size()  # of some trees with that of other state
+    size = 0 if getattr(tree, "disable", False) else tree.total_size()  # of some trees with that of other state
     if not (size[0] if isinstance(size, tuple) else size):
         return torch.empty(0, dtype=torch.int64)
     slots: Tensor = tree.all_values_flatten().cpu()
@@ -126,15 +192,13 @@ def _ownership(parts: Sequence[tuple[str, Tensor]], pages: int) -> Iterator[str]
 def _rows(pool: Any, requests: Sequence[Held]) -> Iterator[str]:
     """Every row is free or held by one request. Row 0 is for padding."""
     claims: dict[int, list[str]] = {row: [] for row in range(1, pool.req_to_token.shape[0])}
-    for row in pool.free_slots:
-        claims.setdefault(int(row), []).append("the free list")
-    for each in requests:
-        claims.setdefault(int(each.row), []).append(each.rid)
-    for row, by in claims.items():
-        if not by:
+    for row, by in (*((row, "the free list") for row in pool.free_slots), *((each.row, each.rid) for each in requests)):
+        claims.setdefault(int(row), []).append(by)
+    for row, every in claims.items():
+        if not every:
             yield f"rows: row {row} is lost: neither free nor held by a request that prefills or runs"
-        elif len(by) > 1:
-            yield f"rows: row {row} is held by {' and '.join(by)}"
+        elif len(every) > 1:
+            yield f"rows: row {row} is held by {' and '.join(every)}"
 
 
 def _liveness(requests: Sequence[Held], req_to_token: Tensor, page: int, size: int) -> Iterator[str]:

@@ -1,8 +1,10 @@
-"""Triton's interpreter, with what it does anew left out or remembered, computes what it computed before."""
+"""Processes are forked that would be spawned, and Triton's interpreter, with what it does anew left out or remembered,
+computes what it computed before."""
 
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,8 @@ from triton import language
 from triton.language import core
 from triton.runtime import interpreter
 
-from specdebug.targets.sglang.inside.interpreter import (
+from specdebug.targets.sglang.inside.speed import (
+    fork_for_spawn,
     leave_overflow,
     prepare_once,
     remember_dtypes,
@@ -27,6 +30,15 @@ from tests.interpreter import device
 
 __all__ = ["device"]
 BLOCK = 4
+
+
+def test_only_spawning_becomes_forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[tuple[str | None, bool]] = []
+    monkeypatch.setattr(multiprocessing, "set_start_method", lambda method, force: chosen.append((method, force)))
+    fork_for_spawn()
+    for method in ("spawn", "forkserver", None):
+        multiprocessing.set_start_method(method, force=True)
+    assert chosen == [("fork", True), ("forkserver", True), (None, True)]
 
 
 @pytest.fixture(autouse=True)
@@ -44,23 +56,17 @@ def triton_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del core.tuple.type
 
 
-@pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The functions that the language was prepared for."""
-    seen: list[Any] = []
-    monkeypatch.setattr(interpreter, "_patch_lang", seen.append)
-    return seen
-
-
-def test_a_second_kernel_finds_it_prepared(prepared: list[Any]) -> None:
-    first, second, other = (
-        SimpleNamespace(__globals__=each)
-        for each in ({"tl": language, "torch": 1}, {"tl": language}, {"tl": language, "core": language.core})
-    )
-    assert prepare_once() == "triton.runtime.interpreter._patch_lang"
-    for kernel in (first, second, first, other, second):
+def test_a_second_kernel_finds_it_prepared_and_one_that_sees_none_of_it_is_told_off_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepared: list[Any] = []
+    monkeypatch.setattr(interpreter, "_patch_lang", prepared.append)
+    seen: list[dict[str, Any]] = [{"tl": language}, {"tl": language}, {"tl": language, "core": language.core}, {}]
+    first, second, other, none = (SimpleNamespace(__globals__=each) for each in seen)
+    prepare_once()
+    for kernel in (first, second, first, other, second, none):
         interpreter._patch_lang(kernel).restore()  # type: ignore[attr-defined]
-    assert prepared == [first, other]
+    assert prepared == [first, other, none]
 
 
 @pytest.mark.parametrize("debug", [False, True])
@@ -84,6 +90,8 @@ def test_a_dtype_is_that_of_the_elements_and_of_pointers_an_address(kind: Any, d
         assert interpreter._get_np_dtype(tl.block_type(kind, [8])) == np.dtype(dtype)
         for pointer in (table, tl.block_type(table, [8])):
             assert interpreter._get_np_dtype(pointer) == look_up(pointer) == np.dtype("uint64")
+    with pytest.raises(KeyError):
+        interpreter._get_np_dtype(tl.void)
 
 
 def test_a_tuple_has_the_type_of_its_values_or_the_one_it_is_given() -> None:

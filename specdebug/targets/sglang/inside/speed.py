@@ -1,4 +1,5 @@
-"""Triton's interpreter without what it does anew at every step of a kernel, and throws away.
+"""How SGLang runs fast enough on a CPU: processes forked that it would have spawned, and Triton's interpreter without
+what it does anew at every step of a kernel, and throws away.
 
 Of a draft with branches most of a batch's time is SGLang's ``generate_draft_decode_kv_indices``, which has a program
 for each step, request and branch. What such a kernel computes, loads and stores is Triton's interpreter's, as ever.
@@ -7,14 +8,21 @@ for each step, request and branch. What such a kernel computes, loads and stores
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+from types import SimpleNamespace
 from typing import Any
 
 
-class Nothing:
-    """What a launch takes back: nothing."""
+def fork_for_spawn() -> str:
+    """Have processes forked that are asked to be spawned, for without a GPU they need not import everything anew, which
+    takes more than half of a start; returns the name of what was replaced."""
+    real = multiprocessing.set_start_method
 
-    def restore(self) -> None:
-        """Do nothing."""
+    def set_start_method(method: str | None, force: bool = False) -> None:
+        real("fork" if method == "spawn" else method, force)
+
+    multiprocessing.set_start_method = set_start_method
+    return "multiprocessing.set_start_method"
 
 
 def interpret_fast() -> list[str]:
@@ -33,12 +41,12 @@ def prepare_once() -> str:
     prepare = interpreter._patch_lang
     prepared: set[int] = set()
 
-    def patch_lang(fn: Any) -> Nothing:
+    def patch_lang(fn: Any) -> Any:
         seen = {id(value) for value in fn.__globals__.values() if value is language or value is language.core}
         if not seen or not seen <= prepared:
             prepare(fn)  # which says where a kernel sees none
             prepared.update(seen)
-        return Nothing()
+        return SimpleNamespace(restore=lambda: None)
 
     interpreter._patch_lang = patch_lang
     return "triton.runtime.interpreter._patch_lang"
@@ -55,8 +63,7 @@ def leave_overflow() -> str:
 
 
 def remember_dtypes() -> str:
-    """Have NumPy's dtype of a type looked up by the name of its elements' type, and not in a table that each look-up
-    makes."""
+    """Have NumPy's dtype of a type looked up by its elements' type, and not in a table that each look-up makes."""
     from triton.runtime import interpreter
 
     look_up = interpreter._get_np_dtype

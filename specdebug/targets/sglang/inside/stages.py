@@ -1,0 +1,329 @@
+"""The stages of SGLang's EAGLE worker, wrapped where they are: looks at requests for oracles, and a tape of its sites.
+
+What a CUDA graph does within itself passes no function on the host, so the forwards of the draft are recorded where
+they run eagerly, or are replayed on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdebug.targets.inside.guard import Call, EngineLook, wrap_all
+from specdebug.targets.inside.tape import Event, Looks, Tape, kept
+from specdebug.targets.sglang.inside.memory import EXTEND_REPLAY
+from specdebug.targets.sglang.inside.scheduler import RUN, TAKE, held
+from specdebug.targets.sglang.inside.seats import KERNELS, Seat
+
+LOOKS, RECORDING = "requests inside", "a recording"
+_WORKER = "srt.speculative.eagle_worker_v2"
+DRAFT, DRAFT_PREFILL, DRAFT_EXTEND = (
+    Seat(LOOKS, (f"{_WORKER}:EagleDraftWorker.{name}",))
+    for name in ("draft", "_draft_extend_for_prefill", "_draft_extend_for_decode")
+)
+SAMPLE = Seat(
+    LOOKS,
+    (
+        "srt.speculative.eagle_worker_common:eagle_sample",
+        f"{_WORKER}:eagle_sample",
+        "srt.speculative.eagle_info:EagleVerifyInput.sample",
+    ),
+)
+"""The method that decides a verify."""
+_TOSSES = ("srt.speculative.eagle_utils", "srt.speculative.eagle_info_v2", "kernels.ops.speculative.sampling", KERNELS)
+LOOK_SEATS = {
+    "draft": DRAFT,
+    "draft_prefill": DRAFT_PREFILL,
+    "draft_extend": DRAFT_EXTEND,
+    "release": Seat(LOOKS, ("srt.managers.scheduler_components.batch_result_processor:release_kv_cache",)),
+    "sample": SAMPLE,
+    "toss": Seat(LOOKS, tuple(f"{module}:tree_speculative_sampling_target_only" for module in _TOSSES)),
+}
+TAPE_SEATS = {
+    "run_batch": RUN,
+    "process_batch_result": TAKE,
+    "target_forward": Seat(RECORDING, ("srt.managers.tp_worker:TpModelWorker.forward_batch_generation",)),
+    "model_forward": Seat(RECORDING, ("srt.model_executor.model_runner:ModelRunner.forward",)),
+    "draft": DRAFT,
+    "draft_forward": Seat(RECORDING, (f"{_WORKER}:EagleDraftWorker.draft_forward",)),
+    "draft_prefill": DRAFT_PREFILL,
+    "draft_extend": DRAFT_EXTEND,
+    "organize": Seat(RECORDING, (f"{_WORKER}:organize_draft_results",)),
+    "sample": SAMPLE,
+    "extend_replay": EXTEND_REPLAY,
+}
+"""The functions that are tapped, by the tap."""
+
+
+def look(looks: Looks, *, coin_of_step: bool) -> None:
+    """Remember every request of this process's scheduler, if it has one. ``coin_of_step``: a verify's coins are by the
+    number of the step, as our stand-in for the kernel has them, and not by the node. Raises NoSeat."""
+    taps = _LookTaps(looks, coin_of_step)
+    wrap_all([(*seat.find(), getattr(taps, name)) for name, seat in LOOK_SEATS.items()], EngineLook(LOOKS))
+
+
+def record(path: str) -> Callable[[], None]:
+    """Record every batch of this process's scheduler, if it has one, to a file; returns what waits until all of it is
+    written. Raises NoSeat."""
+    taps = _TapeTaps(tape := Tape(path))
+    wrap_all([(*seat.find(), getattr(taps, name)) for name, seat in TAPE_SEATS.items()], EngineLook(RECORDING))
+    return tape.wait
+
+
+class _LookTaps:
+    """Taps that remember what is stored, drafted, verified and cached of each request."""
+
+    def __init__(self, looks: Looks, coin_of_step: bool) -> None:
+        self._looks = looks
+        self._coin_of_step = coin_of_step
+        self._draft_worker: Any = None
+        self._stored: list[Event] = []  # what each request of the batch drafts from
+        self._coins: tuple[Tensor, Tensor] | None = None  # of the verify that is sampled, by node and for the bonus
+
+    def draft(self, call: Call, worker: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        self._draft_worker = worker
+        self._stored = [] if batch.forward_mode.is_idle() else _stored(batch.spec_info, batch.seq_lens)
+        return call(batch, *args, **named)
+
+    def toss(self, call: Call, **named: Any) -> Any:
+        self._coins = kept(named["uniform_samples"]), kept(named["uniform_samples_for_final_sampling"])
+        return call(**named)
+
+    def sample(self, call: Call, verify: Any, batch: Any, output: Any, *args: Any, **named: Any) -> Any:
+        self._coins = None
+        answer = call(batch, output, *args, **named)
+        if not batch.forward_mode.is_idle():
+            self._verified(verify, batch, output.next_token_logits, answer)
+        return answer
+
+    def draft_prefill(self, call: Call, worker: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        self._draft_worker = worker
+        answer = call(batch, *args, **named)
+        if answer is not None and not batch.forward_mode.is_idle():
+            for request, stored in zip(batch.reqs, _stored(answer, batch.seq_lens), strict=True):
+                self._looks.add(request.rid, {"what": "prefilled", "stored": stored})
+        return answer
+
+    def draft_extend(self, call: Call, _: Any, batch: Any, result: Any, *args: Any, **named: Any) -> Any:
+        answer = call(batch, result, *args, **named)
+        if not batch.forward_mode.is_idle():
+            lengths = batch.seq_lens + result.accept_lens
+            for request, stored in zip(batch.reqs, _stored(result.next_draft_input, lengths), strict=True):
+                self._looks.extend(request.rid, {"stores": stored})
+        return answer
+
+    def release(self, call: Call, request: Any, cache: Any, *args: Any, **named: Any) -> Any:
+        if request.finished() and request.finished_reason.to_json().get("type") != "abort":
+            holds = held(request)
+            self._looks.end(request.rid, self._kv(holds.row, holds.committed, cache))
+        else:
+            self._looks.forget(request.rid)
+        return call(cache, *args, **named)
+
+    def _verified(self, verify: Any, batch: Any, logits: Tensor, answer: Any) -> None:
+        predict, accept_lens, accept_index = (kept(each) for each in answer)
+        count, nodes = len(batch.reqs), verify.draft_token_num
+        theirs = ("draft_token", "positions", "retrieve_next_token", "retrieve_next_sibling")
+        trees = {
+            name.replace("draft_token", "tokens"): kept(getattr(verify, name).reshape(-1)[: count * nodes])
+            for name in theirs
+        }
+        alone = _of_nodes_alone(self._draft_worker)
+        masks = tree_masks(verify.custom_mask, batch.seq_lens.tolist(), nodes, alone=alone)
+        for number, (request, stored) in enumerate(zip(batch.reqs, self._stored, strict=True)):
+            mine = slice(number * nodes, (number + 1) * nodes)
+            index = torch.where(accept_index[number] < 0, -1, accept_index[number] - number * nodes)
+            event: Event = {
+                "what": "verified",
+                "stored": stored,
+                "tree": {name: each[mine] for name, each in trees.items()} | {"mask": masks[number]},
+                "logits": kept(logits[mine]),
+                "predict": predict[mine],
+                "accept_index": index,
+                "accepted": int(accept_lens[number]),
+                "coins": self._of_path(number, index),
+            }
+            self._looks.add(request.rid, event)
+
+    def _of_path(self, number: int, path: Tensor) -> Tensor | None:
+        """The coins of a request's walk: one for each node that it came to, and last that of the bonus."""
+        if self._coins is None:
+            return None
+        by_node, last = (each[number] for each in self._coins)
+        steps = torch.arange(path.numel()) if self._coin_of_step else path.clamp(min=0)
+        return torch.cat((by_node[steps.clamp(max=by_node.numel() - 1).long()], last.reshape(1)))
+
+    def _kv(self, row: int, length: int, cache: Any) -> dict[str, Tensor]:
+        slots = cache.req_to_token_pool.req_to_token[row, :length].long()
+        pools = {"target": cache.token_to_kv_pool_allocator.get_kvcache()}
+        if self._draft_worker is not None:
+            pools["draft"] = self._draft_worker.draft_runner.token_to_kv_pool
+        return {
+            f"{name}_{kind}": torch.stack([kept(each[slots]) for each in getattr(pool, f"{kind}_buffer")])
+            for name, pool in pools.items()
+            for kind in ("k", "v")
+            if hasattr(pool, "k_buffer")  # latent attention packs both into one
+        }
+
+
+def _stored(spec_info: Any, lengths: Tensor) -> list[Event]:
+    """What each request stores for its next draft, after ``lengths`` positions. Of a chain SGLang stores no
+    probabilities but ones."""
+    names = ("bonus_tokens", "topk_p", "topk_index", "hidden_states")
+    rows = {name: kept(getattr(spec_info, name)) for name in names}
+    if rows["topk_p"].shape[-1] == 1:
+        del rows["topk_p"]
+    return [
+        {name: each[number] for name, each in rows.items()} | {"seq_len": length}
+        for number, length in enumerate(lengths.tolist())
+    ]
+
+
+def _of_nodes_alone(draft_worker: Any) -> bool:
+    """Return True if masks are of trees alone: so they are from 0.5.18 on where the target's backend does not read
+    them, such as FA3 for chains. Its buffer is as long as its largest batch needs."""
+    owned = getattr(draft_worker.target_worker.model_runner.attn_backend, "verify_mask", None)
+    return bool((draft_worker.tree_mask_mode if owned is None else owned.mode).name == "QLEN_ONLY")
+
+
+def tree_masks(mask: Tensor, lengths: list[int], nodes: int, *, alone: bool) -> list[Tensor]:
+    """Each request's tree, bool [nodes, nodes], out of rows of context and tree, or of the tree ``alone``. ``lengths``:
+    of the contexts. What is behind the last request's is another batch's."""
+    flat, masks, start = mask.reshape(-1), [], 0
+    for length in [0] * len(lengths) if alone else lengths:
+        rows = flat[start : start + nodes * (length + nodes)].view(nodes, length + nodes)
+        masks.append(rows[:, length:].detach().to("cpu", copy=True).bool())
+        start += rows.numel()
+    return masks
+
+
+class _TapeTaps:
+    """Taps that record what goes in and comes out, by our names of the sites (``engine/sites.py``)."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._steps = 0
+        self._told: set[str] = set()
+        self._drafted: Any = None  # what the draft model said last of a prefill, or of accepted tokens
+
+    def run_batch(self, call: Call, _: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        mode = batch.forward_mode
+        if not batch.reqs or not (mode.is_extend() or mode.is_decode()):
+            return call(batch, *args, **named)
+        self._steps += 1
+        kind = "prefill" if mode.is_extend() else "plain" if batch.spec_algorithm.is_none() else "speculative"
+        lens = [int(each) for each in batch.extend_lens] if kind == "prefill" else []
+        self._tape.begin(self._steps, kind, [request.rid for request in batch.reqs], lens)
+        try:
+            return call(batch, *args, **named)
+        finally:
+            self._tape.end()
+
+    def process_batch_result(self, call: Call, _: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        answer = call(batch, *args, **named)
+        for request in batch.reqs:
+            if request.finished() and request.rid not in self._told:
+                self._told.add(request.rid)
+                plain = batch.spec_algorithm.is_none()
+                self._tape.ended(request.rid, len(request.output_ids) - 1 if plain else request.spec_verify_ct)
+        return answer
+
+    def target_forward(self, call: Call, worker: Any, *args: Any, **named: Any) -> Any:
+        answer = call(*args, **named)
+        if not worker.model_runner.is_draft_worker and not named.get("is_verify") and answer.next_token_ids is not None:
+            self._tape.add("sampler.next_token_ids", answer.next_token_ids)
+        return answer
+
+    def model_forward(self, call: Call, runner: Any, forward_batch: Any, *args: Any, **named: Any) -> Any:
+        place = _place(runner.is_draft_worker, forward_batch.forward_mode) if self._tape.recording else None
+        if place is None:
+            return call(forward_batch, *args, **named)
+        ids = _certain_ids(forward_batch) if place == "draft_extend" else forward_batch.input_ids
+        self._tape.add(f"{place}.input_ids", ids)
+        if place == "draft.forward":
+            self._tape.add("draft.forward.positions", forward_batch.positions)
+        answer = call(forward_batch, *args, **named)
+        output = answer.logits_output
+        if place in ("draft_prefill", "draft_extend"):
+            self._drafted = output
+            return answer
+        if place in ("target_prefill", "verify") and output.hidden_states is not None:
+            self._tape.add(f"{place}.hidden_states", output.hidden_states)
+        self._tape.add(f"{place}.logits", output.next_token_logits)
+        return answer
+
+    def extend_replay(self, call: Call, _: Any, forward_batch: Any, *args: Any, **named: Any) -> Any:
+        self._tape.add("draft_extend.input_ids", _certain_ids(forward_batch))
+        self._drafted = call(forward_batch, *args, **named)
+        return self._drafted
+
+    def draft(self, call: Call, _: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        self._tape.add("draft.bonus", batch.spec_info.bonus_tokens)
+        answer = call(batch, *args, **named)
+        requests = len(batch.reqs)
+        if requests and answer.retrieve_next_token is not None:
+            for name in ("retrieve_next_token", "retrieve_next_sibling"):
+                self._tape.add(f"tree.{name}", getattr(answer, name).reshape(requests, -1))
+        return answer
+
+    def draft_forward(self, call: Call, worker: Any, *args: Any, **named: Any) -> Any:
+        answer = call(*args, **named)
+        if worker.topk > 1:  # a chain has nothing to organize
+            _, top_scores_index, draft_tokens = answer[:3]  # from 0.5.18 on probabilities follow
+            self._tape.add("draft.organize.top_scores_index", top_scores_index)
+            self._tape.add("draft.organize.draft_tokens", draft_tokens)
+        return answer
+
+    def organize(self, call: Call, score_list: Any, *args: Any, **named: Any) -> Any:
+        if self._tape.recording:
+            self._tape.add("draft.organize.scores", torch.cat(score_list, dim=1).flatten(1))
+        return call(*args, **named)
+
+    def draft_prefill(self, call: Call, _: Any, *args: Any, **named: Any) -> Any:
+        answer = call(*args, **named)
+        self._start(answer)
+        return answer
+
+    def draft_extend(self, call: Call, _: Any, batch: Any, result: Any, *args: Any, **named: Any) -> Any:
+        answer = call(batch, result, *args, **named)
+        self._start(result.next_draft_input)
+        return answer
+
+    def sample(self, call: Call, _: Any, *args: Any, **named: Any) -> Any:
+        predict, accept_lens, accept_index = call(*args, **named)
+        self._tape.add("accept.predict", predict)
+        self._tape.add("accept.accept_index", accept_index)
+        self._tape.add("accept.num_correct_drafts", accept_lens - 1)
+        return predict, accept_lens, accept_index
+
+    def _start(self, drafted: Any) -> None:
+        """The start of the next draft: what the draft says after the last token that is certain."""
+        if drafted is None or drafted.topk_index is None:
+            return
+        if self._drafted is not None:
+            self._tape.add("draft_extend.logits", self._drafted.next_token_logits)  # by now of the last rows only
+        self._tape.add("draft_extend.topk_index", drafted.topk_index)
+        if drafted.topk_index.shape[-1] > 1:  # of a chain it is 1 and never read
+            self._tape.add("draft_extend.topk_p", drafted.topk_p)
+
+
+def _place(drafts: bool, mode: Any) -> str | None:
+    """The first part of our names of a forward's sites."""
+    if not drafts and mode.is_target_verify():
+        return "verify"
+    if mode.is_decode():
+        return "draft.forward" if drafts else "target_decode"
+    if drafts and mode.is_draft_extend_v2():
+        return "draft_extend"
+    return ("draft_prefill" if drafts else "target_prefill") if mode.is_extend() else None
+
+
+def _certain_ids(forward_batch: Any) -> Any:
+    """The tokens that a draft extends over, zeros in the place of those behind the accepted ones, as ours has them."""
+    ids, accepted = forward_batch.input_ids, forward_batch.spec_info.num_accept_tokens
+    rows = ids.reshape(accepted.numel(), -1)
+    places = torch.arange(rows.shape[1], device=ids.device)
+    return rows.where(places < accepted.unsqueeze(1), 0).reshape(-1)

@@ -1,0 +1,189 @@
+"""SGLang's pools add up: each law holds of a sound engine, each way to break it is named, and faults that act there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specdebug import async_probe
+from specdebug.faults.declare import parse_fault
+from specdebug.targets.inside.words import facts_in
+from specdebug.targets.sglang.faults import BETWEEN_BATCHES, plain_fault
+from specdebug.targets.sglang.inside import faults
+from specdebug.targets.sglang.inside.scheduler import violated
+from tests.targets.sglang.inside.engine import imported, scheduler
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_sound_pools_break_no_law(running: bool) -> None:
+    assert violated(scheduler(running=running)) == []
+
+
+def _allocated_apart(one: Any) -> None:
+    """Releases up to 0.5.18."""
+    one.kv = SimpleNamespace(kv_allocated_len=vars(one).pop("kv_allocated_len"))
+
+
+def _all_apart(one: Any) -> None:
+    """Those up to 0.5.21."""
+    names = ("req_pool_idx", "cache_protected_len", "kv_committed_len", "kv_allocated_len")
+    one.kv = SimpleNamespace(**{name: vars(one).pop(name) for name in names})
+
+
+def _with_locks(one: Any) -> None:
+    """Those from 0.5.22 on, in which a node that was the last is not always locked."""
+    _all_apart(one)
+    one.lock, one.last_node = SimpleNamespace(node=one.last_node), None
+
+
+@pytest.mark.parametrize("keeps", [lambda one: None, _allocated_apart, _all_apart, _with_locks])
+@pytest.mark.parametrize("name", ["cur_batch", "cur_batch_for_debug", "mbs", "running_mbs", "last_mbs"])
+def test_what_a_request_holds_is_found_wherever_a_release_keeps_it(keeps: Callable[[Any], None], name: str) -> None:
+    """Here one that only the batch has that was launched last, or another micro-batch."""
+    engine = scheduler()
+    (one,) = engine.running_batch.reqs
+    keeps(one)
+    if name.startswith("cur"):
+        del engine.cur_batch
+    setattr(engine, name, [None, engine.running_batch] if name.endswith("mbs") else engine.running_batch)
+    engine.running_batch = engine.last_batch = None
+    assert violated(engine) == []
+
+
+FREE, ROWS = "token_to_kv_pool_allocator.free_pages", "req_to_token_pool.free_slots"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        (FREE, torch.tensor([5, 6, 7]), "ownership: 1 pages have no owner (first: 8)"),
+        (FREE, torch.tensor([3, 5, 6, 7, 8]), "ownership: page 3 has 2 owners: free and 0123abcd-a"),
+        (FREE, torch.tensor([5, 5, 6, 7, 8]), "ownership: page 5 has 2 owners: free and free"),
+        (FREE, torch.tensor([5, 6, 7, 8, 9]), "liveness: free holds page 9, outside the pool"),
+        ("req_to_token_pool.req_to_token", None, "liveness: 0123abcd-a position 1 of 6 points to slot 0"),
+        (ROWS, [], "rows: row 2 is lost: neither free nor held by a request that prefills or runs"),
+        (ROWS, [1, 2], "rows: row 1 is held by the free list and 0123abcd-a"),
+        ("tree_cache.node.lock_ref", 2, "locks: radix node 1 has lock_ref 2, 1 requests read it: 0123abcd-a"),
+        ("tree_cache.evictable_size_", 2, "locks: evictable + protected = 6, cached = 4"),
+    ],
+)
+def test_each_broken_law_is_named(place: str, value: Any, told: str) -> None:
+    engine = scheduler()
+    owner, _, name = place.rpartition(".")
+    if value is None:
+        engine.req_to_token_pool.req_to_token[1, 1] = 0
+    else:
+        setattr(attrgetter(owner)(engine), name, value)
+    assert violated(engine) == [told]
+
+
+def test_a_tree_that_shows_no_nodes_is_added_up_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_ported(_: object) -> None:
+        raise NotImplementedError("root_node")
+
+    engine = scheduler()
+    engine.tree_cache.node.lock_ref = 2
+    monkeypatch.setattr(type(engine.tree_cache), "root_node", property(not_ported, lambda *_: None), raising=False)
+    assert violated(engine) == []
+    engine.tree_cache.evictable_size_ = 2
+    assert violated(engine) == ["locks: evictable + protected = 6, cached = 4"]
+
+
+def test_a_lock_that_outlives_every_request_is_named() -> None:
+    engine = scheduler(running=False)
+    engine.tree_cache.node.lock_ref, engine.tree_cache.evictable_size_ = 1, 0
+    assert violated(engine) == [
+        "locks: 4 slots are protected, and no request runs",
+        "locks: radix node 1 has lock_ref 1, 0 requests read it",
+    ]
+
+
+Told = Callable[[], list[dict[str, Any]]]
+Inject = Callable[..., tuple[Callable[..., Any], Callable[[], None]]]
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    return lambda: [facts for line in capsys.readouterr().err.splitlines() if (facts := facts_in(line))]
+
+
+@pytest.fixture
+def inject(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Injects faults into a class of schedulers; returns what runs a batch of one, and what tells of idle faults."""
+
+    def injected(*texts: str, seed: int = 0) -> Any:
+        kind: Any = type("Scheduler", (), {"run_batch": lambda self, batch, act=lambda: None: act()})
+        imported(monkeypatch, {"managers.scheduler": {"Scheduler": kind}})
+        tell_idle = faults.inject([plain_fault(parse_fault(text)) for text in texts], seed)
+        return lambda engine, *act: kind.run_batch(engine, engine.running_batch, *act), tell_idle
+
+    yield injected
+    async_probe.on_site(None)
+
+
+def test_a_fault_acts_at_its_step_and_says_what_it_did(told: Told, inject: Inject) -> None:
+    engine, (run, _) = scheduler(), inject("nan_kv_in_use:step=2")
+    pool = engine.token_to_kv_pool_allocator.get_kvcache()
+    run(engine)
+    assert told() == []
+    run(engine)
+    (injected,) = told()
+    assert (injected["fault"], injected["step"], injected["request"]) == ("nan_kv_in_use", 2, "a")
+    assert int(torch.stack([*pool.k_buffer, *pool.v_buffer]).isnan().sum()) == 1
+    assert injected["index"][0] in engine.req_to_token_pool.req_to_token[1, :5].tolist()
+
+
+@pytest.mark.parametrize("name", [name for name in BETWEEN_BATCHES if not name.startswith("worker_")])
+def test_each_class_finds_what_it_acts_on(name: str, told: Told, inject: Inject) -> None:
+    engine, (run, tell_idle) = scheduler(), inject(name)
+    run(engine)
+    tell_idle()
+    lacks = {
+        "req_to_token_of_another": "no other request runs",
+        "generation_mismatch": "no two requests with reserved slots run",
+    }
+    first = told()[0]
+    assert first.get("why") == lacks.get(name)
+    assert first["ledger"] == ("unfired" if name in lacks else "injected")
+
+
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [
+        ("slots_leaked", "ownership"),
+        ("slot_used_after_free", "ownership"),
+        ("cache_lock_lost", "locks"),
+        ("req_to_token_out_of_range", "liveness"),
+    ],
+)
+def test_damaged_books_break_a_law(name: str, law: str, inject: Inject) -> None:
+    engine, (run, _) = scheduler(), inject(name)
+    assert violated(engine) == []
+    run(engine)
+    assert law in {problem.partition(":")[0] for problem in violated(engine)}
+
+
+def test_at_a_site_the_tensor_that_passes_is_damaged(told: Told, inject: Inject) -> None:
+    run, tell_idle = inject("positions_off_by_one", "index_out_of_range:site=accept.predict,step=2")
+    positions = torch.tensor([6, 6])
+    run(scheduler(), lambda: async_probe.maybe_detect_oob(positions, 0, 100, "draft.forward.positions"))
+    tell_idle()
+    injected, idle = told()
+    assert positions.tolist() == [7, 7]
+    assert (injected["site"], injected["count"]) == ("draft.forward.positions", 2)
+    assert idle["why"] == "site accept.predict was not reached in step 2"
+
+
+def test_seeds_draw_other_places(told: Told, inject: Inject) -> None:
+    places = set()
+    for seed in range(6):
+        inject("nan_kv_in_use", seed=seed)[0](scheduler())
+        (injected,) = told()
+        places.add(json.dumps([injected["tensor"], injected["index"]]))
+    assert len(places) > 1

@@ -85,8 +85,7 @@ class EmbeddedTarget(Target):
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> EmbeddedSession:
         from specdebug import async_probe
         from specdebug.engine import progress
-        from specdebug.workers.compiling import watch_triton
-        from specdebug.workers.device import claim
+        from specdebug.workers.device import claim, watch_triton
 
         asked = self.asked(options)
         if asked.device != "cpu":

@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 from specdebug.base import assets
 from specdebug.base.attention_plans import PLANS, SHIPPED
-from specdebug.base.random_streams import stream
+from specdebug.base.trial import stream
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.lineup import LINEUP, WorkerEntry
-from specdebug.engine.workers.registry import ALGORITHMS
+from specdebug.engine.workers.registry import ALGORITHMS, LINEUP, WorkerEntry
 from specdebug.faults.fit import check_fit, lacking
 from specdebug.faults.model import Fault, FaultClass, Need
 from specdebug.targets.base import Asked

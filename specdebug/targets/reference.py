@@ -46,8 +46,7 @@ class ReferenceTarget(Target):
         _weights.clear()
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> ReferenceSession:
-        from specdebug.workers.arithmetic import arithmetic
-        from specdebug.workers.stack import versions
+        from specdebug.workers.stack import arithmetic, versions
 
         asked = self.asked(options)
         facts = {"device": asked.device, "name": "CPU", **versions(), "dtype": asked.dtype}

@@ -13,7 +13,7 @@ from specdebug.reference import greedy_generate, load_weights
 from specdebug.scenario.text import decoder, load_tokenizer
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.base import Busy, CannotBeServed, Opening
-from specdebug.targets.reference import TARGET, ReferenceSession, choose
+from specdebug.targets.reference import TARGET, ReferenceSession
 
 PROMPT = (1, 20, 300, 4)
 
@@ -110,17 +110,6 @@ def test_sampling_is_seeded_and_stays_within_what_was_left() -> None:
     assert text(1) == text(1)
     assert text(1) != text(2)
     assert text(1, top_k=1) == text(2, top_k=1)  # the greatest alone is left
-
-
-@pytest.mark.parametrize(
-    ("sampling", "possible"),
-    [({"top_k": 2}, {1, 3}), ({"top_p": 0.5}, {3}), ({"top_p": 0.9}, {0, 1, 3}), ({}, {0, 1, 2, 3})],
-)
-def test_a_token_is_drawn_from_what_top_k_and_top_p_leave(sampling: dict[str, Any], possible: set[int]) -> None:
-    logits = torch.tensor([0.1, 0.3, 0.02, 0.58]).log()
-    generator = torch.Generator().manual_seed(3)
-    drawn = {choose(logits, RequestSampling(1, temperature=1.0, **sampling), generator) for _ in range(600)}
-    assert drawn == possible
 
 
 def test_options_that_mean_nothing_here_are_listed_and_wrong_ones_refused() -> None:

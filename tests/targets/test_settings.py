@@ -8,7 +8,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.scenario.grammar import Scenario, read_scenario
 from specdebug.targets.registry import find_target
-from specdebug.targets.settings import HttpServer, LaunchedServer, ReleasedEngine, TargetChoice, parse_target
+from specdebug.targets.settings import HttpServer, LaunchedServer, TargetChoice, parse_target
 
 SCENARIO = "name: x\nworkload: [{prompt: {token_ids: [1]}}]\n"
 
@@ -30,12 +30,6 @@ def read(text: str) -> Scenario:
 def test_a_target_is_read_alike_wherever_it_is_named(text: str, choice: TargetChoice, name: str) -> None:
     assert read(text).target == parse_target(text) == choice
     assert find_target(choice).traits.name == name
-
-
-@pytest.mark.parametrize("text", ["http://host:1", "{http: 'http://host:1', connections: 3}", "serve"])
-def test_what_was_read_is_written_and_read_again(text: str) -> None:
-    scenario = read(text)
-    assert Scenario.from_dict(scenario.to_dict()).target == scenario.target
 
 
 @pytest.mark.parametrize(
@@ -65,17 +59,6 @@ def test_what_is_wrong_is_told_by_its_key(text: str, told: str) -> None:
 def test_a_name_that_is_none(name: str, told: str) -> None:
     with pytest.raises(SpecDebugError, match=told.replace("{", r"\{")):
         find_target(name)
-
-
-def test_a_release_is_a_target_by_its_name_or_with_more() -> None:
-    plain = ReleasedEngine(release="sglang==0.5.13")
-    assert read("sglang==0.5.13").target == parse_target("sglang==0.5.13") == plain
-    assert parse_target("{engine: sglang, store: /s, arguments: [--log-level, debug]}") == ReleasedEngine(
-        release="sglang", store="/s", arguments=("--log-level", "debug")
-    )
-    assert (plain.kind, str(plain), find_target(plain).traits.name) == ("sglang", "sglang==0.5.13", "sglang")
-    scenario = read("{engine: sglang==0.5.13, env: {A: b}}")
-    assert Scenario.from_dict(scenario.to_dict()).target == scenario.target
 
 
 @pytest.mark.parametrize(

@@ -47,15 +47,6 @@ INFO: dict[str, Any] = {
 }
 
 
-def test_what_is_known_is_kept_and_null_counts_are_left_out() -> None:
-    told = read("/generate", GENERATED, ANSWER)
-    assert "cached_tokens" not in told["meta_info"]
-    assert "anything" not in told["meta_info"]
-    assert told["meta_info"]["output_token_logprobs"] == [(-0.5, 7, None), (0.0, 8, None)]
-    info = read("/server_info", SERVER_INFO, INFO)
-    assert info["specdebug"]["violations"] == [{"signature": "nan@draft.x", "step": 3, "detail": "3 bad"}]
-
-
 FOUND = {"signature": "nan@x", "detail": "x"}
 OF_AN_ANSWER = [
     ({"text": None}, "text is null, not text of at most"),

@@ -79,19 +79,3 @@ def test_nothing_is_owed_that_may_not_be_there() -> None:
     served(small, "a")
     served(small, "b")
     assert small.owed("b") == 0  # room may have been made
-
-
-def test_the_mean_is_of_the_verifies_since_the_flush_unless_one_was_aborted() -> None:
-    texts = ServedTexts()
-    assert texts.mean is None
-    served(texts, "a")
-    assert texts.mean is None
-    texts.flushed()
-    served(texts, "b")
-    assert texts.mean == 2
-    served(texts, "c", reason="abort")
-    served(texts, "d")
-    assert texts.mean is None
-    texts.flushed()
-    served(texts, "e")
-    assert texts.mean == 2

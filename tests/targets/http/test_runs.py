@@ -114,10 +114,3 @@ def test_a_server_of_another_interface_is_named_before_the_run(file: Path, switc
     assert outcome.verdict == "unknown"
     assert "is no server of SGLang's interface: " in outcome.detail
     assert told in outcome.detail
-
-
-def test_a_server_that_is_not_there_is_no_verdict_of_any_engine(file: Path) -> None:
-    fake = FakeServer(health=503)
-    outcome = run_on(file, fake)
-    assert outcome.verdict == "unknown"
-    assert f"the server at {fake.url} is not well" in outcome.detail

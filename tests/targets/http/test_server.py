@@ -110,24 +110,6 @@ def view(loop: asyncio.AbstractEventLoop, client: Client, *, host: Any = None, o
     return made
 
 
-@pytest.mark.parametrize(
-    ("host", "own", "asked"),
-    [
-        (None, False, ("GET", "/health_generate")),
-        (HOST, True, ("GET", "/health_generate")),
-        (HOST, False, ("POST", "/generate")),
-    ],
-)
-def test_a_token_shows_that_it_is_well(
-    loop: asyncio.AbstractEventLoop, host: Any, own: bool, asked: tuple[str, str]
-) -> None:
-    client = Client()
-    server = view(loop, client, host=host, own=own)
-    assert server.check_alive(generates=True) is None
-    assert server.check_alive(generates=False) is None
-    assert client.asked == [asked, ("GET", "/health")]
-
-
 def test_what_is_wrong_is_said_with_its_route(loop: asyncio.AbstractEventLoop) -> None:
     wrong = view(loop, Client(503), host=HOST).check_alive(generates=True)
     assert wrong is not None
@@ -187,15 +169,6 @@ def test_a_text_is_asked_for_in_pieces_where_there_is_the_route(loop: asyncio.Ab
             server.pieces(ASKED)
         assert failed.value.site == "http.answer"
         loop.run_until_complete(client.close())
-
-
-def test_only_our_own_server_is_asked_what_it_found(loop: asyncio.AbstractEventLoop) -> None:
-    client = Client()
-    assert view(loop, client, host=HOST).findings() == [("oob@draft.y", "4 bad")]
-    assert client.asked == []
-    own = view(loop, client, host=HOST, own=True)
-    assert own.findings() == [("nan@draft.x", "3 bad"), ("oob@draft.y", "4 bad")]
-    assert own.findings() == []
 
 
 def judged(settings: dict[str, Any], **switches: Any) -> Any:

@@ -83,14 +83,6 @@ def test_sampling_goes_by_sglang_s_names(server: Open) -> None:
     assert (session.request("a").finish_reason, session.request("a").output_ids) == ("stop", [13, 14])
 
 
-def test_our_own_server_gets_each_request_s_seed(server: Open) -> None:
-    fake, session = server()
-    add(session, "a", temperature=0.7, seed=2**60 + 5)
-    add(session, "b", temperature=0.0, seed=5)
-    drain(session)
-    assert sorted(str(body["sampling_params"].get("sampling_seed")) for body in fake.served) == ["5", "None"]
-
-
 @pytest.mark.parametrize(("switch", "sent"), [(True, [False]), (False, [])])
 def test_drafts_are_left_out_where_the_server_can_do_that_and_else_it_is_told(
     server: Open, switch: bool, sent: list[bool]
@@ -105,18 +97,6 @@ def test_drafts_are_left_out_where_the_server_can_do_that_and_else_it_is_told(
     assert told == ([] if switch else ["this server cannot leave out drafts for a request; all are served with them"])
 
 
-def test_requests_run_beside_each_other_as_many_as_there_may_be_connections(server: Open) -> None:
-    fake, session = server(settings={"connections": 3}, hold=threading.Event())
-    for number in range(7):
-        add(session, f"r{number}", first=100 * number + 1)
-    assert fake.hold is not None
-    threading.Timer(0.2, fake.hold.set).start()
-    drain(session)
-    assert fake.most_busy == 3
-    assert len(fake.served) == 7
-    assert len({body["rid"] for body in fake.served}) == 7
-
-
 def test_an_aborted_request_has_ended_when_abort_returns_and_nothing_is_reported_of_it(server: Open) -> None:
     fake, session = server(hold=threading.Event())
     add(session, "a")
@@ -125,18 +105,6 @@ def test_an_aborted_request_has_ended_when_abort_returns_and_nothing_is_reported
     request = session.request("a")
     assert (session.has_work, request.finish_reason, list(request.output_ids)) == (False, "abort", [])
     assert [rid.endswith("-a") for rid in fake.aborted] == [True]
-
-
-def test_a_request_that_ended_before_its_abort_came_is_reported_as_any_other(server: Open) -> None:
-    _, session = server()
-    add(session, "a")
-    add(session, "b", first=50)
-    while "a" not in session._ended:
-        session.call(session._one_ended())
-    session.abort("a")
-    finished = [rid for report in drain(session) for rid in report.finished]
-    assert sorted(finished) == ["a", "b"]
-    assert session.request("a").finish_reason == "length"
 
 
 def test_the_cache_is_flushed_before_the_run_and_when_asked(server: Open) -> None:

@@ -30,15 +30,6 @@ def test_an_arm_asks_for_the_model_and_the_dtype_and_the_rest_means_nothing() ->
         asked({"model": 3})
 
 
-def test_nobody_listens() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        fake = FakeServer(url=f"http://127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(NoServer, match=r"no server answers at http://127\.0\.0\.1:\d+ .*; start one") as caught:
-            opened(fake)
-    assert caught.value.exit_code == 2
-
-
 @pytest.mark.parametrize(
     ("switches", "told"),
     [
@@ -58,11 +49,3 @@ def test_a_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
             opened(fake, api_key="THE_KEY")
         monkeypatch.setenv("THE_KEY", "secret")
         opened(fake, api_key="THE_KEY").close(True)
-
-
-@pytest.mark.parametrize(
-    ("name", "served", "same"),
-    [("tiny", "tiny", True), ("tiny", "/srv/models/tiny", True), ("tiny", "org/other", False), ("x", "", False)],
-)
-def test_two_words_for_a_checkpoint_mean_the_same(name: str, served: str, same: bool) -> None:
-    assert is_same_model(name, served) is same

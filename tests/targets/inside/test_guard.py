@@ -47,15 +47,6 @@ def test_a_method_of_a_class_is_called_through_its_tap(engine: Engine) -> None:
     assert seen == [(engine, (1,), {"more": 2})]
 
 
-def test_a_method_of_one_object_is_wrapped_for_its_own_calls_and_for_no_other_object() -> None:
-    engine, another = Engine(), Engine()
-    tap = lambda call, *args, **named: call(*args, **named) + 100  # noqa: E731
-    wrap_method(engine, "serve", tap, EngineLook("it"), bound=0)
-    assert (engine.serve(1), engine.twice(1), another.serve(1)) == (102, 204, 2)
-    with pytest.raises(AttributeError, match="subtract"):
-        wrap_method(engine, "subtract", tap, EngineLook("it"))
-
-
 def test_functions_of_a_module_are_wrapped_also_those_called_by_names_alone() -> None:
     module = SimpleNamespace(one=lambda a, b: a - b, two=lambda *, a: a + 1)
     for function in (module.one, module.two):

@@ -60,9 +60,3 @@ def source(tmp_path: Path) -> Source:
 )  # fmt: skip
 def test_a_place_is_there_as_the_files_have_it(source: Source, place: str, there: bool) -> None:
     assert source.has(place) is there
-
-
-def test_what_a_function_takes(source: Source) -> None:
-    (source.folder / "srt" / "kernels.py").write_text("def kernel(q, /, k, *, scale=1, **more): ...\n")
-    assert source.parameters("srt.kernels:kernel") == ("q", "k", "scale")
-    assert source.parameters("srt.kernels:other") == ()

@@ -22,13 +22,6 @@ def python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-c", code, *arguments]
 
 
-def test_status_and_words_of_a_command(tmp_path: Path) -> None:
-    ended = run_logged(python("print('said'); raise SystemExit(3)"), tmp_path / "log")
-    assert (ended.status, ended.tail) == (3, "said\n")
-    assert (tmp_path / "log").read_text() == "said\n"
-    assert ask(python("import sys; print('a'); print('b', file=sys.stderr)"), 60.0) == ("a\n", "b\n")
-
-
 def test_a_log_that_cannot_be_written_costs_no_word(tmp_path: Path) -> None:
     ended = run_logged(python("print('x' * 90_000); print('last')"), tmp_path / "none" / "log")
     assert ended.tail.endswith("xxx\nlast\n")

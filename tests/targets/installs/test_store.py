@@ -22,7 +22,6 @@ from specdebug.targets.installs.store import (
     keep_check,
     look,
     remove,
-    store_folder,
 )
 
 WHOLE = json.dumps(
@@ -106,17 +105,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot write .*install\.json: Not a directory"):
         environment(tmp_path / "file", "1")
-
-
-def test_the_store_is_told_or_named_by_a_variable_or_in_the_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SPECDEBUG_ENGINES", str(tmp_path / "a"))
-    assert store_folder(tmp_path / "b") == tmp_path / "b"
-    assert store_folder(None) == tmp_path / "a"
-    monkeypatch.delenv("SPECDEBUG_ENGINES")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
-    assert store_folder(None) == tmp_path / "c" / "specdebug" / "engines"
 
 
 def test_a_record_of_another_user_names_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

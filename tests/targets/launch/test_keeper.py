@@ -57,15 +57,6 @@ def test_the_log_of_a_server_whose_runs_all_passed_goes_with_it(keeper: ServerKe
     os.unlink(servers[0].log.path)
 
 
-def test_two_at_a_time_and_two_commands_get_servers_of_their_own(keeper: ServerKeeper) -> None:
-    servers = [lent(keeper), lent(keeper), lent(keeper, "--say", "other")]
-    assert len({server.pid for server in servers}) == 3
-    assert len({server.url for server in servers}) == 3
-    for server in servers:
-        server.release(True)
-    assert lent(keeper, "--say", "other").pid == servers[2].pid
-
-
 def test_how_a_start_failed_is_told(keeper: ServerKeeper) -> None:
     with pytest.raises(NoServer, match="ended \\(exit status 2\\) before it was ready"):
         lent(keeper, "--end", "2")

@@ -49,19 +49,3 @@ def test_what_ran_while_the_server_started_counts_for_every_run(tmp_path: Path) 
     add(path, pid=1, hits={"26972": {"26972#1": 2, "26972#2": 3}})
     assert first.hits() == {"26972": {"26972#1": 2, "26972#2": 3}}
     assert second.hits() == {"26972": {"26972#1": 2, "26972#2": 0}}
-
-
-def test_the_last_line_that_holds_some_words(tmp_path: Path) -> None:
-    path = tmp_path / "server.log"
-    path.write_text("looking ends, a\nlooking ends, b\nlast\n")
-    assert ServerLog(path).last_with("looking ends") == "looking ends, b"
-    assert ServerLog(path).last_with("nothing") == ""
-
-
-def test_what_does_not_fit_an_engine_is_told_once_in_words_with_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "server.log"
-    lost = {"what": "the books", "why": "AttributeError: gone", "place": "specdebug/a.py:7", "stand_in": False}
-    for pid in (1, 2):
-        add(path, pid=pid, lost=lost)
-    (told,) = ServerLog(path).lost()
-    assert str(told) == "specdebug cannot look at the books in this release: AttributeError: gone (specdebug/a.py:7)"

@@ -256,26 +256,6 @@ def test_a_log_tells_of_each_failure_once_and_of_exceptions_never(tmp_path: Path
     assert (log.last_line(), log.last_line("GET /health ")) == ("GET /health 503", "one")
 
 
-def test_a_log_that_is_cut_keeps_its_ends_and_each_failure_is_told_once(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("")
-    log = ServerLog(path, LogRoom(most=500, head=20, tail=100))
-    with path.open("ab", buffering=0) as server:
-        server.write(b"first\n" + b"async probe nan@draft.x [3 bad]\n" + b"middle\n" * 60)
-        assert [signature for signature, _ in log.findings()] == ["nan@draft.x"]
-        assert not log.cut()
-        server.write(b"late\n" * 40 + b"async probe oob@draft.y [1 bad]\n")
-        assert log.cut()
-        server.write(b"after\n")
-    lines = path.read_text().splitlines()
-    assert (lines[0], lines[-3:]) == ("first", ["late", "async probe oob@draft.y [1 bad]", "after"])
-    (mark,) = (line for line in lines if line.startswith("specdebug left out"))
-    assert mark == "specdebug left out 573 bytes of this log here"
-    assert path.stat().st_size < 300
-    assert [signature for signature, _ in log.findings()] == ["oob@draft.y"]
-    assert not log.cut()
-
-
 MAKES_A_FILE = "import os, pathlib; pathlib.Path(os.environ['TMPDIR'], 'left').touch(); raise SystemExit(3)"
 OWN = {"TMPDIR": SCRATCH}
 

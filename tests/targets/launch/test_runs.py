@@ -73,12 +73,6 @@ def test_the_arm_s_reverts_are_in_the_server_s_environment(replay: Replay, tmp_p
     assert "reverts 27338" in log.read_text()
 
 
-def test_a_server_that_dies_of_a_signal_fails_the_arm_by_that(replay: Replay) -> None:
-    arm = replay("only", "--kill-after", "3")
-    assert (arm["code"], arm["verdict"], arm["signature"]) == (1, "fail", "crash:SIGSEGV")
-    assert "the server ended (signal 11); its log is " in arm["detail"]
-
-
 @pytest.mark.slow
 def test_what_its_log_says_it_died_of_comes_first(replay: Replay) -> None:
     arm = replay("only", "--kill-after", "3", "--last-words", "async probe nan@draft.x [3 bad]")

@@ -56,13 +56,6 @@ def test_what_is_not_there_is_not_said() -> None:
     assert words({}, cpu=False).endswith("--device cuda ")
 
 
-@pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
-def test_attention_plans_are_its_backends_everywhere(plan: str) -> None:
-    for cpu in (True, False):
-        assert f"--attention-backend {plan} " in words({"attention_backend": plan}, cpu=cpu)
-    assert mapped({"attention_backend": plan}, cpu=True, has=in_0_5_13)[1] == ()
-
-
 def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
     options = {
         "attention_backend": "triton",

@@ -27,21 +27,7 @@ from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import ReleasedEngine
-from specdebug.targets.sglang.target import PLUGINS, SglangTarget, draft_folder, files_to_import
-
-
-def test_a_head_with_tied_embeddings_gets_a_folder_of_links(tmp_path: Path) -> None:
-    own = checkpoint_path("tiny-eagle").resolve()
-    made = draft_folder("tiny-eagle", tmp_path)
-    assert json.loads((own / "config.json").read_text())["tie_word_embeddings"] is True
-    assert json.loads((made / "config.json").read_text())["tie_word_embeddings"] is False
-    assert (made / "model.safetensors").resolve() == own / "model.safetensors"
-    assert draft_folder("tiny-eagle", tmp_path) == made
-
-
-def test_a_head_without_is_taken_as_it_is(tmp_path: Path) -> None:
-    assert draft_folder("tiny-eagle3", tmp_path) == checkpoint_path("tiny-eagle3").resolve()
-    assert list(tmp_path.iterdir()) == []
+from specdebug.targets.sglang.target import PLUGINS, SglangTarget, files_to_import
 
 
 def test_another_python_finds_our_package_and_nothing_of_our_environment(tmp_path: Path) -> None:
@@ -51,15 +37,6 @@ def test_another_python_finds_our_package_and_nothing_of_our_environment(tmp_pat
         [sys.executable, "-S", "-c", ask], env={"PYTHONPATH": str(site)}, capture_output=True, text=True
     )
     assert (asked.stdout, asked.stderr) == ("1 True\n", "")
-
-
-def test_a_folder_is_made_once_and_another_for_other_content(tmp_path: Path) -> None:
-    first = make_import_folder(tmp_path, {"a": "x"})
-    made = (first / "a").stat().st_mtime_ns
-    assert make_import_folder(tmp_path, {"a": "x"}) == first
-    assert (first / "a").stat().st_mtime_ns == made
-    assert make_import_folder(tmp_path, {"a": "y"}) != first
-    assert (make_import_folder(tmp_path, {}) / "specdebug").is_symlink()
 
 
 ASK = """

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from specdebug.base.random_streams import stream
+from specdebug.base.trial import stream
 from specdebug.events import BatchBegan, BatchEnded, BatchKind, StepBegan, StepOver
 from specdebug.faults.injector import Injector
 from specdebug.faults.model import Fault

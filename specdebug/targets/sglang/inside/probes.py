@@ -21,7 +21,7 @@ from specdebug.targets.inside.words import say
 from specdebug.targets.sglang.inside.scheduler import follow_batches
 from specdebug.targets.sglang.inside.seats import Seat
 from specdebug.targets.sglang.sites import site_of
-from specdebug.workers.termination import before_termination
+from specdebug.workers.device import before_termination
 
 _NAME = "__specdebug_probes__"
 PROBES = "probes"

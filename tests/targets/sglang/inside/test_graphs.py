@@ -14,7 +14,7 @@ import torch
 
 from specdebug.targets.inside.words import facts_in
 from specdebug.targets.sglang.inside import graphs
-from specdebug.targets.sglang.inside.graphs import ReplayedCall, backends_of, captured, capturing, on_capture
+from specdebug.targets.sglang.inside.graphs import ReplayedCall, captured, capturing, on_capture
 
 
 @pytest.fixture
@@ -57,15 +57,6 @@ def test_a_replay_has_what_the_capture_had_and_writes_its_answer(
     assert seen == [("of the capture", 1, 10)] * 2
     assert answer.tolist() == [2.0, 2.0]
     assert (context[-1], backend.forward_metadata, backend.forward_metadata_spec_decode_expand) == ("of now", 2, 20)
-
-
-def test_the_backends_of_a_runner_are_its_own_and_those_within() -> None:
-    inner = SimpleNamespace()
-    target, draft, extend = SimpleNamespace(), SimpleNamespace(attn_backends=[inner]), SimpleNamespace()
-    within = {"attn_backend": draft, "draft_attn_backend": draft}
-    worker = SimpleNamespace(draft_extend_attn_backend=extend)
-    runner = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=target), eagle_worker=worker, **within)
-    assert list(map(id, backends_of(runner))) == list(map(id, (target, draft, extend, inner)))
 
 
 class Proxy:

@@ -122,14 +122,6 @@ def test_a_preparation_apart_belongs_to_the_replay_that_follows(follow: Any) -> 
     assert [found.count for found in watch.poll()] == [2]
 
 
-def test_a_replay_that_fails_is_over(follow: Any) -> None:
-    watch, runner = follow("draft")
-    runner.buffers.positions = None
-    with pytest.raises(TypeError):
-        runner.replay(batch(1, prepare=False))
-    assert not watch.static.replaying
-
-
 HOMES = {
     "0.5.13": ("model_executor.cuda_graph_runner", "CudaGraphRunner", "replay_prepare", "replay"),
     "0.5.23": ("model_executor.runner.decode_cuda_graph_runner", "DecodeCudaGraphRunner", "load_batch", "execute"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from operator import attrgetter
 from types import SimpleNamespace
@@ -178,12 +177,3 @@ def test_at_a_site_the_tensor_that_passes_is_damaged(told: Told, inject: Inject)
     assert positions.tolist() == [7, 7]
     assert (injected["site"], injected["count"]) == ("draft.forward.positions", 2)
     assert idle["why"] == "site accept.predict was not reached in step 2"
-
-
-def test_seeds_draw_other_places(told: Told, inject: Inject) -> None:
-    places = set()
-    for seed in range(6):
-        inject("nan_kv_in_use", seed=seed)[0](scheduler())
-        (injected,) = told()
-        places.add(json.dumps([injected["tensor"], injected["index"]]))
-    assert len(places) > 1

@@ -6,20 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from specdebug.targets.inside.source import Source
 from specdebug.targets.inside.words import VARIABLE, facts_in
 from specdebug.targets.sglang.inside import seats, sgl_kernel, stand_ins
 from specdebug.targets.sglang.inside.plugin import FAILED
 from specdebug.targets.sglang.inside.probes import PROBES
 from specdebug.targets.sglang.inside.scheduler import BOOKS
-from specdebug.targets.sglang.inside.seats import KERNELS, NoSeat, Seat
+from specdebug.targets.sglang.inside.seats import NoSeat
 from specdebug.targets.sglang.inside.sgl_kernel import (
     build_tree_kernel_efficient,
     top_k_renorm_prob,
@@ -30,15 +28,6 @@ from specdebug.targets.sglang.inside.sgl_kernel import (
 from specdebug.targets.sglang.inside.stages import RECORDING
 from specdebug.targets.sglang.inside.stand_ins import STAND_INS, StandIn
 from tests.targets.sglang.inside.engine import imported
-
-
-def test_the_first_place_that_is_there_counts(tmp_path: Path) -> None:
-    (tmp_path / "old.py").write_text("class Own: ...\nclass Other: ...\n")
-    source = Source(tmp_path)
-    assert Seat("a look", ("new:Own", "old:Own", "old:Other")).place(source) == "old:Own"
-    assert Seat("a look", ("new:Own", f"{KERNELS}:any")).place(source) == f"{KERNELS}:any"
-    with pytest.raises(NoSeat, match="SGLang has no new:a nor new:b"):
-        Seat("a look", ("new:a", "new:b")).place(source)
 
 
 def test_a_stand_in_is_made_of_what_is_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,24 +88,6 @@ def test_a_step_that_prefills_one_and_verifies_another_is_told_share_by_share() 
     assert [rids for rids, _, _ in notes.of("draft.bonus")] == [("b",), ("a",)]
 
 
-def test_a_prefill_of_one_token_that_is_padded_like_a_verify_is_that_one_token() -> None:
-    """As vLLM pads one beside requests that decode: with drafts that are none."""
-    runner, notes = watched()
-    runner.step(a=3)
-    runner.add("b", [5])
-    runner.drafts["b"] = [-1, -1, -1]
-    notes.passed.clear()
-    runner.step(a=4, b=4)
-    assert notes.steps[1] == (2, [("prefill", ("b",)), ("speculative", ("a",))])
-    for site in ("kv_pool.write.loc", "target_prefill.input_ids", "target_prefill.logits", "draft_prefill.input_ids"):
-        (told,) = [each for each in notes.of(site) if each[0] == ("b",)]
-        assert (len(told[1]), told[2]) == (1, (1,)), site
-    assert notes.of("target_prefill.input_ids") == [(("b",), [5], (1,))]
-    assert notes.of("sampler.next_token_ids") == [(("b",), [6], (1,))]
-    assert notes.of("draft_prefill.input_ids") == [(("b",), [6], (1,))]
-    assert notes.of("verify.input_ids") == [(("a",), [4, 5, 6, 7], (4,))]
-
-
 def test_a_draft_that_is_wrong_is_counted_as_rejected() -> None:
     runner, notes = watched()
     runner.step(a=3)

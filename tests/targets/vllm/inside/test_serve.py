@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from specdebug import async_probe
-from specdebug.diverge.tape import TapeRecording
 from specdebug.targets.inside.words import facts_in
 from specdebug.targets.vllm.inside.engine import EngineThread
 from specdebug.targets.vllm.inside.serve import Interface, routes, watch
@@ -144,21 +143,6 @@ def test_those_of_a_large_pool_or_of_another_release_are_not_and_that_is_said(
     assert made.after_step is None
     said = "its pool has more than 1024 blocks" if large else "this release has others"
     assert said in capsys.readouterr().err
-
-
-def test_nothing_is_wrapped_where_nothing_is_wanted() -> None:
-    runner = Runner()
-    watch(thread(runner), {"engine": ENGINE, "tape": None})
-    assert vars(runner).keys() == vars(Runner()).keys()
-
-
-def test_a_tape_is_written(tmp_path: Path) -> None:
-    runner = Runner()
-    watch(thread(runner), {"engine": ENGINE, "tape": str(tmp_path / "t")})
-    runner.add("0123abcd-a", [1, 2, 3])
-    runner.step(**{"0123abcd-a": 3})
-    (step,) = TapeRecording(tmp_path / "t", branches=1, nodes=4).steps
-    assert step.rids == ("a",)
 
 
 def test_probes_are_live_by_the_rules_of_the_arm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

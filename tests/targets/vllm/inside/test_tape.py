@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from specdebug.diverge.stream import RecordedStep
+from specdebug.diverge.recording import RecordedStep
+from specdebug.diverge.rounding import kept
 from specdebug.diverge.tape import TapeRecording
-from specdebug.diverge.values import kept
 from specdebug.targets.inside.tape import Tape
 from specdebug.targets.vllm.inside.boundaries import Boundaries
 from specdebug.targets.vllm.inside.tape import StepTape
@@ -78,23 +78,6 @@ def test_rejected_tokens_are_zeros_as_ours_are(tmp_path: Path) -> None:
     assert values(found, decode, "accept.predict", tmp_path) == [5, 6, 0, 0]
     assert values(found, decode, "draft_extend.input_ids", tmp_path) == [5, 6, 0, 0]
     assert values(found, decode, "draft_extend.features", tmp_path) == [4, 5, 9, 9]
-
-
-def test_a_mixed_step_is_a_batch_of_each_kind_and_drafts_wait_for_their_request(tmp_path: Path) -> None:
-    runner = taped(tmp_path / "t")
-    runner.add(A, [1, 2, 3])
-    runner.add(B, [5, 6, 7, 8])
-    runner.step(**{A: 3})
-    runner.step(**{B: 2})  # while a waits
-    runner.step(**{B: 2, A: 4})
-    found = recording(tmp_path / "t")
-    assert [(step.number, step.rids, sites(step)[0].split(".")[0]) for step in found.steps] == [
-        (1, ("a",), "target_prefill"),
-        (2, ("b",), "target_prefill"),
-        (3, ("b",), "target_prefill"),
-        (4, ("a",), "draft"),
-    ]
-    assert values(found, found.steps[3], "verify.input_ids", tmp_path) == [4, 5, 6, 7]
 
 
 def test_requests_without_counterparts_are_left_out_from_there_and_why_is_said(tmp_path: Path) -> None:

@@ -400,10 +400,10 @@ class Target(ABC):
 
     @abstractmethod
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        """The wishes of an arm of these options. Raises ConfigError; its ``key_path``, if any, names the option."""
+        """The wishes of an arm of these options. Raises SpecDebugError; its ``key_path``, if any, names the option."""
 
     def warm(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - a server loads its own
-        """Load what sessions of these options, here or in a fork, can share. Raises ConfigError or CheckpointError."""
+        """Load what sessions of these options, here or in a fork, can share. Raises SpecDebugError."""
 
     def cool(self) -> None:  # noqa: B027
         """Forget what was loaded: sessions opened from now on load their own."""

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING
-from typing import Any
-from typing import cast
-from specdebug import kernel_memory
-from specdebug.base.abilities import DEFAULT
-from specdebug.base.abilities import OF_SERVERS
-from specdebug.base.abilities import SHOWN
-from specdebug.base.abilities import Ability
-from specdebug.events import Observers
-from specdebug.events import Stepped
-from specdebug.targets.base import Asked
-from specdebug.targets.base import Opening
-from specdebug.targets.base import RequestView
-from specdebug.targets.base import Sampling
-from specdebug.targets.base import Traits
-from specdebug.targets.base import clock_of
 import time
-from typing import get_args
-from specdebug.targets.base import Session
-from specdebug.targets.base import Target
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, cast
+
+from specdebug import kernel_memory
+from specdebug.base.abilities import DEFAULT, OF_SERVERS, SHOWN, Ability
+from specdebug.events import Stepped
+from specdebug.targets.base import Asked, Opening, RequestView, Sampling, Session, Target, Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from specdebug.engine import Engine
-    from specdebug.engine import EngineConfig
+
+    from specdebug.engine import Engine, EngineConfig
     from specdebug.engine.memory.arena import GuardViolation
     from specdebug.engine.textbook.request import Request
     from specdebug.targets.base import StoredDrafts
@@ -41,7 +26,7 @@ _models: dict[tuple[Any, ...], Any] = {}
 
 
 def build_engine(options: Mapping[str, Any], seed: int) -> Engine:
-    """An engine of these options, imported here: reverts must be in place. Raises SpecDebugError or CheckpointError."""
+    """An engine of these options, imported here: reverts must be in place. Raises SpecDebugError."""
     from specdebug.engine import Engine
     from specdebug.targets.options import OURS
 

@@ -101,7 +101,7 @@ class InstalledTarget(StartedTarget):
 
     @abstractmethod
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
-        """What differs there of some options, a line each. Raises ConfigError for what cannot be there."""
+        """What differs there of some options, a line each. Raises SpecDebugError for what cannot be there."""
 
     def reserved(self, options: Mapping[str, Any]) -> int:
         """Tokens of the context that no request may have."""
@@ -153,7 +153,7 @@ class InstalledTarget(StartedTarget):
         self, site: Path, here: Installed, there: OverThere, own: Mapping[str, str], **inside: Any
     ) -> dict[str, str]:
         """The variables of its processes: ours, the engine's ``own``, what is wanted ``inside``, and the user's. Raises
-        ConfigError where a fix cannot be reverted."""
+        SpecDebugError where a fix cannot be reverted."""
         env = {name: value for name, value in os.environ.items() if name not in (REVERTS, "PYTHONPATH")}
         patches = [*patches_of(here, there.toggles), *self._mends(here, there).patches]
         wanted = {"device": here.device, "release": here.version, "reverts": patches, **inside}

@@ -9,57 +9,40 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from typing import Annotated
-from typing import Any
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
-from specdebug.base.errors import ContentError
-from specdebug.base.errors import SpecDebugError
-from specdebug.base.errors import one_line
-from specdebug.base.redaction import MASK
-from specdebug.base.redaction import hide
-from specdebug.base.redaction import hide_variables
-from specdebug.base.redaction import hide_words
-from specdebug.base.redaction import redacted
-from specdebug.base.redaction import split_words
-from specdebug.base.redaction import variables_without_secrets
-from specdebug.base.redaction import words_without_secrets
-from specdebug.base.schema import FLAG
-from specdebug.base.schema import TEXT
-from specdebug.base.schema import Gather
-from specdebug.base.schema import Item
-from specdebug.base.schema import Key
-from specdebug.base.schema import Kind
-from specdebug.base.schema import Part
-from specdebug.base.schema import checked
-from specdebug.base.schema import choice
-from specdebug.base.schema import form
-from specdebug.base.schema import list_of
-from specdebug.base.schema import map_of
-from specdebug.base.schema import real
-from specdebug.base.schema import whole
+
+from specdebug.base.errors import ContentError, SpecDebugError, one_line
+from specdebug.base.redaction import (
+    MASK,
+    hide,
+    hide_variables,
+    hide_words,
+    redacted,
+    split_words,
+    variables_without_secrets,
+    words_without_secrets,
+)
+from specdebug.base.schema import (
+    FLAG,
+    TEXT,
+    Gather,
+    Item,
+    Key,
+    Kind,
+    Part,
+    checked,
+    choice,
+    form,
+    list_of,
+    map_of,
+    real,
+    whole,
+)
 from specdebug.base.yamlio import parse_yaml
 from specdebug.patching.toggles import OWN_ENGINE
-from specdebug.targets.installs.release import ENGINES
-from specdebug.targets.installs.release import RELEASE
-from specdebug.targets.installs.release import Release
-from specdebug.targets.installs.release import parse_release
-from specdebug.base.errors import ConfigError
-from specdebug.base.kinds import FLAG
-from specdebug.base.kinds import TEXT
-from specdebug.base.kinds import Kind
-from specdebug.base.kinds import checked
-from specdebug.base.kinds import choice
-from specdebug.base.kinds import form
-from specdebug.base.kinds import list_of
-from specdebug.base.kinds import map_of
-from specdebug.base.kinds import real
-from specdebug.base.kinds import whole
-from specdebug.base.parts import Key
-from specdebug.base.parts import Part
+from specdebug.targets.installs.release import ENGINES, RELEASE, Release, parse_release
 
 SERVE = "serve"
 """In the place of a target's name, or of a command: our own server, with the scenario's engine options."""

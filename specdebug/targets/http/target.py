@@ -6,28 +6,20 @@ import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
 from specdebug.base.abilities import Ability
 from specdebug.base.errors import SpecDebugError
-from specdebug.targets.base import Asked
-from specdebug.targets.base import Opening
-from specdebug.targets.base import Traits
-from specdebug.targets.settings import AnyServer
-from specdebug.targets.settings import HttpServer
+from specdebug.targets.base import Asked, Opening, Target, Traits
+from specdebug.targets.settings import AnyServer, HttpServer
 from specdebug.workers.stack import processor
-from specdebug.base.errors import ConfigError
-from specdebug.targets.base import Target
-from specdebug.workers.arithmetic import processor
 
 if TYPE_CHECKING:
     from specdebug.targets.http.client import ServerClient
-    from specdebug.targets.http.failures import Host
     from specdebug.targets.http.request_looks import Inside
-    from specdebug.targets.http.server_info import ServerInfo
-    from specdebug.targets.http.session import HttpSession
     from specdebug.targets.http.server import Host
+    from specdebug.targets.http.session import HttpSession
 
 ALWAYS: frozenset[Ability] = frozenset({"cached_tokens", "tokens", "alive", "counts"})
 AT_MOST: frozenset[Ability] = ALWAYS | {"accept_lengths", "cache_flush", "plain", "logits", "failures"}

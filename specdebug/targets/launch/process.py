@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.base.engine_flags import arguments_of
-from specdebug.base.errors import ConfigError, one_line
+from specdebug.base.errors import SpecDebugError, one_line
 from specdebug.base.interpreters import own_python
 from specdebug.logs.naming import name_of, tells_of_damage
 from specdebug.targets.base import NoServer, OverThere
@@ -53,7 +53,7 @@ class StartCommand:
 
 
 def command_of(settings: LaunchedServer, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
-    """The command for an arm. Raises ConfigError for one that cannot be."""
+    """The command for an arm. Raises SpecDebugError for one that cannot be."""
     env = {name: value for name, value in os.environ.items() if name != REVERTS} | dict(settings.variables)
     numbers = ",".join(map(str, there.reverts))
     if settings.command == SERVE:
@@ -67,7 +67,7 @@ def command_of(settings: LaunchedServer, options: Mapping[str, Any], seed: int, 
     try:
         words = tuple(shlex.split(settings.command))
     except ValueError as error:
-        raise ConfigError(f"target.launch: {error} in {settings.command!r}") from None
+        raise SpecDebugError(f"target.launch: {error} in {settings.command!r}") from None
     return StartCommand(words, env | ({REVERTS: numbers} if numbers else {}))
 
 

@@ -31,7 +31,7 @@ class StartedTarget(Target):
 
     @abstractmethod
     def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
-        """How the server of an arm is started. Raises ConfigError for one that cannot be."""
+        """How the server of an arm is started. Raises SpecDebugError for one that cannot be."""
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
         from specdebug.targets.http.request_looks import Inside

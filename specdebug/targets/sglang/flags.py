@@ -78,7 +78,7 @@ def mapped(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """A release's command line for an engine of these options, every default of ours written out, and what is otherwise
     there, a line for each option. ``has`` says if a place is there in its files (``inside/seats.py``). Raises
-    ConfigError for options that no engine can have, or not SGLang's."""
+    SpecDebugError for options that no engine can have, or not SGLang's."""
     by_phase = has(BY_PHASE)
     renamed = RENAMED if by_phase else {}
     require_known(options)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+
 import pytest
+
 from specdebug.base.errors import SpecDebugError
-from specdebug.targets.http.target import HttpTarget
-from specdebug.targets.serving import NoServer
-from specdebug.targets.settings import HttpServer
-from tests.targets.http.fake import FakeServer
-from tests.targets.http.fake import serving
-from tests.targets.http.opened import opened
-import socket
-from specdebug.base.errors import ConfigError
 from specdebug.targets.base import NoServer
-from specdebug.targets.http.server import is_same_model
+from specdebug.targets.http.target import HttpTarget
+from specdebug.targets.settings import HttpServer
+from tests.targets.http.fake import FakeServer, serving
+from tests.targets.http.opened import opened
 
 
 def asked(options: dict[str, Any], **settings: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdebug.base.content import shipped_root
-from specdebug.base.errors import ConfigError, ContentError
+from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.patching.toggles import Toggle, load_toggle
 from specdebug.report.engines import fit_lines
 from specdebug.targets.installs import fit
@@ -141,15 +141,17 @@ def test_a_release_that_is_another_now_is_refused_with_the_nearest_place(
 ) -> None:
     (package / "rows.py").write_text("def width():\n    return 4\n")
     for version in (r"0\.5\.13", r"0\.5\.14\.dev57\+gabc1234"):
-        with pytest.raises(ConfigError, match=rf"77 does not fit sglang=={version} in .*nearest is .*rows\.py:2"):
+        with pytest.raises(SpecDebugError, match=rf"77 does not fit sglang=={version} in .*nearest is .*rows\.py:2"):
             patches_of(release(tmp_path, version.replace("\\", "")), [toggle])
-    with pytest.raises(ConfigError, match=r"77 cannot be reverted in sglang==0\.5\.14: patches are for >=0\.5\.13,<0"):
+    with pytest.raises(
+        SpecDebugError, match=r"77 cannot be reverted in sglang==0\.5\.14: patches are for >=0\.5\.13,<0"
+    ):
         patches_of(release(tmp_path, "0.5.14"), [toggle])
 
 
 def test_a_package_is_where_its_environment_imports_it_from() -> None:
     assert module._package(sys.executable, "json").name == "json"
-    with pytest.raises(ConfigError, match="cannot import no_such_engine any more"):
+    with pytest.raises(SpecDebugError, match="cannot import no_such_engine any more"):
         module._package(sys.executable, "no_such_engine")
 
 
@@ -159,7 +161,7 @@ def test_a_checkout_between_two_releases_takes_the_patches_of_the_one_before_if_
     checkout = release(tmp_path, "0.5.14.dev57+gabc1234")  # in no range: it is neither 0.5.13 nor 0.5.14
     (fix,) = patches_of(checkout, [toggle])
     assert fix["pr"] == 77
-    with pytest.raises(ConfigError, match=r"77 cannot be reverted in sglang==0\.5\.18\+gabc1234: patches are for"):
+    with pytest.raises(SpecDebugError, match=r"77 cannot be reverted in sglang==0\.5\.18\+gabc1234: patches are for"):
         patches_of(release(tmp_path, "0.5.18+gabc1234"), [toggle])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.base.errors import ConfigError
+from specdebug.base.errors import SpecDebugError
 from specdebug.patching.toggles import NOTHING, Toggle
 from specdebug.targets.base import NoServer, OverThere
 from specdebug.targets.inside.words import SAID
@@ -73,14 +73,14 @@ def test_another_s_command_gets_a_port_and_the_reverts_in_its_environment(monkey
     assert "SGLANG_DEBUG_REVERT_PR" not in made("run {port}").env
     equal, reverted, more = made("run {port}"), made("run {port}", reverting(1)), made("run {port} --more")
     assert len({each.key for each in (equal, made("run {port}"), reverted, more)}) == 3
-    with pytest.raises(ConfigError, match=r"target\.launch: No closing quotation"):
+    with pytest.raises(SpecDebugError, match=r"target\.launch: No closing quotation"):
         made("run '{port}")
     assert 20000 <= free_port() < 32000, "one to which a server can add 10,000, as SGLang does"
 
 
 def test_options_of_our_own_server_are_checked_before_it_is_started() -> None:
     target = LaunchTarget(LaunchedServer(command="serve"))
-    with pytest.raises(ConfigError, match="page_sze"):
+    with pytest.raises(SpecDebugError, match="page_sze"):
         target.asked({"page_sze": 4})
     assert target.asked(OPTIONS).unused == ()
     assert LaunchTarget(LaunchedServer(command="run {port}")).asked(OPTIONS).unused == ("page_size", "memory")

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from specdebug import __version__ as VERSION
 from specdebug.base.assets import checkpoint_path
-from specdebug.base.errors import ConfigError
+from specdebug.base.errors import SpecDebugError
 from specdebug.kernel_memory.rules import KernelRule
 from specdebug.patching.drift.dist import Dist
 from specdebug.patching.drift.fit import Fit
@@ -132,7 +132,7 @@ def test_its_processes_get_the_patches_of_every_revert(store: Path, monkeypatch:
 def test_what_cannot_be_is_refused_before_anything_is_started(store: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"not installed in .*specdebug engines install sglang==0\.5\.13"):
         target(tmp_path / "none").command(OPTIONS, 0, OverThere())
-    with pytest.raises(ConfigError, match=r"engine\.page_sze: unknown key"):
+    with pytest.raises(SpecDebugError, match=r"engine\.page_sze: unknown key"):
         target(store).asked({"page_sze": 4})
     asked, plain = target(store).asked(OPTIONS), target(store).asked({"model": "tiny"})
     assert (asked.server, asked.unused, asked.drafts, asked.probed) == (True, (), True, True)

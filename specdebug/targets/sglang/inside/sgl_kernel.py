@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.kernels.accept import walk_greedy, walk_sampling
-from specdebug.engine.kernels.build_tree import build_tree
+from specdebug.engine.kernels.trees import build_tree
 from specdebug.targets.sglang.inside.attention import merge_state_v2
 from specdebug.targets.sglang.inside.launches import refusal, refusing
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import typer
 
 from specdebug.cli.main import app
 from specdebug.faults.catalogue import CLASSES
+from tools import grammar_page, make_questions, outside
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -115,27 +117,11 @@ def test_targets_of_make_that_are_shown_are_there(document: Path) -> None:
     assert shown - targets == set()
 
 
+@pytest.mark.parametrize("tool", [grammar_page, make_questions, outside], ids=lambda tool: tool.__name__)
+def test_what_a_tool_makes_is_what_it_would_make_now(tool: ModuleType) -> None:
+    """The page of all keys, the shipped questions, the page of interruptions."""
+    assert tool.main(["--check"]) == 0
+
+
 def test_the_readme_counts_the_classes_of_damage() -> None:
     assert f"# {len(CLASSES)} classes of damage" in (ROOT / "README.md").read_text()
-
-
-def test_what_is_looked_for_is_found() -> None:
-    text = (
-        "    $ SOME=1 specdebug toggles check --against x.whl --json | less --raw\n"
-        "`specdebug bisect --over toggles -- ./job --fast`, `specdebug [--debug]`, `specdebug nothing --at all`\n"
-    )
-    assert [call[1:] for call in called(text)] == [
-        ("toggles check", ["--against", "--json"]),
-        ("bisect", ["--over"]),
-        ("", ["--debug"]),
-        ("?", ["--at"]),
-    ]
-    assert {"--against", "--json"} <= commands()["toggles check"]
-    assert "--fast" not in commands()["bisect"]
-    assert LINK.findall("[a](b.md#c) ![d](e.png)") == ["b.md#c", "e.png"]
-    assert anchors("# One\n## What `this` is, then\n") == {"one", "what-this-is-then"}
-    assert PATH.findall("`tests/test_docs.py::test_x`, `docs/`, `tests/*.py`") == [
-        ("tests/test_docs.py", "test_x"),
-        ("docs/", ""),
-    ]
-    assert TARGET.findall("    make demo\n`make clean demo X=1`, make sure\n") == ["demo", "clean demo "]

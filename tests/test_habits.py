@@ -42,26 +42,6 @@ def test_help_lists_every_target() -> None:
     assert "test-all" in listed
 
 
-@needs_make
-def test_torch_can_come_from_an_index_of_its_own(tmp_path: Path) -> None:
-    planned = make("-n", "demo", f"VENV={tmp_path / 'env'}", "TORCH_INDEX=https://example.org/cpu").stdout
-    assert f"tools/set_up.py {tmp_path / 'env'} --torch-index https://example.org/cpu\n" in planned
-    assert "--torch-index" not in make("-n", "demo", f"VENV={tmp_path / 'env'}").stdout
-
-
-@needs_make
-def test_make_shell_opens_a_shell_that_finds_the_command(tmp_path: Path) -> None:
-    """In an environment that is a folder with the command and an `activate`, the user's shell reads its input."""
-    binaries = tmp_path / "env" / "bin"
-    binaries.mkdir(parents=True)
-    (tmp_path / "env" / ".ready").touch()
-    (binaries / "activate").write_text(f'PATH="{binaries}:$PATH"\nexport PATH\n')
-    executable(binaries / "specdebug", "#!/bin/sh\necho the command was found\n")
-    ended = make("shell", f"VENV={tmp_path / 'env'}", stdin="specdebug\nexit 3\n", SHELL="/bin/sh")
-    assert ended.returncode == 0, "how a shell ends is no failure of make"
-    assert ended.stdout.splitlines()[1:] == ["the command was found"]
-
-
 def executable(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -89,18 +69,6 @@ def ci_targets() -> list[str]:
 
 
 @needs_bash
-def test_ci_runs_lint_and_tests_and_repeats_their_closing_lines(tmp_path: Path) -> None:
-    assert ci_targets()[:2] == ["lint", "test"]
-    ended = run_ci(tmp_path, failing="nothing")
-    assert ended.returncode == 0, ended.stderr
-    summary = ended.stdout.partition("== what CI ran\n")[2]
-    assert summary.count("9 passed\n") == len(ci_targets())
-    assert summary.count("line 9\n") == len(ci_targets())
-    assert "line 1\n" not in summary
-    assert "failed" not in summary
-
-
-@needs_bash
 @pytest.mark.parametrize("failing", ci_targets())
 def test_ci_fails_when_one_step_does_and_runs_the_others(tmp_path: Path, failing: str) -> None:
     ended = run_ci(tmp_path, failing)
@@ -124,13 +92,3 @@ def test_the_hooks_run_what_make_lint_runs() -> None:
     hooks = [hook["entry"].removeprefix(".venv/bin/") for hook in repository["hooks"]]
     # a hook may write the files that it looks at, CI may not
     assert hooks == [command.removesuffix(" --check") for command in lint]
-
-
-def test_who_reports_a_bug_is_asked_for_a_bundle_the_doctor_and_what_was_expected() -> None:
-    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
-    asked = {part["id"]: part for part in form["body"]}
-    assert set(asked) == {"expected", "bundle", "doctor"}
-    assert all(part["validations"]["required"] for part in asked.values())
-    assert "specdebug bundle SCENARIO" in asked["bundle"]["attributes"]["description"]
-    assert "-o b.specdebug" in asked["bundle"]["attributes"]["description"]
-    assert "specdebug doctor" in asked["doctor"]["attributes"]["label"]

@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import specdebug
 
 ROOT = Path(specdebug.__file__).resolve().parent
@@ -87,25 +85,3 @@ def test_imports_point_one_way() -> None:
     files = sorted(ROOT.rglob("*.py"))
     found = [line for file in files for line in wrong_way(file.read_text("utf-8"), file.relative_to(ROOT).parts)]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize(
-    ("text", "parts", "said"),
-    [
-        ("import torch\nimport specdebug.report.parts\n", ("bundle", "run.py"), "2: bundle must not import report"),
-        ("def f():\n    import specdebug.cli.main\n", ("report", "html", "svg.py"), "2: report must not import cli"),
-        ("from specdebug import campaign\n", ("workers", "pool.py"), "1: workers must not import campaign"),
-        ("from ..workers import pool\n", ("engine", "engine.py"), "1: engine must not import workers"),
-        ("from specdebug.patching.toggles import Toggle\n", ("engine", "x.py"), "1: engine must not import patching"),
-        ("from specdebug.apps.serve import run\n", ("campaign", "x.py"), "1: campaign must not import apps"),
-        ("import specdebug.run.arm\n", ("campaign", "x.py"), "1: campaign must not import run"),
-        ("from specdebug.base import yamlio\n", ("search", "x.py"), "1: search must not import base.yamlio"),
-    ],
-)  # fmt: skip
-def test_an_import_against_it_is_named_with_its_line(text: str, parts: tuple[str, ...], said: str) -> None:
-    assert list(wrong_way(text, parts)) == [f"specdebug/{'/'.join(parts)}:{said}"]
-
-
-def test_what_is_allowed_is_not_named() -> None:
-    text = "from specdebug import __version__\nfrom specdebug.base.errors import SpecDebugError\nfrom . import batch\n"
-    assert not list(wrong_way(text, ("engine", "engine.py")))

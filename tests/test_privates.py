@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import specdebug
 
 PACKAGE = Path(specdebug.__file__).resolve().parent
@@ -79,23 +77,3 @@ def test_nobody_uses_a_private_name_of_the_engine() -> None:
         for use in trespasses(file.read_text("utf-8"), engine_names())
     ]
     assert not found, "use what specdebug/events.py and engine/inspect.py offer:\n" + "\n".join(found)
-
-
-def test_the_engine_has_names_to_keep() -> None:
-    assert {"_drop_ahead", "_scheduler", "_prefill"} < engine_names()
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("engine._scheduler.running\n", ["1: _scheduler"]),
-        ("x = 1\nself._engine._prefill(x)\n", ["2: _prefill"]),
-        ("getattr(engine, '_prefill')(1)\n", ["1: _prefill"]),
-        ("setattr(worker, '_drop_ahead', None)\n", ["1: _drop_ahead"]),
-        ("from specdebug.engine.textbook.engine import _check_fit\n", ["1: _check_fit"]),
-        ("class Own:\n    def _prefill(self): ...\nOwn()._prefill()\nself._scheduler\n", []),
-        ("engine.scheduler\nengine.__dict__\nengine._nothing_of_that_name\n", []),
-    ],
-)
-def test_a_use_is_named_with_its_line(source: str, found: list[str]) -> None:
-    assert list(trespasses(source, engine_names())) == found

@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "interruptions.md"
 _HEAD = """\
 # When something comes between
 
-What a command does when it is told to end, when nobody reads what it prints, when there is no room to write, and when
+What a command does when it is told to end, when its output is not read, when there is no room to write, and when
 the system gives it too little. `python tools/outside.py` makes this page of `tests/outside/matrix.py`, and
 `tests/outside/test_outside.py` plays every cell of the table for real.
 
@@ -35,7 +35,7 @@ After a `kill -9` run the same command again: every finished trial is in the jou
 answer is that of an undisturbed run. What the killed process had started is ended by its reaper, usually within
 milliseconds and within 11 s at most; the second run may be started at once, for it waits. A worker or fork server that
 is killed says nothing of the code: searches run its trial again and say so, in `replay` the arm is `unknown` (125). A
-command after `--` that somebody kills has failed as `crash:SIGKILL`: its end is its verdict. `python tools/kills.py`
+command after `--` that is killed has failed as `crash:SIGKILL`: its end is its verdict. `python tools/kills.py`
 kills 200 of them at random moments, resumes and compares.
 
 ## What may happen

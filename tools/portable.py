@@ -49,7 +49,6 @@ SHORT = (
 NUMERICAL = (
     *SEARCHES,
     *("tests/engine", "tests/reference", "tests/diverge", "tests/run/test_judge.py", "tests/base/test_assets.py"),
-    "tests/benchmarks/lossless",
 )
 PATH_OF_SEARCH = "tests/search/bisect/path_of_search.py"
 

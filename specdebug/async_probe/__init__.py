@@ -19,9 +19,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .finding import ProbeFinding, parse_message
-from .gate import ENVIRONMENT_VARIABLE, MODES, Rule, mode_from_environment
-from .kinds import KINDS, PROBES
+from .gate import (
+    ENVIRONMENT_VARIABLE,
+    KINDS,
+    MODES,
+    PROBES,
+    ProbeFinding,
+    Rule,
+    mode_from_environment,
+    parse_message,
+)
 
 if TYPE_CHECKING:
     from .probes import *

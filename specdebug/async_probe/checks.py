@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from .kinds import OF_INTEGERS
+from .gate import OF_INTEGERS
 
 Bound = int | float
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
-@dataclass(frozen=True)
-class CheckPart:
+class CheckPart(NamedTuple):
     """One thing that can be wrong: its mask over the subject, and the ``limit`` that it breaks, if any.
 
     ``phrase``: the relation of a bad value to ``limit``, as in ``not below``; empty when there is no bound. ``limit``:
@@ -97,7 +96,8 @@ def whole_bounds(low: Bound, high: Bound) -> tuple[int | None, int | None]:
 
     Both are int64 themselves: a bound beyond the type would wrap around in a comparison.
     """
-    low, high = _whole(low), _whole(high)
+    ends = {math.inf: INT64_MAX + 1, -math.inf: INT64_MIN}
+    low, high = (ends[bound] if bound in ends else math.ceil(bound) for bound in (low, high))
     above = min(low - 1, INT64_MAX) if low > INT64_MIN else None
     return above, max(high, INT64_MIN) if high <= INT64_MAX else None
 
@@ -111,10 +111,3 @@ def picked(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     there = (at >= 0) & (at < tensor.shape[1])
     rows = subject(tensor.detach().index_select(1, torch.where(there, at, 0)), None)
     return rows.masked_fill(~there.view(1, -1, *[1] * (tensor.dim() - 2)), 0)
-
-
-def _whole(bound: Bound) -> int:
-    """The integer that bounds integers as ``bound`` does."""
-    if math.isinf(bound):
-        return INT64_MAX + 1 if bound > 0 else INT64_MIN
-    return math.ceil(bound)

@@ -27,25 +27,8 @@ from typing import Any, NamedTuple
 import torch
 
 from . import kernels
+from . import rows as table
 from .jobs import ProbeJob, make
-from .layout import (
-    COLUMNS,
-    CURSOR,
-    FINE,
-    FLAT,
-    LIMIT,
-    MAX_CELLS,
-    MAX_ENTRIES,
-    MAX_JOBS,
-    NONFINITE,
-    ROWS,
-    SIZE,
-    STEP,
-    TABLE,
-    TAG_ENTRY,
-    TAG_JOB,
-    TOTALS,
-)
 from .rows import RawFinding, intact, merge
 
 Entries = tuple[int | None, ...]
@@ -98,20 +81,20 @@ class DeviceRing:
             programs = _PROGRAMS_PER_MULTIPROCESSOR * processors
         self._programs = programs
         # However many rows one launch appends (two for each program of each job), they fit.
-        rows = max(capacity, min(_ROWS_PER_FINDING * capacity, _MAX_EXTRA_ROWS)) + 2 * MAX_JOBS * programs
+        rows = max(capacity, min(_ROWS_PER_FINDING * capacity, _MAX_EXTRA_ROWS)) + 2 * table.MAX_JOBS * programs
         self._rows = rows
         # Tensors made in inference mode could not be written outside it.
         with torch.inference_mode(False):
-            self._state = torch.zeros(SIZE, dtype=torch.int64, device=device)
+            self._state = torch.zeros(table.SIZE, dtype=torch.int64, device=device)
             # A GPU writes to pinned memory by the same address as the host does.
-            self._table = torch.zeros((rows, COLUMNS), dtype=torch.int64, pin_memory=self._on_gpu)
-            self._state[TABLE].fill_(self._table.data_ptr())
-            self._step = self._state[STEP]
-            self._limit = self._state[LIMIT]
+            self._table = torch.zeros((rows, table.COLUMNS), dtype=torch.int64, pin_memory=self._on_gpu)
+            self._state[table.TABLE].fill_(self._table.data_ptr())
+            self._step = self._state[table.STEP]
+            self._limit = self._state[table.LIMIT]
             self._step.fill_(step)
             self._limit.fill_(rows)
-            self._state[ROWS].fill_(rows)
-            self._state[FINE : FINE + MAX_ENTRIES].fill_(1)
+            self._state[table.ROWS].fill_(rows)
+            self._state[table.FINE : table.FINE + table.MAX_ENTRIES].fill_(1)
             self._header = self._state[:_HEADER]
             self._snapshot = torch.zeros(_HEADER, dtype=torch.int64, device=device)
             self._host_header = torch.zeros(_HEADER, dtype=torch.int64, pin_memory=self._on_gpu)
@@ -128,15 +111,23 @@ class DeviceRing:
 
     def fine(self, entry: int) -> torch.Tensor:
         """int64 []: 0 once something bad was found for ``entry``, until then 1."""
-        return self._state[FINE + entry]
+        return self._state[table.FINE + entry]
 
     def look(self, jobs: Sequence[ProbeJob], entries: Sequence[Entries]) -> None:
         """Do the jobs, whose tensors are on this device, in as few launches as possible. Waits for nothing."""
         if self._on_gpu and _cuda.current_device() != self._device.index:
             with _cuda.device(self._device):
-                self._look(jobs, entries)
-        else:
-            self._look(jobs, entries)
+                return self.look(jobs, entries)
+        for batch in _batches(jobs) if len(jobs) > 1 else [[0]]:
+            chosen = [jobs[i] for i in batch]
+            tags = [_tags(number, jobs[i], entries[i]) for number, i in enumerate(batch)]
+            if chosen[0].layout != table.FLAT:
+                self._launch_strided(chosen, tags)
+            elif len(chosen) > 1:
+                self._launch_several(chosen, tags)
+            else:
+                self._launch_flat(chosen[0], *tags[0])
+        return None
 
     def compile(self, dtypes: Sequence[torch.dtype]) -> None:
         """Compile what probes of ``dtypes`` and of indices commonly launch, by looking for nothing in zeros."""
@@ -164,7 +155,7 @@ class DeviceRing:
         self._host_header.copy_(self._header, non_blocking=True)
         if self._on_gpu:
             _cuda.current_stream(self._device).synchronize()
-        return self._read(int(self._host_header[CURSOR]))[: self.capacity]
+        return self._read(int(self._host_header[table.CURSOR]))[: self.capacity]
 
     def salvage(self) -> list[RawFinding]:
         """The findings since the last call of what a device, lost by now, had finished. Asks the host alone."""
@@ -180,7 +171,7 @@ class DeviceRing:
             return []
         with _cuda.device(self._device):
             if self._transfer is not None and self._transfer.query():
-                found = self._read(int(self._host_header[CURSOR]))
+                found = self._read(int(self._host_header[table.CURSOR]))
                 self._transfer = None
                 if found:  # handed over before the device, which may be lost by now, is asked for anything more
                     return found[: self.capacity]
@@ -190,7 +181,7 @@ class DeviceRing:
 
     def totals(self, entries: int) -> list[int]:
         """Bad elements by entry, those of dropped findings included. Waits for the stream."""
-        return [*self._state[TOTALS : TOTALS + entries].tolist()]
+        return [*self._state[table.TOTALS : table.TOTALS + entries].tolist()]
 
     # Launches
 
@@ -203,17 +194,6 @@ class DeviceRing:
     ) -> None:
         jobs = [job for tensor in tensors if (job := make(kinds, tensor, 0, 1, relative_to, at)) is not None]
         self.look(jobs, [(None, None)] * len(jobs))
-
-    def _look(self, jobs: Sequence[ProbeJob], entries: Sequence[Entries]) -> None:
-        for batch in _batches(jobs) if len(jobs) > 1 else [[0]]:
-            chosen = [jobs[i] for i in batch]
-            tags = [_tags(number, jobs[i], entries[i]) for number, i in enumerate(batch)]
-            if chosen[0].layout != FLAT:
-                self._launch_strided(chosen, tags)
-            elif len(chosen) > 1:
-                self._launch_several(chosen, tags)
-            else:
-                self._launch_flat(chosen[0], *tags[0])
 
     def _launch_flat(self, job: ProbeJob, tag_0: int, tag_1: int) -> None:
         reading = self._reading(job)
@@ -263,7 +243,7 @@ class DeviceRing:
             pointers += [job.tensor, other]
             arguments += [job.tensor, other, job.size, job.every, job.low, job.high, tag_0, tag_1, end]
             constants += [job.look, job.other is not None, reading.tile_bytes, reading.blocks]
-        for _ in range(MAX_JOBS - len(jobs)):
+        for _ in range(table.MAX_JOBS - len(jobs)):
             arguments += [self._state, self._state, 0, 1, 0, 0, -1, -1, end]
             constants += [0, False, 0, 0]
         self._start(kernels.look_several, end, warps, pointers, constants, (*arguments, self._state, self._origin()))
@@ -293,7 +273,7 @@ class DeviceRing:
 
     def _reading(self, job: ProbeJob) -> Reading:
         # element by element, more than a few KiB would not fit into a program's registers
-        readings = _READINGS if job.look == NONFINITE else _READINGS[:2]
+        readings = _READINGS if job.look == table.NONFINITE else _READINGS[:2]
         size = job.size * job.tensor.element_size()
         return next((each for each in readings if size <= self._programs * each.tile_bytes), readings[-1])
 
@@ -303,7 +283,7 @@ class DeviceRing:
     def _origin(self) -> int:
         if self._on_gpu and _cuda.is_current_stream_capturing():
             # Captured launches beyond the last cell share it: replays of one step may not be told apart there.
-            self._cells = min(self._cells + 1, MAX_CELLS - 1)
+            self._cells = min(self._cells + 1, table.MAX_CELLS - 1)
             return -self._cells
         return next(self._serials)
 
@@ -339,8 +319,8 @@ def _batches(jobs: Sequence[ProbeJob]) -> list[list[int]]:
     """The jobs that share a launch: contiguous tensors up to four, rows picked from two tensors."""
     batches: list[list[int]] = []
     for i, job in enumerate(jobs):
-        if job.layout == FLAT and not job.wide:
-            room = [batch for batch in batches if jobs[batch[0]].layout == FLAT and len(batch) < MAX_JOBS]
+        if job.layout == table.FLAT and not job.wide:
+            room = [batch for batch in batches if jobs[batch[0]].layout == table.FLAT and len(batch) < table.MAX_JOBS]
             room = [batch for batch in room if not jobs[batch[0]].wide]
         else:
             room = [batch for batch in batches if len(batch) == 1 and job.like(jobs[batch[0]])]
@@ -354,7 +334,7 @@ def _batches(jobs: Sequence[ProbeJob]) -> list[list[int]]:
 def _tags(number: int, job: ProbeJob, entries: Entries) -> tuple[int, int]:
     """The marks of rows that a job's two parts write; -1: not looked for."""
     tag_0, tag_1 = (
-        -1 if part is None or entry is None else entry << TAG_ENTRY | number << TAG_JOB | part.tag
+        -1 if part is None or entry is None else entry << table.TAG_ENTRY | number << table.TAG_JOB | part.tag
         for part, entry in zip(job.parts, entries, strict=True)
     )
     return tag_0, tag_1

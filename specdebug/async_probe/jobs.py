@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 
 from . import checks
+from . import rows as table
 from .checks import Bound
-from .layout import BOUNDS, FLAT, MULTIPLE, NONFINITE, PICKED, STRIDED, TAG_LIMIT, TAG_PART
-from .rows import ABOVE_INT, FLOAT, INT, NO_LIMIT, VALUE_TYPES, float_bits
+from .rows import float_bits
 
 # The bits of infinity, without the sign; float8_e4m3fn has none, and only NaN lies above its greatest number.
 _INFINITY = {
@@ -47,18 +47,12 @@ class What(NamedTuple):
     parts: tuple[JobPart | None, JobPart | None]
 
 
-class TensorLayout(NamedTuple):
-    """Four of each, from the last dimension on (of rows picked from a tensor, three; then those of the picks)."""
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
 @dataclass(slots=True, eq=False)
 class ProbeJob:
     """One tensor and the things to look for; the fields are arguments of the kernels.
 
     ``other`` is subtracted, each element from ``every`` elements in a row, or names the rows of dimension 1 to look at.
+    ``sizes``, ``strides``: four of each, from the last dimension on (of picked rows three, then those of the picks).
     """
 
     tensor: torch.Tensor
@@ -69,25 +63,30 @@ class ProbeJob:
     size: int
     other: torch.Tensor | None = None
     every: int = 1
-    layout: int = FLAT
+    layout: int = table.FLAT
     sizes: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
 
     @property
     def vector(self) -> bool:
         """True if sixteen elements in a row are one block of memory, and so the next sixteen."""
-        strides = self.strides[1:3] if self.layout == PICKED else self.strides[1:]
+        strides = self.strides[1:3] if self.layout == table.PICKED else self.strides[1:]
         return self.strides[0] == 1 and not any(number % 16 for number in (self.sizes[0], *strides))
 
     @property
     def in_words(self) -> bool:
         """True if rows that are picked consist of aligned blocks of sixteen bytes, to be looked at as such."""
-        return self.layout == PICKED and self.look == NONFINITE and self.vector and self.tensor.data_ptr() % 16 == 0
+        return (
+            self.layout == table.PICKED
+            and self.look == table.NONFINITE
+            and self.vector
+            and self.tensor.data_ptr() % 16 == 0
+        )
 
     def like(self, job: ProbeJob) -> bool:
         """Return True if ``job`` looks for the same at the same places of another tensor."""
         return (
-            self.layout == job.layout == PICKED
+            self.layout == job.layout == table.PICKED
             and self.tensor.dtype == job.tensor.dtype
             and (self.sizes, self.strides, self.low, self.high) == (job.sizes, job.strides, job.low, job.high)
             and self.other is not None
@@ -122,8 +121,8 @@ def make(
             rows = _picks(tensor.shape, tensor.stride(), at.shape, at.stride()) if fit else None
             if rows is not None:
                 what = _nonfinite(kinds, tensor.dtype)
-                size = tensor.shape[0] * rows.sizes[0] * rows.sizes[1]
-                return None if what is None else ProbeJob(tensor, *what, size, at, 1, PICKED, *rows)
+                size = tensor.shape[0] * rows[0][0] * rows[0][1]
+                return None if what is None else ProbeJob(tensor, *what, size, at, 1, table.PICKED, *rows)
             tensor = checks.picked(tensor, at)
         what, other, every = _nonfinite(kinds, tensor.dtype), None, 1
     elif kinds[0] == "oob":
@@ -138,7 +137,7 @@ def make(
     if what is None:
         return None
     # Sixteen bytes are read at once when looking for infinities and NaNs.
-    fit = what.look != NONFINITE or tensor.data_ptr() % 16 == 0
+    fit = what.look != table.NONFINITE or tensor.data_ptr() % 16 == 0
     if fit and tensor.is_contiguous():
         return ProbeJob(tensor, *what, tensor.numel(), other, every)
     dims = merged_dims(tensor.shape, tensor.stride())
@@ -146,7 +145,7 @@ def make(
         tensor = tensor.contiguous()
         return ProbeJob(tensor, *what, tensor.numel())
     sizes, strides = zip(*dims, *[(1, 0)] * (4 - len(dims)), strict=True)
-    return ProbeJob(tensor, *what, tensor.numel(), None, 1, STRIDED, sizes, strides)
+    return ProbeJob(tensor, *what, tensor.numel(), None, 1, table.STRIDED, sizes, strides)
 
 
 def merged_dims(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
@@ -165,33 +164,33 @@ def merged_dims(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int,
 @functools.cache
 def _nonfinite(kinds: tuple[str, ...], dtype: torch.dtype) -> What | None:
     infinity, bits = _INFINITY[dtype], dtype.itemsize * 8
-    form = VALUE_TYPES.index(dtype)
-    nan = JobPart("nan", "", 0.0, _tag(0, NO_LIMIT, form)) if "nan" in kinds else None
+    form = table.VALUE_TYPES.index(dtype)
+    nan = JobPart("nan", "", 0.0, _tag(0, table.NO_LIMIT, form)) if "nan" in kinds else None
     has_infinity = dtype != torch.float8_e4m3fn
-    inf = JobPart("inf", "", 0.0, _tag(1, NO_LIMIT, form)) if "inf" in kinds and has_infinity else None
+    inf = JobPart("inf", "", 0.0, _tag(1, table.NO_LIMIT, form)) if "inf" in kinds and has_infinity else None
     suspicious = infinity if inf is not None else infinity + 1
     carry = (1 << (bits - 1)) - suspicious
     while bits < 32:  # the same for all elements of a 32-bit word
         carry |= carry << bits
         bits *= 2
-    return None if nan is inf is None else What(NONFINITE, infinity, carry, (nan, inf))
+    return None if nan is inf is None else What(table.NONFINITE, infinity, carry, (nan, inf))
 
 
 @functools.lru_cache(1024)
 def _bounds(of_floats: bool, low: Bound, high: Bound) -> What | None:
     if of_floats:
-        low, high, form = float(low), float(high), VALUE_TYPES.index(torch.float64)
-        below_low = JobPart("oob", "below", low, _tag(0, FLOAT, form))
-        above_high = JobPart("oob", "not below", high, _tag(1, FLOAT, form))
-        return What(BOUNDS, float_bits(low), float_bits(high), (below_low, above_high))
+        low, high, form = float(low), float(high), table.VALUE_TYPES.index(torch.float64)
+        below_low = JobPart("oob", "below", low, _tag(0, table.FLOAT, form))
+        above_high = JobPart("oob", "not below", high, _tag(1, table.FLOAT, form))
+        return What(table.BOUNDS, float_bits(low), float_bits(high), (below_low, above_high))
     above, below = checks.whole_bounds(low, high)
-    form = VALUE_TYPES.index(torch.int64)
+    form = table.VALUE_TYPES.index(torch.int64)
     if above is below is None:
         return None
     first = min((above or 0) + 1, checks.INT64_MAX)
-    part_0 = None if above is None else JobPart("oob", "below", first, _tag(0, ABOVE_INT, form))
-    part_1 = None if below is None else JobPart("oob", "not below", below, _tag(1, INT, form))
-    return What(BOUNDS, above or 0, below or 0, (part_0, part_1))
+    part_0 = None if above is None else JobPart("oob", "below", first, _tag(0, table.ABOVE_INT, form))
+    part_1 = None if below is None else JobPart("oob", "not below", below, _tag(1, table.INT, form))
+    return What(table.BOUNDS, above or 0, below or 0, (part_0, part_1))
 
 
 def _difference(
@@ -220,16 +219,16 @@ def _repeats(shape: torch.Size, other: torch.Size) -> int | None:
 
 @functools.lru_cache(1024, typed=True)
 def _multiple(of_floats: bool, unit: Bound) -> What:
-    form = VALUE_TYPES.index(torch.float64 if of_floats else torch.int64)
-    limit, word = (INT, unit) if isinstance(unit, int) else (FLOAT, float_bits(unit))
+    form = table.VALUE_TYPES.index(torch.float64 if of_floats else torch.int64)
+    limit, word = (table.INT, unit) if isinstance(unit, int) else (table.FLOAT, float_bits(unit))
     part = JobPart("page_aligned", "not a multiple of", unit, _tag(0, limit, form))
-    return What(MULTIPLE, word, 0, (part, None))
+    return What(table.MULTIPLE, word, 0, (part, None))
 
 
 @functools.lru_cache(1024)
 def _picks(
     shape: torch.Size, strides: tuple[int, ...], at_shape: torch.Size, at_strides: tuple[int, ...]
-) -> TensorLayout | None:
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The places of picked rows of dimension 1, None if a row is not one evenly strided piece of memory.
 
     The picks may be columns of a matrix: as many side by side, the next row's further on.
@@ -242,8 +241,8 @@ def _picks(
         return None
     size, stride = inner[0]
     columns, further = picks[0][0], picks[1][1] if len(picks) > 1 else 0
-    return TensorLayout((size, at_shape.numel(), shape[1], columns), (stride, strides[1], strides[0], further))
+    return (size, at_shape.numel(), shape[1], columns), (stride, strides[1], strides[0], further)
 
 
 def _tag(part: int, limit: int, form: int) -> int:
-    return part << TAG_PART | limit << TAG_LIMIT | form
+    return part << table.TAG_PART | limit << table.TAG_LIMIT | form

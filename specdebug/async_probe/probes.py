@@ -15,8 +15,7 @@ import torch
 
 from . import checks, jobs
 from .checks import Bound, bound_text
-from .finding import ProbeFinding
-from .gate import ASSERT, Gate, Rule, mode_from_environment
+from .gate import ASSERT, Gate, ProbeFinding, Rule, mode_from_environment
 from .recorder import Recorder, Ring
 
 if TYPE_CHECKING:
@@ -204,7 +203,7 @@ def set_step(step: int) -> None:
 
 def drain() -> list[ProbeFinding]:
     """Take the findings of record mode, in program order. Waits for the device."""
-    return _recorder.drain()
+    return _recorder.findings("take")
 
 
 def poll() -> list[ProbeFinding]:
@@ -212,12 +211,12 @@ def poll() -> list[ProbeFinding]:
 
     A final :func:`drain` gives the rest. Call it on the stream that probes run on; it is silent during a graph capture.
     """
-    return _recorder.poll()
+    return _recorder.findings("poll")
 
 
 def salvage() -> list[ProbeFinding]:
     """Take the findings of launches that a GPU had finished before it was lost. Asks the host alone."""
-    return _recorder.salvage()
+    return _recorder.findings("salvage")
 
 
 def totals() -> dict[tuple[str, str], int]:

@@ -10,28 +10,19 @@ from __future__ import annotations
 import importlib.util
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from .checks import CheckPart, bound_text
-from .finding import ProbeFinding
-from .layout import MAX_ENTRIES
-from .rows import RawFinding, float_bits, float_of
+from .gate import ProbeFinding
+from .rows import MAX_ENTRIES, RawFinding, float_bits, float_of
 
 if TYPE_CHECKING:
     from .device import DeviceRing
 
 _COLUMNS = 7  # entry, step, first bad index, its value, number of bad elements, limit, which of these are floats
 _FLOAT_VALUE, _FLOAT_LIMIT = 1, 2
-
-
-class FindingKey(NamedTuple):
-    """Findings are counted by this. Looked up at every probe, so a tuple, which hashes faster than a dataclass."""
-
-    site: str
-    kind: str
-    phrase: str
 
 
 class Ring:
@@ -96,7 +87,8 @@ class Recorder:
 
     capacity: int
     step: int = 0
-    entries: dict[FindingKey, int] = field(default_factory=dict)
+    entries: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """The number by which findings of a (site, kind, phrase) are counted."""
     rings: dict[torch.device, Ring | DeviceRing] = field(default_factory=dict)
     _read: list[RawFinding] = field(default_factory=list)
     """Findings that have left their ring and were not handed over: another ring's device failed just then."""
@@ -127,7 +119,7 @@ class Recorder:
 
     def number(self, site: str, kind: str, phrase: str) -> int:
         """The number of an entry, the next free one at its first use. Raises ``RuntimeError`` if there are too many."""
-        number = self.entries.setdefault(FindingKey(site, kind, phrase), len(self.entries))
+        number = self.entries.setdefault((site, kind, phrase), len(self.entries))
         if number >= MAX_ENTRIES:
             raise RuntimeError(f"more than {MAX_ENTRIES} probes: is a site name computed, as in '{site}'?")
         return number
@@ -139,38 +131,23 @@ class Recorder:
         assert isinstance(ring, Ring)
         ring.write(number, values, part)
 
-    def drain(self) -> list[ProbeFinding]:
-        """The findings since the last drain in the order they were made (several devices: step by step)."""
+    def findings(self, how: Literal["take", "poll", "salvage"]) -> list[ProbeFinding]:
+        """The findings since the last call in the order they were made (several devices: step by step), that a method
+        of the rings brings: all of them, those that the host can have without waiting, or once a device is lost."""
         for ring in self.rings.values():
-            self._read += ring.take()
-        return self._handed_over()
-
-    def poll(self) -> list[ProbeFinding]:
-        """Those of the findings that :meth:`drain` would give which the host can have without waiting."""
-        for ring in self.rings.values():
-            self._read += ring.poll()
-        return self._handed_over()
-
-    def salvage(self) -> list[ProbeFinding]:
-        """Those of the findings that can be had once a device is lost."""
-        for ring in self.rings.values():
-            self._read += ring.salvage()
-        return self._handed_over()
-
-    def totals(self) -> dict[tuple[str, str], int]:
-        """Bad elements by (site, kind) since the start, those of dropped findings too; zeros are left out."""
-        sums: Counter[tuple[str, str]] = Counter()
-        for ring in self.rings.values():
-            for entry, total in zip(self.entries, ring.totals(len(self.entries)), strict=True):
-                sums[entry.site, entry.kind] += total
-        return dict(+sums)
-
-    def _handed_over(self) -> list[ProbeFinding]:
-        entries = list(self.entries)
-        found = []
+            self._read += getattr(ring, how)()
+        entries, found = list(self.entries), []
         findings, self._read = self._read, []
         for raw in findings:
             site, kind, phrase = entries[raw.entry]
             bound = bound_text(phrase, raw.limit)
             found.append(ProbeFinding(site, kind, raw.step, raw.index, raw.value, raw.count, bound))
         return sorted(found, key=lambda finding: finding.step or 0) if len(self.rings) > 1 else found
+
+    def totals(self) -> dict[tuple[str, str], int]:
+        """Bad elements by (site, kind) since the start, those of dropped findings too; zeros are left out."""
+        sums: Counter[tuple[str, str]] = Counter()
+        for ring in self.rings.values():
+            for (site, kind, _), total in zip(self.entries, ring.totals(len(self.entries)), strict=True):
+                sums[site, kind] += total
+        return dict(+sums)

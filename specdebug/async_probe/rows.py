@@ -1,4 +1,19 @@
-"""Merge the rows that the programs of a launch appended to findings.
+"""The memory of a device's ring, as its kernels and the host both see it, and the findings that its rows add up to.
+
+The ring is one int64 tensor:
+
+=========  ==========  =========================================================================
+words      name        content
+=========  ==========  =========================================================================
+0          CURSOR      rows asked for so far; only grows
+1          LIMIT       rows from this one on are dropped, until the host has read some
+2          STEP        the step of findings, from ``set_step``
+3          ROWS        rows there is room for; row i lies at i modulo this
+4          TABLE       address of the rows, each of ``COLUMNS`` words, in memory that a lost device leaves
+from 16    TOTALS      bad elements by entry
+           FINE        by entry, 1 until something bad was seen: an assertion looks at it
+           CELLS       by captured launch, programs started so far; cell 0 belongs to none
+=========  ==========  =========================================================================
 
 Every program that saw something bad wrote rows of its own, in an order that is a matter of luck. Rows belong together
 when their origin and launch are the same; a launch is as old as its oldest row.
@@ -13,7 +28,30 @@ from dataclasses import dataclass
 import torch
 
 from .checks import INT64_MAX, Bound
-from .layout import TAG_ENTRY, TAG_LIMIT
+
+MAX_ENTRIES = 4096
+"""Distinct (site, kind, bound) a ring can count."""
+MAX_CELLS = 16384
+"""Captured launches whose replays are told apart even within a step."""
+
+CURSOR, LIMIT, STEP, ROWS, TABLE = range(5)
+TOTALS = 16
+FINE = TOTALS + MAX_ENTRIES
+CELLS = FINE + MAX_ENTRIES
+SIZE = CELLS + MAX_CELLS
+
+COLUMNS = 9
+"""Ticket + 1, origin, launch, step, tag, first bad index, its value, number of bad elements, limit."""
+
+# A tag is entry << 8 | job << 6 | part << 5 | format of the limit << 3 | format of the value.
+TAG_ENTRY, TAG_JOB, TAG_PART, TAG_LIMIT = 8, 6, 5, 3
+MAX_JOBS = 4
+"""Tensors one launch can look at."""
+
+NONFINITE, BOUNDS, MULTIPLE = 1, 2, 3
+"""The defects that a kernel looks for."""
+FLAT, STRIDED, PICKED = range(3)
+"""The places of elements: contiguous; in up to four dimensions with strides; in rows of dimension 1."""
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 VALUE_TYPES = (torch.int64, *_FLOATS)
@@ -79,27 +117,9 @@ def _findings(launch: list[Sequence[int]]) -> Iterable[RawFinding]:
     # By job, then by part.
     for tag in sorted({row[4] for row in launch}, key=lambda tag: tag & ((1 << TAG_ENTRY) - 1) & -(1 << TAG_LIMIT)):
         shares = [row for row in launch if row[4] == tag]
-        first = min(shares, key=lambda row: row[5])
-        yield RawFinding(
-            entry=tag >> TAG_ENTRY,
-            step=first[3],
-            index=first[5],
-            value=_value(tag & ((1 << TAG_LIMIT) - 1), first[6]),
-            count=sum(row[7] for row in shares),
-            limit=_limit(tag >> TAG_LIMIT & 3, first[8]),
-        )
-
-
-def _value(form: int, bits: int) -> Bound:
-    dtype = VALUE_TYPES[form]
-    printable = torch.float32 if dtype.itemsize == 1 else dtype
-    value: Bound = torch.tensor(bits, dtype=_BITS[dtype.itemsize]).view(dtype).to(printable).item()
-    return value
-
-
-def _limit(form: int, bits: int) -> Bound:
-    if form == FLOAT:
-        return float_of(bits)
-    if form == ABOVE_INT:
-        return min(bits + 1, INT64_MAX)
-    return bits if form == INT else 0.0
+        _, _, _, step, _, index, word, _, bits = min(shares, key=lambda row: row[5])
+        dtype, form = VALUE_TYPES[tag & ((1 << TAG_LIMIT) - 1)], tag >> TAG_LIMIT & 3
+        printable = torch.float32 if dtype.itemsize == 1 else dtype
+        value = torch.tensor(word, dtype=_BITS[dtype.itemsize]).view(dtype).to(printable).item()
+        limit = {NO_LIMIT: 0.0, ABOVE_INT: min(bits + 1, INT64_MAX), INT: bits, FLOAT: float_of(bits)}[form]
+        yield RawFinding(tag >> TAG_ENTRY, step, index, value, sum(row[7] for row in shares), limit)

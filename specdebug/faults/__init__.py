@@ -4,7 +4,7 @@ A fault is a class (what is damaged) and an address (step, request, site). Nothi
 the probes' sites, on pools, rows and books between two steps, on a few functions from outside, and on the process.
 Every injection is written to a ledger with the values before and after.
 
-``model.py`` says what a fault is, ``catalogue.py`` which there are, ``declare.py`` reads them from scenarios and
-command lines, ``fit.py`` refuses those that cannot act in an engine. These import no torch. ``injector.py`` works in a
-worker: it decides when a fault is due and hands a ``Shot`` to the class's function, one of those in ``acts/``.
+``model.py`` says what a fault is, ``catalogue.py`` which there are and which can act in an engine, ``declare.py`` reads
+them from scenarios and command lines. These import no torch. ``injector.py`` works in a worker: it decides when a fault
+is due and hands a ``Shot`` to the class's function, one of those in ``acts/``.
 """

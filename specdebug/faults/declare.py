@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import re
-from typing import Any
+import contextlib
+import json
+from dataclasses import replace
 
 from specdebug.base.errors import ContentError, ContentErrors, did_you_mean, raise_all
 from specdebug.base.schema import Gather, Item
-from specdebug.base.yamlio import one_line
+from specdebug.base.yamlio import one_line, parse_yaml
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import BadFault, Fault, FaultClass, Steps
 
@@ -26,7 +26,8 @@ def read_fault(item: Item) -> Fault:
         raise ContentErrors(gather.problems)
     for key in table:
         if key not in ("fault", *kind.keys):
-            gather.note(ContentError(_not_addressed(kind, key), table[key].where_key), table[key].path)
+            message = f"{kind.name} cannot be addressed by '{one_line(key, 40)}'{did_you_mean(key, kind.keys)}"
+            gather.note(ContentError(message, table[key].where_key), table[key].path)
     addressed = {key: value for key, value in table.items() if key in kind.keys}
     fault = Fault(
         kind.name,
@@ -39,9 +40,11 @@ def read_fault(item: Item) -> Fault:
         seed=gather.read(addressed, "seed", lambda each: _whole(each, "seed"), None),
         where=item.where,
     )
-    if not gather.problems:
-        _check_ends(fault)
     raise_all(gather.problems)
+    if fault.step is not None and fault.step[0] > fault.step[1]:
+        raise fault.error(f"step {fault.step[0]} to {fault.step[1]} runs backwards; put the first step first")
+    if fault.request is not None and fault.row is not None:
+        raise fault.error("address a request or a row, not both")
     return fault
 
 
@@ -55,19 +58,31 @@ def _class(item: Item) -> FaultClass:
 def parse_fault(text: str) -> Fault:
     """``NAME[:key=value,...]``, as in ``nan_kv_in_use:step=2..5,request=g0.1,probability=0.5``. Raises BadFault."""
     name, colon, address = text.partition(":")
-    kind, values = find_class(name, "--fault: "), {}
+    find_class(name, "--fault: ")
+    plain: dict[str, object] = {"fault": name}
     for pair in address.split(",") if colon else ():
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not value:
             raise BadFault(f"--fault {name}: '{one_line(pair, 60)}' is not key=value, as in step=3")
-        if key not in kind.keys:
-            raise BadFault(f"--fault {_not_addressed(kind, key)}")
-        if key in values:
+        if key in plain:
             raise BadFault(f"--fault {name}: '{key}' is given twice")
-        values[key] = _value(kind, key, value)
-    fault = Fault(name, **values)
-    _check_ends(fault)
-    return fault
+        ends = value.split("..", 1) if key == "step" else [value]
+        read = [end if key in ("request", "site") else _number(end) for end in ends]
+        plain[key] = read if len(read) > 1 else read[0]
+    try:
+        fault = read_fault(parse_yaml(json.dumps(plain)).root)
+    except ContentError as error:
+        message = error.message.removeprefix(f"fault {name}: ").removeprefix(f"{name} ")
+        raise BadFault(f"--fault {name}: {message}") from None
+    return replace(fault, where=None)
+
+
+def _number(text: str) -> int | float | str:
+    """The number that a text is, else the text, of which the reader says what is wrong with it."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def find_class(name: str, prefix: str = "") -> FaultClass:
@@ -77,17 +92,6 @@ def find_class(name: str, prefix: str = "") -> FaultClass:
         hint = hint if "did you mean" in hint else "; `specdebug faults list` shows them"
         raise BadFault(f"{prefix}no fault '{one_line(name, 60)}'{hint}")
     return CLASSES[name]
-
-
-def _not_addressed(kind: FaultClass, key: str) -> str:
-    return f"{kind.name} cannot be addressed by '{one_line(key, 40)}'{did_you_mean(key, kind.keys)}"
-
-
-def _check_ends(fault: Fault) -> None:
-    if fault.step is not None and fault.step[0] > fault.step[1]:
-        raise fault.error(f"step {fault.step[0]} to {fault.step[1]} runs backwards; put the first step first")
-    if fault.request is not None and fault.row is not None:
-        raise fault.error("address a request or a row, not both")
 
 
 def _steps(item: Item) -> Steps:
@@ -110,34 +114,3 @@ def _probability(item: Item) -> float:
     if value == 0:
         raise item.error("must be above 0: such a fault would never be injected")
     return value
-
-
-def _value(kind: FaultClass, key: str, text: str) -> Any:
-    """A value of the command line's. Raises BadFault."""
-    if key == "site" and text not in kind.sites:
-        hint = did_you_mean(text, kind.sites)
-        raise BadFault(f"--fault {kind.name}: it does not act at '{one_line(text, 60)}'{hint}")
-    if key in ("request", "site"):
-        return text
-    if key == "probability":
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not 0 < value <= 1:
-            what = "probability must be above 0 and at most 1"
-            raise BadFault(f"--fault {kind.name}: {what}, not '{one_line(text, 60)}'")
-        return value
-    if key == "step":
-        first, dots, last = text.partition("..")
-        begin = _number(kind, key, first)
-        return begin, _number(kind, key, last) if dots else begin
-    return _number(kind, key, text)
-
-
-def _number(kind: FaultClass, key: str, text: str) -> int:
-    low, high = BOUNDS[key]
-    if not re.fullmatch(r"[0-9]{1,19}", text.strip()) or not low <= int(text) <= high:
-        form = f"a whole number from {low} to {high}" + (", or two of them as 2..5" if key == "step" else "")
-        raise BadFault(f"--fault {kind.name}: {key} must be {form}, not '{one_line(text, 60)}'")
-    return int(text)

@@ -17,8 +17,7 @@ import torch
 from specdebug import async_probe
 from specdebug.events import BatchBegan, BatchEnded, Event, StepBegan, StepOver
 from specdebug.faults.catalogue import CLASSES
-from specdebug.faults.model import Fault, FaultClass, Injection, Point
-from specdebug.faults.shot import Call, NotHere, Shot
+from specdebug.faults.model import Call, Fault, FaultClass, Injection, NotHere, Point, Shot
 
 if TYPE_CHECKING:
     from specdebug.async_probe import SiteCall
@@ -108,7 +107,16 @@ class Injector:
             # What a GPU drafts ahead it may drop, and then what was read early was not used.
             self._view.eagle.drafts_ahead = False
             self._wrap(self._view.state, "store_lengths", "lengths")
-            self._run_later_after(self._view.state, "gather")
+            gather = self._view.state.gather
+
+            def gathered(*args: Any) -> Any:
+                result = gather(*args)
+                late, self._after_gather = self._after_gather, []
+                for write in late:
+                    write()
+                return result
+
+            self._install(self._view.state, "gather", gathered)
         from specdebug.engine.textbook.memory import mha_pool
         from specdebug.engine.textbook.speculative import worker as stages
 
@@ -162,6 +170,10 @@ class Injector:
     ) -> None:
         """Give every fault that is due its opportunity."""
         site = None if at_site is None else at_site.site
+
+        def report(injection: Injection) -> None:
+            self.sink.emit("injected", **asdict(injection))
+
         for armed in self._armed:
             if not armed.covers(point, self._step, site):
                 continue
@@ -169,7 +181,7 @@ class Injector:
             if armed.fault.probability < 1 and armed.rng.random() >= armed.fault.probability:
                 continue
             place = (armed.fault, armed.number, self._step, self._view)
-            shot = Shot(*place, armed.rng, self._report, batch, at_site, call)
+            shot = Shot(*place, armed.rng, report, batch, at_site, call)
             try:
                 with torch.inference_mode():
                     armed.kind.act(shot)
@@ -182,9 +194,6 @@ class Injector:
             if not shot.reported:
                 shot.note("nothing", (), None, None)
 
-    def _report(self, injection: Injection) -> None:
-        self.sink.emit("injected", **asdict(injection))
-
     def _wrap(self, owner: Any, name: str, point: Point) -> None:
         function = getattr(owner, name)
 
@@ -192,18 +201,6 @@ class Injector:
             call = Call(function, args, options)
             self._offer(point, self._batch, call=call)
             return call.result if call.made else function(*args, **options)
-
-        self._install(owner, name, wrapped)
-
-    def _run_later_after(self, owner: Any, name: str) -> None:
-        function = getattr(owner, name)
-
-        def wrapped(*args: Any) -> Any:
-            result = function(*args)
-            late, self._after_gather = self._after_gather, []
-            for write in late:
-                write()
-            return result
 
         self._install(owner, name, wrapped)
 

@@ -5,6 +5,6 @@ that the edited lines ran; ``Applied.restore`` gives every function the code obj
 """
 
 from specdebug.patching.apply import Applied, Mode, apply
-from specdebug.patching.spec import Edit, Patch, PatchError, parse_target
+from specdebug.patching.source import Edit, Patch, PatchError, parse_target
 
 __all__ = ["Applied", "Edit", "Mode", "Patch", "PatchError", "apply", "parse_target"]

@@ -2,32 +2,29 @@
 
 All edits of all patches are placed, checked for overlaps and compiled before anything changes, and what changes is
 undone if the last step fails. Each module has one record of its original text and the edits in force; every apply and
-restore rewrites the module from those, so patches nest and may be restored in any order.
+restore rewrites the module from those, so patches nest and may be restored in any order. A module that is not imported
+yet is compiled from its patched text by an import hook, and stays itself otherwise: file, resources, original source.
 """
 
 from __future__ import annotations
 
+import importlib.abc
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib.machinery import ModuleSpec
 from itertools import count
 from types import CodeType, FunctionType, ModuleType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from specdebug.patching.compilers import SCRIPTS, FunctionText, Kernels, forget_script, hand_text
 from specdebug.patching.hits import hits_of, new_counter, own_hits_of
-from specdebug.patching.hook import PatchFinder, Pending
-from specdebug.patching.kernels import Kernels
 from specdebug.patching.live import Exchange, LiveFunctions, census_taken, undo
 from specdebug.patching.match import Placed, check_overlaps, place
 from specdebug.patching.rewrite import rewrite
-from specdebug.patching.scripts import MODULE as SCRIPTS
-from specdebug.patching.scripts import forget, hand_text
-from specdebug.patching.source import ModuleSource, find_source
-from specdebug.patching.spawned import MODULE as SPAWN
-from specdebug.patching.spawned import InForce, take_along
-from specdebug.patching.spec import Patch, PatchError
-from specdebug.patching.texts import FunctionText
+from specdebug.patching.source import ModuleSource, Patch, PatchError, find_source
+from specdebug.patching.spawned import SPAWN, InForce, take_along
 
 Mode: TypeAlias = Literal["import", "inprocess"]
 
@@ -198,20 +195,24 @@ class _Module:
         if not self._has_run:
             self.current = target
             return
+        drop = self._holds_scripts
         try:
             exchange = self.functions.plan(self.current, target, restoring=True)
         except PatchError:
             self.current = target
-            self._drop()
+            drop = True
         else:
             self.functions.commit(exchange)
             self.current = exchange.target
         self.kernels.sync(self._text_of)
         for function in self._scripted:
-            forget(function)
+            forget_script(function)
         self._scripted.clear()
-        if self._holds_scripts:
-            self._drop()
+        if drop:
+            parent, _, name = self.source.name.rpartition(".")
+            module = sys.modules.pop(self.source.name, None)
+            if module is not None and parent in sys.modules and getattr(sys.modules[parent], name, None) is module:
+                delattr(sys.modules[parent], name)
 
     def run(self, module: ModuleType) -> None:
         """Execute the patched code as a freshly made module (called by the import hook)."""
@@ -235,12 +236,6 @@ class _Module:
             self._scripted.append(function)
         return text
 
-    def _drop(self) -> None:
-        parent, _, name = self.source.name.rpartition(".")
-        module = sys.modules.pop(self.source.name, None)
-        if module is not None and parent in sys.modules and getattr(sys.modules[parent], name, None) is module:
-            delattr(sys.modules[parent], name)
-
     def _text_of(self, function: FunctionType) -> FunctionText | None:
         """The lines of ``function`` in the version in force, None if it is of another module or unedited."""
         code = function.__code__
@@ -255,11 +250,54 @@ class _Module:
         return FunctionText(self.current.lines[start - 1 : stop], code.co_firstlineno, counters)
 
 
-def _pending(name: str) -> Pending | None:
-    module = _modules.get(name)
-    return (
-        Pending(module.source.path, module.run, module.code) if module is not None and module.current.placed else None
-    )
+class _Loader(importlib.abc.Loader):
+    """A module's own loader, but that it executes the patched code of ``pending``, or calls ``after`` when it is done.
+
+    ``runpy`` (``python -m``) executes what a loader says is the module's code, and gets the patched code, too.
+    """
+
+    def __init__(self, inner: Any, pending: _Module | None, after: Callable[[ModuleType], None] | None) -> None:
+        self._inner = inner
+        self._after = after
+        self._run = inner.exec_module if pending is None else pending.run
+        if pending is not None:
+            self.get_code = lambda _name: pending.code()
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._inner.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._run(module)
+        if self._after is not None:
+            self._after(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Asks the other finders, and wraps the loader of a module that is to be patched or must know of patches."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Raises PatchError if the import found another file than the patches were matched against."""
+        module = _modules.get(fullname)
+        pending = module if module is not None and module.current.placed else None
+        after = partial(_tell, fullname) if fullname in _COMPANIONS else None
+        if pending is None and after is None:
+            return None
+        for find_spec in [getattr(each, "find_spec", None) for each in sys.meta_path if each is not self]:
+            spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec else None
+            if spec is None:
+                continue
+            if pending is not None and spec.origin != pending.source.path:
+                expected = pending.source.path
+                raise PatchError(f"{fullname} was to be patched in {expected} but imports from {spec.origin}")
+            spec.loader = _Loader(spec.loader, pending, after)
+            return spec
+        return None
 
 
 def _in_force() -> list[InForce]:
@@ -276,7 +314,7 @@ def _scripted(function: FunctionType) -> FunctionText | None:
     return next((module.scripted(function) for module in _modules.values() if module.source.path == file), None)
 
 
-_companions: dict[str, Callable[[ModuleType], None]] = {
+_COMPANIONS: dict[str, Callable[[ModuleType], None]] = {
     SPAWN: partial(take_along, in_force=_in_force),
     SCRIPTS: partial(hand_text, text_of=_scripted),
 }
@@ -287,10 +325,10 @@ _told: set[str] = set()
 def _tell(name: str, module: ModuleType) -> None:
     if name not in _told:
         _told.add(name)
-        _companions[name](module)
+        _COMPANIONS[name](module)
 
 
-_finder = PatchFinder(_pending, {name: partial(_tell, name) for name in _companions})
+_finder = _Finder()
 
 
 def _sync_finder() -> None:
@@ -300,6 +338,6 @@ def _sync_finder() -> None:
         sys.meta_path.insert(0, _finder)
     elif not wanted and _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    for name in _companions:
+    for name in _COMPANIONS:
         if wanted and name in sys.modules:
             _tell(name, sys.modules[name])

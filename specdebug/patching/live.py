@@ -17,10 +17,8 @@ from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from specdebug.patching.codes import CodeTree, FunctionKey
-from specdebug.patching.rewrite import Rewritten, rewrite
-from specdebug.patching.scripts import is_compiled
-from specdebug.patching.spec import PatchError
+from specdebug.patching.rewrite import CodeTree, FunctionKey, Rewritten, rewrite
+from specdebug.patching.source import PatchError
 
 _LruCache: type[Any] = type(functools.lru_cache(lambda: None))
 _census: list[Any] | None = None
@@ -39,6 +37,7 @@ class LiveFunctions:
 
     def __init__(self, base: Rewritten) -> None:
         self.base = base
+        self._base_codes = base.functions.functions
         self._keys: dict[CodeType, FunctionKey] = {}
         self._originals: WeakKeyDictionary[FunctionType, CodeType] = WeakKeyDictionary()
         self._canonical: dict[FunctionKey, CodeType] = {}
@@ -57,18 +56,19 @@ class LiveFunctions:
         a variable that live closures do not hold, or reaches no live function; or the file is not what was imported.
         """
         before, after = self._aligned(current), self._aligned(target)
-        changed = {key for key in self.base.functions.functions if before.get(key) != after.get(key)}
+        changed = {key for key in self._base_codes if before.get(key) != after.get(key)}
         functions = [thing for thing in gc_objects() if type(thing) is FunctionType]
-        live = [function for function in functions if function.__code__.co_filename == self.base.source.path]
-        if not restoring:
-            self._refuse_stale(live, changed, target)
-        live = [function for function in live if function.__code__ in self._keys]
+        mine = [function for function in functions if function.__code__.co_filename == self.base.source.path]
+        live = [function for function in mine if function.__code__ in self._keys]
+        for key, code in [(FunctionKey.of(each.__code__), each.__code__) for each in mine if not restoring]:
+            if code not in self._keys and key in changed:
+                message = f"{key.qualname} does not run what {self.base.source.path}:{key.line} says; was the file"
+                raise self._blame(target, key, f"{message} or the function changed after the import?")
         target = self._keep_closures(live, target, restoring)
         if not current.functions.same_import(target.functions):
             raise self._import_time(target)
         if not restoring:
-            self._refuse_unreachable(live, changed, target)
-            self._refuse_compiled(live, changed, target)
+            self._refuse_without_effect(live, changed, target)
         after = self._aligned(target)
         codes = [(function, self._fitting(function, after, target, restoring)) for function in live]
         return Exchange(target, [(f, code) for f, code in codes if code is not None and code is not f.__code__])
@@ -93,25 +93,17 @@ class LiveFunctions:
     def _aligned(self, version: Rewritten) -> dict[FunctionKey, CodeType]:
         return version.functions.aligned(self.base.functions)
 
-    def _refuse_stale(self, live: Sequence[FunctionType], changed: set[FunctionKey], target: Rewritten) -> None:
-        for function in live:
-            code = function.__code__
-            key = FunctionKey(code.co_qualname, code.co_firstlineno)
-            if code not in self._keys and key in changed:
-                message = f"{key.qualname} does not run what {self.base.source.path}:{key.line} says; was the file"
-                raise self._blame(target, key, f"{message} or the function changed after the import?")
-
-    def _refuse_unreachable(self, live: Sequence[FunctionType], changed: set[FunctionKey], target: Rewritten) -> None:
+    def _refuse_without_effect(
+        self, live: Sequence[FunctionType], changed: set[FunctionKey], target: Rewritten
+    ) -> None:
         reached = {self._keys[function.__code__] for function in live}
         for key in self.base.functions.outermost:
             if key in changed and key not in reached:
                 message = f"no live function runs {key.qualname} as {self.base.source.path}:{key.line} has it"
                 raise self._blame(target, key, f"{message}, so nothing would change")
-
-    def _refuse_compiled(self, live: Sequence[FunctionType], changed: set[FunctionKey], target: Rewritten) -> None:
         for function in live:
             key = self._keys[function.__code__]
-            if key in changed and is_compiled(function):
+            if key in changed and _is_scripted(function):
                 message = f"{key.qualname} is compiled by torch.jit.script already, so nothing would change"
                 raise self._blame(target, key, f"{message}; patch before the module is imported")
 
@@ -122,11 +114,11 @@ class LiveFunctions:
         for function in live:
             key = self._keys[function.__code__]
             code, held = after.get(key), function.__code__.co_freevars
-            if code is None or code.co_freevars == held or code == self.base.functions.functions[key]:
+            if code is None or code.co_freevars == held or code == self._base_codes[key]:
                 continue
             missing = sorted(set(code.co_freevars) - set(held))
             if not missing:
-                kept[FunctionKey(code.co_qualname, code.co_firstlineno)] = held
+                kept[FunctionKey.of(code)] = held
             elif not restoring:
                 message = f"{key.qualname} would need '{missing[0]}' of an enclosing scope"
                 message += ", which a live closure lacks; patch before the module is imported"
@@ -140,15 +132,13 @@ class LiveFunctions:
         now = function.__code__
         key = self._keys[now]
         code = after.get(key)
-        if code is None:
+        if code is None or code == now == self._base_codes[key]:
             return None
-        if code == self.base.functions.functions[key]:
-            if code == now:
-                return None
+        if code == self._base_codes[key]:
             code = self._originals.get(function) or self._canonical.get(key, code)
         if code.co_freevars == now.co_freevars:
             return code
-        held = {FunctionKey(code.co_qualname, code.co_firstlineno): now.co_freevars}
+        held = {FunctionKey.of(code): now.co_freevars}
         padded = self._aligned(rewrite(target.source, target.placed, held)).get(key)
         if padded is not None and padded.co_freevars == now.co_freevars:
             return padded
@@ -158,8 +148,7 @@ class LiveFunctions:
 
     def _remember(self, function: FunctionType, code: CodeType) -> None:
         """Keep the very code object a function had before it was first patched, and those inside it."""
-        key = self._keys[code]
-        if function in self._originals or code != self.base.functions.functions[key]:
+        if function in self._originals or code != self._base_codes[self._keys[code]]:
             return
         self._originals[function] = code
         for inner in CodeTree(code).functions.values():
@@ -192,8 +181,14 @@ def undo(done: Sequence[tuple[FunctionType, CodeType]]) -> None:
 
 
 def _follow(done: Sequence[tuple[FunctionType, CodeType]]) -> None:
-    """Bring up to date what was made from the codes that functions had."""
-    forget_results([function for function, _ in done])
+    """Bring up to date what was made from the codes that functions had: caches, compiled graphs, docstrings."""
+    if not done:
+        return
+    for holder in _caches_of([function for function, _ in done]):
+        holder.cache_clear()
+    # A graph that inlined a method may hold no guard on that method's code, so every graph goes.
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
     for function, old in done:
         before, after = _docstring(old), _docstring(function.__code__)
         if before != after and function.__doc__ == before:
@@ -213,15 +208,16 @@ def _shows(thing: Any, function: FunctionType) -> bool:
     return issubclass(type(inner), kinds) and inspect.unwrap(inner) is function and thing.__doc__ == function.__doc__
 
 
-def forget_results(functions: Sequence[FunctionType]) -> None:
-    """Drop what was computed from the functions' old code: ``lru_cache`` entries and compiled graphs."""
-    if not functions:
-        return
-    for holder in _caches_of(functions):
-        holder.cache_clear()
-    # A graph that inlined a method may hold no guard on that method's code, so every graph goes.
-    if dynamo := sys.modules.get("torch._dynamo"):
-        dynamo.reset()
+def _is_scripted(function: FunctionType) -> bool:
+    """Return True if TorchScript has compiled a function, by itself or as a method."""
+    state, recursive = sys.modules.get("torch.jit._state"), sys.modules.get("torch.jit._recursive")
+    if state is None or recursive is None:
+        return False
+    name = function.__name__
+    types = recursive.concrete_type_store.type_store.items()
+    modules = [kind for kind, made in types if any(name in each.jit_type.method_names() for each in made)]
+    holders = (*modules, *state._script_classes)
+    return function in state._jit_caching_layer or any(getattr(kind, name, None) is function for kind in holders)
 
 
 def take_census(folder: str) -> None:

@@ -7,24 +7,106 @@ the file on disk. They carry no columns: the file shows other text there, and ma
 from __future__ import annotations
 
 import ast
+import inspect
 import warnings
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from specdebug.base.errors import Where
 from specdebug.base.yamlio import one_line
-from specdebug.patching.codes import CodeTree, FunctionKey
+from specdebug.patching.hits import Lines, find_places, insert_counters, without_columns
 from specdebug.patching.match import Placed
-from specdebug.patching.sites import Lines, find_places, insert_counters, without_columns
-from specdebug.patching.source import ModuleSource, first_line, walk_scopes
-from specdebug.patching.spec import PatchError
+from specdebug.patching.source import ModuleSource, PatchError, first_line, walk_scopes
 
 # Everything the parser and compiler raise for text that is not a program, however odd.
 _COMPILE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+
+
+class FunctionKey(NamedTuple):
+    """Identity of a function in a module's original text; ``line`` is its first, decorators included."""
+
+    qualname: str
+    line: int
+    twin: int = 0  # counts functions of the same name on the same line, as lambdas may be
+
+    @classmethod
+    def of(cls, code: CodeType) -> FunctionKey:
+        return cls(code.co_qualname, code.co_firstlineno)
+
+
+@dataclass
+class CodeTree:
+    """Index of the functions inside a module's code object. ``outermost``: keys of those that the import itself makes.
+
+    ``import_time``: what runs when the module is imported, in a fixed order: its own code, class bodies, their
+    comprehensions. Only what runs when calls go through can be exchanged under a running program.
+    """
+
+    module: CodeType
+    functions: dict[FunctionKey, CodeType] = field(default_factory=dict)
+    outermost: list[FunctionKey] = field(default_factory=list)
+    import_time: list[CodeType] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        work = [(self.module, True)]
+        while work:
+            code, at_import = work.pop()
+            inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+            work.extend((const, at_import and not _is_function(code)) for const in reversed(inner))
+            if _is_function(code):
+                key = FunctionKey.of(code)
+                while key in self.functions:
+                    key = key._replace(twin=key.twin + 1)
+                self.functions[key] = code
+                if at_import:
+                    self.outermost.append(key)
+            elif at_import:
+                self.import_time.append(code)
+
+    def same_import(self, other: CodeTree) -> bool:
+        """Return True if importing either module runs the same code, function bodies aside."""
+        return list(map(_shell, self.import_time)) == list(map(_shell, other.import_time))
+
+    def aligned(self, original: CodeTree) -> dict[FunctionKey, CodeType]:
+        """This tree's functions under the keys of the original one; those without a counterpart are left out.
+
+        Functions of one qualified name are paired in order when there are as many of them on both sides, else
+        by their line, which only an edit of that very line can change.
+        """
+        mine, theirs = _by_name(self), _by_name(original)
+        pairs: dict[FunctionKey, CodeType] = {}
+        for name, keys in theirs.items():
+            others = mine.get(name, [])
+            if len(others) != len(keys):
+                keys = others = [key for key in keys if key in self.functions]
+            pairs.update((key, self.functions[other]) for key, other in zip(keys, others, strict=True))
+        return pairs
+
+
+def _is_function(code: CodeType) -> bool:
+    """Return True if the code is called, rather than run once as part of an import."""
+    if code.co_name in _COMPREHENSIONS or code.co_name.startswith("<generic parameters of "):
+        return False
+    return bool(code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def _by_name(tree: CodeTree) -> dict[str, list[FunctionKey]]:
+    names: defaultdict[str, list[FunctionKey]] = defaultdict(list)
+    for key in tree.functions:
+        names[key.qualname].append(key)
+    return names
+
+
+def _shell(code: CodeType) -> CodeType:
+    """The code with the names of the functions in it instead of the functions, and without their places."""
+    consts = tuple(const.co_name if isinstance(const, CodeType) else const for const in code.co_consts)
+    return code.replace(co_consts=consts, co_linetable=b"")
 
 
 @dataclass(frozen=True)
@@ -76,8 +158,13 @@ def rewrite(
         changed = ((one.index, *_changed(source, text, one)) for one in placed)
         insert_counters([place for n, was, now in changed for place in find_places(source.tree, tree, was, now, n)])
         spans = _renumber(tree, text)
-        if kept_free:
-            _keep_free(tree, kept_free)
+        for qualname, scope in walk_scopes(tree) if kept_free else ():
+            if kept_free and (names := kept_free.get(FunctionKey(qualname, first_line(scope)))):
+                # mentioned without ever being evaluated
+                mention = ast.parse("if False:\n    " + ", ".join(names)).body[0]
+                for node in ast.walk(mention):
+                    without_columns(node, scope.end_lineno or scope.lineno)
+                scope.body.append(mention)
         try:
             code = compile(tree, source.path, "exec", dont_inherit=True)
         except _COMPILE_ERRORS as error:
@@ -122,16 +209,6 @@ def _renumber(tree: ast.Module, text: _Text) -> dict[tuple[str, int], tuple[int,
         if text.owner[start]:
             node.col_offset = node.end_col_offset = -1
     return spans
-
-
-def _keep_free(tree: ast.Module, kept_free: Mapping[FunctionKey, Sequence[str]]) -> None:
-    """Mention names in functions without ever evaluating them, after ``if False``."""
-    for qualname, scope in walk_scopes(tree):
-        if names := kept_free.get(FunctionKey(qualname, first_line(scope))):
-            mention = ast.parse("if False:\n    " + ", ".join(names)).body[0]
-            for node in ast.walk(mention):
-                without_columns(node, scope.end_lineno or scope.lineno)
-            scope.body.append(mention)
 
 
 def _broken(

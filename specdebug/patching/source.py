@@ -1,11 +1,11 @@
-"""Find a module's source text without importing it, and the lines each qualified name spans."""
+"""Patches as values, and the source text that they edit, found without importing it."""
 
 from __future__ import annotations
 
 import ast
 import importlib.machinery
-import importlib.util
 import pkgutil
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,80 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from specdebug.base.errors import Where, did_you_mean
+from specdebug.base.errors import ContentError, Where, did_you_mean
 from specdebug.base.yamlio import one_line
-from specdebug.patching.spec import PatchError
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 ScopeNode: TypeAlias = FunctionNode | ast.ClassDef
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
+_QUALNAME = re.compile(r"[^\W\d]\w*(\.(<locals>\.)?[^\W\d]\w*)*\Z")
+_NOWHERE = Where("<patch>")
+
+
+class PatchError(ContentError):
+    """A patch does not fit: its module, function or text is missing, ambiguous, taken, or would not run.
+
+    Raised before anything has been changed. ``where`` is the edit's place in the toggle file.
+    """
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace the lines ``match`` by the lines ``replacement``, whatever their common indentation. None deletes them.
+
+    ``id``: as in ``27338#1``; keys ``Applied.hits()``. ``match_at``, ``replacement_at``: places of the two texts' first
+    lines in the toggle file; one without a column is a block's, whose line ``n`` is ``n - 1`` lines further down.
+    """
+
+    id: str
+    match: str
+    replacement: str
+    match_at: Where = _NOWHERE
+    replacement_at: Where = _NOWHERE
+
+    def replacement_line(self, number: int) -> Where:
+        """Place of line ``number`` (from 1) of the replacement in the toggle file."""
+        first = self.replacement_at
+        return first if first.column or not first.line else Where(first.path, first.line + number - 1)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Edits of one target. ``owner``: who wants it, as errors name it ("toggle 27338"). ``where``: in the toggle file.
+
+    ``qualname``: function, method, nested function or class of the module, ``<locals>`` optional; empty for all of it.
+    """
+
+    owner: str
+    module: str
+    qualname: str
+    edits: tuple[Edit, ...]
+    where: Where = _NOWHERE
+
+    @property
+    def target(self) -> str:
+        """``module:qualname``, as written in a toggle."""
+        return f"{self.module}:{self.qualname}" if self.qualname else self.module
+
+    @property
+    def plain_name(self) -> str:
+        """The qualified name without ``<locals>``."""
+        return self.qualname.replace("<locals>.", "")
+
+    @classmethod
+    def of(cls, owner: str, target: str, *edits: tuple[str, str]) -> Patch:
+        """A patch from (match, replacement) pairs, without a toggle file. Raises as :func:`parse_target`."""
+        numbered = (Edit(f"{owner}#{n}", match, new) for n, (match, new) in enumerate(edits, start=1))
+        return cls(owner, *parse_target(target), tuple(numbered))
+
+
+def parse_target(text: str) -> tuple[str, str]:
+    """``pkg.mod:Class.method`` in two halves, the second empty for a module's own level. Raises ValueError."""
+    module, _, qualname = text.partition(":")
+    if not _MODULE.match(module) or (qualname and not _QUALNAME.match(qualname)):
+        raise ValueError("a target is written 'package.module:Class.function'")
+    return module, qualname
 
 
 @dataclass(frozen=True)
@@ -66,7 +134,7 @@ def walk_scopes(tree: ast.Module) -> Iterator[tuple[str, ScopeNode]]:
 def first_line(node: ast.stmt) -> int:
     """Line a statement starts on, decorators included."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    return min([node.lineno, *(each.lineno for each in decorators)])
 
 
 def find_source(module: str, where: Where) -> ModuleSource:
@@ -97,43 +165,36 @@ def find_source(module: str, where: Where) -> ModuleSource:
 
 def _find_spec(module: str, where: Where) -> importlib.machinery.ModuleSpec:
     path: Sequence[str] | None = None
+    spec: importlib.machinery.ModuleSpec | None = None
     for name in accumulate(module.split("."), "{}.{}".format):
+        if spec is not None and path is None:
+            raise PatchError(f"no module named '{module}': {spec.name} is not a package", where)
         loaded = sys.modules.get(name)
-        spec = getattr(loaded, "__spec__", None) if loaded is not None else _search(name, path)
-        if spec is None and loaded is None:
+        found = getattr(loaded, "__spec__", None) if loaded is not None else _search(name, path)
+        if found is None and loaded is None:
             siblings = [entry.name for entry in pkgutil.iter_modules(path)] if path else []
             hint = did_you_mean(name.rpartition(".")[2], siblings) if path else ""
             raise PatchError(f"no module named '{name}'{hint}", where)
-        if not isinstance(spec, importlib.machinery.ModuleSpec):
+        if not isinstance(found, importlib.machinery.ModuleSpec):
             raise PatchError(f"{name} was not loaded from a file and cannot be patched", where)
-        if name == module:
-            return spec
+        spec = found
         path = getattr(loaded, "__path__", None) or spec.submodule_search_locations
-        if path is None:
-            raise PatchError(f"no module named '{module}': {name} is not a package", where)
-    raise AssertionError("a module name has at least one part")
+    assert spec is not None
+    return spec
 
 
 def _search(name: str, path: Sequence[str] | None) -> Any:
     """Ask the interpreter's finders as an import would, without importing the parent package."""
-    for finder in sys.meta_path:
-        find_spec = getattr(finder, "find_spec", None)
-        if find_spec is None:
-            continue
+    for find_spec in [each.find_spec for each in sys.meta_path if hasattr(each, "find_spec")]:
         try:
             spec = find_spec(name, path, None)
         except (ImportError, ValueError, OSError):
             continue
         except KeyError:  # a namespace package: the finder asks its parent, which is not imported
-            spec = _namespace(name, path or ())
+            folders = [folder for entry in path or () if (folder := Path(entry, name.rpartition(".")[2])).is_dir()]
+            spec = importlib.machinery.ModuleSpec(name, None, is_package=True) if folders else None
+            if spec is not None:
+                spec.submodule_search_locations = list(map(str, folders))
         if spec is not None:
             return spec
     return None
-
-
-def _namespace(name: str, path: Sequence[str]) -> importlib.machinery.ModuleSpec | None:
-    """A namespace package below a parent that is not imported: the folders of its name."""
-    folders = [folder for entry in path if (folder := Path(entry, name.rpartition(".")[2])).is_dir()]
-    spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
-    spec.submodule_search_locations = list(map(str, folders))
-    return spec if folders else None

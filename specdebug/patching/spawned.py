@@ -13,16 +13,15 @@ import pickle
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from specdebug.patching import hits
-from specdebug.patching.spec import Patch
+from specdebug.patching.source import Patch
 
-MODULE = "multiprocessing.spawn"
+SPAWN = "multiprocessing.spawn"
 _CODE = "import sys; sys.path[:] = path; from specdebug.patching.spawned import again; again(patches)"
-
 
 carried: list[Any] = []
 """The patches that this process began with, each module's ``Applied``, if it was spawned by one that had some."""
@@ -39,8 +38,8 @@ class InForce(NamedTuple):
 class _Again:
     """Unpickles by putting patches in force; the path of the parent is needed to find this package."""
 
-    def __init__(self, path: Sequence[str], patches: bytes) -> None:
-        self._names = {"path": list(path), "patches": patches}
+    def __init__(self, names: Mapping[str, object]) -> None:
+        self._names = names
 
     def __reduce__(self) -> tuple[Any, ...]:
         return exec, (_CODE, self._names)
@@ -54,7 +53,7 @@ def take_along(spawn: ModuleType, in_force: Callable[[], list[InForce]]) -> None
         told: dict[str, Any] = real(name)
         if patched := in_force():
             cells = [each._replace(counters=tuple(map(hits.cell_of, each.counters))) for each in patched]
-            told["specdebug"] = _Again(told["sys_path"], pickle.dumps((_folder(), cells)))
+            told["specdebug"] = _Again({"path": told["sys_path"], "patches": pickle.dumps((_folder(), cells))})
         return told
 
     spawn.get_preparation_data = get_preparation_data  # type: ignore[attr-defined]
@@ -74,13 +73,9 @@ def again(pickled: bytes) -> None:
 
 
 def _folder() -> str:
-    """The folder that spawned processes count in, removed when the process that made it ends."""
+    """The folder that spawned processes count in, removed when the process that made it ends (not one of its forks)."""
     if hits.folder is None:
         hits.folder = folder = tempfile.mkdtemp(prefix="specdebug-hits-")
-        atexit.register(_remove, folder, os.getpid())
+        maker = os.getpid()
+        atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == maker else None)
     return hits.folder
-
-
-def _remove(folder: str, maker: int) -> None:
-    if os.getpid() == maker:  # and not one of its forks
-        shutil.rmtree(folder, ignore_errors=True)

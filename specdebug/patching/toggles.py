@@ -1,8 +1,7 @@
 """The registry of reverts: the fix that each number names, the edits that take it out, and what notices.
 
-A toggle file (``toggles/README.md`` lists its fields) describes one merged fix as edits that undo it. The
-engine's source is the fixed state; applying a toggle brings the bug back. Of a fix that releases of another engine lack
-the edits put it in there: it *mends* that engine.
+A toggle file (``toggles/README.md`` lists its fields) describes one merged fix as edits that undo it. Of a fix that
+releases of another engine lack, the edits put it in there: it *mends* that engine.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from specdebug.base.content import content_files
 from specdebug.base.errors import ContentError, SpecDebugError, Where, did_you_mean
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import Doc, load_yaml, one_line
-from specdebug.patching import Applied, Edit, Mode, Patch, apply, parse_target
-from specdebug.patching.overlap import shared_target
+from specdebug.patching.match import shared_target
+from specdebug.patching.source import Edit, Patch, parse_target
 
 _T = TypeVar("_T")
 
@@ -144,13 +143,10 @@ class Registry:
 
     def find(self, number: str) -> Toggle:
         """The one fix of a number, of whatever engine. Raises SelectionError."""
-        known = _by_number(self.all)
         wanted = parse_numbers(number)
         if len(wanted) != 1:
             raise SelectionError(f"'{one_line(number, 40)}' is not one pull request's number")
-        if wanted[0] not in known:
-            raise _unknown(wanted[0], known)
-        return known[wanted[0]]
+        return _known(wanted[0], _by_number(self.all))
 
     def select(self, wanted: str | int | Iterable[int], engine: str = OWN_ENGINE) -> tuple[Toggle, ...]:
         """The toggles of some numbers, to be reverted together. Raises SelectionError as :meth:`listed`, and where two
@@ -170,14 +166,11 @@ class Registry:
         every = _by_number(self.all)
         if isinstance(wanted, str):
             wanted = parse_numbers(wanted)
-        chosen: dict[int, Toggle] = {}
-        for number in (wanted,) if isinstance(wanted, int) else wanted:
-            if number not in every:
-                raise _unknown(number, [each for each, toggle in every.items() if toggle.is_in(engine)])
-            if not every[number].is_in(engine):
-                raise SelectionError(not_in(engine, every[number]))
-            chosen.setdefault(every[number].pr, every[number])
-        return tuple(chosen.values())
+        chosen = [_known(each, every, engine) for each in ((wanted,) if isinstance(wanted, int) else wanted)]
+        for toggle in chosen:
+            if not toggle.is_in(engine):
+                raise SelectionError(not_in(engine, toggle))
+        return tuple({toggle.pr: toggle for toggle in chosen}.values())
 
 
 def apart(toggles: Iterable[Toggle], engines: Iterable[str]) -> frozenset[frozenset[str]]:
@@ -223,8 +216,7 @@ def reverts_from_environment() -> tuple[int, ...]:
 
 def load_registry(extra: Sequence[str | Path] = ()) -> Registry:
     """Every toggle of the content folders. Raises ContentError: a file is malformed, or two claim the same number."""
-    toggles: dict[int, Toggle] = {}
-    elsewhere: dict[int, Toggle] = {}
+    found: dict[int, Toggle] = {}
     taken: dict[int, Path] = {}
     for file in content_files("toggles", extra).values():
         toggle = load_toggle(file)
@@ -232,18 +224,11 @@ def load_registry(extra: Sequence[str | Path] = ()) -> Registry:
             if number in taken:
                 raise ContentError(f"{number} is taken by {taken[number]} already", Where(str(file)))
             taken[number] = file
-        (toggles if toggle.patches else elsewhere)[toggle.pr] = toggle
-    return Registry(dict(sorted(toggles.items())), dict(sorted(elsewhere.items())))
-
-
-def apply_reverts(wanted: str | int | Iterable[int], mode: Mode = "import") -> Applied:
-    """Revert fixes in this process: put the bugs of some numbers back, named as for :meth:`Registry.select`.
-
-    ``mode``: ``import`` before the engine is imported (a worker's first act), ``inprocess`` after. Raises
-    SelectionError, and PatchError where a toggle does not fit the source or two overlap: then nothing was changed.
-    """
-    patches = [patch for toggle in load_registry().select(wanted) for patch in toggle.patches]
-    return apply(patches, mode)
+        found[toggle.pr] = toggle
+    by_pr = sorted(found.items())
+    return Registry(
+        {pr: each for pr, each in by_pr if each.patches}, {pr: each for pr, each in by_pr if not each.patches}
+    )
 
 
 def load_toggle(path: str | Path) -> Toggle:
@@ -265,7 +250,7 @@ def read_toggle(doc: Doc) -> Toggle:
         raise root.error("lacks the key 'detected_by'")
     return Toggle(
         pr=pr,
-        aliases=_read_aliases(top, pr),
+        aliases=_read_aliases(top["aliases"], pr) if "aliases" in top else (),
         title=_line(top["title"]),
         url=top["url"].text(pattern=r"https?://\S+"),
         family=_line(top["family"]),
@@ -286,9 +271,13 @@ def _by_number(toggles: Iterable[Toggle]) -> dict[int, Toggle]:
     return {number: toggle for toggle in toggles for number in toggle.numbers}
 
 
-def _unknown(number: int, known: Iterable[int]) -> SelectionError:
-    hint = did_you_mean(str(number), map(str, known)) or "; no toggle is registered"
-    return SelectionError(f"no toggle reverts {number}{hint}")
+def _known(number: int, every: Mapping[int, Toggle], engine: str = "") -> Toggle:
+    """The toggle of a number. Raises SelectionError, with the nearest (of those that are in ``engine``)."""
+    if number not in every:
+        near = (str(each) for each, toggle in every.items() if not engine or toggle.is_in(engine))
+        hint = did_you_mean(str(number), near) or "; no toggle is registered"
+        raise SelectionError(f"no toggle reverts {number}{hint}")
+    return every[number]
 
 
 def _line(item: Item) -> str:
@@ -296,9 +285,9 @@ def _line(item: Item) -> str:
     return " ".join(item.text().split())
 
 
-def _read_aliases(top: Mapping[str, Item], pr: int) -> tuple[int, ...]:
+def _read_aliases(items: Item, pr: int) -> tuple[int, ...]:
     aliases: list[int] = []
-    for item in top["aliases"].items() if "aliases" in top else ():
+    for item in items.items():
         number = item.integer(low=1, high=_MAX_PR)
         if number == pr or number in aliases:
             raise item.error(f"repeats {number}")
@@ -350,11 +339,9 @@ def _read_mends(top: Mapping[str, Item], foreign: Iterable[str]) -> frozenset[st
 
 def _read_guard(item: Item, owner: str) -> Guard:
     table = item.table(required=("target", "guard", "why"))
-    target, guard = table["target"], table["guard"]
-    module, qualname = _read_target(target)
-    at = guard.doc.where_text(*guard.path, line=1)
-    edit = Edit(id=f"{owner}#1", match=guard.text(), replacement="pass", match_at=at, replacement_at=at)
-    return Guard(Patch(owner, module, qualname, (edit,), target.where), _line(table["why"]))
+    at = _first_line(table["guard"])
+    edit = Edit(f"{owner}#1", table["guard"].text(), "pass", at, at)
+    return Guard(Patch(owner, *_read_target(table["target"]), (edit,), table["target"].where), _line(table["why"]))
 
 
 def _read_engines(item: Item, pr: int, here: bool) -> tuple[tuple[Patch, ...], dict[str, dict[str, tuple[Patch, ...]]]]:
@@ -386,15 +373,21 @@ def read_ranges(item: Item, owner: str) -> dict[str, tuple[Patch, ...]]:
 
 def _read_patches(item: Item, owner: str) -> tuple[Patch, ...]:
     """``owner``'s last word begins the ids of the edits: ``27338#1`` of ``toggle 27338``."""
-    patches, numbers = list[Patch](), itertools.count(1)
+    patches, name, numbers = list[Patch](), owner.rpartition(" ")[2], itertools.count(1)
     for entry in item.items(at_least=1):
         table = entry.table(required=("target", "edits"))
-        target = table["target"]
-        module, qualname = _read_target(target)
-        name = owner.rpartition(" ")[2]
-        edits = tuple(_read_edit(one, f"{name}#{next(numbers)}") for one in table["edits"].items(at_least=1))
-        patches.append(Patch(owner, module, qualname, edits, target.where))
+        edits = []
+        for one in table["edits"].items(at_least=1):
+            texts = one.table(required=("match", "replacement"))
+            match, replacement = texts["match"], texts["replacement"]
+            written = match.text(), replacement.text(empty=True)
+            edits.append(Edit(f"{name}#{next(numbers)}", *written, _first_line(match), _first_line(replacement)))
+        patches.append(Patch(owner, *_read_target(table["target"]), tuple(edits), table["target"].where))
     return tuple(patches)
+
+
+def _first_line(item: Item) -> Where:
+    return item.doc.where_text(*item.path, line=1)
 
 
 def _read_target(item: Item) -> tuple[str, str]:
@@ -403,15 +396,3 @@ def _read_target(item: Item) -> tuple[str, str]:
         return parse_target(item.text())
     except ValueError as error:
         raise item.error(f"is '{one_line(item.text(), 60)}': {error}") from None
-
-
-def _read_edit(item: Item, edit_id: str) -> Edit:
-    table = item.table(required=("match", "replacement"))
-    match, replacement = table["match"], table["replacement"]
-    return Edit(
-        id=edit_id,
-        match=match.text(),
-        replacement=replacement.text(empty=True),
-        match_at=match.doc.where_text(*match.path, line=1),
-        replacement_at=replacement.doc.where_text(*replacement.path, line=1),
-    )

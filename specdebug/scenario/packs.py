@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from specdebug.async_probe.gate import ASSERT, MODES, OFF, RECORD, Rule
-from specdebug.async_probe.kinds import KINDS
+from specdebug.async_probe.gate import ASSERT, KINDS, MODES, OFF, RECORD, Rule
 from specdebug.async_probe.sites import Site
 from specdebug.base.errors import ContentError, Where, did_you_mean
 from specdebug.base.schema import Item

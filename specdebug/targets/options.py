@@ -16,7 +16,7 @@ from specdebug.base.attention_plans import PLANS, SHIPPED
 from specdebug.base.trial import stream
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.workers.registry import ALGORITHMS, LINEUP, WorkerEntry
-from specdebug.faults.fit import check_fit, lacking
+from specdebug.faults.catalogue import check_fit, lacking
 from specdebug.faults.model import Fault, FaultClass, Need
 from specdebug.targets.base import Asked
 from specdebug.targets.settings import TargetChoice

@@ -1,22 +1,12 @@
-"""Which probe does what."""
+"""Which probe does what, and that what an assertion says can be read back."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from specdebug.async_probe.gate import Gate, Rule, mode_from_environment
-
-
-def test_without_rules_every_probe_runs_in_the_mode() -> None:
-    gate = Gate("record")
-    assert gate.active
-    assert gate.mode("a.b", "nan") == "record"
-
-
-def test_with_rules_the_others_are_off() -> None:
-    gate = Gate("assert", [Rule("draft.*")])
-    assert gate.mode("draft.step.logits", "nan") == "assert"
-    assert gate.mode("target.logits", "nan") == "off"
+from specdebug.async_probe.gate import Gate, ProbeFinding, Rule, mode_from_environment, parse_message
 
 
 def test_the_last_rule_that_covers_a_probe_decides() -> None:
@@ -25,12 +15,6 @@ def test_the_last_rule_that_covers_a_probe_decides() -> None:
     assert gate.mode("draft.ids", "oob") == "assert"
     assert gate.mode("draft.ids", "nan") == "record"
     assert gate.mode("draft.noisy.ids", "oob") == "off"
-
-
-def test_off_silences_every_rule() -> None:
-    gate = Gate("off", [Rule("*", "assert")])
-    assert not gate.active
-    assert gate.mode("a.b", "nan") == "off"
 
 
 def test_rules_that_are_all_off_leave_nothing_active() -> None:
@@ -70,3 +54,28 @@ def test_live_kinds_are_those_that_are_not_off() -> None:
     assert gate.live("a.c", ("nan", "inf")) == {"inf": "assert"}
     assert gate.live("b.c", ("nan", "inf")) == {}
     assert gate.live("a.c", ("inf",)) == {"inf": "assert"}
+
+
+@pytest.mark.parametrize(
+    "violation",
+    [
+        ProbeFinding("a.b", "nan"),
+        ProbeFinding("draft.step.tokens", "oob", bound="below 0"),
+        ProbeFinding("a.b", "oob", step=3, index=17, value=-4886055425978319163, count=2, bound="not below 2048"),
+        ProbeFinding("a.b", "oob", step=0, index=0, value=1.5e-07, count=1, bound="below 0.5"),
+        ProbeFinding("a.b", "inf", step=12, index=4, value=-math.inf, count=9),
+        ProbeFinding("kv.loc", "page_aligned", step=1, index=0, value=3, count=1, bound="not a multiple of 16"),
+    ],
+)
+def test_round_trip_through_other_text(violation: ProbeFinding) -> None:
+    text = f"RuntimeError: {violation.message()}\nCompile with `TORCH_USE_CUDA_DSA`"
+    assert parse_message(text) == violation
+
+
+def test_as_a_gpu_driver_prints_it() -> None:
+    text = (
+        "/src/TensorCompare.cu:112: _assert_async_cuda_kernel: block: [0,0,0], thread: [0,0,0] "
+        "Assertion `async probe oob@move_kv_cache.src_loc: value not below 4352` failed."
+    )
+    assert parse_message(text) == ProbeFinding("move_kv_cache.src_loc", "oob", bound="not below 4352")
+    assert parse_message("Assertion `async probe nan@verify.logits` failed.") == ProbeFinding("verify.logits", "nan")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specdebug.async_probe import jobs
-from specdebug.async_probe.layout import BOUNDS, FLAT, MULTIPLE, NONFINITE, PICKED, STRIDED
+from specdebug.async_probe.rows import BOUNDS, FLAT, NONFINITE, PICKED, STRIDED
 
 BOTH = ("nan", "inf")
 
@@ -28,42 +24,12 @@ def _make(
     return job
 
 
-@given(
-    st.lists(st.integers(1, 4), max_size=5).flatmap(
-        lambda shape: st.tuples(
-            st.just(shape), st.permutations(range(len(shape))), st.lists(st.booleans(), min_size=5, max_size=5)
-        )
-    )
-)
-def test_merged_dimensions_list_the_same_elements(
-    drawn: tuple[list[int], tuple[int, ...], list[bool]],
-) -> None:
-    shape, order, cuts = drawn
-    tensor = torch.arange(math.prod(shape)).view(tuple(shape)).permute(order)
-    for dim, cut in zip(range(tensor.dim()), cuts, strict=False):
-        if cut:
-            tensor = tensor.narrow(dim, 0, (tensor.shape[dim] + 1) // 2)
-    dims = jobs.merged_dims(tensor.shape, tensor.stride())
-    assert len(dims) <= max(1, tensor.dim())
-    offsets = [0]
-    for size, stride in reversed(dims):
-        offsets = [offset + i * stride for offset in offsets for i in range(size)]
-    assert offsets == tensor.reshape(-1).tolist()
-
-
 def test_contiguous_tensors_are_taken_as_they_are() -> None:
     tensor = torch.ones(6, 10)
     for given_tensor in (tensor, tensor[2:4], tensor.view(3, 2, 10)):
         job = _make(BOTH, given_tensor)
         assert job.tensor is given_tensor
         assert (job.look, job.layout, job.size) == (NONFINITE, FLAT, given_tensor.numel())
-
-
-def test_misaligned_floats_are_no_words() -> None:
-    flat = torch.ones(65)
-    assert _make(BOTH, flat[1:]).layout == STRIDED
-    assert _make(BOTH, flat[4:]).layout == FLAT
-    assert _make(("oob",), flat[1:]).layout == FLAT
 
 
 def test_strided_tensors_are_not_copied_up_to_four_dimensions() -> None:
@@ -74,14 +40,6 @@ def test_strided_tensors_are_not_copied_up_to_four_dimensions() -> None:
     five = torch.ones(5, 5, 5, 5, 5)[::2, ::2, ::2, ::2, ::2]
     copied = _make(BOTH, five)
     assert (copied.layout, copied.size) == (FLAT, five.numel())
-
-
-def test_vectors_need_a_last_dimension_of_blocks() -> None:
-    tensor = torch.ones(8, 64)
-    assert _make(BOTH, tensor[:, 16:]).vector
-    assert not _make(BOTH, tensor[:, 8:]).vector
-    assert not _make(BOTH, tensor[:, ::2]).vector
-    assert not _make(BOTH, torch.ones(8, 40)[:, 16:32]).vector
 
 
 def test_rows_picked_from_a_pool() -> None:
@@ -115,14 +73,6 @@ def test_simple_differences_are_left_to_the_kernel(shape: tuple[int, ...], other
     assert job.every == every
 
 
-@pytest.mark.parametrize("other", [(3,), (2, 2, 3), (1, 3)])
-def test_other_differences_are_not(other: tuple[int, ...]) -> None:
-    base = torch.full(other, 5)
-    job = _make(("oob",), torch.ones((2, 3), dtype=torch.int64), 0, 9, base)
-    assert job.other is None
-    assert job.tensor.unique().tolist() == [-4]
-
-
 def test_what_cannot_be_wrong_is_not_looked_for() -> None:
     assert jobs.make(("inf",), torch.ones(3).to(torch.float8_e4m3fn), 0, 0, None, None) is None
     assert jobs.make(("oob",), torch.ones(3, dtype=torch.int64), -(2**70), 2**70, None, None) is None
@@ -130,19 +80,6 @@ def test_what_cannot_be_wrong_is_not_looked_for() -> None:
     assert job.look == BOUNDS
     assert job.parts[0] is not None
     assert job.parts[1] is None
-
-
-def test_only_what_is_asked_for_is_suspicious() -> None:
-    """float16: 0x7C00 is infinity; adding the constant must carry into 0x8000 from there, or from one above."""
-    tensor = torch.ones(3, dtype=torch.float16)
-    assert _make(BOTH, tensor).high == 0x0400_0400
-    assert _make(("nan",), tensor).high == 0x03FF_03FF
-
-
-def test_units_of_floats_leave_zeros_where_all_is_well() -> None:
-    job = _make(("page_aligned",), torch.tensor([4.0, 6.0, -8.0]), high=4)
-    assert job.look == MULTIPLE
-    assert job.tensor.tolist() == [0.0, 6.0, 0.0]
 
 
 def test_types_without_kernels_are_converted() -> None:

@@ -21,21 +21,11 @@ def _write(target: Recorder, site: str, values: list[float] | list[int], high: f
 def test_clean_checks_leave_no_row() -> None:
     target = Recorder(capacity=2)
     _write(target, "a.b", [0, 0])
-    assert target.drain() == []
+    assert target.findings("take") == []
     assert target.totals() == {}
 
 
-def test_a_full_ring_keeps_the_first_findings_and_counts_all() -> None:
-    target = Recorder(capacity=2)
-    for value in (1, 2, 3, 4):
-        _write(target, "a.b", [value, value])
-    assert [found.value for found in target.drain()] == [1, 2]
-    assert target.totals() == {("a.b", "oob"): 8}
-    _write(target, "a.b", [5])
-    assert [found.value for found in target.drain()] == [5]
-
-
-@pytest.mark.parametrize("read", ["drain", "poll"])
+@pytest.mark.parametrize("read", ["take", "poll"])
 def test_a_device_that_fails_over_the_reading_takes_no_other_s_findings_along(
     monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
@@ -50,54 +40,9 @@ def test_a_device_that_fails_over_the_reading_takes_no_other_s_findings_along(
     monkeypatch.setattr(lost, "salvage", list)
     target.rings[torch.device("meta")] = lost
     with pytest.raises(RuntimeError):
-        getattr(target, read)()
-    assert [found.value for found in target.salvage()] == [7]
-    assert target.salvage() == []
-
-
-def test_findings_come_in_program_order() -> None:
-    target = Recorder(capacity=8)
-    for step, site in enumerate(["c.c", "a.a", "b.b", "a.a"]):
-        target.set_step(step)
-        _write(target, site, [1])
-    assert [(found.site, found.step) for found in target.drain()] == [
-        ("c.c", 0),
-        ("a.a", 1),
-        ("b.b", 2),
-        ("a.a", 3),
-    ]
-
-
-def test_floats_keep_their_value_and_their_bound() -> None:
-    target = Recorder(capacity=8)
-    _write(target, "a.b", [0.25, 1.7], high=0.1)
-    (found,) = target.drain()
-    assert found.value == 0.25
-    assert found.bound == "not below 0.1"
-    assert found.count == 2
-
-
-def test_a_value_and_its_limit_may_be_of_different_types() -> None:
-    target = Recorder(capacity=8)
-    tensor = torch.tensor([4.0, 6.5])
-    for part in checks.parts("page_aligned", tensor, 0, 4):
-        target.write("a.b", "page_aligned", tensor, part)
-    (found,) = target.drain()
-    assert (found.value, found.bound) == (6.5, "not a multiple of 4")
-
-
-def test_polling_a_device_that_is_the_host_is_draining_it() -> None:
-    target = Recorder(capacity=8)
-    _write(target, "a.b", [1])
-    assert [found.value for found in target.poll()] == [1]
-    assert target.poll() == target.drain() == []
-
-
-def test_a_ring_made_late_knows_the_step() -> None:
-    target = Recorder(capacity=8)
-    target.set_step(41)
-    _write(target, "a.b", [1])
-    assert target.drain()[0].step == 41
+        target.findings(read)
+    assert [found.value for found in target.findings("salvage")] == [7]
+    assert target.findings("salvage") == []
 
 
 def test_computed_site_names_run_into_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import random
 
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.async_probe.layout import COLUMNS, TAG_ENTRY, TAG_JOB, TAG_LIMIT, TAG_PART
 from specdebug.async_probe.rows import (
-    ABOVE_INT,
-    FLOAT,
-    INT,
-    NO_LIMIT,
-    VALUE_TYPES,
+    COLUMNS,
+    TAG_ENTRY,
+    TAG_JOB,
+    TAG_PART,
     RawFinding,
-    float_bits,
-    float_of,
     intact,
     merge,
 )
@@ -69,39 +62,6 @@ def test_findings_do_not_depend_on_which_program_came_first(data: st.DataObject)
             ticket += 1
     assert merge(rows) == expected
     assert merge(reversed(rows)) == expected
-
-
-@pytest.mark.parametrize("dtype", VALUE_TYPES)
-def test_values_are_read_as_the_type_they_were_written_in(dtype: torch.dtype) -> None:
-    bits = torch.tensor([1.5 if dtype.is_floating_point else -3]).to(dtype)
-    word = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    row = _row(0, value=bits.view(word).item())  # type: ignore[arg-type]
-    row[4] |= VALUE_TYPES.index(dtype)
-    assert merge([row])[0].value == (1.5 if dtype.is_floating_point else -3)
-
-
-@pytest.mark.parametrize(
-    ("form", "bits", "limit"),
-    [
-        (NO_LIMIT, 99, 0.0),
-        (ABOVE_INT, -1, 0),
-        (ABOVE_INT, 2**63 - 1, 2**63 - 1),
-        (INT, -5, -5),
-        (FLOAT, float_bits(0.1), 0.1),
-        (FLOAT, float_bits(-math.inf), -math.inf),
-    ],
-)
-def test_limits(form: int, bits: int, limit: float) -> None:
-    row = _row(0)
-    row[4] |= form << TAG_LIMIT
-    row[8] = bits
-    assert repr(merge([row])[0].limit) == repr(limit)
-
-
-@given(st.floats(allow_nan=False))
-def test_float_bits(number: float) -> None:
-    assert float_of(float_bits(number)) == number
-    assert -(2**63) <= float_bits(number) < 2**63
 
 
 def test_launches_that_lack_rows_are_left_out() -> None:

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from specdebug.base import plugins
-from tests.seams.installing import Install, installing
+from tests.seams.conftest import Install, installing
 
 __all__ = ["installing"]
 

@@ -14,8 +14,7 @@ import pytest
 from specdebug.cli.main import run
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.workers.registry import LINEUP
-from specdebug.faults.catalogue import CLASSES
-from specdebug.faults.fit import check_fit
+from specdebug.faults.catalogue import CLASSES, check_fit
 from specdebug.faults.minimal import TREE, server_of
 from specdebug.faults.model import BadFault, Fault
 

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from specdebug.faults.acts.kv import denormal_kv_in_use
-from specdebug.faults.acts.sites import move_source_out_of_range
-from specdebug.faults.acts.streams import bonus_read_early, outputs_read_early, programs_reversed
-from specdebug.faults.model import Fault, Injection
-from specdebug.faults.shot import Call, NotHere, Shot
+from specdebug.faults.acts.timing import bonus_read_early, outputs_read_early, programs_reversed
+from specdebug.faults.model import Call, Fault, Injection, NotHere, Shot
 
 
 def shot_of(view: Any, batch: list[Any], call: Call | None = None, site: Any = None) -> tuple[Shot, list[Injection]]:
@@ -47,19 +44,6 @@ def test_what_lies_behind_a_request_s_last_token_is_no_damage_and_is_left_to_the
         programs_reversed(shot)
     assert torch.equal(buffers, untouched)
     assert (ledger, shot.wrapped.made) == ([], False)
-
-
-def test_the_number_made_denormal_is_the_nearest_to_zero_of_all_layers() -> None:
-    keys, values = [torch.full((3, 2, 4), 0.5) for _ in range(2)], [torch.full((3, 2, 4), 0.25) for _ in range(2)]
-    values[1][2, 1, 3] = -1e-6
-    pool = SimpleNamespace(num_layers=2, kv_buffer=lambda layer: (keys[layer], values[layer]))
-    cache = SimpleNamespace(beyond=1)
-    view = SimpleNamespace(memory=SimpleNamespace(target=pool), cache=cache, slot=lambda request, position: 2)
-    shot, ledger = shot_of(view, [SimpleNamespace(rid="r", kv_len=5)])
-    denormal_kv_in_use(shot)
-    (done,) = ledger
-    assert (done.tensor, done.index) == ("target_kv.v[1]", (2, 1, 3))
-    assert 0 < abs(values[1][2, 1, 3].item()) < torch.finfo(torch.float32).tiny
 
 
 def bonus_written(before: int, after: int, max_new_tokens: int = 6) -> tuple[torch.Tensor, Shot, list[Injection]]:
@@ -105,16 +89,3 @@ def test_accepted_tokens_that_were_read_before_cannot_be_read_early() -> None:
     with pytest.raises(NotHere, match="the same"):
         outputs_read_early(shot)
     assert (shot.wrapped.made, ledger) == (False, [])
-
-
-def test_a_source_is_damaged_where_something_is_moved() -> None:
-    view = SimpleNamespace(memory=SimpleNamespace(target=SimpleNamespace(size=50)))
-    site = SimpleNamespace(site="move_kv_cache.src_loc", tensor=torch.tensor([4, 6]))
-    shot, ledger = shot_of(view, [], site=site)
-    move_source_out_of_range(shot)
-    assert int(site.tensor[0]) >= 50
-    assert ledger[0].before == 4
-    nothing, ledger = shot_of(view, [], site=SimpleNamespace(site=site.site, tensor=torch.empty(0, dtype=torch.int64)))
-    with pytest.raises(NotHere, match="no accepted KV had to be moved"):
-        move_source_out_of_range(nothing)
-    assert ledger == []

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from specdebug.faults.catalogue import CLASSES, FAMILIES
+from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
-from specdebug.scenario.checks import KnownNames, check_scenario
-from specdebug.scenario.grammar import Scenario
 from tests.faults.running import minimal_run, models_kept
 
 SURVIVED = [name for name, kind in CLASSES.items() if kind.effect != "kills"]
@@ -51,19 +49,3 @@ def test_an_overrun_of_the_buffer_that_a_draft_has_is_seen(worker: str, buffer: 
     outcome = minimal_run("buffer_overrun", worker=worker)
     assert outcome.signature is not None
     assert outcome.signature.startswith(f"guard@{buffer}->")
-
-
-def test_there_are_enough_classes_and_each_is_described() -> None:
-    assert len(CLASSES) >= 25
-    assert {kind.family for kind in CLASSES.values()} == set(FAMILIES)
-    for kind in CLASSES.values():
-        assert kind.summary.endswith(".")
-        assert (kind.point == "site") == bool(kind.sites)
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_a_minimal_scenario_is_a_sound_one(name: str) -> None:
-    plain, fault = minimal(CLASSES[name])
-    scenario = Scenario.from_dict({**plain, "faults": [fault.to_dict()]})
-    check_scenario(scenario, KnownNames((), ("default",)))
-    assert scenario.faults == (fault,)

@@ -66,17 +66,6 @@ def test_what_is_read_early_is_used(monkeypatch: pytest.MonkeyPatch, fault: str)
     assert outcome.verdict == "fail"
 
 
-def test_faults_are_numbered_as_declared() -> None:
-    faults = (
-        Fault("cache_flushed", (5, 40)),
-        Fault("denormal_kv_in_use", (5, 40)),
-        Fault("denormal_kv_in_use", (6, 40)),
-    )
-    numbers = [(each.number, each.fault) for each in run_here(SCENARIO, *faults).injections]
-    assert (1, "denormal_kv_in_use") in numbers
-    assert (2, "denormal_kv_in_use") in numbers
-
-
 def test_a_probability_is_of_each_opportunity() -> None:
     counts = [
         len(run_here(SCENARIO, Fault("tied_draft_logits", probability=chance, times=1000)).injections)
@@ -125,9 +114,3 @@ def test_nothing_is_left_behind() -> None:
     assert stages.Readback is readback
     async_probe.maybe_detect_nan(None, "test.hook")
     assert async_probe.reached() == {}
-
-
-def test_without_faults_nothing_is_installed() -> None:
-    outcome = run_here(SCENARIO)
-    assert outcome.verdict == "pass"
-    assert outcome.injections == ()

@@ -1,13 +1,8 @@
 """Every kind of file that specdebug reads for its user, with good bytes of it and what reads them.
 
-What is called a baseline (what a run or a release is compared with) is three kinds here: accept lengths, which
-``replay --baseline`` reads, the record of what failed last, which ``replay --last-failed`` starts from, and the release
-that ``toggles check --against`` reads. What a command reads
-that no user names is left out: its own worker's messages and step logs, ``/proc``, and its own package. A command's
-executable is hashed, and never parsed.
-
-Kinds *by command* run a whole command line in this process: then no traceback and no exit code but those of the README
-may come of it, which for an error of the file is 2.
+What a command reads that no user names is left out: its own worker's messages and step logs, ``/proc``, its own
+package. Kinds *by command* run a whole command line in this process: then no traceback and no exit code but those of
+the README may come of it, which for an error of the file is 2.
 """
 
 from __future__ import annotations
@@ -118,19 +113,15 @@ def _shipped(name: str) -> bytes:
 # What a user writes.
 
 
-@_kind("scenario", 2500, "s.yaml")
-def _(folder: Path) -> Subject:
-    return Subject(_shipped("tests/cli/mini.yaml"), load_scenario, values=yaml.safe_load)
-
-
-@_kind("scenario, by command", 300, "s.yaml")
-def _(folder: Path) -> Subject:
-    return Subject(_shipped("tests/cli/mini.yaml"), lambda path: command("scenarios", "validate", str(path)))
-
-
-@_kind("toggle", 2500, "25015.yaml")
-def _(folder: Path) -> Subject:
-    return Subject(_shipped("toggles/25015.yaml"), load_toggle, values=yaml.safe_load)
+_kind("scenario", 2500, "s.yaml")(
+    lambda folder: Subject(_shipped("tests/cli/mini.yaml"), load_scenario, values=yaml.safe_load)
+)
+_kind("scenario, by command", 300, "s.yaml")(
+    lambda folder: Subject(_shipped("tests/cli/mini.yaml"), lambda path: command("scenarios", "validate", str(path)))
+)
+_kind("toggle", 2500, "25015.yaml")(
+    lambda folder: Subject(_shipped("toggles/25015.yaml"), load_toggle, values=yaml.safe_load)
+)
 
 
 @_kind("toggle, by command", 200, "toggles/990015.yaml")
@@ -139,9 +130,9 @@ def _(folder: Path) -> Subject:
     return Subject(good, lambda path: command("toggles", "show", "990015", "--content", str(path.parents[1])))
 
 
-@_kind("pack", 2500, "default.yaml")
-def _(folder: Path) -> Subject:
-    return Subject(_shipped("probes/default.yaml"), load_pack, values=yaml.safe_load)
+_kind("pack", 2500, "default.yaml")(
+    lambda folder: Subject(_shipped("probes/default.yaml"), load_pack, values=yaml.safe_load)
+)
 
 
 @_kind("pack, by command", 60, "probes/own.yaml")
@@ -150,34 +141,26 @@ def _(folder: Path) -> Subject:
     return Subject(good, lambda path: command("probes", "list", "--content", str(path.parents[1])))
 
 
-@_kind("evaluation", 1000, "e.yaml")
-def _(folder: Path) -> Subject:
-    return Subject(
+_kind("evaluation", 1000, "e.yaml")(
+    lambda folder: Subject(
         _shipped("specdebug/_assets/evaluations/code.yaml"),
         lambda path: read_evaluation(str(path)),
         values=yaml.safe_load,
     )
-
-
+)
 ASKED = b'{"question": "1 + 1?", "choices": ["1", "2", "3"], "answer": "B", "subject": "sums"}\n'
 
 
-@_kind("questions", 1000, "q.jsonl")
-def _(folder: Path) -> Subject:
-    return Subject(ASKED * 3, read_questions, values=json.loads)
-
-
-@_kind("questions of MMLU", 600, "sums_test.csv")
-def _(folder: Path) -> Subject:
-    return Subject(b'1 + 1?,1,2,3,4,B\n"two\n+ 2",1,2,3,4,D\n' * 3, read_questions)
-
-
+_kind("questions", 1000, "q.jsonl")(lambda folder: Subject(ASKED * 3, read_questions, values=json.loads))
+_kind("questions of MMLU", 600, "sums_test.csv")(
+    lambda folder: Subject(b'1 + 1?,1,2,3,4,B\n"two\n+ 2",1,2,3,4,D\n' * 3, read_questions)
+)
 OPTIONS = b'device = "cpu"\ndtype = "float32"\npage-size = 16\njobs = 2\ntimeout = 90\nconfidence = "99%"\n'
 
 
-@_kind("configuration", 2500, configuration.OWN_NAME)
-def _(folder: Path) -> Subject:
-    return Subject(OPTIONS, lambda path: configuration.load(path.parent, {}))
+_kind("configuration", 2500, configuration.OWN_NAME)(
+    lambda folder: Subject(OPTIONS, lambda path: configuration.load(path.parent, {}))
+)
 
 
 @_kind("configuration in pyproject", 1000, configuration.PROJECT_NAME)
@@ -208,11 +191,11 @@ def _(folder: Path) -> Subject:
     return Subject((CHECKPOINTS / "tiny/config.json").read_bytes(), read, values=json.loads)
 
 
-@_kind("config, by the reference", 2000, "config.json")
-def _(folder: Path) -> Subject:
-    return Subject(
+_kind("config, by the reference", 2000, "config.json")(
+    lambda folder: Subject(
         (CHECKPOINTS / "tiny-eagle3/config.json").read_bytes(), lambda path: read_config(path.parent), values=json.loads
     )
+)
 
 
 def _weights(path: Path) -> None:
@@ -320,11 +303,9 @@ def _(folder: Path) -> Subject:
     return Subject((folder / "good").read_bytes(), flake)
 
 
-@_kind("bundle", 1500, "b.specdebug")
-def _(folder: Path) -> Subject:
-    return Subject(make_bundle(folder / "good.specdebug").read_bytes(), partial(read_bundle, known=None))
-
-
+_kind("bundle", 1500, "b.specdebug")(
+    lambda folder: Subject(make_bundle(folder / "good.specdebug").read_bytes(), partial(read_bundle, known=None))
+)
 _BETWEEN = b"\n=== member ===\n"
 
 
@@ -398,9 +379,9 @@ def _(folder: Path) -> Subject:
 FAILED = b'{"scenarios/a.yaml": ["fixed", "other"], "b.yaml": ["x"]}'
 
 
-@_kind("last failed (a baseline)", 1000, "last-failed.json")
-def _(folder: Path) -> Subject:
-    return Subject(FAILED, lambda path: LastFailed.read(path.parent), values=json.loads)
+_kind("last failed (a baseline)", 1000, "last-failed.json")(
+    lambda folder: Subject(FAILED, lambda path: LastFailed.read(path.parent), values=json.loads)
+)
 
 
 def _group(accept: float | None, verifies: int, **texts: str) -> dict[str, object]:
@@ -431,9 +412,11 @@ ACCEPTED = {
 }
 
 
-@_kind("accept lengths (a baseline)", 1500, "b.json")
-def _(folder: Path) -> Subject:
-    return Subject(json.dumps(ACCEPTED, indent=1).encode(), lambda path: Baseline.read(path).text(), values=json.loads)
+_kind("accept lengths (a baseline)", 1500, "b.json")(
+    lambda folder: Subject(
+        json.dumps(ACCEPTED, indent=1).encode(), lambda path: Baseline.read(path).text(), values=json.loads
+    )
+)
 
 
 @_kind("accept lengths, by command", 60, "b.json")
@@ -468,16 +451,8 @@ exited with code 137
 """
 
 
-@_kind("log", 2000, "log")
-def _(folder: Path) -> Subject:
-    return Subject(LOG * 3, lambda path: scan_bytes(path.read_bytes()))
-
-
-@_kind("log, by command", 300, "log")
-def _(folder: Path) -> Subject:
-    return Subject(LOG * 3, lambda path: command("triage", str(path)))
-
-
+_kind("log", 2000, "log")(lambda folder: Subject(LOG * 3, lambda path: scan_bytes(path.read_bytes())))
+_kind("log, by command", 300, "log")(lambda folder: Subject(LOG * 3, lambda path: command("triage", str(path))))
 # Releases of another engine.
 
 
@@ -486,9 +461,9 @@ def _check(folder: Path) -> Callable[[Path], object]:
     return lambda path: check(open_dist(path, {"toyserve"}), ours)
 
 
-@_kind("wheel (a baseline)", 1000, "toyserve-1.2.0-py3-none-any.whl")
-def _(folder: Path) -> Subject:
-    return Subject(releases.wheel(folder).read_bytes(), _check(folder))
+_kind("wheel (a baseline)", 1000, "toyserve-1.2.0-py3-none-any.whl")(
+    lambda folder: Subject(releases.wheel(folder).read_bytes(), _check(folder))
+)
 
 
 @_kind("sdist (a baseline)", 800, "toyserve-1.2.0.tar.gz")
@@ -498,11 +473,9 @@ def _(folder: Path) -> Subject:
     return Subject(good, _check(folder), lambda mutant: gzip.compress(mutant, 1))
 
 
-@_kind("sdist's compression", 300, "toyserve-1.2.0.tar.gz")
-def _(folder: Path) -> Subject:
-    return Subject(releases.sdist(folder).read_bytes(), _check(folder))
-
-
+_kind("sdist's compression", 300, "toyserve-1.2.0.tar.gz")(
+    lambda folder: Subject(releases.sdist(folder).read_bytes(), _check(folder))
+)
 PROJECT = """\
 [project]
 name = "toyserve"
@@ -578,9 +551,9 @@ def _on_a_server(path: Path, route: str, *, stream: bool = False) -> None:
     asyncio.run(ask())
 
 
-@_kind("answer of a server", 1000, "answer.json")
-def _(folder: Path) -> Subject:
-    return Subject(_ANSWERS["/generate"], lambda path: _on_a_server(path, "/generate"), values=json.loads)
+_kind("answer of a server", 1000, "answer.json")(
+    lambda folder: Subject(_ANSWERS["/generate"], lambda path: _on_a_server(path, "/generate"), values=json.loads)
+)
 
 
 @_kind("streamed answer of a server", 600, "answer.txt")

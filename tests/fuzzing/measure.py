@@ -9,9 +9,13 @@ that waits. So this runs in a process of its own.
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -29,6 +33,7 @@ KILLED_CPU_S = 10.0
 KILLED_WAIT_S = 300.0
 """A reader that has not returned after so long waits for something, also on a machine with other work."""
 
+ROOT = Path(__file__).resolve().parents[2]
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -59,32 +64,12 @@ class Tally:
             f"{self.slowest_s:>7.3f} s of processor at most {self.held / 1e6:>6.1f} MB at most"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def total(tallies: list[Tally]) -> Tally:
-    """All kinds together."""
-    return Tally(
-        f"all {len(tallies)} kinds",
-        sum(one.cases for one in tallies),
-        sum(one.read for one in tallies),
-        sum(one.refused for one in tallies),
-        sum(one.cpu_s for one in tallies),
-        max((one.slowest_s for one in tallies), default=0.0),
-        held=max((one.held for one in tallies), default=0),
-    )
-
 
 @dataclass(frozen=True)
 class Subject:
-    """What is fuzzed: good bytes, and what reads a file of them.
-
-    Attributes:
-        pack: makes the file's bytes of a mutant, where mutants are of what is packed in it.
-        values: reads the values of the good bytes, where they are a document: half of its mutants then have other
-            values, and are well formed.
-    """
+    """What is fuzzed: good bytes, and what reads a file of them. ``pack`` makes the file's bytes of a mutant, where
+    mutants are of what is packed in it; ``values`` reads the values of a document, half of whose mutants then have
+    other values, and are well formed."""
 
     good: bytes
     read: Callable[[Path], object]
@@ -93,15 +78,9 @@ class Subject:
 
 
 def run_cases(kind: str, subject: Subject, file: Path, count: int, begun: Path) -> Tally:
-    """Run so many cases in this process, whose limits it sets for good.
-
-    Args:
-        file: where each mutant is written; that of a broken case stays there.
-        begun: a file that names the case that runs, for whoever finds this process dead.
-
-    Raises:
-        Broken: the first case that raised something else than one line with exit code 2, or took too much.
-    """
+    """Run so many cases in this process, whose limits it sets for good. Each mutant is written to ``file``, and the
+    number of the case that runs to ``begun``. Raises Broken for the first case that raised something else than one line
+    with exit code 2, or took too much."""
     file.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):  # what is imported and kept for later is no case's
         file.write_bytes(subject.pack(subject.good))
@@ -181,3 +160,38 @@ def _status() -> dict[str, int]:
         return {}
     rows = (line.split() for line in _STATUS.read_text().splitlines())
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
+
+
+def in_a_child(kind: str, folder: Path) -> Tally:
+    """Read mutants of one kind in a process of their own; the last one stays in ``folder``. Raises Broken where a case
+    broke a rule, or the process died of one."""
+    argv = [sys.executable, "-m", "tests.fuzzing.measure", kind, str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SPECDEBUG_CONFIG": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return Tally(**json.loads((folder / "tally.json").read_text()))
+    if done.returncode == 1 and (folder / "broken").exists():
+        raise Broken(f"{(folder / 'broken').read_text()} (the file is in {folder})")
+    case = (folder / "case").read_text() if (folder / "case").exists() else "none"
+    died = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
+    raise Broken(f"{kind}, case {case}: the process ended with {died}: {done.stderr[-1000:]} (its files: {folder})")
+
+
+def main(name: str, folder: Path) -> int:
+    """Run one kind, in a process of its own."""
+    from tests.fuzzing.kinds import KINDS
+
+    kind = KINDS[name]
+    (folder / "made").mkdir()
+    subject = kind.subject(folder / "made")
+    try:
+        tally = run_cases(name, subject, folder / "made" / kind.file, kind.count, folder / "case")
+    except Broken as error:
+        (folder / "broken").write_text(str(error))
+        return 1
+    (folder / "tally.json").write_text(json.dumps(asdict(tally)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.async_probe.finding import ProbeFinding as Probed
+from specdebug.async_probe.gate import ProbeFinding as Probed
 from specdebug.logs.findings import FoundFailures
 from specdebug.logs.rule import KINDS, Hit, Strength
 from specdebug.logs.rules import RULES

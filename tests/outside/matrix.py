@@ -22,15 +22,8 @@ Kind = Literal["signals", "pipe", "stdout", "disk", "folder", "descriptors"]
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that happens from outside.
-
-    Attributes:
-        name: as the table has it.
-        kind: how it is played, and what decides the exit code.
-        meaning: what it is, for a reader.
-        after: what is known by then, and what one does next.
-        signals: what is sent, one after the other.
-    """
+    """Something that happens from outside. ``kind`` says how it is played, and decides the exit code; ``meaning`` and
+    ``after`` are for a reader; ``signals`` are sent one after the other."""
 
     name: str
     kind: Kind
@@ -60,7 +53,7 @@ CONDITIONS = (
         "PIPE",
         "pipe",
         "Who reads stdout goes away: `| head`, a pager that is left.",
-        "That is nobody's error: the rest of the report is dropped, the command goes on to its end, writes its files "
+        "That is no error: the rest of the report is dropped, the command goes on to its end, writes its files "
         "and ends with its own exit code. To end it, too, send it a signal.",
     ),
     Condition(
@@ -97,20 +90,11 @@ CONDITIONS = (
 
 @dataclass(frozen=True)
 class Row:
-    """A command line, and what it comes to.
+    """A command line, and what it comes to: ``plain`` is its exit code when nothing happens.
 
-    Attributes:
-        command: as the command line has it, such as ``toggles verify``.
-        argv: what follows the command.
-        plain: its exit code when nothing happens.
-        workers: how many stand-ins for workers end well before the signal comes, or the disk is full; None of a command
-            that starts none.
-        told: on stdout after a signal.
-        reported: on stdout after the disk was full.
-        files: what it is to write, and what each holds after a signal; None: it is not written then.
-        journal: it keeps one.
-        variant: which of its command's rows this is.
-        known: for a reader: what is told after a signal.
+    ``workers``: how many stand-ins for workers end well before the signal comes, or the disk is full; None of a command
+    that starts none. ``told``: on stdout after a signal, ``reported``: after the disk was full. ``files``: what it is
+    to write, and what each holds after a signal; None: it is not written then. ``known``: what is told, for a reader.
     """
 
     command: str

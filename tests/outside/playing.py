@@ -34,12 +34,7 @@ rm -f filling; cp -a . "$out"; exit $code
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended.
-
-    Attributes:
-        files: what it left in its folder, by name.
-        left: processes that it started and that run still.
-    """
+    """How a command ended: ``files`` are what it left in its folder, ``left`` the processes that run still."""
 
     code: int
     out: str

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import sys
-import traceback
-
-import pytest
 
 from specdebug.patching import Patch, apply, live
 
@@ -169,26 +165,6 @@ def test_every_kind_of_function(toys):
     assert kept[1].__code__ is inner
 
 
-def test_super_may_be_taken_away_but_not_brought_in(toys, refusal):
-    mod = toys.load(TEXT)
-    with apply([Patch.of("t", f"{mod.__name__}:Child.go", ("start = super().go()", 'start = "own"'))]):
-        assert mod.Child().go() == "own child"
-    assert mod.Child().go() == "base child"
-    patch = Patch.of("t", f"{mod.__name__}:Child.plain", ('return "plain"', "return super().go()"))
-    assert "would need '__class__' of an enclosing scope" in refusal(apply, [patch])
-    assert mod.Child().plain() == "plain"
-
-
-def test_a_closure_may_lose_a_variable_and_get_it_back(toys):
-    mod = toys.load(TEXT)
-    old = mod.outer(5)
-    with apply([Patch.of("t", f"{mod.__name__}:outer.inner", ("y = x + m", "y = -x"))]) as applied:
-        young = mod.outer(7)
-        assert (old(1), young(1)) == (-1, -1)
-    assert (old(1), young(1)) == (11, 15)
-    assert applied.hits() == {"t#1": 2}
-
-
 def test_a_closure_made_while_patched_returns_with_the_outer_function_edited(toys, refusal):
     mod = toys.load(TEXT)
     old = mod.outer(5)
@@ -202,16 +178,6 @@ def test_a_closure_made_while_patched_returns_with_the_outer_function_edited(toy
     # The young closure holds n as well, which the original lines do not use.
     assert young(0) == 100
     assert mod.outer(1)(0) == 2
-
-
-def test_live_closures_follow_a_function_that_the_edit_moved(toys):
-    mod = toys.load(TEXT)
-    old = mod.outer(5)
-    moved = ("m = n * 2\n\ndef inner(x):\n    y = x + m", "m = n\ndef inner(x):\n    y = x * m")
-    with apply([Patch.of("t", f"{mod.__name__}:outer", moved)]):
-        young = mod.outer(3)
-        assert (old(2), young(2)) == (20, 6)
-    assert (old(2), young(2)) == (12, 5)
 
 
 def test_what_ran_at_import_cannot_be_edited_in_process(toys, refusal):
@@ -237,14 +203,6 @@ def test_what_ran_at_import_cannot_be_edited_in_process(toys, refusal):
     ):
         assert mod.shift(2, 1) == 3
     assert mod.shift(1) == 2
-
-
-def test_a_function_nobody_holds_is_refused(toys, refusal):
-    mod = toys.load(TEXT)
-    del mod.shift
-    gc.collect()
-    text = refusal(apply, [Patch.of("t", f"{mod.__name__}:shift", ("step = 1", "step = 2"))])
-    assert "no live function runs shift" in text
 
 
 def test_a_file_changed_since_the_import_is_refused(toys, refusal):
@@ -276,44 +234,6 @@ def test_running_generators_finish_on_their_old_code(toys):
         assert next(late) == 0
     assert [*running, *late] == [2, 10, 20]
     assert applied.hits() == {"t#1": 3}
-
-
-def test_traceback_through_live_patched_code_points_at_the_file(toys):
-    mod = toys.load(TEXT)
-    line = inspect.getsource(mod).splitlines().index("    return x + step") + 1
-    with apply([Patch.of("t", f"{mod.__name__}:shift", ("step = 1", "step = 1\n" * 9 + "step = None"))]):
-        with pytest.raises(TypeError) as error:
-            mod.shift(1)
-        frame = traceback.extract_tb(error.value.__traceback__)[-1]
-        assert (frame.filename, frame.lineno, frame.line) == (mod.__file__, line, "return x + step")
-
-
-def test_a_module_imported_twice_is_patched_in_both(toys):
-    mod = toys.load(TEXT)
-    first = mod.shift
-    del sys.modules[mod.__name__]
-    again = toys.load(TEXT, mod.__name__)
-    assert again.shift is not first
-    with apply([Patch.of("t", f"{mod.__name__}:shift", ("step = 1", "step = 2"))]):
-        assert (first(1), again.shift(1)) == (3, 3)
-    assert (first(1), again.shift(1)) == (2, 2)
-
-
-def test_two_lambdas_of_one_line(toys):
-    mod = toys.load("pair = [lambda x: x + 1, lambda x: x + 2]\n\n\ndef f():\n    return lambda: 1, lambda: 2\n")
-    one, two = mod.f()
-    with apply([Patch.of("t", f"{mod.__name__}:f", ("return lambda: 1, lambda: 2", "return lambda: 3, lambda: 4"))]):
-        assert [call() for call in (one, two, *mod.f())] == [3, 4, 3, 4]
-    assert [call() for call in (one, two, *mod.f())] == [1, 2, 1, 2]
-
-
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters came with Python 3.12")
-def test_generic_functions(toys):
-    mod = toys.load("def f[T](x: T) -> T:\n    y = x\n    return y\n")
-    with apply([Patch.of("t", f"{mod.__name__}:f", ("y = x", "y = 2"))]) as applied:
-        assert mod.f(1) == 2
-    assert mod.f(1) == 1
-    assert applied.hits() == {"t#1": 1}
 
 
 def test_a_census_finds_what_a_search_finds(toys, refusal):

@@ -1,12 +1,16 @@
-"""match: exactly one place, modulo indentation, and helpful words otherwise."""
+"""match: exactly one place, modulo indentation, helpful words otherwise; and who claims a line between them."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from specdebug.base.errors import Where
 from specdebug.patching import Patch, PatchError
-from specdebug.patching.match import Placed, check_overlaps, dedent, place
+from specdebug.patching.match import Placed, dedent, place, shared_target
 from specdebug.patching.source import ModuleSource
 
 TEXT = '''\
@@ -81,15 +85,6 @@ def test_finds_the_one_place(target, match, lines):
     assert (found.start, found.stop) == lines
 
 
-def test_replacement_takes_the_indentation_of_what_it_replaces():
-    found = placed("top", "c = 1\n\nd = 2", "  e = 1\n  if e:\n\n      f = 2\n")
-    assert found.lines == ("        e = 1", "        if e:", "", "            f = 2")
-
-
-def test_leading_blank_lines_of_a_replacement_are_counted():
-    assert placed("top", "b = a", "\n\nb = 1").offset == 2
-
-
 @pytest.mark.parametrize(
     ("target", "match", "lines"),
     [
@@ -104,10 +99,6 @@ def test_deleting_whole_statements_leaves_a_pass(target, match, lines):
     assert placed(target, match, "").lines == lines
 
 
-def test_a_comment_in_place_of_a_statement_gets_a_pass():
-    assert placed("top", "c = 1", "# gone").lines == ("        # gone", "        pass")
-
-
 def test_no_place_names_the_nearest_line():
     assert refused("top", "b = aa") == (
         "<patch>: toggle 1: edit 1 of 1 matches 0 places in mod:top; nearest is mod.py:8: `b = a`"
@@ -117,30 +108,9 @@ def test_no_place_names_the_nearest_line():
     assert "matches 0 places" in refused("top", "if b:\nc = 1"), "relative indentation counts"
 
 
-def test_several_places_are_listed():
-    assert "matches 2 places in mod:Box.outer: lines 29, 32 of mod.py, `x = 1`" in refused("Box.outer", "x = 1")
-
-
-def test_unknown_target_names_the_nearest():
-    assert refused("Box.siez", "x") == "<patch>: toggle 1: mod.py has no 'Box.siez'; did you mean 'Box.size'?"
-
-
 def test_useless_edits_are_refused():
     assert "text to match is empty" in refused("top", " \n\n")
     assert "replacement equals the match" in refused("top", "b = a", "    b = a\n")
-
-
-def test_overlap_names_both():
-    first = placed("top", "b = a\nif b:\n    c = 1")
-    patch = Patch.of("toggle 2", "mod:top", ("if b:", "if a:"))
-    second = place(SOURCE, patch, patch.edits[0], 1)
-    with pytest.raises(PatchError) as error:
-        check_overlaps(SOURCE, [second, first])
-    for part in ("toggle 1", "toggle 2", "mod.py:9", "choose one"):
-        assert part in str(error.value)
-    with pytest.raises(PatchError, match="toggle 2 is already applied"):
-        check_overlaps(SOURCE, [second, place(SOURCE, patch, patch.edits[0], 2)])
-    check_overlaps(SOURCE, [placed("top", "b = a"), second])
 
 
 def test_place_in_the_toggle_file_is_the_matchs():
@@ -154,3 +124,80 @@ def test_place_in_the_toggle_file_is_the_matchs():
 def test_dedent_keeps_relative_indentation_and_mixed_tabs():
     assert dedent(["\tx", "\t\ty", "", "\t  z"]) == (["x", "\ty", "", "  z"], "\t")
     assert dedent(["  x", "\ty"]) == (["  x", "\ty"], "")
+
+
+OVERLAPPED = """\
+class Pool:
+    def grow(self):
+        size = 1
+        other = 2
+        return size
+
+    def shrink(self):
+        size = 1
+        return size
+"""
+
+
+def patch(match: str, target: str = "overlapped:Pool.grow") -> tuple[Patch]:
+    return (Patch.of("toggle 1", target, (match, "pass")),)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        (patch("size = 1"), patch("size = 1"), True),
+        (patch("size = 1\nother = 2"), patch("other = 2"), True),
+        (patch("    size = 1\n    other = 2"), patch("other = 2\nreturn size"), True),
+        (patch("size = 1"), patch("other = 2"), False),
+        (patch("size = 1"), patch("size = 1", "overlapped:Pool.shrink"), False),
+        (patch("other = 2"), patch("other = 2", "overlapped:Pool"), True),
+        (patch("other = 2"), patch("other = 2", "overlapped"), True),
+        (patch("size = 1"), patch("size = 1", "elsewhere:Pool.grow"), False),
+    ],
+)
+@pytest.mark.parametrize("here", [True, False])
+def test_two_that_claim_one_line(
+    one: tuple[Patch], other: tuple[Patch], together: bool, here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "overlapped.py").write_text(OVERLAPPED)
+    monkeypatch.syspath_prepend(tmp_path)
+    for first, second in ((one, other), (other, one)):
+        assert (shared_target(first, second, here=here) is not None) is together
+    assert "overlapped" not in sys.modules
+
+
+def test_lines_that_read_alike_are_told_apart_where_the_source_is_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "overlapped.py").write_text(OVERLAPPED)
+    monkeypatch.syspath_prepend(tmp_path)
+    one, other = patch("def grow(self):\n    size = 1", "overlapped:Pool"), patch("size = 1", "overlapped:Pool.shrink")
+    assert shared_target(one, other, here=True) is None
+    alike = patch("def shrink(self):\n    size = 1", "overlapped:Pool")
+    assert shared_target(one, alike, here=True) is None
+    assert shared_target(one, alike, here=False) == "overlapped:Pool"
+
+
+def test_a_patch_that_fits_nowhere_claims_nothing() -> None:
+    assert shared_target(patch("x", "no_such_module:f"), patch("x", "no_such_module:f"), here=True) is None
+
+
+REGISTRY = """
+import itertools
+from specdebug.patching.toggles import SelectionError, apart, load_registry
+registry = load_registry()
+(pair,) = apart(registry.toggles.values(), ["specdebug"])
+for one, other in itertools.combinations(registry.toggles, 2):
+    try:
+        registry.select([one, other])
+    except SelectionError as error:
+        assert {str(one), str(other)} == pair, (one, other)
+        print(error)
+"""
+
+
+def test_the_registry_s_own_pair_is_refused_and_every_other_can_be_selected() -> None:
+    ended = subprocess.run([sys.executable, "-c", REGISTRY], capture_output=True, text=True, check=True)
+    place = "specdebug.engine.workers.mtp:MTPDrafter._tail_tokens"
+    assert ended.stdout == f"26329 and 28254 edit the same line of {place}; revert one of them\n"

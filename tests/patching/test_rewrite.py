@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import marshal
 import subprocess
 import sys
@@ -14,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.patching import Patch, PatchError
-from specdebug.patching.codes import CodeTree
 from specdebug.patching.hits import hits_of, new_counter
 from specdebug.patching.match import place
-from specdebug.patching.rewrite import rewrite
+from specdebug.patching.rewrite import CodeTree, rewrite
 from specdebug.patching.source import ModuleSource
 
 
@@ -71,21 +69,6 @@ def second(x):
 '''
 
 
-def test_lines_after_a_longer_or_shorter_edit_keep_their_numbers():
-    for replacement in ("", "y = 1", "y = 1\n" * 20):
-        names, _ = patched(TEXT, ("y = x\nz = y", replacement + "\nz = 3"))
-        assert names["first"](0) == 3
-        assert names["second"].__code__.co_firstlineno == 12
-        assert line_of_error(lambda names=names: names["second"](1)) == 17
-
-
-def test_lines_of_an_edit_stay_inside_what_it_replaced():
-    names, _ = patched(TEXT, ("y = x\nz = y", "y = 1\nz = 2\nw = 3\nq = 4\nraise KeyError"))
-    assert line_of_error(lambda: names["first"](0)) == 8
-    names, _ = patched(TEXT, ("z = y", "raise KeyError"))
-    assert line_of_error(lambda: names["first"](0)) == 8
-
-
 def test_a_traceback_marks_nothing_under_replaced_text():
     names, _ = patched(TEXT, ("z = y", "z = [][x]"))
     with pytest.raises(IndexError) as error:
@@ -111,16 +94,6 @@ def plain(x):
     return y
 
 
-def branches(x):
-    if x == 1:
-        y = 1
-    elif x == 2:
-        y = 2
-    else:
-        y = 3
-    return y
-
-
 def tries(x):
     try:
         y = 1 / x
@@ -130,18 +103,6 @@ def tries(x):
         y = 1
     finally:
         x = 0
-    return y
-
-
-def long(x):
-    y = max(
-        x,
-        1,
-    )
-    for i in range(
-        2
-    ):
-        y += i
     return y
 
 
@@ -174,18 +135,10 @@ class Box:
         ("plain", ("y = x", "y = 5"), "plain(1), plain(2)", 2, (5, 5)),
         ("plain", ("y = x\nreturn y", "return 7"), "plain(1)", 1, (7,)),
         ("plain", ("def plain(x):\n    y = x", "def plain(x):\n    y = 9"), "plain(1), plain(1)", 2, (9, 9)),
-        ("branches", ("if x == 1:", "if x == 9:"), "branches(1), branches(2)", 2, (3, 2)),
-        ("branches", ("elif x == 2:", "elif x == 8:"), "branches(1), branches(2)", 1, (1, 3)),
-        ("branches", ("else:\n    y = 3", "else:\n    y = 4"), "branches(1), branches(3)", 1, (1, 4)),
-        ("branches", ("y = 2", ""), "branches(1)", 0, (1,)),
-        ("branches", ("elif x == 2:\n    y = 2", ""), "branches(1), branches(2)", 1, (1, 3)),
         ("tries", ("except ZeroDivisionError:", "except ArithmeticError:"), "tries(0), tries(1)", 1, (0, 1)),
         ("tries", ("finally:\n    x = 0", "finally:\n    x = 1"), "tries(0), tries(1)", 2, (0, 1)),
         ("tries", ("else:\n    y = 1", "else:\n    y = 5"), "tries(0), tries(1)", 1, (0, 5)),
         ("tries", ("else:\n    y = 1", ""), "tries(2),", 1, (0.5,)),
-        ("long", ("1,", "9,"), "long(0)", 1, (10,)),
-        ("long", ("x,\n1,", "2,\n1,"), "long(0)", 1, (3,)),
-        ("long", ("    2", "    3"), "long(0)", 1, (4,)),
         ("matches", ("case 1:", "case 2:"), "matches(1), matches(2)", 1, ("other", "one")),
         ("", ("+ 1", "+ 2"), "table['f'](1), table['f'](1)", 2, (3, 3)),
         ("Box.get", ("def get(self, x=1):", "def get(self, x=2):"), "Box().get(), Box().get()", 2, (2, 2)),
@@ -197,41 +150,6 @@ def test_the_counter_counts_runs_of_the_edited_lines(target, edit, calls, hits, 
     text = calls if calls.endswith(",") else calls + ","
     assert eval(f"({text})", names) == results
     assert hits_of(counter) == hits
-
-
-PARTS = """\
-def f(x):
-    y = max(
-        x,
-        5,
-        1,
-    )
-    return y
-
-
-def g(x):
-    if x:
-        y = 1
-    else:
-        y = 2
-
-
-def h():
-    return 1
-"""
-
-
-def test_deleting_part_of_a_statement_counts_where_the_statement_begins():
-    names, (counter,) = patched(PARTS, ("5,", ""), target="f")
-    assert (names["f"](0), hits_of(counter)) == (1, 1)
-
-
-def test_deleting_a_branch_counts_where_the_branch_was():
-    names, (counter,) = patched(PARTS, ("else:\n    y = 2", ""), target="g")
-    names["g"](1), names["h"]()
-    assert hits_of(counter) == 0
-    names["g"](0)
-    assert hits_of(counter) == 1
 
 
 CONTEXT = """\
@@ -322,22 +240,6 @@ def test_context_does_not_count(match, replacement, hits):
     assert tuple(seen) == hits
 
 
-def test_an_edit_of_several_places_counts_at_each():
-    both = ("total = 0\n" + IF, "total = 0\n" + IF.replace("total = 1", "total = 2"))
-    names, counters = patched(CONTEXT, both, (LOOP, LOOP.replace("10", "20").replace("+= i", "+= 0")), target="f")
-    names["f"](6)
-    assert [hits_of(index) for index in counters] == [1, 6]
-    names["f"](2)
-    assert [hits_of(index) for index in counters] == [1, 8]
-
-
-def test_the_method_that_differs_counts_and_not_its_class():
-    whole = "class Box:\n    size = 1\n\n    def get(self):\n        return self.size"
-    names, (counter,) = patched(CONTEXT, (whole, whole.replace("return self.size", "return 2")), target="Box")
-    assert hits_of(counter) == 0
-    assert (names["Box"]().get(), hits_of(counter)) == (2, 1)
-
-
 GONE = """\
 def f(x):
     y = 0
@@ -393,11 +295,6 @@ def test_a_replacement_that_is_no_program_is_refused(replacement, message):
     assert "toggle 1, edit 1 of 1 in mod:first" in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400
-
-
-def test_the_edit_at_fault_is_named_when_another_one_trips():
-    with pytest.raises(PatchError, match="edit 1 of 2"):
-        patched(TEXT, ("y = x", 'y = """'), ("z = y", "z = 1"), target="first")
 
 
 LITERALS = '''\
@@ -499,22 +396,3 @@ def test_without_edits_the_code_is_the_interpreters_own():
     own = compile(SITES, "mod.py", "exec", dont_inherit=True)
     assert rewrite(source, ()).code == own
     assert CodeTree(own).functions == rewrite(source, ()).functions.functions
-
-
-def test_unedited_functions_of_an_edited_module_keep_their_code():
-    source = ModuleSource("mod", "mod.py", SITES)
-    patch = Patch.of("toggle 1", "mod:plain", ("y = x", "y = 1\ny = 2\ny = 3"))
-    new = rewrite(source, [place(source, patch, patch.edits[0], new_counter())]).functions.functions
-    old = rewrite(source, ()).functions.functions
-    assert new.keys() == old.keys()
-    assert {key.qualname for key in old if old[key] != new[key]} == {"plain"}
-    for key in old:
-        assert key.qualname == "plain" or list(old[key].co_positions()) == list(new[key].co_positions())
-
-
-def test_the_parsed_source_is_not_changed_by_rewriting():
-    source = ModuleSource("mod", "mod.py", SITES)
-    before = ast.dump(source.tree, include_attributes=True)
-    patch = Patch.of("toggle 1", "mod:", ("+ 1", "+ 2"))
-    rewrite(source, [place(source, patch, patch.edits[0], new_counter())])
-    assert ast.dump(source.tree, include_attributes=True) == before

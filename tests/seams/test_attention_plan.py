@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -15,17 +11,15 @@ from specdebug.base import plugins
 from specdebug.base.attention_plans import PLANS, SHIPPED
 from specdebug.base.errors import InvalidOption
 from specdebug.engine.config import EngineConfig
-
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
+from tests.seams.conftest import Install, Replay
 
 RECORD = """
 from specdebug.base.attention_plans import AttentionPlan
 
 PLAN = AttentionPlan(
     name="flat",
-    planner="flat_plan.planner:FlatPlanner",
-    modules=("flat_plan.planner", "specdebug.engine.textbook.attention.flashinfer"),
+    planner="flat_planner:FlatPlanner",
+    modules=("flat_planner", "specdebug.engine.textbook.attention.flashinfer"),
     metadata=frozenset({"ragged"}),
 )
 """
@@ -62,70 +56,35 @@ expect:
 
 
 @pytest.fixture
-def bring(tmp_path: Path) -> Callable[..., Path]:
-    """Writes the package as an installer would, and returns the folder that it can be imported from."""
+def bring(installing: Install) -> Callable[..., None]:
+    def bring(record: str = RECORD, entry: str = "flat") -> None:
+        installing("flat_planner", PLANNER, {})
+        installing("flat_plan", record, {"attention_plans": {entry: "flat_plan:PLAN"}})
 
-    def write(record: str = RECORD, entry: str = "flat = flat_plan:PLAN") -> Path:
-        folder = tmp_path / "site"
-        package, metadata = folder / "flat_plan", folder / "flat_plan-1.0.dist-info"
-        package.mkdir(parents=True)
-        metadata.mkdir()
-        (package / "__init__.py").write_text(record)
-        (package / "planner.py").write_text(PLANNER)
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: flat-plan\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text(f"[specdebug.attention_plans]\n{entry}\n")
-        return folder
-
-    return write
+    return bring
 
 
-@pytest.fixture
-def installed(bring: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Makes the package part of this process until the test is over."""
-
-    def install(**contents: str) -> None:
-        monkeypatch.syspath_prepend(bring(**contents))
-        plugins.forget()
-
-    yield install
-    plugins.forget()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "flat_plan"]:
-        del sys.modules[name]
-
-
-def test_a_scenario_is_served_under_a_plan_of_another_package(bring: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_scenario_is_served_under_a_plan_of_another_package(bring: Callable[..., None], replay: Replay) -> None:
     """It differs from FlashInfer's in index width only, so everything else that happens is the same."""
+    bring()
     outcomes = {}
     for plan in ("flat", "flashinfer"):
-        file = tmp_path / f"{plan}.yaml"
-        file.write_text(SCENARIO.format(plan=plan))
-        found = os.pathsep.join(filter(None, (str(tmp_path / "site"), os.environ.get("PYTHONPATH"))))
-        if plan == "flat":
-            bring()
-        ended = subprocess.run(
-            [*COMMAND, "replay", str(file), "--json"],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": found},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        ended = replay(SCENARIO.format(plan=plan), "--json")
         assert ended.returncode == 0, ended.stderr
         (outcomes[plan],) = json.loads(ended.stdout)["arms"]
     assert outcomes["flat"]["stack"]["backend"] == "flat"
     assert outcomes["flat"]["trace_hash"] == outcomes["flashinfer"]["trace_hash"]
 
 
-def test_every_list_of_plans_has_it(installed: Callable[..., None]) -> None:
+def test_every_list_of_plans_has_it(bring: Callable[..., None]) -> None:
     from specdebug.campaign.loops.verify import exists_in
     from specdebug.cli.options import _plan
-    from specdebug.faults.fit import HAS
+    from specdebug.faults.catalogue import HAS
     from specdebug.patching.toggles import load_registry
     from specdebug.scenario.grammar import json_schema
     from specdebug.workers.stack import executor_of
 
-    installed()
+    bring()
     config = EngineConfig.from_dict({"attention_backend": "flat"})
     assert (config.attention_backend, _plan("flat")) == ("flat", "flat")
     assert list(PLANS) == [*(plan.name for plan in SHIPPED), "flat"]
@@ -157,28 +116,22 @@ def test_to_use_a_shipped_plan_reads_no_other_package(monkeypatch: pytest.Monkey
             r"plugin 'flat' of .* from flat_plan:PLAN \(group specdebug\.attention_plans\): ModuleNotFoundError",
         ),
         ({"record": "PLAN = 3"}, "must be an AttentionPlan, not int"),
-        ({"entry": "other = flat_plan:PLAN"}, "names itself 'flat'; the entry point and the part must have one name"),
+        ({"entry": "other"}, "names itself 'flat'; the entry point and the part must have one name"),
     ],
 )
 def test_a_package_whose_plan_cannot_be_used_is_named(
-    contents: dict[str, str], said: str, installed: Callable[..., None]
+    contents: dict[str, str], said: str, bring: Callable[..., None]
 ) -> None:
-    installed(**contents)
+    bring(**contents)
     name = "other" if "entry" in contents else "flat"
     with pytest.raises(InvalidOption, match=rf"engine\.attention_backend: .*{said}"):
         EngineConfig.from_dict({"attention_backend": name})
 
 
-def test_a_planner_that_is_not_there_is_named(installed: Callable[..., None]) -> None:
+def test_a_planner_that_is_not_there_is_named(bring: Callable[..., None]) -> None:
     from specdebug.engine.attention.select import planner_class
 
-    installed(record=RECORD.replace(":FlatPlanner", ":RoundPlanner"))
-    said = r"the planner of attention plan 'flat' cannot be loaded from flat_plan\.planner:RoundPlanner"
+    bring(record=RECORD.replace(":FlatPlanner", ":RoundPlanner"))
+    said = r"the planner of attention plan 'flat' cannot be loaded from flat_planner:RoundPlanner"
     with pytest.raises(plugins.PluginError, match=said):
         planner_class("flat")
-
-
-def test_a_name_that_no_plan_has_is_no_plan() -> None:
-    assert "fa4" not in PLANS
-    with pytest.raises(KeyError):
-        PLANS["fa4"]

@@ -14,14 +14,12 @@ from specdebug import async_probe
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.kernels.kv_cache import KVDestination
 from specdebug.engine.memory.arena import FillPolicy
-from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
+from specdebug.engine.memory.kv_pool import CachedModel, kv_pool_of
 from specdebug.engine.textbook.engine import Models, load_models
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from specdebug.events import Finishing
 from tests.heard import Heard
-from tests.seams.installing import Install, installing
-
-__all__ = ["installing"]
+from tests.seams.conftest import Install
 
 OPTIONS: dict[str, Any] = {
     "model": "tiny",
@@ -145,28 +143,6 @@ def test_an_engine_serves_the_same_from_a_pool_of_another_package(plan: str) -> 
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
     assert async_probe.drain() == []
     assert "packed_pool.write" in async_probe.reached()
-
-
-class Asked:
-    """A model, as a pool sees it."""
-
-    kv_layout = "mha"
-    num_layers, num_kv_heads, head_dim, value_dim = 2, 2, 8, 8
-
-
-def make(model: CachedModel) -> KVPool:
-    cpu = torch.device("cpu")
-    return kv_pool_of(model.kv_layout)(
-        model, num_slots=8, page_size=4, dtype=torch.bfloat16, fill=FillPolicy("nan"), device=cpu
-    )
-
-
-def test_the_plain_layout_is_built_in() -> None:
-    pool = make(Asked())
-    assert isinstance(pool, MHAPool)
-    assert (pool.size, pool.num_layers, pool.device.type) == (12, 2, "cpu")
-    for layer in range(2):
-        assert [tuple(side.shape) for side in pool.kv_buffer(layer)] == [(12, 2, 8)] * 2
 
 
 @pytest.mark.usefixtures("registered")

@@ -12,8 +12,7 @@ import specdebug
 from specdebug.apps.mutants.operators import Change, changes
 from specdebug.base.errors import SpecDebugError
 from specdebug.patching.match import dedent
-from specdebug.patching.source import FunctionNode, ModuleSource, walk_scopes
-from specdebug.patching.spec import Patch
+from specdebug.patching.source import FunctionNode, ModuleSource, Patch, walk_scopes
 
 ROOT = Path(specdebug.__file__).parent
 PARTS = (

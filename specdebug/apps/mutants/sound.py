@@ -28,7 +28,7 @@ from specdebug.campaign.trials.campaign import as_they_end
 from specdebug.diverge.align import Difference, in_lockstep, is_where
 from specdebug.diverge.recording import RecordedStep, read
 from specdebug.diverge.rounding import compared, tolerance
-from specdebug.patching.spec import Patch
+from specdebug.patching.source import Patch
 from specdebug.reference.config import read_config
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.shared import Common

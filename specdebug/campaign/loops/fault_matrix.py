@@ -17,7 +17,7 @@ from specdebug.campaign.loops.replay import ArmResult, ArmRun, RunContent
 from specdebug.campaign.loops.warm import WarmPool
 from specdebug.campaign.trials.campaign import as_they_end
 from specdebug.engine.workers.registry import LINEUP, WorkerEntry
-from specdebug.faults.acts import anywhere
+from specdebug.faults.acts.tensors import ANYWHERE
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import BUSY, minimal
 from specdebug.faults.model import NEEDS, Fault, FaultClass, Need
@@ -197,7 +197,7 @@ def left_out(kinds: Sequence[FaultClass], ground: Ground) -> dict[Case, str]:
 def _sites(kind: FaultClass, ground: Ground, worker: WorkerEntry | None) -> tuple[str | None, ...]:
     """None leaves the site to the class."""
     there = ground.sites(kind, worker)
-    if there is None or kind.family == anywhere.FAMILY:
+    if there is None or kind.family == ANYWHERE:
         return there or ()
     return (None,) if there[:1] == kind.sites[:1] else there[:1]
 
@@ -490,7 +490,7 @@ def matrix_scenario(rows: Sequence[Case], ground: Ground = EMBEDDED) -> Scenario
 
 
 def _due(row: Case, ground: Ground, seed: int, seeds: int) -> bool:
-    if row.kind.family != anywhere.FAMILY or row.site is None:
+    if row.kind.family != ANYWHERE or row.site is None:
         return True
     sites = ground.sites(row.kind, row.worker) or ()
     turns = min(len(sites), seeds)

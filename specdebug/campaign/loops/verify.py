@@ -16,7 +16,7 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from specdebug.async_probe.kinds import KINDS
+from specdebug.async_probe.gate import KINDS
 from specdebug.base import interrupts
 from specdebug.base.attention_plans import PLANS
 from specdebug.base.errors import SpecDebugError, Where

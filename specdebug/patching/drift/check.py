@@ -10,10 +10,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from specdebug.base.errors import ContentError, SpecDebugError, Where
-from specdebug.patching import Patch
 from specdebug.patching.drift.dist import Dist
 from specdebug.patching.drift.fit import EditProblem, Fit, fit
 from specdebug.patching.drift.upstream import fit_entry, read_entries
+from specdebug.patching.source import Patch
 from specdebug.patching.toggles import OWN_ENGINE, Registry, Toggle
 
 Status: TypeAlias = Literal["fits", "stale", "not-for-version"]
@@ -41,12 +41,7 @@ class FixRow:
         """Plain data. ``where`` and ``nearest`` are those of the first problem, or where the first edit lands."""
         near = next((problem.near for problem in self.problems if problem.near), None)
         landed = str(self.places[0]) if self.places and not self.problems else None
-        return {
-            "pr": self.pr,
-            "registry": self.registry,
-            "status": self.status,
-            "versions": self.versions,
-            "why": self.why,
+        return {name: getattr(self, name) for name in ("pr", "registry", "status", "versions", "why")} | {
             "where": str(near.where) if near else landed,
             "nearest": "\n".join(near.lines) if near else None,
             "places": [str(place) for place in self.places],
@@ -91,7 +86,12 @@ def check(dist: Dist, registry: Registry) -> DriftReport:
     if not entries and all(canonicalize_name(engine) != dist.name for engine in engines(registry)):
         known = ", ".join(sorted(engines(registry)))
         raise SpecDebugError(f"{dist.path} is {dist}: no toggle has patches for '{dist.name}'; known: {known}")
-    rows = [_row(dist, toggle) for toggle in registry.all]
+    rows = []
+    for toggle in registry.all:
+        if (found := patches_for(dist, toggle)) is None:
+            rows.append(FixRow(toggle.pr, "ours", "not-for-version", why_none(dist, toggle)))
+        else:
+            rows.append(_judged(toggle.pr, "ours", fit(dist, found[1]), found[0]))
     rows += [_judged(entry.pr, "upstream", fit_entry(dist, entry)) for entry in entries]
     return DriftReport(dist, tuple(rows))
 
@@ -107,14 +107,6 @@ def patches_for(dist: Dist, toggle: Toggle) -> tuple[str, tuple[Patch, ...]] | N
         message = f"{dist} is in two version ranges, '{holding[0]}' and '{holding[1]}'; make them disjoint"
         raise ContentError(message, ranges[holding[1]][0].where)
     return (holding[0], ranges[holding[0]]) if holding else None
-
-
-def _row(dist: Dist, toggle: Toggle) -> FixRow:
-    found = patches_for(dist, toggle)
-    if found is None:
-        return FixRow(toggle.pr, "ours", "not-for-version", why_none(dist, toggle))
-    versions, patches = found
-    return _judged(toggle.pr, "ours", fit(dist, patches), versions)
 
 
 def why_none(dist: Dist, toggle: Toggle) -> str:

@@ -1,23 +1,231 @@
-"""One release of an engine: what it is, and the source of each of its modules."""
+"""One release of an engine: its files, which release it is, and the source of its modules. No code of it runs."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import io
+import os
 import re
+import tarfile
+import tomllib
 import warnings
-from collections.abc import Collection, Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from email.parser import BytesHeaderParser
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from specdebug.base.errors import SpecDebugError, Where
 from specdebug.base.yamlio import one_line
-from specdebug.patching import PatchError
-from specdebug.patching.drift.identity import identify
-from specdebug.patching.drift.members import Members, open_members
-from specdebug.patching.source import ModuleSource
+from specdebug.patching.source import ModuleSource, PatchError
+
+MAX_MEMBER_BYTES = 16 << 20
+MAX_TOTAL_BYTES = 512 << 20
+
+_TAR_ENDINGS = (".tar.gz", ".tgz")
+_METADATA = ("METADATA", "PKG-INFO", "pyproject.toml")
+_VERSION_NAMES = ("__version__", "version")
+_SKIPPED_FOLDERS = ("__pycache__", "node_modules")
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError, OSError)
+_NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
+
+
+class Members:
+    """Python files and metadata of one distribution, read in memory and never unpacked.
+
+    ``names``: paths with ``/`` and no leading folder of an sdist's, sorted. ``below``: the folder that they lie in.
+    """
+
+    def __init__(
+        self, path: Path, names: Iterable[str], opened: Callable[[str], IO[bytes]], below: Path | None = None
+    ) -> None:
+        self.path = path
+        self.names = sorted(names)
+        self._opened = opened
+        self._below = below
+
+    def read(self, name: str) -> bytes:
+        """Raises SpecDebugError for a file that is damaged, or larger than any source is."""
+        try:
+            with self._opened(name) as stream:
+                data = stream.read(MAX_MEMBER_BYTES + 1)
+        except _DAMAGE as error:
+            raise SpecDebugError(f"{self.path}: {one_line(name)} cannot be read: {_reason(error)}") from None
+        if len(data) > MAX_MEMBER_BYTES:
+            limit = f"larger than {MAX_MEMBER_BYTES >> 20} MiB; no source is"
+            raise SpecDebugError(f"{self.path}: {one_line(name)} is {limit}")
+        return data
+
+    def place(self, name: str) -> str:
+        """A file as a person finds it: inside an archive its path there."""
+        return str(self._below / name) if self._below else name
+
+
+def open_members(path: str | Path) -> Members:
+    """Open a wheel (.whl), an sdist (.tar.gz), a folder. Raises SpecDebugError for anything else, or a damaged one."""
+    file = Path(path)
+    shown = one_line(str(path), 200)
+    try:
+        if file.is_dir():
+            return Members(file, _found_in(file), lambda name: (file / name).open("rb"), file)
+        if not file.exists():
+            raise SpecDebugError(f"{shown}: no such file or folder")
+        if not file.is_file():
+            raise SpecDebugError(f"{shown} is neither a regular file nor a folder")
+    except (OSError, ValueError) as error:
+        raise SpecDebugError(f"{shown} cannot be read: {_reason(error)}") from None
+    if file.suffix == ".whl":
+        try:
+            archive = zipfile.ZipFile(file)
+        except zipfile.BadZipFile:
+            raise SpecDebugError(f"{file} is no wheel: not a zip archive, or cut off; download it again") from None
+        except _DAMAGE as error:
+            raise SpecDebugError(f"{file} cannot be read: {_reason(error)}") from None
+        return Members(file, filter(_wanted, archive.namelist()), archive.open)
+    if file.name.endswith(_TAR_ENDINGS):
+        files = _unpacked(file)
+        return Members(file, files, lambda name: io.BytesIO(files[name]))
+    raise SpecDebugError(f"{shown} is neither a wheel (.whl), an sdist (.tar.gz) nor a folder")
+
+
+def open_package(folder: Path) -> Members:
+    """The files of one package where it is installed, or in a checkout. Paths begin with its name."""
+    names = [f"{folder.name}/{name}" for name in _found_in(folder)]
+    return Members(folder, names, lambda name: (folder.parent / name).open("rb"), folder.parent)
+
+
+def _unpacked(path: Path) -> dict[str, bytes]:
+    """What an sdist holds: a compressed tar has no index, so everything wanted is read in one pass."""
+    files: dict[str, bytes] = {}
+    total = 0
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            for member in archive:
+                if not member.isfile() or not _wanted(member.name):
+                    continue
+                total += member.size
+                if total > MAX_TOTAL_BYTES:
+                    raise SpecDebugError(f"{path} holds more than {MAX_TOTAL_BYTES >> 20} MiB of source")
+                stream = archive.extractfile(member)
+                files[member.name.removeprefix("./")] = stream.read(MAX_MEMBER_BYTES + 1) if stream else b""
+    except _DAMAGE as error:
+        message = f"{path} is no sdist: not a gzipped tar, or cut off; download it again ({_reason(error)})"
+        raise SpecDebugError(message) from None
+    tops = {name.partition("/")[0] for name in files}
+    if len(tops) == 1 and all("/" in name for name in files):
+        return {name.partition("/")[2]: data for name, data in files.items()}
+    return files
+
+
+def _found_in(root: Path) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        named = [one for one in folders if not one.startswith(".") and one not in _SKIPPED_FOLDERS]
+        folders[:] = [one for one in named if not Path(folder, one, "pyvenv.cfg").exists()]
+        below = Path(folder).relative_to(root)
+        yield from ((below / each).as_posix() for each in files if _wanted(each) and Path(folder, each).is_file())
+
+
+def _wanted(name: str) -> bool:
+    return name.endswith(".py") or name.rpartition("/")[2] in _METADATA
+
+
+def _reason(error: BaseException) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return one_line(text) or type(error).__name__
+
+
+class Identity(NamedTuple):
+    """``version`` is None when nothing states it, as in a checkout whose version comes from its tags."""
+
+    name: str
+    version: str | None
+
+
+def identify(members: Members, known: Collection[str]) -> Identity:
+    """Name and version of a distribution. Raises SpecDebugError if nothing names it, or two of ``known`` are in there.
+
+    In order: a wheel's ``METADATA``, an sdist's ``PKG-INFO``, ``pyproject.toml`` (also one folder down, where monorepos
+    keep it) with the files it takes its version from, and at last a package folder with a known name. Among several
+    distributions (a ``site-packages``) one of ``known`` counts.
+    """
+    wheels = [name for name in members.names if fnmatchcase(name, "*.dist-info/METADATA") and name.count("/") == 1]
+    stated = [one for name in (*wheels, "PKG-INFO") if name in members.names for one in _of_metadata(members, name)]
+    projects = [name for name in members.names if name.rpartition("/")[2] == "pyproject.toml" and name.count("/") < 2]
+    stated += [one for name in sorted(projects, key=lambda one: one.count("/")) for one in _of_project(members, name)]
+    found = [one for one in stated if one.name in known] or stated[:1]
+    if len({one.name for one in found}) > 1:
+        names = ", ".join(sorted({one.name for one in found}))
+        raise SpecDebugError(f"{members.path} holds several engines ({names}); name the folder of one")
+    if found:
+        return next((one for one in found if one.version), found[0])
+    folders = {folder for name in members.names for folder in name.split("/")[:-1]}
+    for name in sorted(known):
+        if name.replace("-", "_") in folders:
+            return Identity(name, None)
+    raise SpecDebugError(f"nothing in {members.path} says what it is: no METADATA, PKG-INFO or pyproject.toml")
+
+
+def _of_metadata(members: Members, name: str) -> Iterator[Identity]:
+    headers = BytesHeaderParser().parsebytes(members.read(name))
+    if headers["Name"]:
+        yield Identity(canonicalize_name(str(headers["Name"]).strip()), str(headers["Version"] or "").strip() or None)
+
+
+def _of_project(members: Members, name: str) -> Iterator[Identity]:
+    try:
+        document = tomllib.loads(members.read(name).decode())
+    except (ValueError, RecursionError) as error:  # of it: no TOML, no UTF-8, a number of too many digits, nested lists
+        raise SpecDebugError(f"{members.place(name)} is no TOML: {one_line(str(error))}") from None
+    project = _table(document, "project")
+    if isinstance(project.get("name"), str):
+        version = project.get("version")
+        if not isinstance(version, str):
+            version = _dynamic_version(members, name.rpartition("/")[0], _table(document, "tool"))
+        yield Identity(canonicalize_name(project["name"]), version)
+
+
+def _dynamic_version(members: Members, folder: str, tool: Mapping[str, Any]) -> str | None:
+    """The version that a build wrote to a file, or that the package states in one."""
+    scm = _table(tool, "setuptools_scm")
+    files = [scm.get("version_file"), scm.get("write_to"), _table(tool, "hatch", "version").get("path")]
+    attribute = _table(tool, "setuptools", "dynamic", "version").get("attr")
+    if isinstance(attribute, str):
+        module = attribute.rpartition(".")[0].replace(".", "/")
+        files += [f"{module}.py", f"{module}/__init__.py", f"src/{module}.py", f"src/{module}/__init__.py"]
+    paths = [f"{folder}/{file}" if folder else str(file) for file in files if file]
+    versions = (_constant(members.read(path)) for path in paths if path in members.names)
+    return next(filter(None, versions), None)
+
+
+def _constant(source: bytes) -> str | None:
+    """The text assigned to ``__version__`` or ``version`` at a file's own level."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except _NO_PYTHON:
+        return None
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
+            nodes = [node for target in statement.targets for node in ast.walk(target)]
+            named = any(isinstance(node, ast.Name) and node.id in _VERSION_NAMES for node in nodes)
+            if named and isinstance(statement.value.value, str):
+                return statement.value.value
+    return None
+
+
+def _table(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    for key in keys:
+        value = document.get(key)
+        document = value if isinstance(value, dict) else {}
+    return document
 
 
 class Dist:
@@ -49,7 +257,7 @@ class Dist:
                 with warnings.catch_warnings():  # odd escapes of other code are not ours to report
                     warnings.simplefilter("ignore")
                     _ = source.tree
-            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            except _NO_PYTHON as error:
                 raise PatchError(f"{place} does not parse: {one_line(str(error))}", where) from None
             self._sources[file] = source
         return self._sources[file]
@@ -113,9 +321,8 @@ def open_dist(path: str | Path, known: Collection[str], version: str | None = No
         raise SpecDebugError(f"--version is {given}, but {members.path} says that it is {identity.name} {stated}")
     chosen = stated or given
     if chosen is None:
-        raise SpecDebugError(
-            f"{members.path} ({identity.name}) does not state its version; give --version, as in 0.5.13"
-        )
+        unstated = f"{members.path} ({identity.name}) does not state its version"
+        raise SpecDebugError(f"{unstated}; give --version, as in 0.5.13")
     return Dist(identity.name, chosen, members)
 
 

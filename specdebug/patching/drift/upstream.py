@@ -12,23 +12,20 @@ import ast
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from specdebug.base.errors import ContentError, Where
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import one_line, parse_yaml
-from specdebug.patching import PatchError
 from specdebug.patching.drift.dist import Dist
-from specdebug.patching.drift.fit import EditProblem, Fit
-from specdebug.patching.drift.nearest import nearest
-from specdebug.patching.source import ModuleSource
+from specdebug.patching.drift.fit import EditProblem, Fit, nearest
+from specdebug.patching.source import ModuleSource, PatchError
 from specdebug.patching.toggles import REVERT_VARIABLE
 
 _MAX_HOPS = 16
 
 
-@dataclass(frozen=True)
-class UpstreamFix:
+class UpstreamFix(NamedTuple):
     """One fix of the engine's own registry: its number, and the YAML that reverts it."""
 
     pr: int
@@ -36,8 +33,7 @@ class UpstreamFix:
     where: Where
 
 
-@dataclass(frozen=True)
-class _Edit:
+class _Edit(NamedTuple):
     match: tuple[str, ...]
     becomes: tuple[str, ...]
     where: Where
@@ -94,12 +90,8 @@ def _read_edit(item: Item) -> _Edit:
     table = item.table(required=("match",), optional=("replacement", "prepend", "append"))
     texts = {name: tuple(one.text(empty=name != "match").strip().splitlines()) for name, one in table.items()}
     match = texts["match"]
-    if before := texts.get("prepend"):
-        becomes = (*before, *match)
-    elif after := texts.get("append"):
-        becomes = (*match, *after)
-    else:
-        becomes = texts.get("replacement", ())
+    before, after = texts.get("prepend", ()), texts.get("append", ())
+    becomes = (*before, *match, *(() if before else after)) if before or after else texts.get("replacement", ())
     found = table["match"]
     return _Edit(match, becomes, found.doc.where_text(*found.path, line=1))
 
@@ -181,21 +173,14 @@ def _resolve(dist: Dist, target: str) -> tuple[ModuleSource, str] | None:
 def _elsewhere(source: ModuleSource, module: str, qualname: str) -> list[str]:
     """Dotted names under which something that a module does not define itself may be found."""
     head, _, rest = qualname.partition(".")
+    package = module.split(".") if source.path.endswith("/__init__.py") else module.split(".")[:-1]
     found = []
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ImportFrom):
-            origin = _origin(source, module, node)
+            above = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *filter(None, [node.module])])
             names = [alias.name for alias in node.names if (alias.asname or alias.name) == head]
             found += [f"{origin}.{name}{'.' if rest else ''}{rest}" for name in names]
         elif isinstance(node, ast.ClassDef) and node.name == head and rest:
             found += [f"{module}.{ast.unparse(base)}.{rest}" for base in node.bases]
     return found
-
-
-def _origin(source: ModuleSource, module: str, node: ast.ImportFrom) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = module.split(".")
-    package = parts if source.path.endswith("/__init__.py") else parts[:-1]
-    package = package[: len(package) - node.level + 1]
-    return ".".join([*package, *([node.module] if node.module else [])])

@@ -21,8 +21,7 @@ from specdebug.campaign.loops.fault_matrix import (
 )
 from specdebug.campaign.loops.replay import ArmResult
 from specdebug.engine.workers.registry import LINEUP
-from specdebug.faults.catalogue import CLASSES
-from specdebug.faults.fit import check_fit
+from specdebug.faults.catalogue import CLASSES, check_fit
 from specdebug.scenario.library import Library
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import ReleasedEngine

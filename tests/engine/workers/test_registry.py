@@ -12,7 +12,7 @@ from specdebug.engine.workers.protocol import SpeculativeWorker
 from specdebug.engine.workers.registry import ALGORITHMS
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run
-from tests.seams.installing import Install, installing
+from tests.seams.conftest import Install, installing
 
 __all__ = ["installing"]
 

@@ -1,28 +1,22 @@
-"""Which release it is, and where its modules are."""
+"""What can be opened, which release it is, and where its modules are."""
 
 from __future__ import annotations
 
-import sys
+import os
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.patching import PatchError
-from specdebug.patching.drift import open_dist
+from specdebug.patching.drift import dist, open_dist
+from specdebug.patching.drift.dist import open_members
 from tests.patching.drift.releases import METADATA, SOURCES, release, sdist, tree, wheel
 
 KNOWN = {"toyserve"}
 STATED = '[project]\nname = "Toy_Serve"\nversion = "3.1"\n'
 DYNAMIC = '[project]\nname = "toyserve"\ndynamic = ["version"]\n'
-
-
-def test_archives_say_what_they_are(tmp_path: Path) -> None:
-    for path in (wheel(tmp_path), sdist(tmp_path)):
-        dist = open_dist(path, KNOWN)
-        assert str(dist) == "toyserve 1.2.0"
-        assert dist.source("toyserve.flow").text == SOURCES["toyserve/flow.py"]
-        assert not [name for name in sys.modules if name.startswith("toyserve")]
 
 
 @pytest.mark.parametrize(
@@ -99,12 +93,71 @@ def test_modules_that_are_not_there_or_no_python(tmp_path: Path) -> None:
     assert dist.source("toyserve.odd").spans
 
 
-@pytest.mark.filterwarnings("error")
-def test_somebody_elses_warnings_stay_theirs(tmp_path: Path) -> None:
-    assert release(tmp_path, odd='x = "\\d"\n').source("toyserve.odd").lines[0] == 'x = "\\d"'
+def test_the_same_files_from_all_three(tmp_path: Path) -> None:
+    opened = [open_members(path) for path in (wheel(tmp_path), sdist(tmp_path, below=""), tree(tmp_path, {}))]
+    for one in opened:
+        assert set(SOURCES) <= set(one.names)
+        assert one.read("toyserve/flow.py").decode() == SOURCES["toyserve/flow.py"]
+    assert opened[0].place("toyserve/flow.py") == "toyserve/flow.py"
+    assert Path(opened[2].place("toyserve/flow.py")).is_file()
 
 
-def test_who_mentions_what(tmp_path: Path) -> None:
-    dist = release(tmp_path)
-    assert list(dist.modules_that_mention(rb"def rows\b")) == ["toyserve.flow"]
-    assert list(dist.modules_that_mention(b"nowhere at all")) == []
+def test_only_source_and_metadata_count(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"a.so": "", "pyproject.toml": "", ".git/x.py": "", "__pycache__/y.py": ""}, {})
+    (root / "env").mkdir()
+    (root / "env" / "pyvenv.cfg").touch()
+    (root / "env" / "z.py").touch()
+    (root / "gone.py").symlink_to(root / "nowhere.py")
+    os.mkfifo(root / "pipe.py")
+    (root / "loop").symlink_to(root, target_is_directory=True)
+    assert list(open_members(root).names) == ["pyproject.toml"]
+
+
+def refusal(path: Path | str) -> str:
+    with pytest.raises(SpecDebugError) as caught:
+        open_members(path)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_what_is_none_of_the_three(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none.whl").endswith("none.whl: no such file or folder")
+    (tmp_path / "x.zip").touch()
+    assert "neither a wheel (.whl), an sdist (.tar.gz) nor a folder" in refusal(tmp_path / "x.zip")
+    assert "cannot be read" in refusal("a" * 5000)
+    assert "cannot be read" in refusal("a\0b") or "no such file" in refusal("a\0b")
+    for name, said in (("x.whl", "no wheel: not a zip archive"), ("x.tar.gz", "no sdist: not a gzipped tar")):
+        (tmp_path / name).write_bytes(b"not an archive")
+        assert said in refusal(tmp_path / name)
+
+
+def test_archives_cut_off(tmp_path: Path) -> None:
+    for path in (wheel(tmp_path), sdist(tmp_path)):
+        path.write_bytes(path.read_bytes()[:-60])
+        assert "cut off; download it again" in refusal(path)
+
+
+def test_nothing_is_read_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "MAX_MEMBER_BYTES", 100)
+    monkeypatch.setattr(dist, "MAX_TOTAL_BYTES", 300)
+    with pytest.raises(SpecDebugError, match=r"toyserve/flow.py is larger than"):
+        open_members(wheel(tmp_path)).read("toyserve/flow.py")
+    assert "holds more than" in refusal(sdist(tmp_path))
+
+
+def test_a_damaged_member_of_a_sound_wheel(tmp_path: Path) -> None:
+    path = wheel(tmp_path)
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"nobody may import this", b"Nobody may import this"))
+    with pytest.raises(SpecDebugError, match=r"flow\.py cannot be read: Bad CRC-32"):
+        open_members(path).read("toyserve/flow.py")
+
+
+def test_links_in_an_sdist_are_not_followed(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        link = tarfile.TarInfo("x-1/secret.py")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    assert list(open_members(path).names) == []

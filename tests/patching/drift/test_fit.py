@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from specdebug.patching.drift.fit import fit
-from specdebug.patching.drift.nearest import nearest
-from tests.patching.drift.releases import FLOW, patch, release
+from tests.patching.drift.releases import patch, release
 
 ROWS = "toyserve.flow:Draft.rows"
 
@@ -49,13 +45,6 @@ def test_a_target_that_moved_is_found_where_it_went(tmp_path: Path) -> None:
         assert problem.near.diff == ()
 
 
-def test_a_renamed_function_is_found_in_its_own_module(tmp_path: Path) -> None:
-    dist = release(tmp_path, other="def lines(a):\n    return a\n", flow=FLOW.replace("def rows", "def width_of"))
-    near = nearest(dist, "toyserve.flow", "Draft.rows", ["width = count * self.topk"])
-    assert near is not None
-    assert (str(near.where), near.likeness) == ("toyserve/flow.py:6", 1)
-
-
 def test_nothing_is_near_where_nothing_is(tmp_path: Path) -> None:
     (problem,) = fit(release(tmp_path), [patch("toyserve.gone:f", ("a", "b"))]).problems
     assert problem.what == "toyserve 1.2.0 has no module 'toyserve.gone'"
@@ -71,23 +60,3 @@ def test_edits_must_also_go_together_and_compile(tmp_path: Path) -> None:
     (broken,) = fit(dist, [patch(ROWS, (line, "width ="))]).problems
     assert "does not compile" in broken.what
     assert fit(dist, [patch(ROWS, (line, "width = 1"))]).problems == ()
-
-
-@given(
-    module=st.lists(st.sampled_from(["a = 1", "b = a", "", "if b:", "    c = 2", "    return"]), max_size=12),
-    wanted=st.lists(st.sampled_from(["a = 1", "b = a", "c = 3"]), min_size=1, max_size=4),
-)
-def test_the_nearest_lines_are_lines_of_the_module(tmp_path_factory, module: list[str], wanted: list[str]) -> None:
-    text = "def f():\n    pass\n" + "\n".join(
-        f"    {line}" if not line.endswith(":") else "    if a:\n        d" for line in module
-    )
-    dist = release(tmp_path_factory.mktemp("near"), flow=text)
-    near = nearest(dist, "toyserve.flow", "f", wanted)
-    if near is None:
-        return
-    lines = dist.source("toyserve.flow").lines
-    start = near.where.line
-    there = [line.strip() for line in lines[start - 1 : start - 1 + len(wanted)]]
-    assert [line.strip() for line in near.lines] == there
-    if any([line.strip() for line in lines[at : at + len(wanted)]] == wanted for at in range(len(lines))):
-        assert near.likeness == 1

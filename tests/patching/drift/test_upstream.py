@@ -70,12 +70,6 @@ def test_a_target_that_moved(tmp_path: Path) -> None:
     assert str(problem.near.where) == "toyserve/flow.py:7"
 
 
-def test_indentation_does_not_count(tmp_path: Path) -> None:
-    flat = "match: |\n  def step(self, positions):\n  hidden = self.forward(positions)\n"
-    found = one(tmp_path, patches("toyserve.flow.Draft.step", flat + "replacement: 'def step(self, p):'"))
-    assert found.problems == ()
-
-
 def test_an_edit_sees_what_the_edits_before_it_left(tmp_path: Path) -> None:
     edits = ["match: x += 1\nreplacement: x += 2", "match: x += 2\nprepend: x += 3", "match: x += 3\nappend: x -= 3"]
     assert "stands in 2 places" in one(tmp_path, patches("toyserve.flow.twice", *edits)).problems[0].what

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.async_probe.finding import ProbeFinding
+from specdebug.async_probe.gate import ProbeFinding
 from specdebug.targets.inside.guard import EngineLook, wrap_all, wrap_method
 from specdebug.targets.inside.words import facts_in
 

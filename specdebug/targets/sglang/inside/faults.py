@@ -16,8 +16,7 @@ from torch import Tensor
 from specdebug.base.trial import stream
 from specdebug.events import BatchBegan, BatchEnded, BatchKind, StepBegan, StepOver
 from specdebug.faults.injector import Injector
-from specdebug.faults.model import Fault
-from specdebug.faults.shot import NotHere
+from specdebug.faults.model import Fault, NotHere
 from specdebug.targets.inside.guard import Call, EngineLook, wrap_method
 from specdebug.targets.inside.words import tell
 from specdebug.targets.sglang.inside.scheduler import RUN, free_pages, held, nodes_below, root_of

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from specdebug import async_probe
-from specdebug.async_probe.finding import ProbeFinding
-from specdebug.async_probe.gate import OFF, RECORD, Rule
+from specdebug.async_probe.gate import OFF, RECORD, ProbeFinding, Rule
 from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.inside.words import say
 from specdebug.targets.sglang.inside.scheduler import follow_batches

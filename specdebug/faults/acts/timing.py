@@ -1,34 +1,36 @@
-"""Damage that two streams without an event between them do to each other: reads that come before a write, writes that
-come late, memory reused while it is still read; and kernels whose programs run in another order.
+"""Damage of time: what another CUDA stream does too early or too late, requests that end or are set back at a moment
+that is not of their own choice, the end of the worker.
 
-The engine runs on one stream, so the order is simulated: a read gets what memory held before the other stream's write.
+The engine runs on one stream, so an order is simulated: a read gets what memory held before the other stream's write.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specdebug.faults.shot import NotHere, Shot, fault_class
+from specdebug.faults.model import NotHere, Shot, fault_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FAMILY = "streams"
 
-
-@fault_class(FAMILY, "lengths", "corrupts", needs=("speculative",))
+@fault_class("streams", "lengths", "corrupts", needs=("speculative",))
 def lengths_read_early(shot: Shot) -> None:
     """The next step reads a request's committed length before this step's has landed."""
     _late(shot, "seq_lens")
 
 
-@fault_class(FAMILY, "lengths", "corrupts", needs=("speculative",))
+@fault_class("streams", "lengths", "corrupts", needs=("speculative",))
 def bonus_read_early(shot: Shot) -> None:
     """The next step reads a request's newest token before this step's has landed."""
     _late(shot, "bonus")
 
 
-@fault_class(FAMILY, "readback", "corrupts", needs=("speculative",))
+@fault_class("streams", "readback", "corrupts", needs=("speculative",))
 def outputs_read_early(shot: Shot) -> None:
     """The host reads a request's accepted tokens before they have landed: the same memory's older content."""
     (tensor,) = shot.wrapped.args
@@ -48,7 +50,7 @@ def outputs_read_early(shot: Shot) -> None:
     shot.wrapped.proceed(stale)
 
 
-@fault_class(FAMILY, "site", "corrupts", sites=("draft_extend.features",), needs=("speculative",))
+@fault_class("streams", "site", "corrupts", sites=("draft_extend.features",), needs=("speculative",))
 def buffer_freed_early(shot: Shot) -> None:
     """The verify's features are freed, and written by another request, before the draft extend has read them."""
     import torch
@@ -60,7 +62,7 @@ def buffer_freed_early(shot: Shot) -> None:
     shot.overwrite(tensor, slice(rows.start, rows.stop), others, shot.site.site)
 
 
-@fault_class(FAMILY, "move", "corrupts", needs=("tree",), addressed_by=())
+@fault_class("streams", "move", "corrupts", needs=("tree",), addressed_by=())
 def programs_reversed(shot: Shot) -> None:
     """The programs that move accepted KV to the front run last to first, each reading when it runs."""
     import torch
@@ -112,3 +114,68 @@ def _late(shot: Shot, name: str) -> None:
         raise NotHere(f"what {request.rid} had there before was the same")
     shot.edit(table, (request.row,), int(stale), f"state.{name}")
     shot.after_gather.append(lambda: table.__setitem__(request.row, fresh))
+
+
+@fault_class("lifecycle", "before", "benign")
+def request_aborted(shot: Shot) -> None:
+    """A request is aborted between two steps, wherever it is in its life."""
+    live = [each for each in shot.view.engine.requests.values() if not each.finished]
+    request = shot.pick(live, "no request is alive")
+    before = request.status.value
+    shot.view.engine.abort(request.rid)
+    shot.note("status", (), before, request.status.value)
+
+
+@fault_class("lifecycle", "before", "benign")
+def request_retracted(shot: Shot) -> None:
+    """A running request loses its slots and waits to come back, as when memory runs short."""
+    if len(shot.batch) < 2:
+        raise NotHere("fewer than two requests run")
+    request = shot.pick()
+    before = request.status.value
+    shot.view.scheduler.retract(request)
+    shot.note("status", (), before, request.status.value)
+
+
+@fault_class("lifecycle", "before", "benign")
+def request_finished(shot: Shot) -> None:
+    """A request's next token is its last: it ends inside what the step accepts."""
+    among = [each for each in shot.batch if len(each.output_ids) + 1 < each.sampling.max_new_tokens]
+    request = shot.pick(among, "no request has more than one token to go")
+    before = request.sampling.max_new_tokens
+    request.sampling = replace(request.sampling, max_new_tokens=len(request.output_ids) + 1)
+    shot.note("max_new_tokens", (), before, request.sampling.max_new_tokens)
+
+
+@fault_class("lifecycle", "before", "benign", addressed_by=())
+def cache_flushed(shot: Shot) -> None:
+    """Every cached prefix that no request reads is dropped."""
+    before = shot.view.cache.radix.evictable_size
+    if not before:
+        raise NotHere("nothing is cached that no request reads")
+    shot.view.engine.flush_cache()
+    shot.note("radix.evictable_size", (), before, shot.view.cache.radix.evictable_size)
+
+
+@fault_class("process", "before", "kills", addressed_by=())
+def worker_killed(shot: Shot) -> None:
+    """The worker gets SIGKILL."""
+    shot.note("process", (), "running", "SIGKILL")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@fault_class("process", "before", "kills", addressed_by=())
+def worker_hangs(shot: Shot) -> None:
+    """The worker never comes back from this step."""
+    shot.note("process", (), "running", "asleep")
+    while True:
+        time.sleep(3600)
+
+
+@fault_class("process", "before", "kills", addressed_by=())
+def worker_out_of_memory(shot: Shot) -> None:
+    """The worker takes memory until it is stopped."""
+    shot.note("process", (), "running", "allocating")
+    taken: list[bytearray] = []
+    while True:
+        taken.append(bytearray(b"\x01") * (16 << 20))

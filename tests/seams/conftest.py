@@ -1,8 +1,10 @@
-"""A distribution in a folder of its own, as pip would leave it: modules beside metadata with entry points."""
+"""A distribution in a folder of its own, as pip would leave it, and the command line with that folder on its path."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from specdebug.base import plugins
 
 Install = Callable[[str, str, Mapping[str, Mapping[str, str]]], Path]
+Replay = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -40,3 +43,17 @@ def installing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inst
     for module in added:
         sys.modules.pop(module, None)
     plugins.forget()
+
+
+@pytest.fixture
+def replay(tmp_path: Path) -> Replay:
+    """Write a scenario and run a command on it, in a process that finds what was installed."""
+
+    def call(scenario: str, *argv: str, command: str = "replay") -> subprocess.CompletedProcess[str]:
+        file = tmp_path / "outside.yaml"
+        file.write_text(scenario)
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), os.getcwd()])}
+        words = [sys.executable, "-m", "specdebug", command, str(file), *argv]
+        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+    return call

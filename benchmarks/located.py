@@ -57,7 +57,6 @@ STAGES_OF = {
     "engine/kernels/cache_locs.py": ("draft", "verify"),
     "engine/kernels/merge_pair.py": ("draft_prefill", "draft_extend"),
     "engine/kernels/logits.py": ("draft_prefill", "draft_extend", "draft"),
-    "engine/model/eagle*.py": ("draft_prefill", "draft_extend", "draft"),
 }
 """The stages that each of these files is part of. Other files are part of all."""
 

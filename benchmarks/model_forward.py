@@ -23,7 +23,9 @@ from transformers import DynamicCache, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.engine.model import DraftModel, TargetModel, load_draft, load_target
+from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.model.loader import load_draft, load_target
+from specdebug.engine.model.models import TargetModel
 
 CONTEXT = 256
 CALLS = 8  # per sample

@@ -25,10 +25,11 @@ from torch import Tensor
 
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.kernels.triton import experts
-from specdebug.engine.model.deepseek import DeepseekWeights, build_deepseek
 from specdebug.engine.model.deepseek_config import DeepseekConfig, ExpertsConfig
-from specdebug.engine.model.experts import RoutedExperts
-from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.model.latent import RoutedExperts
+from specdebug.engine.model.loader import build_deepseek
+from specdebug.engine.model.models import TargetModel
+from specdebug.engine.model.weights import DeepseekWeights
 from specdebug.engine.textbook.engine import Models
 
 sys.path.insert(0, str(Path(__file__).parent))

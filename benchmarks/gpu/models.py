@@ -14,14 +14,9 @@ import torch
 from torch import Tensor
 
 from specdebug.base.errors import CheckpointError
-from specdebug.engine.model.assistant import AssistantDraft
-from specdebug.engine.model.assistant_loader import build_assistant
-from specdebug.engine.model.config import LlamaConfig, MTPOptions, RopeScaling
-from specdebug.engine.model.eagle import EagleDraft
-from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.model.loader import build_eagle, build_target
-from specdebug.engine.model.mtp import MTPDraft
-from specdebug.engine.model.mtp_loader import build_mtp
+from specdebug.engine.model.config import LlamaConfig, RopeScaling
+from specdebug.engine.model.loader import build_assistant, build_eagle, build_mtp, build_target
+from specdebug.engine.model.models import AssistantDraft, EagleDraft, MTPDraft, TargetModel
 from specdebug.engine.model.weights import Weights
 
 # Llama 3.1 8B's config.json; no token ends a sequence
@@ -67,7 +62,7 @@ def make_eagle(target: TargetModel, *, seed: int = 1) -> EagleDraft:
 def make_mtp(target: TargetModel, num_layers: int = 3, *, seed: int = 2) -> MTPDraft:
     """Next-n layers of the target's shape, under its embedding and lm_head."""
     weights = _weights_for(target, target.config.num_layers, seed)
-    return build_mtp(weights, target, MTPOptions(num_layers, False), target.rotary.max_positions)
+    return build_mtp(weights, target, num_layers, target.rotary.max_positions)
 
 
 def make_assistant(target: TargetModel, *, seed: int = 3) -> AssistantDraft:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdebug.engine.model.config import LlamaConfig
-from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.model.models import TargetModel
 from specdebug.engine.model.rope import inverse_frequencies, separate_pairs
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.model.models import TargetModel
 from specdebug.engine.textbook.engine import Models
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -30,7 +30,7 @@ symptom: nothing is accepted, and every output is right
 detected_by: {scenario: drafts-badly, signature: "accept-drop@*"}
 patches:
   specdebug:
-    - target: specdebug.engine.model.eagle3:Eagle3Draft.to_target_ids
+    - target: specdebug.engine.model.models:Eagle3Draft.to_target_ids
       edits:
         - match: |
             return draft_ids if self.target_ids is None else torch.take(self.target_ids, draft_ids)

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdebug.engine.model.config import MAX_HEAD_DIM, rope_of
-from specdebug.engine.model.keys import Keys, eos_token_ids_of, refuse_the_unsupported, shown
+from specdebug.engine.model.config import MAX_HEAD_DIM, Keys, eos_token_ids_of, refuse_the_unsupported, rope_of, shown
 
 DEEPSEEK_ARCHITECTURE = "DeepseekV3ForCausalLM"
 NEXTN_ARCHITECTURE = "DeepseekV3ForCausalLMNextN"
@@ -70,23 +69,16 @@ class DeepseekConfig:
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
-    def q_size(self) -> int:
-        """The width of all query heads as projected."""
-        return self.num_heads * self.qk_head_dim
-
-    @property
     def head_dim(self) -> int:
         """The width of a query and of a key in the latent's space, that of a row of the KV pool."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
     def value_dim(self) -> int:
-        """The width of a value in the latent's space."""
         return self.kv_lora_rank
 
     @property
     def rotary_dim(self) -> int:
-        """The last columns of a key that RoPE turns."""
         return self.qk_rope_head_dim
 
     @property
@@ -115,7 +107,7 @@ class DeepseekConfig:
             q_lora_rank=None if data.get("q_lora_rank") is None else keys.positive_int("q_lora_rank"),
             kv_lora_rank=_head_size(keys, "kv_lora_rank"),
             qk_nope_head_dim=_head_size(keys, "qk_nope_head_dim"),
-            qk_rope_head_dim=_rope_size(keys),
+            qk_rope_head_dim=_head_size(keys, "qk_rope_head_dim", even=True),
             v_head_dim=_head_size(keys, "v_head_dim"),
             intermediate_size=keys.positive_int("intermediate_size"),
             first_k_dense_replace=_first_sparse(keys, num_layers),
@@ -140,17 +132,12 @@ def _refuse_other_variants(keys: Keys) -> None:
             raise keys.error(f"{key} {shown(keys.data[key])} is not supported, only {only!r}")
 
 
-def _head_size(keys: Keys, key: str) -> int:
+def _head_size(keys: Keys, key: str, *, even: bool = False) -> int:
     size = keys.positive_int(key)
     if size > MAX_HEAD_DIM:
         raise keys.error(f"{key} {size} is more than {MAX_HEAD_DIM}")
-    return size
-
-
-def _rope_size(keys: Keys) -> int:
-    size = _head_size(keys, "qk_rope_head_dim")
-    if size % 2:
-        raise keys.error(f"qk_rope_head_dim {size} is odd; RoPE turns pairs")
+    if even and size % 2:
+        raise keys.error(f"{key} {size} is odd; RoPE turns pairs")
     return size
 
 

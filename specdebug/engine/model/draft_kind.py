@@ -13,8 +13,8 @@ from typing import Any
 from specdebug.base.assets import name_of
 from specdebug.base.errors import InvalidOption
 from specdebug.engine.model.checkpoint import Checkpoint
+from specdebug.engine.model.config import architecture_of, shown
 from specdebug.engine.model.deepseek_config import DEEPSEEK_ARCHITECTURE, NEXTN_ARCHITECTURE
-from specdebug.engine.model.keys import architecture_of, shown
 
 
 @dataclass(frozen=True)

@@ -38,35 +38,24 @@ class StoredAttention(LayerAttention, Protocol):
 
 
 class Heads(Protocol):
-    """The attention geometry of a model, as its pool, its executors and those who read its KV need to know it."""
+    """The attention geometry of a model, as its pool, its executors and those who read its KV need to know it: its
+    layout's name in ``memory.kv_pool.KV_POOLS``; Hq, Hkv, D and Dv; R, the last columns of a key that RoPE turns; the
+    factor of attention's scores."""
 
     @property
-    def kv_layout(self) -> str:
-        """A name in ``memory.kv_pool.KV_POOLS``."""
-
+    def kv_layout(self) -> str: ...
     @property
-    def num_heads(self) -> int:
-        """Hq."""
-
+    def num_heads(self) -> int: ...
     @property
-    def num_kv_heads(self) -> int:
-        """Hkv."""
-
+    def num_kv_heads(self) -> int: ...
     @property
-    def head_dim(self) -> int:
-        """D."""
-
+    def head_dim(self) -> int: ...
     @property
-    def value_dim(self) -> int:
-        """Dv."""
-
+    def value_dim(self) -> int: ...
     @property
-    def rotary_dim(self) -> int:
-        """R, the last columns of a key that RoPE turns."""
-
+    def rotary_dim(self) -> int: ...
     @property
-    def softmax_scale(self) -> float:
-        """The factor of attention's scores."""
+    def softmax_scale(self) -> float: ...
 
 
 class DecoderConfig(Heads, Protocol):

@@ -60,17 +60,14 @@ class Rotary:
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequency
         phases = torch.polar(torch.ones_like(angles), angles)
         self.table = torch.stack((phases, torch.ones_like(phases)), dim=1).to(device)  # [P, 2, D/2] c64
+        self.max_positions = max_positions
         self._turned = config.num_heads + config.num_kv_heads
         self._row_of_head = torch.tensor([0] * self._turned + [1] * config.num_kv_heads, device=device)
         self._head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         self._shape = (sum(self._head_counts), config.head_dim)
         # cosine and sine of every pair, then the ones that value heads would get: [P, 2*D] f32
         self._flat_table = torch.view_as_real(self.table).flatten(1) if self.table.is_cuda else None
-
-    @property
-    def max_positions(self) -> int:
-        """Positions in the table."""
-        return self.table.shape[0]
+        self.stores = self.table.is_cuda  # ``split_and_store`` can be called
 
     def at(self, positions: Tensor) -> Tensor:
         """Prepare positions [n] i64 for ``split``, once per forward: their phases [n, heads*D/2] c64; on a GPU as they
@@ -95,11 +92,6 @@ class Rotary:
         q, k, v = torch.split_with_sizes(qkv.view(qkv.shape[0], *self._shape), self._head_counts, 1)
         return q, k, v
 
-    @property
-    def stores(self) -> bool:
-        """True on a GPU, where ``split_and_store`` can be called."""
-        return self._flat_table is not None
-
     def split_and_store(self, qkv: Tensor, phases: Tensor, cache: KVDestination) -> Tensor:
         """Split, but put keys and values in their cache, in the same kernel; return q [n, Hq, D]."""
         from specdebug.engine.kernels.triton.layers import rotate_and_store
@@ -107,3 +99,30 @@ class Rotary:
         assert self._flat_table is not None
         rotate_and_store(qkv, phases, self._flat_table, self._turned, self._shape[1], cache)
         return qkv.view(qkv.shape[0], *self._shape)[:, : self._head_counts[0]]
+
+
+class LatentRotary:
+    """The phases of positions 0 .. max_positions-1 for the decoupled parts of latent attention, vectors of ``dim``
+    columns: a part of each query, and one key part. Pairs are adjacent, too, as DeepSeek's checkpoints hold them
+    (``rope_interleave``); the loader reorders those of others."""
+
+    def __init__(self, dim: int, theta: float, max_positions: int, device: torch.device) -> None:
+        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * inverse_frequencies(dim, theta, None)
+        self.table = torch.polar(torch.ones_like(angles), angles).to(device)  # [P, dim/2] c64
+        self.max_positions = max_positions
+        # cosine and sine of every pair, for a kernel: [P, dim] f32
+        self.flat_table = torch.view_as_real(self.table).flatten(1)
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Prepare positions [n] i64, once per forward: their phases [n, dim/2] c64; on a GPU as they are.
+        Raises IndexError if one is outside the table; on a GPU this is not checked."""
+        return positions if self.table.is_cuda else self.table.index_select(0, positions)
+
+    def turn(self, x: Tensor, phases: Tensor) -> Tensor:
+        """Turn x [n, ..., dim], which may be a slice, by the phases of its rows; the result is new, in x's dtype."""
+        if self.table.is_cuda:
+            phases = self.table.index_select(0, phases)
+        turned = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        pairs = torch.view_as_complex(turned.view(*x.shape[:-1], x.shape[-1] // 2, 2))
+        pairs.mul_(phases.view(phases.shape[0], *(1,) * (x.ndim - 2), phases.shape[1]))
+        return turned.to(x.dtype)

@@ -26,8 +26,8 @@ from specdebug.engine.memory.arena import FillPolicy, GuardViolation
 from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
 from specdebug.engine.memory.laws import Laws
 from specdebug.engine.model.interface import DraftSizes, Heads
-from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
+from specdebug.engine.model.models import TargetModel
 from specdebug.engine.model.rope import separate_pairs
 from specdebug.engine.model.tokenizer import TargetTokenizer
 from specdebug.engine.textbook.memory.allocator import KVMemory, SlotAllocator

@@ -18,7 +18,7 @@ from specdebug.engine.graph.tables import IDS
 from specdebug.engine.memory.arena import GuardViolation, Scratch
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
-from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.model.models import TargetModel
 from specdebug.engine.textbook.attention.planner import (
     AttentionPlanner,
     Metadata,

@@ -33,7 +33,7 @@ from specdebug.engine.kernels.kv_cache import mtp_rows
 from specdebug.engine.kernels.logits import argmax
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
-from specdebug.engine.model.mtp import MTPDraft
+from specdebug.engine.model.models import MTPDraft
 from specdebug.engine.textbook.attention.planner import (
     AttentionPlanner,
     ExtendLayout,

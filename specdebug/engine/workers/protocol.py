@@ -22,7 +22,7 @@ from specdebug.engine.kernels.cache_locs import DraftCacheLocs
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftSizes
-from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.model.models import TargetModel
 from specdebug.engine.textbook.attention.planner import ExtendLayout, SequenceLayout, Workspace
 from specdebug.engine.textbook.memory.allocator import KVMemory
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken

@@ -47,13 +47,13 @@ _WORKER = "specdebug.engine.textbook.speculative.worker:EagleWorker"
 _EAGLE = Algorithm(_WORKER, "specdebug.engine.model.loader:load_draft", v1="specdebug.engine.workers.v1:EagleWorkerV1")
 _MTP = Algorithm(
     _WORKER,
-    "specdebug.engine.model.mtp_loader:load_mtp",
+    "specdebug.engine.model.loader:load_mtp",
     "specdebug.engine.workers.mtp:MTPDrafter",
     drafting="layers",
 )
 _FROZEN_KV = Algorithm(
     _WORKER,
-    "specdebug.engine.model.assistant_loader:load_assistant",
+    "specdebug.engine.model.loader:load_assistant",
     "specdebug.engine.workers.frozen_kv:FrozenKVDrafter",
     drafting="assistant",
     draft_suffix="assistant",

@@ -178,7 +178,7 @@ def test_an_arm_that_hung_is_lost_if_its_device_is(answers: bool) -> None:
     "edit",
     [
         toggle("specdebug.engine.config", "STEPS_IN_FLIGHT = 2", "STEPS_IN_FLIGHT = 3"),
-        toggle("specdebug.engine.model.llama:TargetModel.logits", "return linear(hidden, self.lm_head)",
+        toggle("specdebug.engine.model.models:TargetModel.logits", "return linear(hidden, self.lm_head)",
                "return -linear(hidden, self.lm_head)"),
     ],
     ids=["run at import", "run by the server"],

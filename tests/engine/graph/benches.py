@@ -19,8 +19,8 @@ from specdebug.engine.graph.runner import GraphRunner, GraphTable, launcher
 from specdebug.engine.graph.tables import draft_table, extend_table, verify_table
 from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs, verify_cache_locs
 from specdebug.engine.memory.arena import FillPolicy, Scratch
-from specdebug.engine.model.llama import TargetModel
 from specdebug.engine.model.loader import load_target
+from specdebug.engine.model.models import TargetModel
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
 from specdebug.engine.textbook.speculative.draft import DraftInputs, DraftLoop, ExtendForward, ExtendInputs

@@ -1,10 +1,9 @@
-"""What the model tests share: a dense attention, checkpoint writers, and a decoder layer written
-independently.
-"""
+"""What the model tests share: dense attentions, checkpoint writers, and a decoder layer written independently."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
+
+from specdebug.base.errors import CheckpointError
 
 TINY = {
     "vocab_size": 97,
@@ -46,6 +47,26 @@ class DenseAttention:
         return attend(q, k, v)
 
 
+class LatentAttention:
+    """The same of latents, scaled by ``scale``; ``rows[layer]`` is [positions, 1, C + R]."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self.rows: dict[int, Tensor] = {}
+
+    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        assert torch.equal(k[..., : v.shape[2]], v)
+        rows = torch.cat((self.rows[layer_id], k)) if layer_id in self.rows else k.clone()
+        self.rows[layer_id] = rows
+        n, total = q.shape[0], rows.shape[0]
+        keys = rows.expand(-1, q.shape[1], -1).transpose(0, 1)
+        visible = torch.ones(n, total, dtype=torch.bool).tril(total - n)
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1), keys, keys[..., : v.shape[2]], attn_mask=visible, scale=self.scale
+        )
+        return out.transpose(0, 1).reshape(n, q.shape[1] * v.shape[2])
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The last n of k.shape[0] positions attend causally: q [n, Hq, D], k and v [m, Hkv, D] -> [n, Hq*D]."""
     n, total = q.shape[0], k.shape[0]
@@ -61,9 +82,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def make_target(folder: Path, *, kind: str = "Llama", **overrides: Any) -> Any:
-    """A random Llama made with transformers, norms and biases drawn too, saved in ``folder``; returned in
-    fp32.
-    """
+    """A random Llama made with transformers, norms and biases drawn too, saved in ``folder``; returned in fp32."""
     transformers = pytest.importorskip("transformers")
     save_dtype = overrides.pop("save_dtype", torch.float32)
     shard_size = overrides.pop("shard_size", "5GB")
@@ -81,13 +100,12 @@ def make_target(folder: Path, *, kind: str = "Llama", **overrides: Any) -> Any:
 def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
     """Weights of about unit gain; norms around one."""
     generator = torch.Generator().manual_seed(seed)
-    made = {}
-    for name, shape in shapes.items():
-        if "norm" in name:
-            made[name] = torch.rand(shape, generator=generator) + 0.5
-        else:
-            made[name] = torch.randn(shape, generator=generator) / shape[-1] ** 0.5
-    return made
+    return {
+        name: torch.rand(shape, generator=generator) + 0.5
+        if "norm" in name
+        else torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+        for name, shape in shapes.items()
+    }
 
 
 def layer_shapes(prefix: str, config: dict[str, Any], size_in: int) -> dict[str, tuple[int, ...]]:
@@ -116,6 +134,20 @@ def write_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor],
     else:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     return folder
+
+
+def changed(tensors: dict[str, Tensor], changes: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors with others, zeros of a shape, or None for none in their places."""
+    made = tensors | {name: torch.zeros(new) if isinstance(new, tuple) else new for name, new in changes.items()}
+    return {name: tensor for name, tensor in made.items() if tensor is not None}
+
+
+def refused(folder: Path, problem: str, load: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Loading ends in one line that begins with the folder's files and says that."""
+    with pytest.raises(CheckpointError, match=problem) as caught:
+        load(folder, *args, **options)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(str(folder))
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:

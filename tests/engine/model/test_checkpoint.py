@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdebug.base.errors import CheckpointError
-from specdebug.engine.model import load_target
 from specdebug.engine.model.checkpoint import Checkpoint
-from tests.engine.model.helpers import make_target
+from specdebug.engine.model.loader import load_target
+from tests.engine.model.helpers import changed, make_target
 
 
 @pytest.fixture(scope="module")
@@ -43,25 +43,15 @@ def complaint(folder):
     return text
 
 
-def edit_config(folder, **changes):
-    file = folder / "config.json"
-    config = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
-
-
-def edit_tensors(folder, **changes):
+def edit_tensors(folder, changes):
     file = folder / "model.safetensors"
-    tensors = load_file(file) | {name.replace("__", "."): tensor for name, tensor in changes.items()}
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
-
-
-def test_no_folder(tmp_path):
-    assert "config.json is missing; give a Hugging Face checkpoint folder" in complaint(tmp_path / "nowhere")
+    save_file(changed(load_file(file), changes), file)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (None, "config.json is missing; give a Hugging Face checkpoint folder"),
         (b"{", "config.json is not JSON: "),
         (b"[]", "config.json holds a list, not a JSON object"),
         (b"\xff\xfe", "config.json cannot be read"),
@@ -69,19 +59,18 @@ def test_no_folder(tmp_path):
     ],
 )
 def test_a_config_that_is_no_json_object(folder, content, message):
-    (folder / "config.json").write_bytes(content)
+    (folder / "config.json").unlink()
+    if content is not None:
+        (folder / "config.json").write_bytes(content)
     assert message in complaint(folder)
 
 
-def test_a_config_that_is_a_folder(folder):
+def test_a_config_that_is_a_folder_and_no_weights(folder):
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights: none of model.safetensors, model.safetensors.index.json" in complaint(folder)
     (folder / "config.json").unlink()
     (folder / "config.json").mkdir()
     assert "config.json cannot be read" in complaint(folder)
-
-
-def test_no_weights(folder):
-    (folder / "model.safetensors").unlink()
-    assert "holds no weights: none of model.safetensors, model.safetensors.index.json" in complaint(folder)
 
 
 @pytest.mark.parametrize("length", [0, 4, 200, -1])
@@ -96,63 +85,51 @@ def test_garbage_safetensors(folder):
     assert "is truncated or not safetensors" in complaint(folder)
 
 
-def test_a_missing_tensor(folder):
-    edit_tensors(folder, model__layers__3__mlp__up_proj__weight=None)
-    assert "tensor 'model.layers.3.mlp.up_proj.weight' is missing; fetch" in complaint(folder)
-
-
-def test_a_mis_shaped_tensor_names_its_file_and_both_shapes(folder):
-    edit_tensors(folder, model__norm__weight=torch.ones(63))
-    text = complaint(folder)
-    assert "model.safetensors: tensor 'model.norm.weight' has shape [63], but config.json calls for [64]" in text
-
-
-def test_an_unexpected_tensor(folder):
-    edit_tensors(folder, model__layers__7__mlp__up_proj__weight=torch.zeros(96, 64))
-    assert "tensor 'model.layers.7.mlp.up_proj.weight' has no place in this architecture" in complaint(folder)
-
-
-def test_a_bias_that_the_config_does_not_mention_is_not_dropped(folder):
-    edit_tensors(folder, model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
-    assert "q_proj.bias' has no place" in complaint(folder)
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("model.layers.3.mlp.up_proj.weight", None, "is missing; fetch"),
+        ("model.norm.weight", (63,), "has shape [63], but config.json calls for [64]"),
+        ("model.layers.7.mlp.up_proj.weight", (96, 64), "has no place in this architecture"),
+        ("model.layers.0.self_attn.q_proj.bias", (64,), "has no place"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named_with_its_file(folder, name, shape, message):
+    edit_tensors(folder, {name: None if shape is None else torch.zeros(shape)})
+    assert f"tensor '{name}' {message}" in complaint(folder)
 
 
 def test_a_bias_that_the_config_mentions_must_be_there(folder):
-    edit_config(folder, attention_bias=True)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"attention_bias": True}))
     assert "q_proj.bias' is missing" in complaint(folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn, torch.float64])
 def test_a_dtype_that_is_no_weight(folder, dtype):
-    edit_tensors(folder, model__norm__weight=torch.ones(64).to(dtype))
+    edit_tensors(folder, {"model.norm.weight": torch.ones(64).to(dtype)})
     name = str(dtype).removeprefix("torch.")
     assert f"'model.norm.weight' is {name}; convert the weights to bf16, fp16 or fp32" in complaint(folder)
 
 
 def test_leftovers_of_old_transformers_are_ignored(folder):
-    edit_tensors(folder, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8))
+    edit_tensors(folder, {"model.layers.0.self_attn.rotary_emb.inv_freq": (8,)})
     load_target(folder)
 
 
 def test_a_tied_checkpoint_may_carry_the_copy(tmp_path):
     make_target(tmp_path, tie_word_embeddings=True)
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    save_file(tensors, file)
+    embedding = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    edit_tensors(tmp_path, {"lm_head.weight": embedding.clone()})
     load_target(tmp_path)
 
 
-def test_a_missing_shard(sharded):
-    shard = sorted(sharded.glob("*.safetensors"))[2]
-    shard.unlink()
-    assert f"{shard.name} is missing; fetch the checkpoint again" in complaint(sharded)
-
-
-def test_a_truncated_shard(sharded):
+def test_a_truncated_shard_and_a_missing_one(sharded):
     shard = sorted(sharded.glob("*.safetensors"))[2]
     shard.write_bytes(shard.read_bytes()[:-10])
     assert f"{shard.name} is truncated" in complaint(sharded)
+    shard.unlink()
+    assert f"{shard.name} is missing; fetch the checkpoint again" in complaint(sharded)
 
 
 def test_a_tensor_that_its_shard_lacks(sharded):
@@ -165,15 +142,22 @@ def test_a_tensor_that_its_shard_lacks(sharded):
     assert f"{wrong}: tensor 'lm_head.weight' is missing, but {index.name} puts it here" in complaint(sharded)
 
 
-@pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])
-def test_an_index_without_a_map(sharded, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *(
+            (content, "index.json has no weight_map")
+            for content in ("{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}')
+        ),
+        (
+            '{"weight_map": {"a": "../../etc/passwd"}}',
+            "names the shard '../../etc/passwd', which is not a file beside it",
+        ),
+    ],
+)
+def test_an_index_without_a_map_or_one_that_leads_out_of_the_folder(sharded, content, message):
     (sharded / "model.safetensors.index.json").write_text(content)
-    assert "index.json has no weight_map" in complaint(sharded)
-
-
-def test_an_index_cannot_lead_out_of_the_folder(sharded):
-    (sharded / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../etc/passwd"}}')
-    assert "names the shard '../../etc/passwd', which is not a file beside it" in complaint(sharded)
+    assert message in complaint(sharded)
 
 
 def to_bin(folder, content=None):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.engine.model import DraftModel, TargetModel, linear, load_draft, load_target
+from specdebug.engine.model import layers
+from specdebug.engine.model.interface import DraftModel
+from specdebug.engine.model.loader import load_draft, load_target
+from specdebug.engine.model.models import TargetModel
 from tests.engine.model.helpers import DenseAttention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -54,14 +55,6 @@ def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor], relativ
         assert float(error) < relative
 
 
-@pytest.fixture
-def sync_mode() -> Iterator[None]:
-    """Puts back what a test changes."""
-    before = torch.cuda.get_sync_debug_mode()
-    yield
-    torch.cuda.set_sync_debug_mode(before)
-
-
 @pytest.mark.parametrize(("dtype", "relative"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03), (torch.float16, 4e-3)])
 def test_the_target_computes_what_it_computes_on_a_cpu(dtype, relative):
     assert_same(run_target(target_on("cuda", dtype), ids()), run_target(target_on("cpu"), ids()), relative)
@@ -96,22 +89,25 @@ def test_weights_are_stored_by_output():
 def test_our_own_product_may_serve_instead_of_cublas(monkeypatch, dtype, rows):
     model = target_on("cuda", dtype)
     expected = run_target(model, ids(rows))
-    monkeypatch.setattr(linear, "SKINNY_ROWS", 16)
+    monkeypatch.setattr(layers, "SKINNY_ROWS", 16)
     assert_same(run_target(model, ids(rows)), expected, 0.03 if dtype is torch.bfloat16 else 4e-3)
 
 
-@pytest.mark.usefixtures("sync_mode")
 def test_a_forward_never_waits():
     model = target_on("cuda")
     draft = draft_for(model, "EAGLE", "tiny-eagle")
     tokens, positions = ids(6).cuda(), torch.arange(6, device="cuda")
-    for mode in ("default", "error"):  # the first run compiles
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode(mode)
-        with torch.inference_mode():
-            hidden = model.forward(tokens, positions, DenseAttention()).hidden
-            model.logits(hidden)
-            draft.logits(draft.forward(tokens, positions, hidden, DenseAttention()))
+    before = torch.cuda.get_sync_debug_mode()
+    try:
+        for mode in ("default", "error"):  # the first run compiles
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode(mode)
+            with torch.inference_mode():
+                hidden = model.forward(tokens, positions, DenseAttention()).hidden
+                model.logits(hidden)
+                draft.logits(draft.forward(tokens, positions, hidden, DenseAttention()))
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from specdebug.engine.model import load_target
+from specdebug.engine.model.loader import load_target
 from tests.engine.model.helpers import TINY, DenseAttention, make_target
 from tests.tolerance import layers_rounding
 
@@ -78,18 +78,18 @@ def test_error_against_float64_is_no_larger_than_transformers(tmp_path):
     exact, _ = reference(copy.deepcopy(theirs).double())
     logits, _ = reference(theirs)
     with torch.inference_mode():
-        mine = ours.logits(ours.forward(IDS, POSITIONS, DenseAttention()).hidden)
+        out = ours.forward(IDS, POSITIONS, DenseAttention())
+        mine = ours.logits(out.hidden)
+    assert out.aux is None, "no auxiliary layers were asked for"
     assert (mine - exact).square().mean().sqrt() < 3 * (logits - exact).square().mean().sqrt()
 
 
-def test_chunks_and_single_tokens_give_what_one_pass_gives(tmp_path):
-    make_target(tmp_path)
-    model = load_target(tmp_path)
+def test_chunks_and_single_tokens_give_what_one_pass_gives(target):
     attention = DenseAttention()
     with torch.inference_mode():
-        whole = model.forward(IDS, POSITIONS, DenseAttention(), aux_layers=(2,))
+        whole = target.forward(IDS, POSITIONS, DenseAttention(), aux_layers=(2,))
         parts = [
-            model.forward(IDS[a:b], POSITIONS[a:b], attention, aux_layers=(2,))
+            target.forward(IDS[a:b], POSITIONS[a:b], attention, aux_layers=(2,))
             for a, b in ((0, 100), (100, 297), (297, 298), (298, 298), (298, 299), (299, 300))
         ]
     torch.testing.assert_close(torch.cat([part.hidden for part in parts]), whole.hidden, **NEAR)
@@ -113,17 +113,9 @@ def test_any_stored_dtype_loads_as_any_other(tmp_path, stored, wanted):
         assert relative < (0.03 if wanted == torch.bfloat16 else 0.004)
 
 
-def test_no_auxiliary_layers_means_none(tmp_path):
-    make_target(tmp_path)
-    model = load_target(tmp_path)
-    with torch.inference_mode():
-        assert model.forward(IDS, POSITIONS, DenseAttention()).aux is None
-
-
 @pytest.mark.parametrize(("ids", "positions"), [([97], [0]), ([-1], [0]), ([5], [40]), ([5], [-1])])
-def test_an_index_outside_its_table_raises(tmp_path, ids, positions):
-    make_target(tmp_path)
-    model = load_target(tmp_path, max_positions=40)
+def test_an_index_outside_its_table_raises(target_folder, ids, positions):
+    model = load_target(target_folder, max_positions=40)
     with torch.inference_mode(), pytest.raises(IndexError, match="out of range"):
         model.forward(torch.tensor(ids), torch.tensor(positions), DenseAttention())
 

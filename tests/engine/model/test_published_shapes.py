@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdebug.engine.model import load_draft, load_target
+from specdebug.engine.model.loader import load_draft, load_target
 
 Shapes = dict[str, tuple[int, ...]]
 ITEM_SIZES = {"BF16": 2, "F16": 2, "I64": 8, "BOOL": 1}
@@ -22,12 +22,9 @@ ITEM_SIZES = {"BF16": 2, "F16": 2, "I64": 8, "BOOL": 1}
 LLAMA_3_1_8B = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 128000,
     "eos_token_id": [128001, 128008, 128009],
     "hidden_act": "silu",
     "hidden_size": 4096,
-    "initializer_range": 0.02,
     "intermediate_size": 14336,
     "max_position_embeddings": 131072,
     "mlp_bias": False,
@@ -35,7 +32,6 @@ LLAMA_3_1_8B = {
     "num_attention_heads": 32,
     "num_hidden_layers": 32,
     "num_key_value_heads": 8,
-    "pretraining_tp": 1,
     "rms_norm_eps": 1e-05,
     "rope_scaling": {
         "factor": 8.0,
@@ -47,28 +43,15 @@ LLAMA_3_1_8B = {
     "rope_theta": 500000.0,
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
-    "use_cache": True,
     "vocab_size": 128256,
 }
-HEAD_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "bos_token_id": 128000,
+HEAD_8B = {key: value for key, value in LLAMA_3_1_8B.items() if key not in ("attention_bias", "mlp_bias")} | {
     "eos_token_id": 128001,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 14336,
     "max_position_embeddings": 2048,
-    "model_type": "llama",
-    "num_attention_heads": 32,
     "num_hidden_layers": 1,
-    "num_key_value_heads": 8,
-    "pad_token_id": 0,
-    "rms_norm_eps": 1e-05,
-    "tie_word_embeddings": False,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
     "torch_dtype": "float16",
-    "use_cache": True,
-    "vocab_size": 128256,
 }
 
 

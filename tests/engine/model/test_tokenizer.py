@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Raw
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from specdebug.base.errors import CheckpointError
-from specdebug.engine.model import TargetTokenizer
+from specdebug.engine.model.tokenizer import TargetTokenizer
 
 
 @pytest.fixture
@@ -40,14 +40,11 @@ def test_special_tokens_are_read_and_never_added(file):
     assert 257 <= tokenizer.vocab_size <= 300
 
 
-def test_a_missing_file(tmp_path):
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing; the tokenizer lies beside"):
-        TargetTokenizer(tmp_path / "tokenizer.json")
-
-
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"model": 3}'])
 def test_a_broken_file_is_one_line(tmp_path, content):
     path = tmp_path / "tokenizer.json"
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing; the tokenizer lies beside"):
+        TargetTokenizer(path)
     path.write_text(content)
     with pytest.raises(CheckpointError, match="is not a tokenizer") as caught:
         TargetTokenizer(path)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdebug.engine.model.eagle3 import Eagle3Draft
+from specdebug.engine.model.models import Eagle3Draft
 from specdebug.engine.textbook.speculative import tree as selection
 from specdebug.engine.textbook.speculative.draft import DraftLoop, ExtendForward
 from specdebug.engine.textbook.speculative.eagle import EagleDrafter

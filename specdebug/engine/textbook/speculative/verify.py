@@ -16,7 +16,7 @@ from specdebug.engine.graph.forward import ForwardLauncher, StepForward
 from specdebug.engine.graph.runner import Planned, padded_lens
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
-from specdebug.engine.model.llama import TargetModel
+from specdebug.engine.model.models import TargetModel
 from specdebug.engine.textbook.attention.planner import (
     AttentionPlanner,
     Metadata,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from specdebug.engine.model.deepseek_config import ExpertsConfig
-from specdebug.engine.model.experts import RoutedExperts
-from specdebug.engine.model.latent_rope import LatentRotary
+from specdebug.engine.model.latent import RoutedExperts
 from specdebug.engine.model.layers import Norm
+from specdebug.engine.model.rope import LatentRotary
 from tests.interpreter import float_types
 from tests.tolerance import rounding
 

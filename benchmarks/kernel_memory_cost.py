@@ -14,7 +14,7 @@ import torch
 from specdebug import kernel_memory
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.kernels.twin import interpret_on_cpu
-from specdebug.kernel_memory.rules import KernelRule
+from specdebug.kernel_memory.finding import KernelRule
 
 OPTIONS = {
     "model": "tiny",

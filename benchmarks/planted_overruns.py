@@ -200,7 +200,7 @@ def _is_there(module: str) -> bool:
 def look() -> list[dict[str, Any]]:
     """Launch all that this release has, in the engine's own process; what was told of each."""
     from specdebug import kernel_memory
-    from specdebug.kernel_memory.rules import KernelRule
+    from specdebug.kernel_memory.finding import KernelRule
     from specdebug.targets.inside.guard import EngineLook
     from specdebug.targets.sglang.inside.memory import shadow_pools
     from specdebug.targets.sglang.inside.stand_ins import STAND_INS

@@ -47,7 +47,7 @@ def _draft(reference: DenseReference, shape: EngineShape, parting: Parting) -> t
     What was accepted beyond the end of an output was not given out, so its tokens are the reference's. Then it may as
     well be one of these that was narrow: by how far it is better than the second best.
     """
-    from specdebug.reference.tree import TreeShape, standing
+    from specdebug.reference.drafting import TreeShape, standing
 
     assert shape.tree is not None
     path = list(parting.path)

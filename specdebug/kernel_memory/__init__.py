@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specdebug.kernel_memory.rules import KernelRule
+from specdebug.kernel_memory.finding import KernelRule
 
 if TYPE_CHECKING:
     from specdebug.kernel_memory.finding import MemoryFinding

@@ -16,11 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from specdebug.kernel_memory.access import Mask, look
 from specdebug.kernel_memory.finding import Access
-from specdebug.kernel_memory.launch import Habits, KernelLaunch, Report, ShadowOf
-from specdebug.kernel_memory.owners import Owners
-from specdebug.kernel_memory.pointers import base_of, plain
+from specdebug.kernel_memory.launch import Habits, KernelLaunch, Mask, Report, ShadowOf, look
+from specdebug.kernel_memory.regions import Owners, base_of, plain
 
 _HERE = str(Path(__file__).parent)
 HOOKED = (

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdebug.kernel_memory.finding import Access
 from specdebug.kernel_memory.interpreter import line_of, outside
-from specdebug.kernel_memory.stamps import StampedBuffer, StampedBuffers
+from specdebug.kernel_memory.shadows import StampedBuffer, StampedBuffers
 
 _HERE = str(Path(__file__).parent)
 _PACKAGE = str(Path(__file__).parents[1])

@@ -10,15 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdebug.kernel_memory.finding import Access, MemoryFinding
+from specdebug.kernel_memory.finding import ASSERT, OFF, Access, KernelRule, MemoryFinding, mode_of
 from specdebug.kernel_memory.interpreter import Hooks, line_of, outside
 from specdebug.kernel_memory.launch import Report
 from specdebug.kernel_memory.operations import Operations
 from specdebug.kernel_memory.regions import Region
-from specdebug.kernel_memory.rules import ASSERT, OFF, KernelRule, mode_of
-from specdebug.kernel_memory.shadows import Misread, Shadow
-from specdebug.kernel_memory.stamps import StampedBuffers
-from specdebug.kernel_memory.written import WrittenSlots
+from specdebug.kernel_memory.shadows import Misread, Shadow, StampedBuffers, WrittenSlots
 
 _PACKAGE = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)

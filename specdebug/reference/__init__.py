@@ -4,20 +4,29 @@ It has no pages and no graphs, and shares nothing with ``specdebug.engine``: it 
 reading, and training tools and oracles agree on what a draft head is. Functions take a mapping of published tensor
 names to tensors; autograd flows through.
 
-Read in order: ``config`` (shapes), ``layers``, ``latent`` and ``decoder`` (a layer of either family), ``target``,
-``draft``, ``mtp`` and ``assistant`` (three ways to draft), ``weights`` (files).
+Read in order: ``config`` (shapes), ``layers`` (of either family), ``target``, ``draft`` (ways to draft), ``weights``
+(files).
 """
 
-from specdebug.reference.assistant import (
+from specdebug.reference.config import LatentAttention, ModelConfig, read_config
+from specdebug.reference.draft import (
     AssistantHead,
+    DraftHead,
+    MTPHead,
+    accept_lengths,
     assistant_logits,
     assistant_matches,
     assistant_unroll,
+    chain_matches,
+    draft_kv,
+    draft_logits,
+    draft_unroll,
     frozen_kv,
+    mtp_draft,
+    mtp_kv,
+    mtp_matches,
+    mtp_unroll,
 )
-from specdebug.reference.config import LatentAttention, ModelConfig, read_config
-from specdebug.reference.draft import DraftHead, accept_lengths, chain_matches, draft_kv, draft_logits, draft_unroll
-from specdebug.reference.mtp import MTPHead, mtp_draft, mtp_kv, mtp_matches, mtp_unroll
 from specdebug.reference.target import DenseCache, greedy_generate, target_forward
 from specdebug.reference.weights import Draft, Way, join_draft, load_draft, load_weights
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdebug.reference.config import ModelConfig
-from specdebug.reference.decoder import expand, finish, project
-from specdebug.reference.layers import Weights, causal_attention, rms_norm, rope_tables
+from specdebug.reference.layers import Weights, causal_attention, expand, finish, project, rms_norm, rope_tables
 
 
 class DenseCache:

@@ -8,9 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specdebug.reference.assistant import AssistantHead, TargetKV, assistant_logits, assistant_pass
 from specdebug.reference.draft import (
+    AssistantHead,
     DraftHead,
+    MTPHead,
+    TargetKV,
+    assistant_logits,
+    assistant_pass,
     draft_inputs,
     draft_kv,
     draft_logits,
@@ -20,7 +24,6 @@ from specdebug.reference.draft import (
     to_target_ids,
 )
 from specdebug.reference.drafting import DraftedText
-from specdebug.reference.mtp import MTPHead
 
 
 @dataclass(frozen=True)
@@ -176,12 +179,6 @@ class MTPText(DraftedText[Chains]):
                 outputs[some] = self._read(Chains(state.lengths[some], drafted[some], read[some]), depth, missing)
         return outputs[:, -1], Chains(state.lengths, drafted, outputs)
 
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        return draft_ids
-
-    def draft_ids(self, target_ids: Tensor) -> Tensor:
-        return target_ids
-
     def _read(self, chains: Chains, depth: int, missing: int) -> Tensor:
         """A layer's outputs [R, depth, H] at the last rows, of which the first ``missing`` do not exist."""
         layer, first = self._layers[depth], chains.lengths - depth
@@ -224,12 +221,6 @@ class AssistantText(DraftedText[Tensor]):
 
     def step(self, state: Tensor, tokens: Tensor, hidden: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         return self._pass(state, tokens, hidden), state
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        return draft_ids
-
-    def draft_ids(self, target_ids: Tensor) -> Tensor:
-        return target_ids
 
     def _pass(self, lengths: Tensor, tokens: Tensor, hidden: Tensor) -> Tensor:
         visible = torch.arange(len(self._hidden)) < lengths[:, None]

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from specdebug.base.errors import CheckpointError, one_line
 from specdebug.base.files import kind_of
-from specdebug.reference.assistant import AssistantHead
 from specdebug.reference.config import ModelConfig, read_config
-from specdebug.reference.draft import DraftHead
+from specdebug.reference.draft import AssistantHead, DraftHead, MTPHead
 from specdebug.reference.layers import Weights
-from specdebug.reference.mtp import MTPHead
 
 Draft = DraftHead | MTPHead | AssistantHead
 """A head that drafts from its own outputs, one with a layer for each draft, or one that reads the target's KV."""

@@ -17,7 +17,7 @@ from specdebug.base.errors import ContentError, Where, did_you_mean
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import Doc, load_yaml
 from specdebug.kernel_memory.finding import KINDS as MEMORY_KINDS
-from specdebug.kernel_memory.rules import KernelRule
+from specdebug.kernel_memory.finding import KernelRule
 
 NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
 GLOB = r"[A-Za-z0-9_.*?\[\]!-]+"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specdebug.async_probe.gate import Rule
     from specdebug.engine.memory.arena import GuardViolation
     from specdebug.faults.model import Fault
-    from specdebug.kernel_memory.rules import KernelRule
+    from specdebug.kernel_memory.finding import KernelRule
     from specdebug.patching.toggles import Toggle
     from specdebug.targets.http.server import HttpServerView, PlainText
 

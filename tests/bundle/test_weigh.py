@@ -8,7 +8,7 @@ import pytest
 
 from specdebug.bundle.partings import Parting
 from specdebug.bundle.weigh import weigh
-from specdebug.reference.tree import TreeShape, standing
+from specdebug.reference.drafting import TreeShape, standing
 from specdebug.run.dense import DenseReference
 from specdebug.run.oracles.lossless import TIE_MARGIN
 from specdebug.targets.options import EngineShape

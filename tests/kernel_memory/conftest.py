@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from specdebug import kernel_memory
-from specdebug.kernel_memory.rules import KernelRule
+from specdebug.kernel_memory.finding import KernelRule
 from specdebug.kernel_memory.watch import Watch
 
 

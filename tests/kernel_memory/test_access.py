@@ -160,7 +160,7 @@ def test_findings_of_one_line_are_counted(watch: Watch) -> None:
 )
 def test_against_every_lane_looked_at_by_itself(size: int, places: list[int], meant: int) -> None:
     from specdebug import kernel_memory
-    from specdebug.kernel_memory.rules import KernelRule
+    from specdebug.kernel_memory.finding import KernelRule
 
     meant = min(meant, len(places))
     src, out = torch.arange(size, dtype=torch.int32), torch.full((8,), 99, dtype=torch.int32)

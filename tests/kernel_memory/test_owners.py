@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specdebug.kernel_memory.owners import live_tensors
+from specdebug.kernel_memory.regions import live_tensors
 
 
 def test_what_only_stands_for_a_tensor_is_passed_over() -> None:

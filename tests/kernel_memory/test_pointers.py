@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.kernel_memory.pointers import MAX_TAG, base_of, plain, plain_of, tag_of, tags_of
+from specdebug.kernel_memory.regions import MAX_TAG, base_of, plain, plain_of, tag_of, tags_of
 
 ADDRESSES = st.integers(0, (1 << 48) - 1)
 OFFSETS = st.integers(-(1 << 48), 1 << 48)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from specdebug.kernel_memory.stamps import StampedBuffers
+from specdebug.kernel_memory.shadows import StampedBuffers
 from specdebug.kernel_memory.watch import Watch
 from tests.kernel_memory import kernels
 

@@ -10,9 +10,8 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter
 
 from specdebug import kernel_memory
-from specdebug.kernel_memory.finding import Access, MemoryFinding
+from specdebug.kernel_memory.finding import Access, KernelRule, MemoryFinding, mode_of
 from specdebug.kernel_memory.interpreter import HOOKED
-from specdebug.kernel_memory.rules import KernelRule, mode_of
 from specdebug.kernel_memory.watch import Watch
 from specdebug.logs.scan import LogReader
 from tests.kernel_memory import kernels

@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from specdebug.kernel_memory.shadows import WrittenSlots
 from specdebug.kernel_memory.watch import Watch
-from specdebug.kernel_memory.written import WrittenSlots
 from tests.kernel_memory import kernels
 
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from specdebug.reference import DraftHead
-from specdebug.reference.decoder import expand, project
 from specdebug.reference.draft import draft_inputs, finish_layer
-from specdebug.reference.layers import causal_attention, rope_tables
+from specdebug.reference.layers import causal_attention, expand, project, rope_tables
 
 
 def draft_step(

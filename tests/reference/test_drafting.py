@@ -14,9 +14,8 @@ from torch import Tensor
 
 from specdebug.reference import DraftHead, draft_kv, draft_logits, draft_unroll
 from specdebug.reference.draft import to_target_ids
-from specdebug.reference.drafting import Branches, Guide
+from specdebug.reference.drafting import Branches, Guide, TreeShape
 from specdebug.reference.texts import HeadText
-from specdebug.reference.tree import TreeShape
 from tests.reference.stepping import draft_step
 from tests.reference.test_draft import NEAR, make_head
 from tests.reference.test_tree import KINDS, LENGTH, SHAPES, text

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from specdebug.reference import assistant_logits, frozen_kv, mtp_draft
-from specdebug.reference.drafting import DraftedText, Guide
+from specdebug.reference.drafting import DraftedText, Guide, TreeShape
 from specdebug.reference.texts import AssistantText, MTPText
-from specdebug.reference.tree import TreeShape
 from tests.reference import test_assistant as assistants
 from tests.reference import test_mtp as layers
 from tests.reference.test_draft import NEAR

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from specdebug.reference import DraftHead, draft_logits, draft_unroll
 from specdebug.reference.draft import to_target_ids
+from specdebug.reference.drafting import PathStanding, TreeShape, standing
 from specdebug.reference.texts import HeadText
-from specdebug.reference.tree import PathStanding, TreeShape, standing
 from tests.reference.test_draft import make_head
 
 LENGTH = 7

@@ -20,8 +20,7 @@ from specdebug.reference import (
     mtp_kv,
     target_forward,
 )
-from specdebug.reference.drafting import DraftedText, Guide
-from specdebug.reference.tree import TreeShape
+from specdebug.reference.drafting import DraftedText, Guide, TreeShape
 from specdebug.run.dense import DenseReference
 from tests.run.oracles.watched import text
 

@@ -14,7 +14,7 @@ from specdebug.async_probe import Rule
 from specdebug.async_probe.sites import Site, find_sites
 from specdebug.base.errors import ContentError
 from specdebug.base.yamlio import parse_yaml
-from specdebug.kernel_memory.rules import KernelRule
+from specdebug.kernel_memory.finding import KernelRule
 from specdebug.scenario.library import live_in
 from specdebug.scenario.packs import ProbePack, activate, check_globs, kernel_rules, load_pack, read_pack, rules
 

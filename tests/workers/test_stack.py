@@ -53,13 +53,13 @@ def test_flash_attention_3_is_for_hopper_and_2_for_large_pages() -> None:
 
 
 def test_what_is_said_of_the_libraries_dtypes_is_what_the_engine_does() -> None:
-    from specdebug.engine.gpu import flash_attn_library, flashinfer_library
+    from specdebug.engine.gpu import flash_attn, flashinfer_library
 
     for name in DTYPES:
         dtype = getattr(torch, name)
         assert (flashinfer_library.supports(dtype, 64) is None) == (name in FLASHINFER_LIBRARY.dtypes)
         for generation in (2, 3):
-            reason = flash_attn_library.supports(generation, dtype, 64, page_size=256, topk=1, major=9)
+            reason = flash_attn.supports(generation, dtype, 64, page_size=256, topk=1, major=9)
             assert (reason is None) == (name in FLASH_ATTN_LIBRARY.dtypes)
 
 

@@ -1,12 +1,17 @@
-"""FlashInfer's plan executed by FlashInfer on CUDA: its paged decode and prefill wrappers over pages of one slot.
+"""FlashInfer's plans executed by FlashInfer on CUDA: its paged decode and prefill wrappers over pages of one slot, and
+its kernels for latent attention.
 
 FlashInfer schedules a batch on the host (``plan``) from the lengths that the host knows, so that nothing waits for the
 device; its kernels attend what the device's metadata says, wrong or not. With one query per sequence the host may know
 of more keys than there are. With several both must agree: partial results are laid out by the device's length and
-merged by the host's. Keys beyond the schedule are never attended.
+merged by the host's. Keys beyond the schedule are never attended. One query per sequence runs on tensor cores too, as
+FlashInfer advises for grouped queries: its other decode kernel does not end when the schedule is longer than the
+sequence, and would be a second module to compile.
 
-One query per sequence runs on tensor cores too, as FlashInfer advises for grouped queries: its other decode kernel does
-not end when the schedule is longer than the sequence, and would be a second module to compile.
+The kernels for latents take a sequence's keys from the host's schedule alone, and know no masks. A step that is begun
+ahead has bounds on its lengths, and a tree has a mask: there verify and draft forwards run on our Triton kernels, while
+prefills, plain decodes and draft extends run here. Their schedule has one layout for all batches, so a captured graph is
+planned anew where it was.
 
 Everything runs on one stream: attentions share scratch memory.
 """
@@ -14,19 +19,108 @@ Everything runs on one stream: attentions share scratch memory.
 from __future__ import annotations
 
 import importlib.util
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.backend import AttentionBackend, DeviceAttention
+from specdebug.engine.attention.backend import AttentionBackend, BoundAttention, DeviceAttention, TritonBackend
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.gpu.flashinfer_library import load, paged_kernels, supports, supports_latents
-from specdebug.engine.gpu.flashinfer_schedule import Schedule, ScheduleSpace, ScheduleSpaces, schedule_of
+from specdebug.engine.errors import FlashInferError
+from specdebug.engine.gpu.flashinfer_library import (
+    LATENT,
+    latent_kernels,
+    load,
+    paged_kernels,
+    supports,
+    supports_latents,
+)
 from specdebug.engine.kernels.trees import pack_mask, packed_size
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import Heads
 from specdebug.engine.textbook.attention.planner import Metadata, RaggedMetadata
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A batch for FlashInfer's planner: int32 CPU tensors [B + 1], [B + 1] and [B], and its query rows."""
+
+    qo_indptr: Tensor
+    kv_indptr: Tensor
+    kv_lens: Tensor
+    rows: int
+
+    @property
+    def batch(self) -> int:
+        return self.kv_lens.numel()
+
+
+def schedule_of(metadata: RaggedMetadata) -> Schedule:
+    """The schedule's input for a batch."""
+    kv_lens = _lengths(metadata.kv_lens_host, metadata.kv_indptr)
+    if metadata.q_len is None:
+        q_lens = _lengths(metadata.q_lens_host, metadata.qo_indptr)
+    else:
+        q_lens = (metadata.q_len,) * len(kv_lens)
+    return Schedule(_indptr(q_lens), _indptr(kv_lens), torch.tensor(kv_lens, dtype=torch.int32), sum(q_lens))
+
+
+def _lengths(known: tuple[int, ...] | None, indptr: Tensor) -> tuple[int, ...]:
+    """The lengths that the host knows, else those read off the device, which is waited for."""
+    return tuple(indptr.diff().tolist()) if known is None else known
+
+
+def _indptr(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+class ScheduleSpace:
+    """The memory of a schedule on the device, and two host buffers for its asynchronous copy there.
+
+    The buffers take turns: the copy of the last schedule may still wait for its place in the stream.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.size = size
+        self.on_device = torch.empty(size, dtype=torch.uint8, device=device)
+        asynchronous = device.type == "cuda"
+        self._staging = [torch.empty(size, dtype=torch.uint8, pin_memory=asynchronous) for _ in range(2)]
+        events: Any = torch.cuda.Event
+        self._copied = [events() for _ in range(2)] if asynchronous else None
+        self._turn = 0
+
+    @contextmanager
+    def staging(self) -> Iterator[Tensor]:
+        """Give a free host buffer; its copy must be enqueued when the block ends."""
+        self._turn ^= 1
+        copied = None if self._copied is None else self._copied[self._turn]
+        if copied is not None and not copied.query():
+            copied.synchronize()
+        yield self._staging[self._turn]
+        if copied is not None:
+            copied.record()
+
+
+class ScheduleSpaces:
+    """Spaces of any size on one device, of which eager batches leave theirs to the next."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._spare: dict[int, list[ScheduleSpace]] = {}
+
+    def lend(self, attention: object, size: int, *, graph: bool) -> ScheduleSpace:
+        """Lend ``size`` bytes to an attention for as long as it lives; under a ``graph`` no other ever has them."""
+        spare = self._spare.setdefault(size, [])
+        space = spare.pop() if spare and not graph else ScheduleSpace(size, self._device)
+        if not graph:  # the next batch may have it: kernels that are launched already come first in the stream
+            weakref.finalize(attention, spare.append, space).atexit = False
+        return space
+
 
 _SCRATCH_BYTES = 128 << 20  # what FlashInfer recommends for partial results
 _BLOCKS_PER_SM = 2  # that its scheduler counts on
@@ -94,8 +188,6 @@ def make_flashinfer(
     if reason is not None:
         return None, reason
     if latents:
-        from specdebug.engine.gpu.flashinfer_mla_executor import FlashInferMLAExecutor
-
         return FlashInferMLAExecutor(model, dtype, device), None
     heads, kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
     executor = FlashInferExecutor(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device)
@@ -223,3 +315,105 @@ class FlashInferAttention(DeviceAttention):
         assert metadata.mask_indptr is not None
         assert metadata.q_len is not None
         pack_mask(metadata.custom_mask, metadata.mask_indptr, metadata.kv_indptr, metadata.q_len, *self._packed)
+
+
+_SCHEDULE_BYTES = 1 << 20
+"""More than its fixed layout takes: nine lists of 16,384 pieces, and five of one entry for each processor."""
+
+_NO_MASK, _CAUSAL = 0, 1  # FlashInfer's codes
+
+
+class FlashInferMLAExecutor:
+    """Makes attention for batches of one model on one device, and owns the memory they share.
+
+    Compiles FlashInfer's kernels if need be, which is reported. ``supports_latents`` must have allowed ``dtype`` and
+    the model's sizes. Raises FlashInferError if FlashInfer is missing, of another version, or cannot compile.
+    """
+
+    def __init__(self, model: Heads, dtype: torch.dtype, device: torch.device) -> None:
+        self.kernels = latent_kernels(dtype, device)
+        self.num_heads = model.num_heads
+        self.scale = model.softmax_scale
+        self.scratch = torch.zeros(_SCRATCH_BYTES, dtype=torch.uint8, device=device)
+        self._spaces = ScheduleSpaces(device)
+        self._otherwise = TritonBackend(model.softmax_scale)
+
+    def bind(
+        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, *, graph: bool = False
+    ) -> BoundAttention:
+        """Plan attention of one batch; not to be called in a capture."""
+        if not _knows_all(metadata):
+            return self._otherwise.bind(metadata, pool, out_cache_loc, graph=graph)
+        return FlashInferMLAAttention(self, metadata, pool, out_cache_loc, graph=graph)
+
+    def lend(self, attention: object, *, graph: bool) -> ScheduleSpace:
+        """Lend an attention the memory of a schedule."""
+        return self._spaces.lend(attention, _SCHEDULE_BYTES, graph=graph)
+
+
+def _knows_all(metadata: Metadata) -> bool:
+    """The host knows the batch's lengths, and it has no mask."""
+    return isinstance(metadata, RaggedMetadata) and metadata.kv_lens_exact and metadata.custom_mask is None
+
+
+class FlashInferMLAAttention(DeviceAttention):
+    """Attention by a schedule for packed lists of slots, whose rows are latents and key parts."""
+
+    def __init__(
+        self,
+        executor: FlashInferMLAExecutor,
+        metadata: Metadata,
+        pool: KVPool,
+        out_cache_loc: Tensor | None,
+        *,
+        graph: bool,
+    ) -> None:
+        super().__init__(pool, out_cache_loc)
+        self._executor = executor
+        self._space = executor.lend(self, graph=graph)
+        self.replan(metadata)
+
+    def replan(self, metadata: Metadata) -> None:
+        """Attend by ``metadata``, of the same shape as at bind. Under a graph its slots lie in the same buffer.
+        Raises FlashInferError if the host does not know its lengths."""
+        if not _knows_all(metadata):
+            raise FlashInferError("FlashInfer's latent attention was planned for lengths that the host knows")
+        assert isinstance(metadata, RaggedMetadata)
+        owner, schedule = self._executor, schedule_of(metadata)
+        self._slots = metadata.kv_indices
+        self._mask = _CAUSAL if metadata.causal and metadata.q_len != 1 else _NO_MASK
+        with self._space.staging() as staging:
+            self._plan: Any = owner.kernels.plan(
+                owner.scratch,
+                self._space.on_device,
+                staging,
+                schedule.qo_indptr,
+                schedule.kv_indptr,
+                schedule.kv_lens,
+                owner.num_heads,
+                LATENT[0],
+                self._mask == _CAUSAL,
+            )
+
+    def attend(self, layer_id: int, q: Tensor) -> Tensor:
+        latent = LATENT[0]
+        rows, _ = self._pool.kv_buffer(layer_id)  # [N, 1, C + R]: pages of one slot
+        out = q.new_empty(*q.shape[:2], latent)
+        self._executor.kernels.run(
+            self._executor.scratch,
+            self._space.on_device,
+            self._plan,
+            q[..., :latent],
+            q[..., latent:],
+            rows[..., :latent],
+            rows[..., latent:],
+            self._slots,
+            out,
+            None,  # no log-sum-exp
+            self._mask,
+            self._executor.num_heads,
+            1,  # slots per page
+            self._executor.scale,
+            False,  # of the log-sum-exp that is not asked for
+        )
+        return out.flatten(1)

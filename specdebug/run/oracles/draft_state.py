@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from specdebug.events import Aborting, AfterStep, Decided, DraftForward, Event, Finishing, Going, Prefilled
-from specdebug.reference.drafting import Branches, DraftedText, Grown, Guide
-from specdebug.reference.tree import TreeShape
+from specdebug.reference.drafting import Branches, DraftedText, Grown, Guide, TreeShape
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.kv import all_zero
 from specdebug.run.oracles.trees import TreesByMask, read_masks

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
-from specdebug.engine.gpu.flash_attn_executor import FlashAttnAttention, FlashAttnExecutor
-from specdebug.engine.gpu.flash_attn_library import FlashAttention2, FlashAttention3, FlashAttnKernels
+from specdebug.engine.gpu.flash_attn import (
+    FlashAttention2,
+    FlashAttention3,
+    FlashAttnAttention,
+    FlashAttnExecutor,
+    FlashAttnKernels,
+)
 from specdebug.engine.model.interface import StoredAttention
 from specdebug.engine.textbook.attention.executor import TorchAttention
 from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata

@@ -16,9 +16,9 @@ from torch import Tensor
 from specdebug.engine.attention.backend import TritonBackend
 from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
 from specdebug.engine.errors import FlashInferError
-from specdebug.engine.gpu import flashinfer_mla_executor
+from specdebug.engine.gpu import flashinfer_executor
+from specdebug.engine.gpu.flashinfer_executor import FlashInferMLAAttention, FlashInferMLAExecutor
 from specdebug.engine.gpu.flashinfer_library import LATENT, supports_latents
-from specdebug.engine.gpu.flashinfer_mla_executor import FlashInferMLAAttention, FlashInferMLAExecutor
 from specdebug.engine.memory.arena import FillPolicy
 from specdebug.engine.memory.kv_pool import MLAPool
 from specdebug.engine.textbook.attention.executor import TorchAttention
@@ -42,9 +42,9 @@ def kernels(world: World, monkeypatch: pytest.MonkeyPatch) -> LatentKernels:
     found = LatentKernels()
     keys, values = world.pool.kv_buffer(0)
     sizes = (values.shape[2], keys.shape[2] - values.shape[2])
-    monkeypatch.setattr(flashinfer_mla_executor, "latent_kernels", lambda dtype, device: found)
-    monkeypatch.setattr(flashinfer_mla_executor, "LATENT", sizes)
-    monkeypatch.setattr(flashinfer_mla_executor, "_SCRATCH_BYTES", 1 << 10)
+    monkeypatch.setattr(flashinfer_executor, "latent_kernels", lambda dtype, device: found)
+    monkeypatch.setattr(flashinfer_executor, "LATENT", sizes)
+    monkeypatch.setattr(flashinfer_executor, "_SCRATCH_BYTES", 1 << 10)
     return found
 
 

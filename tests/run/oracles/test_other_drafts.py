@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdebug.events import AfterStep, Decided, Finishing, Prefilled
 from specdebug.reference import AssistantHead, MTPHead, assistant_logits, frozen_kv, mtp_draft
-from specdebug.reference.assistant import assistant_pass
+from specdebug.reference.draft import assistant_pass
 from specdebug.run.dense import DenseReference
 from specdebug.run.oracles.base import Bench
 from specdebug.run.oracles.draft_state import DraftStateOracle

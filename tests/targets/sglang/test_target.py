@@ -14,7 +14,7 @@ from packaging.version import Version
 from specdebug import __version__ as VERSION
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import SpecDebugError
-from specdebug.kernel_memory.rules import KernelRule
+from specdebug.kernel_memory.finding import KernelRule
 from specdebug.patching.drift.dist import Dist
 from specdebug.patching.drift.fit import Fit
 from specdebug.patching.toggles import load_registry

@@ -1,8 +1,13 @@
-"""The flash-attn library: its installed generation, and what that can attend.
+"""The fa3 plan executed by flash-attn on CUDA: its installed generation, what that can attend, and the executor.
 
 FlashAttention-3 (Shah et al., 2024, arXiv 2407.08608) is the module ``flash_attn_interface``: Hopper only, pages of any
 size. FlashAttention-2 (Dao, 2023, arXiv 2307.08691) is the package ``flash_attn``: pages of a multiple of 256 slots, so
 a tree's own nodes, whose pages are single slots, are beyond it.
+
+The library reads page tables and lengths on the device and splits keys by shapes, so a captured graph attends whatever
+its metadata buffers hold at replay: one call a layer, or two and a merge for a cascade. Some of its kernels multiply
+what lies behind a sequence's end in its last page by a weight of zero: where unwritten memory is NaN (``memory.fill:
+nan``), only ours never read it.
 
 Written from the published signatures and docstrings (``flash_attn_with_kvcache`` of both, and
 ``flash_attn_varlen_func`` with a block table), and tested against a stand-in with those signatures only: it has not
@@ -22,7 +27,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from specdebug.base.attention_plans import FLASH_ATTN_LIBRARY
-from specdebug.engine.textbook.attention.planner import PagedMetadata
+from specdebug.engine.attention.backend import DeviceAttention
+from specdebug.engine.config import EngineConfig
+from specdebug.engine.kernels.merge_pair import PartialAttention, merge_pair
+from specdebug.engine.memory.kv_pool import KVPool
+from specdebug.engine.model.interface import Heads
+from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata
 
 _GENERATIONS = dict(zip((3, 2), FLASH_ATTN_LIBRARY.generations, strict=True))
 _FA2_PAGE = 256
@@ -152,3 +162,64 @@ def _by_sequence(q: Tensor, batch: PagedMetadata) -> Tensor:
 
 def _pages(q: Tensor, batch: PagedMetadata) -> dict[str, Any]:
     return {"cache_seqlens": batch.cache_seqlens, "page_table": batch.page_table, "softmax_scale": q.shape[-1] ** -0.5}
+
+
+class FlashAttnExecutor:
+    """Makes attention for batches of the fa3 plan. It owns no memory: the library allocates what it needs."""
+
+    def __init__(self, kernels: FlashAttnKernels) -> None:
+        self._kernels = kernels
+
+    def bind(
+        self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, *, graph: bool = False
+    ) -> FlashAttnAttention:
+        return FlashAttnAttention(self._kernels, metadata, pool, out_cache_loc)
+
+
+def make_flash_attn(
+    config: EngineConfig, model: Heads, dtype: torch.dtype, device: torch.device
+) -> tuple[FlashAttnExecutor | None, str | None]:
+    """Make the executor for a model, or say why the installed flash-attn cannot execute its plan.
+
+    Without flash-attn our own kernels are the plan's usual executor, and there is no reason to report.
+    """
+    topk = 1 if config.speculative is None else config.speculative.eagle_topk
+    kernels, reason = find(dtype, model.head_dim, page_size=config.page_size, topk=topk, device=device)
+    if kernels is not None and model.kv_layout == "mla":
+        return None, f"{kernels.name} is called for keys and values by head, and this model stores latents"
+    return (None, reason) if kernels is None else (FlashAttnExecutor(kernels), None)
+
+
+class FlashAttnAttention(DeviceAttention):
+    """Attention by page tables, in one pass or a cascade."""
+
+    def __init__(
+        self, kernels: FlashAttnKernels, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None
+    ) -> None:
+        super().__init__(pool, out_cache_loc)
+        self._kernels = kernels
+        self.replan(metadata)
+
+    def replan(self, metadata: Metadata) -> None:
+        """Attend by ``metadata``, of the same kind and shape, from now on."""
+        assert isinstance(metadata, (PagedMetadata, CascadeMetadata))
+        self._metadata = metadata
+
+    def attend(self, layer_id: int, q: Tensor) -> Tensor:
+        if q.shape[0] == 0:
+            return q.new_empty(0, q.shape[1] * q.shape[2])
+        if isinstance(self._metadata, CascadeMetadata):
+            parts = [self._part(layer_id, q, batch) for batch in (self._metadata.prefix, self._metadata.expand)]
+            return merge_pair(*parts).flatten(1)
+        batch = self._metadata
+        causal = batch.causal or batch.q_len is None
+        return self._kernels.attend(q, *self._pages(layer_id, batch), batch, causal=causal).flatten(1)
+
+    def _part(self, layer_id: int, q: Tensor, batch: PagedMetadata) -> PartialAttention:
+        return PartialAttention(*self._kernels.attend_with_lse(q, *self._pages(layer_id, batch), batch))
+
+    def _pages(self, layer_id: int, batch: PagedMetadata) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values as pages [pages, P, Hkv, D] of the size that the batch's table counts in."""
+        k, v = self._pool.kv_buffer(layer_id)
+        shape = (-1, batch.page_size, *k.shape[1:])
+        return k.view(shape), v.view(shape)

@@ -10,8 +10,8 @@ sequence, and would be a second module to compile.
 
 The kernels for latents take a sequence's keys from the host's schedule alone, and know no masks. A step that is begun
 ahead has bounds on its lengths, and a tree has a mask: there verify and draft forwards run on our Triton kernels, while
-prefills, plain decodes and draft extends run here. Their schedule has one layout for all batches, so a captured graph is
-planned anew where it was.
+prefills, plain decodes and draft extends run here. Their schedule has one layout for all batches, so that a captured
+graph is planned anew where it was.
 
 Everything runs on one stream: attentions share scratch memory.
 """

@@ -18,7 +18,7 @@ from specdebug.engine.attention import select
 from specdebug.engine.attention.backend import TorchBackend, TritonBackend
 from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
 from specdebug.engine.config import EngineConfig
-from specdebug.engine.gpu import flash_attn
+from specdebug.engine.gpu import flash_attn as library
 from specdebug.engine.gpu.flash_attn import FlashAttnExecutor
 from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
 from tests.engine.attention.fake_flash_attn import Interface3, Package2
@@ -116,14 +116,14 @@ def flash_attn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]
                 raise OSError("undefined symbol\nand more")
             return Interface3() if name == "flash_attn_interface" else Package2()
 
-        flash_attn._load.cache_clear()
+        library._load.cache_clear()
         spec = SimpleNamespace(find_spec=lambda name: object() if name in modules else None)
         importer = SimpleNamespace(util=spec, import_module=import_module)
-        monkeypatch.setattr(flash_attn, "importlib", importer)
+        monkeypatch.setattr(library, "importlib", importer)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
 
     yield install
-    flash_attn._load.cache_clear()
+    library._load.cache_clear()
 
 
 def chosen(dtype: torch.dtype = torch.bfloat16, models: int = 1, **options: Any) -> str:

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Any
+
 import pytest
-from specdebug.base.assets import NAMES
-from specdebug.base.assets import checkpoint_path
+
+from specdebug.base.assets import NAMES, checkpoint_path
 from specdebug.base.errors import InvalidOption
-from specdebug.engine.model import load_target
 from specdebug.engine.model.checkpoint import Checkpoint
-from specdebug.engine.model.draft_kind import ASSISTANT
-from specdebug.engine.model.draft_kind import EAGLE3_HEAD
-from specdebug.engine.model.draft_kind import EAGLE_HEAD
-from specdebug.engine.model.draft_kind import LATENT_NEXTN_LAYER
-from specdebug.engine.model.draft_kind import NEXTN_LAYERS
-from specdebug.engine.model.draft_kind import WHOLE_MODEL
-from specdebug.engine.model.draft_kind import DraftKind
-from specdebug.engine.model.draft_kind import kind_of
-from specdebug.engine.model.draft_kind import require_kind
-from specdebug.engine.model.llama import TargetModel
-from specdebug.engine.workers.registry import SHIPPED
-from specdebug.engine.workers.registry import part_of
-from tests.engine.model.test_published_shapes import EAGLE
-from tests.engine.model.test_published_shapes import EAGLE3
-from tests.engine.model.test_published_shapes import HEAD_8B
-from tests.engine.model.test_published_shapes import LLAMA_3_1_8B
-from tests.engine.model.test_published_shapes import target_shapes
+from specdebug.engine.model.draft_kind import (
+    ASSISTANT,
+    EAGLE3_HEAD,
+    EAGLE_HEAD,
+    LATENT_NEXTN_LAYER,
+    NEXTN_LAYERS,
+    WHOLE_MODEL,
+    DraftKind,
+    kind_of,
+    require_kind,
+)
 from specdebug.engine.model.loader import load_target
 from specdebug.engine.model.models import TargetModel
-from specdebug.engine.workers.registry import loader_of
+from specdebug.engine.workers.registry import SHIPPED, part_of
+from tests.engine.model.test_published_shapes import EAGLE, EAGLE3, HEAD_8B, LLAMA_3_1_8B, target_shapes
 
 KINDS = {
     "tiny": WHOLE_MODEL,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdebug import kernel_memory
-from specdebug.kernel_memory.rules import KernelRule
+from specdebug.kernel_memory.finding import KernelRule
 from specdebug.kernel_memory.watch import Watch
 from specdebug.targets.inside.guard import Call, EngineLook, Tap, wrap_method
 from specdebug.targets.inside.words import say

@@ -15,7 +15,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from specdebug.kernel_memory.rules import KernelRule
+from specdebug.kernel_memory.finding import KernelRule
 from specdebug.kernel_memory.watch import Watch
 from specdebug.targets.inside.guard import EngineLook
 from specdebug.targets.launch.log import ServerLog

@@ -5,7 +5,6 @@ Most sessions run in this process, where an arm's outcome is told by its name; s
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -165,14 +164,6 @@ def test_reverts_ask_for_the_plain_verdict(
     assert workers.ran[-1] == "fixed 0 [27360]"
 
 
-def test_the_option_has_a_name_of_its_own_and_the_old_one(
-    pytester: pytest.Pytester, mini: Path, workers: Workers
-) -> None:
-    node = "scenarios/mini.yaml::fixed"
-    session(pytester, node, "--specdebug-revert", "27360", "--revert", "26972").assert_outcomes(passed=1)
-    assert workers.ran[-1] == "fixed 0 [27360, 26972]"
-
-
 def own_content(pytester: pytest.Pytester) -> Path:
     """A scenario in a content folder of its own, one arm of which reverts a fix of that folder."""
     folder = pytester.path / "mine"
@@ -195,19 +186,6 @@ def test_content_beside_a_scenario_is_named_and_used_when_asked_for(
     workers.tell(positions=outcome("pass"))
     failed = session(pytester, f"{file}::positions", "--specdebug-content", "mine")
     failed.stdout.fnmatch_lines([f"replay: specdebug replay {file} --arm positions --content {folder} --seed 0"])
-
-
-@pytest.mark.parametrize("how", ["ini", "file"])
-def test_content_from_the_ini_option_or_the_configuration_file(
-    how: str, pytester: pytest.Pytester, mini: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own_content(pytester)
-    monkeypatch.delenv("SPECDEBUG_CONFIG", raising=False)
-    if how == "ini":
-        pytester.makeini("[pytest]\nspecdebug_content = mine")
-    else:
-        (pytester.path / ".specdebug.toml").write_text('content = ["mine"]\n')
-    session(pytester, "mine/scenarios/own.yaml").assert_outcomes(passed=4)
 
 
 def test_seeds(pytester: pytest.Pytester, mini: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,11 +318,6 @@ def test_exit_codes_of_other_tests(pytester: pytest.Pytester) -> None:
         )
     }
     assert list(codes.values()) == [0, 1, 125, 0, 125]
-
-
-def test_it_is_registered() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"specdebug": "specdebug.pytest_plugin"}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from rich.text import Text
 from benchmarks.lossless.play import MET
 from benchmarks.lossless.tally import OPTIONS, NearTie, Row, together
 from specdebug.report.parts import Table, columns
-from specdebug.report.tables import Listing
+from specdebug.report.terminal import Listing
 
 
 def render(rows: Sequence[Row], title: str) -> RenderableType:
@@ -36,7 +36,7 @@ def conclusion(rows: Sequence[Row]) -> str:
 
 def _table(rows: Sequence[Row], title: str) -> Listing:
     names = ("worker", "plan", "by", "dtype", "configurations", "requests", "tokens", "accept", "same text")
-    heads = [*columns(*names[:4], key=True), *columns(*names[4:], "near-ties", "widest", "wrong", "s", right=True)]
+    heads = [*columns(*names[:4], kind="key"), *columns(*names[4:], "near-ties", "widest", "wrong", "s", kind="right")]
     return Listing(Table(heads, [_cells(row) for row in rows], title))
 
 
@@ -60,7 +60,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _met(totals: Sequence[Row]) -> Listing:
-    heads = [*columns("worker", "dtype", key=True), *columns(*OPTIONS), *columns(*MET, right=True)]
+    heads = [*columns("worker", "dtype", kind="key"), *columns(*OPTIONS), *columns(*MET, kind="right")]
     return Listing(
         Table(heads, [_met_by(row) for row in totals], "configurations that met it, and the options they had")
     )

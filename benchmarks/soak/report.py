@@ -14,7 +14,7 @@ from benchmarks.soak.memory import MAX_GROWTH_MB, MAX_SLOPE_MB, NOISE_MB, Trend,
 from benchmarks.soak.tally import Tally, WorkerTally
 from specdebug.report.parts import Column, Table
 from specdebug.report.progress import PlainLines
-from specdebug.report.tables import Listing
+from specdebug.report.terminal import Listing
 from specdebug.scenario.library import engine_sites
 from specdebug.verdict.signatures import OUTPUTS
 
@@ -57,7 +57,7 @@ def standing(tally: Tally, seconds: float) -> str:
 def render(tally: Tally) -> RenderableType:
     """The table, what was served, and every alarm."""
     names = ["all", *(f"process {worker.number}" for worker in tally.workers)]
-    columns = [Column("", key=True), *map(Column, names)]
+    columns = [Column("", "key"), *map(Column, names)]
     table = Listing(Table(columns, _rows(tally)))
     lines = [f"{option}: {_shares(counts)}" for option, counts in tally.decoded_by.items()]
     served = Text("\nDecode steps by kind of engine\n" + "\n".join(f"  {line}" for line in lines))

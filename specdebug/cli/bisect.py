@@ -3,39 +3,92 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
-
-import typer
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specdebug.base import interrupts
-from specdebug.cli.bisect_options import BisectBudget, BisectSubject, Suspects, check_together
-from specdebug.cli.bisect_plan import BisectQuestion, Plan, plan_of
-from specdebug.cli.options import (
-    ContentOptions,
-    EngineOptions,
-    Executor,
-    PageOptions,
-    grouped,
-    positive,
-)
-from specdebug.cli.output import on_stderr, tell
-from specdebug.cli.running import UNDECIDED, JournalOptions, command_of, confidence_of, tell_rerun
+from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.trials.command import Takes
+from specdebug.cli import options as opt
+from specdebug.cli.output import UNDECIDED, on_stderr, tell, tell_rerun
 
 if TYPE_CHECKING:
-    from specdebug.campaign.trials.search import Findings
+    from specdebug.campaign.trials.campaign import Origin, TrialSource
+    from specdebug.report.bisect import Bisection
+    from specdebug.scenario.grammar import Scenario
+    from specdebug.search.posterior import BayesianSearch
 
 
-@grouped
-def bisect(
-    ctx: typer.Context,
-    subject: BisectSubject,
-    budget: BisectBudget,
-    suspects: Suspects,
-    kept_in: JournalOptions,
-    results: PageOptions,
-    engine: EngineOptions,
-    shared: ContentOptions,
-) -> int:
+class Over(StrEnum):
+    """The kind of thing that may be the cause."""
+
+    TOGGLES = "toggles"
+    CONFIG = "config"
+    FAULTS = "faults"
+    COMMITS = "commits"
+
+
+_OWN = {Over.COMMITS: ("good", "bad", "repo", "build"), Over.CONFIG: ("option",), Over.FAULTS: ("fault",)}
+"""Options of one kind alone."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One search: the source that runs its trials, what they are of, and the words.
+
+    Attributes:
+        chooser: picks the trials.
+        reproduce: makes the command that runs a trial again, of the candidates that it switched on and its seed.
+        next_step: makes the command to run next, of the culprits and the signature that was followed.
+        how_often: measures how often it fails with nothing switched on.
+        proven: what is switched on takes effect.
+        takes: how many fixes its engine takes, where that is not ours; ``apart``: those that are never tried together.
+        make: makes the source on another machine, whose workers then need so many ``gpus``.
+    """
+
+    source: TrialSource
+    origin: Origin
+    chooser: Callable[[], BayesianSearch]
+    opening: tuple[frozenset[str], ...]
+    what: str
+    reproduce: Callable[[frozenset[str], int], str]
+    next_step: Callable[[frozenset[str], str], str]
+    how_often: str
+    proven: bool = True
+    takes: Takes | None = None
+    apart: frozenset[frozenset[str]] = frozenset()
+    name_length: int | None = None
+    signature: str | None = None
+    make: Callable[[], TrialSource] | None = None
+    gpus: int = 0
+
+    def subject(self, over: str, journal: str) -> Bisection:
+        """The subject of the report."""
+        from specdebug.report.bisect import Bisection
+
+        names = [candidate.id for candidate in self.source.candidates]
+        apart = () if self.takes is Takes.ONE else sorted(tuple(sorted(pair, key=int)) for pair in self.apart)
+        return Bisection(
+            over=over,
+            what=self.what,
+            labels={candidate.id: candidate.label for candidate in self.source.candidates},
+            names={name: name[: self.name_length] for name in names},
+            journal=journal,
+            reproduce=self.reproduce,
+            next_step=self.next_step,
+            how_often=self.how_often,
+            takes=None if self.takes is None else self.takes.value,
+            apart=tuple(apart),
+        )
+
+
+@dataclass(kw_only=True)
+class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
     """Name the fix whose revert makes a flaky failure appear, or the pair, option, fault or commit, and how surely.
 
     SCENARIO is run with fixes reverted, with engine options set (--over config), or with some of its faults injected
@@ -49,49 +102,276 @@ def bisect(
     Every trial is kept in a journal: the same command goes on where it was stopped. Exit code 0 when a culprit, or
     that there is none, was named; 125 when it ended undecided, or unproven.
     """
-    level = confidence_of(budget.confidence)
-    positive(budget.timeout)
-    results.check()
-    command = command_of(ctx, subject.scenario)
-    check_together(subject, budget, suspects)
-    over = engine.overrides_of(ctx, subject.scenario)
-    plan = plan_of(BisectQuestion(subject, suspects, budget, command, shared, over, level))
-    if budget.executor is Executor.RAY:
-        plan = plan.on_ray(budget.ray_address, budget.jobs)
-    with contextlib.closing(plan.source), interrupts.held():
-        return _search(plan, subject.over.value, budget, suspects.signature or plan.signature, kept_in, results)
 
+    over: Over = opt.option("What may be the cause.", default=Over.TOGGLES)
+    confidence: str = opt.confidence_option("Name a culprit at this probability (0.95, 95%).", default="95%")
+    jobs: int | None = opt.trials_at_a_time("Trials at a time: of a command 1, of a scenario a core each.")
+    seed: int = opt.option("Of the trials' seeds, and of ties.", default=0, min=0)
+    max_trials: int = opt.option("Stop undecided after so many.", default=1000, min=1)
+    arm: str | None = opt.arm_option("Of the scenario; the first that reverts nothing, over faults that declares some.")
+    fault: list[str] | None = opt.fault_option(
+        "Over faults: one to suspect beside those that the arm declares (repeatable)."
+    )
+    good: str | None = opt.option("Over commits: where it does not fail.", metavar="REV")
+    bad: str | None = opt.option("Over commits: where it does; HEAD.", metavar="REV")
+    repo: Path | None = opt.option("Over commits: the repository; this folder's.", metavar="DIR")
+    build: str | None = opt.option("Over commits: run in a shell after each checkout.", metavar="CMD")
+    signature: str | None = opt.signature_option(
+        "Follow these failures; else what the scenario expects, or the most frequent."
+    )
+    option: list[str] | None = opt.option("Over config: an engine option to suspect (repeatable).", metavar="KEY=VALUE")
 
-def _search(
-    plan: Plan, over: str, budget: BisectBudget, pattern: str | None, kept_in: JournalOptions, results: PageOptions
-) -> int:
-    """Search to the end, or as far as it goes, tell the findings, and return the exit code."""
-    from specdebug.campaign.trials.campaign import Campaign
-    from specdebug.campaign.trials.search import CulpritSearch
-    from specdebug.campaign.trials.state import digest_of
-    from specdebug.report.bisect import BisectProgress, bisect_report
+    def run(self) -> int:
+        opt.confidence_of(self.confidence)
+        opt.positive(self.timeout)
+        self.check_outputs()
+        self.words()
+        self._check_together()
+        self.over_engine = self.overrides()
+        plan = self._plan()
+        if self.on_ray:
+            from specdebug.campaign.trials.ray_executor import RaySource
 
-    identity = digest_of(over, plan.origin.question, str(budget.seed))
-    path = kept_in.path("bisect", identity)
-    subject = plan.subject(over, str(path))
-    with kept_in.opened(path, identity, f"{plan.what} over {over}, seed {budget.seed}", plan.origin.state()) as journal:
-        search = CulpritSearch(
-            plan.source.candidates,
-            plan.chooser,
-            opening=plan.opening,
-            proven=plan.proven,
-            max_trials=budget.max_trials,
-            pattern=pattern,
+            assert plan.make is not None
+            ray = RaySource(plan.source, plan.make, address=self.ray_address, jobs=self.jobs, gpus=plan.gpus)
+            plan = replace(plan, source=ray)
+        with contextlib.closing(plan.source), interrupts.held():
+            return self._search(plan)
+
+    def _search(self, plan: Plan) -> int:
+        """Search to the end, or as far as it goes, tell the findings, and return the exit code."""
+        from specdebug.campaign.trials.campaign import Campaign
+        from specdebug.campaign.trials.search import CulpritSearch
+        from specdebug.campaign.trials.state import digest_of
+        from specdebug.report.bisect import BisectProgress, bisect_report
+
+        over, pattern = self.over.value, self.signature or plan.signature
+        identity = digest_of(over, plan.origin.question, str(self.seed))
+        path = self.journal_path("bisect", identity)
+        subject = plan.subject(over, str(path))
+        about = f"{plan.what} over {over}, seed {self.seed}"
+        with self.opened(path, identity, about, plan.origin.state()) as journal:
+            search = CulpritSearch(
+                plan.source.candidates,
+                plan.chooser,
+                opening=plan.opening,
+                proven=plan.proven,
+                max_trials=self.max_trials,
+                pattern=pattern,
+            )
+            with on_stderr(lambda stream: BisectProgress(stream, subject)) as watcher:
+                findings = Campaign(plan.source, journal, self.seed, self.max_trials).search(search, watcher)
+            tell_rerun(plan.source.rerun)
+            codes = {"answered": 0, "interrupted": interrupts.exit_code()}
+            code = findings.trouble.exit_code if findings.trouble else codes.get(findings.reason, UNDECIDED)
+            report = bisect_report(findings, subject, code, journal.trials, journal.evidence, plan.chooser, pattern)
+            return tell(report, self, trouble=findings.trouble)
+
+    def _check_together(self) -> None:
+        """Raise SpecDebugError for an option that is of no use beside the others."""
+        for name in (name for kind, names in _OWN.items() if kind is not self.over for name in names):
+            if getattr(self, name) is not None:
+                raise SpecDebugError(f"--{name} is of no use with --over {self.over.value}")
+        if self.takes is Takes.SET and self.over is not Over.TOGGLES:
+            raise SpecDebugError(f"--takes is of no use with --over {self.over.value}")
+        if self.arm is not None and self.scenario is None:
+            raise SpecDebugError("--arm is for scenarios")
+        if self.on_ray and self.over is Over.COMMITS:
+            raise SpecDebugError(
+                "--over commits runs where its worktrees are, on this machine; leave out --executor ray"
+            )
+
+    def _plan(self) -> Plan:
+        """The plan for what was asked. Raises SpecDebugError for what cannot be bisected so."""
+        if self.over is Over.COMMITS:
+            return self._over_commits()
+        if self.scenario is not None:
+            if self.over is Over.FAULTS:
+                return self._over_faults(self.scenario)
+            if self.over is Over.CONFIG and not self.option:
+                raise SpecDebugError("--over config needs --option KEY=VALUE, once for each engine option to suspect")
+            return self._over_scenario(self.scenario)
+        if self.over is Over.FAULTS:
+            raise SpecDebugError("--over faults needs a scenario: nothing can be injected into a command")
+        if self.over is Over.CONFIG:
+            raise SpecDebugError("--over config needs a scenario: a command has no engine options to set")
+        return self._over_toggles_of_command()
+
+    def _choice(
+        self, names: Sequence[str], apart: frozenset[frozenset[str]] = frozenset()
+    ) -> tuple[Callable[[], BayesianSearch], tuple[frozenset[str], ...]]:
+        """A maker of a Bayesian search among these candidates, and what its first trials switch on."""
+        from specdebug.search.bisect import Bisector, openings
+
+        level = opt.confidence_of(self.confidence)
+        return partial(Bisector, names, confidence=level, seed=self.seed, apart=apart), openings(names, apart)
+
+    def _typed(self, *words: str, first: str = "") -> str:
+        """A command with the same engine options and content folders."""
+        return first + shlex.join(["specdebug", *words, *opt.engine_words(self.over_engine), *self.content_words()])
+
+    def _over_toggles_of_command(self) -> Plan:
+        from specdebug.campaign.trials.command import SEED_VARIABLE, command_source, made_there, reverts_text
+        from specdebug.patching.toggles import REVERT_VARIABLE
+
+        command, library = self.words(), self.library()
+        what, options = shlex.join(command), {"takes": self.takes, "timeout_s": self.timeout}
+        source = command_source(library, command, capacity=self.jobs or 1, **options)
+        return Plan(
+            source,
+            source,
+            *self._choice([candidate.id for candidate in source.candidates], source.apart),
+            what,
+            lambda reverted, seed: f"{REVERT_VARIABLE}={reverts_text(reverted)} {SEED_VARIABLE}={seed} {what}",
+            lambda culprits, _: "; ".join(f"specdebug toggles show {one}" for one in sorted(culprits, key=int)),
+            shlex.join(["specdebug", "flake", "--", *command]),
+            proven=source.proven,
+            takes=self.takes,
+            apart=source.apart,
+            make=partial(made_there, command_source, library.folders[1:], command, **options),
         )
-        with on_stderr(lambda stream: BisectProgress(stream, subject)) as watcher:
-            findings = Campaign(plan.source, journal, budget.seed, budget.max_trials).search(search, watcher)
-        tell_rerun(plan.source.rerun)
-        code, kept = _exit_code(findings), (journal.trials, journal.evidence)
-        report = bisect_report(findings, subject, code, *kept, plan.chooser, pattern)
-        return tell(report, results, trouble=findings.trouble)
+
+    def _over_scenario(self, file: str) -> Plan:
+        """The fixes that an arm does not revert, or engine options."""
+        from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature
+
+        options = tuple(self.option or ())
+        for text in options:
+            if text.partition("=")[0] in self.over_engine:
+                flags = shlex.join(opt.engine_words(self.over_engine))
+                raise SpecDebugError(f"--option {text} is suspected, but {flags} sets it for all")
+        library = self.library()
+        scenario = library.scenario(file).laid_over(self.over_engine)
+        same: dict[str, Any] = {"options": options, "timeout_s": self.timeout, "takes": self.takes}
+        source = ScenarioSource(library, scenario, arm=self.arm, jobs=self._jobs, **same)
+        if source.proven and self.takes is Takes.SET:
+            raise SpecDebugError("--takes is for a command, or a server that is not ours")
+        names = [candidate.id for candidate in source.candidates]
+        if not names:
+            raise SpecDebugError(f"arm '{source.arm}' reverts every fix there is; nothing is left to suspect")
+        told = self._told_of_options(file, source.arm) if options else self._told_of_fixes(file, source.arm)
+        return Plan(
+            source,
+            source,
+            *self._choice(names, source.apart),
+            f"{file}, arm {source.arm},",
+            *told,
+            self._typed("flake", file, "--arm", source.arm),
+            proven=source.proven,
+            takes=None if source.proven or options else self.takes,
+            apart=source.apart,
+            signature=expected_signature(scenario),
+            **_elsewhere(ScenarioSource, library.folders[1:], scenario, source.arm, same),
+        )
+
+    @property
+    def _jobs(self) -> int:
+        """The number of trials of a scenario that run at a time."""
+        from specdebug.workers.system import cpu_count
+
+        return self.jobs or cpu_count()
+
+    def _told_of_fixes(self, file: str, arm: str) -> _Told:
+        from specdebug.campaign.trials.command import reverts_text
+
+        def reproduce(reverted: frozenset[str], seed: int) -> str:
+            reverts = ["--revert", reverts_text(reverted)] if reverted else []
+            return self._typed("replay", file, "--arm", arm, "--seed", str(seed), *reverts)
+
+        def next_step(culprits: frozenset[str], followed: str) -> str:
+            reverts = ("--revert", reverts_text(culprits))
+            return self._typed("minimise", file, "--arm", arm, *reverts, "--signature", followed, "-o", "small.yaml")
+
+        return reproduce, next_step
+
+    def _told_of_options(self, file: str, arm: str) -> _Told:
+        def reproduce(switched: frozenset[str], seed: int) -> str:
+            first = f"set {' and '.join(sorted(switched))} in the engine of arm '{arm}', then "
+            return self._typed("replay", file, "--arm", arm, "--seed", str(seed), first=first)
+
+        def next_step(culprits: frozenset[str], followed: str) -> str:
+            first = f"with {' and '.join(sorted(culprits))} set in the file, "
+            return self._typed("minimise", file, "--arm", arm, "--signature", followed, "-o", "small.yaml", first=first)
+
+        return reproduce, next_step
+
+    def _over_faults(self, file: str) -> Plan:
+        from specdebug.campaign.trials.scenario import FaultSource, expected_signature
+        from specdebug.faults.declare import parse_fault
+
+        library = self.library()
+        scenario = library.scenario(file).laid_over(self.over_engine)
+        same = {"faults": tuple(map(parse_fault, self.fault or ())), "timeout_s": self.timeout}
+        source = FaultSource(library, scenario, arm=self.arm, jobs=self._jobs, **same)  # type: ignore[arg-type]
+        names = [candidate.id for candidate in source.candidates]
+        # What other arms are expected to fail with has other causes.
+        expected = {source.arm: scenario.expect[source.arm]} if source.arm in scenario.expect else {}
+
+        def reproduce(switched: frozenset[str], seed: int) -> str:
+            added = [word for name in names if name in switched - source.declared for word in ("--fault", name)]
+            unwanted = [name for name in names if name in source.declared - switched]
+            first = f"take {' and '.join(unwanted)} out of the faults of arm '{source.arm}', then " if unwanted else ""
+            return self._typed("replay", file, "--arm", source.arm, "--seed", str(seed), *added, first=first)
+
+        def next_step(culprits: frozenset[str], followed: str) -> str:
+            kinds = dict.fromkeys(name.partition(":")[0] for name in names if name in culprits)
+            return "; ".join(f"specdebug faults show {kind}" for kind in kinds)
+
+        return Plan(
+            source,
+            source,
+            *self._choice(names),
+            f"{file}, arm {source.arm},",
+            reproduce,
+            next_step,
+            self._typed("flake", file, "--arm", source.arm),
+            signature=expected_signature(replace(scenario, expect=expected)),
+            **_elsewhere(FaultSource, library.folders[1:], scenario, source.arm, same),
+        )
+
+    def _over_commits(self) -> Plan:
+        from specdebug.campaign.trials.command import SEED_VARIABLE
+        from specdebug.campaign.trials.commits import CommitSource
+        from specdebug.search.bisect import OrderedBisector
+
+        if self.scenario is not None:
+            raise SpecDebugError(f"--over commits needs a command, such as: -- specdebug replay {self.scenario}")
+        if self.good is None:
+            raise SpecDebugError("--over commits needs --good REV, a commit where it does not fail")
+        command, build = self.words(), self.build
+        places = (self.repo or Path(), self.good, self.bad or "HEAD")
+        source = CommitSource(command, *places, build=build, capacity=self.jobs or 1, timeout_s=self.timeout)
+        commits = [candidate.id for candidate in source.candidates]
+        git, what = f"git -C {shlex.quote(str(source.top))}", shlex.join(command)
+
+        def reproduce(reverted: frozenset[str], seed: int) -> str:
+            (commit,) = reverted
+            then = f"{build} && " if build else ""
+            return f"{git} checkout {commit[:12]} && {then}{SEED_VARIABLE}={seed} {what}"
+
+        return Plan(
+            source,
+            source,
+            partial(OrderedBisector, commits, confidence=opt.confidence_of(self.confidence)),
+            (frozenset(commits[-1:]),),
+            what,
+            reproduce,
+            lambda culprits, _: "; ".join(f"{git} show {commit[:12]}" for commit in culprits),
+            shlex.join(["specdebug", "flake", "--", *command]),
+            proven=source.proven,
+            name_length=12,
+        )
 
 
-def _exit_code(findings: Findings) -> int:
-    if findings.trouble is not None:
-        return findings.trouble.exit_code
-    return {"answered": 0, "interrupted": interrupts.exit_code()}.get(findings.reason, UNDECIDED)
+_Told: TypeAlias = tuple[Callable[[frozenset[str], int], str], Callable[[frozenset[str], str], str]]
+
+
+def _elsewhere(
+    kind: Any, folders: Sequence[Path], scenario: Scenario, arm: str, same: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What makes the source of a scenario's trials on another machine, and the GPUs that a worker needs there."""
+    from specdebug.campaign.trials.command import made_there
+    from specdebug.scenario.checks import engine_shape
+
+    gpus = int(engine_shape(scenario, arm).device != "cpu")
+    return {"make": partial(made_there, kind, folders, scenario, arm=arm, **same), "gpus": gpus}

@@ -15,15 +15,14 @@ from specdebug.base.attention_plans import PLANS
 
 Found: TypeAlias = Iterable[str | tuple[str, str]]
 """Values, or pairs of a value and its description."""
+Completer: TypeAlias = Callable[[typer.Context, str], Found]
 
 _YAML = (".yaml", ".yml")
 _SUBJECT = ("files", "file", "scenario")
 """The names of commands' parameters that take a scenario."""
 
 
-def _quietly(
-    complete: Callable[[typer.Context, str], Found],
-) -> Callable[[typer.Context, str], list[str | tuple[str, str]]]:
+def _quietly(complete: Completer) -> Completer:
     """Keep the values that begin with the incomplete word; after an error there are none."""
 
     @wraps(complete)
@@ -37,50 +36,70 @@ def _quietly(
     return completed
 
 
+def _content(ctx: typer.Context) -> list[Path]:
+    return list(ctx.params.get("content") or ())
+
+
+def _names_and_files(ctx: typer.Context, incomplete: str, endings: tuple[str, ...]) -> Found:
+    """Names of scenarios, then folders, and files of these endings, that begin as the word does."""
+    from specdebug.base.content import content_files
+
+    yield from content_files("scenarios", _content(ctx))
+    folder, begun = os.path.split(incomplete)
+    for entry in sorted(os.scandir(folder or "."), key=lambda each: each.name):
+        if entry.name.startswith(".") and not begun.startswith("."):
+            continue
+        path = os.path.join(folder, entry.name)
+        if entry.is_dir():
+            yield path + os.sep
+        elif entry.name.endswith(endings):
+            yield path
+
+
 @_quietly
 def scenarios(ctx: typer.Context, incomplete: str) -> Found:
-    """Complete names of scenarios, scenario files, and folders on the way to them."""
-    yield from _scenario_names(ctx)
-    yield from _paths(incomplete, _YAML)
+    """Names of scenarios, scenario files, and folders on the way to them."""
+    return _names_and_files(ctx, incomplete, _YAML)
 
 
 @_quietly
 def replayed(ctx: typer.Context, incomplete: str) -> Found:
-    """Complete the same, and bundles."""
+    """The same, and bundles."""
     from specdebug.bundle import ENDING
 
-    yield from _scenario_names(ctx)
-    yield from _paths(incomplete, (*_YAML, ENDING))
+    return _names_and_files(ctx, incomplete, (*_YAML, ENDING))
 
 
 @_quietly
 def arms(ctx: typer.Context, incomplete: str) -> Found:
-    """Complete arms of the scenarios that are on the line already."""
+    """Arms of the scenarios that are on the line already."""
     from specdebug.base.content import find
     from specdebug.base.yamlio import load_yaml
 
-    found = [load_yaml(find("scenarios", subject, _content(ctx))).data for subject in _subjects(ctx)]
+    # Where the option that is being completed, still without its value, ended the parsing, they are in ctx.args.
+    given = next((value for name in _SUBJECT if (value := ctx.params.get(name))), ctx.args)
+    subjects = [given] if isinstance(given, str) else given
+    found = [load_yaml(find("scenarios", subject, _content(ctx))).data for subject in subjects]
     return dict.fromkeys(str(arm) for data in found for arm in data.get("arms", ()))
+
+
+def _registry(ctx: typer.Context) -> Any:
+    from specdebug.patching.toggles import load_registry
+
+    return load_registry(_content(ctx))
 
 
 @_quietly
 def fixes(ctx: typer.Context, incomplete: str) -> Found:
-    """Complete the last of a list of numbers of fixes that can be reverted."""
+    """The last of a list of numbers of fixes that can be reverted."""
     before, comma, _ = incomplete.rpartition(",")
     return [(f"{before}{comma}{toggle.pr}", toggle.title) for toggle in _registry(ctx).toggles.values()]
 
 
 @_quietly
 def all_fixes(ctx: typer.Context, incomplete: str) -> Found:
-    """Complete numbers of all registered fixes, those of other engines included."""
+    """Numbers of all registered fixes, those of other engines included."""
     return [(str(toggle.pr), toggle.title) for toggle in _registry(ctx).all]
-
-
-@_quietly
-def fault_names(ctx: typer.Context, incomplete: str) -> Found:
-    from specdebug.faults.catalogue import CLASSES
-
-    return [(kind.name, kind.summary) for kind in CLASSES.values()]
 
 
 @_quietly
@@ -99,19 +118,15 @@ def targets(ctx: typer.Context, incomplete: str) -> Found:
 
 @_quietly
 def faults(ctx: typer.Context, incomplete: str) -> Found:
-    """Complete a fault's class, then ``:`` and the keys of its address, then the sites it can act at."""
+    """A fault's class, then ``:`` and the keys of its address, then the sites it can act at."""
     from specdebug.faults.catalogue import CLASSES
 
     name, colon, address = incomplete.partition(":")
     if not colon:
-        yield from ((kind.name, kind.summary) for kind in CLASSES.values())
-        return
+        return [(kind.name, kind.summary) for kind in CLASSES.values()]
     kind, (before, comma, last) = CLASSES[name], address.rpartition(",")
-    begun = f"{name}:{before}{comma}"
-    if last.startswith("site="):
-        yield from (f"{begun}site={site}" for site in kind.sites)
-    else:
-        yield from (f"{begun}{key}=" for key in kind.keys)
+    ends = [f"site={site}" for site in kind.sites] if last.startswith("site=") else [f"{key}=" for key in kind.keys]
+    return [f"{name}:{before}{comma}{end}" for end in ends]
 
 
 @_quietly
@@ -123,7 +138,7 @@ def packs(ctx: typer.Context, incomplete: str) -> Found:
 
 @_quietly
 def signatures(ctx: typer.Context, incomplete: str) -> Found:
-    """Complete signatures of findings of probes: a kind and a site."""
+    """Signatures of findings of probes: a kind and a site."""
     from specdebug.scenario.library import engine_sites
 
     return dict.fromkeys(f"{site.kind}@{site.name}" for site in engine_sites())
@@ -131,46 +146,10 @@ def signatures(ctx: typer.Context, incomplete: str) -> Found:
 
 @_quietly
 def devices(ctx: typer.Context, incomplete: str) -> Found:
-    """Complete kinds of devices. Only torch, which is not asked, knows which there are."""
+    """Kinds of devices. Only torch, which is not asked, knows which there are."""
     return ("cpu", "cuda")
 
 
 @_quietly
 def plans(ctx: typer.Context, incomplete: str) -> Found:
     return PLANS
-
-
-def _content(ctx: typer.Context) -> list[Path]:
-    return list(ctx.params.get("content") or ())
-
-
-def _registry(ctx: typer.Context) -> Any:
-    from specdebug.patching.toggles import load_registry
-
-    return load_registry(_content(ctx))
-
-
-def _subjects(ctx: typer.Context) -> list[str]:
-    for name in _SUBJECT:
-        if value := ctx.params.get(name):
-            return [value] if isinstance(value, str) else list(value)
-    return list(ctx.args)  # where the option that is being completed, still without its value, ended the parsing
-
-
-def _scenario_names(ctx: typer.Context) -> Found:
-    from specdebug.base.content import content_files
-
-    return content_files("scenarios", _content(ctx))
-
-
-def _paths(incomplete: str, endings: tuple[str, ...]) -> Found:
-    """Yield folders, and files of these endings, that begin as the word does."""
-    folder, begun = os.path.split(incomplete)
-    for entry in sorted(os.scandir(folder or "."), key=lambda each: each.name):
-        if entry.name.startswith(".") and not begun.startswith("."):
-            continue
-        path = os.path.join(folder, entry.name)
-        if entry.is_dir():
-            yield path + os.sep
-        elif entry.name.endswith(endings):
-            yield path

@@ -4,44 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.trials.command import Takes
-from specdebug.cli.options import (
-    MAX_TRIALS,
-    TRIALS_AT_A_TIME,
-    ArmOption,
-    Confidence,
-    ContentOptions,
-    EngineOptions,
-    Help,
-    ResultOptions,
-    Reverts,
-    ScenarioOrCommand,
-    SignatureOption,
-    TakesOption,
-    TrialSeed,
-    TrialTimeout,
-    engine_words,
-    grouped,
-    numbers_of,
-    positive,
-)
-from specdebug.cli.output import on_stderr, tell
-from specdebug.cli.running import UNDECIDED, JournalOptions, command_of, confidence_of, tell_rerun
+from specdebug.cli import options as opt
+from specdebug.cli.output import on_stderr, tell, tell_rerun
 
 if TYPE_CHECKING:
     from specdebug.campaign.trials.command import CommandSource
-    from specdebug.campaign.trials.sampling import Sampled
     from specdebug.campaign.trials.scenario import ScenarioSource
-    from specdebug.report.flake import Question
-    from specdebug.scenario.library import Library
     from specdebug.search.claims import Claim
 
 TRIALS = 1000
@@ -49,43 +23,19 @@ TRIALS = 1000
 
 
 @dataclass(frozen=True)
-class FlakeSubject:
-    """The thing that may fail. Without a scenario it is the command after ``--``."""
+class _Plan:
+    """The source that runs the trials, the fixes reverted in them (``own``: by the arm itself), and the words."""
 
-    scenario: ScenarioOrCommand = None
-    arm: Annotated[ArmOption, Help("Of the scenario; the first that reverts nothing unless given.")] = None
-    revert: Annotated[Reverts, Help("Revert these fixes in every trial.")] = None
-    takes: TakesOption = Takes.ONE
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The question about it, the confidence of the answer, and the trials there may be."""
-
-    claim: Annotated[
-        str | None,
-        typer.Option("--claim", metavar="CLAIM", help="Decide this: 'rate<1%', or 'rate<5% or rate>20%'."),
-    ] = None
-    confidence: Annotated[Confidence, Help("Of what is said (0.95, 95%).")] = "95%"
-    max_trials: Annotated[
-        int | None, MAX_TRIALS, Help("Stop after so many; 1000, or 4 times what the claim needs.")
-    ] = None
-    jobs: Annotated[int, TRIALS_AT_A_TIME] = 1
-    seed: TrialSeed = 0
-    timeout: TrialTimeout = None
-    signature: Annotated[SignatureOption, Help("Count these failures only, not any.")] = None
+    source: CommandSource | ScenarioSource
+    reverted: list[str]
+    what: str
+    reproduce: Callable[[int], str]
+    bisect: str
+    own: Sequence[str] = ()
 
 
-@grouped
-def flake(
-    ctx: typer.Context,
-    subject: FlakeSubject,
-    measured: Measurement,
-    kept_in: JournalOptions,
-    results: ResultOptions,
-    engine: EngineOptions,
-    shared: ContentOptions,
-) -> int:
+@dataclass(kw_only=True)
+class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
     """Run one thing with fresh seeds until its failure rate is known, or a claim about it is decided.
 
     -- CMD ... is any command: the fix to revert reaches it in SGLANG_DEBUG_REVERT_PR (with --takes set, several), the
@@ -95,145 +45,95 @@ def flake(
     stopped. Exit code 0 when the claim holds (without one: when nothing failed), 1 when it is refuted (when something
     failed), 125 when that is undecided, or nothing shows that the lines of a reverted fix ran.
     """
-    from specdebug.search.claims import parse_claim
 
-    level = confidence_of(measured.confidence)
-    claim = None if measured.claim is None else parse_claim(measured.claim, level)
-    positive(measured.timeout)
-    results.check()
-    over = engine.overrides_of(ctx, subject.scenario)
-    plan = _plan(command_of(ctx, subject.scenario), subject, measured, shared, over)
-    with contextlib.closing(plan.source), interrupts.held():
-        return _measure(plan, claim, level, measured, kept_in, results)
+    revert: list[str] | None = opt.revert_option("Revert these fixes in every trial.")
+    claim: str | None = opt.option("Decide this: 'rate<1%', or 'rate<5% or rate>20%'.", metavar="CLAIM")
+    confidence: str = opt.confidence_option("Of what is said (0.95, 95%).", default="95%")
+    max_trials: int | None = opt.option("Stop after so many; 1000, or 4 times what the claim needs.", min=1)
+    jobs: int = opt.trials_at_a_time(default=1)
+    seed: int = opt.option("Of the trials' seeds.", default=0, min=0)
+    signature: str | None = opt.signature_option("Count these failures only, not any.")
 
+    def run(self) -> int:
+        from specdebug.search.claims import parse_claim
 
-def _measure(
-    plan: _Plan,
-    claim: Claim | None,
-    level: float,
-    measured: Measurement,
-    kept_in: JournalOptions,
-    results: ResultOptions,
-) -> int:
-    """Run trials until the rate is known, or as far as it goes, tell it, and return the exit code."""
-    from specdebug.campaign.trials.campaign import Campaign
-    from specdebug.campaign.trials.sampling import RateSampling
-    from specdebug.campaign.trials.state import digest_of
-    from specdebug.report.flake import FlakeProgress, Question, flake_report
+        level = opt.confidence_of(self.confidence)
+        claim = None if self.claim is None else parse_claim(self.claim, level)
+        opt.positive(self.timeout)
+        self.check_outputs()
+        plan = self._plan()
+        with contextlib.closing(plan.source), interrupts.held():
+            return self._measure(plan, claim, level)
 
-    identity = digest_of("flake", plan.source.question, ",".join(plan.reverted), str(measured.seed))
-    path = kept_in.path("flake", identity)
-    about = f"the failure rate of {plan.what}, seed {measured.seed}"
-    question = Question(
-        plan.what, claim, level, str(path), plan.reproduce, plan.bisect, plan.switched, command=plan.is_command
-    )
-    with kept_in.opened(path, identity, about, plan.source.state()) as journal:
-        most = measured.max_trials or max(TRIALS, 4 * claim.owed(0, 0) if claim else 0)
-        reverted = frozenset(plan.reverted)
-        sampling = RateSampling(_enough(claim, level), reverted=reverted, max_trials=most, pattern=measured.signature)
-        with on_stderr(lambda stream: FlakeProgress(stream, question)) as watcher:
-            sampled = Campaign(plan.source, journal, measured.seed, most).search(sampling, watcher)
-        tell_rerun(plan.source.rerun)
-        trials, evidence = journal.trials, journal.evidence
-        code = _exit_code(sampled, question, evidence)
-        report = flake_report(sampled, question, code, plan.reverted, trials, evidence, measured.signature)
-        return tell(report, results, trouble=sampled.trouble)
+    def _measure(self, plan: _Plan, claim: Claim | None, level: float) -> int:
+        """Run trials until the rate is known, or as far as it goes, tell it, and return the exit code."""
+        from specdebug.campaign.trials.campaign import Campaign
+        from specdebug.campaign.trials.sampling import RateSampling
+        from specdebug.campaign.trials.state import digest_of
+        from specdebug.report.flake import FlakeProgress, Question, flake_report
+        from specdebug.search.intervals import anytime_interval, narrow_enough
 
+        def enough(failures: int, runs: int) -> bool:
+            if claim is not None:
+                return claim.decided(failures, runs) is not None
+            return bool(narrow_enough(anytime_interval(failures, runs, level).width, failures, runs))
 
-def _enough(claim: Claim | None, confidence: float) -> Callable[[int, int], bool]:
-    """Return the test, of failures and runs, that the claim is decided, or without one that the rate is known."""
-    from specdebug.search.intervals import anytime_interval, narrow_enough
+        identity = digest_of("flake", plan.source.question, ",".join(plan.reverted), str(self.seed))
+        path = self.journal_path("flake", identity)
+        about = f"the failure rate of {plan.what}, seed {self.seed}"
+        switched, is_command = [*plan.own, *plan.reverted], self.scenario is None
+        question = Question(
+            plan.what, claim, level, str(path), plan.reproduce, plan.bisect, switched, command=is_command
+        )
+        with self.opened(path, identity, about, plan.source.state()) as journal:
+            most = self.max_trials or max(TRIALS, 4 * claim.owed(0, 0) if claim else 0)
+            reverted = frozenset(plan.reverted)
+            sampling = RateSampling(enough, reverted=reverted, max_trials=most, pattern=self.signature)
+            with on_stderr(lambda stream: FlakeProgress(stream, question)) as watcher:
+                sampled = Campaign(plan.source, journal, self.seed, most).search(sampling, watcher)
+            tell_rerun(plan.source.rerun)
+            report = flake_report(sampled, question, plan.reverted, journal.trials, journal.evidence, self.signature)
+            return tell(report, self, trouble=sampled.trouble)
 
-    def enough(failures: int, runs: int) -> bool:
-        if claim is not None:
-            return claim.decided(failures, runs) is not None
-        return bool(narrow_enough(anytime_interval(failures, runs, confidence).width, failures, runs))
+    def _plan(self) -> _Plan:
+        over, command = self.overrides(), self.words()
+        if command and self.arm is not None:
+            raise SpecDebugError("--arm is for a scenario; a command has none")
+        if self.scenario is None:
+            return self._plan_of_command(command)
+        from specdebug.campaign.trials.scenario import ScenarioSource
+        from specdebug.targets.settings import engine_of
 
-    return enough
+        library = self.library()
+        laid_over = library.scenario(self.scenario).laid_over(over)
+        source = ScenarioSource(library, laid_over, arm=self.arm, jobs=self.jobs, timeout_s=self.timeout)
+        target = laid_over.target_of(source.arm)
+        toggles = library.toggles(opt.numbers_of(self.revert), target)
+        if not source.proven:
+            self.takes.check(toggles, (engine_of(target),))
+        others = {candidate.id for candidate in source.candidates}
+        reverted = [str(toggle.pr) for toggle in toggles if str(toggle.pr) in others]  # the arm reverts the rest itself
+        words = [self.scenario, "--arm", source.arm, *(("--revert", ",".join(reverted)) if reverted else ())]
+        what = shlex.join([*words, *opt.engine_words(over), *self.content_words()])
+        smaller = f"specdebug minimise {what} -o small.yaml   # the least that fails so"
+        known = reverted or source.own_reverts
+        bisect = smaller if known else f"specdebug bisect {what}   # what makes it fail"
+        return _Plan(
+            source, reverted, what, lambda one: f"specdebug replay {what} --seed {one}", bisect, source.own_reverts
+        )
 
+    def _plan_of_command(self, command: Sequence[str]) -> _Plan:
+        from specdebug.campaign.trials.command import SEED_VARIABLE, CommandSource
+        from specdebug.patching.toggles import OWN_ENGINE, REVERT_VARIABLE
 
-@dataclass(frozen=True)
-class _Plan:
-    """The source that runs the trials, the fixes reverted in them, and the words for them."""
-
-    source: CommandSource | ScenarioSource
-    reverted: list[str]
-    what: str
-    reproduce: Callable[[int], str]
-    bisect: str
-    own: Sequence[str] = ()
-    is_command: bool = False
-
-    @property
-    def switched(self) -> list[str]:
-        """Every fix that is reverted in a trial, those of the arm itself included."""
-        return [*self.own, *self.reverted]
-
-
-def _plan(
-    command: Sequence[str],
-    subject: FlakeSubject,
-    measured: Measurement,
-    shared: ContentOptions,
-    engine: Mapping[str, str | int | float],
-) -> _Plan:
-    if command and subject.arm is not None:
-        raise SpecDebugError("--arm is for a scenario; a command has none")
-    from specdebug.patching.toggles import OWN_ENGINE
-
-    library = shared.library()
-    numbers = numbers_of(subject.revert)
-    if subject.scenario is None:
-        toggles = library.toggles(numbers)
-        subject.takes.check(toggles, (OWN_ENGINE,))
-        return _plan_of_command(command, library, [str(toggle.pr) for toggle in toggles], subject.takes, measured)
-    from specdebug.campaign.trials.scenario import ScenarioSource
-    from specdebug.targets.settings import engine_of
-
-    laid_over = library.scenario(subject.scenario).laid_over(engine)
-    source = ScenarioSource(library, laid_over, arm=subject.arm, jobs=measured.jobs, timeout_s=measured.timeout)
-    target = laid_over.target_of(source.arm)
-    toggles = library.toggles(numbers, target)
-    if not source.proven:
-        subject.takes.check(toggles, (engine_of(target),))
-    reverted = [str(toggle.pr) for toggle in toggles]
-    others = {candidate.id for candidate in source.candidates}
-    reverted = [one for one in reverted if one in others]  # the arm reverts the rest itself
-    words = [subject.scenario, "--arm", source.arm, *(("--revert", ",".join(reverted)) if reverted else ())]
-    what = shlex.join([*words, *engine_words(engine), *shared.words()])
-    known = reverted or source.own_reverts
-    smaller = f"specdebug minimise {what} -o small.yaml   # the least that fails so"
-    bisect = smaller if known else f"specdebug bisect {what}   # what makes it fail"
-    return _Plan(
-        source, reverted, what, lambda one: f"specdebug replay {what} --seed {one}", bisect, source.own_reverts
-    )
-
-
-def _plan_of_command(
-    command: Sequence[str], library: Library, reverted: list[str], takes: Takes, measured: Measurement
-) -> _Plan:
-    from specdebug.campaign.trials.command import SEED_VARIABLE, CommandSource
-    from specdebug.patching.toggles import REVERT_VARIABLE
-
-    what = shlex.join(command)
-    if reverted:
-        what = f"{REVERT_VARIABLE}={','.join(reverted)} {what}"
-    bisect = f"specdebug bisect -- {shlex.join(command)}   # what makes it fail"
-    source = CommandSource(command, library.registry, takes=takes, capacity=measured.jobs, timeout_s=measured.timeout)
-    return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}", bisect, is_command=True)
-
-
-def _exit_code(sampled: Sampled, question: Question, evidence: Mapping[str, str]) -> int:
-    from specdebug.report.flake import decision, unproven
-
-    if sampled.trouble is not None:
-        return sampled.trouble.exit_code
-    if sampled.reason == "interrupted":
-        return interrupts.exit_code()
-    if unproven(sampled, question, evidence):
-        return UNDECIDED
-    if question.claim is not None:
-        return {True: 0, False: 1, None: UNDECIDED}[decision(sampled, question.claim)]
-    if sampled.tally.failures:
-        return 1
-    return 0 if sampled.tally.runs else UNDECIDED
+        library = self.library()
+        toggles = library.toggles(opt.numbers_of(self.revert))
+        self.takes.check(toggles, (OWN_ENGINE,))
+        reverted = [str(toggle.pr) for toggle in toggles]
+        what = shlex.join(command)
+        bisect = f"specdebug bisect -- {what}   # what makes it fail"
+        if reverted:
+            what = f"{REVERT_VARIABLE}={','.join(reverted)} {what}"
+        limits = {"capacity": self.jobs, "timeout_s": self.timeout}
+        source = CommandSource(command, library.registry, takes=self.takes, **limits)  # type: ignore[arg-type]
+        return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}", bisect)

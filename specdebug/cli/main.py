@@ -6,7 +6,6 @@ the user's to mend (one line, ``error: ...``), 3 is a fault of specdebug itself,
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import traceback
@@ -22,27 +21,22 @@ from specdebug.cli import (
     bisect,
     bundle,
     compare,
-    config,
     diverge,
-    doctor,
     engines,
-    eval,
+    evaluate,
     faults,
     flake,
     hunt,
+    listings,
     minimise,
     mutants,
-    probes,
+    output,
     replay,
-    scenarios,
     serve,
     toggles,
     triage,
 )
-from specdebug.cli.config import defaults_of
-from specdebug.cli.options import Debug
-from specdebug.cli.output import begin_command_line, complain, debug_wanted, note, open_standard_streams, write
-from specdebug.cli.running import UNDECIDED, WithCommand
+from specdebug.cli.options import Command, WithCommand, enter
 from specdebug.workers.machine_failure import machine_failure
 
 INTERNAL_ERROR = 3
@@ -55,47 +49,47 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("replay")(replay.replay)
-app.command("compare")(compare.compare)
-app.command("diverge")(diverge.diverge)
-app.command("bundle")(bundle.bundle)
-app.command("bisect", cls=WithCommand)(bisect.bisect)
-app.command("flake", cls=WithCommand)(flake.flake)
-app.command("minimise")(minimise.minimise)
-app.command("minimize", hidden=True)(minimise.minimise)
-app.command("hunt")(hunt.hunt)
-app.command("mutants")(mutants.mutants)
-app.command("triage")(triage.triage)
-app.command("eval")(eval.evaluate)
-app.add_typer(toggles.app, name="toggles")
-app.add_typer(probes.app, name="probes")
-app.add_typer(scenarios.app, name="scenarios")
-app.add_typer(faults.app, name="faults")
-app.add_typer(engines.app, name="engines")
-app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
-app.command("doctor")(doctor.doctor)
-app.command("config")(config.config)
+COMMANDS: dict[str, tuple[type[Command], dict[str, Any]]] = {
+    "replay": (replay.ReplayCommand, {}),
+    "compare": (compare.CompareCommand, {}),
+    "diverge": (diverge.DivergeCommand, {}),
+    "bundle": (bundle.BundleCommand, {}),
+    "bisect": (bisect.BisectCommand, {"cls": WithCommand}),
+    "flake": (flake.FlakeCommand, {"cls": WithCommand}),
+    "minimise": (minimise.MinimiseCommand, {}),
+    "minimize": (minimise.MinimiseCommand, {"hidden": True}),
+    "hunt": (hunt.HuntCommand, {}),
+    "mutants": (mutants.MutantsCommand, {}),
+    "triage": (triage.TriageCommand, {}),
+    "eval": (evaluate.EvalCommand, {}),
+    "serve": (
+        serve.ServeCommand,
+        {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}},
+    ),
+    "doctor": (listings.DoctorCommand, {}),
+    "config": (listings.ConfigCommand, {}),
+}
+GROUPS: dict[str, tuple[str, dict[str, type[Command]]]] = {
+    "toggles": ("List, show, verify and check the fixes that can be reverted.", toggles.COMMANDS),
+    "probes": ("List probe sites and packs.", {"list": listings.ProbeList}),
+    "scenarios": ("List and check scenarios.", listings.SCENARIOS),
+    "faults": ("List and show the faults that can be injected, and verify what catches them.", faults.COMMANDS),
+    "engines": ("Install releases of SGLang and vLLM, to run scenarios on.", engines.COMMANDS),
+}
+for name, (kind, settings) in COMMANDS.items():
+    enter(app, name, kind, **settings)
+for name, (about, below) in GROUPS.items():
+    app.add_typer(group := typer.Typer(help=about), name=name)
+    for word, kind in below.items():
+        enter(group, word, kind)
 
 # The base of all errors of a command line. Newer versions of typer keep their click to themselves.
 _USAGE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
-def _flow_help(app: typer.Typer) -> None:
-    """Take the line breaks of the source out of every command's help, for terminals of any width."""
-    for command in app.registered_commands:
-        text = command.help or inspect.getdoc(command.callback) or ""
-        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-    for group in app.registered_groups:
-        if group.typer_instance is not None:
-            _flow_help(group.typer_instance)
-
-
-_flow_help(app)
-
-
 def _version(wanted: bool) -> None:
     if wanted:
-        write(f"specdebug {__version__}")
+        output.write(f"specdebug {__version__}")
         raise typer.Exit
 
 
@@ -104,17 +98,31 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Debug = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", callback=output.set_debug, is_eager=True, help="Show tracebacks.")
+    ] = False,
 ) -> None:
     """Options before the command."""
 
 
+def defaults_of(command: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that settings give a command and those below it, by the option's name."""
+    below = {name: defaults_of(one, settings) for name, one in getattr(command, "commands", {}).items()}
+    keys = {param.name: configuration.ALIASES.get(param.name, param.name) for param in command.params}
+    return below | {name: settings[key] for name, key in keys.items() if key in settings}
+
+
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; no exception escapes."""
-    begin_command_line(argv)
+    output.begin_command_line(argv)
     try:
         command = typer.main.get_command(app)
-        settings = defaults_of(command, _configured())
+        try:
+            settings = defaults_of(command, configuration.load().values)
+        except SpecDebugError:
+            if COMPLETING not in os.environ:
+                raise
+            settings = {}  # at a shell's prompt a wrong file sets nothing
         code = command.main(list(argv) or ["--help"], "specdebug", standalone_mode=False, default_map=settings)
         if interrupts.was_heard():  # typer makes a 130 of any
             return interrupts.exit_code()
@@ -129,35 +137,23 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:
         machine = machine_failure(error)
         if machine is not None:
-            return _failed([machine.reason], UNDECIDED, error)
-        what = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
-        hint = "" if debug_wanted() else " (--debug shows where; please report it)"
-        return _failed([what + hint], INTERNAL_ERROR, error)
-
-
-def _configured() -> Mapping[str, Any]:
-    """Return the settings of the configuration file; at a shell's prompt a wrong file has none."""
-    try:
-        return configuration.load().values
-    except SpecDebugError:
-        if COMPLETING in os.environ:
-            return {}
-        raise
+            return _failed([machine.reason], output.UNDECIDED, error)
+        return _failed([output.internal_error(error)], INTERNAL_ERROR, error)
 
 
 def _failed(messages: Sequence[str], code: int, error: BaseException) -> int:
     """Say what ended the command, and return its exit code: a signal's, if one was heard. Where the terminal went away
     writing to it fails because of that, and what was cut short may lack what a report wants."""
-    if debug_wanted():
-        note("".join(traceback.format_exception(error)).rstrip())
+    if output.debug_wanted():
+        output.note("".join(traceback.format_exception(error)).rstrip())
     for each in messages:
-        complain(each)
+        output.complain(each)
     return interrupts.exit_code() if interrupts.was_heard() else code
 
 
 def main() -> None:
     """The ``specdebug`` command."""
-    open_standard_streams()
+    output.open_standard_streams()
     interrupts.listen()
     try:
         code = run(sys.argv[1:])

@@ -1,107 +1,113 @@
-"""Options that several commands share, each declared once, and their groups.
+"""Options of commands, each declared once.
 
-A group is a frozen dataclass whose fields are options of every command that takes it. A field is annotated as a
-parameter of a typer command is, and its default is the option's. A command names the group as one parameter, under the
-decorator :func:`grouped`. On the command line the fields stand where the group does, in their order, and a
-configuration file and a shell's completion know them by their names.
+A command is a dataclass (:func:`enter`): its fields are its options, its docstring is its help, and ``run`` does it.
+Options that go together are a class that commands inherit. On the command line a class's own fields come first, then
+those of its bases in their order; a configuration file and a shell's completion know an option by its field's name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import copy
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_type_hints
 
 import typer
-from typer.models import ParameterInfo
+from typer.core import TyperCommand
 
+from specdebug.base import interrupts
 from specdebug.base.attention_plans import PLANS, SHIPPED
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.trials.command import Takes
 from specdebug.cli import complete
-from specdebug.cli.output import check_writable, note, set_debug
+from specdebug.cli.output import answer, check_writable, note, own_folder, set_debug
+from specdebug.report.parts import Report
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.baseline import Baseline
     from specdebug.campaign.loops.replay import ArmResult, Choices
     from specdebug.campaign.loops.steplog import Recording
+    from specdebug.campaign.trials.journal import Journal
+    from specdebug.campaign.trials.state import State
     from specdebug.scenario.library import Library
 
+_WORDS = "specdebug.command"
 
-@dataclass(frozen=True)
-class Help:
-    """One command's own help text for a shared option, behind the option in its annotation.
 
-    ``{command}`` in any help text is the command's name.
+def option(
+    text: str, *flags: str, default: Any = None, parameter: Callable[..., Any] = typer.Option, **more: Any
+) -> Any:
+    """Declare a field as an option.
+
+    Args:
+        text: its help.
+        flags: in place of the field's name with dashes.
+        default: ... if it must be given.
+        more: what typer takes, ``complete`` for its ``autocompletion``.
     """
-
-    text: str
-
-
-def grouped(command: Callable[..., int]) -> Callable[..., int]:
-    """Return the command with its groups' fields as parameters for typer. Raises TypeError for two of one name."""
-    name = command.__name__
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Any]] = {}
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
-        hint = hints[parameter.name]
-        if isinstance(hint, type) and is_dataclass(hint):
-            groups[parameter.name] = hint
-            own = get_type_hints(hint, include_extras=True)
-            parameters += [_parameter(one.name, own[one.name], one.default, name) for one in fields(hint)]
-        else:
-            parameters.append(_parameter(parameter.name, hint, parameter.default, name))
-    names = [parameter.name for parameter in parameters]
-    if twice := sorted({one for one in names if names.count(one) > 1}):
-        raise TypeError(f"{name} has two options called {', '.join(twice)}")
-
-    def ungrouped(**values: Any) -> int:
-        for parameter, group in groups.items():
-            values[parameter] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        return command(**values)
-
-    ungrouped.__name__, ungrouped.__doc__, ungrouped.__module__ = name, command.__doc__, command.__module__
-    ungrouped.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": int}
-    ungrouped.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
-    return ungrouped
+    more |= {"help": text or None, "autocompletion": more.pop("complete", None)}
+    declared = {"parameter": parameter, "flags": flags, "more": more}
+    return field(default=MISSING if default is ... else default, metadata=declared)
 
 
-def _parameter(name: str, hint: Any, default: Any, command: str) -> inspect.Parameter:
-    default = inspect.Parameter.empty if default is MISSING else default
-    # Only by keyword, as typer calls: then one without a default may follow one that has a default.
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=_with_help(hint, command))
+argument = partial(option, parameter=typer.Argument)
+"""Declare a field as an argument."""
 
 
-def _with_help(hint: Any, command: str) -> Any:
-    """Return an annotation with the help text of its option, if it has one, filled in."""
-    if get_origin(hint) is not Annotated:
-        return hint
-    kind, *metadata = get_args(hint)
-    own = [one.text for one in metadata if isinstance(one, Help)]
-    infos = [copy(one) for one in metadata if isinstance(one, ParameterInfo)]
-    for info in infos:
-        info.help = (own[-1] if own else info.help or "").replace("{command}", command) or None
-    return Annotated[(kind, *infos)] if infos else hint
+@dataclass(kw_only=True)
+class Command:
+    """What every command has."""
+
+    held: ClassVar[bool] = False
+    """Signals are noted from the beginning to the end, and the work that takes long looks for them."""
+    debug: bool = option("Show tracebacks.", default=False, callback=set_debug, is_eager=True)
+    ctx = cast(typer.Context, None)
+    """The context of the call; no option."""
+
+    def run(self) -> int:
+        """Do it, and return the exit code. Raises SpecDebugError."""
+        raise NotImplementedError
+
+    def named(self, *groups: type) -> str | None:
+        """The first option of these groups that the command line itself names, and not only a configuration file."""
+        names = {one.name for group in groups for one in fields(group)} - {one.name for one in fields(Command)}
+        for param in self.ctx.command.params:
+            source = self.ctx.get_parameter_source(str(param.name))
+            if param.name in names and source is not None and source.name == "COMMANDLINE":
+                return str(param.opts[0])
+        return None
 
 
-class Executor(StrEnum):
-    """The machine that trials run on."""
+def enter(app: typer.Typer, name: str, kind: type[Command], **settings: Any) -> None:
+    """Make a dataclass the command ``name`` of an app."""
 
-    LOCAL = "local"
-    RAY = "ray"
+    def call(ctx: typer.Context, **values: Any) -> int:
+        asked = kind(**values)
+        asked.ctx = ctx
+        with interrupts.held() if asked.held else contextlib.nullcontext():
+            return asked.run()
 
-
-def check_cluster(executor: Executor, address: str | None) -> None:
-    """Raise SpecDebugError for a cluster's address without a cluster."""
-    if address is not None and executor is not Executor.RAY:
-        raise SpecDebugError("--ray-address is of no use without --executor ray")
+    own = [vars(base).get("__annotations__", {}) for base in kind.__mro__]
+    placed = sorted(fields(kind), key=lambda one: next(at for at, names in enumerate(own) if one.name in names))
+    hints, only = get_type_hints(kind), inspect.Parameter.KEYWORD_ONLY  # so one with a default may come before others
+    parameters = [inspect.Parameter("ctx", only, annotation=typer.Context)]
+    for one in (one for one in placed if one.metadata):
+        parameter, flags, more = (one.metadata[each] for each in ("parameter", "flags", "more"))
+        if parameter is typer.Option and not flags:
+            flags = (f"--{one.name.replace('_', '-')}",)
+        default = inspect.Parameter.empty if one.default is MISSING else one.default
+        hint: Any = Annotated.__class_getitem__((hints[one.name], parameter(*flags, **more)))  # type: ignore[attr-defined]
+        parameters.append(inspect.Parameter(one.name, only, default=default, annotation=hint))
+    call.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": int}
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
+    flowing = "\n\n".join(" ".join(each.split()) for each in paragraphs)  # for terminals of any width
+    app.command(name, help=flowing, **settings)(call)
 
 
 class Dtype(StrEnum):
@@ -112,269 +118,177 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
-def _plan(value: str) -> str:
+class Executor(StrEnum):
+    """The machine that trials run on."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+def plan_named(value: str) -> str:
+    """An attention plan's name. Raises typer.BadParameter for one that there is not."""
     if value not in PLANS:
         raise typer.BadParameter(f"'{value}' is not one of {', '.join(map(repr, PLANS))}")
     return value
 
 
-def engine_overrides(
-    device: str | None, dtype: Dtype | None, backend: str | None, page_size: int | None = None
-) -> dict[str, str | int]:
-    """Return the engine options set for every arm, by name. Raises SpecDebugError for a device that is none."""
-    if device is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", device):
-        raise SpecDebugError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
-    chosen = {"device": device, "dtype": dtype, "attention_backend": backend}
-    over: dict[str, str | int] = {option: str(value) for option, value in chosen.items() if value is not None}
-    return over if page_size is None else over | {"page_size": page_size}
+def positive(seconds: float | None, flag: str = "--timeout") -> float | None:
+    """The seconds of an option. Raises SpecDebugError unless they are above 0."""
+    if seconds is not None and not seconds > 0:
+        raise SpecDebugError(f"{flag} must be above 0 seconds, got {seconds:g}")
+    return seconds
+
+
+def confidence_of(text: str) -> float:
+    """A confidence given as 0.95 or 95%. Raises SpecDebugError."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = 0.0
+    if rest or not 0.5 < value < 1:
+        raise SpecDebugError(f"--confidence must be above 50% and below 100%, such as 0.95 or 95%, got {text!r}")
+    return value
 
 
 def engine_words(over: Mapping[str, str | int | float]) -> list[str]:
-    """Return the words of a command line that sets these engine options."""
+    """The words of a command line that sets these engine options."""
     from specdebug.targets.options import OVERRIDES
 
-    return [word for option, value in over.items() for word in (OVERRIDES[option], str(value))]
-
-
-def positive(timeout: float | None, option: str = "--timeout") -> float | None:
-    """Return the seconds of an option. Raises SpecDebugError unless they are above 0."""
-    if timeout is not None and not timeout > 0:
-        raise SpecDebugError(f"{option} must be above 0 seconds, got {timeout:g}")
-    return timeout
-
-
-def named_on_command_line(ctx: typer.Context, names: Collection[str]) -> str | None:
-    """Return the first of these options that the command line itself names, and not only a configuration file."""
-    for param in ctx.command.params:
-        source = ctx.get_parameter_source(str(param.name))
-        if param.name in names and source is not None and source.name == "COMMANDLINE":
-            return str(param.opts[0])
-    return None
-
-
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", callback=set_debug, is_eager=True)]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json-file", metavar="FILE", help="The JSON document, into a file beside the report.")
-]
-Content = Annotated[
-    list[Path] | None,
-    typer.Option("--content", metavar="DIR", help="A folder with your own scenarios/, toggles/ and probes/."),
-]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=0, help="Workers at a time; 0: one more than cores.")]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the scenario's own seed.")]
-Timeout = Annotated[
-    float | None, typer.Option("--timeout", metavar="SECONDS", help="For each arm, not the scenario's.")
-]
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="A self-contained page, too, whatever the verdict.")
-]
-Reports = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--report", metavar="FORMAT=FILE", help="A file in this format, ours or an installed package's (repeatable)."
-    ),
-]
-BaselineFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--baseline", metavar="FILE", help="Hold accept lengths against this file, which --save-baseline wrote."
-    ),
-]
-Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="JUnit XML, too.")]
-_A_SCENARIO = "A scenario file, or the name of a shipped one."
-File = Annotated[str, typer.Argument(metavar="FILE", help=_A_SCENARIO, autocompletion=complete.scenarios)]
-ScenarioFile = Annotated[str, typer.Argument(metavar="SCENARIO", help=_A_SCENARIO, autocompletion=complete.scenarios)]
-Reverts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--revert",
-        metavar="PR[,PR]",
-        help="Revert these fixes as well as the arm's own.",
-        autocompletion=complete.fixes,
-    ),
-]
-Faults = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fault",
-        metavar="NAME[:key=value,...]",
-        help="Inject this fault as well (repeatable).",
-        autocompletion=complete.faults,
-    ),
-]
-OnDevice = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="cpu|cuda[:N]",
-        help="Run every arm there, whatever the file says.",
-        autocompletion=complete.devices,
-    ),
-]
-InDtype = Annotated[Dtype | None, typer.Option("--dtype", help="For every arm, not the scenario's.")]
-WithBackend = Annotated[
-    str | None,
-    typer.Option(
-        "--backend",
-        "--attention-backend",
-        metavar="|".join(plan.name for plan in SHIPPED),
-        help="Attention plan of every arm.",
-        parser=_plan,
-        autocompletion=complete.plans,
-    ),
-]
-WithPageSize = Annotated[
-    int | None, typer.Option("--page-size", metavar="TOKENS", min=1, help="KV slots a page, of every arm.")
-]
-OnTarget = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        metavar="TARGET",
-        help="What every arm runs on: embedded (unless the file says otherwise), reference, serve, or a URL.",
-        autocompletion=complete.targets,
-    ),
-]
-
-ReadyTimeout = Annotated[
-    float | None,
-    typer.Option("--ready-timeout", metavar="SECONDS", help="For a server that is started to be ready, not its own."),
-]
-
-# Of commands that run trials. Those that are only a typer.Option have a type or a least value of the command's own.
-ScenarioOrCommand = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="SCENARIO",
-        help="A scenario; or end with -- CMD ... to run a command.",
-        autocompletion=complete.scenarios,
-    ),
-]
-ArmOption = Annotated[str | None, typer.Option("--arm", autocompletion=complete.arms)]
-ArmsOption = Annotated[list[str] | None, typer.Option("--arm", autocompletion=complete.arms)]
-Confidence = Annotated[str, typer.Option("--confidence", metavar="P")]
-MAX_TRIALS = typer.Option("--max-trials", min=1)
-TRIALS_AT_A_TIME = typer.Option("--jobs", "-j", min=1, help="Trials at a time.")
-ExecutorOption = Annotated[
-    Executor, typer.Option("--executor", help="Run trials here, or on a Ray cluster, as many as it has CPUs.")
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(
-        "--ray-address", metavar="HOST:PORT", help="Of the cluster, or auto; RAY_ADDRESS, else this machine alone."
-    ),
-]
-ResumeAnyway = Annotated[
-    bool, typer.Option("--resume-anyway", help="Go on with what was kept, though what it ran has changed since.")
-]
-TrialSeed = Annotated[int, typer.Option("--seed", min=0, help="Of the trials' seeds.")]
-TrialTimeout = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout", metavar="SECONDS", help="A command that takes longer hangs; an arm only if it stands still."
-    ),
-]
-TakesOption = Annotated[
-    Takes,
-    typer.Option("--takes", help="What a command takes in SGLANG_DEBUG_REVERT_PR: one number, as SGLang, or a set."),
-]
-NoLocate = Annotated[
-    bool, typer.Option("--no-locate", help="Do not run failing arms again to find where wrong outputs began.")
-]
-SignatureOption = Annotated[str | None, typer.Option("--signature", metavar="GLOB", autocompletion=complete.signatures)]
+    return [word for name, value in over.items() for word in (OVERRIDES[name], str(value))]
 
 
 def numbers_of(revert: Sequence[str] | None) -> tuple[int, ...]:
-    """Return the fixes that ``--revert`` and the environment name. Raises SpecDebugError for what is no number."""
+    """The fixes that ``--revert`` and the environment name. Raises SpecDebugError for what is no number."""
     from specdebug.patching.toggles import parse_numbers, reverts_from_environment
 
     return (*parse_numbers(",".join(revert or ())), *reverts_from_environment())
 
 
-def open_baseline(path: Path | None) -> Baseline | None:
-    """Return the content of the baseline file, if one is given. Raises ContentError."""
-    from specdebug.campaign.loops.baseline import Baseline
+# Options of several commands that are in no group, or whose help each command says in its own words.
+_A_SCENARIO = "A scenario file, or the name of a shipped one."
+file_argument = partial(argument, _A_SCENARIO, default=..., metavar="FILE", complete=complete.scenarios)
+arm_option = partial(option, complete=complete.arms)
+revert_option = partial(option, metavar="PR[,PR]", complete=complete.fixes)
+fault_option = partial(option, metavar="NAME[:key=value,...]", complete=complete.faults)
+seed_option = partial(option, "Instead of the scenario's own seed.", min=0)
+packs_option = partial(option, metavar="PACK", complete=complete.packs)
+signature_option = partial(option, metavar="GLOB", complete=complete.signatures)
+confidence_option = partial(option, metavar="P")
+trials_option = partial(option, min=1)
+jobs_option = partial(option, "Workers at a time; 0: one more than cores.", "--jobs", "-j", default=0, min=0)
+baseline_option = partial(option, "Hold accept lengths against this file, which --save-baseline wrote.", metavar="FILE")
+no_locate_option = partial(option, "Do not run failing arms again to find where wrong outputs began.", default=False)
 
-    return None if path is None else Baseline.read(path)
+
+def trials_at_a_time(text: str = "Trials at a time.", default: int | None = None) -> Any:
+    """The option ``--jobs`` of a search."""
+    return option(text, "--jobs", "-j", default=default, min=1)
 
 
-def open_library(content: Sequence[Path] | None) -> Library:
-    """Return the shipped content with that of the folders on the command line."""
-    from specdebug.scenario.library import Library
+@dataclass(kw_only=True)
+class JsonFlag(Command):
+    """A document in place of the report."""
 
-    return Library(content or ())
+    as_json: bool = option("Print one JSON document on stdout and nothing else.", "--json", default=False)
+
+    def answer(self, report: Report) -> int:
+        """Write a report, or its document, and return the exit code."""
+        return answer(self.as_json, report)
 
 
-@dataclass(frozen=True)
-class ContentOptions:
-    """The folders of content, and ``--debug``."""
+@dataclass(kw_only=True)
+class ContentOptions(Command):
+    """The folders of content."""
 
-    content: Content = None
-    debug: Debug = False
+    content: list[Path] | None = option("A folder with your own scenarios/, toggles/ and probes/.", metavar="DIR")
 
     def library(self) -> Library:
-        return open_library(self.content)
+        """The shipped content with that of the folders on the command line."""
+        from specdebug.scenario.library import Library
 
-    def words(self) -> list[str]:
-        """Return the words of a command line that names these folders."""
+        return Library(self.content or ())
+
+    def content_words(self) -> list[str]:
+        """The words of a command line that names these folders."""
         return [word for folder in self.content or () for word in ("--content", str(folder))]
 
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """The options of every arm's engine, and what that is."""
+@dataclass(kw_only=True)
+class DeviceOptions(Command):
+    """What every arm runs on."""
 
-    device: OnDevice = None
-    dtype: InDtype = None
-    backend: WithBackend = None
-    page_size: WithPageSize = None
-    target: OnTarget = None
-    ready_timeout: ReadyTimeout = None
+    device: str | None = option(
+        "Run every arm there, whatever the file says.", metavar="cpu|cuda[:N]", complete=complete.devices
+    )
+    dtype: Dtype | None = option("For every arm, not the scenario's.")
+    target: str | None = option(
+        "What every arm runs on: embedded (unless the file says otherwise), reference, serve, or a URL.",
+        metavar="TARGET",
+        complete=complete.targets,
+    )
+
+    def engine(self) -> dict[str, str | int]:
+        """The engine options set for every arm, by name. Raises SpecDebugError for a device that is none."""
+        if self.device is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", self.device):
+            raise SpecDebugError(f"--device must be cpu, cuda or cuda:N, got {self.device!r}")
+        dtype = None if self.dtype is None else self.dtype.value
+        over = {"device": self.device, "dtype": dtype, "attention_backend": getattr(self, "backend", None)}
+        over |= {"page_size": getattr(self, "page_size", None)}
+        return {name: value for name, value in over.items() if value is not None}
+
+
+@dataclass(kw_only=True)
+class PlanOption(DeviceOptions):
+    """The same, and the attention plan."""
+
+    backend: str | None = option(
+        "Attention plan of every arm.",
+        "--backend",
+        "--attention-backend",
+        metavar="|".join(plan.name for plan in SHIPPED),
+        parser=plan_named,
+        complete=complete.plans,
+    )
+
+
+@dataclass(kw_only=True)
+class EngineOptions(PlanOption):
+    """The options of every arm's engine."""
+
+    page_size: int | None = option("KV slots a page, of every arm.", metavar="TOKENS", min=1)
+    ready_timeout: float | None = option("For a server that is started to be ready, not its own.", metavar="SECONDS")
 
     def choices(self) -> Choices:
-        """Return them as the choices of a replay. Raises SpecDebugError for a device, a target or a time that is
-        none."""
+        """They as the choices of a replay. Raises SpecDebugError for a device, a target or a time that is none."""
         from specdebug.campaign.loops.replay import Choices
         from specdebug.targets.settings import parse_target
 
         target = None if self.target is None else parse_target(self.target)
-        ready_s = positive(self.ready_timeout, "--ready-timeout")
-        return Choices(engine=self._of_engine(), target=target, ready_timeout_s=ready_s)
+        return Choices(
+            engine=self.engine(), target=target, ready_timeout_s=positive(self.ready_timeout, "--ready-timeout")
+        )
 
     def overrides(self) -> dict[str, str | int | float]:
-        """Return them by the engine's names, and the target, for ``Scenario.laid_over``. Raises SpecDebugError for a
-        device or a time that is none."""
+        """They by the engine's names, and the target, for ``Scenario.laid_over``. Raises SpecDebugError."""
         of_target = {"target": self.target, "ready_timeout_s": positive(self.ready_timeout, "--ready-timeout")}
-        return self._of_engine() | {name: value for name, value in of_target.items() if value is not None}
-
-    def _of_engine(self) -> dict[str, str | int]:
-        return engine_overrides(self.device, self.dtype, self.backend, self.page_size)
-
-    def overrides_of(self, ctx: typer.Context, scenario: str | None) -> dict[str, str | int | float]:
-        """Return them for trials of a scenario; a command has none. Raises SpecDebugError for one named then."""
-        if scenario is not None:
-            return self.overrides()
-        if flag := named_on_command_line(ctx, [field.name for field in fields(self)]):
-            raise SpecDebugError(f"{flag} is for a scenario; a command has none")
-        return {}
+        return self.engine() | {name: value for name, value in of_target.items() if value is not None}
 
 
-@dataclass(frozen=True)
-class JsonOptions:
-    """The JSON document, in place of the report or beside it."""
+@dataclass(kw_only=True)
+class JsonOptions(JsonFlag):
+    """The JSON document, in place of the report or beside it, and files that draw the report."""
 
-    as_json: Json = False
-    json_file: JsonFile = None
+    json_file: Path | None = option("The JSON document, into a file beside the report.", metavar="FILE")
 
-    def check(self) -> None:
+    def check_outputs(self) -> None:
         """Raise SpecDebugError for a format that there is not, OutputError if one of the files could not be written."""
-        own = [path for field in fields(self) if isinstance(path := getattr(self, field.name), Path)]
+        own = [path for name in ("json_file", "answers") if (path := getattr(self, name, None)) is not None]
         for path in dict.fromkeys([*own, *(path for _, path in self.wanted())]):
             check_writable(path)
 
     def wanted(self) -> list[tuple[str, Path]]:
-        """Return the format and the path of each file that draws the report."""
+        """The format and the path of each file that draws the report."""
         from specdebug.report.formats import parse_report
 
         named = [(name, getattr(self, name, None)) for name in ("junit", "html", "perfetto")]
@@ -382,58 +296,56 @@ class JsonOptions:
         return [(name, path) for name, path in (*named, *asked) if path is not None]
 
     def recording(self) -> Recording | None:
-        """Return a place for the steps if a file shows them."""
+        """A place for the steps if a file shows them."""
         from specdebug.campaign.loops.steplog import Recording
         from specdebug.report.formats import report_format
 
         return Recording() if any(report_format(name).shows_steps for name, _ in self.wanted()) else None
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class PageOptions(JsonOptions):
     """The document, and a page."""
 
-    html: Html = None
+    html: Path | None = option("A self-contained page, too, whatever the verdict.", metavar="FILE")
 
 
-@dataclass(frozen=True)
-class ResultOptions(JsonOptions):
+@dataclass(kw_only=True)
+class ResultOptions(PageOptions):
     """The document, and files in the formats of ``report/formats.py``."""
 
-    junit: Junit = None
-    html: Html = None
-    report: Reports = None
+    junit: Path | None = option("JUnit XML, too.", metavar="FILE")
+    report: list[str] | None = option(
+        "A file in this format, ours or an installed package's (repeatable).", metavar="FORMAT=FILE"
+    )
 
 
-@dataclass(frozen=True)
-class ReplayResults(ResultOptions):
-    """The files of a replay."""
+@dataclass(kw_only=True)
+class RunOptions(Command):
+    """The number of workers that run arms, and the time each may take."""
 
-    html: Annotated[Html, Help("A self-contained page, too; of several FILEs, a folder of pages.")] = None
-    perfetto: Annotated[
-        Path | None, typer.Option("--perfetto", metavar="FILE", help="The steps as a Chrome/Perfetto trace, too.")
-    ] = None
+    jobs: int = jobs_option()
+    timeout: float | None = option("For each arm, not the scenario's.", metavar="SECONDS")
 
 
-@dataclass(frozen=True)
-class BaselineOptions:
+@dataclass(kw_only=True)
+class BaselineOptions(Command):
     """The baseline that accept lengths are held against, and the one that they are written to."""
 
-    baseline: BaselineFile = None
-    save_baseline: Annotated[
-        Path | None,
-        typer.Option("--save-baseline", metavar="FILE", help="Write accept lengths there; other entries stay."),
-    ] = None
+    baseline: Path | None = baseline_option()
+    save_baseline: Path | None = option("Write accept lengths there; other entries stay.", metavar="FILE")
 
-    def open(self) -> Baseline | None:
-        """Return the baseline to hold against. Raises ContentError, OutputError if the other could not be written."""
+    def open_baseline(self) -> Baseline | None:
+        """The baseline to hold against. Raises ContentError, OutputError if the other could not be written."""
+        from specdebug.campaign.loops.baseline import Baseline
+
         if self.save_baseline is not None:
             check_writable(self.save_baseline)
             if self.save_baseline.exists():
-                open_baseline(self.save_baseline)
-        return open_baseline(self.baseline)
+                Baseline.read(self.save_baseline)
+        return None if self.baseline is None else Baseline.read(self.baseline)
 
-    def save(self, results: Sequence[ArmResult]) -> None:
+    def save_to_baseline(self, results: Sequence[ArmResult]) -> None:
         """Write what these accepted, and say so on stderr. Raises SpecDebugError."""
         if self.save_baseline is not None:
             from specdebug.campaign.loops.baseline import save
@@ -442,9 +354,111 @@ class BaselineOptions:
                 note(line)
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """The number of workers that run arms, and the time each may take."""
+@dataclass(kw_only=True)
+class ClusterOptions(Command):
+    """Where trials run."""
 
-    jobs: Jobs = 0
-    timeout: Timeout = None
+    executor: Executor = option("Run trials here, or on a Ray cluster, as many as it has CPUs.", default=Executor.LOCAL)
+    ray_address: str | None = option(
+        "Of the cluster, or auto; RAY_ADDRESS, else this machine alone.", metavar="HOST:PORT"
+    )
+
+    @property
+    def on_ray(self) -> bool:
+        """Trials run on a cluster. Raises SpecDebugError for a cluster's address without a cluster."""
+        if self.ray_address is not None and self.executor is not Executor.RAY:
+            raise SpecDebugError("--ray-address is of no use without --executor ray")
+        return self.executor is Executor.RAY
+
+
+@dataclass(kw_only=True)
+class ResumeOption(Command):
+    """Going on with trials of another state."""
+
+    resume_anyway: bool = option("Go on with what was kept, though what it ran has changed since.", default=False)
+
+
+@dataclass(kw_only=True)
+class JournalOptions(ResumeOption):
+    """The file that a search keeps its trials in."""
+
+    journal: Path | None = option("Where trials are kept; .specdebug/COMMAND-*.sqlite unless given.", metavar="FILE")
+    fresh: bool = option("Start over; the journal is kept as FILE.bak, in place of any there.", default=False)
+
+    def journal_path(self, command: str, identity: str) -> Path:
+        """The path of the journal; without one on the command line, in our own folder."""
+        return self.journal or own_folder() / f"{command}-{identity}.sqlite"
+
+    @contextlib.contextmanager
+    def opened(self, path: Path, identity: str, about: str, state: State) -> Iterator[Journal]:
+        """Open the journal; if another was put aside, say on stderr where and why. Raises SpecDebugError."""
+        from specdebug.campaign.trials.journal import Journal
+        from specdebug.campaign.trials.state import shortly
+        from specdebug.report.words import counted
+
+        if self.fresh and self.resume_anyway:
+            raise SpecDebugError("--fresh starts over, --resume-anyway goes on; give one of them")
+        with Journal(path, identity, about, state=state, fresh=self.fresh, anyway=self.resume_anyway) as journal:
+            if journal.kept is not None:
+                note(f"the journal of before is kept as {journal.kept}")
+            if (earlier := journal.earlier) is not None and earlier.trials:
+                trials = counted(earlier.trials, "trial")
+                begun = "goes on with the trials of this state" if earlier.back else "is another search, from nothing"
+                again = f"--resume-anyway goes on with the {trials} of before, kept in {earlier.path}"
+                another = f"{shortly(earlier.differs)}: this {begun}; {again}"
+                note(gone_on(trials, earlier.differs) if earlier.adopted else another)
+            yield journal
+
+
+def gone_on(what: str, differs: Sequence[str]) -> str:
+    """Say in one line that a search goes on with what it has of another state."""
+    from specdebug.campaign.trials.state import shortly
+
+    return f"going on with {what} of before a change, as --resume-anyway says ({shortly(differs)})"
+
+
+class WithCommand(TyperCommand):
+    """A command line that may end in ``-- CMD ...``; the words after the dashes are left as they are."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command aside, parse the rest."""
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_WORDS] = args[:at], tuple(args[at + 1 :])
+        return super().parse_args(ctx, args)
+
+
+@dataclass(kw_only=True)
+class TrialOptions(JournalOptions, EngineOptions, ContentOptions):
+    """Trials of a scenario, or of the command after ``--``."""
+
+    scenario: str | None = argument(
+        "A scenario; or end with -- CMD ... to run a command.", metavar="SCENARIO", complete=complete.scenarios
+    )
+    arm: str | None = arm_option("Of the scenario; the first that reverts nothing unless given.")
+    takes: Takes = option(
+        "What a command takes in SGLANG_DEBUG_REVERT_PR: one number, as SGLang, or a set.", default=Takes.ONE
+    )
+    timeout: float | None = option(
+        "A command that takes longer hangs; an arm only if it stands still.", metavar="SECONDS"
+    )
+
+    def words(self) -> tuple[str, ...]:
+        """The words after ``--``; empty where there is a scenario. Raises SpecDebugError for both, or neither."""
+        words: tuple[str, ...] = self.ctx.meta.get(_WORDS, ())
+        name = self.ctx.command.name
+        if self.scenario is not None and words:
+            raise SpecDebugError(f"{name} takes a scenario or, after --, a command; not both")
+        if self.scenario is None and not words:
+            raise SpecDebugError(
+                f"{name} needs a scenario or, after --, a command, as in: specdebug {name} -- ./test.sh"
+            )
+        return words
+
+    def overrides(self) -> dict[str, str | int | float]:
+        """As of any engine; a command has none. Raises SpecDebugError for one named then."""
+        if self.scenario is not None:
+            return super().overrides()
+        if flag := self.named(EngineOptions):
+            raise SpecDebugError(f"{flag} is for a scenario; a command has none")
+        return {}

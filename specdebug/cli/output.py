@@ -1,4 +1,4 @@
-"""The output of a command: to stdout, stderr and files, also where they are not read.
+"""The output of a command: to stdout, stderr and files, also where they are not read; and workers with their progress.
 
 A result is told by :func:`tell` or :func:`answer`: the report or a JSON document on stdout, then files, each of them
 tried, and GitHub. Whatever a command writes goes through here, and secrets are masked on the way.
@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, partial
-from itertools import starmap
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from specdebug.base.errors import CannotRunHere, SpecDebugError, one_line
+from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.base.files import replace_file
 from specdebug.base.redaction import redacted
-from specdebug.report.foreign import shown
+from specdebug.report.words import shown
 from specdebug.workers.machine_failure import blamed, machine_failure
 
 if TYPE_CHECKING:
@@ -29,6 +28,13 @@ if TYPE_CHECKING:
 
     from specdebug.cli.options import JsonOptions
     from specdebug.report.parts import Report
+    from specdebug.report.progress import RunProgress
+    from specdebug.workers.pool import WorkerPool
+
+UNDECIDED = 125
+"""The exit code of a command that came to no answer."""
+FOLDER = Path(".specdebug")
+"""The folder for files without a place of their own."""
 
 Display = TypeVar("Display", bound=AbstractContextManager[Any])
 WantedFile: TypeAlias = tuple[Path | None, Callable[[], str]]
@@ -58,18 +64,25 @@ def begin_command_line(argv: Sequence[str]) -> None:
 
 
 def command_line() -> str:
-    """Return the command as one would type it."""
+    """The command as one would type it."""
     return shlex.join(("specdebug", *_State.argv))
+
+
+def set_debug(value: bool) -> bool:
+    """Show tracebacks from now on, if ``value``, which is returned."""
+    _State.debug = _State.debug or value
+    return value
+
+
+def internal_error(error: Exception, what: str = "") -> str:
+    """The line on a fault of ours."""
+    hint = "" if _State.debug else " (--debug shows where; please report it)"
+    return f"internal error: {what}{type(error).__name__}: {' '.join(str(error).split())}{hint}"
 
 
 def debug_wanted() -> bool:
     """Return True if ``--debug`` was given."""
     return _State.debug
-
-
-def set_debug(value: bool) -> None:
-    """Show tracebacks from now on, if ``value``."""
-    _State.debug = _State.debug or value
 
 
 def write(text: str) -> None:
@@ -139,16 +152,45 @@ def on_stderr(display: Callable[[IO[str]], Display]) -> Iterator[Display]:
             yield entered
 
 
+def progress() -> AbstractContextManager[RunProgress]:
+    """The display of runs on stderr."""
+    from specdebug.report.progress import RunProgress
+
+    return on_stderr(RunProgress)
+
+
+@contextlib.contextmanager
+def workers(jobs: int) -> Iterator[WorkerPool]:
+    """Start workers, which get ready while the caller reads and checks their work."""
+    from specdebug.campaign.preload import PRELOAD
+    from specdebug.workers.pool import WorkerPool
+
+    with WorkerPool(jobs, PRELOAD) as pool:
+        pool.start()
+        yield pool
+
+
+def tell_rerun(count: int) -> None:
+    """Say on stderr how many trials were lost with their worker and made once more."""
+    if count:
+        whose = "1 trial whose worker was" if count == 1 else f"{count} trials whose workers were"
+        note(f"{whose} killed, or lost the device, ran again: nothing of that counts")
+
+
 @contextlib.contextmanager
 def _on_stdout() -> Iterator[None]:
     """Guard writing to stdout. Raises OutputError for any failure but a reader who has gone."""
     try:
         yield
-    except BrokenPipeError:
-        _discard_stdout()
     except OSError as error:
-        _discard_stdout()
-        raise not_written("to stdout", error) from None
+        # What is buffered goes nowhere, so that the interpreter's own flush at exit cannot fail again; under a test
+        # runner stdout has no descriptor.
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
+        if not isinstance(error, BrokenPipeError):
+            raise not_written("to stdout", error) from None
 
 
 def check_writable(path: Path) -> None:
@@ -163,16 +205,23 @@ def check_writable(path: Path) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """Write a result file, whole or not at all; the file of before stays if it cannot. Raises OutputError."""
-    data = redacted(text).encode("utf-8", errors="backslashreplace")
     try:
-        replace_file(path, data)
+        replace_file(path, redacted(text).encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         raise not_written(str(path), error) from None
 
 
 def not_written(what: str, error: OSError) -> OutputError:
-    """Return the error for what the system would not write."""
+    """The error for what the system would not write."""
     return blamed(OutputError, f"cannot write {what}: {error.strerror}", error)
+
+
+def own_folder() -> Path:
+    """Make our folder, tell git to ignore it, and return it."""
+    with contextlib.suppress(OSError, OutputError):  # the next to write to it will say so
+        FOLDER.mkdir()
+        write_file(FOLDER / ".gitignore", "*\n")
+    return FOLDER
 
 
 def open_standard_streams() -> None:
@@ -184,23 +233,7 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def _discard_stdout() -> None:
-    """Send buffered text nowhere, so that the interpreter's own flush at exit cannot fail again."""
-    try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
-    except (OSError, ValueError):  # stdout without a descriptor, as under a test runner
-        return
-
-
-def tell(
-    report: Report,
-    options: JsonOptions,
-    *files: WantedFile,
-    trouble: SpecDebugError | None = None,
-    show: Callable[[Report], None] = show_report,
-) -> int:
+def tell(report: Report, options: JsonOptions, *files: WantedFile, trouble: SpecDebugError | None = None) -> int:
     """Print a report, or its document; write the files that are wanted, tell GitHub, and return the exit code.
 
     ``files``: more of them. Raises as :func:`tell_all`.
@@ -210,12 +243,15 @@ def tell(
     line = command_line()
     report = replace(report, line=line, inner=[replace(each, line=line) for each in report.inner])
     text = cache(lambda: formats.to_json(report.document))
-    works: list[Work] = [("the report", lambda: write(text()) if options.as_json else show(report))]
+    works: list[Work] = [("the report", lambda: write(text()) if options.as_json else show_report(report))]
     wanted: list[WantedFile] = [(options.json_file, lambda: text() + "\n"), *files]
     wanted += [(path, partial(formats.render, name, report)) for name, path in options.wanted()]
-    works += [(str(path), partial(_write, path, content)) for path, content in wanted if path is not None]
-    works.append(("what GitHub is told", lambda: tell_github(report)))
-    tell_all(trouble, works)
+    works += [
+        (str(path), lambda path=path, made=made: write_file(path, made()))  # type: ignore[misc]
+        for path, made in wanted
+        if path is not None
+    ]
+    tell_all(trouble, [*works, ("what GitHub is told", partial(tell_github, report))])
     return report.exit_code
 
 
@@ -226,47 +262,32 @@ def tell_all(trouble: SpecDebugError | None, works: Iterable[Work]) -> None:
     the same cause, or can be had by the same command again. Otherwise the gravest of what failed, ReportFailed if a
     report could not be made; the others are said on stderr.
     """
-    failures = [error for error in starmap(_failure_of, works) if error is not None]
+    failures: list[SpecDebugError] = []
+    for name, work in works:
+        try:
+            work()
+        except SpecDebugError as error:
+            failures.append(error)
+        except Exception as error:
+            machine = machine_failure(error)
+            failed = ReportFailed(internal_error(error, f"{name} could not be made: "))
+            cause = failed if machine is None else CannotRunHere(f"{name} could not be made: {machine.reason}")
+            cause.__cause__ = error
+            failures.append(cause)
     if trouble is not None:
         failures = [error for error in failures if not isinstance(error, OutputError)]
-    raised = trouble or max(
-        failures, key=lambda error: (isinstance(error, ReportFailed), error.exit_code), default=None
-    )
-    for error in failures:
-        if error is not raised:
-            complain(str(error))
+    gravest = max(failures, key=lambda error: (isinstance(error, ReportFailed), error.exit_code), default=None)
+    raised = trouble or gravest
+    for failure in failures:
+        if failure is not raised:
+            complain(str(failure))
     if raised is not None:
         raise raised
 
 
-def _failure_of(name: str, work: Callable[[], None]) -> SpecDebugError | None:
-    try:
-        work()
-    except SpecDebugError as error:
-        return error
-    except Exception as error:
-        failed = _told(name, error)
-        failed.__cause__ = error
-        return failed
-    return None
-
-
-def _told(name: str, error: Exception) -> SpecDebugError:
-    machine = machine_failure(error)
-    if machine is not None:
-        return CannotRunHere(f"{name} could not be made: {machine.reason}")
-    hint = "" if debug_wanted() else " (--debug shows where; please report it)"
-    what = f"{type(error).__name__}: {one_line(str(error))}"
-    return ReportFailed(f"internal error: {name} could not be made: {what}{hint}")
-
-
-def _write(path: Path, content: Callable[[], str]) -> None:
-    write_file(path, content())
-
-
 def tell_github(report: Report) -> None:
     """Inside a GitHub Actions job, add to the step's summary and print the annotations. Raises OutputError."""
-    from specdebug.report import github
+    from specdebug.report import markdown as github
 
     if os.environ.get(github.ACTIONS_VARIABLE) == "true":
         for annotation in github.commands(report):  # the runner reads stderr, too, and no document is there

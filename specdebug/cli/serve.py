@@ -1,34 +1,38 @@
-"""``specdebug serve``: the embedded engine behind SGLang's HTTP interface."""
+"""``specdebug serve``: the embedded engine behind SGLang's HTTP interface, and the log of a server."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import logging
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, make_dataclass
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, make_dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from specdebug.base import interrupts
 from specdebug.base.engine_flags import ENGINE_FLAGS, EngineFlag, flag_of, options_of, refusal
 from specdebug.base.errors import InvalidOption, SpecDebugError
-from specdebug.cli import complete
-from specdebug.cli.log import BoundedLog
-from specdebug.cli.options import ContentOptions, Faults, Help, Reverts, grouped, numbers_of
+from specdebug.cli import options as opt
+from specdebug.report.words import shown, shown_lines
 
 if TYPE_CHECKING:
     from specdebug.apps.serve.process import Launch
-    from specdebug.apps.serve.run import Address
     from specdebug.apps.serve.state import Settings
     from specdebug.faults.model import Fault
-    from specdebug.scenario.library import Library
 
-LOOPBACK = "127.0.0.1"
-PORT = 30000
 _KEY = re.compile(r"[!-~]+")
 _KINDS = {"text": str, "sizes": str, "whole": int, "number": float}
+ROOM_BYTES = 1 << 20
+"""Bytes of the log that wait to be written at most."""
+LINE_CHARS = 4000
+"""Characters of one line at most; the rest is cut off."""
+CLOSE_S = 1.0
+"""Seconds that the last lines may take to be read."""
 
 
 class LogLevel(StrEnum):
@@ -48,132 +52,117 @@ class ProbeReaction(StrEnum):
 
 
 def _declared(flag: EngineFlag) -> tuple[str, Any, Any]:
-    """The flag as a field of a group of options."""
+    """A flag of the engine as a field."""
     if flag.kind == "switch":
-        return flag.parameter, Annotated[bool, typer.Option(flag.name, help=flag.help)], False
-    kind = _KINDS[flag.kind] if flag.into == ("model",) else _KINDS[flag.kind] | None
-    default = "tiny" if flag.into == ("model",) else None
-    return flag.parameter, Annotated[kind, typer.Option(flag.name, help=flag.help)], default
+        return flag.parameter, bool, opt.option(flag.help, flag.name, default=False)
+    model = flag.into == ("model",)
+    kind = _KINDS[flag.kind] if model else _KINDS[flag.kind] | None
+    return flag.parameter, kind, opt.option(flag.help, flag.name, default="tiny" if model else None)
 
 
-EngineFlags: Any = make_dataclass("EngineFlags", [_declared(flag) for flag in ENGINE_FLAGS], frozen=True)
+EngineFlags: Any = make_dataclass(
+    "EngineFlags", [_declared(flag) for flag in ENGINE_FLAGS], bases=(opt.Command,), kw_only=True
+)
 """The engine's flags, as the table has them."""
 
 
-@dataclass(frozen=True)
-class ServerFlags:
+@dataclass(kw_only=True)
+class ServerFlags(opt.Command):
     """The server's own flags."""
 
-    host: Annotated[
-        str, typer.Option("--host", help="The address to listen on; others than this machine's need a key.")
-    ] = LOOPBACK
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = PORT
-    api_key: Annotated[str | None, typer.Option("--api-key", help="Clients must send it as a bearer token.")] = None
-    served_model_name: Annotated[
-        str | None, typer.Option("--served-model-name", help="The model's name for clients; else its path.")
-    ] = None
-    max_queued_requests: Annotated[
-        int | None, typer.Option("--max-queued-requests", min=0, help="Requests that wait at most; others get a 503.")
-    ] = None
-    enable_metrics: Annotated[bool, typer.Option("--enable-metrics", help="Have /metrics for Prometheus.")] = False
-    log_requests: Annotated[bool, typer.Option("--log-requests", help="Write each request to the log.")] = False
-    log_level: Annotated[LogLevel, typer.Option("--log-level", help="Of the HTTP server's own lines.")] = LogLevel.INFO
-    watchdog_timeout: Annotated[
-        float,
-        typer.Option("--watchdog-timeout", help="Seconds after which a silent engine with work is killed: hang."),
-    ] = 300.0
-    incremental_streaming_output: Annotated[
-        bool,
-        typer.Option(
-            "--incremental-streaming-output", "--stream-output", help="/generate streams what is new, not all so far."
-        ),
-    ] = False
+    host: str = opt.option("The address to listen on; others than this machine's need a key.", default="127.0.0.1")
+    port: int = opt.option("0: any that is free.", default=30000, min=0, max=65535)
+    api_key: str | None = opt.option("Clients must send it as a bearer token.")
+    served_model_name: str | None = opt.option("The model's name for clients; else its path.")
+    max_queued_requests: int | None = opt.option("Requests that wait at most; others get a 503.", min=0)
+    enable_metrics: bool = opt.option("Have /metrics for Prometheus.", default=False)
+    log_requests: bool = opt.option("Write each request to the log.", default=False)
+    log_level: LogLevel = opt.option("Of the HTTP server's own lines.", default=LogLevel.INFO)
+    watchdog_timeout: float = opt.option(
+        "Seconds after which a silent engine with work is killed: hang.", default=300.0
+    )
+    incremental_streaming_output: bool = opt.option(
+        "/generate streams what is new, not all so far.",
+        "--incremental-streaming-output",
+        "--stream-output",
+        default=False,
+    )
 
 
-@grouped
-@interrupts.held()
-def serve(
-    ctx: typer.Context,
-    *,
-    engine: EngineFlags,
-    server: ServerFlags,
-    revert: Annotated[Reverts, Help("Serve without these fixes.")] = None,
-    fault: Annotated[Faults, Help("Inject this fault (repeatable).")] = None,
-    probes: Annotated[
-        list[str] | None,
-        typer.Option("--probes", metavar="PACK", help="Probe packs, or none.", autocompletion=complete.packs),
-    ] = None,
-    mode: Annotated[ProbeReaction | None, typer.Option("--mode", help="Of every probe, over the packs'.")] = None,
-    shared: ContentOptions,
-) -> int:
+@dataclass(kw_only=True)
+class ServeCommand(EngineFlags, ServerFlags, opt.ContentOptions):  # type: ignore[misc]
     """Serve the embedded engine by SGLang's HTTP interface, until a signal comes.
 
     Flags have SGLang's names where it has the same; --revert, --fault and --probes are those of replay. A flag that
     is not known here is refused. The routes are in docs/serve.md.
     """
-    if ctx.args:
-        _refuse(ctx)
-    options = options_of(asdict(engine))
-    launch = _launch(options, revert, fault, probes, mode, shared.library())
-    from specdebug.apps.serve.reverts import FrontReverts  # before what it edits is imported
 
-    with FrontReverts(launch.toggles) as reverts:
-        settings = _settings(engine, server)
-        _check(options, launch.faults)
-        from specdebug.apps.serve.run import serve
+    held = True
+    revert: list[str] | None = opt.revert_option("Serve without these fixes.")
+    fault: list[str] | None = opt.fault_option("Inject this fault (repeatable).")
+    probes: list[str] | None = opt.packs_option("Probe packs, or none.")
+    mode: ProbeReaction | None = opt.option("Of every probe, over the packs'.")
 
-        with contextlib.closing(BoundedLog(2)) as log, log.of_loggers():
-            serve(launch, settings, _address(server), reverts, say=log.say, pass_on=log.pass_on)
-    return 0
+    def run(self) -> int:
+        if self.ctx.args:
+            self._refuse()
+        engine = {flag.parameter: getattr(self, flag.parameter) for flag in ENGINE_FLAGS}
+        options = options_of(engine)
+        launch = self._launch(options)
+        from specdebug.apps.serve.reverts import FrontReverts  # before what it edits is imported
 
+        with FrontReverts(launch.toggles) as reverts:
+            settings = self._settings(engine)
+            _check(options, launch.faults)
+            from specdebug.apps.serve.run import Address, serve
 
-def _settings(engine: Any, server: ServerFlags) -> Settings:
-    """The server's settings. Raises SpecDebugError for a key that no client could send."""
-    from specdebug.apps.serve.state import Settings
+            timeout = opt.positive(self.watchdog_timeout, "--watchdog-timeout") or 0.0
+            address = Address(self.host, self.port, timeout, self.log_level.value)
+            with contextlib.closing(BoundedLog(2)) as log, log.of_loggers():
+                serve(launch, settings, address, reverts, say=log.say, pass_on=log.pass_on)
+        return 0
 
-    key = server.api_key
-    if key is not None and _KEY.fullmatch(key) is None:
-        raise SpecDebugError("--api-key: a key is one or more visible ASCII characters, as HTTP headers carry them")
-    return Settings(
-        served_model_name=server.served_model_name or engine.model_path,
-        api_key=key,
-        hosts=None if key is not None else frozenset({"localhost", server.host.lower()}),
-        max_queued_requests=server.max_queued_requests,
-        incremental_output=server.incremental_streaming_output,
-        enable_metrics=server.enable_metrics,
-        log_requests=server.log_requests,
-        arguments=_told(engine, server),
-    )
+    def _settings(self, engine: dict[str, Any]) -> Settings:
+        """The server's settings. Raises SpecDebugError for a key that no client could send."""
+        from specdebug.apps.serve.state import Settings
 
+        key = self.api_key
+        if key is not None and _KEY.fullmatch(key) is None:
+            raise SpecDebugError("--api-key: a key is one or more visible ASCII characters, as HTTP headers carry them")
+        own = {one.name: getattr(self, one.name) for one in fields(ServerFlags) if one not in fields(opt.Command)}
+        return Settings(
+            served_model_name=self.served_model_name or engine["model_path"],
+            api_key=key,
+            hosts=None if key is not None else frozenset({"localhost", self.host.lower()}),
+            max_queued_requests=self.max_queued_requests,
+            incremental_output=self.incremental_streaming_output,
+            enable_metrics=self.enable_metrics,
+            log_requests=self.log_requests,
+            arguments={**engine, **own, "api_key": None if key is None else "***"},
+        )
 
-def _address(server: ServerFlags) -> Address:
-    """Where to listen. Raises SpecDebugError for a time that is none."""
-    from specdebug.apps.serve.run import Address
+    def _launch(self, options: dict[str, Any]) -> Launch:
+        """The order to start the engine. Raises SpecDebugError for a fix, fault or pack that there is not."""
+        from specdebug.apps.serve.process import Launch
+        from specdebug.faults.declare import parse_fault
 
-    if not server.watchdog_timeout > 0:
-        raise SpecDebugError(f"--watchdog-timeout must be above 0 seconds, got {server.watchdog_timeout:g}")
-    return Address(server.host, server.port, server.watchdog_timeout, server.log_level.value)
+        library = self.library()
+        return Launch(
+            options,
+            library.toggles(opt.numbers_of(self.revert)),
+            tuple(library.checked_pack(name) for name in self.probes or () if name != "none"),
+            tuple(parse_fault(text) for text in self.fault or ()),
+            None if self.mode is None else self.mode.value,
+        )
 
-
-def _launch(
-    options: dict[str, Any],
-    revert: Sequence[str] | None,
-    fault: Sequence[str] | None,
-    probes: Sequence[str] | None,
-    mode: ProbeReaction | None,
-    library: Library,
-) -> Launch:
-    """The order to start the engine. Raises SpecDebugError for a fix, fault or pack that there is not."""
-    from specdebug.apps.serve.process import Launch
-    from specdebug.faults.declare import parse_fault
-
-    return Launch(
-        options,
-        library.toggles(numbers_of(revert)),
-        tuple(library.checked_pack(name) for name in probes or () if name != "none"),
-        tuple(parse_fault(text) for text in fault or ()),
-        None if mode is None else mode.value,
-    )
+    def _refuse(self) -> None:
+        """Raise SpecDebugError for what is left of the command line."""
+        known = [name for param in self.ctx.command.params for name in param.opts]
+        first = next((word for word in self.ctx.args if word.startswith("-")), None)
+        if first is None:
+            left = self.ctx.args[0]
+            raise SpecDebugError(f"serve takes no argument, got {left!r}; name the model with --model-path")
+        raise SpecDebugError(refusal(first, known))
 
 
 def _check(options: dict[str, Any], faults: Sequence[Fault]) -> None:
@@ -193,16 +182,86 @@ def _check(options: dict[str, Any], faults: Sequence[Fault]) -> None:
         checkpoint_path(name)
 
 
-def _refuse(ctx: typer.Context) -> None:
-    """Raise SpecDebugError for what is left of the command line."""
-    known = [name for param in ctx.command.params for name in param.opts]
-    first = next((word for word in ctx.args if word.startswith("-")), None)
-    if first is None:
-        raise SpecDebugError(f"serve takes no argument, got {ctx.args[0]!r}; name the model with --model-path")
-    raise SpecDebugError(refusal(first, known))
+class BoundedLog(logging.Handler):
+    """A server's log on file descriptor ``fd``, written by a thread of its own until it is closed.
 
+    A reader who stops reading (a pager, a full pipe) stops that thread and nothing else: what has no room is dropped,
+    and how much that was is said once there is room again. Text of clients is among the lines, so control characters
+    come out as escapes.
+    """
 
-def _told(engine: Any, server: ServerFlags) -> dict[str, Any]:
-    """All flags' values, for a client that asks; the key stays secret."""
-    own = {field.name: getattr(server, field.name) for field in fields(server)}
-    return {**asdict(engine), **own, "api_key": None if server.api_key is None else "***"}
+    def __init__(self, fd: int, room: int = ROOM_BYTES) -> None:
+        super().__init__()
+        self._fd = fd
+        self._room = room
+        self._waiting: deque[bytes] = deque()
+        self._bytes = self._dropped = 0
+        self._ended = False
+        self._news = threading.Condition()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._thread = threading.Thread(target=self._write, name="server log", daemon=True)
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        """Write lines, each with the time."""
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        for line in text.splitlines():
+            cut = line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]}..."
+            self._add(f"[{now}] {shown(cut)}\n")
+
+    def pass_on(self, data: bytes) -> None:
+        """Write what the engine printed, without a time."""
+        self._add(shown_lines(self._decoder.decode(data)))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write what a logger says."""
+        self.say(f"{record.levelname}: {self.format(record)}")
+
+    @contextlib.contextmanager
+    def of_loggers(self) -> Iterator[None]:
+        """Take in what this process's loggers say, those of the HTTP server among them."""
+        logging.getLogger().addHandler(self)
+        try:
+            yield
+        finally:
+            logging.getLogger().removeHandler(self)
+
+    def close(self) -> None:
+        """Write what waits. Where it is not read, the descriptor is given up, lest a last word of this process wait
+        for that reader for ever."""
+        with self._news:
+            self._ended = True
+            self._news.notify()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._fd)
+            os.close(null)
+        super().close()
+
+    def _add(self, text: str) -> None:
+        data = text.encode("utf-8", "backslashreplace")
+        with self._news:
+            if self._bytes + len(data) > self._room:
+                self._dropped += 1
+                return
+            if self._dropped:
+                note = f"[{self._dropped} lines are missing here: they were not read in time]\n".encode()
+                data, self._dropped = note + data, 0
+            self._waiting.append(data)
+            self._bytes += len(data)
+            self._news.notify()
+
+    def _write(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._waiting or self._ended)
+                if not self._waiting:
+                    return
+                data = memoryview(self._waiting.popleft())
+            size = len(data)
+            with contextlib.suppress(OSError):  # the reader is gone, or the disk is full: there is nowhere to say so
+                while data:
+                    data = data[os.write(self._fd, data) :]
+            with self._news:
+                self._bytes -= size

@@ -9,117 +9,102 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
-
-import typer
+from typing import TYPE_CHECKING, BinaryIO
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import one_line
-from specdebug.cli.options import ContentOptions, Jobs, JsonOptions, grouped
-from specdebug.cli.output import check_writable, note, tell
-from specdebug.cli.running import UNDECIDED, progress, workers
+from specdebug.cli import options as opt
+from specdebug.cli.output import UNDECIDED, check_writable, note, progress, tell, workers
+
+if TYPE_CHECKING:
+    from specdebug.apps.triage.run import Tried
+    from specdebug.logs.scan import Scan
 
 QUIET_S = 3.0
 """The time after which the progress of reading is told again."""
 MAX_NAME = 4096
 
-if TYPE_CHECKING:
-    from specdebug.apps.triage.run import Tried
-    from specdebug.logs.scan import Scan
-    from specdebug.scenario.library import Library
 
-
-@grouped
-def triage(
-    *,
-    log: Annotated[str, typer.Argument(metavar="LOG|-", help="A log file; - reads standard input.")],
-    run: Annotated[bool, typer.Option("--run", help="Try the candidates: does one fail as the log did?")] = False,
-    scenario: Annotated[
-        Path | None, typer.Option("--scenario", metavar="FILE", help="Write the launch flags in the log as a scenario.")
-    ] = None,
-    results: JsonOptions,
-    jobs: Jobs = 0,
-    shared: ContentOptions,
-) -> int:
+@dataclass(kw_only=True)
+class TriageCommand(opt.JsonOptions, opt.ContentOptions):
     """Name the failure in a log (ours, an engine's, a test runner's), the fixes to suspect, and what to run next.
 
     Exit code 0 when a failure was found, 1 when the log holds none. With --run: 0 when a candidate fails as the log
     did, 125 when none does.
     """
-    from specdebug.logs.scan import scan
 
-    results.check()
-    if scenario is not None:
-        check_writable(scenario)
-    name = "stdin" if log == "-" else log
-    shown = one_line(name, MAX_NAME)
-    try:
-        with _open(log, shown) as stream:
-            found = scan(stream, _progress(shown))
-    except OSError as error:
-        raise SpecDebugError(f"{shown}: cannot be read: {error.strerror or error}") from None
-    except ValueError:  # a zero byte in its name
-        raise SpecDebugError(f"{shown}: is no name of a file") from None
-    library = shared.library()
-    return _answer(name, found, library, results, run=run, jobs=jobs, scenario=scenario)
+    log: str = opt.argument("A log file; - reads standard input.", default=..., metavar="LOG|-")
+    try_them: bool = opt.option("Try the candidates: does one fail as the log did?", "--run", default=False)
+    scenario: Path | None = opt.option("Write the launch flags in the log as a scenario.", metavar="FILE")
+    jobs: int = opt.jobs_option()
 
+    def run(self) -> int:
+        from specdebug.logs.scan import scan
 
-@interrupts.held()
-def _answer(
-    name: str, found: Scan, library: Library, results: JsonOptions, *, run: bool, jobs: int, scenario: Path | None
-) -> int:
-    """Rank the candidates, try them if that is wanted, tell the results, and return the exit code."""
-    from specdebug.apps.triage.candidates import candidates, commands
-    from specdebug.report.triage import triage_report
-
-    best = candidates(found, library)
-    tried: tuple[Tried, ...] = ()
-    cut_short, trouble = False, None
-    if run and best and found.main is not None:
-        from specdebug.apps.triage import run as trying
-
+        self.check_outputs()
+        if self.scenario is not None:
+            check_writable(self.scenario)
+        self.name = "stdin" if self.log == "-" else self.log
+        self.shown = one_line(self.name, MAX_NAME)
         try:
-            with workers(jobs) as pool, progress() as watcher:
-                tried, cut_short = trying.try_out(pool, library, best, found.main, watcher)
-        except KeyboardInterrupt:
-            cut_short = True
-        except SpecDebugError as error:  # what the log told is said all the same
-            trouble = error
-    told, made, unmade = _with_scenario(commands(found, best, library), name, found, scenario)
-    code = interrupts.exit_code() if cut_short else _exit_code(found, run, tried)
-    report = triage_report(name, one_line(name, MAX_NAME), found, best, told, tried, code)
-    return tell(report, results, (scenario if made else None, lambda: made), trouble=trouble or unmade)
+            with _open(self.log, self.shown) as stream:
+                found = scan(stream, _progress(self.shown))
+        except OSError as error:
+            raise SpecDebugError(f"{self.shown}: cannot be read: {error.strerror or error}") from None
+        except ValueError:  # a zero byte in its name
+            raise SpecDebugError(f"{self.shown}: is no name of a file") from None
+        with interrupts.held():
+            return self._answer(found)
 
+    def _answer(self, found: Scan) -> int:
+        """Rank the candidates, try them if that is wanted, tell the results, and return the exit code."""
+        from specdebug.apps.triage.candidates import candidates, commands
+        from specdebug.apps.triage.run import try_out
+        from specdebug.report.listings import triage_report
 
-def _exit_code(found: Scan, run: bool, tried: tuple[Tried, ...]) -> int:
-    if found.main is None:
-        return 1
-    return UNDECIDED if run and not any(one.alike for one in tried) else 0
+        library = self.library()
+        best = candidates(found, library)
+        tried: tuple[Tried, ...] = ()
+        cut_short, trouble = False, None
+        if self.try_them and best and found.main is not None:
+            try:
+                with workers(self.jobs) as pool, progress() as watcher:
+                    tried, cut_short = try_out(pool, library, best, found.main, watcher)
+            except KeyboardInterrupt:
+                cut_short = True
+            except SpecDebugError as error:  # what the log told is said all the same
+                trouble = error
+        again, made, unmade = self._as_scenario(found)
+        told = (*commands(found, best, library), *again)
+        undecided = self.try_them and not any(one.alike for one in tried)
+        code = 1 if found.main is None else UNDECIDED if undecided else 0
+        code = interrupts.exit_code() if cut_short else code
+        report = triage_report(self.name, self.shown, found, best, told, tried, code)
+        return tell(report, self, (self.scenario if made else None, lambda: made), trouble=trouble or unmade)
 
+    def _as_scenario(self, found: Scan) -> tuple[list[str], str, SpecDebugError | None]:
+        """The command to run next for a scenario of the launch flags; its text, empty where none is wanted or can be
+        made; and why none can."""
+        from specdebug.apps.triage.scenario import scenario_text
 
-def _with_scenario(
-    told: tuple[str, ...], name: str, found: Scan, scenario: Path | None
-) -> tuple[tuple[str, ...], str, SpecDebugError | None]:
-    """The commands to run next, with that for a scenario of the launch flags; its text, empty where none is wanted or
-    can be made; and why none can."""
-    from specdebug.apps.triage.scenario import scenario_text
-
-    if scenario is not None:
-        try:
-            text = scenario_text(found.facts, one_line(name, MAX_NAME))
-        except SpecDebugError as error:
-            return told, "", error
-        return (*told, shlex.join(("specdebug", "replay", str(scenario)))), text, None
-    if found.main is None or not found.facts.origin.flags:
-        return told, "", None
-    again = shlex.join(("specdebug", "triage", "LOG" if name == "stdin" else name, "--scenario", "from-log.yaml"))
-    return (*told, f"{again}   # its launch flags as a scenario"), "", None
+        if self.scenario is not None:
+            try:
+                text = scenario_text(found.facts, self.shown)
+            except SpecDebugError as error:
+                return [], "", error
+            return [shlex.join(("specdebug", "replay", str(self.scenario)))], text, None
+        if found.main is None or not found.facts.origin.flags:
+            return [], "", None
+        log = "LOG" if self.name == "stdin" else self.name
+        again = shlex.join(("specdebug", "triage", log, "--scenario", "from-log.yaml"))
+        return [f"{again}   # its launch flags as a scenario"], "", None
 
 
 def _progress(name: str) -> Callable[[int], None]:
-    """Return a function that tells on stderr how much of a log is read, if that takes a while."""
+    """What tells on stderr how much of a log is read, if that takes a while."""
     begun = told = time.monotonic()
 
     def read(size: int) -> None:
@@ -134,9 +119,8 @@ def _progress(name: str) -> Callable[[int], None]:
 def _open(log: str, shown: str) -> AbstractContextManager[BinaryIO]:
     if log != "-":
         if stat.S_ISFIFO(os.stat(log).st_mode):  # opening one waits for a writer that may never come
-            raise SpecDebugError(
-                f"{shown}: is a pipe; read it from standard input: specdebug triage - < {shlex.quote(shown)}"
-            )
+            instead = f"specdebug triage - < {shlex.quote(shown)}"
+            raise SpecDebugError(f"{shown}: is a pipe; read it from standard input: {instead}")
         return open(log, "rb")
     if sys.stdin is None:
         raise SpecDebugError("stdin: is closed; name a log file")

@@ -17,41 +17,40 @@ from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import not_engine_code
 from specdebug.campaign.trials.search import Findings, Standing
 from specdebug.patching.toggles import REVERT_VARIABLE
-from specdebug.report.foreign import shown
-from specdebug.report.parts import Cell, Column, Part, Plot, Report, Section, Style, Styled, Table, columns, lines
+from specdebug.report.parts import Column, Part, Plot, Report, Section, Style, Styled, lines, plain, table
 from specdebug.report.progress import TrialsDisplay
 from specdebug.report.trials import (
     NOT_TESTED,
     STOPPED,
+    Ended,
     first_said,
     journal_line,
     more_trials,
     signatures_section,
+    trial_facts,
     trials_section,
 )
-from specdebug.report.words import NOT_ENGINE_CODE, counted, ended, replaced, some, times
+from specdebug.report.words import counted, ended, replaced, shown, some, times
 from specdebug.search.posterior import BayesianSearch, Rate
 
 BAR = 24
 """Columns of a full bar."""
-
 MISSED = 0.05
 """Chance to have missed a failure of the rate that is called excluded."""
-
 MAX_UNTESTABLE = 6
 GOOD = "the good commit"
-TRIALS = (
-    *columns("#", right=True),
-    *columns("outcome", "signature", "switched on", "candidates"),
-    *columns("seed", "time", right=True),
+SIGNATURES = (
+    Column("signature", of=lambda one: one.signature),
+    Column("times", "right", lambda one: one.failures),
+    Column("followed", of=lambda one: "yes" if one.followed else "no"),
+)
+BELIEF = (
+    Column("probability", "right", lambda one: one[0]),
+    Column("culprits", of=lambda one: one[1]),
+    Column("what they are", of=lambda one: one[2]),
 )
 _STYLES: dict[str, Style] = {"fail": "fail", "pass": "pass", "other": "unknown", "untestable": "unknown"}
-_KEYS = [
-    ("failed as followed", "t-fail"),
-    ("passed", "t-pass"),
-    ("failed in another way", "t-other"),
-    ("untestable", "t-untestable"),
-]
+_KEYS = {"failed as followed": "fail", "passed": "pass", "failed in another way": "other", "untestable": "untestable"}
 _COUNTED = "specdebug bisect SCENARIO --target sglang==VERSION   # there every reverted line counts its runs"
 _UNDECIDED = {
     "stalled": "undecided: nearly every trial that could tell is untestable or fails in another way",
@@ -61,13 +60,13 @@ _UNDECIDED = {
     "trouble": "stopped",
     "answered": "undecided",
 }
-_DOUBTED = {
-    "toggles": "a reverted line ran",
-    "config": "it has these options",
-    "commits": "the code of the commit ran",
+_OVER = {
+    "toggles": ("toggles", "reverted", "a reverted line ran"),
+    "config": ("options", "set", "it has these options"),
+    "faults": ("faults", "injected", ""),
+    "commits": ("commits", "in", "the code of the commit ran"),
 }
-_KINDS = {"toggles": "toggles", "config": "options", "faults": "faults", "commits": "commits"}
-_DONE = {"toggles": "reverted", "config": "set", "faults": "injected", "commits": "in"}
+"""By kind of candidate: how several are called, what is done to one, and what nothing may show to have been done."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +108,15 @@ class Bisection:
         """Candidates in the order in which they were given."""
         return [one for one in self.labels if one in chosen]
 
+    def switched(self, trial: Trial) -> str:
+        """The candidates that a trial switched on, in few words."""
+        done = _OVER[self.over][1]
+        if self.over == "commits":
+            return f"at {self.called(trial.reverted) if trial.reverted else GOOD}"
+        if len(trial.reverted) == 1:
+            return f"{self.called(trial.reverted)} {done}"
+        return f"{len(trial.reverted)} of {len(self.labels)} {done}"
+
 
 class BisectProgress(TrialsDisplay):
     """The posterior, drawn anew after every trial; elsewhere a line a trial."""
@@ -122,57 +130,41 @@ class BisectProgress(TrialsDisplay):
         """Say what a trial came to and which culprits are now likeliest."""
         self.moved(standing)
         culprits, probability = standing.posterior[0]
-        self._last = f"trial {trial.number}: {trial_text(trial, result, self._subject)}"
+        what = f"{ended(result.outcome, result.signature)}, {self._subject.switched(trial)}, {result.seconds:.1f} s"
+        self._last = f"trial {trial.number}: {what}"
         self.say(f"{self._last}; likeliest {self._subject.called(culprits)} {probability:.2f}")
 
     def _draw(self) -> RenderableType:
         standing: Any = self.standing
         if standing is None:
             return Text("starting")
-        fails, without = rate_text(standing.rates.manifest), rate_text(standing.rates.false_failure)
+        subject, rates = self._subject, standing.rates
+        resumed = f", {standing.resumed} of them from the journal" if standing.resumed else ""
+        running = f", {standing.running} running" if standing.running else ""
+        followed = f"after {standing.followed}" if standing.followed else "no failure yet"
+        told = f"{standing.trials} trials{resumed}{running}, {followed}"
         return Group(
-            Text(f"bisect {shown(self._subject.what)} over {self._subject.over}: {progress_text(standing)}", "bold"),
-            posterior_table(standing, self._subject),
-            Text(f"fails {fails} with the culprit, {without} without", "dim"),
+            Text(f"bisect {shown(subject.what)} over {subject.over}: {told}", "bold"),
+            posterior_table(standing, subject),
+            Text(
+                f"fails {rate_text(rates.manifest)} with the culprit, {rate_text(rates.false_failure)} without", "dim"
+            ),
             Text(shown(self._last), "dim"),
         )
 
 
 def posterior_table(standing: Standing, subject: Bisection) -> RichTable:
     """The likeliest culprit sets with a bar each."""
-    table = RichTable.grid(padding=(0, 2), expand=True)
+    grid = RichTable.grid(padding=(0, 2), expand=True)
     for width in (len("0.000"), BAR, None):
-        table.add_column(no_wrap=True, overflow="ellipsis", width=width)
-    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)  # a narrow terminal cuts titles, not numbers
+        grid.add_column(no_wrap=True, overflow="ellipsis", width=width)
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)  # a narrow terminal cuts titles, not numbers
     for culprits, probability in standing.posterior:
         filled = round(probability * BAR)
         bar = Text("█" * filled, "cyan") + Text("░" * (BAR - filled), "dim")
-        titles = subject.titles(culprits)
-        names = Text(shown(subject.called(culprits)))
-        table.add_row(Text(f"{probability:.3f}"), bar, names, Text(shown(titles), "dim"))
-    return table
-
-
-def progress_text(standing: Standing) -> str:
-    """The number of trials, and the signature that they are after."""
-    resumed = f", {standing.resumed} of them from the journal" if standing.resumed else ""
-    running = f", {standing.running} running" if standing.running else ""
-    followed = f"after {standing.followed}" if standing.followed else "no failure yet"
-    return f"{standing.trials} trials{resumed}{running}, {followed}"
-
-
-def trial_text(trial: Trial, result: TrialResult, subject: Bisection) -> str:
-    """A trial in few words: ``fail exit:1, 3 of 10 reverted, 0.2 s``."""
-    return f"{ended(result.outcome, result.signature)}, {switched_text(trial, subject)}, {result.seconds:.1f} s"
-
-
-def switched_text(trial: Trial, subject: Bisection) -> str:
-    """The candidates that a trial switched on, in few words."""
-    if subject.over == "commits":
-        return f"at {subject.called(trial.reverted) if trial.reverted else GOOD}"
-    if len(trial.reverted) == 1:
-        return f"{subject.called(trial.reverted)} {_DONE[subject.over]}"
-    return f"{len(trial.reverted)} of {len(subject.labels)} {_DONE[subject.over]}"
+        names, titles = Text(shown(subject.called(culprits))), Text(shown(subject.titles(culprits)), "dim")
+        grid.add_row(Text(f"{probability:.3f}"), bar, names, titles)
+    return grid
 
 
 def rate_text(rate: Rate) -> str:
@@ -184,7 +176,7 @@ def bisect_report(
     findings: Findings,
     subject: Bisection,
     exit_code: int,
-    trials: Mapping[int, tuple[Trial, TrialResult]],
+    trials: Mapping[int, Ended],
     evidence: Mapping[str, str],
     chooser: Callable[[], BayesianSearch],
     pattern: str | None,
@@ -197,28 +189,31 @@ def bisect_report(
         chooser: makes a chooser that has seen no trial yet.
         pattern: the signatures to follow, if they were given.
     """
-    standing = findings.standing
+    standing, answer = findings.standing, findings.answer
     counted = [trials[number] for number in range(standing.trials)]
-    summary = verdict_line(findings, subject)
+    summary, told = verdict_line(findings, subject), list(_told(findings, subject, evidence))
+    verdict = _verdict(findings)
+    chip = Styled(findings.reason if findings.reason == "interrupted" else verdict, "unknown")
+    if answer is not None:
+        called = f"culprit: {subject.called(answer.culprits)}"
+        chip = Styled(called, "fail") if answer.culprits else Styled(verdict, "pass")
+    facts = trial_facts(standing, counted, exit_code, subject.journal, evidence)
     return Report(
         command="bisect",
         title=subject.what.rstrip(","),
         summary=summary,
         exit_code=exit_code,
         document=_document(findings, subject, exit_code, evidence),
-        parts=list(lines((summary, *_told(findings, subject, evidence)), fold=False)),
-        chips=[_chip(findings, subject)],
+        parts=list(lines((summary, *told), fold=False)),
+        chips=[chip],
         facts={
             "over": f"{subject.over} ({len(subject.labels)} candidates)",
-            "trials": str(standing.trials) + (f", {standing.resumed} from the journal" if standing.resumed else ""),
+            "trials": facts["trials"],
             "fails with the culprit": rate_text(standing.rates.manifest),
             "without": rate_text(standing.rates.false_failure),
             "signature followed": standing.followed or "none: nothing failed",
             "untestable": str(standing.untestable),
-            "time in trials": f"{sum(result.seconds for _, result in counted):.1f} s",
-            "exit code": str(exit_code),
-            "journal": subject.journal,
-            NOT_ENGINE_CODE: "; ".join(not_engine_code(evidence)),
+            **facts,
         },
         page=partial(_page, findings, subject, counted, evidence, chooser, pattern),
         seconds=sum(result.seconds for _, result in counted),
@@ -230,8 +225,28 @@ def _told(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -
     standing = findings.standing
     if findings.answer is None and findings.reason != "unproven":
         yield from (f"  {probability:.3f} {subject.called(culprits)}" for culprits, probability in standing.posterior)
-    yield from _seen(findings, subject, evidence)
-    yield from _never_together(subject)
+    mine, others = (
+        ", ".join(f"{one.signature} ({times(one.failures)})" for one in standing.signatures if one.followed is followed)
+        for followed in (True, False)
+    )
+    if standing.followed is not None:
+        how = f"; {standing.chosen}" if standing.chosen else ""
+        yield f"followed: {mine or f'{standing.followed}, which was not seen'}{how}"
+    if others:
+        yield f"also seen: {others}; follow another with --signature"
+    if standing.untestable:
+        where = ""
+        kind, at, nothing = ("commits", "at", GOOD) if subject.over == "commits" else ("fixes", "with", "none")
+        if subject.over == "commits" or subject.takes == "one":
+            named = [subject.called(one) if one else nothing for one in findings.untestable]
+            more = f" {kind}" if len(named) > MAX_UNTESTABLE else ""
+            where = f", {at} {some(named, MAX_UNTESTABLE)}{more}"
+        yield f"untestable: {times(standing.untestable)}{where}"
+        yield from first_said(evidence)
+    if subject.takes == "one":
+        yield "one at a time: SGLang's SGLANG_DEBUG_REVERT_PR takes one number; --takes set is for what takes a list"
+    else:
+        yield from (f"never together, for they edit one line: {' and '.join(pair)}" for pair in subject.apart)
     if (command := _reproduce(findings, subject)) is not None:
         yield f"reproduce: {command}"
     yield from replaced(not_engine_code(evidence))
@@ -242,12 +257,12 @@ def _told(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -
 def _page(
     findings: Findings,
     subject: Bisection,
-    counted: Sequence[tuple[Trial, TrialResult]],
+    counted: Sequence[Ended],
     evidence: Mapping[str, str],
     chooser: Callable[[], BayesianSearch],
     pattern: str | None,
 ) -> list[Part]:
-    from specdebug.report.html.posterior import LINES, history, posterior_bars, posterior_plot
+    from specdebug.report.html.trials import LINES, history, posterior_bars, posterior_plot
 
     past = history(counted, chooser, pattern)
     names = [subject.called(culprits) for culprits in past.likeliest]
@@ -259,40 +274,28 @@ def _page(
     plots: list[Part] = [Plot(bars, "The likeliest culprits after the last trial.")]
     if counted:
         keys = [(name, f"c{place}") for place, name in enumerate(names, 1)]
+        keys += [(words, f"t-{kind}") for words, kind in _KEYS.items()]
         said = "The same after every trial; below, what came of the trials."
-        plots.append(Plot(posterior_plot(past, names), said, [*keys, *_KEYS]))
-    heads = [*columns("probability", right=True), *columns("culprits", "what they are")]
-    plots.append(Section("The posterior as a table", [Table(heads, belief)], folded=True))
-    seen = [(one.signature, str(one.failures), "yes" if one.followed else "no") for one in findings.standing.signatures]
-    signatures = Table([Column("signature"), *columns("times", right=True), Column("followed")], seen)
-    rows: list[Sequence[Cell]] = [
-        (
-            str(trial.number),
-            Styled("other failure" if verdict == "other" else verdict, _STYLES[verdict]),
-            result.signature or "",
-            switched_text(trial, subject),
-            ", ".join(map(subject.names.__getitem__, subject.ordered(trial.reverted))),
-            str(trial.seed),
-            f"{result.seconds:.1f} s",
-        )
-        for (trial, result), verdict in zip(counted, past.verdicts, strict=True)
-    ]
+        plots.append(Plot(posterior_plot(past, names), said, keys))
+    plots.append(Section("The posterior as a table", [table(belief, *BELIEF)], folded=True))
+    heads = (
+        Column("#", "right", lambda one: one[0].number),
+        Column("outcome", of=lambda one: Styled("other failure" if one[2] == "other" else one[2], _STYLES[one[2]])),
+        Column("signature", of=lambda one: one[1].signature),
+        Column("switched on", of=lambda one: subject.switched(one[0])),
+        Column(
+            "candidates", of=lambda one: ", ".join(map(subject.names.__getitem__, subject.ordered(one[0].reverted)))
+        ),
+        Column("seed", "right", lambda one: one[0].seed),
+        Column("time", "right", lambda one: f"{one[1].seconds:.1f} s"),
+    )
+    rows = [(*one, verdict) for one, verdict in zip(counted, past.verdicts, strict=True)]
     return [
         Section("Answer", list(lines(_told(findings, subject, evidence)))),
         Section("Posterior", plots),
-        *signatures_section(signatures, evidence),
-        trials_section("Trials", TRIALS, rows),
+        *signatures_section(table(findings.standing.signatures, *SIGNATURES), evidence),
+        trials_section("Trials", rows, heads),
     ]
-
-
-def _chip(findings: Findings, subject: Bisection) -> Styled:
-    answer = findings.answer
-    if answer is None:
-        told = findings.reason if findings.reason in ("interrupted", "unproven") else "undecided"
-        return Styled(told, "unknown")
-    if not answer.culprits:
-        return Styled("no culprit", "pass")
-    return Styled(f"culprit: {subject.called(answer.culprits)}", "fail")
 
 
 def next_step(findings: Findings, subject: Bisection) -> str:
@@ -321,27 +324,23 @@ def next_step(findings: Findings, subject: Bisection) -> str:
 
 def verdict_line(findings: Findings, subject: Bisection) -> str:
     """The answer in one line, or why there is none."""
-    standing, answer = findings.standing, findings.answer
-    trials = counted(standing.trials, "trial")
+    standing, answer, rates = findings.standing, findings.answer, findings.standing.rates
+    trials, (kinds, _, doubted) = counted(standing.trials, "trial"), _OVER[subject.over]
     if findings.reason == "unproven":
-        doubted = f"nothing shows that {_DOUBTED[subject.over]}"
-        return f"unproven after {trials}: {doubted}; {_innocent(findings, subject)}"
+        return f"unproven after {trials}: nothing shows that {doubted}; {_innocent(findings, subject)}"
     if answer is None:
         return f"{_UNDECIDED[findings.reason]}, after {trials}; likeliest so far:"
     probability = f"{min(answer.probability, 0.999):.3f}".rstrip("0")
     after = f"with probability {probability} after {trials}"
-    rates = standing.rates
     if not answer.culprits:
-        among = f"no culprit among these {len(subject.labels)} {_KINDS[subject.over]} {after}"
-        return f"{among}; {_innocent(findings, subject)}"
+        return f"no culprit among these {len(subject.labels)} {kinds} {after}; {_innocent(findings, subject)}"
     named = [
         subject.names[one] + (f' "{subject.labels[one]}"' if subject.over != "config" else "")
         for one in subject.ordered(answer.culprits)
     ]
+    who = f"culprit {named[0]}" if len(named) == 1 else f"culprits {' and '.join(named)}, only together,"
     if subject.over == "commits":
         who = f"first bad commit {named[0]}"
-    else:
-        who = f"culprit {named[0]}" if len(named) == 1 else f"culprits {' and '.join(named)}, only together,"
     it = "it" if len(named) == 1 else "them"
     often = f"fails {rate_text(rates.manifest)} of the time with {it}, {rate_text(rates.false_failure)} without"
     return f"{who} {after}; {often}"
@@ -354,34 +353,32 @@ def _innocent(findings: Findings, subject: Bisection) -> str:
         return f"fails {rate_text(standing.rates.false_failure)} of the time whatever is switched"
     bound = 1 - MISSED ** (1 / findings.silent)
     which = "each" if subject.apart or subject.takes == "one" else "all"
-    switched = f"nothing failed, {times(findings.silent)} with {which} of them {_DONE[subject.over]}"
+    switched = f"nothing failed, {times(findings.silent)} with {which} of them {_OVER[subject.over][1]}"
     return f"{switched} (a failure as frequent as {bound:.2f} would have shown at {1 - MISSED:.0%})"
-
-
-def _never_together(subject: Bisection) -> list[str]:
-    """The candidates that no trial switched on together, and why."""
-    if subject.takes == "one":
-        return ["one at a time: SGLang's SGLANG_DEBUG_REVERT_PR takes one number; --takes set is for what takes a list"]
-    return [f"never together, for they edit one line: {' and '.join(pair)}" for pair in subject.apart]
 
 
 def _document(findings: Findings, subject: Bisection, exit_code: int, evidence: Mapping[str, str]) -> dict[str, Any]:
     """A search as plain data."""
     standing, answer, rates = findings.standing, findings.answer, findings.standing.rates
+
+    def candidates(names: Sequence[str]) -> list[dict[str, str]]:
+        return [{"id": one, "label": subject.labels[one]} for one in names]
+
+    def rate(measured: Rate) -> dict[str, float]:
+        return {name: round(value, 6) for name, value in dataclasses.asdict(measured).items()}
+
     return {
         "specdebug": __version__,
-        "over": subject.over,
-        "what": subject.what,
+        **plain(subject, "over what"),
         "exit_code": exit_code,
         "reason": findings.reason,
         "trouble": None if findings.trouble is None else str(findings.trouble),
         "verdict": _verdict(findings),
         "takes": subject.takes,
         "apart": [list(pair) for pair in subject.apart],
-        "culprits": [_candidate(one, subject) for one in subject.ordered(answer.culprits if answer else frozenset())],
+        "culprits": candidates(subject.ordered(answer.culprits if answer else frozenset())),
         "probability": None if answer is None else round(answer.probability, 6),
-        "trials": standing.trials,
-        "resumed": standing.resumed,
+        **plain(standing, "trials resumed"),
         "untestable": {
             "trials": standing.untestable,
             "switched": [subject.ordered(one) for one in findings.untestable],
@@ -392,42 +389,17 @@ def _document(findings: Findings, subject: Bisection, exit_code: int, evidence: 
         "signatures": [
             {**dataclasses.asdict(one), "evidence": evidence.get(one.signature, "")} for one in standing.signatures
         ],
-        "rates": {"with": _rate(rates.manifest), "without": _rate(rates.false_failure), "interval": 0.9},
+        "rates": {"with": rate(rates.manifest), "without": rate(rates.false_failure), "interval": 0.9},
         "posterior": [
             {"culprits": subject.ordered(culprits), "probability": round(probability, 6)}
             for culprits, probability in standing.posterior
         ],
-        "candidates": [_candidate(one, subject) for one in subject.labels],
+        "candidates": candidates(list(subject.labels)),
         "not_engine_code": not_engine_code(evidence),
         "reproduce": _reproduce(findings, subject),
         "next": next_step(findings, subject),
         "journal": subject.journal,
     }
-
-
-def _seen(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -> list[str]:
-    """The signature that was followed, and whatever else came up."""
-    standing = findings.standing
-    told = []
-    mine, others = (
-        ", ".join(f"{one.signature} ({times(one.failures)})" for one in standing.signatures if one.followed is followed)
-        for followed in (True, False)
-    )
-    if standing.followed is not None:
-        how = f"; {standing.chosen}" if standing.chosen else ""
-        told.append(f"followed: {mine or f'{standing.followed}, which was not seen'}{how}")
-    if others:
-        told.append(f"also seen: {others}; follow another with --signature")
-    if standing.untestable:
-        where = ""
-        kind, at, nothing = ("commits", "at", GOOD) if subject.over == "commits" else ("fixes", "with", "none")
-        if subject.over == "commits" or subject.takes == "one":
-            named = [subject.called(one) if one else nothing for one in findings.untestable]
-            more = f" {kind}" if len(named) > MAX_UNTESTABLE else ""
-            where = f", {at} {some(named, MAX_UNTESTABLE)}{more}"
-        told.append(f"untestable: {times(standing.untestable)}{where}")
-        told += first_said(evidence)
-    return told
 
 
 def _reproduce(findings: Findings, subject: Bisection) -> str | None:
@@ -443,11 +415,3 @@ def _verdict(findings: Findings) -> str:
     if answer is None:
         return "unproven" if findings.reason == "unproven" else "undecided"
     return "culprit" if answer.culprits else "no culprit"
-
-
-def _rate(rate: Rate) -> dict[str, float]:
-    return {name: round(value, 6) for name, value in dataclasses.asdict(rate).items()}
-
-
-def _candidate(one: str, subject: Bisection) -> dict[str, str]:
-    return {"id": one, "label": subject.labels[one]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 
 from specdebug import __version__
@@ -22,6 +21,7 @@ from specdebug.report.parts import (
     Table,
     columns,
     lines,
+    table,
     verdict_of,
 )
 from specdebug.report.replay import accept_text, arm_sections, not_engine_lines, replay_report
@@ -31,26 +31,13 @@ from specdebug.verdict.outcome import Outcome, RequestResult
 MAX_REQUESTS = 40
 MAX_GROUPS = 6
 
-COMPARED: dict[str, Callable[[Outcome], str]] = {
-    "verdict": lambda outcome: outcome.verdict,
-    "signature": lambda outcome: outcome.signature or "",
-    "accept length": lambda outcome: accept_text(outcome.metrics),
-    "cached tokens": lambda outcome: str(outcome.metrics.cached_tokens),
-    "generated tokens": lambda outcome: str(outcome.metrics.generated_tokens),
-    "engine steps": lambda outcome: str(outcome.metrics.steps),
-    "tokens/s": lambda outcome: number(outcome.metrics.tokens_per_s, 0),
-    "peak memory": lambda outcome: f"{outcome.metrics.peak_rss_mb:.0f} MiB",
-    "trace": lambda outcome: outcome.trace_hash,
-}
-"""The measures told of both sides of a comparison, and their formats."""
-
 
 def compare_report(replay: Replay, comparison: Comparison, recording: Recording | None = None) -> Report:
     """The comparison of two arms of a replay."""
     names, (left, right) = comparison.names, comparison.outcomes
-    rows = [(label, value(left), value(right)) for label, value in COMPARED.items()]
+    rows = [(label, one, other) for (label, one), (_, other) in zip(*map(_measures, (left, right)), strict=True)]
     differing = frozenset(place for place, row in enumerate(rows) if row[1] != row[2])
-    measures = Table([Column("", key=True), *columns(*names)], rows, replay.scenario.name, marked=differing)
+    measures = Table([Column("", "key"), *columns(*names)], rows, replay.scenario.name, marked=differing)
     requests = _requests(comparison)
     named = zip(names, comparison.against, strict=False)
     against = [f"{name}: {told}" for name, one in named if one is not None for told in one.lines]
@@ -60,6 +47,7 @@ def compare_report(replay: Replay, comparison: Comparison, recording: Recording 
     title = f"specdebug: {replay.scenario.name}, {' and '.join(names)}"
     notice = Notice("unknown" if comparison.unavailable else "fail", title, summary, where)
     base, said = replay_report(replay, recording), "\n".join([summary, *not_engine_lines(replay.results)])
+    case = CaseResult(" and ".join(names), verdict_of(comparison.exit_code), summary, said, replay.wall_s, out=said)
     return dataclasses.replace(
         base,
         command="compare",
@@ -71,72 +59,77 @@ def compare_report(replay: Replay, comparison: Comparison, recording: Recording 
         chips=[_chip(comparison), *base.chips],
         facts=base.facts | {"exit code": str(comparison.exit_code)},
         page=partial(_page, measures, requests, replay, recording or Recording()),
-        cases=[
-            CaseResult(" and ".join(names), verdict_of(comparison.exit_code), summary, said, replay.wall_s, out=said)
-        ],
+        cases=[case],
         notices=[] if comparison.exit_code == 0 else [notice],
     )
 
 
+def _measures(outcome: Outcome) -> list[tuple[str, str]]:
+    """The measures told of both sides."""
+    metrics = outcome.metrics
+    return [
+        ("verdict", outcome.verdict),
+        ("signature", outcome.signature or ""),
+        ("accept length", accept_text(metrics)),
+        ("cached tokens", str(metrics.cached_tokens)),
+        ("generated tokens", str(metrics.generated_tokens)),
+        ("engine steps", str(metrics.steps)),
+        ("tokens/s", number(metrics.tokens_per_s, 0)),
+        ("peak memory", f"{metrics.peak_rss_mb:.0f} MiB"),
+        ("trace", outcome.trace_hash),
+    ]
+
+
 def comparison_line(comparison: Comparison) -> str:
-    """The result of the comparison in one line."""
-    differing = [request for request in comparison.requests if not request.same_output]
-    closing = "outputs and verdicts agree" if comparison.agree else "the arms differ"
+    """The result of the comparison in one line: groups whose accept lengths differ, and arms that lost, too."""
+    same = "; every step was the same" if comparison.same_trace else ""
     if comparison.unavailable:
         named = zip(comparison.names, comparison.outcomes, strict=True)
-        closing = "; ".join(f"{name} cannot be run here: {o.detail}" for name, o in named if o.unavailable)
-    elif differing:
+        return "; ".join(f"{name} cannot be run here: {o.detail}" for name, o in named if o.unavailable) + same
+    differing = [request for request in comparison.requests if not request.same_output]
+    closing = "outputs and verdicts agree" if comparison.agree else "the arms differ"
+    if differing:
         closing += f": {len(differing)} of {len(comparison.requests)} requests have other outputs"
     elif not comparison.agree:
         closing += " in their verdict"
-    if not comparison.unavailable:
-        closing += _drafts_text(comparison)
-    if comparison.same_trace:
-        closing += "; every step was the same"
-    return closing
-
-
-def _drafts_text(comparison: Comparison) -> str:
-    """The groups whose accept lengths differ, and the arms that lost against a baseline."""
-    text, (left, right) = "", comparison.names
+    left, right = comparison.names
     if apart := comparison.drafting_apart:
         told = (
             f"{group.group} {number(group.baseline, 2)} ({left}) and {number(group.got, 2)} ({right})"
             for group in apart[:MAX_GROUPS]
         )
         more = f" and {len(apart) - MAX_GROUPS} more groups (see --json)" if len(apart) > MAX_GROUPS else ""
-        text = f"; accept lengths differ: {', '.join(told)}{more}"
+        closing += f"; accept lengths differ: {', '.join(told)}{more}"
     if comparison.losing:
-        text += f"; {' and '.join(comparison.losing)} lost accept length against the baseline"
-    return text
+        closing += f"; {' and '.join(comparison.losing)} lost accept length against the baseline"
+    return closing + same
 
 
 def _requests(comparison: Comparison) -> Table:
-    numbers = [f"{what}, {name}" for what in ("accept", "cached") for name in comparison.names]
-    heads = [Column("request", key=True), Column("output", prose=True), *columns(*numbers, right=True)]
-    ranked = sorted(comparison.requests, key=lambda request: request.same_output)
-    rows = []
-    for request in ranked:
-        sides = (request.left, request.right)
-        cached = ("" if side is None else str(side.cached_tokens) for side in sides)
-        rows.append((request.rid, _output(request, comparison), *map(_accept, sides), *cached))
+    def output(request: RequestDifference) -> str:
+        if request.left is None or request.right is None:
+            return f"only in {comparison.names[0] if request.right is None else comparison.names[1]}"
+        if request.position is None:
+            return f"same {len(request.left.output_ids)} tokens"
+        return f"token {request.position}: {request.left_text!r} | {request.right_text!r}"
+
+    def accepted(request: RequestResult | None) -> str:
+        if request is None:
+            return ""
+        cold = "" if request.cold_accept_mean is None else f" (cold {request.cold_accept_mean:.2f})"
+        return number(request.accept_mean, 2) + cold
+
+    (left, right), ranked = comparison.names, sorted(comparison.requests, key=lambda request: request.same_output)
+    heads = (
+        Column("request", "key", lambda request: request.rid),
+        Column("output", "prose", output),
+        Column(f"accept, {left}", "right", lambda request: accepted(request.left)),
+        Column(f"accept, {right}", "right", lambda request: accepted(request.right)),
+        Column(f"cached, {left}", "right", lambda request: request.left and request.left.cached_tokens),
+        Column(f"cached, {right}", "right", lambda request: request.right and request.right.cached_tokens),
+    )
     marked = frozenset(place for place, request in enumerate(ranked) if not request.same_output)
-    return Table(heads, rows, most=MAX_REQUESTS, more="more requests", marked=marked)
-
-
-def _output(request: RequestDifference, comparison: Comparison) -> str:
-    if request.left is None or request.right is None:
-        return f"only in {comparison.names[0] if request.right is None else comparison.names[1]}"
-    if request.position is None:
-        return f"same {len(request.left.output_ids)} tokens"
-    return f"token {request.position}: {request.left_text!r} | {request.right_text!r}"
-
-
-def _accept(request: RequestResult | None) -> str:
-    if request is None:
-        return ""
-    cold = "" if request.cold_accept_mean is None else f" (cold {request.cold_accept_mean:.2f})"
-    return number(request.accept_mean, 2) + cold
+    return table(ranked, *heads, most=MAX_REQUESTS, more="more requests", marked=marked)
 
 
 def _chip(comparison: Comparison) -> Styled:
@@ -152,7 +145,7 @@ def _chip(comparison: Comparison) -> Styled:
 
 
 def _page(measures: Table, requests: Table, replay: Replay, recording: Recording) -> list[Part]:
-    from specdebug.report.html.accept import accept_overlay
+    from specdebug.report.html.steps import accept_overlay
 
     steps = {result.run.arm: recording.of(result.run.key) for result in replay.results}
     overlay = accept_overlay(steps)

@@ -8,29 +8,31 @@ from typing import Any
 from specdebug import __version__
 from specdebug.diverge.align import Difference, Looked
 from specdebug.diverge.run import Divergence
-from specdebug.report.parts import Column, Line, Part, Report, Table, columns, lines
+from specdebug.report.parts import Column, Line, Report, lines, plain, table
 from specdebug.report.words import not_engine_code
-
-AFTER = (*columns("step", "site", "request", key=True), Column("what differs", prose=True))
 
 
 def divergence_report(scenario: str, answer: Divergence) -> Report:
     """The answer, what differs right after, and the circumstances."""
-    left, right = answer.names
+    title = f"{scenario}: {' against '.join(answer.names)}"
     told = _answer(answer)
-    rows = [(_step(one), one.site or one.what, one.owner or "batch", one.text or one.what) for one in answer.after]
-    after: list[Part] = [Line("right after:"), Table(AFTER, rows)] if rows else []
+    after = (
+        Column("step", "key", _step),
+        Column("site", "key", lambda one: one.site or one.what),
+        Column("request", "key", lambda one: one.owner or "batch"),
+        Column("what differs", "prose", lambda one: one.text or one.what),
+    )
     arms = zip(answer.names, (each.not_engine_code for each in answer.outcomes), strict=False)
     return Report(
         command="diverge",
-        title=f"{scenario}: {left} against {right}",
+        title=title,
         summary=told[0],
         exit_code=answer.exit_code,
         document=_document(scenario, answer),
         parts=(
-            Line(f"{scenario}: {left} against {right}", "bold"),
+            Line(title, "bold"),
             *lines(told),
-            *after,
+            *((Line("right after:"), table(answer.after, *after)) if answer.after else ()),
             *lines((*not_engine_code(arms, short=True), *_circumstances(answer))),
         ),
     )
@@ -38,39 +40,47 @@ def divergence_report(scenario: str, answer: Divergence) -> Report:
 
 def _document(scenario: str, answer: Divergence) -> dict[str, Any]:
     """The same as plain data."""
-    rounding = answer.rounding
+    rounding, looked = answer.rounding, answer.looked
     return {
         "specdebug": __version__,
         "scenario": scenario,
         "exit_code": answer.exit_code,
         "arms": list(answer.names),
         "comparable": not answer.reason,
-        "reason": answer.reason,
-        "interrupted": answer.interrupted,
-        "alike": answer.alike,
-        "steps": list(answer.steps),
+        **plain(answer, "reason interrupted alike steps"),
         "diverged": answer.first is not None,
         "first": answer.first and _difference(answer.first),
         "values": None if answer.values is None else answer.values.to_dict(),
         "after": [_difference(each) for each in answer.after],
         "rounding": {
-            "shares": rounding.shares,
-            "widest": rounding.widest,
+            **plain(rounding, "shares widest"),
             "first": rounding.first and _difference(rounding.first),
             "parted": [_difference(each) for each in rounding.parted],
             "unseen": [_difference(each) for each in rounding.unseen],
         },
         "rescheduled": answer.rescheduled,
-        "looked": answer.looked and _looked(answer.looked),
-        "outcomes": [
-            {
-                "verdict": each.verdict,
-                "signature": each.signature,
-                "detail": each.detail,
-                "not_engine_code": list(each.not_engine_code),
-            }
-            for each in answer.outcomes
-        ],
+        "looked": looked
+        and {
+            **plain(looked, "what sites"),
+            "only": [list(each) for each in looked.only],
+            **{name: dict(getattr(looked, name)) for name in ("alone", "left_out", "unlike")},
+            "prompts": looked.prompts and list(looked.prompts),
+        },
+        "outcomes": [plain(each, "verdict signature detail not_engine_code") for each in answer.outcomes],
+    }
+
+
+def _difference(found: Difference) -> dict[str, Any]:
+    part = found.right or found.left
+    return {
+        "what": found.what,
+        "step": found.step,
+        "steps": [None if each is None else each.step for each in (found.left, found.right)],
+        "site": found.site or None,
+        "call": None if part is None else part.nth + 1,
+        "request": found.owner,
+        "dtype": None if part is None else part.descriptor.dtype,
+        "text": found.text,
     }
 
 
@@ -99,69 +109,47 @@ def _answer(answer: Divergence) -> list[str]:
     return [where, f"  {dtype} {place}: {seen.left!r} in the first arm, {seen.right!r} in the second{more}"]
 
 
-def _circumstances(answer: Divergence) -> list[str]:
+def _circumstances(answer: Divergence) -> Iterator[str]:
     if answer.reason or answer.interrupted:
-        return []
-    told: list[str] = []
-    rounding = answer.rounding
-    if rounding.first is not None:
-        told.append(
+        return
+    rounding, looked = answer.rounding, answer.looked
+    if (first := rounding.first) is not None:
+        yield (
             f"rounding, and not counted: {rounding.shares} tensors differ by at most {rounding.widest:.1e} of a row's "
-            f"largest value, from step {_step(rounding.first)}, {rounding.first.site}, on"
+            f"largest value, from step {_step(first)}, {first.site}, on"
         )
     for each in rounding.parted:
-        told.append(
-            f"{each.owner} is compared up to step {_step(each)} only: at {each.site} the arms chose otherwise, each "
-            "rightly by its own numbers, which differ by rounding"
-        )
+        why = f"at {each.site} the arms chose otherwise, each rightly by its own numbers, which differ by rounding"
+        yield f"{each.owner} is compared up to step {_step(each)} only: {why}"
     for each in rounding.unseen:
-        told.append(
-            f"{each.owner} is compared up to step {_step(each)} only: drafts differ ({each.site}), perhaps by "
-            "rounding, for what one arm chose them from is not shown"
-        )
-    looked = answer.looked
-    told += [] if looked is None else _compared(looked)
+        why = f"drafts differ ({each.site}), perhaps by rounding, for what one arm chose them from is not shown"
+        yield f"{each.owner} is compared up to step {_step(each)} only: {why}"
+    yield from () if looked is None else _compared(looked)
     if looked is not None and looked.what == "arms" and answer.rescheduled is not None:
-        told.append(
+        yield (
             f"the arms are not alike, and schedule otherwise from step {answer.rescheduled} on: requests "
             "were compared step by step of their own; slots and places in the batch were not"
         )
     for name, outcome in zip(answer.names, answer.outcomes, strict=False):
         if outcome.verdict != "pass":
-            told.append(f"{name} ends with {outcome.verdict}: {outcome.signature or outcome.detail}")
-    return told
+            yield f"{name} ends with {outcome.verdict}: {outcome.signature or outcome.detail}"
 
 
 def _compared(looked: Looked) -> Iterator[str]:
     """What was compared, and what was not."""
-    rest = [
-        f"{len(only)} are the {which} arm's alone" for only, which in zip(looked.only, ("first", "second"), strict=True)
-    ]
+    sides = ("first", "second")
     if looked.what != "arms" or any(looked.only):
-        yield (f"two {looked.what}: {len(looked.sites)} sites of both were compared, {' and '.join(rest)}")
+        rest = [f"{len(only)} are the {which} arm's alone" for only, which in zip(looked.only, sides, strict=True)]
+        yield f"two {looked.what}: {len(looked.sites)} sites of both were compared, {' and '.join(rest)}"
     if looked.prompts is not None:
         both, *alone = looked.prompts
-        rest = [f"{count} the {which} arm alone" for count, which in zip(alone, ("first", "second"), strict=True)]
-        yield (f"positions of prompts: {both} were computed by both and compared, {' and '.join(rest)}")
+        rest = [f"{count} the {which} arm alone" for count, which in zip(alone, sides, strict=True)]
+        yield f"positions of prompts: {both} were computed by both and compared, {' and '.join(rest)}"
     if looked.unlike:
-        yield (
-            f"tensors not compared, where a worker rightly has other rows: {sum(looked.unlike.values())} at "
-            f"{', '.join(sorted(looked.unlike))}"
-        )
+        count, where = sum(looked.unlike.values()), ", ".join(sorted(looked.unlike))
+        yield f"tensors not compared, where a worker rightly has other rows: {count} at {where}"
     yield from (f"{rid} was not compared: it {why}" for rid, why in looked.alone.items())
     yield from (f"{rid} was compared up to a step only: it {why}" for rid, why in looked.left_out.items())
-
-
-def _looked(looked: Looked) -> dict[str, Any]:
-    return {
-        "what": looked.what,
-        "sites": list(looked.sites),
-        "only": [list(each) for each in looked.only],
-        "alone": dict(looked.alone),
-        "left_out": dict(looked.left_out),
-        "prompts": looked.prompts and list(looked.prompts),
-        "unlike": dict(looked.unlike),
-    }
 
 
 def _step(found: Difference) -> str:
@@ -169,17 +157,3 @@ def _step(found: Difference) -> str:
     if found.left and found.right and found.left.step != found.right.step:
         return f"{found.left.step}/{found.right.step}"
     return str(found.step)
-
-
-def _difference(found: Difference) -> dict[str, Any]:
-    part = found.right or found.left
-    return {
-        "what": found.what,
-        "step": found.step,
-        "steps": [None if each is None else each.step for each in (found.left, found.right)],
-        "site": found.site or None,
-        "call": None if part is None else part.nth + 1,
-        "request": found.owner,
-        "dtype": None if part is None else part.descriptor.dtype,
-        "text": found.text,
-    }

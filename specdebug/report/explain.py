@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from specdebug.base.abilities import DEFAULT
@@ -52,8 +51,18 @@ class Explanation:
     @property
     def findings(self) -> list[str]:
         """The reverted lines that ran and the probes and oracles that looked, a line each."""
-        near = [f"nearest to a failure: {'; '.join(self.near)}"] if self.near else []
-        return [*_reverted(self.reverted), _probes(self.probes), _oracles(self.oracles), *near]
+        told = []
+        for number, edits in self.reverted.items():
+            each = [f"{edit} {times(count) if count else 'never'}" for edit, count in edits.items()]
+            detail = f" ({', '.join(each)})" if len(each) > 1 else ""
+            told.append(f"reverted lines of {number} ran {times(sum(edits.values()))}{detail}")
+        never = f"; never at {some(self.probes.missed, MAX_MISSED)}" if self.probes.missed else ""
+        reached = f"{self.probes.reached} of {self.probes.enabled} enabled sites reached"
+        told.append(f"probes: {reached}, {times(self.probes.evaluated)} in all{never}")
+        idle = [name for name, count in self.oracles.items() if not count]
+        looked = ", ".join(f"{name} {times(count)}" for name, count in self.oracles.items() if count) or "none"
+        told.append(f"oracles that looked: {looked}" + (f"; that did not: {', '.join(idle)}" if idle else ""))
+        return told + ([f"nearest to a failure: {'; '.join(self.near)}"] if self.near else [])
 
     @property
     def advice(self) -> list[str]:
@@ -72,45 +81,33 @@ class Explanation:
 
 def explain(result: ArmResult) -> Explanation | None:
     """Explain an arm that passed though a failure was expected or fixes were reverted to see one; None for others."""
-    expectation, run = result.run.expectation, result.run
+    expectation, run, outcome = result.run.expectation, result.run, result.outcome
     should_fail = bool(run.reverts) if expectation is None else expectation.verdict == "fail"
-    if result.outcome.verdict != "pass" or not should_fail:
+    if outcome.verdict != "pass" or not should_fail:
         return None
+    enabled = set().union(*(live_in(pack, _sites()) for pack in run.packs))
+    counts = {site: count for site, count in outcome.reached_sites.items() if count}
+    missed = tuple(sorted(enabled - counts.keys()))
+    wanted, steps = run.scenario.oracles_of(run.arm), outcome.metrics.steps
+    looks = {"lossless": 0, "draft_kv": 0, **outcome.looks}
+    looks |= {"pools": steps if wanted.pools else 0, "ends": steps if wanted.ends else 0}
+    looks["guards"] = steps if run.asked.guards else 0
+    looks["accept"] = sum(request.cold_accept_lengths is not None for request in outcome.requests)
     return Explanation(
-        {number: dict(edits) for number, edits in result.outcome.reverted_hits.items()},
-        _what_probes_did(result),
-        _what_oracles_did(result),
+        {number: dict(edits) for number, edits in outcome.reverted_hits.items()},
+        Probes(len(enabled), len(enabled) - len(missed), sum(counts.values()), missed),
+        looks,
         tuple(_near(result)),
         tuple(_next(result)),
     )
-
-
-def _what_probes_did(result: ArmResult) -> Probes:
-    enabled = set().union(*(live_in(pack, _sites()) for pack in result.run.packs))
-    counts = {site: count for site, count in result.outcome.reached_sites.items() if count}
-    missed = tuple(sorted(enabled - counts.keys()))
-    return Probes(len(enabled), len(enabled) - len(missed), sum(counts.values()), missed)
-
-
-def _what_oracles_did(result: ArmResult) -> dict[str, int]:
-    run, outcome = result.run, result.outcome
-    wanted = run.scenario.oracles_of(run.arm)
-    looks = {"lossless": 0, "draft_kv": 0, **outcome.looks}
-    looks["pools"] = outcome.metrics.steps if wanted.pools else 0
-    looks["ends"] = outcome.metrics.steps if wanted.ends else 0
-    looks["guards"] = outcome.metrics.steps if run.asked.guards else 0
-    looks["accept"] = sum(request.cold_accept_lengths is not None for request in outcome.requests)
-    return looks
 
 
 def _near(result: ArmResult) -> Iterator[str]:
     outcome, accept = result.outcome, result.run.scenario.oracles_of(result.run.arm).accept
     if outcome.ties:
         rid, tie = max(outcome.ties, key=lambda each: each[1].used)
-        yield (
-            f"{rid} output {tie.position} was the reference's second choice by {tie.margin:.2g} logits "
-            f"({tie.allowed:.2g} would be wrong)"
-        )
+        second = f"{rid} output {tie.position} was the reference's second choice by {tie.margin:.2g} logits"
+        yield f"{second} ({tie.allowed:.2g} would be wrong)"
     hit, cold = outcome.metrics.accept_hit, outcome.metrics.accept_cold
     if accept is not None and accept.min_ratio is not None and hit is not None and cold and hit < cold:
         yield f"accept length {hit:.2f} after a cache hit, {cold:.2f} cold (less than {accept.min_ratio:g} of it fails)"
@@ -120,44 +117,17 @@ def _next(result: ArmResult) -> Iterator[str]:
     run = result.run
     own = run.scenario.arms[run.arm].revert
     asked = ",".join(str(number) for number in run.reverts if number not in own)
-    words = [_file(run.scenario.path), "--arm", run.arm, *(("--revert", asked) if asked else ())]
+    here = os.path.relpath(run.scenario.path)
+    file = str(run.scenario.path) if here.startswith(os.pardir) else here  # as one would type it here
+    words = [file, "--arm", run.arm, *(("--revert", asked) if asked else ())]
     yield f"{shlex.join(['specdebug', 'flake', *words])} (more seeds: how often does it fail?)"
     if run.target == DEFAULT:
         yield from options_of(run.target).stricter(run.options)
     if any(pack.mode != "record" for pack in run.packs) and run.scenario.arms[run.arm].mode != "record":
         yield f"{shlex.join(['specdebug', 'replay', *words, '--mode', 'record'])} (probes note all that they find)"
     wanted = run.scenario.oracles_of(run.arm)
-    off = [
-        f"{name}: true"
-        for name in ("lossless", "draft_kv", "sampling", "ends", "graphs", "pools")
-        if not getattr(wanted, name)
-    ]
-    if wanted.accept is None:
-        off.append("accept: {min_ratio: 0.8}")
+    names = ("lossless", "draft_kv", "sampling", "ends", "graphs", "pools")
+    off = [f"{name}: true" for name in names if not getattr(wanted, name)]
+    off += ["accept: {min_ratio: 0.8}"] if wanted.accept is None else []
     if off:
         yield f"oracles: {{{', '.join(off)}}} in the scenario (off in this arm)"
-
-
-def _file(path: Path) -> str:
-    """The path as one would type it here."""
-    here = os.path.relpath(path)
-    return str(path) if here.startswith(os.pardir) else here
-
-
-def _reverted(hits: dict[str, dict[str, int]]) -> Iterator[str]:
-    for number, edits in hits.items():
-        each = [f"{edit} {times(count) if count else 'never'}" for edit, count in edits.items()]
-        detail = f" ({', '.join(each)})" if len(each) > 1 else ""
-        yield f"reverted lines of {number} ran {times(sum(edits.values()))}{detail}"
-
-
-def _probes(probes: Probes) -> str:
-    never = f"; never at {some(probes.missed, MAX_MISSED)}" if probes.missed else ""
-    reached = f"{probes.reached} of {probes.enabled} enabled sites reached"
-    return f"probes: {reached}, {times(probes.evaluated)} in all{never}"
-
-
-def _oracles(looks: dict[str, int]) -> str:
-    idle = [name for name, count in looks.items() if not count]
-    looked = ", ".join(f"{name} {times(count)}" for name, count in looks.items() if count) or "none"
-    return f"oracles that looked: {looked}" + (f"; that did not: {', '.join(idle)}" if idle else "")

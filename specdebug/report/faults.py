@@ -13,10 +13,10 @@ from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, 
 from specdebug.faults.model import NEEDS, FaultClass
 from specdebug.report.detection import DetectionMatrix
 from specdebug.report.listings import listing
-from specdebug.report.parts import Column, Line, Part, Plot, Report, Section, Styled, Table, columns, lines
+from specdebug.report.parts import Column, Line, Part, Plot, Report, Section, Styled, Table, lines, table
 from specdebug.report.progress import Display
-from specdebug.report.tables import line
-from specdebug.report.words import NOT_ENGINE_CODE, counted, number, replaced, some
+from specdebug.report.terminal import line
+from specdebug.report.words import NOT_ENGINE_CODE, counted, dash, number, replaced, some
 
 POINTS = {
     "before": "between two steps, before one",
@@ -34,10 +34,14 @@ EFFECTS = {
     "benign": "none: a sound engine goes on as if nothing had happened",
     "kills": "the worker's end",
 }
-COLUMNS = (
-    Column("fault", key=True),
-    *columns("effect", "injected", "caught", "within a step", "worst lag"),
-    Column("caught by", prose=True),
+CHECKS = (
+    Column("fault", "key", lambda check: check.case.name),
+    Column("effect", of=lambda check: check.kind.effect),
+    Column("injected", of=lambda check: f"{sum(run.injected for run in check.runs)} of {len(check.runs)}"),
+    Column("caught", of=lambda check: "-" if check.kind.effect == "benign" else check.detected),
+    Column("within a step", of=lambda check: "-" if check.kind.effect == "benign" else check.promptly),
+    Column("worst lag", of=lambda check: dash(check.to_dict()["worst_lag"])),
+    Column("caught by", "prose", lambda check: _caught_by(check)),
 )
 MAX_DETECTORS = 3
 MAX_PROBLEMS = 20
@@ -61,16 +65,14 @@ def fault_list(kinds: Iterable[FaultClass]) -> Report:
     """One row a class."""
     kinds = list(kinds)
     heads = (
-        Column("fault", key=True),
-        *columns("family", "effect"),
-        Column("needs", prose=True),
-        Column("with CUDA graphs"),
-        Column("what it does", prose=True),
+        Column("fault", "key", lambda kind: kind.name),
+        Column("family", of=lambda kind: kind.family),
+        Column("effect", of=lambda kind: kind.effect),
+        Column("needs", "prose", lambda kind: ", ".join(kind.needs)),
+        Column("with CUDA graphs", of=in_graphs),
+        Column("what it does", "prose", lambda kind: kind.summary),
     )
-    rows = [
-        (kind.name, kind.family, kind.effect, ", ".join(kind.needs), in_graphs(kind), kind.summary) for kind in kinds
-    ]
-    return listing("faults list", [Table(heads, rows)], [kind.to_dict() for kind in kinds])
+    return listing("faults list", [table(kinds, *heads)], [kind.to_dict() for kind in kinds])
 
 
 def fault_shown(kind: FaultClass) -> Report:
@@ -133,7 +135,6 @@ def standing_text(standing: MatrixStanding) -> str:
 def faults_report(matrix: FaultMatrix, wall_s: float) -> Report:
     """A row for each class that was run, then what is wrong."""
     summary, detected = closing_line(matrix), DetectionMatrix.of(matrix)
-    effective = sum(row.effective for row in detected.rows)
     return Report(
         command="faults verify",
         title="Detection matrix",
@@ -141,12 +142,12 @@ def faults_report(matrix: FaultMatrix, wall_s: float) -> Report:
         exit_code=matrix.exit_code,
         document=matrix.to_dict(),
         parts=(*_told(matrix), Line(summary)),
-        chips=_chips(matrix, detected, effective),
+        chips=_chips(matrix, detected),
         facts={
             "rows": str(len(detected.classes)),
             "detectors": str(len(detected.detectors)),
             "injections": str(len(detected.rows)),
-            "without effect": str(len(detected.rows) - effective),
+            "without effect": str(len(detected.rows) - len(detected.effective)),
             "duration": f"{wall_s:.1f} s",
             "exit code": str(matrix.exit_code),
             NOT_ENGINE_CODE: "; ".join(matrix.not_engine_code),
@@ -157,20 +158,25 @@ def faults_report(matrix: FaultMatrix, wall_s: float) -> Report:
 
 
 def _told(matrix: FaultMatrix) -> list[Part]:
-    parts: list[Part] = [Table(COLUMNS, [_row(check) for check in matrix.checks if check.runs])]
     alone = [f"{name}: {_by_worker(cases)}" for name, cases in matrix.sole.items()]
-    parts.append(Section("caught by nothing else:", list(lines(alone or ["nothing"]))))
-    parts.append(Line(f"reached, and caught nothing of this: {', '.join(matrix.idle_probes) or 'none'}", "dim"))
-    parts += lines(f"left out ({why}): {_by_worker(cases)}" for why, cases in _left_out(matrix).items())
-    parts += lines((f"  {each}" for each in matrix.problems[:MAX_PROBLEMS]), "fail")
-    if len(matrix.problems) > MAX_PROBLEMS:
-        parts.append(Line(f"  and {len(matrix.problems) - MAX_PROBLEMS} more (see --json)", "dim"))
-    return [*parts, *lines(replaced(matrix.not_engine_code), "dim")]
+    whys: dict[str, list[Case]] = {}
+    for case, why in matrix.left_out.items():
+        whys.setdefault(why, []).append(case)
+    more = len(matrix.problems) - MAX_PROBLEMS
+    return [
+        table((check for check in matrix.checks if check.runs), *CHECKS),
+        Section("caught by nothing else:", list(lines(alone or ["nothing"]))),
+        Line(f"reached, and caught nothing of this: {', '.join(matrix.idle_probes) or 'none'}", "dim"),
+        *lines(f"left out ({why}): {_by_worker(cases)}" for why, cases in whys.items()),
+        *lines((f"  {each}" for each in matrix.problems[:MAX_PROBLEMS]), "fail"),
+        *lines([f"  and {more} more (see --json)"] if more > 0 else [], "dim"),
+        *lines(replaced(matrix.not_engine_code), "dim"),
+    ]
 
 
-def _chips(matrix: FaultMatrix, detected: DetectionMatrix, effective: int) -> list[Styled]:
+def _chips(matrix: FaultMatrix, detected: DetectionMatrix) -> list[Styled]:
     missed, caught = detected.missed, Styled("every effective fault was caught", "pass")
-    chips = [caught if effective else Styled("nothing took effect", "unknown")]
+    chips = [caught if detected.effective else Styled("nothing took effect", "unknown")]
     if missed:
         chips = [Styled(f"{len(missed)} missed", "fail")]
     if (others := len(matrix.problems) - len(missed)) > 0:
@@ -189,46 +195,38 @@ def _page(matrix: FaultMatrix, detected: DetectionMatrix) -> list[Part]:
     )
     plot = heat_map(detected)
     drawn: Part = Line("Nothing was caught.") if plot is None else Plot(plot, said)
-    alone = Table(columns("detector", "classes"), [(name, ", ".join(them)) for name, them in detected.sole.items()])
-    missed = Table([Column("class"), *columns("seed", right=True)], [(r.fault, str(r.seed)) for r in detected.missed])
+    alone = (
+        Column("detector", of=lambda found: found[0]),
+        Column("classes", of=lambda found: ", ".join(found[1])),
+    )
+    missed = (Column("class", of=lambda row: row.fault), Column("seed", "right", lambda row: row.seed))
+    sections: dict[str, list[Part]] = {
+        "Detectors that alone caught something": [table(detected.sole.items(), *alone)] if detected.sole else [],
+        "Missed": [table(detected.missed, *missed)] if detected.missed else [],
+        "What is wrong": list(lines(matrix.problems)),
+    }
     return [
         Section("What caught what", [drawn, Section("The matrix as a table", [_cells(detected)], folded=True)]),
-        *([Section("Detectors that alone caught something", [alone])] if alone.rows else []),
-        *([Section("Missed", [missed])] if missed.rows else []),
-        *([Section("What is wrong", list(lines(matrix.problems)))] if matrix.problems else []),
+        *(Section(title, parts) for title, parts in sections.items() if parts),
     ]
 
 
 def _cells(detected: DetectionMatrix) -> Table:
-    cells = [(name, detected.any(name)) for name in detected.classes]
-    rows = [
-        (
-            name,
-            str(cell.effective),
-            str(cell.caught),
-            number(cell.steps, 2),
-            str(cell.latest) if cell.caught else "-",
-            _names(detected, name),
-        )
-        for name, cell in cells
-    ]
+    def by(fault: str) -> str:
+        seen = ((name, detected.cell(fault, name).caught) for name in detected.detectors)
+        return ", ".join(f"{name} {count}" for name, count in seen if count) or "nothing"
+
+    heads = (
+        Column("class", of=lambda named: named[0]),
+        Column("effective", "right", lambda named: named[1].effective),
+        Column("caught", "right", lambda named: named[1].caught),
+        Column("steps, mean", "right", lambda named: number(named[1].steps, 2)),
+        Column("steps, most", "right", lambda named: named[1].latest if named[1].caught else "-"),
+        Column("by", of=lambda named: by(named[0])),
+    )
+    cells = [(name, detected.cell(name)) for name in detected.classes]
     marked = frozenset(place for place, (_, cell) in enumerate(cells) if cell.caught < cell.effective)
-    heads = [Column("class"), *columns("effective", "caught", "steps, mean", "steps, most", right=True), Column("by")]
-    return Table(heads, rows, marked=marked)
-
-
-def _names(matrix: DetectionMatrix, fault: str) -> str:
-    """The detectors that saw a class, each with its count."""
-    seen = ((name, matrix.cell(fault, name).caught) for name in matrix.detectors)
-    return ", ".join(f"{name} {count}" for name, count in seen if count) or "nothing"
-
-
-def _left_out(matrix: FaultMatrix) -> dict[str, list[Case]]:
-    """What has no row, by why it has none."""
-    whys: dict[str, list[Case]] = {}
-    for case, why in matrix.left_out.items():
-        whys.setdefault(why, []).append(case)
-    return whys
+    return table(cells, *heads, marked=marked)
 
 
 def _by_worker(cases: Iterable[Case]) -> str:
@@ -249,14 +247,5 @@ def closing_line(matrix: FaultMatrix) -> str:
     )
 
 
-def _row(check: CaseCheck) -> tuple[str, ...]:
-    worst = check.to_dict()["worst_lag"]
-    counts = ("-", "-") if check.kind.effect == "benign" else (str(check.detected), str(check.promptly))
-    return (
-        check.case.name,
-        check.kind.effect,
-        f"{sum(run.injected for run in check.runs)} of {len(check.runs)}",
-        *counts,
-        "-" if worst is None else str(worst),
-        some([f"{name} ({count})" for name, count in check.caught_by.most_common()], MAX_DETECTORS),
-    )
+def _caught_by(check: CaseCheck) -> str:
+    return some([f"{name} ({count})" for name, count in check.caught_by.most_common()], MAX_DETECTORS)

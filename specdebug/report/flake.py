@@ -13,43 +13,44 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from specdebug import __version__
+from specdebug.base import interrupts
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import not_engine_code, ran_key
 from specdebug.campaign.trials.sampling import Sampled, Tally
 from specdebug.patching.toggles import REVERT_VARIABLE
-from specdebug.report.foreign import shown
-from specdebug.report.parts import (
-    Column,
-    Line,
-    Part,
-    Plot,
-    Report,
-    Section,
-    Styled,
-    Table,
-    columns,
-    lines,
-)
+from specdebug.report.parts import Column, Line, Part, Plot, Report, Section, Styled, lines, plain, table
 from specdebug.report.progress import TrialsDisplay
 from specdebug.report.trials import (
     NOT_TESTED,
     STOPPED,
+    Ended,
     first_said,
     journal_line,
     more_trials,
     signatures_section,
+    trial_facts,
     trials_section,
 )
-from specdebug.report.words import NOT_ENGINE_CODE, ended, replaced, times
+from specdebug.report.words import ended, replaced, shown, times
 from specdebug.search.claims import Apart, Below, Claim, clean_bound, percent
 from specdebug.search.intervals import Interval, anytime_interval, clopper_pearson
+from specdebug.verdict.outcome import EXIT_CODES
 
 EVERY = 20
 """Plain output: runs between two lines, besides one for each failure."""
-
 MAX_SIGNATURES = 8
-COUNTS = ("trials", "resumed", "runs", "failures", "untestable", "masked")
-"""The counts of a tally that the document has."""
+TRIALS = (
+    Column("#", "right", lambda one: one[0].number),
+    Column("outcome", of=lambda one: Styled(one[1].outcome, "fail" if one[1].outcome == "fail" else "unknown")),
+    Column("signature", of=lambda one: one[1].signature),
+    Column("seed", "right", lambda one: one[0].seed),
+    Column("time", "right", lambda one: f"{one[1].seconds:.1f} s"),
+)
+INTERVALS = (
+    Column("interval", of=lambda one: one[0]),
+    Column("from", "right", lambda one: f"{100 * one[1].low:.3f}%"),
+    Column("to", "right", lambda one: f"{100 * one[1].high:.3f}%"),
+)
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,17 @@ class FlakeProgress(TrialsDisplay):
         self.moved(tally)
         standing = standing_text(tally, self._question)
         if result.outcome != "pass":
-            what = ended(result.outcome, result.signature)
-            self.say(f"trial {trial.number}: {what}, seed {trial.seed}; {standing}")
+            self.say(f"trial {trial.number}: {ended(result.outcome, result.signature)}, seed {trial.seed}; {standing}")
         elif tally.trials % EVERY == 0:
             self.say(standing)
 
     def _draw(self) -> RenderableType:
         tally: Any = self.standing or Tally()
         head = Text(f"flake {shown(self._question.what)}: {tally.running} running", "bold")
-        table = RichTable.grid(padding=(0, 2))
+        grid = RichTable.grid(padding=(0, 2))
         for name, count in tally.signatures[:MAX_SIGNATURES]:
-            table.add_row(Text(str(count), "red", justify="right"), Text(shown(name)))
-        return Group(head, Text(standing_text(tally, self._question)), table)
+            grid.add_row(Text(str(count), "red", justify="right"), Text(shown(name)))
+        return Group(head, Text(standing_text(tally, self._question)), grid)
 
 
 def standing_text(tally: Tally, question: Question) -> str:
@@ -125,13 +125,13 @@ def rate_text(tally: Tally, confidence: float) -> str:
 def flake_report(
     sampled: Sampled,
     question: Question,
-    exit_code: int,
     reverted: list[str],
-    trials: Mapping[int, tuple[Trial, TrialResult]],
+    trials: Mapping[int, Ended],
     evidence: Mapping[str, str],
     pattern: str | None,
 ) -> Report:
-    """A measurement, whatever came of it.
+    """A measurement, whatever came of it; the exit code is 0 when the claim holds (without one: when nothing failed), 1
+    when it is refuted (when something failed), else 125.
 
     Args:
         reverted: the fixes that ``--revert`` names.
@@ -139,33 +139,38 @@ def flake_report(
         evidence: of every signature, the text that its first trial left; of untestable trials under ``""``.
         pattern: the failures that were measured, if not all.
     """
-    tally, claim = sampled.tally, question.claim
+    tally, claim, holds = sampled.tally, question.claim, decision(sampled, question.claim)
+    doubted = unproven(sampled, question, evidence)
     counted = [trials[number] for number in range(tally.trials)]
-    seconds = sum(result.seconds for _, result in counted)
+    if sampled.trouble is not None:
+        exit_code = sampled.trouble.exit_code
+    elif sampled.reason == "interrupted":
+        exit_code = interrupts.exit_code()
+    elif doubted or (holds is None if claim is not None else not tally.runs and not tally.failures):
+        exit_code = EXIT_CODES["unknown"]
+    else:
+        exit_code = int(holds is False if claim is not None else bool(tally.failures))
     summary = verdict_line(sampled, question, evidence)
-    told = lines((summary, *_told(sampled, question, evidence)), fold=False)
+    facts = trial_facts(tally, counted, exit_code, question.journal, evidence)
     return Report(
         command="flake",
         title=question.what if claim is None else f"{question.what}: {claim.text}",
         summary=summary,
         exit_code=exit_code,
         document=_document(sampled, question, exit_code, reverted, evidence),
-        parts=list(told),
-        chips=[Styled("unproven", "unknown") if unproven(sampled, question, evidence) else _chip(sampled, question)],
+        parts=list(lines((summary, *_told(sampled, question, evidence)), fold=False)),
+        chips=[Styled("unproven", "unknown") if doubted else _chip(sampled, question)],
         facts={
             "claim": "" if claim is None else claim.text,
             "rate": rate_text(tally, question.confidence),
-            "trials": str(tally.trials) + (f", {tally.resumed} from the journal" if tally.resumed else ""),
+            "trials": facts["trials"],
             "untestable": str(tally.untestable or ""),
             "failed in another way": str(tally.masked or ""),
             "fixes reverted": ", ".join(reverted),
-            "time in trials": f"{seconds:.1f} s",
-            "exit code": str(exit_code),
-            "journal": question.journal,
-            NOT_ENGINE_CODE: "; ".join(not_engine_code(evidence)),
+            **facts,
         },
         page=partial(_page, sampled, question, counted, evidence, pattern),
-        seconds=seconds,
+        seconds=sum(result.seconds for _, result in counted),
     )
 
 
@@ -194,16 +199,14 @@ def _told(sampled: Sampled, question: Question, evidence: Mapping[str, str]) -> 
 
 
 def _page(
-    sampled: Sampled,
-    question: Question,
-    counted: Sequence[tuple[Trial, TrialResult]],
-    evidence: Mapping[str, str],
-    pattern: str | None,
+    sampled: Sampled, question: Question, counted: Sequence[Ended], evidence: Mapping[str, str], pattern: str | None
 ) -> list[Part]:
-    from specdebug.report.html.rate import rate_plot
+    from specdebug.report.html.trials import rate_plot
 
     tally, claim = sampled.tally, question.claim
-    plot = rate_plot(failed(counted, pattern), question.confidence, _claimed(claim))
+    claimed: tuple[float, ...] = (claim.rate,) if isinstance(claim, Below) else ()
+    claimed += (claim.below, claim.above) if isinstance(claim, Apart) else ()
+    plot = rate_plot(failed(counted, pattern), question.confidence, claimed)
     said = (
         f"The rate so far, run by run. The band is the {percent(question.confidence)} confidence sequence: it "
         "holds the true rate at all runs at once, so one may stop at any. Marks at the lower edge are failures."
@@ -213,34 +216,22 @@ def _page(
     counts = tally.failures, tally.runs, question.confidence
     fixed = f"for {tally.runs} runs fixed beforehand"
     held = [("holds whenever one stops", anytime_interval(*counts)), (fixed, clopper_pearson(*counts))]
-    rows = [(name, f"{100 * span.low:.3f}%", f"{100 * span.high:.3f}%") for name, span in held]
-    bad = [(trial, result) for trial, result in counted if result.outcome != "pass"]
+    bad = [one for one in counted if one[1].outcome != "pass"]
     seeds = dict(tally.first)
-    signatures = [(name, str(count), question.reproduce(seeds[name].seed)) for name, count in tally.signatures]
-    heads = [Column("signature"), *columns("times", right=True), Column("see it again")]
+    signatures = (
+        Column("signature", of=lambda one: one[0]),
+        Column("times", "right", lambda one: one[1]),
+        Column("see it again", of=lambda one: question.reproduce(seeds[one[0]].seed)),
+    )
     return [
         Section("Answer", list(lines(_told(sampled, question, evidence)))),
-        Section("Failure rate", [drawn, Table([Column("interval"), *columns("from", "to", right=True)], rows)]),
-        *signatures_section(Table(heads, signatures), evidence),
-        trials_section(
-            "Trials that did not pass",
-            [*columns("#", right=True), *columns("outcome", "signature"), *columns("seed", "time", right=True)],
-            [
-                (
-                    str(trial.number),
-                    Styled(result.outcome, "fail" if result.outcome == "fail" else "unknown"),
-                    result.signature or "",
-                    str(trial.seed),
-                    f"{result.seconds:.1f} s",
-                )
-                for trial, result in bad
-            ],
-            note=f"{len(counted) - len(bad)} passed.",
-        ),
+        Section("Failure rate", [drawn, table(held, *INTERVALS)]),
+        *signatures_section(table(tally.signatures, *signatures), evidence),
+        trials_section("Trials that did not pass", bad, TRIALS, note=f"{len(counted) - len(bad)} passed."),
     ]
 
 
-def failed(counted: Sequence[tuple[Trial, TrialResult]], pattern: str | None) -> list[bool]:
+def failed(counted: Sequence[Ended], pattern: str | None) -> list[bool]:
     """Of every run with a verdict on the failure that is measured, True if it failed so."""
     return [
         result.outcome == "fail"
@@ -250,22 +241,15 @@ def failed(counted: Sequence[tuple[Trial, TrialResult]], pattern: str | None) ->
     ]
 
 
-def _claimed(claim: Claim | None) -> tuple[float, ...]:
-    """The rates that the claim speaks of."""
-    if isinstance(claim, Below):
-        return (claim.rate,)
-    return (claim.below, claim.above) if isinstance(claim, Apart) else ()
-
-
 def _chip(sampled: Sampled, question: Question) -> Styled:
+    tally, holds = sampled.tally, decision(sampled, question.claim)
+    if question.claim is not None and holds is None:
+        return Styled("undecided", "unknown")
     if question.claim is not None:
-        holds = decision(sampled, question.claim)
-        if holds is None:
-            return Styled("undecided", "unknown")
         return Styled("the claim holds", "pass") if holds else Styled("the claim is refuted", "fail")
-    if sampled.tally.failures:
-        return Styled(f"{sampled.tally.failures} of {sampled.tally.runs} failed", "fail")
-    return Styled("nothing failed", "pass") if sampled.tally.runs else Styled("no run came to a verdict", "unknown")
+    if tally.failures:
+        return Styled(f"{tally.failures} of {tally.runs} failed", "fail")
+    return Styled("nothing failed", "pass") if tally.runs else Styled("no run came to a verdict", "unknown")
 
 
 def next_step(sampled: Sampled, question: Question, unproven: bool) -> str:
@@ -298,8 +282,8 @@ def verdict_line(sampled: Sampled, question: Question, evidence: Mapping[str, st
     """The result in one line."""
     tally, claim = sampled.tally, question.claim
     if doubted := unproven(sampled, question, evidence):
-        lines = f"a reverted line of {' and '.join(doubted)} ran"
-        return f"unproven: nothing shows that {lines}; {rate_text(tally, question.confidence)}"
+        ran = f"a reverted line of {' and '.join(doubted)} ran"
+        return f"unproven: nothing shows that {ran}; {rate_text(tally, question.confidence)}"
     holds = decision(sampled, claim)
     if claim is not None and holds is not None:
         return f"{claim.verdict(holds)} at {percent(question.confidence)}: {rate_text(tally, question.confidence)}"
@@ -326,6 +310,10 @@ def _document(
     tally, claim = sampled.tally, question.claim
     doubted = unproven(sampled, question, evidence)
     seeds = dict(tally.first)
+
+    def bounds(interval: Interval) -> dict[str, float]:
+        return {name: round(value, 6) for name, value in asdict(interval).items()}
+
     return {
         "specdebug": __version__,
         "what": question.what,
@@ -338,10 +326,10 @@ def _document(
         "unproven": doubted,
         "owed": None if claim is None else claim.owed(tally.failures, tally.runs),
         "confidence": question.confidence,
-        **{name: getattr(tally, name) for name in COUNTS},
+        **plain(tally, "trials resumed runs failures untestable masked"),
         "rate": tally.failures / tally.runs if tally.runs else None,
-        "interval": _plain(anytime_interval(tally.failures, tally.runs, question.confidence)),
-        "fixed_interval": _plain(clopper_pearson(tally.failures, tally.runs, question.confidence)),
+        "interval": bounds(anytime_interval(tally.failures, tally.runs, question.confidence)),
+        "fixed_interval": bounds(clopper_pearson(tally.failures, tally.runs, question.confidence)),
         "signatures": [
             {
                 "signature": name,
@@ -361,10 +349,6 @@ def _document(
 
 def _span(interval: Interval) -> str:
     return f"{_percent(interval.low)} to {_percent(interval.high)}"
-
-
-def _plain(interval: Interval) -> dict[str, float]:
-    return {name: round(value, 6) for name, value in asdict(interval).items()}
 
 
 def _percent(rate: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,26 @@ from specdebug import __version__
 from specdebug.apps.hunt.draw import ARM
 from specdebug.apps.hunt.evidence import SeenFailure
 from specdebug.apps.hunt.record import HuntRecord, Judged
-from specdebug.report.local_paths import without_local_paths
-from specdebug.report.parts import Column, Line, Part, Report, Table, columns, lines
-from specdebug.report.words import NOT_ENGINE_CODE, counted, replaced
+from specdebug.report.parts import Column, Line, Report, lines, table
+from specdebug.report.words import NOT_ENGINE_CODE, counted, replaced, without_local_paths
 from specdebug.targets.installs.release import ENGINES
 
-FOUND = (*columns("signature", key=True), *columns("scenarios", "first", right=True), Column("what", prose=True))
+FOUND = (
+    Column("signature", "key", lambda found: found[0]),
+    Column("scenarios", "right", lambda found: len(found[1])),
+    Column("first", "right", lambda found: found[1][0].number),
+    Column("what", "prose", lambda found: found[1][0].detail),
+)
 SHOWN = 6
 """Numbers of scenarios that are named of each failure."""
 FINDINGS = 8
 """Findings that an issue's page tells."""
+_VERDICTS = {
+    "pass": "pass",
+    "fail": "fail",
+    "unknown": "come to no verdict",
+    "refused": "cannot be asked of it",
+}
 
 
 @dataclass(frozen=True)
@@ -39,10 +49,23 @@ class HuntAnswer:
     interrupted: bool = False
 
     @property
-    def again(self) -> list[str]:
-        """Words behind a scenario that have it run as the hunt did."""
+    def ranked(self) -> list[tuple[str, list[Judged]]]:
+        """The failures, the most frequent first."""
+        return sorted(self.record.findings.items(), key=lambda found: (-len(found[1]), found[0]))
+
+    @property
+    def searched(self) -> str:
+        """What was searched, in one line."""
+        record = self.record
+        counts = ", ".join(f"{count} {word}" for name, word in _VERDICTS.items() if (count := record.count(name)))
+        tokens = sum(one.tokens for one in record.judged.values())
+        cut, scenarios = "interrupted; " if self.interrupted else "", counted(len(record.judged), "scenario")
+        return f"{cut}{scenarios} on {self.target}, {tokens} tokens: {counts or 'none was run'}"
+
+    def replay(self, file: Path, arm: str = ARM) -> str:
+        """The command that runs a scenario as the hunt did."""
         reverts = ["--revert", ",".join(map(str, self.reverts))] if self.reverts else []
-        return ["--target", self.target, *reverts]
+        return f"specdebug replay {shlex.join([file.name, '--arm', arm, '--target', self.target, *reverts])}"
 
     def file_of(self, signature: str) -> Path:
         """The scenario to show of a failure: the small one, if there is one."""
@@ -53,24 +76,25 @@ class HuntAnswer:
         """The page of a failure, to paste upstream."""
         return self.file_of(signature).with_suffix(".md")
 
+    def bundle_of(self, signature: str) -> str | None:
+        """The bundle of a failure; None where it did not fail so again, or was not run again."""
+        seen = self.evidence.get(signature)
+        return str(self.record.folder / seen.bundle) if seen is not None and seen.bundle else None
+
 
 def hunt_report(answer: HuntAnswer, exit_code: int) -> Report:
     """A hunt so far: the count, and a row for each failure."""
-    record, summary = answer.record, _searched(answer)
-    ranked = _ranked(record)
-    rows = [(signature, str(len(ones)), str(ones[0].number), ones[0].detail) for signature, ones in ranked]
-    found: list[Part] = [Line("nothing failed")]
-    if ranked:
-        found = [Table(FOUND, rows), *(Line(f"to paste upstream: {answer.issue_of(name)}") for name, _ in ranked)]
+    record, ranked = answer.record, answer.ranked
+    pages = lines(f"to paste upstream: {answer.issue_of(name)}" for name, _ in ranked)
     return Report(
         command="hunt",
         title=f"{answer.target}, seed {answer.seed}",
-        summary=summary,
+        summary=answer.searched,
         exit_code=exit_code,
         document=_document(answer, exit_code),
         parts=(
-            Line(summary),
-            *found,
+            Line(answer.searched),
+            *((table(ranked, *FOUND), *pages) if ranked else [Line("nothing failed")]),
             *lines(replaced(record.not_engine_code), "dim"),
             Line(f"report: {record.folder / 'report.md'}"),
             Line(f"next: {next_step(answer)}"),
@@ -103,50 +127,38 @@ def _document(answer: HuntAnswer, code: int) -> dict[str, Any]:
         "next": next_step(answer),
         "not_engine_code": record.not_engine_code,
         "searched": len(record.judged),
-        "verdicts": {name: record.count(name) for name in ("pass", "fail", "unknown", "refused")},
+        "verdicts": {name: record.count(name) for name in _VERDICTS},
         "findings": [
             {
                 "signature": signature,
                 "scenarios": [one.number for one in ones],
                 "first": asdict(ones[0]),
                 "small": None if signature not in answer.small else str(answer.small[signature]),
-                "bundle": _bundle_of(answer, signature),
+                "bundle": answer.bundle_of(signature),
                 "issue": str(answer.issue_of(signature)),
             }
-            for signature, ones in _ranked(record)
+            for signature, ones in answer.ranked
         ],
     }
-
-
-def _bundle_of(answer: HuntAnswer, signature: str) -> str | None:
-    """The bundle of a failure; None where it did not fail so again, or was not run again."""
-    seen = answer.evidence.get(signature)
-    return str(answer.record.folder / seen.bundle) if seen is not None and seen.bundle else None
 
 
 def hunt_page(answer: HuntAnswer) -> str:
     """Markdown: what was searched, and of each failure its words, how to see it, and which page tells all of it."""
     record = answer.record
-    lines = [
-        f"# Hunt on {answer.target}, seed {answer.seed}",
-        "",
-        f"specdebug {__version__}. {_searched(answer)}.",
-        "",
-        f"    {answer.words}",
-        "",
-        *_replaced_whole(answer),
-    ]
-    for signature, ones in _ranked(record):
-        lines += _finding(answer, signature, ones)
+    told = [f"# Hunt on {answer.target}, seed {answer.seed}", "", f"specdebug {__version__}. {answer.searched}.", ""]
+    told += [f"    {answer.words}", "", *_replaced_whole(answer)]
+    for signature, ones in answer.ranked:
+        numbers = ", ".join(str(one.number) for one in ones[:SHOWN]) + (", ..." if len(ones) > SHOWN else "")
+        told += [f"## {signature}", "", f"{len(ones)} of {len(record.judged)} scenarios: {numbers}.", ""]
+        told += [f"> {' '.join(ones[0].detail.split())}", "", f"    {answer.replay(answer.file_of(signature))}", ""]
+        told += [f"To paste upstream: {answer.issue_of(signature).name}.", ""]
     if not record.findings:
-        lines += ["Nothing failed.", ""]
+        told += ["Nothing failed.", ""]
     for verdict, what in (("unknown", "came to no verdict"), ("refused", "cannot be asked of this engine")):
-        some = [one for one in record.judged.values() if one.verdict == verdict]
-        if some:
-            lines += [f"## {len(some)} {what}", ""]
-            lines += [f"- {one.number}: {one.detail}" for one in some[:SHOWN]]
-            lines += [f"- and {len(some) - SHOWN} more"] * (len(some) > SHOWN) + [""]
-    return "\n".join(lines)
+        if some := [one for one in record.judged.values() if one.verdict == verdict]:
+            told += [f"## {len(some)} {what}", "", *(f"- {one.number}: {one.detail}" for one in some[:SHOWN])]
+            told += [f"- and {len(some) - SHOWN} more"] * (len(some) > SHOWN) + [""]
+    return "\n".join(told)
 
 
 def _replaced_whole(answer: HuntAnswer) -> list[str]:
@@ -155,103 +167,60 @@ def _replaced_whole(answer: HuntAnswer) -> list[str]:
     return [f"What ran {NOT_ENGINE_CODE}: {'; '.join(parts)}.", ""] if parts else []
 
 
-def _finding(answer: HuntAnswer, signature: str, ones: Sequence[Judged]) -> list[str]:
-    first, file = ones[0], answer.file_of(signature)
-    numbers = ", ".join(str(one.number) for one in ones[:SHOWN]) + (", ..." if len(ones) > SHOWN else "")
-    return [
-        f"## {signature}",
-        "",
-        f"{len(ones)} of {len(answer.record.judged)} scenarios: {numbers}.",
-        "",
-        f"> {' '.join(first.detail.split())}",
-        "",
-        f"    specdebug replay {shlex.join([file.name, '--arm', ARM, *answer.again])}",
-        "",
-        f"To paste upstream: {answer.issue_of(signature).name}.",
-        "",
-    ]
-
-
-def _ranked(record: HuntRecord) -> list[tuple[str, list[Judged]]]:
-    return sorted(record.findings.items(), key=lambda found: (-len(found[1]), found[0]))
-
-
-def _searched(answer: HuntAnswer) -> str:
-    record = answer.record
-    counts = ", ".join(f"{record.count(name)} {word}" for name, word in (
-        ("pass", "pass"), ("fail", "fail"), ("unknown", "come to no verdict"), ("refused", "cannot be asked of it"),
-    ) if record.count(name))  # fmt: skip
-    tokens = sum(one.tokens for one in record.judged.values())
-    cut = "interrupted; " if answer.interrupted else ""
-    scenarios = counted(len(record.judged), "scenario")
-    return f"{cut}{scenarios} on {answer.target}, {tokens} tokens: {counts or 'none was run'}"
-
-
 def issue_page(answer: HuntAnswer, signature: str) -> str:
     """Return the page in Markdown, without a path of this machine."""
     ones, seen, file = answer.record.findings[signature], answer.evidence.get(signature), answer.file_of(signature)
-    again = seen is not None and bool(seen.bundle)
-    head = [
-        f"# {signature} on {answer.target}",
-        "",
-        *_what(seen, ones[0].detail),
-        "",
-        f"{len(ones)} of {counted(len(answer.record.judged), 'scenario')} that were drawn at random failed so.",
-        "",
-    ]
-    if seen is not None and not again:
+    drawn = counted(len(answer.record.judged), "scenario")
+    head = [f"# {signature} on {answer.target}", "", *_what(seen, ones[0].detail), ""]
+    head += [f"{len(ones)} of {drawn} that were drawn at random failed so.", ""]
+    if seen is not None and not seen.bundle:
         head += [f"Its first scenario did not fail so again in {counted(seen.runs, 'run')}: it depends on chance.", ""]
-    told = "\n".join([*head, *_versions(seen), *_replaced_whole(answer), *_repeat(answer, seen, file)])
-    parts = [without_local_paths(told), *_scenario(file)]
+    head += ["## Versions", ""]
+    if seen is None or not seen.versions:
+        head += [f"specdebug {__version__}", ""]
+    else:
+        rows = [f"| {name} | {version} |" for name, version in seen.versions]
+        head += ["| what | version |", "|---|---|", *rows, ""]
+    parts = [without_local_paths("\n".join([*head, *_replaced_whole(answer), *_repeat(answer, seen, file)]))]
+    text = file.read_text(encoding="utf-8").rstrip() if file.exists() else f"# {file.name} is not there any more"
+    parts += ["## The scenario", "", *_code([text], "yaml"), ""]
     if seen is not None and seen.log:
-        parts += [without_local_paths(_folded("The end of the server's log", seen.log))]
+        fence = "`" * 4  # a log may hold three
+        summary = "<summary>The end of the server's log</summary>"
+        parts.append(
+            without_local_paths("\n".join(["<details>", summary, "", fence, seen.log, fence, "", "</details>", ""]))
+        )
     return "\n".join(parts) + "\n"
 
 
-def _what(seen: SeenFailure | None, detail: str) -> list[str]:
+def _what(seen: SeenFailure | None, detail: str) -> Iterator[str]:
     """What was found, the failure itself first."""
     if seen is None or not seen.found:
-        return [f"> {' '.join(detail.split())}"]
-    lines = [] if not seen.located else [f"- {seen.located}"]
+        yield f"> {' '.join(detail.split())}"
+        return
+    if seen.located:
+        yield f"- {seen.located}"
     for signature, step, what in seen.found[:FINDINGS]:
         at = "" if step is None else f" at step {step}"
-        lines.append(f"- `{signature}`{at}: {' '.join(what.split())}")
-    more = len(seen.found) - FINDINGS
-    return [*lines, *([f"- and {more} more"] * (more > 0))]
+        yield f"- `{signature}`{at}: {' '.join(what.split())}"
+    if (more := len(seen.found) - FINDINGS) > 0:
+        yield f"- and {more} more"
 
 
-def _versions(seen: SeenFailure | None) -> list[str]:
-    if seen is None or not seen.versions:
-        return ["## Versions", "", f"specdebug {__version__}", ""]
-    rows = [f"| {name} | {version} |" for name, version in seen.versions]
-    return ["## Versions", "", "| what | version |", "|---|---|", *rows, ""]
-
-
-def _repeat(answer: HuntAnswer, seen: SeenFailure | None, file: Path) -> list[str]:
+def _repeat(answer: HuntAnswer, seen: SeenFailure | None, file: Path) -> Iterator[str]:
     """The commands that show it again, from an empty machine on."""
-    engine = answer.target.partition("==")[0]
     words = [f"pip install specdebug=={__version__}"]
-    words += [f"specdebug engines install {answer.target}"] if engine in ENGINES else []
-    arm = seen.arm if seen is not None and seen.arm else ARM
-    words.append(f"specdebug replay {shlex.join([file.name, '--arm', arm, *answer.again])}")
-    lines = ["## To see it", "", f"With the scenario below as `{file.name}`:", "", *_code(words), ""]
+    words += [f"specdebug engines install {answer.target}"] if answer.target.partition("==")[0] in ENGINES else []
+    words.append(answer.replay(file, seen.arm if seen is not None and seen.arm else ARM))
+    yield from ("## To see it", "", f"With the scenario below as `{file.name}`:", "", *_code(words), "")
     if seen is not None and seen.bundle:
-        bundle = f"specdebug replay {seen.bundle}"
-        lines += [f"Or with the attached bundle, which holds the prompts as token ids, and every step: `{bundle}`.", ""]
+        bundle = f"`specdebug replay {seen.bundle}`"
+        yield f"Or with the attached bundle, which holds the prompts as token ids, and every step: {bundle}."
+        yield ""
     if seen is not None and seen.command:
-        lines += ["The server was started as", "", *_code([seen.command]), ""]
-    return [*lines, "It was found by", "", *_code([answer.words]), ""]
+        yield from ("The server was started as", "", *_code([seen.command]), "")
+    yield from ("It was found by", "", *_code([answer.words]), "")
 
 
-def _scenario(file: Path) -> list[str]:
-    text = file.read_text(encoding="utf-8").rstrip() if file.exists() else f"# {file.name} is not there any more"
-    return ["## The scenario", "", "```yaml", text, "```", ""]
-
-
-def _code(lines: Sequence[str]) -> list[str]:
-    return ["```", *lines, "```"]
-
-
-def _folded(title: str, text: str) -> str:
-    fence = "`" * 4  # a log may hold three
-    return "\n".join(["<details>", f"<summary>{title}</summary>", "", fence, text, fence, "", "</details>", ""])
+def _code(written: Sequence[str], language: str = "") -> list[str]:
+    return [f"```{language}", *written, "```"]

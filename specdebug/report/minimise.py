@@ -8,7 +8,7 @@ from typing import Any
 
 from specdebug import __version__
 from specdebug.base.trial import TrialResult
-from specdebug.report.parts import Report, lines
+from specdebug.report.parts import Report, lines, plain
 from specdebug.report.progress import PlainLines
 from specdebug.report.trials import STOPPED, journal_line, more_trials
 from specdebug.report.words import counted, replaced, times
@@ -124,17 +124,20 @@ def headline(summary: Summary[Any], subject: Minimisation) -> str:
 def needed_lines(summary: Summary[Any], subject: Minimisation) -> list[str]:
     """The parts that are needed, stage by stage, and those of which it is not known yet."""
     told: list[str] = []
-    smaller: list[str] = []
+    smaller: dict[str, tuple[str, str]] = {}
     for step in summary.steps:
         if step.title.startswith(NUMBERS):
-            smaller += step.removed
+            for change in step.removed:  # ``a 9 -> 5`` and ``a 5 -> 3`` are ``a 9 -> 3``
+                label, _, after = change.rpartition(" -> ")
+                name, _, before = label.rpartition(" ")
+                smaller[name] = (smaller.get(name, (before,))[0], after)
             continue
         if sure := [label for label in step.kept if label not in step.unconfirmed]:
             told.append(f"needed at {subject.confidence:.0%}: {', '.join(sure)}")
         if step.unconfirmed:
             told.append(f"not known to be needed: {', '.join(step.unconfirmed)}")
     if smaller:
-        told.append(f"smaller: {', '.join(_merged(smaller))}")
+        told.append(f"smaller: {', '.join(f'{name} {one} -> {other}' for name, (one, other) in smaller.items())}")
     return told
 
 
@@ -157,12 +160,8 @@ def _document(summary: Summary[Any], subject: Minimisation, exit_code: int) -> d
         "whole": dict(zip(("failures", "trials"), summary.whole, strict=True)),
         "smallest": dict(zip(("failures", "trials"), summary.left, strict=True)),
         "seeds": list(summary.seeds),
-        "steps": [
-            {name: getattr(step, name) for name in ("title", "trials", "removed", "kept", "unconfirmed")}
-            for step in summary.steps
-        ],
-        "trials": summary.trials,
-        "resumed": summary.resumed,
+        "steps": [plain(step, "title trials removed kept unconfirmed") for step in summary.steps],
+        **plain(summary, "trials resumed"),
         "output": subject.output if summary.seeds else None,
         "not_engine_code": list(subject.not_engine_code),
         "next": next_step(summary, subject),
@@ -172,16 +171,6 @@ def _document(summary: Summary[Any], subject: Minimisation, exit_code: int) -> d
 
 def _requests_left(summary: Summary[Any], subject: Minimisation) -> int:
     return len(summary.steps[0].kept) if summary.steps else subject.requests
-
-
-def _merged(changes: Sequence[str]) -> list[str]:
-    """``a 9 -> 5`` and ``a 5 -> 3`` as ``a 9 -> 3``."""
-    found: dict[str, tuple[str, str]] = {}
-    for change in changes:
-        label, _, values = change.rpartition(" -> ")
-        name, _, before = label.rpartition(" ")
-        found[name] = (found.get(name, (before,))[0], values)
-    return [f"{name} {before} -> {after}" for name, (before, after) in found.items()]
 
 
 def _seen(seen: TrialResult) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -15,14 +15,12 @@ from specdebug.apps.mutants.find import Mutant
 from specdebug.apps.mutants.measure import Measured
 from specdebug.apps.mutants.source import MutantRow, Score, scores
 from specdebug.report.listings import listing
-from specdebug.report.parts import Column, Line, Preformatted, Report, Section, Styled, Table, columns, lines
+from specdebug.report.parts import Column, Line, Preformatted, Report, Section, Styled, Table, lines, plain, table
 from specdebug.report.progress import Display
-from specdebug.report.tables import line
+from specdebug.report.terminal import line
 from specdebug.report.trials import journal_line
 from specdebug.report.words import counted, dash
 
-SCORES = columns("mutants", "effective", "caught", "score", "95% interval", right=True)
-LISTED = (Column("mutant", key=True), Column("function", prose=True))
 WATCHED: Sequence[tuple[str, str]] = (
     ("draft", "draft_state"),
     ("tree.", "draft_state"),
@@ -111,44 +109,38 @@ def advice(row: MutantRow) -> str:
     return f"{oracle} looks at that stage, and saw nothing wrong with what came of it"
 
 
-def _document(measured: Measured, asked: MutantQuestion, exit_code: int) -> dict[str, Any]:
-    """Everything, as plain data."""
-    rows = measured.rows
-    return {
+def mutants_report(measured: Measured, asked: MutantQuestion, exit_code: int) -> Report:
+    """The score by file and by operator, the survivors, the lines that nothing runs."""
+    total, rows, summary = measured.total, measured.rows, closing_line(measured)
+    by = {name: scores(rows, lambda row, name=name: getattr(row, name)) for name in ("file", "operator")}  # type: ignore[misc]
+    tables = [_scores(name, each) for name, each in by.items()]
+    survivors = [_survivor(row) for row in measured.survivors]
+    gone = [f"{file}: {no} of {counted(of, 'mutant')}" for file, (no, of) in measured.unreached.items() if no]
+    unreached = [Section("run by no arm, so nothing was drawn of it:", list(lines(gone)))] if gone else []
+    seconds = sum(row.seconds for row in rows)
+    document = {
         "specdebug": __version__,
         "exit_code": exit_code,
         "reason": measured.reason,
         "sample": measured.planned,
-        "seed": asked.seed,
-        "journal": asked.journal,
+        **plain(asked, "seed journal"),
         "resumed": measured.resumed,
-        "score": measured.total.to_dict(),
-        "by_file": [each.to_dict() for each in scores(rows, lambda row: row.file)],
-        "by_operator": [each.to_dict() for each in scores(rows, lambda row: row.operator)],
+        "score": total.to_dict(),
+        **{f"by_{name}": [each.to_dict() for each in found] for name, found in by.items()},
         "unreached": {file: {"mutants": of, "unreached": missed} for file, (missed, of) in measured.unreached.items()},
         "mutants": [row.to_dict() | ({"would_catch": advice(row)} if row.survived else {}) for row in rows],
     }
-
-
-def mutants_report(measured: Measured, asked: MutantQuestion, exit_code: int) -> Report:
-    """The score by file and by operator, the survivors, the lines that nothing runs."""
-    total, rows, summary = measured.total, measured.rows, closing_line(measured)
-    tables = [_scores("file", scores(rows, lambda row: row.file))]
-    tables.append(_scores("operator", scores(rows, lambda row: row.operator)))
-    survivors = [_survivor(row) for row in measured.survivors]
-    unreached = _unreached(measured)
     journal = Line(journal_line(asked.journal, measured.reason, measured.resumed, len(rows)), "dim")
-    seconds = sum(row.seconds for row in rows)
     return Report(
         command="mutants",
         title="Mutants of the engine",
         summary=summary,
         exit_code=exit_code,
-        document=_document(measured, asked, exit_code),
+        document=document,
         parts=(*tables, *survivors, *unreached, journal, Line(summary)),
         chips=_chips(measured),
         facts={
-            "score": score_text(total),
+            "score": _score_text(total),
             "mutants": str(total.mutants),
             "without effect": str(total.mutants - total.effective),
             "caught by a time-out alone": str(total.by_time),
@@ -163,8 +155,16 @@ def mutants_report(measured: Measured, asked: MutantQuestion, exit_code: int) ->
 
 
 def _scores(name: str, rows: Sequence[Score]) -> Table:
+    heads = (
+        Column(name, "key", lambda score: score.name),
+        Column("mutants", "right", lambda score: score.mutants),
+        Column("effective", "right", lambda score: score.effective),
+        Column("caught", "right", lambda score: score.caught),
+        Column("score", "right", lambda score: "-" if score.rate is None else f"{score.rate:.0%}"),
+        Column("95% interval", "right", lambda score: "-" if score.rate is None else _interval_text(score)),
+    )
     marked = frozenset(place for place, row in enumerate(rows) if row.caught < row.effective)
-    return Table((Column(name, key=True), *SCORES), list(map(_cells, rows)), marked=marked)
+    return table(rows, *heads, marked=marked)
 
 
 def _survivor(row: MutantRow) -> Section:
@@ -173,27 +173,19 @@ def _survivor(row: MutantRow) -> Section:
     return Section(f"survived: {row.id}", [*lines(told), diff])
 
 
-def _unreached(measured: Measured) -> list[Section]:
-    rows = [Line(f"{file}: {no} of {counted(of, 'mutant')}") for file, (no, of) in measured.unreached.items() if no]
-    return [Section("run by no arm, so nothing was drawn of it:", rows)] if rows else []
-
-
 def _others(measured: Measured) -> Section:
     """Every mutant that was caught, or had no effect."""
-    heads = [*columns("mutant", "signature", "arm"), *columns("step", "arms run", right=True), Column("diff")]
-    rows = [
-        (
-            row.id,
-            (row.signature or "") if row.caught else "no effect",
-            dash(row.scenario),
-            dash(row.step),
-            str(row.ran),
-            row.diff.split("\n")[3:],
-        )
-        for row in measured.rows
-        if not row.survived
-    ]
-    return Section("The others", [Section(f"{len(rows)} caught or without effect", [Table(heads, rows)], folded=True)])
+    heads = (
+        Column("mutant", of=lambda row: row.id),
+        Column("signature", of=lambda row: row.signature if row.caught else "no effect"),
+        Column("arm", of=lambda row: dash(row.scenario)),
+        Column("step", "right", lambda row: dash(row.step)),
+        Column("arms run", "right", lambda row: row.ran),
+        Column("diff", of=lambda row: row.diff.split("\n")[3:]),
+    )
+    rows = [row for row in measured.rows if not row.survived]
+    listed = Section(f"{len(rows)} caught or without effect", [table(rows, *heads)], folded=True)
+    return Section("The others", [listed])
 
 
 def _chips(measured: Measured) -> list[Styled]:
@@ -208,35 +200,26 @@ def _chips(measured: Measured) -> list[Styled]:
 
 def closing_line(measured: Measured) -> str:
     """The score in one line."""
-    total = measured.total
-    cut = (
-        "" if len(measured.rows) == measured.planned else f"stopped after {len(measured.rows)} of {measured.planned}; "
-    )
+    total, done, of = measured.total, len(measured.rows), measured.planned
+    cut = "" if done == of else f"stopped after {done} of {of}; "
     times = f", {total.by_time} of them by a time-out alone" if total.by_time else ""
-    return f"{cut}{total.caught} of {total.effective} effective mutants caught ({score_text(total)}){times}"
+    return f"{cut}{total.caught} of {total.effective} effective mutants caught ({_score_text(total)}){times}"
 
 
-def score_text(score: Score) -> str:
-    """The score and its interval."""
-    if score.rate is None:
-        return "no score"
-    return f"{score.rate:.1%}, 95% interval {interval_text(score)}"
+def _score_text(score: Score) -> str:
+    return "no score" if score.rate is None else f"{score.rate:.1%}, 95% interval {_interval_text(score)}"
 
 
-def interval_text(score: Score) -> str:
+def _interval_text(score: Score) -> str:
     return f"{score.interval.low:.1%} to {score.interval.high:.1%}"
 
 
 def mutants_list(mutants: Sequence[Mutant]) -> Report:
     """The mutants that there are."""
-    names = ("id", "function", "line", "operator", "diff")
-    document = [
-        {"file": f"specdebug/{mutant.file}", **{name: getattr(mutant, name) for name in names}} for mutant in mutants
-    ]
-    return listing("mutants", [Table(LISTED, [(mutant.id, mutant.function) for mutant in mutants])], document)
-
-
-def _cells(score: Score) -> tuple[str, ...]:
-    rate = "-" if score.rate is None else f"{score.rate:.0%}"
-    interval = "-" if score.rate is None else interval_text(score)
-    return (score.name, str(score.mutants), str(score.effective), str(score.caught), rate, interval)
+    names = "id function line operator diff"
+    heads = (
+        Column("mutant", "key", lambda mutant: mutant.id),
+        Column("function", "prose", lambda mutant: mutant.function),
+    )
+    document = [{"file": f"specdebug/{mutant.file}", **plain(mutant, names)} for mutant in mutants]
+    return listing("mutants", [table(mutants, *heads)], document)

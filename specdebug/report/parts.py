@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from specdebug.base.errors import Where
 
 Verdict: TypeAlias = Literal["pass", "fail", "unknown"]
 Style: TypeAlias = Literal["", "pass", "fail", "unknown", "dim", "bold", "injected"]
+Kind: TypeAlias = Literal["", "key", "prose", "right"]
 
 
 def verdict_of(exit_code: int) -> Verdict:
@@ -29,30 +30,29 @@ class Styled:
     style: Style = ""
 
 
+Cell: TypeAlias = str | Styled | Sequence[str | Styled]
+"""A cell's content: text, text with a colour, or several lines."""
+
+
 @dataclass(frozen=True)
 class Column:
-    """A column and how it behaves where room is short.
+    """A column, how it behaves where room is short, and how it is drawn of a record.
 
     Attributes:
         name: the head; in a block it stands before the value.
-        key: the value stands in the first line of a block.
-        prose: the value may be broken between words; any other stays on one line.
-        right: numbers, flush right.
+        kind: ``key``: the value stands in the first line of a block; ``prose``: it may be broken between words, any
+            other stays on one line; ``right``: numbers, flush right.
+        of: its cell of a record; a number is written out, None is an empty cell.
     """
 
     name: str
-    key: bool = False
-    prose: bool = False
-    right: bool = False
+    kind: Kind = ""
+    of: Callable[[Any], Cell | int | None] | None = None
 
 
-def columns(*names: str, key: bool = False, prose: bool = False, right: bool = False) -> list[Column]:
+def columns(*names: str, kind: Kind = "") -> list[Column]:
     """Columns of one kind."""
-    return [Column(name, key, prose, right) for name in names]
-
-
-Cell: TypeAlias = str | Styled | Sequence[str | Styled]
-"""A cell's content: text, text with a colour, or several lines."""
+    return [Column(name, kind) for name in names]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ class Table:
         lights: the first cell names a request, whose line in the plots lights up under the pointer.
     """
 
-    kind: ClassVar = "table"
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     title: str = ""
@@ -78,11 +77,17 @@ class Table:
     lights: bool = False
 
 
+def table(records: Iterable[Any], *heads: Column, **more: Any) -> Table:
+    """A row of each record, drawn by the columns' ``of``."""
+    drawn = ([one.of(record) for one in heads if one.of] for record in records)
+    rows = [["" if cell is None else str(cell) if isinstance(cell, int) else cell for cell in row] for row in drawn]
+    return Table(heads, rows, **more)
+
+
 @dataclass(frozen=True)
 class Line:
     """A line of text. Without ``fold`` it keeps its length, as what is to be copied should."""
 
-    kind: ClassVar = "line"
     text: str
     style: Style = ""
     fold: bool = True
@@ -102,7 +107,6 @@ class ToldFinding:
 class FindingList:
     """Failures, first things first. ``most``: those that a short format names."""
 
-    kind: ClassVar = "findings"
     found: Sequence[ToldFinding]
     most: int
 
@@ -111,7 +115,6 @@ class FindingList:
 class FactList:
     """Names and values."""
 
-    kind: ClassVar = "facts"
     facts: dict[str, str]
 
 
@@ -119,7 +122,6 @@ class FactList:
 class Preformatted:
     """Text whose lines stay as they are: a log, a diff, a command. ``name`` says what it is to a screen reader."""
 
-    kind: ClassVar = "block"
     text: str
     name: str
 
@@ -128,7 +130,6 @@ class Preformatted:
 class Plot:
     """A drawing (SVG), which a page alone shows. ``keys``: words of its legend, each with its class of style."""
 
-    kind: ClassVar = "plot"
     drawing: str
     caption: str
     keys: Sequence[tuple[str, str]] = ()
@@ -136,15 +137,9 @@ class Plot:
 
 @dataclass(frozen=True)
 class Section:
-    """Parts under a title.
+    """Parts under a title, a ``note`` and verdicts (``chips``) behind it. Of a ``folded`` one a page shows the title
+    until it is asked for the rest."""
 
-    Attributes:
-        note: stands behind the title.
-        chips: verdicts behind the title.
-        folded: a page shows the title until it is asked for the rest.
-    """
-
-    kind: ClassVar = "section"
     title: str
     parts: Sequence[Part]
     note: str = ""
@@ -178,10 +173,6 @@ class Notice:
     where: Where
 
 
-def _nothing() -> Sequence[Part]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Report:
     """The result of a command.
@@ -210,7 +201,7 @@ class Report:
     parts: Sequence[Part]
     chips: Sequence[Styled] = ()
     facts: dict[str, str] = field(default_factory=dict)
-    page: Callable[[], Sequence[Part]] = _nothing
+    page: Callable[[], Sequence[Part]] = tuple
     cases: Sequence[CaseResult] = ()
     notices: Sequence[Notice] = ()
     inner: Sequence[Report] = ()
@@ -236,3 +227,9 @@ class Report:
 def lines(texts: Iterable[str], style: Style = "", *, fold: bool = True) -> Iterator[Line]:
     """A line of each text."""
     return (Line(text, style, fold) for text in texts)
+
+
+def plain(record: Any, names: str) -> dict[str, Any]:
+    """Attributes of a record by their names, tuples as lists: a part of a JSON document."""
+    values = ((name, getattr(record, name)) for name in names.split())
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values}

@@ -10,7 +10,7 @@ Format: "Trace Event Format", Google, 2016; times are in microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specdebug import __version__
@@ -21,7 +21,6 @@ from specdebug.report.words import NOT_ENGINE_CODE
 
 PHASES = {"prefill": 1, "decode": 2, "idle": 3, "served": 4}
 """Threads; findings and ends of requests lie on one of their own."""
-
 EVENTS = 5
 
 Event = dict[str, Any]
@@ -31,76 +30,65 @@ def trace_of(replay: Replay, recording: Recording) -> dict[str, Any]:
     """The trace of all arms."""
     events: list[Event] = []
     for pid, result in enumerate(replay.results, 1):
-        events += arm_events(result, recording.of(result.run.key), pid)
+        events += _arm_events(result, recording.of(result.run.key), pid)
     about: dict[str, Any] = {"specdebug": __version__, "scenario": replay.scenario.name}
     about |= {"path": str(replay.scenario.path), NOT_ENGINE_CODE: not_engine_lines(replay.results)}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-def arm_events(result: ArmResult, steps: Sequence[EngineStep], pid: int) -> list[Event]:
+def _arm_events(result: ArmResult, steps: Sequence[EngineStep], pid: int) -> Iterator[Event]:
     """One arm's events under this process id: metadata, steps, injections, findings."""
-    name = f"{result.run.arm}: {result.outcome.verdict}"
-    events = [_named("process_name", name, pid, 0), _named("process_sort_index", pid, pid, 0)]
-    events += [_named("thread_name", phase, pid, tid) for phase, tid in PHASES.items()]
-    events.append(_named("thread_name", "events", pid, EVENTS))
+    outcome = result.outcome
+    names: dict[str, dict[int, str | int]] = {
+        "process_name": {0: f"{result.run.arm}: {outcome.verdict}"},
+        "process_sort_index": {0: pid},
+    }
+    names["thread_name"] = {**{tid: phase for phase, tid in PHASES.items()}, EVENTS: "events"}
+    for what, by_thread in names.items():
+        for tid, value in by_thread.items():
+            key = "sort_index" if isinstance(value, int) else "name"
+            yield {"name": what, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": {key: value}}
     starts: dict[int, float] = {}
+    ends: dict[int, float] = {}
     now = 0.0
     for step in steps:
-        starts[step.number] = now
-        events += _step_events(step, now, pid)
-        now += 1e6 * step.seconds
-    ends = {step.number: starts[step.number] + 1e6 * step.seconds for step in steps}
+        starts[step.number], ends[step.number] = now, now + 1e6 * step.seconds
+        yield from _step_events(step, now, pid)
+        now = ends[step.number]
     # A step that never came to its end is in neither: what belongs to it, or to no step, stands at the end.
-    outcome = result.outcome
     for each in outcome.injections:
         args = {"step": each.step, "detail": str(each)}
-        events.append(_instant(each.fault, "injection", starts.get(each.step, now), pid, args))
+        yield _instant(each.fault, "injection", starts.get(each.step, now), pid, args)
     for found in outcome.violations:
         args = {"step": found.step, "times": found.count, "detail": found.detail}
         at = now if found.step is None else ends.get(found.step, now)
-        events.append(_instant(found.signature, "finding", at, pid, args))
-    return events
+        yield _instant(found.signature, "finding", at, pid, args)
 
 
 def _step_events(step: EngineStep, at: float, pid: int) -> Iterator[Event]:
+    accept = {rid: lengths[0] if len(lengths) == 1 else list(lengths) for rid, lengths in step.accept.items()}
     yield {
         "name": f"{step.kind} {step.number}",
         "cat": step.kind,
         "ph": "X",
-        "ts": _time(at),
-        "dur": _time(1e6 * step.seconds),
+        "ts": round(at, 3),
+        "dur": round(1e6 * step.seconds, 3),
         "pid": pid,
         "tid": PHASES.get(step.kind, PHASES["served"]),
-        "args": {"step": step.number, "requests": list(step.rids), "accept": _plain(step.accept)},
+        "args": {"step": step.number, "requests": list(step.rids), "accept": accept},
     }
-    yield _counter("batch size", len(step.rids), at, pid)
-    yield _counter("tokens out", step.emitted, at, pid)
+    counters: dict[str, float] = {"batch size": len(step.rids), "tokens out": step.emitted}
     if step.accept_mean is not None:
-        yield _counter("accept length", round(step.accept_mean, 4), at, pid)
-    end = at + 1e6 * step.seconds
+        counters["accept length"] = round(step.accept_mean, 4)
+    for name, value in counters.items():
+        yield {"name": name, "ph": "C", "ts": round(at, 3), "pid": pid, "tid": 0, "args": {name: value}}
     for what, rids in (("finished", step.finished), ("retracted", step.retracted)):
         for rid in rids:
-            yield _instant(f"{rid} {what}", what, end, pid, {"request": rid, "step": step.number})
-
-
-def _plain(accept: Mapping[str, Sequence[int]]) -> dict[str, int | list[int]]:
-    """A single verify of a request as its number."""
-    return {rid: lengths[0] if len(lengths) == 1 else list(lengths) for rid, lengths in accept.items()}
+            args = {"request": rid, "step": step.number}
+            yield _instant(f"{rid} {what}", what, at + 1e6 * step.seconds, pid, args)
 
 
 def _instant(name: str, category: str, at: float, pid: int, args: Event) -> Event:
-    scope = {"s": "p"}  # drawn across all of the arm's threads
-    return {"name": name, "cat": category, "ph": "i", "ts": _time(at), "pid": pid, "tid": EVENTS, "args": args} | scope
-
-
-def _counter(name: str, value: float, at: float, pid: int) -> Event:
-    return {"name": name, "ph": "C", "ts": _time(at), "pid": pid, "tid": 0, "args": {name: value}}
-
-
-def _named(what: str, value: str | int, pid: int, tid: int) -> Event:
-    key = "sort_index" if isinstance(value, int) else "name"
-    return {"name": what, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": {key: value}}
-
-
-def _time(microseconds: float) -> float:
-    return round(microseconds, 3)
+    """``s``: drawn across all of the arm's threads."""
+    plain = {"name": name, "cat": category, "ph": "i", "ts": round(at, 3), "pid": pid, "tid": EVENTS}
+    return plain | {"args": args, "s": "p"}

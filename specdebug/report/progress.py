@@ -15,9 +15,8 @@ from rich.text import Text
 
 from specdebug.base.redaction import redacted
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
-from specdebug.report.foreign import shown
-from specdebug.report.tables import STYLES
-from specdebug.report.words import ended
+from specdebug.report.terminal import STYLES
+from specdebug.report.words import ended, shown
 from specdebug.verdict.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -26,32 +25,10 @@ if TYPE_CHECKING:
 
 QUIET_S = 5.0
 """Plain output: seconds between two lines about an arm that is still running."""
-
 BUSY_S = 2.0
 """Plain output: what takes less than this, most kernels of a warm cache, is not worth a line of its own."""
-
 MAX_ROWS = 12
 """Live display: arms shown at a time; those that ended first make room."""
-
-
-@dataclass
-class _Row:
-    """The state of an arm: its ``activity``, the time when that began, and the time when that was last said."""
-
-    since: float
-    said_at: float
-    text: str = "starting"
-    activity: str = ""
-
-    def moved(self, ledger: Ledger, now: float) -> None:
-        """Take over the ledger's state; a new activity starts a new clock."""
-        if ledger.activity != self.activity:
-            self.activity, self.since = ledger.activity, now
-        self.text = progress_text(ledger)
-
-    def line(self, now: float) -> str:
-        """The text, and the seconds that the activity has taken."""
-        return f"{self.text}, {now - self.since:.0f} s" if self.activity else self.text
 
 
 class _WhileItLasts:
@@ -136,6 +113,20 @@ class TrialsDisplay(Display):
             self.say(f"resumed: {standing.resumed} trials are in {self._journal}")
 
 
+@dataclass
+class _Row:
+    """The state of an arm: its ``activity``, the time when that began, and the time when that was last said."""
+
+    since: float
+    said_at: float
+    text: str = "starting"
+    activity: str = ""
+
+    def line(self, now: float) -> str:
+        """The text, and the seconds that the activity has taken."""
+        return f"{self.text}, {now - self.since:.0f} s" if self.activity else self.text
+
+
 class RunProgress(Display):
     """A small table that follows every arm; elsewhere a line when an arm ends, and one every few seconds."""
 
@@ -150,7 +141,9 @@ class RunProgress(Display):
 
     def arm_moved(self, run: ArmRun, ledger: Ledger) -> None:
         now, row = time.monotonic(), self._rows[run.key]
-        row.moved(ledger, now)
+        if ledger.activity != row.activity:  # a new clock
+            row.activity, row.since = ledger.activity, now
+        row.text = progress_text(ledger)
         if now - row.said_at >= QUIET_S:
             self._say_row(run.key, row, now)
 
@@ -194,7 +187,5 @@ def progress_text(ledger: Ledger) -> str:
     if ledger.planned_requests == 0:
         return ledger.stage + busy
     done = f"{ledger.finished_requests} of {ledger.planned_requests} requests"
-    text = f"{ledger.stage}, step {ledger.step}, {done}"
-    if ledger.violations:
-        text += f", found {ledger.violations[0].signature}"
-    return text + busy
+    found = f", found {ledger.violations[0].signature}" if ledger.violations else ""
+    return f"{ledger.stage}, step {ledger.step}, {done}{found}{busy}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from specdebug.patching import Patch
-from specdebug.patching.drift import DriftReport, EditProblem, FixRow
+from specdebug.patching.drift import DriftReport, FixRow
 from specdebug.patching.drift.check import UNDECIDED
 from specdebug.patching.toggles import OWN_ENGINE, Detection, Toggle, not_in
 from specdebug.report.listings import listing
-from specdebug.report.parts import Column, FactList, Line, Part, Report, Style, Styled, Table, columns, lines
+from specdebug.report.parts import Column, FactList, Line, Part, Report, Style, Styled, lines, plain, table
 from specdebug.report.words import replaced
 from specdebug.verdict.outcome import EXIT_CODES, not_engine_code
 
@@ -18,36 +17,33 @@ if TYPE_CHECKING:  # a list of fixes is told without torch
     from specdebug.campaign.loops.verify import LatentCheck, Matrix, ToggleCheck
 
 MATRIX = (
-    *columns("PR", "state", "scenario", key=True),
-    *columns("plan", "stated signature"),
-    *columns("applied: silent", "reverted: detected", right=True),
+    Column("PR", "key", lambda check: check.toggle.pr),
+    Column("state", "key", lambda check: _state(check)),
+    Column("scenario", "key", lambda check: check.toggle.detected_by.scenario),
+    Column("plan", of=lambda check: f"({check.backend})" if check.keeps_backend else check.backend),
+    Column("stated signature", of=lambda check: check.toggle.detected_by.signatures),
+    Column("applied: silent", "right", lambda check: f"{check.silent} of {len(check.applied)}"),
+    Column("reverted: detected", "right", lambda check: f"{check.detected} of {len(check.reverted)}"),
 )
 MAX_PROBLEMS = 5
 """Problems of one toggle that are spelt out."""
 _STYLES: dict[str, Style] = {"fits": "pass", "stale": "fail", "not-for-version": "dim"}
-_OWNERS = {"ours": "ours", "upstream": "its own"}
 
 
 def toggle_document(toggle: Toggle) -> dict[str, Any]:
     """A toggle as plain data."""
+
+    def detection(stated: Detection) -> dict[str, Any]:
+        return plain(stated, "scenario signatures")
+
     return {
-        "pr": toggle.pr,
-        "aliases": list(toggle.aliases),
-        "title": toggle.title,
-        "url": toggle.url,
-        "family": toggle.family,
-        "symptom": toggle.symptom,
+        **plain(toggle, "pr aliases title url family symptom"),
         "description": " ".join(toggle.description.split()),
-        "detected_by": _detection(toggle.detected_by) if toggle.patches else None,
-        "also_detected_by": [_detection(each) for each in toggle.also_detected_by],
+        "detected_by": detection(toggle.detected_by) if toggle.patches else None,
+        "also_detected_by": [detection(each) for each in toggle.also_detected_by],
         "path": str(toggle.path),
         "patches": [
-            {
-                "target": patch.target,
-                "edits": [
-                    {name: getattr(edit, name) for name in ("id", "match", "replacement")} for edit in patch.edits
-                ],
-            }
+            {"target": patch.target, "edits": [plain(edit, "id match replacement") for edit in patch.edits]}
             for patch in toggle.patches
         ],
         "foreign": {engine: list(versions) for engine, versions in toggle.foreign.items()},
@@ -55,24 +51,24 @@ def toggle_document(toggle: Toggle) -> dict[str, Any]:
     }
 
 
-def _detection(detection: Detection) -> dict[str, Any]:
-    return {"scenario": detection.scenario, "signatures": list(detection.signatures)}
+def _stated(toggle: Toggle) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(signature for one in toggle.detections for signature in one.signatures))
 
 
 def toggle_list(toggles: Sequence[Toggle]) -> Report:
     """One row a fix: its numbers, its scenario and signature, its family and title."""
-    heads = (*columns("PR", "scenario", "signature", key=True), Column("family"), Column("title", prose=True))
-    rows = [
-        (
-            ", ".join(map(str, each.numbers)),
-            ", ".join(one.scenario for one in each.detections) if each.patches else _without(each),
-            tuple(dict.fromkeys(signature for one in each.detections for signature in one.signatures)),
-            each.family,
-            each.title,
-        )
-        for each in toggles
-    ]
-    return listing("toggles list", [Table(heads, rows, bar=True)], list(map(toggle_document, toggles)))
+
+    def scenario(toggle: Toggle) -> str:
+        return ", ".join(one.scenario for one in toggle.detections) if toggle.patches else _without(toggle)
+
+    heads = (
+        Column("PR", "key", lambda toggle: ", ".join(map(str, toggle.numbers))),
+        Column("scenario", "key", scenario),
+        Column("signature", "key", _stated),
+        Column("family", of=lambda toggle: toggle.family),
+        Column("title", "prose", lambda toggle: toggle.title),
+    )
+    return listing("toggles list", [table(toggles, *heads, bar=True)], list(map(toggle_document, toggles)))
 
 
 def _without(toggle: Toggle) -> str:
@@ -88,7 +84,7 @@ def toggle_shown(toggle: Toggle) -> Report:
     facts |= {"family": toggle.family, "symptom": toggle.symptom}
     if toggle.patches:
         facts["scenario"] = ", ".join(one.scenario for one in toggle.detections)
-        facts["signature"] = " or ".join(dict.fromkeys(each for one in toggle.detections for each in one.signatures))
+        facts["signature"] = " or ".join(_stated(toggle))
     facts["file"] = str(toggle.path)
     facts["engine"] = "" if toggle.patches else not_in(OWN_ENGINE, toggle)
     facts |= {
@@ -103,20 +99,15 @@ def toggle_shown(toggle: Toggle) -> Report:
     ]
     parts += [Line(""), Line(said)] if said else []
     done = "mended" if toggle.mends and not toggle.patches else "reverted"
-    for patch in toggle.patches or _elsewhere(toggle):
+    # Of a fix that only other engines have, the patches for the last range stated of each.
+    elsewhere = [patch for versions in toggle.foreign.values() for patch in list(versions.values())[-1]]
+    for patch in toggle.patches or elsewhere:
         parts += [Line(""), Line(f"{done} in {patch.target}:", fold=False)]
-        for edit in patch.edits:
-            parts += [*_diff("-", edit.match), *_diff("+", edit.replacement)]
+        texts = [pair for edit in patch.edits for pair in (("-", edit.match), ("+", edit.replacement))]
+        for sign, text in texts:
+            told = text.rstrip().split("\n") if text.strip() else []
+            parts += lines((f"  {sign} {each}" for each in told), fold=False)
     return listing("toggles show", parts, toggle_document(toggle))
-
-
-def _diff(sign: str, text: str) -> list[Line]:
-    return [Line(f"  {sign} {each}", fold=False) for each in text.rstrip().split("\n") if text.strip()]
-
-
-def _elsewhere(toggle: Toggle) -> list[Patch]:
-    """The patches that revert a fix that only other engines have, in the last range stated of each."""
-    return [patch for versions in toggle.foreign.values() for patch in list(versions.values())[-1]]
 
 
 def matrix_report(matrix: Matrix, latent: Sequence[LatentCheck] = ()) -> Report:
@@ -143,7 +134,7 @@ def matrix_report(matrix: Matrix, latent: Sequence[LatentCheck] = ()) -> Report:
         exit_code=code,
         document=[*(check.to_dict() for check in checks), *(check.to_dict() for check in latent)],
         parts=(
-            Table(MATRIX, [_matrix_row(check) for check in checks], bar=True),
+            table(checks, *MATRIX, bar=True),
             *told,
             *lines(replaced(parts), "dim"),
             Line(summary),
@@ -151,17 +142,10 @@ def matrix_report(matrix: Matrix, latent: Sequence[LatentCheck] = ()) -> Report:
     )
 
 
-def _matrix_row(check: ToggleCheck) -> tuple[Any, ...]:
-    state = Styled("untested", "unknown") if check.untested else Styled("rotten", "fail")
-    return (
-        str(check.toggle.pr),
-        Styled("live", "pass") if check.live else state,
-        check.toggle.detected_by.scenario,
-        f"({check.backend})" if check.keeps_backend else check.backend,
-        check.toggle.detected_by.signatures,
-        f"{check.silent} of {len(check.applied)}",
-        f"{check.detected} of {len(check.reverted)}",
-    )
+def _state(check: ToggleCheck) -> Styled:
+    if check.live:
+        return Styled("live", "pass")
+    return Styled("untested", "unknown") if check.untested else Styled("rotten", "fail")
 
 
 def _matrix_line(checks: Sequence[ToggleCheck], latent: Sequence[LatentCheck]) -> str:
@@ -186,40 +170,32 @@ def _place(check: ToggleCheck) -> str:
 
 def drift_report(report: DriftReport) -> Report:
     """The check of one release: one row a fix, every stale edit with the lines nearest to it."""
-    rows = [
-        (
-            str(row.pr),
-            _OWNERS[row.registry],
-            Styled(row.status, _STYLES[row.status]),
-            [str(place) for place in row.places] if row.status == "fits" else row.why or _stale(row),
-        )
-        for row in report.rows
-    ]
-    heads = (*columns("PR", "registry", "status", key=True), Column("where", prose=True))
-    evidence = (part for row in report.rows for problem in row.problems for part in _evidence(problem))
-    summary = _drift_line(report)
-    document = [row.to_dict() for row in report.rows]
-    return listing("toggles check", [Table(heads, rows), *evidence, Line(summary)], document, report.exit_code)
 
+    def where(row: FixRow) -> str | list[str]:
+        if row.status == "fits":
+            return [str(place) for place in row.places]
+        edits = len(row.problems) + len(row.places)
+        return row.why or f"{len(row.problems)} of {edits} edits do not fit"
 
-def _stale(row: FixRow) -> str:
-    return f"{len(row.problems)} of {len(row.problems) + len(row.places)} edits do not fit"
-
-
-def _evidence(problem: EditProblem) -> list[Line]:
-    told = [Line(f"{problem.written}: {problem.what}", "fail")]
-    if problem.near is not None:
-        told.append(Line(f"  nearest is {problem.near.where}"))
-        told += [Line(f"    {each}", "fail" if each.startswith("-") else "pass") for each in problem.near.diff]
-    return told
-
-
-def _drift_line(report: DriftReport) -> str:
     def count(registry: Literal["ours", "upstream"]) -> str:
         return f"{report.count(registry, 'fits')} fit, {report.count(registry, 'stale')} stale"
 
+    heads = (
+        Column("PR", "key", lambda row: row.pr),
+        Column("registry", "key", lambda row: "ours" if row.registry == "ours" else "its own"),
+        Column("status", "key", lambda row: Styled(row.status, _STYLES[row.status])),
+        Column("where", "prose", where),
+    )
+    evidence: list[Line] = []
+    for problem in (problem for row in report.rows for problem in row.problems):
+        evidence.append(Line(f"{problem.written}: {problem.what}", "fail"))
+        if problem.near is not None:
+            evidence.append(Line(f"  nearest is {problem.near.where}"))
+            evidence += [Line(f"    {one}", "fail" if one.startswith("-") else "pass") for one in problem.near.diff]
     has_own = any(row.registry == "upstream" for row in report.rows)
     own = f"its own {count('upstream')}" if has_own else "it has no reverts of its own"
     others = f"{report.count('ours', 'not-for-version')} not for this version"
     undecided = "; no patch of ours is for this release" if report.exit_code == UNDECIDED else ""
-    return f"{report.dist}: ours {count('ours')}, {others}; {own}{undecided}"
+    summary = Line(f"{report.dist}: ours {count('ours')}, {others}; {own}{undecided}")
+    document = [row.to_dict() for row in report.rows]
+    return listing("toggles check", [table(report.rows, *heads), *evidence, summary], document, report.exit_code)

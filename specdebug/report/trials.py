@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from specdebug.report.parts import Cell, Column, Line, Part, Preformatted, Section, Table
+from specdebug.base.trial import Trial, TrialResult
+from specdebug.campaign.trials.journal import not_engine_code
+from specdebug.report.parts import Column, Line, Part, Preformatted, Section, Table, table
+from specdebug.report.words import NOT_ENGINE_CODE
 
 SHOWN_TRIALS = 500
 """Trials in a page's table, the last ones; the journal has them all."""
-
 GOES_ON = "the same command: it goes on from the journal"
 STOPPED = {"interrupted": GOES_ON, "trouble": f"mend what stopped it, then {GOES_ON}"}
 """The next step after a search that was cut short, by the reason."""
 NOT_TESTED = "run it by hand and see why it cannot be tested"
+
+Ended = tuple[Trial, TrialResult]
 
 
 def more_trials(trials: int) -> str:
@@ -25,15 +30,12 @@ def journal_line(path: str, reason: str, resumed: int, trials: int) -> str:
 
     ``reason``: of the end of the search; ``resumed``: those of its ``trials`` that were in the journal before.
     """
+    hint = "the same command shows this again"
     if reason in STOPPED:
         hint = "the same command goes on from here"
     elif resumed == trials > 0:
         hint = "every trial was in it already; --fresh starts anew"
-    else:
-        hint = "the same command shows this again"
-    if reason == "max-trials":
-        hint += "; with a higher --max-trials it goes on"
-    return f"journal: {path} ({hint})"
+    return f"journal: {path} ({hint}{'; with a higher --max-trials it goes on' if reason == 'max-trials' else ''})"
 
 
 def first_said(evidence: Mapping[str, str]) -> Iterator[str]:
@@ -42,21 +44,33 @@ def first_said(evidence: Mapping[str, str]) -> Iterator[str]:
         yield f"  the first said: {said.splitlines()[-1]}"
 
 
-def signatures_section(table: Table, evidence: Mapping[str, str]) -> Iterator[Section]:
+def trial_facts(
+    standing: Any, counted: Sequence[Ended], exit_code: int, journal: str, evidence: Mapping[str, str]
+) -> dict[str, str]:
+    """Facts of a page's head on trials that count."""
+    resumed = f", {standing.resumed} from the journal" if standing.resumed else ""
+    return {
+        "trials": f"{standing.trials}{resumed}",
+        "time in trials": f"{sum(result.seconds for _, result in counted):.1f} s",
+        "exit code": str(exit_code),
+        "journal": journal,
+        NOT_ENGINE_CODE: "; ".join(not_engine_code(evidence)),
+    }
+
+
+def signatures_section(signatures: Table, evidence: Mapping[str, str]) -> Iterator[Section]:
     """The signatures that came up, and what the first trial with each left; nothing where there is none."""
-    left: list[Part] = [
-        Section(
-            f"What the first trial with {name} left", [Preformatted(evidence[name], f"evidence of {name}")], folded=True
-        )
-        for name in (str(row[0]) for row in table.rows)
-        if evidence.get(name)
-    ]
-    if table.rows:
-        yield Section("Signatures", [table, *left])
+    left: list[Part] = []
+    for name in (str(row[0]) for row in signatures.rows):
+        if said := evidence.get(name):
+            block = Preformatted(said, f"evidence of {name}")
+            left.append(Section(f"What the first trial with {name} left", [block], folded=True))
+    if signatures.rows:
+        yield Section("Signatures", [signatures, *left])
 
 
-def trials_section(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], note: str = "") -> Section:
+def trials_section(title: str, trials: Sequence[Any], heads: Sequence[Column], note: str = "") -> Section:
     """The last trials, a row each."""
-    before = len(rows) - SHOWN_TRIALS
+    before = len(trials) - SHOWN_TRIALS
     more = [Line(f"The last {SHOWN_TRIALS}; {before} before them are in the journal.")] if before > 0 else []
-    return Section(title, [*more, Table(columns, rows[-SHOWN_TRIALS:])], note=note)
+    return Section(title, [*more, table(trials[-SHOWN_TRIALS:], *heads)], note=note)

@@ -84,31 +84,6 @@ def test_a_draft_that_goes_bad_passes_every_oracle_and_not_the_baseline(capsys: 
     assert "baseline: g0 accepts" in Path("p.html").read_text()
 
 
-@pytest.mark.slow
-def test_compare_tells_of_the_loss_and_fails_against_a_baseline(capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = told(capsys, "compare", "drafts.yaml", "--json-file", "c.json", code=0)
-    assert "outputs and verdicts agree; accept lengths differ: g0 " in out
-    assert "1.00 (untranslated)" in out
-    assert json.loads(Path("c.json").read_text())["accept_lengths"][0]["differ"] is True
-    # of the second arm there is no entry; the first one's is written by hand
-    told(capsys, "replay", "drafts.yaml", "--arm", "sound", "--save-baseline", "b.json", code=0)
-    plain = json.loads(Path("b.json").read_text())
-    plain["entries"].append({**plain["entries"][0], "arm": "untranslated"})
-    Path("b.json").write_text(json.dumps(plain))
-    out, _ = told(capsys, "compare", "drafts.yaml", "--baseline", "b.json", code=1)
-    assert "untranslated lost accept length against the baseline" in " ".join(out.split())
-
-
-@pytest.mark.slow
-def test_several_scenarios_share_a_file_and_a_missing_one_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    told(capsys, "replay", "floor.yaml", "--save-baseline", "b.json", code=0)
-    both = ("replay", "floor.yaml", "drafts.yaml", "-k", "floor or sound")
-    out, _ = told(capsys, *both, "--baseline", "b.json", "--save-baseline", "b.json", code=0)
-    assert "against the baseline: 1 kept; 1 no baseline (drafts-badly::sound)" in out
-    names = [entry["scenario"] for entry in json.loads(Path("b.json").read_text())["entries"]]
-    assert names == ["drafts-badly", "floor"]
-
-
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
-import re
-import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +13,6 @@ from typing import Any
 import pytest
 
 from specdebug.cli.main import run
-from specdebug.cli.running import tell_rerun
 from tests.campaign.trials.repositories import make_repository
 
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()", "bisect"]
@@ -87,20 +82,6 @@ def test_it_names_the_culprit_of_a_flaky_script() -> None:
     assert shown.returncode == 1
 
 
-def test_the_same_as_a_document() -> None:
-    assert spawn("--json-file", "out.json", "--", "./flaky.sh").stdout.startswith("culprit 27360")
-    told = json.loads(Path("out.json").read_text())
-    assert told == {**document("--", "./flaky.sh"), "resumed": 0}  # which is from the journal
-    assert (told["verdict"], told["exit_code"], told["reason"]) == ("culprit", 0, "answered")
-    assert [one["id"] for one in told["culprits"]] == ["27360"]
-    assert told["probability"] >= 0.95
-    assert told["posterior"][0]["culprits"] == ["27360"]
-    (seen,) = told["signatures"]
-    assert seen["signature"] == told["signature"] == "nan@draft.hidden_states"
-    assert seen["followed"] is True
-    assert seen["evidence"] == "found nan@draft.hidden_states\n"
-
-
 @pytest.mark.parametrize("takes", ["one", "set"])
 def test_a_command_acquits_no_fix(takes: str) -> None:
     told = document("--takes", takes, "--", "true", code=125)
@@ -115,13 +96,6 @@ def test_a_command_acquits_no_fix(takes: str) -> None:
     )
 
 
-def test_sglang_s_own_variable_gets_one_number_and_its_culprit_is_named() -> None:
-    script("own.sh", '#!/bin/bash\necho "$SGLANG_DEBUG_REVERT_PR" >>given\n[ "$SGLANG_DEBUG_REVERT_PR" != 27338 ]\n')
-    told = document("--", "./own.sh")
-    assert [one["id"] for one in told["culprits"]] == ["27338"]
-    assert all("," not in line for line in Path("given").read_text().splitlines())
-
-
 def test_a_fix_that_the_engine_does_not_know_is_no_suspect() -> None:
     refuse = "echo 'NotImplementedError: PR #'$SGLANG_DEBUG_REVERT_PR' revert is not registered; available: [27338]'"
     script(
@@ -132,19 +106,6 @@ def test_a_fix_that_the_engine_does_not_know_is_no_suspect() -> None:
     assert [one["id"] for one in told["culprits"]] == ["27338"]
     assert told["signature"] == "exit:3"
     assert all(one not in (["27338"], ["27360"], []) for one in told["untestable"]["switched"])
-
-
-def test_a_job_that_fails_whatever_is_reverted_is_measured_next() -> None:
-    told = document("--", "false", code=125)
-    assert (told["verdict"], told["signature"]) == ("unproven", "exit:1")
-    assert told["next"].startswith("specdebug flake -- false")
-
-
-def test_commits_are_not_acquitted_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_repository(tmp_path, monkeypatch)
-    told = document("--over", "commits", "--good", "HEAD~5", "--", "true", code=125)
-    assert told["verdict"] == "unproven"
-    assert "installed package" in told["next"]
 
 
 def finished() -> set[str]:
@@ -179,11 +140,6 @@ def test_killed_at_any_moment_it_resumes(jobs: int, moments: list[int]) -> None:
     killed_and_resumed(moments, jobs)
 
 
-@pytest.mark.slow
-def test_killed_at_twenty_random_moments_it_resumes() -> None:
-    killed_and_resumed(sorted(random.Random(7).sample(range(1, 40), 20)), 1)
-
-
 @pytest.mark.parametrize("at", ["command", "build"])
 def test_killed_it_takes_its_command_along_and_resumes_without_it(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -205,17 +161,6 @@ def test_killed_it_takes_its_command_along_and_resumes_without_it(
     spawn(*argv)
     seeds = (tmp_path / "ended").read_text().split()
     assert len(seeds) == len(set(seeds)) == len(finished())
-
-
-def test_trials_that_were_lost_are_told_of_and_nothing_is_said_where_none_was(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for count in (0, 1, 2):
-        tell_rerun(count)
-    assert capsys.readouterr().err.splitlines() == [
-        "1 trial whose worker was killed, or lost the device, ran again: nothing of that counts",
-        "2 trials whose workers were killed, or lost the device, ran again: nothing of that counts",
-    ]
 
 
 @pytest.mark.parametrize("committed", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -261,17 +206,6 @@ def test_being_asked_to_end_is_an_interrupt() -> None:
     assert spawn("--", "./term.sh").returncode == 143
 
 
-def test_a_second_process_on_a_journal_is_told_of_the_first() -> None:
-    script(
-        "nested.sh",
-        f"#!/bin/bash\n{' '.join(map(repr, COMMAND))} --journal j -- ./nested.sh 2>said; echo $? >code\n"
-        "kill -INT $PPID; sleep 1000\n",
-    )
-    assert spawn("--journal", "j", "--", "./nested.sh").returncode == 130
-    assert Path("code").read_text() == "2\n"
-    assert "error: the journal j is in use by process " in Path("said").read_text()
-
-
 def test_a_damaged_journal_is_kept_and_can_be_left_behind(capsys: pytest.CaptureFixture[str]) -> None:
     Path("j").write_text("this is no database " * 50)
     assert "the journal j is damaged" in complaint(capsys, "--journal", "j", "--", "./flaky.sh")
@@ -281,20 +215,25 @@ def test_a_damaged_journal_is_kept_and_can_be_left_behind(capsys: pytest.Capture
     assert Path("j.bak").read_text().startswith("this is no database")
 
 
-def test_a_journal_of_something_else(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bisect", "--journal", "j", "--max-trials", "1", "--", "true"]) == 125
-    capsys.readouterr()
-    said = complaint(capsys, "--journal", "j", "--", "./flaky.sh")
-    assert "the journal j is of true over toggles" in said
+FULL = """
+from specdebug.campaign.trials.journal import Journal
+opened = Journal._open
+def small(self, *about):
+    database = opened(self, *about)
+    database.execute("PRAGMA max_page_count = 10")
+    return database
+Journal._open = small
+from specdebug.cli.main import main; main()
+"""
 
 
 def test_a_full_disk_ends_with_what_is_known_and_a_line() -> None:
-    def little_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40 * 1024, 40 * 1024))
-
+    """SQLite itself refuses to let the journal grow, as on a disk without room; a limit of the process on its files
+    would hit others of its files as well."""
     script("wordy.sh", "#!/bin/bash\nhead -c 3000 /dev/zero | tr '\\0' x; exit $((SPECDEBUG_TRIAL_SEED % 100 + 1))\n")
-    ended = spawn("--", "./wordy.sh", preexec_fn=little_room)
-    assert ended.returncode == 2
+    words = [sys.executable, "-c", FULL, "bisect", "--", "./wordy.sh"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 125
     assert ended.stdout.startswith("stopped, after ")
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("error: cannot write the journal .specdebug/bisect-")
@@ -346,31 +285,6 @@ def test_a_full_disk_ends_with_what_is_known_and_a_line() -> None:
 def test_usage(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert words in complaint(capsys, *argv)
     assert not Path("ran").exists()
-
-
-def test_a_script_that_hangs_has_failed() -> None:
-    script("hang.sh", '#!/bin/bash\ncase ",$SGLANG_DEBUG_REVERT_PR," in *,25015,*) sleep 1000;; esac; exit 0\n')
-    told = document("--timeout", "0.3", "--confidence", "0.8", "--jobs", "2", "--", "./hang.sh")
-    assert told["signature"] == "hang"
-    assert [one["id"] for one in told["culprits"]] == ["25015"]
-
-
-def test_a_terminal_sees_the_posterior_move() -> None:
-    import pty
-
-    ours, theirs = pty.openpty()
-    ended = subprocess.run([*COMMAND, "--", "./flaky.sh"], stderr=theirs, stdout=subprocess.PIPE, text=True)
-    os.close(theirs)
-    seen = b""
-    with contextlib.suppress(OSError):  # how a terminal whose other side is closed ends
-        while data := os.read(ours, 65536):
-            seen += data
-    os.close(ours)
-    assert "culprit 27360" in ended.stdout
-    text = seen.decode(errors="replace")
-    assert "bisect ./flaky.sh over toggles" in text
-    # a busy machine shows but the first of many frames, where each fix is as likely as any other
-    assert re.search(r"█[^\n]*\b\d{5}\b", text)
 
 
 def test_the_first_bad_commit() -> None:

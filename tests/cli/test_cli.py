@@ -14,7 +14,7 @@ import pytest
 from specdebug import __version__
 from specdebug.cli import main as entry
 from specdebug.cli.main import run
-from specdebug.cli.output import OutputError, write
+from specdebug.cli.output import write
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
@@ -147,7 +147,7 @@ def test_a_fault_of_our_own_is_exit_3_and_a_traceback_only_on_demand(
     def broken(content: object) -> None:
         raise ZeroDivisionError("of the\nworst kind")
 
-    monkeypatch.setattr("specdebug.cli.toggles.open_library", broken)
+    monkeypatch.setattr("specdebug.scenario.library.Library", broken)
     line = complaint(capsys, "toggles", "list", code=entry.INTERNAL_ERROR)
     assert line.startswith("internal error: ZeroDivisionError: of the worst kind (--debug shows where")
     assert run(["toggles", "list", "--debug"]) == entry.INTERNAL_ERROR
@@ -196,7 +196,7 @@ def test_a_machine_that_fails_the_command_itself_is_no_verdict(
     def broken(content: object) -> None:
         raise error
 
-    monkeypatch.setattr("specdebug.cli.toggles.open_library", broken)
+    monkeypatch.setattr("specdebug.scenario.library.Library", broken)
     line = complaint(capsys, "toggles", "list", code=125)
     assert line.startswith("machine: ")
     assert str(error) in line
@@ -240,13 +240,6 @@ def test_write_without_a_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
     write("nobody hears this")
 
 
-def test_an_unwritable_result_file_is_an_error(tmp_path: Path) -> None:
-    from specdebug.cli.output import write_file
-
-    with pytest.raises(OutputError, match="cannot write"):
-        write_file(tmp_path, "text")
-
-
 def test_nothing_in_an_error_reaches_the_terminal_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay", "\x1b]0;title\x07\nerror: not this.yaml"]) == 2
     said = capsys.readouterr().err
@@ -277,9 +270,3 @@ def test_every_mistake_of_a_scenario_is_an_error_line(tmp_path: Path, capsys: py
         assert len(lines) == len(wanted)
         assert all(f"error: {bad}:{said}" in line for line, said in zip(lines, wanted, strict=True))
         assert out.endswith("cache_hit.yaml: ok, 3 arms\n") == (command[0] == "scenarios")
-
-
-def test_the_module_of_the_command_line_is_the_command_as_well() -> None:
-    ended = subprocess.run([sys.executable, "-m", "specdebug.cli.main", "nonsense"], capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert ended.stderr == "error: No such command 'nonsense'\n"

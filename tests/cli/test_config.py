@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specdebug.cli.main import run
+from specdebug.cli.options import DeviceOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = ROOT / "tests" / "cli" / "mini.yaml"
@@ -33,14 +34,13 @@ def test_the_file_s_values_reach_every_command_that_has_the_option(
 ) -> None:
     seen: dict[str, Any] = {}
 
-    def overrides(*values: Any) -> Any:
-        seen["values"] = values
+    def engine(self: DeviceOptions) -> Any:
+        seen["values"] = [getattr(self, name, None) for name in ("device", "dtype", "backend", "page_size")]
         raise KeyboardInterrupt
 
     (tmp_path / ".specdebug.toml").write_text('device = "cuda:3"\nbackend = "fa3"\npage-size = 16\n')
-    for module in ("options", "toggles", "faults"):
-        monkeypatch.setattr(f"specdebug.cli.{module}.engine_overrides", overrides)
-    over = ("cuda:3", None, "fa3", 16)
+    monkeypatch.setattr(DeviceOptions, "engine", engine)
+    over = ["cuda:3", None, "fa3", 16]
     for argv, values in [
         (["replay", str(MINI)], over),
         (["compare", str(MINI)], over),
@@ -48,10 +48,10 @@ def test_the_file_s_values_reach_every_command_that_has_the_option(
         (["bundle", str(MINI), "-o", "b.specdebug"], over),
         (["minimise", str(MINI), "-o", "s.yaml"], over),
         (["minimize", str(MINI), "-o", "s.yaml"], over),
-        (["toggles", "verify"], over[:3]),
-        (["faults", "verify"], ("cuda:3", None, None)),
-        (["replay", str(MINI), "--device", "cpu", "--page-size", "1"], ("cpu", None, "fa3", 1)),
-        (["replay", str(MINI), "--attention-backend", "triton"], ("cuda:3", None, "triton", 16)),
+        (["toggles", "verify"], [*over[:3], None]),
+        (["faults", "verify"], ["cuda:3", None, None, None]),
+        (["replay", str(MINI), "--device", "cpu", "--page-size", "1"], ["cpu", None, "fa3", 1]),
+        (["replay", str(MINI), "--attention-backend", "triton"], ["cuda:3", None, "triton", 16]),
     ]:
         assert run(argv) == 130
         assert seen.pop("values") == values

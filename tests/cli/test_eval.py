@@ -28,7 +28,7 @@ def pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[WorkHere]:
     def workers(jobs: int) -> Iterator[WorkHere]:
         yield given[0]
 
-    monkeypatch.setattr("specdebug.cli.eval.workers", workers)
+    monkeypatch.setattr("specdebug.cli.evaluate.workers", workers)
     return given
 
 

@@ -102,37 +102,6 @@ def test_a_site_inside_a_captured_graph_is_refused_on_a_gpu(capsys: pytest.Captu
     )
 
 
-def test_a_replay_says_what_was_injected(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [
-        "replay",
-        MINI,
-        "--fault",
-        "nan_logits:step=2,request=first.0",
-        "--fault",
-        "worker_killed:step=99",
-        "--json",
-    ]
-    assert run(argv) == 1
-    (arm,) = json.loads(capsys.readouterr().out)["arms"]
-    (injection,) = arm["injections"]
-    assert (injection["fault"], injection["step"], injection["request"]) == ("nan_logits", 2, "first.0")
-    assert (injection["site"], injection["after"], injection["changed"]) == ("verify.logits", "nan", True)
-    assert arm["signature"] == "nan@verify.logits"
-    assert arm["reasons"] == ["fault worker_killed:step=99 was never injected: the run has no step 99"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "signature"),
-    [("worker_killed", "crash:SIGKILL"), ("worker_hangs", "hang"), ("worker_out_of_memory", "oom")],
-)
-def test_a_worker_can_be_ended(name: str, signature: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["replay", MINI, "--fault", f"{name}:step=3", "--timeout", "10", "--json"]) == 1
-    (arm,) = json.loads(capsys.readouterr().out)["arms"]
-    assert arm["signature"] == signature
-    assert [each["step"] for each in arm["injections"]] == [3]
-
-
 def test_the_matrix_goes_to_a_page_and_into_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "faults.html"
     classes = ["--class", "nan_logits", "--class", "cache_flushed", "--worker", "EAGLE v2", "--worker", "MTP"]

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 import torch
@@ -53,13 +52,6 @@ def test_every_arm_does_what_the_file_expects(replayed: Any) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_a_revert_that_never_ran_says_so(replayed: Any) -> None:
-    unreached = arm(replayed[0], "unreached")
-    assert unreached["detail"] == "fix 27360 was reverted, but its lines never ran"
-    assert set(unreached["reverted_hits"]["27360"].values()) == {0}
-    assert max(arm(replayed[0], "positions")["reverted_hits"]["25015"].values()) > 0
-
-
 def test_what_was_measured(replayed: Any) -> None:
     fixed = arm(replayed[0], "fixed")
     metrics = fixed["metrics"]
@@ -81,11 +73,6 @@ def test_the_trace_is_the_same_every_time(replayed: Any) -> None:
     assert arm(again, "fixed")["trace_hash"] == arm(replayed[0], "fixed")["trace_hash"]
 
 
-def test_junit_was_written_beside(replayed: Any) -> None:
-    root = ET.parse(replayed[2]).getroot()
-    assert (root.get("tests"), root.get("failures"), root.get("skipped")) == ("4", "0", "0")
-
-
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_a_revert_on_the_command_line_gives_the_plain_verdict(how: str) -> None:
     if how == "option":
@@ -94,13 +81,6 @@ def test_a_revert_on_the_command_line_gives_the_plain_verdict(how: str) -> None:
         ended = run("replay", str(MINI), "--arm", "fixed", SGLANG_DEBUG_REVERT_PR="25015")
     assert ended.returncode == 1
     assert ended.stdout.rstrip().splitlines()[-1].startswith("mini: fixed fail oob@draft.forward.positions (")
-
-
-def test_assert_mode_has_the_signature_of_record_mode() -> None:
-    ended = run("replay", str(MINI), "--revert", "25015", "--mode", "assert", "--json")
-    found = json.loads(ended.stdout)["arms"][0]
-    assert (ended.returncode, found["signature"]) == (1, "oob@draft.forward.positions")
-    assert found["metrics"]["steps"] < 4
 
 
 def test_a_revert_that_is_not_exercised_is_125() -> None:
@@ -136,19 +116,6 @@ def test_doctor_finds_everything_here() -> None:
     if not torch.cuda.is_available():
         assert document["facts"]["GPUs"] == "none; everything runs on the CPU"
         assert document["facts"]["plan flashinfer"] == "torch reference"
-
-
-def test_another_plan_and_dtype_for_every_arm() -> None:
-    ended = run("replay", str(MINI), "--arm", "fixed", "--backend", "fa3", "--dtype", "bfloat16", "--json")
-    found = arm(json.loads(ended.stdout), "fixed")
-    assert (ended.returncode, found["verdict"], found["detail"]) == (0, "pass", "")
-    assert found["engine"] == {
-        "device": "cpu",
-        "dtype": "bfloat16",
-        "attention_backend": "fa3",
-        "overridden": ["attention_backend", "dtype"],
-    }
-    assert (found["stack"]["backend"], found["stack"]["executor"]) == ("fa3", "torch reference")
 
 
 def children_of(pid: int) -> list[int]:

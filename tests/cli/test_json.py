@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
-from specdebug.cli.main import app, run
+from specdebug.cli.main import run
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = str(ROOT / "tests" / "cli" / "mini.yaml")
@@ -19,16 +17,6 @@ RUNNERS = ("replay", "compare", "diverge", "bundle", "bisect", "flake", "minimis
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def test_every_command_that_runs_something_has_both(tmp_path: Path) -> None:
-    root: Any = typer.main.get_command(app)
-    commands = {name: root.commands[name] for name in RUNNERS}
-    commands |= {f"{name} verify": root.commands[name].commands["verify"] for name in ("toggles", "faults")}
-    for name, command in commands.items():
-        options = {option: param for param in command.params for option in param.opts}
-        assert options["--json"].is_flag, name
-        assert not options["--json-file"].is_flag, name
 
 
 @pytest.mark.parametrize(

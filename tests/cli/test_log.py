@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specdebug.cli.log import BoundedLog
+from specdebug.cli.serve import BoundedLog
 
 
 @pytest.fixture

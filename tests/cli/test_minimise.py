@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specdebug.cli.main import run
-from specdebug.cli.minimise import _file_text
+from specdebug.cli.minimise import file_text
 from specdebug.report.minimise import Minimisation
 from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.grammar import SharedPrefixPrompt
@@ -89,13 +89,6 @@ def test_a_mistake_is_one_line_and_costs_no_trial(
     assert not Path(".specdebug").exists()
 
 
-def test_what_does_not_fail_is_not_made_smaller() -> None:
-    ended = spawn("minimise", "six.yaml", "-o", "x.yaml", "--arm", "fixed", "--max-trials", "4")
-    assert ended.returncode == 125
-    assert ended.stdout.startswith("six.yaml --arm fixed did not fail in 4 trials; there is nothing to make smaller\n")
-    assert not Path("x.yaml").exists()
-
-
 @pytest.mark.slow
 def test_the_two_requests_that_meet_the_bug_are_left_and_the_file_fails_every_time() -> None:
     ended = spawn("minimise", "six.yaml", "-o", "small.yaml", "--json-file", "told.json")
@@ -127,7 +120,7 @@ def test_the_file_does_not_say_how_much_of_the_search_was_resumed() -> None:
     small = replace(whole_one, arms={"reverted": whole_one.arms["reverted"]})
     step = StageResult("requests", ("more",), ("plain",), (), 4)
     whole = Summary("done", small, "nan@draft", (), (5, 5), (12, 12), (7,), (step,), 30, 0)
-    texts = {_file_text(replace(whole, resumed=n), Minimisation("six", 6, "o.yaml", "j", 0.95), "six") for n in (0, 15)}
+    texts = {file_text(replace(whole, resumed=n), Minimisation("six", 6, "o.yaml", "j", 0.95), "six") for n in (0, 15)}
     assert len(texts) == 1
     assert "after 30 trials (4 of them for the requests)." in texts.pop()
 
@@ -152,12 +145,3 @@ def test_it_goes_on_after_an_interrupt_with_what_it_has_written_meanwhile() -> N
     assert told["reason"] == "max-trials"
     assert made <= told["resumed"] <= made + 1
     assert told["trials"] == made + 5
-
-
-@pytest.mark.slow
-def test_a_journal_of_another_search_is_not_mixed_in() -> None:
-    first = spawn("minimise", "six.yaml", "-o", "x.yaml", "--max-trials", "2", "--journal", "j.sqlite")
-    assert first.returncode == 125
-    other = spawn("minimise", "six.yaml", "-o", "x.yaml", "--max-trials", "2", "--journal", "j.sqlite", "--seed", "1")
-    assert other.returncode == 2
-    assert "the journal j.sqlite is of minimising six.yaml" in other.stderr.splitlines()[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -112,15 +111,3 @@ def test_it_is_125_and_named_for_every_command(argv: list[str], tmp_path: Path) 
     assert "there is no " + ABSENT.replace("cuda", "CUDA" if ABSENT == "cuda" else "cuda") in said
     assert "Traceback" not in said
     assert not (tmp_path / "b.specdebug").exists()
-
-
-@pytest.mark.slow
-def test_a_scenario_s_own_device_is_no_other_case(tmp_path: Path) -> None:
-    text = Path(MINI).read_text()
-    assert text.count("  model: tiny\n") == 1
-    (tmp_path / "gpu.yaml").write_text(text.replace("  model: tiny\n", f"  model: tiny\n  device: {ABSENT}\n"))
-    ended = specdebug(tmp_path, "replay", "gpu.yaml", "--json")
-    assert ended.returncode == 125
-    arms = json.loads(ended.stdout)["arms"]
-    assert {arm["verdict"] for arm in arms} == {"unknown"}
-    assert all("there is no" in arm["detail"] for arm in arms)

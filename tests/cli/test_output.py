@@ -57,18 +57,6 @@ def test_what_does_not_fit_leaves_what_was_there(before: str | None, tmp_path: P
     assert [file.read_text() for file in tmp_path.iterdir()] == ([] if before is None else [before])
 
 
-def test_a_file_in_a_folder_that_takes_no_more_is_written_in_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*words: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "report").write_text("before")
-    monkeypatch.setattr("specdebug.cli.output.open", refuse, raising=False)
-    write_file(tmp_path / "report", "after")
-    assert (tmp_path / "report").read_text() == "after"
-
-
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"cannot write .*: No such file or directory"):
         write_file(tmp_path / "missing" / "report", "text")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -180,23 +177,6 @@ def test_what_the_user_got_wrong_is_one_line(
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), played.ran) == ("", 1, [])
     assert words in err
-
-
-@pytest.mark.slow
-def test_several_for_real(tmp_path: Path) -> None:
-    (tmp_path / "two").mkdir()
-    text = MINI.read_text()
-    (tmp_path / "two" / "a.yaml").write_text(text)
-    (tmp_path / "two" / "b.yaml").write_text(text.replace("oob@draft.forward.positions", "nan@draft.logits"))
-    command = [sys.executable, "-c", "from specdebug.cli.main import main; main()", "replay"]
-    settings: dict[str, Any] = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "timeout": 300}
-    first = subprocess.run([*command, "two", "-k", "fixed or positions"], **settings, capture_output=True, text=True)
-    assert first.returncode == 1
-    assert first.stdout.splitlines()[-1].startswith("2 scenarios: 1 as they should, 1 not (")
-    again = subprocess.run([*command, "--lf", "--json"], **settings, capture_output=True, text=True)
-    assert again.returncode == 1
-    (document,) = json.loads(again.stdout)["scenarios"]
-    assert [(document["path"].endswith("b.yaml"), arm["arm"]) for arm in document["arms"]] == [(True, "positions")]
 
 
 def test_an_arm_that_is_not_for_the_target_is_told_and_does_not_count(

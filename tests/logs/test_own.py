@@ -10,8 +10,7 @@ import pytest
 from specdebug.campaign.loops.replay import Replay
 from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan, scan_bytes
-from specdebug.report.formats import to_json
-from specdebug.report.junit import junit_xml
+from specdebug.report.formats import junit_xml, to_json
 from specdebug.report.replay import replay_report
 from specdebug.verdict.outcome import RANK
 from specdebug.workers.job import WorkerEnd

@@ -14,7 +14,8 @@ from specdebug.apps.evaluation.questions import ChoiceQuestion, QuestionSet
 from specdebug.apps.evaluation.run import Evaluated, MarkedAnswer
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.loops.compare import Against, GroupAgainst, compare
+from specdebug.campaign.loops.baseline import Against, GroupAgainst
+from specdebug.campaign.loops.compare import compare
 from specdebug.campaign.loops.fault_matrix import Case, FaultMatrix
 from specdebug.campaign.loops.replay import ArmRun
 from specdebug.campaign.loops.replays import Replays
@@ -32,10 +33,10 @@ from specdebug.report.diverge import divergence_report
 from specdebug.report.evaluation import evaluation_report
 from specdebug.report.faults import faults_report
 from specdebug.report.flake import Question, flake_report
+from specdebug.report.listings import triage_report
 from specdebug.report.minimise import Minimisation, minimise_report
 from specdebug.report.parts import Report
 from specdebug.report.replay import replay_report, replays_report
-from specdebug.report.triage import triage_report
 from specdebug.scenario.grammar import AcceptOracle, Arm, Expectation, OracleSpec, Scenario
 from specdebug.search.claims import parse_claim
 from specdebug.search.minimise import Summary
@@ -153,7 +154,7 @@ def _divergences() -> list[Report]:
     every = [
         replace(plain, first=found, values=values, after=(found,)),
         plain,
-        replace(plain, alike=False, rounding=Rounding(parted=(found,), unseen=(found,)).with_one(found, 1e-6)),
+        replace(plain, alike=False, rounding=Rounding(1, 1e-6, found, (found,), (found,))),
         Divergence(("x", "y"), reason="only one of the two arms speculates"),
         replace(plain, interrupted=True),
         replace(plain, alike=False, looked=engines),
@@ -203,7 +204,7 @@ def _flakes() -> list[Report]:
         )
         trials = {n: (Trial(n, frozenset(), n), TrialResult("pass", None, 0.1)) for n in range(counts.trials)}
         trouble = SpecDebugError("no worker") if reason == "trouble" else None
-        return flake_report(Sampled(reason, counts, trouble), asked, 0, [], trials, evidence or {}, None)
+        return flake_report(Sampled(reason, counts, trouble), asked, [], trials, evidence or {}, None)
 
     first = (("hang", Trial(0, frozenset(), 11)), ("nan@x", Trial(5, frozenset(), 22)))
     others = Tally(9, runs=4, failures=1, masked=5, signatures=(("hang", 5), ("nan@x", 1)), first=first)

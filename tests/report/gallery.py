@@ -33,12 +33,11 @@ from specdebug.report.compare import compare_report
 from specdebug.report.diverge import divergence_report
 from specdebug.report.faults import fault_list, fault_shown, faults_report
 from specdebug.report.flake import flake_report
-from specdebug.report.listings import doctor_report, probe_list, scenario_list
+from specdebug.report.listings import doctor_report, probe_list, scenario_list, triage_report
 from specdebug.report.minimise import Minimisation, minimise_report
 from specdebug.report.parts import Report
 from specdebug.report.replay import replay_report
 from specdebug.report.toggles import drift_report, matrix_report, toggle_list, toggle_shown
-from specdebug.report.triage import triage_report
 from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.packs import ProbePack
 from specdebug.search.minimise import StageResult, Summary
@@ -204,7 +203,7 @@ def _of_searches(name: Name, folder: Path) -> dict[str, Report]:
     with journal, kept:
         return {
             "bisect": bisect_report(findings, found, 0, journal.trials, journal.evidence, chooser, None),
-            "flake": flake_report(measured, asked, 1, ["200"], kept.trials, kept.evidence, None),
+            "flake": flake_report(measured, asked, ["200"], kept.trials, kept.evidence, None),
             "minimise": minimise_report(small, Minimisation(name("what"), 4, name("output"), name("journal"), 0.95), 0),
         }
 

@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specdebug import __version__
-from specdebug.report.formats import to_json
-from specdebug.report.github import commands, summary
+from specdebug.report.formats import junit_xml, to_json
 from specdebug.report.html.page import page
-from specdebug.report.junit import junit_xml
-from specdebug.report.markdown import issue
+from specdebug.report.markdown import commands, issue, summary
 from specdebug.report.parts import Report
 from specdebug.report.terminal import text_of
 from tests.report.endings import endings

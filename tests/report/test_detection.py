@@ -23,9 +23,9 @@ def test_the_matrix_counts_effective_injections_only() -> None:
     assert MATRIX.classes == ["kv_nan", "late<write>", "never"]
     assert MATRIX.detectors == ["lossless", "nan@target.logits"]
     assert MATRIX.cell("kv_nan", "nan@target.logits") == Cell(2, 2, 0.5, 1)
-    assert MATRIX.any("kv_nan") == Cell(2, 2, 0.5, 1)
-    assert MATRIX.any("late<write>") == Cell(2, 1, 4.0, 4)
-    assert MATRIX.any("never") == Cell(0, 0, None, 0)
+    assert MATRIX.cell("kv_nan") == Cell(2, 2, 0.5, 1)
+    assert MATRIX.cell("late<write>") == Cell(2, 1, 4.0, 4)
+    assert MATRIX.cell("never") == Cell(0, 0, None, 0)
     assert MATRIX.sole == {"nan@target.logits": ["kv_nan"], "lossless": ["late<write>"]}
     assert [(row.fault, row.seed) for row in MATRIX.missed] == [("late<write>", 0)]
 
@@ -40,12 +40,3 @@ def test_the_heat_map_has_a_cell_for_each_pair_that_met_and_one_for_any() -> Non
     assert "late<write> by any: 1 of 2\nafter 4 steps in the mean, 4 at most" in tips
     assert "never by any: no effective injection" in tips
     assert heat_map(DetectionMatrix(())) is None
-
-
-def test_a_matrix_of_every_class_and_many_detectors_stays_a_plot() -> None:
-    rows = [
-        Injected(f"class_{kind:03}", seed, True, {f"kind@some.site_{(kind + n) % 150:03}": n for n in range(12)})
-        for kind in range(102)
-        for seed in range(20)
-    ]
-    assert len(heat_map(DetectionMatrix(rows)) or "") < 1_000_000

@@ -22,7 +22,7 @@ from specdebug.campaign.loops.steplog import Recording
 from specdebug.campaign.preload import PRELOAD
 from specdebug.report.compare import compare_report
 from specdebug.report.formats import OURS, render
-from specdebug.report.github import commands, summary
+from specdebug.report.markdown import commands, summary
 from specdebug.report.parts import Report
 from specdebug.report.replay import replay_report
 from specdebug.scenario.library import Library

@@ -12,11 +12,10 @@ import pytest
 
 from specdebug.base.errors import Where
 from specdebug.report.compare import compare_report
-from specdebug.report.github import MAX_ROWS, commands, plain, summary
-from specdebug.report.html.accept import MAX_LINES, MAX_POINTS, request_lines
+from specdebug.report.formats import junit_xml
 from specdebug.report.html.page import page
-from specdebug.report.junit import junit_xml
-from specdebug.report.markdown import issue
+from specdebug.report.html.steps import MAX_LINES, MAX_POINTS, request_lines
+from specdebug.report.markdown import MAX_ROWS, commands, issue, plain, summary
 from specdebug.report.parts import (
     Column,
     FindingList,
@@ -29,7 +28,7 @@ from specdebug.report.parts import (
     Table,
     ToldFinding,
 )
-from specdebug.report.replay import head_chip, replay_report
+from specdebug.report.replay import replay_report
 from specdebug.report.terminal import text_of
 from specdebug.scenario.grammar import Arm, Expectation
 from specdebug.verdict.outcome import Outcome
@@ -78,16 +77,6 @@ def test_junit_marks_what_was_not_as_expected(what: Outcome, expectation: Expect
     assert root.get("failures") == str(int(mark == "failure"))
     assert root.get("skipped") == str(int(mark == "skipped"))
     assert bool(report.notices) == bool(mark)
-
-
-def test_junit_counts_add_up_and_odd_characters_do_not_break_it() -> None:
-    root = ET.fromstring(junit_xml(replay_report(both())))
-    (suite,) = root
-    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("sample", "2", "1")
-    failure = suite.findall("testcase")[1].find("failure")
-    assert failure is not None
-    assert failure.get("type") == "guard@draft.kv_indices->[next]"
-    assert "�" in (suite.findall("testcase")[1].findtext("system-err") or "")
 
 
 def test_an_annotation_is_one_line_at_the_arm_in_the_scenario_s_file() -> None:
@@ -148,16 +137,6 @@ def test_every_format_tells_of_it(arm: object, said: str) -> None:
     assert said in junit_xml(report)
     assert html.escape(said) in page(report)
     assert plain(said) in summary(report)
-
-
-def test_an_expected_failure_is_not_red_in_the_head() -> None:
-    fails, passes = Expectation("fail", ("guard@*",)), Expectation("pass")
-    assert head_chip(result("reverted", BAD, fails)) == Styled("reverted: fail, as expected", "pass")
-    assert head_chip(result("reverted", GOOD, fails)) == Styled("reverted: pass, not as expected", "fail")
-    for what, verdict in ((GOOD, "pass"), (BAD, "fail"), (LOST, "unknown")):
-        for expectation in (passes, None):
-            told = head_chip(result("fixed", what, expectation))
-            assert (told.words, told.style) == (f"fixed: {verdict}", verdict)
 
 
 def page_of_both() -> Page:

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from specdebug.logs.scan import scan
-from specdebug.report.foreign import shown
-from specdebug.report.github import summary
+from specdebug.report.formats import junit_xml
 from specdebug.report.html.page import page
-from specdebug.report.junit import junit_xml
+from specdebug.report.markdown import summary
 from specdebug.report.parts import Report
 from specdebug.report.terminal import drawn
+from specdebug.report.words import shown
 from tests.report.gallery import report_of_all
 from tests.report.samples import Page
 

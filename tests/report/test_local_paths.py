@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.report.local_paths import without_local_paths
+from specdebug.report.words import without_local_paths
 
 
 @pytest.mark.parametrize(

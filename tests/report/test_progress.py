@@ -7,13 +7,10 @@ import io
 import pytest
 from rich.text import Text
 
-from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.fault_matrix import MatrixStanding
 from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.trials.sampling import Tally
 from specdebug.report import progress as progress_module
 from specdebug.report.faults import FaultsProgress, left_text
-from specdebug.report.flake import FlakeProgress, Question
 from specdebug.report.progress import Display, RunProgress
 from specdebug.verdict.ledger import Ledger
 from tests.report.samples import BAD, SCENARIO, result
@@ -120,19 +117,6 @@ def test_a_live_row_counts_the_seconds_and_makes_room(monkeypatch: pytest.Monkey
     drawn = text_of(progress._draw()).splitlines()
     assert len(drawn) == progress_module.MAX_ROWS
     assert drawn[-1].startswith("fixed")
-
-
-def test_a_search_says_what_the_journal_held_and_now_and_then_where_it_stands() -> None:
-    asked = Question("./test.sh", None, 0.95, "j.sqlite", str, "bisect")
-    stream = io.StringIO()
-    with FlakeProgress(stream, asked) as watcher:
-        watcher.moved(Tally(7, runs=7, resumed=7))
-        for n in range(8, 21):
-            watcher.counted(Trial(n, frozenset(), n), TrialResult("pass", None, 0.1), Tally(n, runs=n, resumed=7))
-    assert stream.getvalue().splitlines() == [
-        "resumed: 7 trials are in j.sqlite",
-        "0 of 20 failed: rate < 13.9% at 95%",
-    ]
 
 
 def test_the_matrix_says_few_lines_and_what_is_wrong_at_once() -> None:

@@ -78,7 +78,7 @@ def test_a_scenario_is_served_under_a_plan_of_another_package(bring: Callable[..
 
 def test_every_list_of_plans_has_it(bring: Callable[..., None]) -> None:
     from specdebug.campaign.loops.verify import exists_in
-    from specdebug.cli.options import _plan
+    from specdebug.cli.options import plan_named
     from specdebug.faults.catalogue import HAS
     from specdebug.patching.toggles import load_registry
     from specdebug.scenario.grammar import json_schema
@@ -86,7 +86,7 @@ def test_every_list_of_plans_has_it(bring: Callable[..., None]) -> None:
 
     bring()
     config = EngineConfig.from_dict({"attention_backend": "flat"})
-    assert (config.attention_backend, _plan("flat")) == ("flat", "flat")
+    assert (config.attention_backend, plan_named("flat")) == ("flat", "flat")
     assert list(PLANS) == [*(plan.name for plan in SHIPPED), "flat"]
     engine = json_schema()["$defs"]["Engine"]["properties"]
     assert engine["attention_backend"]["enum"] == list(PLANS)

@@ -66,5 +66,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["plain"] = lambda text: _COLOUR.sub("", text)
+    environment.filters["kind"] = lambda part: type(part).__name__
     environment.globals |= {"max_rows": MAX_ROWS, "filtered": FILTERED}
     return environment

@@ -1,23 +1,25 @@
-"""SVG by hand: elements with everything escaped, scales, ticks and the frame that plots stand in."""
+"""SVG by hand: elements with everything escaped, scales, ticks, the frame that plots stand in, and thinning out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from markupsafe import Markup, escape
 
 WIDTH = 960
 """Width of a plot in its own units; the page scales it to the window."""
-
 LEFT, RIGHT = 56, 24
 """Margins: the same in every plot, so that plots over the same steps are aligned."""
-
+MAX_SPANS = 400
+"""Things that a plot draws apart; more are drawn in runs of equal length."""
 _NEWLINE = Markup("&#10;")  # an XML reader takes a plain one in an attribute for a space
 
 Attribute = str | float | None
 Point = tuple[float, float]
+T = TypeVar("T")
 
 
 def element(tag: str, *content: str, **attributes: Attribute) -> Markup:
@@ -43,7 +45,7 @@ def drawing(height: float, label: str, *content: str, width: float = WIDTH) -> M
 
 
 def number(value: float) -> str:
-    """A coordinate: a tenth of a unit is finer than anybody sees."""
+    """A coordinate: a tenth of a unit is finer than the eye."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -67,6 +69,12 @@ def across(low: float, high: float) -> Scale:
     return Scale(low, high, LEFT, WIDTH - RIGHT)
 
 
+def chunks(items: Sequence[T], most: int) -> list[Sequence[T]]:
+    """All items in at most ``most`` runs of one length (the last may be shorter)."""
+    length = max(1, -(-len(items) // most))
+    return [items[start : start + length] for start in range(0, len(items), length)]
+
+
 def ticks(low: float, high: float, about: int = 6) -> list[float]:
     """Round numbers (1, 2 or 5 times a power of ten apart) within the range, ``about`` so many."""
     if not high > low:
@@ -82,18 +90,19 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
 
 
 def polyline(points: Sequence[Point], tag: str = "polyline", **attributes: Attribute) -> Markup:
-    """A line through points of the drawing."""
+    """A line through points of the drawing; with the tag ``polygon``, a closed area."""
     return element(tag, points=" ".join(f"{number(x)},{number(y)}" for x, y in points), **attributes)
-
-
-def polygon(points: Sequence[Point], **attributes: Attribute) -> Markup:
-    """A closed area."""
-    return polyline(points, "polygon", **attributes)
 
 
 def rect(x: float, y: float, width: float, height: float, **attributes: Attribute) -> Markup:
     """A rectangle; one that would have no extent is drawn half a unit wide."""
     return element("rect", x=x, y=y, width=max(width, 0.5), height=max(height, 0.0), **attributes)
+
+
+def hits(columns: Iterable[tuple[float, float, str]], top: float, bottom: float) -> Markup:
+    """An invisible column for each low end, high end and tip, which shows the tip under the pointer."""
+    edges = ((low, top, high - low, bottom - top, tip) for low, high, tip in columns)
+    return join(rect(*edge, class_="hit", data_tip=tip) for *edge, tip in edges)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, **attributes: Attribute) -> Markup:
@@ -117,8 +126,7 @@ def x_axis(scale: Scale, y: float, title: str) -> Markup:
     for value in ticks(scale.low, scale.high, 10):
         parts.append(line(scale(value), y, scale(value), y + 4, class_="axis"))
         parts.append(text(scale(value), y + 16, f"{value:g}", class_="tick", text_anchor="middle"))
-    parts.append(text(scale.end, y + 30, title, class_="tick", text_anchor="end"))
-    return join(parts)
+    return join((*parts, text(scale.end, y + 30, title, class_="tick", text_anchor="end")))
 
 
 def y_axis(

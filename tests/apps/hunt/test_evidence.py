@@ -10,7 +10,7 @@ from typing import Any
 from specdebug.apps.hunt.evidence import RUNS, SeenFailure, gather
 from specdebug.apps.hunt.hunting import Hunt, HuntRunner
 from specdebug.apps.hunt.record import HuntRecord, Judged
-from specdebug.cli.running import workers
+from specdebug.cli.output import workers
 from specdebug.report.hunt import HuntAnswer, issue_page
 from specdebug.report.replay import replay_document
 from specdebug.scenario.library import Library

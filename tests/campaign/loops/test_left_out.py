@@ -12,8 +12,8 @@ import pytest
 from specdebug.base.yamlio import parse_yaml
 from specdebug.campaign.loops.replay import Choices, NotOnTarget, PlannedRuns, plan, planned
 from specdebug.campaign.loops.replays import LastFailed, Replays, only_failed, parse_expression, plan_all, replay_all
-from specdebug.report.github import summary
-from specdebug.report.junit import junit_xml
+from specdebug.report.formats import junit_xml
+from specdebug.report.markdown import summary
 from specdebug.report.replay import replays_report
 from specdebug.scenario.checks import scenario_of
 from specdebug.scenario.grammar import Expectation, Scenario

@@ -97,7 +97,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         bisect = page(bisect_report(findings, subject, 0, journal.trials, journal.evidence, chooser, None))
     found, question, journal = sampled(folder)
     with journal:
-        flake = page(flake_report(found, question, 1, [], journal.trials, journal.evidence, None))
+        flake = page(flake_report(found, question, [], journal.trials, journal.evidence, None))
     (folder / "all").mkdir()
     long = replay_of(result("fixed", outcome("fail", 32, violations=BAD.violations)))
     sources = {

@@ -109,13 +109,6 @@ def test_what_is_drawn_stands_out_and_has_a_colour_of_its_own(chart: str, scheme
         assert apart(colours[one], colours[other]) > 0.12, (one, other)
 
 
-@pytest.mark.parametrize("chart", CHARTS)
-def test_the_charts_take_their_colours_from_these(chart: str) -> None:
-    for selector, name in RULES[chart].items():
-        assert set(re.findall(r"var\(--([\w-]+)", rule(selector))) - {"of"} == {name}, selector
-    assert set(RULES[chart].values()) == set(CHARTS[chart])
-
-
 def test_what_has_the_focus_is_seen() -> None:
     assert "outline: 3px solid var(--one)" in rule(":focus-visible")
     assert "left: 8px" in rule(".skip:focus")

@@ -7,9 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from specdebug.base.trial import Trial, TrialResult
-from specdebug.report.html.posterior import LOOKS, history, posterior_plot
-from specdebug.report.html.rate import rate_plot
+from specdebug.report.html.trials import history, rate_plot
 from specdebug.search.intervals import anytime_interval
 from tests.report.trials import chooser, searched
 
@@ -28,18 +26,6 @@ def test_the_history_ends_where_the_search_did_and_says_what_each_trial_was(tmp_
     for (trial, result), verdict in zip(trials, past.verdicts, strict=True):
         assert (verdict == "untestable") == (trial.number % 11 == 7) == (result.outcome == "untestable")
         assert (verdict == "other") == (result.signature == "exit:9")
-
-
-def test_of_many_trials_a_few_hundred_looks_are_kept() -> None:
-    trials = [(Trial(n, frozenset(), n), TrialResult("pass", None, 0.1)) for n in range(3 * LOOKS)]
-    past = history(trials, chooser, None)
-    assert len(past.looks) == LOOKS + 1
-    assert past.looks[-1][0] == 3 * LOOKS
-    names = [str(sorted(culprits)) for culprits in past.likeliest]
-    root = ET.fromstring(posterior_plot(past, names))
-    tips = [one.get("data-tip") or "" for one in root.iter("rect") if one.get("class") == "hit"]
-    assert tips[0].startswith("after 3 trials (0 of 3 failed)\n")
-    assert len(tips) == LOOKS
 
 
 def test_the_running_rate_is_drawn_with_its_confidence_sequence() -> None:

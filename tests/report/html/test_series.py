@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdebug.campaign.loops.steplog import EngineStep
-from specdebug.report.html.series import spans
+from specdebug.report.html.steps import spans
 from tests.report.samples import step
 
 LENGTHS = st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=300)

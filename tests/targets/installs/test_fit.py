@@ -11,7 +11,7 @@ import pytest
 from specdebug.base.content import shipped_root
 from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.patching.toggles import Toggle, load_toggle
-from specdebug.report.engines import fit_lines
+from specdebug.report.listings import fit_lines
 from specdebug.targets.installs import fit
 from specdebug.targets.installs import fit as module
 from specdebug.targets.installs.fit import FitPart, Mends, added_sites, fit_of, mends_of, patches_of, read_sites

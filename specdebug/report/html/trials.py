@@ -1,4 +1,4 @@
-"""The posterior of a search: the probability of each of the likeliest culprits after every trial."""
+"""Plots over trials: the posterior of a search, and a failure rate with the confidence sequence around it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 from markupsafe import Markup
 
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.search import Clusters
 from specdebug.report.html import svg
-from specdebug.report.html.series import MAX_SPANS, chunks
+from specdebug.report.html.svg import MAX_SPANS, chunks
+from specdebug.search.intervals import anytime_bounds
 from specdebug.search.posterior import BayesianSearch
 
 TOP, BOTTOM, STRIP, HEIGHT = 30, 210, 250, 300
-
+"""Of the posterior; below it lies a strip of the trials' verdicts."""
+RATE_BOTTOM, RATE_HEIGHT = 250, 286
 LINES = 5
 """Culprits with a line of their own."""
-
 LOOKS = 200
 """Looks at the posterior, at most."""
 
@@ -60,28 +62,36 @@ def history(
         clusters.add(result)
     belief = chooser()
     looks = [(0, tuple(belief.posterior(top)))]
-    counted = 0
     for run in chunks(trials, LOOKS):
         for trial, result in run:
             belief.observe(trial.reverted, clusters.verdict(result))
-        counted += len(run)
-        looks.append((counted, tuple(belief.posterior(top))))
-    return History(tuple(looks), tuple(_verdict(clusters, result) for _, result in trials))
+        looks.append((looks[-1][0] + len(run), tuple(belief.posterior(top))))
+    named: dict[bool | None, Verdict] = {True: "fail", False: "pass", None: "other"}
+    verdicts: list[Verdict] = [
+        "untestable" if result.outcome == "untestable" else named[clusters.verdict(result)] for _, result in trials
+    ]
+    return History(tuple(looks), tuple(verdicts))
 
 
 def posterior_plot(past: History, names: Sequence[str]) -> Markup:
-    """The plot, and below it a strip of the trials' verdicts. ``names`` are those of ``past.likeliest``."""
+    """The probability of each of the likeliest culprits after every trial. ``names`` are those of
+    ``past.likeliest``."""
     total = len(past.verdicts)
     x, y = svg.across(0, max(total, 1)), svg.Scale(0, 1, BOTTOM, TOP)
     last = dict(past.looks[-1][1])
-    label = f"Posterior over {total} trials; in the end " + ", ".join(
-        f"{name} {last[culprits]:.3f}" for name, culprits in zip(names, past.likeliest, strict=True)
-    )
+    named = list(zip(names, past.likeliest, strict=True))
+    label = f"Posterior over {total} trials; in the end " + ", ".join(f"{name} {last[one]:.3f}" for name, one in named)
     lines = []
     for place, culprits in enumerate(past.likeliest, 1):
         points = [(x(counted), y(dict(belief).get(culprits, 0.0))) for counted, belief in past.looks]
         lines.append(svg.polyline(points, class_=f"culprit c{place}"))
         lines.append(svg.dot(*points[-1], 3.5, f"culprit c{place}"))
+    tips = []
+    for (before, _), (counted, belief) in zip(past.looks, past.looks[1:], strict=False):
+        known, run = dict(belief), past.verdicts[before:counted]
+        what = run[0] if len(run) == 1 else f"{run.count('fail')} of {len(run)} failed"
+        told = [f"after {counted} trials ({what})", *(f"{known.get(one, 0.0):.3f} {name}" for name, one in named)]
+        tips.append((x(before), x(counted), "\n".join(told)))
     return svg.drawing(
         HEIGHT,
         label,
@@ -90,7 +100,7 @@ def posterior_plot(past: History, names: Sequence[str]) -> Markup:
         svg.text(svg.LEFT, STRIP - 14, "trials", class_="title"),
         _strip(past.verdicts, x),
         svg.x_axis(x, STRIP + 14, "trials that count"),
-        _hits(past, names, x),
+        svg.hits(tips, TOP, STRIP + 10),
     )
 
 
@@ -120,27 +130,54 @@ def _strip(verdicts: Sequence[Verdict], x: svg.Scale) -> Markup:
         start += len(run)
         gap = min(1.0, width / 4)
         for kind in ("fail", "other", "untestable", "pass"):
-            height = 20 * run.count(kind) / len(run)
-            if height:
+            if height := 20 * run.count(kind) / len(run):
                 below -= height
                 parts.append(svg.rect(left, below, width - gap, height, class_=f"trial {kind}"))
     return svg.join(parts)
 
 
-def _hits(past: History, names: Sequence[str], x: svg.Scale) -> Markup:
-    columns = []
-    for (before, _), (counted, belief) in zip(past.looks, past.looks[1:], strict=False):
-        known = dict(belief)
-        run = past.verdicts[before:counted]
-        what = run[0] if len(run) == 1 else f"{run.count('fail')} of {len(run)} failed"
-        lines = [f"after {counted} trials ({what})"]
-        lines += [f"{known.get(one, 0.0):.3f} {name}" for name, one in zip(names, past.likeliest, strict=True)]
-        width = x(counted) - x(before)
-        columns.append(svg.rect(x(before), TOP, width, STRIP + 10 - TOP, class_="hit", data_tip="\n".join(lines)))
-    return svg.join(columns)
+def rate_plot(failed: Sequence[bool], confidence: float, claimed: Sequence[float] = ()) -> Markup | None:
+    """The rate so far, run by run; None before the first run.
 
-
-def _verdict(clusters: Clusters, result: TrialResult) -> Verdict:
-    if result.outcome == "untestable":
-        return "untestable"
-    return {True: "fail", False: "pass", None: "other"}[clusters.verdict(result)]  # type: ignore[return-value]
+    Args:
+        failed: of every run with a verdict, in order, True if it failed.
+        confidence: the confidence of the sequence.
+        claimed: the rates of the claim, which are marked.
+    """
+    if not failed:
+        return None
+    total = len(failed)
+    looks = np.unique(np.linspace(1, total, min(total, MAX_SPANS)).round().astype(int))
+    failures = np.cumsum(np.asarray(failed, dtype=int))[looks - 1]
+    low, high = anytime_bounds(failures, looks, confidence)
+    rates = failures / looks
+    tallest = min(1.0, 1.15 * max(float(np.median(high)), float(rates[-1]), *claimed, 0.02))
+    x, y = svg.across(0, total), svg.Scale(0, tallest, RATE_BOTTOM, TOP)
+    upper, lower, middle = (
+        [(x(run), y(min(value, tallest))) for run, value in zip(looks.tolist(), values.tolist(), strict=True)]
+        for values in (high, low, rates)
+    )
+    label = (
+        f"Failure rate over {total} runs: in the end {float(rates[-1]):.2%}, "
+        f"{confidence:.4g} interval {float(low[-1]):.2%} to {float(high[-1]):.2%}"
+    )
+    told = zip([0, *looks.tolist()], looks.tolist(), failures.tolist(), low.tolist(), high.tolist(), strict=False)
+    tips = (
+        (x(before), x(run), f"{bad} of {run} failed: {bad / run:.2%}\nbetween {least:.2%} and {most:.2%}")
+        for before, run, bad, least, most in told
+    )
+    marks = [y(min(rate, tallest)) for rate in claimed]
+    # neighbours that fall on one spot are drawn once
+    spots = dict.fromkeys(round(x(run), 1) for run, bad in enumerate(failed, 1) if bad)
+    return svg.drawing(
+        RATE_HEIGHT,
+        label,
+        svg.y_axis(y, "failure rate", lambda rate: f"{100 * rate:g}%"),
+        svg.x_axis(x, RATE_BOTTOM, "runs with a verdict"),
+        svg.polyline([*upper, *reversed(lower)], "polygon", class_="band mean"),
+        svg.join(svg.line(x.start, at, x.end, at, class_="claimed") for at in marks),
+        svg.polyline(middle, class_="mean"),
+        svg.dot(*middle[-1], 3.5, "mean"),
+        svg.join(svg.line(at, RATE_BOTTOM - 9, at, RATE_BOTTOM, class_="failure") for at in spots),
+        svg.hits(tips, TOP, RATE_BOTTOM),
+    )

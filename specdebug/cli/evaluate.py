@@ -1,0 +1,110 @@
+"""``specdebug eval``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdebug.base.errors import SpecDebugError
+from specdebug.cli import options as opt
+from specdebug.cli.output import progress, tell, workers
+
+if TYPE_CHECKING:
+    from specdebug.apps.evaluation.declared import Evaluation
+    from specdebug.apps.evaluation.gate import Threshold
+
+
+class AskFor(StrEnum):
+    """The form of an answer: a letter of the choices shown, or how the text goes on."""
+
+    LETTER = "letter"
+    CONTINUATION = "continuation"
+
+
+class ReadBy(StrEnum):
+    """The way to tell a choice: from the text, or from the odds of its first token."""
+
+    GENERATION = "generation"
+    LOGPROB = "logprob"
+
+
+@dataclass(kw_only=True)
+class EvalCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
+    """Ask multiple-choice questions, and hold the score and the accept length against what is expected of both.
+
+    Without a FILE, the shipped questions; with --questions, those, and only what the options expect. Exit code 0 when
+    every threshold was reached, 1 when one was missed or the target failed, 125 when one could not be decided.
+    """
+
+    held = True
+    file: str | None = opt.argument("An evaluation's file, or the name of a shipped one: code.", metavar="FILE")
+    questions: Path | None = opt.option("A .jsonl or .csv file, or MMLU's folder.", metavar="PATH")
+    num_questions: int | None = opt.option("So many, drawn by --seed.", min=1)
+    seed: int | None = opt.option("Of the draw.", min=0)
+    ask: AskFor | None = opt.option("Show the choices, or have the text continued.")
+    by: ReadBy | None = opt.option("Read the text, or the odds of its first token.")
+    shots: int | None = opt.option("Worked examples before each.", min=0, max=64)
+    max_new_tokens: int | None = opt.option("The longest answer.", min=1)
+    concurrency: int | None = opt.option("Questions under way at a time.", min=1, max=4096)
+    min_score: str | None = opt.option("At least this part right; '>P': more.", metavar="P")
+    min_accept_length: str | None = opt.option("At least so many tokens a verify; '>N': more.", metavar="N")
+    confidence: str = opt.confidence_option("Of the intervals.", default="0.95")
+    revert: list[str] | None = opt.revert_option("Revert these fixes.")
+    timeout: float | None = opt.option("For all questions together.", metavar="SECONDS")
+    answers: Path | None = opt.option("A line of JSON for each answer, too.", metavar="FILE")
+
+    def run(self) -> int:
+        self.check_outputs()
+        with workers(1) as pool:
+            from specdebug.apps.evaluation.run import evaluate
+
+            evaluation = self._evaluation()
+            evaluation = replace(evaluation, timeout_s=opt.positive(self.timeout) or evaluation.timeout_s)
+            toggles = self.library().toggles(opt.numbers_of(self.revert))
+            with progress() as watcher:
+                result = evaluate(pool, evaluation, toggles, opt.confidence_of(self.confidence), watcher)
+        from specdebug.report.evaluation import answers_jsonl, evaluation_report
+
+        return tell(evaluation_report(result), self, (self.answers, lambda: answers_jsonl(result)))
+
+    def _evaluation(self) -> Evaluation:
+        """The evaluation that is asked for, with the options laid over its file. Raises SpecDebugError."""
+        from specdebug.apps.evaluation.declared import DEFAULT_NAME, Asking, Expected, read_evaluation
+        from specdebug.apps.evaluation.gate import ACCEPT_LENGTH, SCORE
+
+        chosen = self.choices()
+        evaluation = read_evaluation(self.file or DEFAULT_NAME)
+        if self.questions is not None:
+            path = str(self.questions.absolute())
+            if self.file is None:
+                # Of the shipped one only the engine has to do with questions that are the user's.
+                evaluation = replace(evaluation, name="questions", questions=Asking(path), expect=Expected())
+            else:
+                evaluation = replace(evaluation, questions=replace(evaluation.questions, file=path))
+        if chosen.target is not None:
+            evaluation = replace(evaluation, target=chosen.target)
+        named: dict[str, Any] = {
+            "count": self.num_questions,
+            "ask": self.ask and self.ask.value,
+            "by": self.by and self.by.value,
+        }
+        named |= {name: getattr(self, name) for name in ("seed", "shots", "max_new_tokens", "concurrency")}
+        score, accept = self._threshold("min_score", SCORE), self._threshold("min_accept_length", ACCEPT_LENGTH)
+        expected = evaluation.expect
+        return replace(
+            evaluation,
+            questions=replace(evaluation.questions, **{name: one for name, one in named.items() if one is not None}),
+            expect=replace(expected, score=score or expected.score, accept_length=accept or expected.accept_length),
+            overrides=dict(chosen.engine),
+        )
+
+    def _threshold(self, name: str, bounds: tuple[float, float]) -> Threshold | None:
+        from specdebug.apps.evaluation.gate import ThresholdError, parse_threshold
+
+        text = getattr(self, name)
+        try:
+            return None if text is None else parse_threshold(text, *bounds)
+        except ThresholdError as error:
+            raise SpecDebugError(f"--{name.replace('_', '-')} {error}") from None

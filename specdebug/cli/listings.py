@@ -1,0 +1,126 @@
+"""Commands that look something up: scenarios, probes, this installation, the settings in force."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdebug.base import configuration
+from specdebug.base.content import PATH_VARIABLE
+from specdebug.cli import complete
+from specdebug.cli import options as opt
+from specdebug.cli.output import check_writable, complain, workers, write, write_file
+from specdebug.report.words import shown
+
+
+@dataclass(kw_only=True)
+class ListOptions(opt.JsonFlag, opt.ContentOptions):
+    """A list of content."""
+
+
+@dataclass(kw_only=True)
+class ProbeList(ListOptions):
+    """Every site with its kinds, which packs switch it on, and which workers of the engine pass it."""
+
+    def run(self) -> int:
+        from specdebug.engine.workers.registry import workers_at
+        from specdebug.report.listings import probe_list
+        from specdebug.scenario.library import engine_sites, live_in
+
+        packs, found = self.library().all_packs(), engine_sites()
+        names = dict.fromkeys(site.name for site in found)
+        sites = {name: list(dict.fromkeys(site.kind for site in found if site.name == name)) for name in names}
+        lit = {pack.name: live_in(pack, found) for pack in packs}
+        live = {name: [pack for pack, names in lit.items() if name in names] for name in sites}
+        return self.answer(probe_list(packs, sites, live, {name: workers_at(name) for name in sites}))
+
+
+@dataclass(kw_only=True)
+class ScenarioList(ListOptions):
+    """Every scenario that can be named, with its arms."""
+
+    def run(self) -> int:
+        from specdebug.report.listings import scenario_list
+
+        return self.answer(scenario_list(self.library().scenarios()))
+
+
+@dataclass(kw_only=True)
+class Validate(ListOptions):
+    """Check scenario files without running them, and say all that is wrong; exit code 2 when anything is.
+
+    The JSON document is a list of the files: each with file, ok, arms and problems, of which each has file, line and
+    column (0 where unknown) and message.
+    """
+
+    files: list[str] = opt.argument(
+        "Scenario files, or shipped names.", default=..., metavar="FILE...", complete=complete.scenarios
+    )
+
+    def run(self) -> int:
+        from specdebug.report.formats import to_json
+        from specdebug.scenario.library import validate
+
+        library = self.library()
+        checked = [validate(library, file) for file in self.files]
+        if self.as_json:
+            write(to_json([each.to_dict() for each in checked]))
+        for each in () if self.as_json else checked:
+            if each.scenario is not None:
+                write(shown(f"{each.file}: ok, {len(each.scenario.arms)} arms"))
+            for problem in each.problems:
+                complain(str(problem))
+        return 2 if any(each.problems for each in checked) else 0
+
+
+@dataclass(kw_only=True)
+class SchemaCommand(opt.Command):
+    """Print the JSON schema of scenario files, for editors that complete and check YAML."""
+
+    output: Path | None = opt.option("", "-o", "--output", metavar="FILE")
+
+    def run(self) -> int:
+        from specdebug.report.formats import to_json
+        from specdebug.scenario.checks import json_schema
+
+        text = to_json(json_schema())
+        if self.output is None:
+            write(text)
+        else:
+            check_writable(self.output)
+            write_file(self.output, text + "\n")
+        return 0
+
+
+SCENARIOS: dict[str, type[opt.Command]] = {"list": ScenarioList, "validate": Validate, "schema": SchemaCommand}
+
+
+@dataclass(kw_only=True)
+class DoctorCommand(ListOptions):
+    """Say what is installed, what will be used, and whether a worker runs; exit code 1 when a part is missing."""
+
+    def run(self) -> int:
+        from specdebug.apps.doctor import examine
+        from specdebug.report.listings import doctor_report
+
+        began = time.monotonic()
+        with workers(1) as pool:
+            facts, problems = examine(pool, self.library())
+        facts["examined in"] = f"{time.monotonic() - began:.1f} s"
+        return self.answer(doctor_report(facts, problems))
+
+
+@dataclass(kw_only=True)
+class ConfigCommand(opt.JsonFlag):
+    """Say which options a configuration file sets here, and in which line of it.
+
+    It is the nearest .specdebug.toml, or pyproject.toml with a table tool.specdebug. What the command line names goes
+    over it. Folders of SPECDEBUG_PATH are searched beside those of content.
+    """
+
+    def run(self) -> int:
+        from specdebug.report.listings import settings_list
+
+        return self.answer(settings_list(configuration.load(), PATH_VARIABLE, os.environ.get(PATH_VARIABLE)))

@@ -1,25 +1,122 @@
 """The replay of a bundle: the same arm once more, whether it came out as recorded, and if not, why.
 
 A float that rounds otherwise on another processor, device or torch may change a choice between two that are as good as
-each other, and with it the trace hash. That is told from a run that went otherwise: see ``explain.py``.
+each other, and with it the trace hash. That is told from a run that went otherwise by the first other choices of the
+trace, each with how narrow it was.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from specdebug.bundle.content import Bundle
-from specdebug.bundle.explain import Weighed, explain
-from specdebug.bundle.run import Traced, changed_versions, differences, recorded_of, run_traced, versions_here
+from specdebug.base.abilities import DEFAULT
+from specdebug.bundle.content import (
+    Bundle,
+    Traced,
+    changed_versions,
+    differences,
+    recorded_of,
+    run_traced,
+    versions_here,
+)
+from specdebug.bundle.partings import Parting, partings
+from specdebug.bundle.weigh import TARGET
 from specdebug.campaign.loops.replay import Progress, Replay
 from specdebug.campaign.loops.steplog import Recording
+from specdebug.workers.child import WorkerStartError
+from specdebug.workers.job import Job, WorkerEnd
 
 if TYPE_CHECKING:
+    from specdebug.bundle.content import Bundle
     from specdebug.workers.pool import WorkerPool
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A parting and, by the reference, how narrow its choice was; the numbers are None where there are none.
+
+    ``gap``: how far the worse token's logit lies below the best, or by how much log-probability a draft is in the tree
+    or out of it; ``allowed``: how much rounding may move that; ``preferred``: the reference's token.
+    """
+
+    parting: Parting
+    gap: float | None = None
+    allowed: float | None = None
+    preferred: int | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Return True if rounding explains it."""
+        return self.gap is not None and self.allowed is not None and self.gap <= self.allowed
+
+    @property
+    def text(self) -> str:
+        """The parting in words, with its place."""
+        one = self.parting
+        if one.kind == "schedule":
+            return f"step {one.step}: no choice of a token decides what differs there"
+        what = f"{one.recorded} accepted, now {one.now}" if one.depth else f"token {one.recorded}, now {one.now}"
+        place = f"step {one.step}, {one.request} output {one.position}: {what}"
+        if one.kind == "sampled":
+            return f"{place}; the request is sampled, so no margin is known"
+        if self.gap is None or self.allowed is None:
+            return f"{place}; how narrow that was could not be found out"
+        draft = f"what decides over draft {self.preferred} is {self.gap:.3g} of log-probability from even"
+        token = f"the worse is {self.gap:.3g} logits below the best"
+        return f"{place}; {draft if one.depth else token}, rounding allows {self.allowed:.2g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        one = self.parting
+        if one.kind == "schedule":
+            return {"kind": one.kind, "step": one.step, "narrow": False, "text": self.text}
+        return {
+            **{name: getattr(one, name) for name in ("kind", "step", "request", "position", "recorded", "now")},
+            "preferred": self.preferred,
+            "gap": self.gap if self.gap is None or math.isfinite(self.gap) else None,
+            "allowed": self.allowed,
+            "narrow": self.narrow,
+            "text": self.text,
+        }
+
+
+def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Weighed, ...]:
+    """The partings of the bundle's trace from ``steps``, weighed, in order; none where the bundle's cannot be read."""
+    found = partings(bundle.requests.requests, bundle.recorded.steps, steps) or ()
+    heavy = [parting for parting in found if parting.kind in ("token", "draft")]
+    listener = _Scales()
+    if heavy and bundle.run.target == DEFAULT:
+        limits = bundle.run.scenario.limits
+        payload = {"shape": bundle.run.shape, "partings": heavy}
+        with contextlib.suppress(WorkerStartError):  # the arm's own result stands; that they were not weighed is said
+            pool.run([Job("weighing", TARGET, payload, limits.timeout_s, float(limits.memory_mb))], listener)
+    weights = {id(parting): listener.weights.get(number, {}) for number, parting in enumerate(heavy)}
+    return tuple(Weighed(parting, **weights.get(id(parting), {})) for parting in found)
+
+
+class _Scales:
+    """The reports of the worker that weighs. One that ends badly has weighed less; that is then said."""
+
+    def __init__(self) -> None:
+        self.weights: dict[int, dict[str, Any]] = {}
+
+    def started(self, job: Job) -> None: ...
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        if event["event"] == "weighed":
+            gap, allowed = float(event["gap"]), float(event["allowed"])
+            self.weights[event["number"]] = {"gap": gap, "allowed": allowed, "preferred": event["preferred"]}
+
+    def ended(self, job: Job, end: WorkerEnd) -> None: ...
+
+    def waiting(self) -> None: ...
+
 
 Status = Literal["exact", "rounding", "different", "interrupted"]
 
@@ -38,8 +135,7 @@ class Again:
     def replay(self) -> Replay:
         """The repetition as a replay; what is asked for is its plain verdict."""
         results = () if self.traced is None else (self.traced.result,)
-        interrupted = self.traced is None or self.traced.interrupted or self.status == "interrupted"
-        return Replay(self.bundle.run.scenario, results, self.wall_s, interrupted)
+        return Replay(self.bundle.run.scenario, results, self.wall_s, self.status == "interrupted")
 
     @cached_property
     def differences(self) -> tuple[str, ...]:

@@ -6,13 +6,17 @@ unpickled or executed; all of it is checked as a user's own files are.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import platform
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from specdebug import __version__
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.base.files import read_file
@@ -20,9 +24,9 @@ from specdebug.base.redaction import redacted_plain
 from specdebug.base.yamlio import MAX_BYTES, Doc, one_line, parse_yaml
 from specdebug.bundle.archive import read_archive, write_archive
 from specdebug.bundle.requests import read_requests, write_requests
-from specdebug.bundle.run import Recorded, Traced, recorded_of, steps_hash
 from specdebug.bundle.trust import check_scenario_trusted, check_toggles_trusted
-from specdebug.campaign.loops.replay import ArmRun
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, RunContent, run_through
+from specdebug.campaign.loops.steplog import Recording
 from specdebug.patching.toggles import Toggle, read_toggle
 from specdebug.scenario.checks import check_scenario
 from specdebug.scenario.grammar import Expectation, Scenario, merge
@@ -30,7 +34,13 @@ from specdebug.scenario.packs import ProbePack, read_pack
 from specdebug.scenario.workload import Workload
 from specdebug.targets.options import options_of
 from specdebug.targets.settings import TargetChoice
+from specdebug.verdict.ledger import TRACED
 from specdebug.verdict.outcome import EXIT_CODES
+from specdebug.workers.stack import driver_version, versions
+
+if TYPE_CHECKING:
+    from specdebug.workers.pool import WorkerPool
+
 
 SCENARIO = "scenario.json"
 REQUESTS = "requests.jsonl"
@@ -105,11 +115,11 @@ def write_bundle(
 ) -> None:
     """Write the bundle of an arm run on ``versions``, with the ``report`` of its replay. Raises SpecDebugError."""
     run, recorded = traced.result.run, recorded_of(traced)
+    documents = {SCENARIO: resolved(run).to_dict(), REPORT: report}
     members = {
-        SCENARIO: _json(redacted_plain(resolved(run).to_dict())),
+        **{name: json.dumps(redacted_plain(each), indent=2, allow_nan=False) for name, each in documents.items()},
         REQUESTS: write_requests(requests),
         TRACE: "".join(step + "\n" for step in traced.steps),
-        REPORT: _json(redacted_plain(report)),
     }
     files = {f"{TOGGLES}/{toggle.pr}.yaml": toggle.path for toggle in run.toggles}
     files |= {f"{PROBES}/{pack.name}.yaml": Path(pack.path) for pack in run.packs}
@@ -151,18 +161,16 @@ def read_bundle(path: str | Path, known: Collection[Toggle] | None) -> Bundle:
         check_toggles_trusted(toggles, known, str(path))
     packs = [read_pack(_parsed(path, texts, f"{PROBES}/{name}.yaml")) for name in scenario.probes_of(arm.name)]
     groups = {group.id: group.arrive.after for group in scenario.workload}
+    versions = manifest.get("versions")
+    versions = versions if isinstance(versions, dict) else {}
     requests = read_requests(texts[REQUESTS], f"{path}/{REQUESTS}", groups)
     return Bundle(
         path=str(path),
         run=ArmRun(arm.name, scenario, arm.name, scenario.seed, tuple(packs), tuple(toggles)),
         requests=Workload(requests, groups),
         recorded=recorded,
-        versions=_versions(manifest.get("versions")),
+        versions={one_line(name, 40): one_line(each, 80) for name, each in versions.items() if isinstance(each, str)},
     )
-
-
-def _json(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, indent=2, allow_nan=False)
 
 
 def _bytes_of(file: Path) -> bytes:
@@ -228,6 +236,114 @@ def _recorded(path: str | Path, manifest: Mapping[str, Any], steps: tuple[str, .
     return Recorded(verdict, signature, digest, steps)
 
 
-def _versions(stated: object) -> dict[str, str]:
-    found = stated.items() if isinstance(stated, dict) else ()
-    return {one_line(name, 40): one_line(version, 80) for name, version in found if isinstance(version, str)}
+MAX_SHOWN = 160
+"""Characters of a step in a difference."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The end of a run. ``steps``: one JSON line each, whose hash is ``trace_hash``."""
+
+    verdict: str
+    signature: str | None
+    trace_hash: str
+    steps: tuple[str, ...]
+
+    @property
+    def facts(self) -> dict[str, str | None]:
+        return {"verdict": self.verdict, "signature": self.signature, "trace_hash": self.trace_hash}
+
+
+@dataclass(frozen=True)
+class Traced:
+    """An arm that was run, and the decisions of each of its steps; cut short if it was ``interrupted``."""
+
+    result: ArmResult
+    steps: tuple[str, ...]
+    interrupted: bool = False
+
+
+def recorded_of(traced: Traced) -> Recorded:
+    """The part of a run that is compared."""
+    outcome = traced.result.outcome
+    return Recorded(outcome.verdict, outcome.signature, outcome.trace_hash, traced.steps)
+
+
+def run_traced(
+    pool: WorkerPool,
+    library: RunContent,
+    run: ArmRun,
+    progress: Progress | None = None,
+    recording: Recording | None = None,
+) -> Traced | None:
+    """Run the arm in a worker of its own; None if a Ctrl-C came before. Raises as ``loops.replay.run_arms``."""
+    trace = _Trace(page=recording)
+    ran = run_through(pool, library, [run], progress, trace)
+    if ran.trouble is not None:
+        raise ran.trouble
+    if run.key not in ran.spans and ran.interrupted:
+        return None
+    (result,) = ran.results
+    return Traced(result, tuple(trace.lines), ran.interrupted)
+
+
+def steps_hash(steps: Sequence[str]) -> str:
+    """The trace hash of these steps, as the ledger of a run computes it."""
+    total = hashlib.blake2b(digest_size=16)
+    for step in steps:
+        total.update(step.encode())
+    return total.hexdigest()
+
+
+def differences(recorded: Recorded, now: Recorded) -> tuple[str, ...]:
+    """The differences from what was recorded, a line each; none if verdict, signature and trace hash are the same."""
+    pairs = ((name.replace("_", " "), stated, now.facts[name]) for name, stated in recorded.facts.items())
+    found = [f"{name}: recorded {old or 'none'}, now {new or 'none'}" for name, old, new in pairs if old != new]
+    return (*found, *(_first_step(recorded.steps, now.steps) if recorded.trace_hash != now.trace_hash else ()))
+
+
+def versions_here(stack: Mapping[str, Any]) -> dict[str, str]:
+    """The versions that a run on this machine depends on. ``stack``: of the run's outcome."""
+    found = {
+        "specdebug": __version__,
+        "python": platform.python_version(),
+        **versions(),
+        "os": platform.platform(),
+        "machine": platform.machine(),
+        **stack.get("arithmetic", {}),
+        "dtype": stack.get("dtype"),
+        "driver": driver_version(),
+        "device": " ".join(str(stack[key]) for key in ("device", "name", "executor") if key in stack) or None,
+    }
+    return {name: str(version) for name, version in found.items() if version is not None}
+
+
+def changed_versions(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
+    """Versions that are not as recorded, a line each."""
+    pairs = ((name, recorded.get(name, "none"), here.get(name, "none")) for name in dict.fromkeys((*recorded, *here)))
+    return tuple(f"{name}: recorded {before}, here {after}" for name, before, after in pairs if before != after)
+
+
+def _first_step(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    for number, (one, other) in enumerate(zip_longest(before, after), start=1):
+        if one is None or other is None:
+            return [f"steps: recorded {len(before)}, now {len(after)}; equal as far as both go"]
+        if one != other:
+            shown = [step if len(step) <= MAX_SHOWN else step[: MAX_SHOWN - 3] + "..." for step in (one, other)]
+            return [f"step {number}: recorded {shown[0]}", f"step {number}: now {shown[1]}"]
+    return []
+
+
+@dataclass
+class _Trace(Recording):
+    """The lines of a run's steps; a page's recording hears of them, too, if there is one."""
+
+    lines: list[str] = field(default_factory=list)
+    page: Recording | None = None
+
+    def take(self, key: str, event: Mapping[str, Any]) -> None:
+        """Keep an arm's event if it is a step."""
+        if event["event"] == "step":
+            self.lines.append(json.dumps([event[name] for name in TRACED], sort_keys=True, separators=(",", ":")))
+        if self.page is not None:
+            self.page.take(key, event)

@@ -21,8 +21,6 @@ Kind = Literal["token", "draft", "sampled", "schedule"]
 
 _NO_CHOICES = ("step", "kind", "rids", "cached", "retracted")
 """Facts that no choice of their own step decides."""
-
-
 MAX_VALUES = 1 << 22
 """Of a trace that is compared: a short one takes some thirty times its text as an object."""
 
@@ -80,10 +78,9 @@ def _read(lines: Sequence[str]) -> list[dict[str, Any]]:
     if sum(line.count(",") + line.count("[") + line.count("{") for line in lines) > MAX_VALUES:
         raise ValueError("a trace of more values than are compared")
     steps = [dict(zip(TRACED, json.loads(line), strict=True)) for line in lines]
-    for step in steps:
-        for tokens in step["emitted"].values():
-            if not all(isinstance(token, int) and token >= 0 for token in tokens):
-                raise ValueError(tokens)
+    tokens = (token for step in steps for each in step["emitted"].values() for token in each)
+    if not all(isinstance(token, int) and token >= 0 for token in tokens):
+        raise ValueError("a token that is none")
     return steps
 
 
@@ -130,19 +127,13 @@ def _of_one(
             found.append(Parting(one.step, kind, request.rid, place, *counts, (*prompt, *output), path, depth))
             break
         output += one.tokens
-    return [*found, *_other_token(request, prompt, before, after)]
-
-
-def _other_token(
-    request: WorkloadRequest, prompt: tuple[int, ...], before: Sequence[_Event], after: Sequence[_Event]
-) -> list[Parting]:
     ours, theirs = ([(event.step, token) for event in side for token in event.tokens] for side in (before, after))
-    for position, ((step, token), (_, other)) in enumerate(zip(ours, theirs, strict=False)):
-        if token != other:
-            kind: Kind = "sampled" if request.sampling.temperature > 0 else "token"
+    for position, ((step, token), (_, now)) in enumerate(zip(ours, theirs, strict=False)):
+        if token != now:
             ids = (*prompt, *(token for _, token in ours[:position]))
-            return [Parting(step, kind, request.rid, position, token, other, ids)]
-    return []
+            kind = "sampled" if kind == "sampled" else "token"
+            return [*found, Parting(step, kind, request.rid, position, token, now, ids)]
+    return found
 
 
 def _of_schedule(

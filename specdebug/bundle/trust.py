@@ -16,7 +16,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.redaction import redacted
 from specdebug.base.yamlio import one_line
 from specdebug.patching.toggles import Toggle
-from specdebug.scenario.grammar import OracleSpec, Scenario
+from specdebug.scenario.grammar import Scenario
 from specdebug.targets.options import OURS
 from specdebug.targets.registry import OURS as TARGETS
 from specdebug.targets.settings import SERVE, LaunchedServer, TargetChoice
@@ -43,7 +43,8 @@ def wishes(scenario: Scenario) -> Iterator[str]:
     for options in (scenario.engine, *(arm.engine for arm in arms)):
         yield from _of_options(options, "engine")
     for oracles in (scenario.oracles, *(arm.oracles for arm in arms if arm.oracles is not None)):
-        yield from _of_oracles(oracles)
+        for name, more in oracles.more.items():
+            yield f"the oracle {_said(name)} of another package, with {_said(more)}"
 
 
 def _of_target(target: TargetChoice) -> Iterator[str]:
@@ -69,11 +70,6 @@ def _of_options(options: Mapping[str, Any], where: str) -> Iterator[str]:
 
 
 _WORDS = OURS.words()
-
-
-def _of_oracles(oracles: OracleSpec) -> Iterator[str]:
-    for name, options in oracles.more.items():
-        yield f"the oracle {_said(name)} of another package, with {_said(options)}"
 
 
 def _said(value: object) -> str:

@@ -12,8 +12,7 @@ from specdebug.cli import options as opt
 from specdebug.cli.output import progress, tell, workers
 
 if TYPE_CHECKING:
-    from specdebug.apps.evaluation.declared import Evaluation
-    from specdebug.apps.evaluation.gate import Threshold
+    from specdebug.apps.evaluation.declared import Evaluation, Threshold
 
 
 class AskFor(StrEnum):
@@ -71,8 +70,14 @@ class EvalCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
 
     def _evaluation(self) -> Evaluation:
         """The evaluation that is asked for, with the options laid over its file. Raises SpecDebugError."""
-        from specdebug.apps.evaluation.declared import DEFAULT_NAME, Asking, Expected, read_evaluation
-        from specdebug.apps.evaluation.gate import ACCEPT_LENGTH, SCORE
+        from specdebug.apps.evaluation.declared import (
+            ACCEPT_LENGTH,
+            DEFAULT_NAME,
+            SCORE,
+            Asking,
+            Expected,
+            read_evaluation,
+        )
 
         chosen = self.choices()
         evaluation = read_evaluation(self.file or DEFAULT_NAME)
@@ -101,7 +106,7 @@ class EvalCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
         )
 
     def _threshold(self, name: str, bounds: tuple[float, float]) -> Threshold | None:
-        from specdebug.apps.evaluation.gate import ThresholdError, parse_threshold
+        from specdebug.apps.evaluation.declared import ThresholdError, parse_threshold
 
         text = getattr(self, name)
         try:

@@ -20,7 +20,7 @@ from specdebug.cli import options as opt
 from specdebug.cli.output import UNDECIDED, check_writable, note, progress, tell, workers
 
 if TYPE_CHECKING:
-    from specdebug.apps.triage.run import Tried
+    from specdebug.apps.triage.candidates import Tried
     from specdebug.logs.scan import Scan
 
 QUIET_S = 3.0
@@ -61,8 +61,7 @@ class TriageCommand(opt.JsonOptions, opt.ContentOptions):
 
     def _answer(self, found: Scan) -> int:
         """Rank the candidates, try them if that is wanted, tell the results, and return the exit code."""
-        from specdebug.apps.triage.candidates import candidates, commands
-        from specdebug.apps.triage.run import try_out
+        from specdebug.apps.triage.candidates import candidates, commands, try_out
         from specdebug.report.listings import triage_report
 
         library = self.library()

@@ -5,9 +5,19 @@ from __future__ import annotations
 from functools import lru_cache
 
 from specdebug.logs.around import Around
-from specdebug.logs.patterns import compiled
-from specdebug.logs.rule import Hit, LogRule, Strength, printable, short
-from specdebug.logs.wording import asserted_in, expression_of, message_of
+from specdebug.logs.patterns import Match, compiled
+from specdebug.logs.rule import (
+    MAX_SITE,
+    Hit,
+    LogRule,
+    Strength,
+    asserted_in,
+    expression_of,
+    matched,
+    message_of,
+    printable,
+    unless_passed_over,
+)
 
 MAX_TEST = 240
 """Characters of a test's name."""
@@ -191,16 +201,12 @@ def _logged(line: bytes, at: int) -> list[Hit]:
     return [Hit(f"error:{words}{where}", strength, "error")] if words else []
 
 
-def _logged_said(hit: Hit, around: Around) -> Hit:
-    return hit._replace(strength=Strength.MENTION) if around.passed_over else hit
-
-
 def _quoted(line: bytes, at: int) -> list[Hit]:
     """An exception that a message quotes, but not one that a line of source raises."""
     found = _FIND_QUOTED.search(line)
     if found is None or b"raise " in line[max(0, found.start() - 8) : found.start()]:
         return []
-    return [Hit(f"error:{short(found[1])}", Strength.MENTION, "error")]
+    return [Hit(f"error:{printable(found[1][:MAX_SITE])}", Strength.MENTION, "error")]
 
 
 # Tests.
@@ -213,19 +219,17 @@ _FAILED_TEST = (
     rb"\[  FAILED  \] (\w[\w/]*\.[\w/]+)|^(?:\S+Z )?[ \t]*\d+ - (\S+) \((?:Failed|SEGFAULT|Timeout|Subprocess aborted|"
     rb"Child aborted|ILLEGAL|OTHER_FAULT)|\btest (\S+) \.\.\. FAILED"
 )  # fmt: skip
-_FIND_FAILED_TEST = compiled(_FAILED_TEST)
 UNNAMED = "test:unnamed"
 
 
-def _failed_test(line: bytes, at: int) -> list[Hit]:
-    found = _FIND_FAILED_TEST.search(line)
-    if found is None or int(found[3] or found[4] or 1) == 0:
-        return []
+def _failed_test(found: Match) -> Hit | None:
+    if int(found[3] or found[4] or 1) == 0:
+        return None
     test = printable(found[1] or found[5] or found[6] or found[7] or b"").removesuffix(" - ").rstrip()
     if found[2]:
         name, _, where = printable(found[2]).partition(" ")
         test = f"{where.strip('()').removesuffix('.' + name)}.{name}"
-    return [Hit(f"test:{test[:MAX_TEST]}" if test else UNNAMED, Strength.TEST, "test")]
+    return Hit(f"test:{test[:MAX_TEST]}" if test else UNNAMED, Strength.TEST, "test")
 
 
 RAISED = (
@@ -235,15 +239,15 @@ RAISED = (
         (b"ERROR [", b"ERROR ", b"[ERROR]", b"[E]", b" E ", b"ailed to ", b"Server error: ", b"inconsistent sequence"),
         (_LEVELLED, _FAILED_TO, _INCONSISTENT),
         _logged,
-        complete=_logged_said,
+        complete=unless_passed_over,
     ),
 )
 TESTS = (
-    LogRule(
+    matched(
         (b"FAILED", b"ERROR ", b"FAIL: ", b"ERROR: ", b" failed", b"(Failed", b"(SEGFAULT", b"(Timeout", b"aborted)"),
-        (_FAILED_TEST,),
+        _FAILED_TEST,
         _failed_test,
-        True,
+        numbers=True,
     ),
 )
 QUOTED = (LogRule(_EXCEPTIONS, (_QUOTED,), _quoted),)

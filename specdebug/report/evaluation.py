@@ -8,9 +8,9 @@ from collections import Counter
 from typing import Any
 
 from specdebug import __version__
-from specdebug.apps.evaluation.gate import Estimate
+from specdebug.apps.evaluation.declared import Estimate
+from specdebug.apps.evaluation.questions import choice_odds
 from specdebug.apps.evaluation.run import Evaluated
-from specdebug.apps.evaluation.scoring import choice_odds
 from specdebug.report.parts import Cell, Column, Line, Report, Styled, lines, plain, table, verdict_of
 from specdebug.report.words import counted, ended, replaced
 

@@ -11,8 +11,7 @@ from specdebug.report.parts import Column, Line, Part, Report, Table, columns, l
 from specdebug.report.words import counted
 
 if TYPE_CHECKING:  # a list needs none of the others' modules
-    from specdebug.apps.triage.candidates import CandidateFix
-    from specdebug.apps.triage.run import Tried
+    from specdebug.apps.triage.candidates import CandidateFix, Tried
     from specdebug.base.configuration import Configuration
     from specdebug.campaign.loops.replays import EngineChecked
     from specdebug.logs.findings import Finding

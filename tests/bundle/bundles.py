@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.bundle.archive import MANIFEST
-from specdebug.bundle.content import write_bundle
-from specdebug.bundle.run import Traced, run_traced
+from specdebug.bundle.content import Traced, run_traced, write_bundle
 from specdebug.campaign.loops.replay import ArmRun, Choices, Replay, plan
 from specdebug.report.replay import replay_document
 from specdebug.scenario.library import Library

@@ -3,23 +3,26 @@ chose; the choices are weighed for real, by the shipped models."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdebug.bundle.again import Again, run_again
-from specdebug.bundle.content import read_bundle, write_bundle
-from specdebug.bundle.run import run_traced
+from specdebug.bundle.content import read_bundle, run_traced, write_bundle
+from specdebug.bundle.partings import Parting
 from specdebug.bundle.weigh import weigh
 from specdebug.campaign.loops.replay import Replay
 from specdebug.report.formats import to_json
 from specdebug.report.replay import replay_document
+from specdebug.run.dense import DenseReference
+from specdebug.run.oracles.lossless import TIE_MARGIN
 from specdebug.scenario.library import Library
+from specdebug.targets.options import EngineShape
 from specdebug.workers.child import WorkerStartError
 from specdebug.workers.job import WorkerEnd
 from tests.bundle.bundles import MINI, arm_run
-from tests.bundle.test_weigh import narrowest, ranked
 from tests.run.fakes import FakePool, ListSink
 
 RIDS = ("first.0", "again.0")
@@ -122,19 +125,6 @@ def test_a_wide_choice_is_no_rounding(scenario: Path) -> None:
     assert answer.replay.exit_code == 0
 
 
-def test_another_verdict_is_different_however_narrow_the_choice(scenario: Path) -> None:
-    best, second, _ = ranked(narrowest())
-    answer = again(scenario, serving(best, best, violation="nan"), serving(second, best))
-    assert told(answer)["status"] == "different"
-    assert "  by rounding: step 1, first.0 output 0: token " in "\n".join(answer.lines)
-
-
-def test_the_same_trace_with_another_signature_is_different(scenario: Path) -> None:
-    best, *_ = ranked(narrowest())
-    document = told(again(scenario, serving(best, best, violation="nan"), serving(best, best, violation="inf")))
-    assert (document["status"], document["first_difference"]) == ("different", None)
-
-
 def test_another_schedule_is_different(scenario: Path) -> None:
     best, *_ = ranked(narrowest())
     document = told(again(scenario, serving(best, best), serving(best, best, kind="decode")))
@@ -178,3 +168,76 @@ def test_an_interrupt_of_the_run_or_of_the_weighing_is_one(scenario: Path) -> No
         assert (told(answer)["status"], told(answer)["reproduced"]) == ("interrupted", None)
         assert answer.replay.exit_code == 130
         assert answer.lines == ("interrupted; recorded is pass, no signature",)
+
+
+MODEL, DRAFT = "tiny", "tiny-eagle"
+TEXT = tuple((7919 * n * n + 31 * n) % 2000 + 3 for n in range(120))
+"""Tokens in no order, after which the model is often in two minds."""
+
+
+@cache
+def reference() -> DenseReference:
+    return DenseReference(MODEL, DRAFT)
+
+
+def ranked(ids: tuple[int, ...]) -> list[int]:
+    """What the model puts after ``ids``: the best token, the second best, one that is far from it."""
+    import torch
+
+    from specdebug.reference.target import target_logits
+
+    one = reference()
+    with torch.no_grad():
+        order = target_logits(one.weights, one.config, one._states(ids).hidden[len(ids) - 1]).argsort(descending=True)
+    return [int(order[0]), int(order[1]), int(order[len(order) // 2])]
+
+
+def weighed(parting: Parting, dtype: str = "bfloat16", shape: tuple[int, int, int] | None = None) -> dict[str, float]:
+    sink = ListSink()
+    weigh({"shape": EngineShape(MODEL, DRAFT, "cpu", dtype, "triton", tree=shape), "partings": [parting]}, sink)
+    (event,) = sink.events
+    return event
+
+
+@cache
+def narrowest() -> tuple[int, ...]:
+    """Where the model prefers a token least."""
+    return min((TEXT[:n] for n in range(8, len(TEXT))), key=lambda ids: reference().next_token(ids)[1])
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_two_tokens_are_as_near_as_the_worse_is_to_the_best(swapped: bool) -> None:
+    ids = narrowest()
+    best, second, far = ranked(ids)
+    pair = (second, best) if swapped else (best, second)
+    found = weighed(Parting(1, "token", "a.0", 0, *pair, ids))
+    token, lead, size = reference().next_token(ids)
+    assert (found["preferred"], found["number"]) == (token, 0) == (best, 0)
+    assert found["gap"] == pytest.approx(lead, abs=1e-3)
+    assert found["allowed"] == pytest.approx(TIE_MARGIN["bfloat16"] * size)
+    assert found["gap"] < found["allowed"]
+    wide = weighed(Parting(1, "token", "a.0", 0, far, pair[1], ids))
+    assert wide["gap"] > wide["allowed"]
+
+
+def test_what_is_narrow_depends_on_the_dtype() -> None:
+    best, second, _ = ranked(narrowest())
+    allowed = [
+        weighed(Parting(1, "token", "a.0", 0, best, second, narrowest()), dtype)["allowed"] for dtype in TIE_MARGIN
+    ]
+    assert sorted(allowed) == allowed
+    assert allowed[0] < allowed[1] < allowed[2]
+
+
+def test_more_drafts_than_a_tree_is_deep_are_not_excused() -> None:
+    found = weighed(Parting(1, "draft", "a.0", 0, 10**9, 10**9 + 1, narrowest(), (5,), 10**9), shape=(1, 3, 4))
+    assert float(found["gap"]) == float("inf")
+
+
+def test_what_was_accepted_beyond_the_end_of_an_output_may_be_narrow_by_its_tokens() -> None:
+    """The model decides between two tokens that nobody was given: one is a draft, the other is not."""
+    before, last = narrowest()[:-1], narrowest()[-1]
+    token, lead, size = reference().next_token(narrowest())
+    found = weighed(Parting(1, "draft", "a.0", 0, 2, 3, before, (last,), 2), shape=(1, 3, 4))
+    assert found["preferred"] == token
+    assert found["gap"] / found["allowed"] <= lead / (TIE_MARGIN["bfloat16"] * size) + 1e-3

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specdebug.base import files
 from specdebug.base.errors import SpecDebugError
@@ -56,22 +54,6 @@ def test_what_is_written_is_read(bundle: Path) -> None:
     assert members == MEMBERS
     assert manifest["scenario"] == "mini"
     assert (manifest["format"], manifest["version"]) == ("specdebug-bundle", 2)
-
-
-@settings(max_examples=25)
-@given(members=st.dictionaries(st.from_regex(r"[a-z][a-z0-9]{0,8}(/[a-z]{1,8})?", fullmatch=True), st.binary()))
-def test_any_members_survive(members: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("any") / "b.specdebug"
-    write_archive(path, {}, members)
-    assert read_archive(path)[1] == members
-
-
-def test_the_order_is_that_of_names_and_times_say_nothing(bundle: Path, tmp_path: Path) -> None:
-    again = tmp_path / "again.specdebug"
-    write_archive(again, FACTS, dict(reversed(MEMBERS.items())))
-    assert again.read_bytes() == bundle.read_bytes()
-    with zipfile.ZipFile(bundle) as opened:
-        assert opened.namelist() == [MANIFEST, "empty", "scenario.json", "toggles/1.yaml"]
 
 
 def test_nothing_is_overwritten_unasked(bundle: Path) -> None:
@@ -141,18 +123,6 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(bundle: Path) -> None:
             assert manifest["scenario"] == "mini"
         whole[position] ^= 0x10
     assert refused > len(whole) / 2
-
-
-@pytest.mark.parametrize("data", [b"", b"name: x\n", b"PK", bytes(range(256))])
-def test_what_is_no_bundle_is_said_to_be_none(data: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "b.specdebug"
-    path.write_bytes(data)
-    assert "is not a bundle" in complaint(path)
-
-
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
-    assert complaint(tmp_path / "none.specdebug") == "no such file"
-    assert complaint(tmp_path) == "is a folder, not a bundle"
 
 
 def test_another_zip_archive_is_no_bundle(bundle: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +17,17 @@ from specdebug.base import corpus, redaction
 from specdebug.base.errors import SpecDebugError
 from specdebug.bundle import content
 from specdebug.bundle.archive import MANIFEST
-from specdebug.bundle.content import read_bundle, resolved, write_bundle
-from specdebug.faults.declare import parse_fault
-from specdebug.scenario.grammar import Scenario
+from specdebug.bundle.content import (
+    Recorded,
+    differences,
+    read_bundle,
+    recorded_of,
+    steps_hash,
+    write_bundle,
+)
 from specdebug.scenario.library import Library
 from specdebug.targets.settings import LaunchedServer
+from specdebug.workers.job import WorkerEnd
 from tests.bundle.bundles import CORPUS, MINI, arm_run, make_bundle, manifest_of, members_of, pack, traced
 
 
@@ -63,23 +71,6 @@ def test_the_arm_is_read_as_it_was_run(bundle: Path) -> None:
     assert again.requests == Library().workload(run.scenario, run.arm, 11)
     assert again.recorded.verdict == "pass"
     assert again.versions == {"specdebug": "0", "python": "3.99"}
-
-
-def test_overrides_are_part_of_the_arm() -> None:
-    run = arm_run(engine={"attention_backend": "triton", "dtype": "bfloat16"})
-    scenario = resolved(run)
-    again = Scenario.from_dict(json.loads(json.dumps(scenario.to_dict())))
-    assert scenario.overrides == {}
-    said = run.scenario.engine_of(run.arm)
-    assert again.engine_of(run.arm) == {**said, "memory": {"fill": "garbage", **said["memory"]}}
-    assert again.probes_of(run.arm) == run.scenario.probes_of(run.arm)
-    assert again.oracles_of(run.arm) == run.scenario.oracles_of(run.arm)
-
-
-def test_faults_are_part_of_the_arm(tmp_path: Path) -> None:
-    faults = (parse_fault("nan_kv_in_use:step=3"), parse_fault("nan_logits"))
-    again = read_bundle(make_bundle(tmp_path / "b.specdebug", faults=faults), None)
-    assert again.run.scenario.faults_of(again.run.arm) == faults
 
 
 def test_prompts_do_not_depend_on_this_pythons_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,14 +189,6 @@ def test_what_nobody_reads_is_not_held(name: str, bundle: Path) -> None:
     assert peak < len(data) / 2
 
 
-def test_versions_that_are_no_text_are_left_out(bundle: Path) -> None:
-    members = members_of(bundle)
-    manifest = json.loads(members[MANIFEST])
-    manifest["versions"] = {"torch": "2", "a": json.loads("[" * 500 + "]" * 500), "b": 3}
-    bundle.write_bytes(pack({**members, MANIFEST: json.dumps(manifest).encode()}))
-    assert read_bundle(bundle, None).versions == {"torch": "2"}
-
-
 def test_what_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "MAX_STEPS", 0)
     with pytest.raises(SpecDebugError, match="has 1 lines, more than the 0 it may have"):
@@ -241,3 +224,48 @@ def test_a_variable_that_was_left_out_is_the_user_s_own(monkeypatch: pytest.Monk
         _ = target.variables
     monkeypatch.setenv("A_SECRET", "mine")
     assert target.variables == {"B": "b"}
+
+
+BEFORE = Recorded("fail", "nan@a", "00", ("[1]", "[2]"))
+
+
+def test_the_steps_hash_to_the_trace_hash() -> None:
+    done = traced(arm_run())
+    assert len(done.steps) == 1
+    assert steps_hash(done.steps) == done.result.outcome.trace_hash
+    assert differences(recorded_of(done), recorded_of(done)) == ()
+
+
+@pytest.mark.parametrize(
+    ("now", "lines"),
+    [
+        (Recorded("pass", None, "00", BEFORE.steps),
+         ("verdict: recorded fail, now pass", "signature: recorded nan@a, now none")),
+        (Recorded("fail", "nan@a", "11", ("[1]", "[3]")),
+         ("trace hash: recorded 00, now 11", "step 2: recorded [2]", "step 2: now [3]")),
+        (Recorded("fail", "nan@a", "11", ("[1]",)),
+         ("trace hash: recorded 00, now 11", "steps: recorded 2, now 1; equal as far as both go")),
+    ],
+)  # fmt: skip
+def test_what_differs_is_named(now: Recorded, lines: tuple[str, ...]) -> None:
+    assert differences(BEFORE, now) == lines
+
+
+def test_what_the_worker_finds_wrong_with_the_scenario_is_an_error() -> None:
+    def at_fault(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
+        return [{"event": "usage", "message": "there is no CUDA"}], WorkerEnd("done", 0, 0.1, 1.0, "")
+
+    with pytest.raises(SpecDebugError, match="there is no CUDA"):
+        traced(arm_run(), at_fault)
+
+
+def test_a_bundle_comes_to_the_verdict_it_recorded() -> None:
+    bundle = Path(__file__).with_name("before.specdebug")
+    command = [sys.executable, "-m", "specdebug", "replay", str(bundle), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    document = json.loads(done.stdout)
+    recorded = document["bundle"]["recorded"]
+    assert (recorded["verdict"], recorded["signature"]) == ("fail", "guard@draft.kv_indices->draft.kv_indptr")
+    (arm,) = document["arms"]
+    assert [arm["verdict"], arm["signature"]] == [recorded["verdict"], recorded["signature"]]
+    assert document["bundle"]["status"] in ("exact", "rounding"), document["bundle"]["differences"]

@@ -58,11 +58,6 @@ def runs(draw: st.DrawFn) -> dict[str, Served]:
     return {rid: served(draw, rid) for rid in ("a.0", "b.0", "c.0")[: draw(st.integers(1, 3))]}
 
 
-@given(runs())
-def test_a_trace_does_not_part_from_itself(run: dict[str, Served]) -> None:
-    assert partings([request(rid) for rid in run], trace(run), trace(run)) == ()
-
-
 @given(runs(), st.data())
 def test_another_token_is_found_where_it_is(run: dict[str, Served], data: st.DataObject) -> None:
     rid = data.draw(st.sampled_from(sorted(run)))
@@ -113,19 +108,6 @@ def kinds(*given: Any) -> list[tuple[str, int, str]]:
     return [(one.kind, one.step, one.request) for one in partings(*given) or ()]
 
 
-def test_what_a_sampled_request_does_has_no_margin() -> None:
-    sampled = request("a.0", sampling=replace(GREEDY, temperature=1.0))
-    assert kinds([sampled], [line(1, {"a.0": [4]})], [line(1, {"a.0": [5]})]) == [("sampled", 1, "a.0")]
-    drafts = [line(1, {"a.0": [4, 5]}, {"a.0": 2})], [line(1, {"a.0": [4]}, {"a.0": 1})]
-    assert kinds([sampled], *drafts) == [("sampled", 1, "a.0")]
-
-
-def test_accepted_beyond_the_end_of_an_output_is_a_draft_with_less_of_a_path() -> None:
-    two = [line(1, {"a.0": [4]}, {"a.0": accepted}, finished=["a.0"]) for accepted in (3, 5)]
-    (found,) = partings([A], two[:1], two[1:]) or ()
-    assert (found.kind, found.recorded, found.now, found.path, found.depth) == ("draft", 3, 5, (4,), 3)
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -147,11 +129,6 @@ def test_another_schedule_is_not_excused_by_a_later_choice() -> None:
     assert kinds([A], before, after) == [("schedule", 1, ""), ("token", 2, "a.0")]
 
 
-def test_a_trace_that_ends_early_is_the_schedule() -> None:
-    steps = [line(1, {"a.0": [4]}), line(2, {"a.0": [5]})]
-    assert kinds([A], steps, steps[:1]) == [("schedule", 2, "")]
-
-
 def test_what_goes_on_from_another_output_is_not_compared() -> None:
     on = request("b.0", continues="a.0")
     before = [line(1, {"a.0": [4]}), line(2, {"b.0": [5]})]
@@ -161,21 +138,9 @@ def test_what_goes_on_from_another_output_is_not_compared() -> None:
     assert found.ids == (1, 2, 4, 1, 2)
 
 
-def test_tokens_are_compared_whatever_the_schedule_became() -> None:
-    """Once a draft was accepted in one run only, batches differ; a wrong token later on is still found."""
-    before = [line(1, {"a.0": [4, 5]}, {"a.0": 2}), line(2, {"a.0": [6, 7]}, {"a.0": 2})]
-    after = [line(n + 1, {"a.0": [token]}, {"a.0": 1}) for n, token in enumerate([4, 5, 6, 8])]
-    assert kinds([A], before, after) == [("draft", 1, "a.0"), ("token", 2, "a.0")]
-
-
 @pytest.mark.parametrize("wrong", ["", "[1]", '{"step": 1}', "[1,2,3,4,5,6,7,8]", line(1, {"a.0": [-1]})])
 def test_a_trace_that_cannot_be_read_parts_nowhere(wrong: str) -> None:
     assert partings([A], [wrong], [line(1, {"a.0": [4]})]) is None
-
-
-@pytest.mark.parametrize("line", ["[" * 100_000, "[[],[],[],[]]", "[1,2"])
-def test_lines_that_are_no_trace_are_not_compared(line: str) -> None:
-    assert partings([request("g.0")], [line], []) is None
 
 
 def test_a_trace_of_too_many_values_is_not_compared_and_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:

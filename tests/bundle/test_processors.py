@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.bundle.explain import Weighed
+from specdebug.bundle.again import Weighed
+from specdebug.bundle.content import Traced, run_traced
 from specdebug.bundle.partings import partings
-from specdebug.bundle.run import Traced, run_traced
 from specdebug.bundle.weigh import weigh
 from specdebug.campaign.loops.replay import ArmRun, Choices, plan
 from specdebug.campaign.preload import PRELOAD
@@ -106,13 +106,6 @@ def check_alike(here: Mapping[str, Traced], there: Mapping[str, Traced]) -> None
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_another_processor_changes_no_more_than_narrow_choices(dtype: str) -> None:
     check_alike(traces((MINI,), dtype, "this"), traces((MINI,), dtype, "default"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processor", [name for name in PROCESSORS if name != "this"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_no_shipped_arm_depends_on_more_of_the_processor(dtype: str, processor: str) -> None:
-    check_alike(traces(SHIPPED, dtype, "this"), traces(SHIPPED, dtype, processor))
 
 
 def test_the_workers_compute_as_they_are_told() -> None:

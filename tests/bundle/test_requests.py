@@ -12,7 +12,6 @@ from specdebug.base.errors import ContentError
 from specdebug.bundle.requests import read_requests, write_requests
 from specdebug.scenario.library import Library
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
-from tests.bundle.bundles import CORPUS
 
 GOOD = {
     "rid": "g0.0",
@@ -57,14 +56,6 @@ def test_shipped_workloads_survive(name: str) -> None:
     scenario = library.scenario(name)
     workload = library.workload(scenario, next(iter(scenario.arms)), 7)
     assert read_requests(write_requests(workload), "r", list(workload.after)) == workload.requests
-
-
-def test_prompts_are_written_as_token_ids() -> None:
-    library = Library()
-    scenario = library.scenario(CORPUS)
-    workload = library.workload(scenario, "fixed", 0)
-    first = json.loads(write_requests(workload).splitlines()[0])
-    assert first["new_ids"] == " ".join(map(str, workload.requests[0].new_ids))
 
 
 @pytest.mark.parametrize(

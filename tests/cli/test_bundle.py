@@ -51,7 +51,7 @@ def test_an_interrupted_run_is_shown_as_far_as_it_came_and_not_bundled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_short = replace(traced(arm_run()), interrupted=True)
-    monkeypatch.setattr("specdebug.bundle.run.run_traced", lambda *given: cut_short)
+    monkeypatch.setattr("specdebug.bundle.content.run_traced", lambda *given: cut_short)
     assert run(["bundle", str(MINI), "-o", str(tmp_path / "b.specdebug")]) == 130
     assert "mini: fixed pass" in " ".join(capsys.readouterr().out.split())
     assert not list(tmp_path.iterdir())
@@ -62,7 +62,7 @@ def test_the_document_is_that_of_the_run_and_of_the_file(
     interrupted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = replace(traced(arm_run()), interrupted=interrupted)
-    monkeypatch.setattr("specdebug.bundle.run.run_traced", lambda *given: ended)
+    monkeypatch.setattr("specdebug.bundle.content.run_traced", lambda *given: ended)
     file, beside = tmp_path / "b.specdebug", tmp_path / "d.json"
     argv = ["bundle", str(MINI), "-o", str(file), "--json", "--json-file", str(beside)]
     assert run(argv) == (130 if interrupted else 0)
@@ -81,7 +81,7 @@ def test_a_run_that_this_machine_cannot_make_is_not_bundled(
     run_here = traced(arm_run())
     outcome = replace(run_here.result.outcome, verdict="unknown", detail="there is no CUDA", unavailable=True)
     lacking = replace(run_here, result=replace(run_here.result, outcome=outcome))
-    monkeypatch.setattr("specdebug.bundle.run.run_traced", lambda *given: lacking)
+    monkeypatch.setattr("specdebug.bundle.content.run_traced", lambda *given: lacking)
     assert run(["bundle", str(MINI), "-o", str(tmp_path / "b.specdebug")]) == 125
     out, err = capsys.readouterr()
     assert (out, err.splitlines()[-1]) == ("", "error: no bundle written: there is no CUDA")

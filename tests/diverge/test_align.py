@@ -9,7 +9,6 @@ from specdebug.diverge.align import (
     by_request,
     in_common,
     in_lockstep,
-    is_where,
     same_schedule,
     unlike_by_worker,
 )
@@ -71,20 +70,6 @@ def test_by_request_whenever_it_was_computed() -> None:
         2,
     )
     assert same_schedule(together, apart) == 1
-
-
-def test_a_request_without_a_counterpart_is_told_once() -> None:
-    left = [step(1, "a", bonus=[1])]
-    right = [step(1, "a", bonus=[1]), step(2, "a", bonus=[1], logits=[2]), step(3, "a", bonus=[1])]
-    (found,) = by_request(left, right)
-    assert (found.what, found.step, found.owner) == ("shape", 2, "a")
-    assert not found.soft
-
-
-def test_where_things_are() -> None:
-    assert is_where("move_kv_cache.src_loc")
-    assert is_where("attention.plan.kv_indices")
-    assert not is_where("accept.accept_index")
 
 
 def prefill(number: int, *rows: int, digests: Sequence[int]) -> RecordedStep:
@@ -160,11 +145,6 @@ def test_workers_may_write_other_rows_but_not_verify_others() -> None:
     wide = Descriptor("verify.logits", "float32", (0, 1), (2, 2))
     other = decodes((wide, WRITTEN), ())
     assert {each.site for each in by_request(v1, other, unlike_by_worker(v1, other))} == {"verify.logits"}
-
-
-def test_equal_rows_that_workers_write_are_compared() -> None:
-    v1, v2 = decodes((WRITTEN,)), decodes((WRITTEN,), first=7)
-    assert [each.what for each in by_request(v1, v2, unlike_by_worker(v1, v2))] == ["value", "value"]
 
 
 def test_of_a_request_s_last_step_the_draft_s_extend_is_not_compared() -> None:

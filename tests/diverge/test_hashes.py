@@ -23,7 +23,6 @@ from specdebug.diverge.hashes import (
     _launch,
     list_hash,
     reference,
-    rows_of,
 )
 from specdebug.diverge.recording import Layout, Segment, row_sums
 from tests.diverge.samples import SEGMENTS, flipped
@@ -194,14 +193,6 @@ def test_slots_of_every_layer_are_hashed() -> None:
     assert other != whole
     pool[2, 8] = -1.0  # nobody's slot
     assert hashes() == (after, other)
-
-
-def test_rows_of_slots_come_first() -> None:
-    pool, at = torch.arange(4 * 10 * 2.0).reshape(4, 10, 2), torch.tensor([[7, 1], [2, 3]])
-    rows = rows_of(call_of(pool, at))
-    assert rows.shape == (4, 4, 2)
-    assert rows[2, 3].tolist() == pool[3, 2].tolist()
-    assert rows_of(call_of(torch.tensor(3))).shape == (1,)
 
 
 def test_copies_outlive_what_they_are_of() -> None:

@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.loops.replay import ArmResult, ArmRun, Replay, run_arms
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, run_arms
 from specdebug.campaign.preload import PRELOAD
 from specdebug.diverge import locate as module
-from specdebug.diverge.locate import IN_PLACE, Locator, Suspect, place_of, twin_of
+from specdebug.diverge.locate import IN_PLACE, Locator, Suspect, place_of
 from specdebug.diverge.recording import Descriptor, RecordedStep
-from specdebug.faults.declare import parse_fault
 from specdebug.scenario.grammar import Expectation
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Located, Outcome, Violation
 from specdebug.workers.pool import WorkerPool
-from tests.diverge.planted import BUGS, failing_run, scenario
+from tests.diverge.planted import BUGS, failing_run
 from tests.run.fakes import FakeLibrary
 
 RUN = failing_run(next(iter(BUGS)), 0)
@@ -69,24 +68,11 @@ def test_what_a_probe_finds_is_named_where_the_tensor_that_it_came_from_first_di
     assert found.signature == f"mismatch@verify.{K}"
 
 
-def test_the_stage_of_a_run_that_ended_within_the_step_is_that_of_the_sound_one() -> None:
-    ended = [*steps(last=1), step(2, k=[9, 4])]
-    found = place([step(1, k=[3, 4], logits=[5, 6])], [step(1, k=[9, 4])], seen="illegal-address@attention.kv_cache")
-    assert isinstance(found, Located)
-    assert found.signature == f"mismatch@verify.{K}"
-    assert place(steps(), ended, until=1) == "its twin computes the same up to step 1"
-
-
 def test_what_a_probe_finds_keeps_its_name_where_nothing_differs_before() -> None:
     assert place(steps(), steps(changed=2), seen=f"nan@{K}") == IN_PLACE
     assert place(steps(), steps(), seen="nan@verify.logits") == IN_PLACE
     another_way = [*steps()[:2], step(3, "a", inputs=[1])]
     assert place(steps(), another_way, seen="nan@verify.logits") == IN_PLACE, "a hit, say: that is not what is wrong"
-
-
-def test_nothing_after_the_last_step_to_look_at_is_the_cause() -> None:
-    assert place(steps(), steps(changed=4), until=3) == "its twin computes the same up to step 3"
-    assert place(steps(), steps()) == "its twin computes the same in all its steps"
 
 
 def test_other_requests_are_the_schedule_and_in_a_step_the_site_that_is_left_out_is_named() -> None:
@@ -110,17 +96,6 @@ def test_other_requests_are_the_schedule_and_in_a_step_the_site_that_is_left_out
         3,
         "only the first arm has a step 3".replace("first arm", "twin"),
     )
-
-
-def test_the_twin_of_a_run_has_its_fixes_and_no_faults() -> None:
-    assert twin_of(replace(RUN, toggles=())) is None
-    twin = twin_of(RUN)
-    assert twin is not None
-    assert twin.toggles == ()
-    faulty = replace(scenario(), faults=(parse_fault("next_token_swapped:step=3"),))
-    twin = twin_of(ArmRun("a", faulty, "base", 0))
-    assert twin is not None
-    assert twin.scenario.faults_of("base") == ()
 
 
 class Bench:
@@ -186,26 +161,6 @@ def test_a_failure_seen_in_outputs_is_told_by_where_it_began(bench: Bench) -> No
         "stage": "verify",
     }
     assert Outcome.from_dict(plain) == outcome
-
-
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        FINE,
-        replace(SEEN, signature="ends@stop"),
-        replace(SEEN, signature="mismatch@acceptance"),
-        replace(SEEN, signature="guard@draft.kv_indices->draft.kv_indptr"),
-        replace(SEEN, signature="pools@reserve"),
-        replace(SEEN, signature="crash:SIGSEGV"),
-        replace(SEEN, signature="oom"),
-        replace(SEEN, signature="hang"),
-        replace(SEEN, interrupted=True),
-    ],
-)  # fmt: skip
-def test_what_names_its_place_already_and_deaths_are_left_alone(bench: Bench, outcome: Outcome) -> None:
-    (told,) = locator().located([ArmResult(RUN, outcome)])
-    assert told.outcome == outcome
-    assert bench.ran == []
 
 
 def test_a_probe_finding_is_located_unless_it_is_what_is_expected(bench: Bench) -> None:
@@ -277,14 +232,6 @@ def test_without_a_twin_the_oracles_look_after_every_step(bench: Bench) -> None:
     (told,) = locator().located([ArmResult(bare, SEEN)])
     assert told.outcome.signature == "mismatch@request"
     assert told.outcome.notes[-1].endswith("sees nothing before")
-
-
-def test_a_replay_that_is_interrupted_meanwhile_says_so(bench: Bench) -> None:
-    bench.interrupted = True
-    one = locator()
-    (told,) = one.in_replays([Replay(RUN.scenario, (ArmResult(RUN, SEEN),), 1.0)])
-    assert told.interrupted
-    assert one.interrupted
 
 
 def located_for_real(runs: Sequence[ArmRun]) -> list[ArmResult]:

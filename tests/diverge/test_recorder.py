@@ -62,16 +62,6 @@ def recorded(path: Path, steps: int = 2) -> list[RecordedStep]:
     return read(path)
 
 
-def test_a_step_has_its_requests_and_calls(tmp_path: Path) -> None:
-    first, second = recorded(tmp_path / "h")
-    assert (first.number, second.number, first.rids) == (1, 2, ("a", "b"))
-    assert [(part.descriptor.site, part.owner) for part in first.parts()] == [
-        ("target_decode.input_ids", "a"),
-        ("target_decode.input_ids", "b"),
-    ]
-    assert list(first.digests) == list(second.digests)
-
-
 def test_what_an_earlier_listener_does_is_recorded(tmp_path: Path) -> None:
     (clean,) = recorded(tmp_path / "clean", 1)
 
@@ -82,19 +72,6 @@ def test_what_an_earlier_listener_does_is_recorded(tmp_path: Path) -> None:
     (damaged,) = recorded(tmp_path / "damaged", 1)
     assert damaged.digests[0] == clean.digests[0]
     assert damaged.digests[1] != clean.digests[1]
-
-
-def test_known_places_are_kept_in_full(tmp_path: Path) -> None:
-    recorder = Keeper({(2, 0): "target_decode.input_ids"}, tmp_path)
-    engine = Engine()
-    recorder.attach(engine)
-    for _ in range(3):
-        engine.step()
-    recorder.finish()
-    found = kept(tmp_path, (2, 0))
-    assert found is not None
-    assert found.tolist() == [3, 4]
-    assert [file.name for file in tmp_path.iterdir()] == ["2-0.npy"]
 
 
 def test_a_step_that_fails_is_written_up_to_there(tmp_path: Path) -> None:

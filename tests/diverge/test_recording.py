@@ -98,24 +98,3 @@ PREFILL = Batch("prefill", [request(0), request(4)], (0, 1), (5, 2))
 )
 def test_a_decode_step(site: str, rows: int, expected: list[tuple[int, int, int]]) -> None:
     assert DECODE.segments(site, rows) == expected
-
-
-def test_the_draft_loop_writes_branches() -> None:
-    assert DECODE.segments("kv_pool.write.loc", 8, drafting=True) == [(1, 0, 2), (2, 2, 4), (-1, 4, 8)]
-    assert DECODE.segments("kv_pool.write.k", 8, grid=True) == [(1, 0, 2), (2, 2, 4), (-1, 4, 8)]
-
-
-@pytest.mark.parametrize(
-    ("site", "rows", "expected"),
-    [
-        ("target_prefill.input_ids", 7, [(0, 0, 5), (1, 5, 7)]),
-        ("target_prefill.logits", 2, [(0, 0, 1), (1, 1, 2)]),
-        ("kv_pool.write.k", 3, [(-2, 0, 3)]),
-    ],
-)
-def test_a_prefill(site: str, rows: int, expected: list[tuple[int, int, int]]) -> None:
-    assert PREFILL.segments(site, rows) == expected
-
-
-def test_outside_of_any_batch() -> None:
-    assert Batch("none", (), ()).segments("prefix_cache.release.first_free", 1) == [(-2, 0, 1)]

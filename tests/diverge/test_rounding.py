@@ -13,14 +13,12 @@ import torch
 
 from specdebug.diverge.recording import Descriptor, RecordedStep, keep, kept
 from specdebug.diverge.rounding import (
-    GROUNDS,
     Judgement,
     Pairs,
     Place,
     Tensors,
     difference,
     explained,
-    grounds,
     judge,
     tolerance,
 )
@@ -199,35 +197,6 @@ def test_walks_part_where_both_have_chosen_the_best() -> None:
     assert not both(place, left, {place: [2, 0, 2], logits: near})  # wrong after they part
     assert not both(place, left, {place: [0, 0, 0], logits: rows})  # the root is always accepted
     assert not both(place, left, left)
-
-
-def test_grounds_are_the_requests_own() -> None:
-    logits = Descriptor("verify.logits", "bfloat16", (0, 1), (6, 6))
-    predict = Descriptor("accept.predict", "int32", (0, 1), (6, 6))
-    bonus = Descriptor("draft.bonus", "int64", (0, 1), (1, 1))
-    step = RecordedStep(3, ("a", "b"), (bonus, logits, predict), range(6))
-    choice = next(part for part in step.parts() if part.owner == "b" and part.descriptor is predict)
-    assert {place: (part.call, part.first_row) for place, part in grounds(choice, step).items()} == {
-        ("verify.logits", 0): (1, 6),
-        ("accept.predict", 0): (2, 6),
-    }
-    assert grounds(next(step.parts()), step) == {}
-    assert choice.descriptor.site in GROUNDS
-
-
-def test_the_first_element_that_differs() -> None:
-    left = np.array([[1.0, 2.0], [3.0, np.nan]])
-    right = np.array([[1.0, 2.0], [3.5, np.nan]])
-    found = difference(left, right)
-    assert found is not None
-    assert (found.index, found.left, found.right, found.count, found.size) == ((1, 0), 3.0, 3.5, 1, 4)
-    assert difference(left, left.copy()) is None
-
-
-def test_zeros_of_either_sign_differ_by_no_gap() -> None:
-    found = difference(np.zeros((1, 1)), -np.zeros((1, 1)))
-    assert found is not None
-    assert (found.count, found.gap) == (1, 0.0)
 
 
 @pytest.mark.parametrize(

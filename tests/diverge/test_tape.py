@@ -10,7 +10,7 @@ import torch
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.align import PREFILL, by_request
 from specdebug.diverge.hashes import Groups, reference
-from specdebug.diverge.recording import PADDING, Descriptor, Layout, RecordedStep, kept
+from specdebug.diverge.recording import PADDING, Descriptor, Layout, RecordedStep
 from specdebug.diverge.tape import Chunks, Positions, TapeRecording, chunks_of, computed_again
 from specdebug.targets.inside.tape import Tape
 
@@ -79,13 +79,6 @@ def test_the_end_of_a_chunk_whose_rows_are_not_all_there_is_compared_still(tmp_p
 DECODE = RecordedStep(9, ("a",), (Descriptor("verify.input_ids", "int64", (0,), (1,)),), array("Q", [1]))
 
 
-def test_a_prefill_that_a_run_ended_in_is_not_cut_by(tmp_path: Path) -> None:
-    steps = recording(taped(tmp_path / "x", (0, 4), (4, 6))).steps
-    assert chunks_of(steps, whole=True) == {"a": (4, 6)}
-    assert chunks_of(steps, whole=False) == {}
-    assert chunks_of([*steps, DECODE], whole=False) == {"a": (4, 6)}
-
-
 def test_a_request_that_is_computed_again_is_told(tmp_path: Path) -> None:
     first, second = recording(taped(tmp_path / "x", (0, 4), (4, 6))).steps
     assert computed_again([first, second, DECODE]) == set()
@@ -148,22 +141,9 @@ def test_hashes_are_those_of_a_recording_on_a_device_where_that_is_asked(tmp_pat
     assert list(step.digests) == Layout([([(0, 0, 1), (1, 1, 2)], 2)]).hashes(sums).tolist()
 
 
-def test_a_step_after_a_requests_end_does_not_count(tmp_path: Path) -> None:
-    last = recording(batched(tmp_path / "x")).steps[-1]
-    assert {part.owner for part in last.parts()} == {"b", None}
-
-
 def test_what_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     path = batched(tmp_path / "x")
     whole = recording(path).steps
     path.write_bytes(path.read_bytes()[:-5])
     assert len(recording(path).steps[-1].calls) == len(whole[-1].calls) - 1
     assert recording(tmp_path / "none").steps == []
-
-
-def test_tensors_are_found_by_step_and_call(tmp_path: Path) -> None:
-    found = recording(batched(tmp_path / "x"))
-    found.keep([(3, 0)], tmp_path)
-    values = kept(tmp_path, (3, 0))
-    assert values is not None
-    assert values.reshape(-1).tolist() == [1.0, 3.0, 0.0, 0.0]

@@ -36,8 +36,7 @@ from specdebug.base.assets import CHECKPOINTS
 from specdebug.base.errors import SpecDebugError, one_line
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.bundle.archive import MANIFEST
-from specdebug.bundle.content import TRACE, read_bundle
-from specdebug.bundle.run import steps_hash
+from specdebug.bundle.content import TRACE, read_bundle, steps_hash
 from specdebug.campaign.loops.baseline import Baseline
 from specdebug.campaign.loops.replays import LastFailed
 from specdebug.campaign.trials.journal import Journal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdebug.logs.naming import last_words
+from specdebug.logs.scan import last_words
 
 SGLANG = """\
 [2026-11-23 10:00:00] server_args=ServerArgs(model_path='tiny')
@@ -31,19 +31,6 @@ VLLM = """\
 def test_the_exception_is_quoted_and_not_what_others_say_of_its_end() -> None:
     assert last_words(SGLANG) == "ValueError: page size 3 is not a power of two"
     assert last_words(VLLM) == "RuntimeError: no KV cache blocks"
-
-
-def test_of_several_the_last_counts_as_what_was_raised_of_another() -> None:
-    text = (
-        "Traceback (most recent call last):\n  File 'x'\nKeyError: 'a'\n\nDuring handling of the above exception:\n\n"
-    )
-    text += "Traceback (most recent call last):\n  File 'x'\nmodels.LoadError: no weights\nfarewell\n"
-    assert last_words(text) == "models.LoadError: no weights"
-
-
-def test_lines_of_other_processes_stand_in_between() -> None:
-    text = "Traceback (most recent call last):\n  File 'x'\n[10:00] loading\nINFO:     127.0.0.1 GET /health\nOSError\n"
-    assert last_words(text) == "OSError"
 
 
 def test_the_end_of_another_process_is_told_where_nothing_else_is() -> None:

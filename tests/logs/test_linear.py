@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import specdebug.logs
 from specdebug.logs import patterns, scan
@@ -153,13 +151,6 @@ def test_of_lines_that_all_fail_in_another_way_a_block_names_so_many(message: by
     assert {one.strength for one in found.findings.values()} == {found.main.strength}  # no weaker rule has the rest
 
 
-def test_of_lines_that_tell_of_nothing_after_all_a_block_asks_so_many(calls: Counter[str]) -> None:
-    lines = [b"exit code 0 %s" % letters(number) for number in range(4 * scan.MAX_ASKED)]
-    found = scan_bytes(b"\n".join([*lines, b"Segmentation fault", b"ValueError: x"]))
-    assert calls["named"] <= 2 * scan.MAX_ASKED + 2  # two rules read exit codes
-    assert found.findings.keys() == {"crash:SIGSEGV", "error:ValueError:x"}
-
-
 def test_lines_that_are_equal_or_differ_in_digits_are_all_counted() -> None:
     fault = b"CUDA error: an illegal memory access was encountered"
     lines = [fault] * 5000 + [b"[%d] " % number + fault for number in range(5000)]
@@ -204,16 +195,6 @@ def test_a_name_is_made_from_a_bounded_part_of_a_line() -> None:
         named(rule, b"x" * size, at)
     assert max(seen) <= REACH
     assert AHEAD < REACH
-
-
-@given(st.binary(max_size=300), st.integers(0, 3), st.sampled_from(WORDS))
-def test_one_piece_or_many_is_all_the_same(noise: bytes, cuts: int, word: bytes) -> None:
-    log = noise + b"\nValueError: x\n" + word + noise + b"\n  then nan@a.b at step 3\n" + noise
-    reader = scan.LogReader()
-    size = max(1, len(log) // (cuts + 1))
-    for begin in range(0, len(log), size):
-        reader.feed(log[begin : begin + size])
-    assert reader.close() == scan_bytes(log)
 
 
 def test_where_re2_is_missing_the_same_is_said_of_real_logs(monkeypatch: pytest.MonkeyPatch) -> None:

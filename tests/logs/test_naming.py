@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdebug.logs.naming import name_of, tells_of_damage
-from specdebug.logs.scan import scan_bytes
+from specdebug.logs.scan import name_of, scan_bytes
 from specdebug.verdict.deaths import death_of
 from specdebug.workers.job import WorkerEnd
 
@@ -69,15 +68,3 @@ def test_a_scenario_s_worker_and_a_command_die_by_the_same_name(log: str, signat
     assert dead is not None
     assert dead.signature == signature
     assert name_of(scan_bytes(log.encode()), -6) == signature
-
-
-@pytest.mark.parametrize("name", ["nan@x.y", "crash:SIGSEGV", "hang", "oom", "oom@cuda", "error@engine.step"])
-def test_damage(name: str) -> None:
-    assert tells_of_damage(name)
-
-
-@pytest.mark.parametrize(
-    "name", ["exit:1", "error:ReadTimeout", "assert:x", "panic:x@y.rs", "test:a::b", "crash:SIGKILL", "signal:40"]
-)
-def test_no_damage(name: str) -> None:
-    assert not tells_of_damage(name)

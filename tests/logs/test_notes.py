@@ -40,18 +40,3 @@ def test_accept_lengths_that_stay_at_nothing_are_a_drop(log: str, signature: str
 def test_what_was_tried_again_in_a_run_that_went_well_is_no_failure(green: str) -> None:
     assert name(RETRIED) is not None
     assert name(f"{RETRIED}{green}\n") is None
-
-
-def test_a_run_that_passed_does_not_excuse_a_death_or_another_that_failed() -> None:
-    green = "==== 12 passed in 8.1s ====\n"
-    assert name("Segmentation fault (core dumped)\n" + green) == "crash:SIGSEGV"
-    assert name("FAILED a/b.py::test_c - ValueError: x\n" + green) == "error:ValueError:x@b.test_c"
-    assert name("ValueError: x\n" + green + "Process completed with exit code 1.\n") == "error:ValueError:x"
-    assert name("ValueError: x\n" + green) is None
-
-
-def test_sizes_of_one_collective_that_differ_are_told() -> None:
-    work = "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLREDUCE, NumelIn={})\n"
-    assert name(work.format(0, 7, 64) + work.format(1, 7, 80)) == "hang@collective.size_mismatch"
-    assert name(work.format(0, 7, 64) + work.format(1, 7, 64)) == "hang"
-    assert name(work.format(0, 7, 64) + work.format(1, 8, 80)) == "hang"

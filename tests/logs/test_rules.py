@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.async_probe.gate import ProbeFinding as Probed
 from specdebug.logs.findings import FoundFailures
 from specdebug.logs.rule import KINDS, Hit, Strength
 from specdebug.logs.rules import RULES
@@ -139,28 +138,6 @@ def test_every_kind_of_ours_is_known(kind: str) -> None:
     assert hit.strength == Strength.NAMED
 
 
-def test_what_an_assertion_on_the_device_is_about() -> None:
-    where = "/x/K.cu:16: kernel: block: [1,0,0], thread: [2,0,0] "
-    assert hits_in(f"{where}Assertion `ind >=0 && ind < ind_dim_size` failed.")[0].means == "oob"
-    assert hits_in(f"{where}Assertion `a == b` failed.")[0].means == "assert"
-
-
-@given(
-    st.builds(
-        Probed,
-        site=st.from_regex(r"[a-z_]{1,8}(\.[a-z_]{1,8}){1,3}", fullmatch=True),
-        kind=st.sampled_from(["nan", "inf", "oob", "page_aligned"]),
-        step=st.integers(-1, 10**6),
-        index=st.integers(0, 10**9),
-        value=st.integers(-(2**63), 2**63 - 1),
-        count=st.integers(1, 10**6),
-    )
-)
-def test_any_probes_message_is_read_back(found: Probed) -> None:
-    (hit,) = hits_in(f"E   RuntimeError: {found.message()}")
-    assert hit.signature == found.signature
-
-
 SAID = st.sampled_from(
     [*LINES, "ordinary", "", "exit code 9", "Process completed with exit code 137 after ValueError: x"]
 )
@@ -185,16 +162,3 @@ def test_the_reader_says_what_reading_line_by_line_says(told: list[tuple[str, in
     plain = {name: found._by_key[name] for name in first if name in found._by_key}
     assert {name: one.count for name, one in plain.items()} == {name: counts[name] for name in plain}
     assert sum(one.count for one in found) == counts.total()
-
-
-@given(st.text())
-def test_no_text_is_too_strange(text: str) -> None:
-    for hit in hits_in(text):
-        assert hit.signature
-
-
-def test_no_signature_is_endless() -> None:
-    for line in ("nan@" + "a." * 2000, "x." * 2000 + "A" + "b" * 3000 + "Error: y", "FAILED " + "a/" * 2000 + "b.py::c",
-                 "f" * 3000 + ".c:1: f: Assertion `x' failed.", "AssertionError: " + "z" * 5000,
-                 "('" + "A" + "b" * 3000 + "Error('x')"):  # fmt: skip
-        assert all(len(hit.signature) <= 260 for hit in hits_in(line))

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specdebug.logs import scan as scanning
 from specdebug.logs.findings import MAX_FINDINGS
@@ -76,38 +74,6 @@ def test_the_strongest_message_names_the_failure_wherever_it_stands() -> None:
     ]
 
 
-def test_a_folded_cell_of_a_table_is_no_signature() -> None:
-    found = scan(io.BytesIO("│ base │ fail │ guard@draft.kv_ind │\n│      │      │ ices              │\n".encode()))
-    assert found.main is None
-
-
-def test_colours_and_binary_junk_are_tolerated() -> None:
-    junk = bytes(range(256)) * 300
-    found = scan(io.BytesIO(junk + b"\n\x1b[1;31mbase: fail \x1b[0mnan@draft.logits\x1b[0m, 1 s\n" + junk))
-    assert found.main is not None
-    assert found.main.signature == "nan@draft.logits"
-    assert found.main.line == 302
-
-
-@given(
-    st.lists(st.sampled_from([b"", b"fine", b"x: fail nan@a.b", b"\xff\x00", b"y" * 50]), max_size=30),
-    st.integers(1, 64),
-)
-def test_line_numbers_do_not_depend_on_blocks(lines: list[bytes], block: int) -> None:
-    text = b"\n".join(lines)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scanning, "BLOCK", block)
-        found = scan(io.BytesIO(text))
-    assert found.size == len(text)
-    # A line longer than two blocks is cut, and so may be a message in it; the others are all there.
-    if found.main is not None:
-        assert lines[found.main.line - 1] == b"x: fail nan@a.b"
-    if b"x: fail nan@a.b" in lines and block > 20:
-        assert found.main is not None
-        assert found.main.line == lines.index(b"x: fail nan@a.b") + 1
-        assert found.main.count == lines.count(b"x: fail nan@a.b")
-
-
 class Endless(io.RawIOBase):
     """So many blocks of a server's log, made as they are read, with a failure at the end."""
 
@@ -143,21 +109,3 @@ def test_no_log_fills_the_memory_with_findings() -> None:
     log = b"".join(b"  then nan@site.%d.x at step 3\n" % number for number in range(2 * MAX_FINDINGS))
     found = scan(io.BytesIO(log))
     assert len(found.findings) == MAX_FINDINGS
-
-
-def test_however_much_came_before_what_names_the_failure_is_kept() -> None:
-    words = ("".join(chr(97 + number // 26**place % 26) for place in range(3)) for number in range(2 * MAX_FINDINGS))
-    log = [f"AssertionError: {word}" for word in words]
-    log += ["base: fail nan@draft.logits, 1.0 s", "AssertionError: the last"]
-    found = scan(io.BytesIO("\n".join(log).encode()))
-    assert found.main is not None
-    assert (found.main.signature, found.main.line) == ("nan@draft.logits", 2 * MAX_FINDINGS + 1)
-    assert len(found.findings) == MAX_FINDINGS
-
-
-def test_a_message_deep_in_an_endless_line_is_found() -> None:
-    found = scan(
-        io.BytesIO(b"y " * 100_000 + b"CUDA error: an illegal memory access was encountered" + b" y" * 100_000)
-    )
-    assert found.main is not None
-    assert (found.main.signature, found.main.line) == ("illegal-address@cuda", 1)

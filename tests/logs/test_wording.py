@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.logs.wording import MAX_WORDS, asserted_in, expression_of, message_of
+from specdebug.logs.rule import MAX_WORDS, asserted_in, expression_of, message_of
 
 
 @pytest.mark.parametrize(

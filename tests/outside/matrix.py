@@ -311,7 +311,7 @@ ROWS = (
 )
 
 ENDLESS = {"serve"}
-"""Commands that end by a signal alone and come to no result; see tests/apps/serve/test_deaths.py."""
+"""Commands that end by a signal alone and come to no result; see tests/apps/serve/test_process.py."""
 
 INSTALLING = {"engines check", "engines install", "engines remove"}
 """Commands that need another engine; tests/targets/installs and tests/engines play what happens to them."""

@@ -8,8 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from specdebug.apps.evaluation.declared import Asking, Evaluation, Expected
-from specdebug.apps.evaluation.gate import Threshold
+from specdebug.apps.evaluation.declared import Asking, Evaluation, Expected, Threshold
 from specdebug.apps.evaluation.questions import ChoiceQuestion, QuestionSet
 from specdebug.apps.evaluation.run import Evaluated, MarkedAnswer
 from specdebug.base.errors import SpecDebugError

@@ -92,31 +92,6 @@ def test_a_finished_run() -> None:
     assert outcome.reverted_hits == {"27338": {"27338#1": 7}}
 
 
-def test_how_often_oracles_looked_is_kept() -> None:
-    looked = {"event": "looked", "counts": {"lossless": 1, "draft_kv": 2}}
-    outcome = outcome_of([*START, step(1), looked, *FINISH])
-    assert outcome.looks == {"lossless": 1, "draft_kv": 2}
-    assert Outcome.from_dict(outcome.to_dict()).looks == outcome.looks
-    older = {key: value for key, value in outcome.to_dict().items() if key != "looks"}
-    assert Outcome.from_dict(older).looks == {}
-
-
-def test_a_run_is_complete_when_every_planned_request_came_to_its_end() -> None:
-    whole = [*START, step(1), *FINISH]
-    more = [{**event, "requests": 2} if event["event"] == "setup" else event for event in whole]
-    assert [outcome_of(events).complete for events in (whole, more, whole[:-1])] == [True, False, False]
-    unfinished = [event for event in whole if event["event"] != "request"]
-    assert not outcome_of(unfinished).complete
-    assert Outcome.from_dict(json.loads(json.dumps(outcome_of(whole).to_dict()))).complete
-
-
-def test_a_reverted_line_that_never_ran_is_no_pass() -> None:
-    silent = {"event": "coverage", "reached": {"draft.logits": 3}, "hits": {"27338": {"27338#1": 0}}}
-    outcome = outcome_of([*START, step(1), FINISH[0], silent, FINISH[2]])
-    assert outcome.verdict == "unknown"
-    assert "27338" in outcome.detail
-
-
 @pytest.mark.parametrize(
     ("kind", "status", "signature", "words"),
     [
@@ -235,11 +210,6 @@ def test_a_device_that_never_answers_is_gone_and_a_later_hang_is_a_failure() -> 
     assert outcome_of([*claiming, stack, *START], end("timeout", -9)).signature == "hang"
 
 
-def test_a_crash_is_no_lack_whatever_was_printed_before_it() -> None:
-    outcome = outcome_of([*START, step(1)], end("signal", -11, "warning: No space left on device\n"))
-    assert (outcome.verdict, outcome.signature) == ("fail", "crash:SIGSEGV")
-
-
 def test_memory_that_a_declared_fault_took_is_the_arm_s() -> None:
     what = {"number": 0, "step": 1, "request": None, "site": None, "tensor": "process", "index": []}
     fault = {"event": "injected", "fault": "worker_out_of_memory", **what, "before": "running", "after": "allocating"}
@@ -269,26 +239,6 @@ def test_the_finding_that_names_a_lost_device_says_what_became_of_it() -> None:
     assert outcome_of([*START, step(1), seen, *FINISH]).detail == "value not below 9"
 
 
-def test_what_a_probe_saw_names_the_crash_that_follows() -> None:
-    where = {"kind": "oob", "site": "verify.input_ids", "step": 2}
-    seen = {"event": "violation", **where, "detail": "bad", "data": {}}
-    outcome = outcome_of([*START, step(1), seen], end("signal", -11))
-    assert outcome.signature == "oob@verify.input_ids"
-    assert [violation.signature for violation in outcome.consequences] == ["crash:SIGSEGV"]
-
-
-def test_an_interrupted_run_is_unknown_but_what_it_found_stands() -> None:
-    assert outcome_of([*START, step(1)], end("interrupted", -9)).verdict == "unknown"
-    seen = {"event": "violation", "kind": "nan", "site": "x", "step": 1, "detail": "", "data": {}}
-    assert outcome_of([*START, step(1), seen], end("interrupted", -9)).signature == "nan@x"
-
-
-def test_a_run_that_could_not_take_place_is_unknown() -> None:
-    reason = "fix 27338 does not fit"
-    outcome = outcome_of([START[0], {"event": "impossible", "reason": reason}])
-    assert (outcome.verdict, outcome.reasons) == ("unknown", (reason,))
-
-
 def test_the_trace_depends_on_what_was_decided_not_on_how_long_it_took() -> None:
     def trace(*events: dict[str, Any]) -> str:
         return outcome_of([*START, *events, *FINISH]).trace_hash
@@ -299,17 +249,6 @@ def test_the_trace_depends_on_what_was_decided_not_on_how_long_it_took() -> None
     assert trace(step(1), step(2, kind="prefill")) != base
     assert trace(step(1), step(2, retracted=["g0.0"])) != base
     assert trace(step(1)) != base
-
-
-def test_events_of_unknown_kinds_change_nothing() -> None:
-    events = [*START, step(1), *FINISH]
-    assert outcome_of([{"event": "telemetry", "x": 1}, {"no": "event"}, *events]) == outcome_of(events)
-
-
-def test_the_log_is_cut_in_front() -> None:
-    outcome = outcome_of([*START, step(1), *FINISH], end(log="a" * 10_000 + "tail"))
-    assert outcome.log_tail.endswith("tail")
-    assert len(outcome.log_tail) <= 4000
 
 
 FAULT_DUMP = """Fatal Python error: Segmentation fault

@@ -77,25 +77,6 @@ def test_within_a_step_the_cause_comes_before_its_effects() -> None:
     assert named(*backwards)[0] == "guard@x"
 
 
-def test_probes_of_a_step_keep_the_order_in_which_they_fired() -> None:
-    assert named(Violation("oob", "b", 1), Violation("nan", "a", 1)) == ["oob@b", "nan@a"]
-
-
-@pytest.mark.parametrize("kind", ["crash:SIGSEGV", "hang", "oom"])
-def test_a_death_is_the_signature_only_when_nothing_was_seen_before(kind: str) -> None:
-    death = Violation(kind, "", 3)
-    assert named(death, Violation("nan", "logits", 3)) == ["nan@logits", kind]
-    assert named(death, Violation("accept-drop", "g0", None)) == ["accept-drop@g0", kind]
-    assert named(death) == [kind]
-
-
-def test_what_belongs_to_no_step_comes_after_all_steps() -> None:
-    assert named(Violation("accept-drop", "g0", None), Violation("pools", "ownership", 4000)) == [
-        "pools@ownership",
-        "accept-drop@g0",
-    ]
-
-
 def test_one_signature_is_one_violation_with_its_first_step_and_all_counts() -> None:
     merged = merge_violations(
         [Violation("nan", "x", 7, "later", 2), Violation("nan", "x", 4, "first", 3), Violation("inf", "x", 5)]

@@ -1,16 +1,19 @@
-"""Multiple-choice questions, read from disk: MMLU's own CSV files, or JSON lines."""
+"""Multiple-choice questions: read from disk (MMLU's own CSV files, or JSON lines), put into words, and marked."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import math
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from specdebug.base.errors import ContentError, SpecDebugError, Where, one_line
 from specdebug.base.files import read_file
@@ -157,19 +160,13 @@ def _question(text: Any, choices: Any, answer: Any, subject: str, where: Where) 
         raise ContentError(f"there must be 2 to {len(ascii_uppercase)} choices, in a list", where)
     if not all(isinstance(each, str) and each for each in choices):
         raise ContentError("every choice must be text, and not empty", where)
-    if not _is_text("".join((text, subject, *choices))):
-        raise ContentError("holds half of a surrogate pair, which is no text", where)
+    try:
+        "".join((text, subject, *choices)).encode()
+    except UnicodeEncodeError:
+        raise ContentError("holds half of a surrogate pair, which is no text", where) from None
     if len(set(choices)) < len(choices):
         raise ContentError("two choices are the same", where)
     return ChoiceQuestion(text, tuple(choices), _index_of(answer, choices, where), subject, str(where))
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _index_of(answer: Any, choices: Sequence[str], where: Where) -> int:
@@ -184,3 +181,92 @@ def _index_of(answer: Any, choices: Sequence[str], where: Where) -> int:
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
         return answer
     raise ContentError(f"answer must be a letter, a choice's text or its index below {len(choices)}", where)
+
+
+Ask = Literal["letter", "continuation"]
+"""``letter``: the choices are shown, and one's letter is asked for. ``continuation``: the choices are not shown; the
+right one is how the text goes on."""
+
+
+def prompts_of(found: QuestionSet, ask: Ask, shots: int | None) -> list[str]:
+    """The prompt of each question. ``shots``: worked examples before it; None: as many as there are. Raises
+    SpecDebugError for more than there are."""
+    if ask == "continuation":
+        if shots:
+            raise SpecDebugError("worked examples (shots) go with letters; a continuation has none")
+        return [question.text for question in found.questions]
+    return [_lettered(question, _examples(found, question, shots)) for question in found.questions]
+
+
+def _examples(found: QuestionSet, question: ChoiceQuestion, shots: int | None) -> Sequence[ChoiceQuestion]:
+    there = found.examples.get(question.subject, ())
+    if shots is not None and shots > len(there):
+        about = f" of {question.subject}" if question.subject else ""
+        raise SpecDebugError(
+            f"{question.place}: {shots} worked examples are asked for, and there are {len(there)}{about}; "
+            "they are read from *_dev.csv beside *_test.csv"
+        )
+    return there[:shots]
+
+
+def _lettered(question: ChoiceQuestion, examples: Sequence[ChoiceQuestion]) -> str:
+    about = f" about {question.subject.replace('_', ' ')}" if question.subject else ""
+    head = f"The following are multiple choice questions (with answers){about}.\n\n"
+    worked = "".join(f"{_block(each)} {ascii_uppercase[each.answer]}\n\n" for each in examples)
+    return f"{head}{worked}{_block(question)}"
+
+
+def _block(question: ChoiceQuestion) -> str:
+    choices = "".join(
+        f"{letter}. {choice}\n" for letter, choice in zip(ascii_uppercase, question.choices, strict=False)
+    )
+    return f"{question.text.strip()}\n{choices}Answer:"
+
+
+By = Literal["generation", "logprob"]
+Top: TypeAlias = Sequence[tuple[float, str]]
+"""The likeliest first tokens: of each the log probability, and its text."""
+
+
+def taken_by_text(question: ChoiceQuestion, ask: Ask, text: str) -> int | None:
+    """The index of the choice that an output takes; None where it takes none."""
+    if ask == "letter":
+        return _letter(text, len(question.choices))
+    # the choice that shares the longest beginning with the output, unless that is white space, or two share it
+    shared = [
+        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, choice, strict=False)))
+        for choice in question.choices
+    ]
+    most = max(shared)
+    return shared.index(most) if text[:most].strip() and shared.count(most) == 1 else None
+
+
+def taken_by_odds(question: ChoiceQuestion, ask: Ask, top: Top) -> int | None:
+    """The index of the choice that the first token most likely begins; None where that is none, or two alike."""
+    odds = choice_odds(question, ask, top)
+    best = max(odds)
+    return odds.index(best) if best > -math.inf and odds.count(best) == 1 else None
+
+
+def choice_odds(question: ChoiceQuestion, ask: Ask, top: Top) -> list[float]:
+    """Of each choice the log of the probability that the first token is one that begins it; minus infinity where none
+    of the likeliest does."""
+    if ask == "letter":
+        letters = ascii_uppercase[: len(question.choices)]
+        return [_log_sum([value for value, token in top if token.strip() == letter]) for letter in letters]
+    return [_log_sum([value for value, token in top if token and each.startswith(token)]) for each in question.choices]
+
+
+def _log_sum(values: Sequence[float]) -> float:
+    if not values:
+        return -math.inf
+    most = max(values)
+    return most + math.log(sum(math.exp(value - most) for value in values))
+
+
+def _letter(text: str, count: int) -> int | None:
+    """The letter that an output begins with, alone, or the first that it names as its answer."""
+    letters = ascii_uppercase[:count]
+    alone = rf"[(*]*([{letters}])(?![A-Za-z0-9'])"
+    found = re.match(rf"\s*{alone}", text) or re.search(rf"[Aa]nswer(?:\s+is)?\s*:?\s*{alone}", text)
+    return letters.index(found[1]) if found else None

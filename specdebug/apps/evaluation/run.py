@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdebug.apps.evaluation.askers import Put
-from specdebug.apps.evaluation.declared import ARM, Evaluation
-from specdebug.apps.evaluation.gate import Check, Estimate, accept_length_of, check, score_of
-from specdebug.apps.evaluation.prompts import prompts_of
-from specdebug.apps.evaluation.questions import ChoiceQuestion, QuestionSet, read_questions
-from specdebug.apps.evaluation.scoring import Top, taken_by_odds, taken_by_text
-from specdebug.apps.evaluation.worker import Paper
+from specdebug.apps.evaluation.declared import ARM, Check, Estimate, Evaluation, accept_length_of, check, score_of
+from specdebug.apps.evaluation.questions import (
+    ChoiceQuestion,
+    QuestionSet,
+    Top,
+    prompts_of,
+    read_questions,
+    taken_by_odds,
+    taken_by_text,
+)
+from specdebug.apps.evaluation.worker import Paper, Put
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmRun, Progress, RunContent, run_through
@@ -144,10 +148,14 @@ def evaluate(
     """Ask, and judge. Raises SpecDebugError for what is wrong with the evaluation, its questions or its target."""
     began, asking = time.monotonic(), evaluation.questions
     found = read_questions(evaluation.question_path).drawn(asking.count, asking.seed)
-    paper = _paper(evaluation, found)
-    scenario = evaluation.scenario()
-    run = _AskedRun(evaluation.name, scenario, ARM, 0, toggles=tuple(toggles), paper=pickle.dumps(paper))
-    _check(run)
+    prompts = enumerate(zip(prompts_of(found, asking.ask, asking.shots), found.questions, strict=True))
+    puts = [Put(number, prompt, question.place) for number, (prompt, question) in prompts]
+    paper = pickle.dumps(Paper(puts, asking.concurrency, asking.max_new_tokens, asking.by == "logprob"))
+    run = _AskedRun(evaluation.name, evaluation.scenario(), ARM, 0, toggles=tuple(toggles), paper=paper)
+    asked_of(run.scenario, run.arm)
+    target = find_target(run.target).traits
+    if run.toggles and "reverts" not in target.shows:
+        raise SpecDebugError(f"target {target.name} cannot have fixes reverted; the embedded engine and serve can")
     heard = _Heard()
     ran = run_through(pool, Library(), [run], progress, heard)
     if ran.trouble is not None:
@@ -167,43 +175,16 @@ def evaluate(
     )
 
 
-def _paper(evaluation: Evaluation, found: QuestionSet) -> Paper:
-    asking = evaluation.questions
-    prompts = prompts_of(found, asking.ask, asking.shots)
-    pairs = enumerate(zip(prompts, found.questions, strict=True))
-    puts = [Put(number, prompt, question.place) for number, (prompt, question) in pairs]
-    return Paper(puts, asking.concurrency, asking.max_new_tokens, asking.by == "logprob")
-
-
-def _check(run: ArmRun) -> None:
-    """Raise SpecDebugError for a target that cannot be, and for reverts on one that cannot have them."""
-    asked_of(run.scenario, run.arm)
-    target = find_target(run.target).traits
-    if run.toggles and "reverts" not in target.shows:
-        raise SpecDebugError(f"target {target.name} cannot have fixes reverted; the embedded engine and serve can")
-
-
 def _answers(evaluation: Evaluation, found: QuestionSet, heard: _Heard, outcome: Outcome) -> tuple[MarkedAnswer, ...]:
     asking, results = evaluation.questions, {result.rid: result for result in outcome.requests}
     answers = []
     for number, told in sorted(heard.told.items()):
         result, question = results[str(number)], found.questions[number]
         top = [(float(value), str(text)) for value, text in told["top"]]
-        if asking.by == "logprob":
-            taken = taken_by_odds(question, asking.ask, top)
-        else:
-            taken = taken_by_text(question, asking.ask, result.text)
-        answers.append(
-            MarkedAnswer(
-                number,
-                question,
-                result.text,
-                taken,
-                result.accept_lengths,
-                told["prompt_tokens"],
-                result.cached_tokens,
-                len(result.output_ids),
-                top,
-            )
+        by_odds = asking.by == "logprob"
+        taken = (
+            taken_by_odds(question, asking.ask, top) if by_odds else taken_by_text(question, asking.ask, result.text)
         )
+        cost = (told["prompt_tokens"], result.cached_tokens, len(result.output_ids))
+        answers.append(MarkedAnswer(number, question, result.text, taken, result.accept_lengths, *cost, top))
     return tuple(answers)

@@ -23,8 +23,7 @@ from specdebug.base.schema import Item
 from specdebug.base.trial import trial_seed
 from specdebug.base.yamlio import parse_json
 from specdebug.bundle import ENDING
-from specdebug.bundle.content import write_bundle
-from specdebug.bundle.run import Traced, run_traced, versions_here
+from specdebug.bundle.content import Traced, run_traced, versions_here, write_bundle
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Replay, plan
 from specdebug.campaign.shrink import ScenarioSpace, ShrunkSource, scenario_text
 from specdebug.campaign.trials.campaign import Campaign

@@ -13,14 +13,13 @@ import itertools
 import json
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specdebug.apps.serve.failure import ENDING, EngineFailure, failure_of
-from specdebug.apps.serve.process import EngineProcess, Launch
-from specdebug.apps.serve.queue import FairQueue
-from specdebug.apps.serve.served import ServedRequest, Wish
-from specdebug.apps.serve.totals import Totals
+from specdebug.apps.serve.process import ENDING, EngineFailure, EngineProcess, Launch, failure_of
+from specdebug.apps.serve.requests import FairQueue, ServedRequest, Wish
 from specdebug.base.engine_flags import flag_of
 from specdebug.base.errors import SpecDebugError
 from specdebug.verdict.outcome import Violation
@@ -35,6 +34,84 @@ ONE_TOKEN: Mapping[str, Any] = {"max_new_tokens": 1, "temperature": 0.0}
 TICK_S = 0.25
 """Seconds between two looks at the clock, and what one look counts for at most: should this machine have been asleep,
 the engine is not to blame."""
+WINDOW_S = 5.0
+"""Seconds over which the throughput is measured."""
+
+
+@dataclass
+class Totals:
+    """The sums of what an engine has served, and its state after the last step; metrics and ``/server_info`` read them.
+    ``heard`` is told of each latency in seconds: ``first_token``, ``inter_token`` and ``e2e``."""
+
+    heard: Callable[[str, float], None] = lambda what, value: None
+    vocab_size: int = 0
+    steps: int = 0
+    running: int = 0
+    waiting: int = 0
+    used: int = 0
+    requests: int = 0
+    aborted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    accepted: int = 0
+    verifies: int = 0
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def gauge(self, event: Mapping[str, Any]) -> None:
+        """Take in how much is under way."""
+        self.running, self.waiting, self.used = event["running"], event["waiting"], event["used"]
+
+    def step(self, event: Mapping[str, Any], now: float) -> None:
+        """Take in a step."""
+        self.gauge(event)
+        self.steps = event["step"]
+        self.accepted += sum(event["accept"].values())
+        self.verifies += len(event["accept"])
+        self._recent.append((now, sum(map(len, event["emitted"].values()))))
+        self._forget_before(now - WINDOW_S)
+
+    def tokens(self, request: ServedRequest, count: int, now: float) -> None:
+        """Take in tokens of a request."""
+        self.generated_tokens += count
+        if request.first is None:
+            request.first = now
+            self.prompt_tokens += len(request.wish.ids)
+            self.cached_tokens += request.cached_tokens
+            self.heard("first_token", now - request.began)
+        elif request.last is not None:
+            for _ in range(count):
+                self.heard("inter_token", (now - request.last) / count)
+        request.last = now
+
+    def ended(self, request: ServedRequest) -> None:
+        """Take in that a request has ended, and not by an error."""
+        self.requests += 1
+        self.aborted += request.finish_reason == "abort"
+        self.heard("e2e", (request.ended or request.began) - request.began)
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens a verify, the bonus included; 0 before the first."""
+        return self.accepted / self.verifies if self.verifies else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """The part of all prompt tokens that came out of the cache."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def throughput(self) -> float:
+        """Tokens a second, of the last seconds."""
+        now = time.perf_counter()
+        self._forget_before(now - WINDOW_S)
+        if not self._recent:
+            return 0.0
+        return sum(count for _, count in self._recent) / max(now - self._recent[0][0], 1e-3)
+
+    def _forget_before(self, when: float) -> None:
+        while self._recent and self._recent[0][0] < when:
+            self._recent.popleft()
 
 
 class EngineClient:
@@ -90,10 +167,9 @@ class EngineClient:
             self.state = "closed"
             self._fail_all(ENDING)
             self._writer.close()
-        for task in self._tasks[:1]:
-            await task
-        for task in self._tasks[1:]:
-            task.cancel()
+        if self._tasks:
+            await self._tasks[0]
+            self._tasks[1].cancel()
 
     @property
     def pid(self) -> int:
@@ -149,7 +225,7 @@ class EngineClient:
         """Empty the prefix cache; False, and nothing done, while anything is served."""
         done = bool((await self._ask("flush", "flushed"))["done"])
         if done:
-            self.totals.forget_accepted()
+            self.totals.accepted = self.totals.verifies = 0  # the mean accept length begins anew
         return done
 
     async def coverage(self) -> dict[str, Any]:
@@ -197,7 +273,11 @@ class EngineClient:
                 if (asked := self._answers.pop(name, None)) is not None:
                     asked.set_result(dict(event))
             case "violation":
-                self._on_violation(event)
+                violation = Violation(**{key: value for key, value in event.items() if key != "event"})
+                if not any(each.signature == violation.signature for each in self.violations):
+                    self._say(f"found {violation.signature} at step {violation.step}: {violation.detail}")
+                if len(self.violations) < MAX_VIOLATIONS:  # the first name the failure, should there be one
+                    self.violations.append(violation)
             case "machine":
                 self._machine = event
             case "injected":
@@ -221,15 +301,14 @@ class EngineClient:
     def _on_step(self, event: Mapping[str, Any]) -> None:
         now = time.perf_counter()
         self.totals.step(event, now)
-        for key, cached in event["cached"].items():
-            if (request := self._by_key.get(key)) is not None:
-                request.cached_tokens = cached
+        known = self._by_key  # without those that were aborted meanwhile
+        for key in known.keys() & event["cached"].keys():
+            known[key].cached_tokens = event["cached"][key]
         for key in event["retracted"]:
-            if (request := self._by_key.get(key)) is not None:
-                request.retractions += 1
+            if key in known:
+                known[key].retractions += 1
         for key, emitted in event["emitted"].items():
-            request = self._by_key.get(key)
-            if request is None:  # it was aborted meanwhile
+            if (request := known.get(key)) is None:
                 continue
             ids = [] if request.wish.silent else emitted
             if key in event["accept"]:
@@ -244,14 +323,14 @@ class EngineClient:
                 self._end_one(request, reason=reason)
                 self.totals.ended(request)
             elif ids:
-                request.tell()
+                request.news.set()
         self._queue.served(sum(map(len, event["emitted"].values())))
         self._send_due()
         self._generated += bool(event["emitted"])
         self._tell_news()
 
     def _tell_news(self) -> None:
-        """Wake who waits for something to happen."""
+        """Wake those who wait for something to happen."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -261,14 +340,6 @@ class EngineClient:
         request.end(reason=reason, rejected=rejected)
         self._send_due()
         self._tell_news()
-
-    def _on_violation(self, event: Mapping[str, Any]) -> None:
-        violation = Violation(**{key: value for key, value in event.items() if key != "event"})
-        known = any(each.signature == violation.signature for each in self.violations)
-        if len(self.violations) < MAX_VIOLATIONS:  # the first name the failure, should there be one
-            self.violations.append(violation)
-        if not known:
-            self._say(f"found {violation.signature} at step {violation.step}: {violation.detail}")
 
     async def _watch(self) -> None:
         """Kill an engine that says nothing although it has something to do."""

@@ -17,7 +17,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from specdebug.apps.serve.answers import ClientGone, Refusal
+from specdebug.apps.serve.fields import ClientGone, Refusal
 
 HEAD_BYTES = 16 << 10
 """Bytes of a request's head at most."""

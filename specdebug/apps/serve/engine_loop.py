@@ -1,4 +1,8 @@
-"""The engine's side: take the front's commands, step while there is work, tell the front what each step gave.
+"""The engine's process: put the reverts in place, build the engine, and until the front goes away take its commands,
+step while there is work, and tell what each step gave.
+
+It imports nothing of the engine before the reverts are in place. It talks to the front by one socket: the order to
+start comes pickled, everything after it is JSON lines, both ways. Its stdout and stderr are the front's to read.
 
 After each step the oracles of probes and guards look, as in a scenario's run; what they find is told and the engine
 goes on. The books of memory are checked when nothing is under way. An exception out of the engine ends the process,
@@ -7,28 +11,34 @@ for the state that it left is unknown: it is told as a violation first.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
 from specdebug import async_probe, kernel_memory
-from specdebug.base.errors import SpecDebugError
-from specdebug.events import AfterStep, DeviceLost, Stepped
+from specdebug.apps.serve.process import Launch
+from specdebug.base.errors import InvalidOption, SpecDebugError
+from specdebug.base.trial import stream
+from specdebug.events import AfterStep, DeviceLost, Event, Stepped
 from specdebug.faults.injector import Injector
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.findings import Guards, PoolsOracle, ProbesOracle
-from specdebug.run.session_run import violation_of
+from specdebug.run.session_run import put_in_place, violation_of
 from specdebug.scenario.grammar import OracleSpec
-from specdebug.targets.base import Asked
+from specdebug.scenario.packs import activate, kernel_rules
+from specdebug.targets.base import Asked, Busy, Opening, OverThere
+from specdebug.targets.registry import find_target
 from specdebug.verdict.device_errors import device_lost
 from specdebug.verdict.outcome import Violation
 from specdebug.workers.device import before_termination, leave_now
+from specdebug.workers.forkserver import be_ours
 from specdebug.workers.machine_failure import machine_failure
-from specdebug.workers.wire import LineReader, Sink
+from specdebug.workers.wire import LineReader, PipeSink, Sink, receive
 
 T = TypeVar("T")
 
@@ -38,6 +48,47 @@ FRONT_GONE = (BrokenPipeError, ConnectionResetError)
 """What telling it something raises then; that is no failure of the engine."""
 QUIET_S = 0.5
 """Seconds without anything to do, after which the books of memory are checked."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve the front at the other end of the socket whose number is the only argument; return the exit status."""
+    channel = socket.socket(fileno=int(argv[0]))
+    be_ours()
+    order = receive(channel)
+    if order is None:
+        return 0
+    try:
+        return serve(order[1], channel, PipeSink(channel.fileno()))
+    except FRONT_GONE:
+        return 0
+
+
+def serve(launch: Launch, channel: socket.socket, sink: PipeSink) -> int:
+    """Build the engine and serve; return the exit status of this process."""
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # the front needs a core, too
+    try:
+        hits = put_in_place(launch.toggles)
+        there = OverThere(kernels=kernel_rules(launch.packs, launch.mode))
+        opening = Opening("serve", sink.emit, Busy(sink.emit), lambda: activate(launch.packs, launch.mode), there)
+        session = find_target("embedded").open(launch.options, launch.seed, opening)
+        injector = Injector(launch.faults, launch.seed, sink, stream)
+        injector.attach(session.inside)
+        loop = EngineLoop(session, channel, sink, injector, hits)
+    except SpecDebugError as error:
+        path, reason = (error.key_path, error.reason) if isinstance(error, InvalidOption) else ((), str(error))
+        sink.emit("refused", message=reason, option=list(path), exit_code=error.exit_code)
+        return 0
+    except FRONT_GONE:
+        raise
+    except Exception as error:
+        _tell_failure(error, 0, sink)
+        return 1
+    try:
+        return loop.run()
+    finally:
+        session.close(False)
 
 
 class EngineLoop:
@@ -84,12 +135,14 @@ class EngineLoop:
             return 0
         except FRONT_GONE:
             raise
-        except _Hanging as error:
-            self._tell(Violation("hang", "", self._step, str(error)))
-            lost = False
         except Exception as error:
-            self._fail(error)
             lost = device_lost(error)
+            if lost:
+                self._salvage()
+            if isinstance(error, _Hanging):
+                self._tell(Violation("hang", "", self._step, str(error)))
+            else:
+                _tell_failure(error, self._step + 1, self._sink)
         finally:
             undo()
         self._injector.finish()
@@ -97,10 +150,6 @@ class EngineLoop:
         if lost:  # everything is told: no destructor may touch the device any more
             leave_now()
         return 1
-
-    def close(self) -> None:
-        """Nothing is served any more."""
-        self._session.close(False)
 
     def _hear(self) -> bool:
         """Take in what the front has sent, and wait for it while there is nothing to do. False once it is gone."""
@@ -119,35 +168,43 @@ class EngineLoop:
                 self._obey(command)
 
     def _obey(self, command: Mapping[str, Any]) -> None:
-        """Do what the front asks for. A request that the engine rejects is the client's fault."""
+        """Do what the front asks for; of a request that has ended meanwhile nothing is done."""
+        rid, idle = command.get("rid", ""), not self._session.has_work
+        known = rid and self._keys.get(rid) == command["key"]
         match command["do"]:
             case "add":
-                self._add(command)
+                self._add(rid, command)
             case "abort":
-                self._abort(command["rid"], command["key"])
+                if known:
+                    self._engine.abort(rid)
+                    self._forget([rid])
+                self._sink.emit("gauges", **self._gauges())
             case "put_back":
-                self._give_up_place(command["rid"], command["key"])
+                if known and self._engine.put_back(rid):  # it waits behind all others, if it ran
+                    self._put_back.append(command["key"])
             case "flush":
-                self._flush()
+                if idle:  # else nothing is done, as in SGLang
+                    self._engine.flush_cache()
+                self._sink.emit("flushed", done=idle)
+                self._sink.emit("gauges", **self._gauges())
             case "info":
-                if not self._session.has_work:
+                if idle:
                     self._check_pools()
                 self._tell_coverage()
 
-    def _add(self, command: Mapping[str, Any]) -> None:
+    def _add(self, rid: str, command: Mapping[str, Any]) -> None:
+        """Take in a request. One that the engine rejects is the client's fault."""
         from specdebug.engine import SamplingParams
 
-        rid = command["rid"]
-        given: Any = {
-            name: tuple(each) if isinstance(each, list) else each for name, each in command["sampling"].items()
-        }
+        sampling, wanted = command["sampling"].items(), command["logprobs"]
+        given: Any = {name: tuple(each) if isinstance(each, list) else each for name, each in sampling}
         try:
             self._engine.add_request(
                 rid,
                 command["ids"],
                 SamplingParams(**given),
                 speculative=command["speculative"],
-                cache_limit=(command["logprobs"] or {}).get("start"),
+                cache_limit=(wanted or {}).get("start"),
                 ahead=command["ahead"],
             )
         except SpecDebugError as error:
@@ -157,34 +214,14 @@ class EngineLoop:
             return
         self._keys[rid] = command["key"]
         self._checked = False
-        if command["logprobs"] is not None:
-            self._logprobs.want(rid, command["logprobs"])
-
-    def _abort(self, rid: str, key: str) -> None:
-        """End a request, unless it has ended meanwhile."""
-        if self._keys.get(rid) == key:
-            self._engine.abort(rid)
-            self._forget([rid])
-        self._tell_gauges()
-
-    def _give_up_place(self, rid: str, key: str) -> None:
-        """Have a request that runs wait behind all others; one that does not is left where it is."""
-        if self._keys.get(rid) == key and self._engine.put_back(rid):
-            self._put_back.append(key)
+        if wanted is not None:
+            self._logprobs.want(rid, wanted)
 
     def _forget(self, ended: Iterable[str]) -> None:
         self._engine.forget_finished()
         for rid in ended:
             self._logprobs.forget(rid)
             del self._keys[rid]
-
-    def _flush(self) -> None:
-        """Empty the prefix cache, unless a request is served: then nothing is done, as in SGLang."""
-        idle = not self._session.has_work
-        if idle:
-            self._engine.flush_cache()
-        self._sink.emit("flushed", done=idle)
-        self._tell_gauges()
 
     def _advance(self) -> None:
         """Run one step and tell what came of it; what it recorded before it failed is told first. Raises _Hanging."""
@@ -194,13 +231,15 @@ class EngineLoop:
             report = self._engine.step()
         except Exception as error:
             if not device_lost(error):
-                self._inspect(step, failed=True)
+                self._look(AfterStep(step, True))
             raise
         seconds = time.perf_counter() - began
-        self._inspect(step, failed=False)
+        self._look(AfterStep(step, False))
         self._step = step
         self._tell_step(report, seconds)
-        self._watch_progress(report)
+        self._idle = self._idle + 1 if report.kind == "idle" and self._session.has_work else 0
+        if self._idle > IDLE_LIMIT:
+            raise _Hanging(f"the engine has work but did nothing for {IDLE_LIMIT} steps")
 
     def _tell_step(self, report: Stepped, seconds: float) -> None:
         ended = [self._engine.requests[rid] for rid in report.finished]
@@ -230,44 +269,29 @@ class EngineLoop:
         used = self._engine.config.usable_slots - view.cache.available
         return {"running": len(view.scheduler.holders), "waiting": len(view.scheduler.waiting), "used": used}
 
-    def _tell_gauges(self) -> None:
-        self._sink.emit("gauges", **self._gauges())
-
     def _tell_coverage(self) -> None:
         reached = {**async_probe.reached(), **kernel_memory.launches()}
         self._sink.emit("coverage", step=self._step, reached=reached, hits=self._hits(), **self._gauges())
 
-    def _inspect(self, step: int, *, failed: bool) -> None:
+    def _look(self, event: Event) -> None:
         """Tell what a step left behind; of one that has failed also what had not reached the host yet."""
         for oracle in self._oracles:
-            oracle.on(AfterStep(step, failed))
+            oracle.on(event)
 
     def _salvage(self) -> None:
         """Tell what had reached the host before the device was lost."""
-        for oracle in self._oracles:
-            oracle.on(DeviceLost(self._step + 1))
+        self._look(DeviceLost(self._step + 1))
 
     def _check_pools(self) -> None:
         """Look at the books of memory, once after something was done."""
         self._checked = True
         self._books.on(AfterStep(self._step))
 
-    def _watch_progress(self, report: Stepped) -> None:
-        self._idle = self._idle + 1 if report.kind == "idle" and self._session.has_work else 0
-        if self._idle > IDLE_LIMIT:
-            raise _Hanging(f"the engine has work but did nothing for {IDLE_LIMIT} steps")
-
-    def _fail(self, error: Exception) -> None:
-        """Tell of an exception out of the engine."""
-        if device_lost(error):
-            self._salvage()
-        tell_failure(error, self._step + 1, self._sink)
-
     def _tell(self, violation: Violation) -> None:
         self._sink.emit("violation", **asdict(violation))
 
 
-def tell_failure(error: Exception, step: int, sink: Sink) -> None:
+def _tell_failure(error: Exception, step: int, sink: Sink) -> None:
     """Tell of an exception out of the engine: as the machine's failure, or as a violation in this step."""
     traceback.print_exception(error)
     machine = machine_failure(error)

@@ -16,22 +16,28 @@ from specdebug.base.yamlio import plain_doc
 T = TypeVar("T")
 
 MAX_NUMBER = 2**53
+_BODY = plain_doc(None, "the body")
 
 
-class BadField(Exception):
+class Refusal(Exception):
+    """A request that ends with an error, before anything of its answer was sent. ``param``: the field at fault."""
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+
+class BadField(Refusal):
     """A request is at fault. ``field`` is its path, such as ``sampling_params.top_k``; empty for the body itself."""
 
-    status = 400
-
-    def __init__(self, field: str, why: str) -> None:
-        super().__init__(f"{field}: {why}" if field else why)
+    def __init__(self, field: str, why: str, status: int = 400) -> None:
+        super().__init__(status, f"{field}: {why}" if field else why, field or None)
         self.field = field
 
 
-class TooBig(BadField):
-    """A body with more bytes than are taken."""
-
-    status = 413
+class ClientGone(Exception):
+    """The client does not wait for the answer any more."""
 
 
 def parse(body: bytes | bytearray) -> Any:
@@ -90,15 +96,13 @@ class Fields:
         value = self.get(name)
         return None if value is None else text(value, self.at(name))
 
-    def texts(self, name: str, most: int) -> tuple[str, ...]:
-        """A string or a list of them."""
+    def listed(self, name: str, most: int, reader: Callable[[Any, str], T]) -> list[T]:
+        """A value or a list of at most so many."""
         value = self.get(name)
-        if value is None:
-            return ()
-        listed = value if isinstance(value, list) else [value]
-        if len(listed) > most:
-            raise self.bad(name, f"must hold {most} at most, got {len(listed)}")
-        return tuple(text(each, self.at(name)) for each in listed)
+        given = value if isinstance(value, list) else [] if value is None else [value]
+        if len(given) > most:
+            raise self.bad(name, f"must hold {most} at most, got {len(given)}")
+        return [reader(each, self.at(name)) for each in given]
 
     def close(self, neutral: Mapping[str, tuple[Any, ...]]) -> None:
         """Refuse every other field. ``neutral``: those of the interface that mean nothing here, each with the values
@@ -111,10 +115,8 @@ class Fields:
                     continue
                 raise self.bad(name, "is not supported by this server")
             shown = one_line(str(name)[:100], 60)
-            raise BadField(self.at(shown), f"unknown field{_hint(shown, {*neutral, *self._asked})}")
-
-
-_BODY = plain_doc(None, "the body")
+            hint = did_you_mean(shown, {*neutral, *self._asked})
+            raise BadField(self.at(shown), f"unknown field{hint if 'did you mean' in hint else ''}")
 
 
 def read(value: Any, path: str, reader: Callable[[Item], T]) -> T:
@@ -142,8 +144,3 @@ def text(value: Any, path: str) -> str:
     except UnicodeEncodeError:
         raise BadField(path, "holds half a surrogate pair, which is no character") from None
     return found
-
-
-def _hint(name: Any, known: set[str]) -> str:
-    hint = did_you_mean(str(name), known)
-    return hint if "did you mean" in hint else ""

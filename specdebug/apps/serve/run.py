@@ -15,14 +15,13 @@ from typing import Any
 import uvicorn
 
 from specdebug.apps.serve.app import make_app
-from specdebug.apps.serve.chat import ChatTemplate
 from specdebug.apps.serve.client import EngineClient
 from specdebug.apps.serve.connections import ConnectionLimits, Connections, FrontConfig
-from specdebug.apps.serve.metrics import ServerMetrics
+from specdebug.apps.serve.info import ServerMetrics
 from specdebug.apps.serve.process import Launch
 from specdebug.apps.serve.reverts import FrontReverts
 from specdebug.apps.serve.state import ServerState, Settings
-from specdebug.apps.serve.text import ModelText
+from specdebug.apps.serve.text import ChatTemplate, ModelText
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
 
@@ -30,7 +29,6 @@ READY = "The server is fired up and ready to roll!"
 """SGLang's line, which programs that start a server wait for; ours ends with the address."""
 GRACE_S = 3
 """Seconds that answers under way have to end once the server is told to."""
-
 
 MAPPED_BYTES = 128 << 10
 """Bytes of a buffer that the C library maps by itself, and gives back to the machine as soon as it is free."""

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdebug.apps.serve.answers import Refusal
 from specdebug.apps.serve.bodies import AskedPrompt
-from specdebug.apps.serve.chat import ChatTemplate
 from specdebug.apps.serve.client import EngineClient
 from specdebug.apps.serve.connections import Connection
+from specdebug.apps.serve.fields import Refusal
+from specdebug.apps.serve.requests import ServedRequest
 from specdebug.apps.serve.reverts import FrontReverts
-from specdebug.apps.serve.served import ServedRequest
-from specdebug.apps.serve.text import GrowingText, ModelText
+from specdebug.apps.serve.text import ChatTemplate, ModelText
 from specdebug.engine.config import EngineConfig
 
 BODY_BYTES = 4 << 20
@@ -73,10 +72,8 @@ class ServerState:
         self.require_engine()
         context = self.config.context_length
         for each in asked:
-            if each.positions > context:
-                raise Refusal(
-                    400, f"request {each.wish.rid!r} needs {each.positions} positions, context_length is {context}"
-                )
+            if (needs := each.positions) > context:
+                raise Refusal(400, f"request {each.wish.rid!r} needs {needs} positions, context_length is {context}")
         connection.hold(sum(each.bytes for each in asked))
         most = self.settings.max_queued_requests
         if most is not None and len(self.client.open) + len(asked) > self.config.max_running_requests + most:
@@ -97,8 +94,3 @@ class ServerState:
         if client.failure is not None:
             raise Refusal(503, str(client.failure))
         raise Refusal(503, "the engine is starting" if client.state == "starting" else "the server is ending")
-
-    def growing(self, asked: AskedPrompt) -> GrowingText:
-        """The text of a request's output, to come."""
-        own = asked.sampling
-        return GrowingText(self.model, own.stops, own.skip_special, own.keep_stop)

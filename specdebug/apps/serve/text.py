@@ -1,13 +1,18 @@
-"""Text of a request that grows token by token, and the model's tokenizer as the front uses it."""
+"""A model's tokenizer and chat template as the front uses them, and the text of a request, which grows by tokens."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from specdebug.apps.serve.fields import BadField
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError, one_line
 from specdebug.base.files import read_file
@@ -16,13 +21,16 @@ from specdebug.scenario.text import MAX_CONFIG_BYTES, load_tokenizer
 _CUT = "\ufffd"
 """Stands in decoded text for bytes that are no whole character, as when the rest of it is in the next token."""
 
+PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+"""The template of a checkpoint without one."""
+
 
 class ModelText:
     """A checkpoint's tokenizer and the tokens that end its texts. Raises CheckpointError."""
 
     def __init__(self, model: str) -> None:
         self.tokenizer: Any = load_tokenizer(model)
-        config = config_of(model, "config.json")
+        config = _config_of(model, "config.json")
         eos = config.get("eos_token_id")
         listed = eos if isinstance(eos, list) else [eos]
         self.eos_ids: tuple[int, ...] = tuple(each for each in listed if isinstance(each, int))
@@ -43,8 +51,12 @@ class ModelText:
         """Ids as text; bytes cut off in mid-character become U+FFFD."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
+    def token(self, token: int) -> str:
+        """One token as text."""
+        return self.decode([token], skip_special=False)
 
-def config_of(model: str, name: str) -> dict[str, Any]:
+
+def _config_of(model: str, name: str) -> dict[str, Any]:
     """The object in a JSON file of a checkpoint. Raises CheckpointError."""
     path = checkpoint_path(model) / name
     try:
@@ -54,6 +66,38 @@ def config_of(model: str, name: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} holds no object")
     return config
+
+
+class ChatTemplate:
+    """A checkpoint's template. Raises CheckpointError for one that is malformed."""
+
+    def __init__(self, model: str) -> None:
+        name = "tokenizer_config.json"
+        config = _config_of(model, name) if (checkpoint_path(model) / name).exists() else {}
+        text = config.get("chat_template")
+        tokens = {name: config.get(name) for name in ("bos_token", "eos_token")}  # as text or with facts of each
+        self._special = {
+            name: str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
+            for name, token in tokens.items()
+        }
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _raise
+        environment.filters["tojson"] = json.dumps
+        try:
+            self._template = environment.from_string(text if isinstance(text, str) else PLAIN)
+        except TemplateError as error:
+            raise CheckpointError(f"the chat template of {model} is malformed: {one_line(str(error))}") from None
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt. Raises BadField for messages that the template refuses."""
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._special)
+        except (TemplateError, SecurityError, TypeError, ValueError) as error:
+            raise BadField("messages", f"the chat template refuses them: {one_line(str(error))}") from None
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
 
 
 @dataclass
@@ -77,37 +121,30 @@ class GrowingText:
 
     def grow(self, ids: Sequence[int]) -> str:
         """The next piece, of all ids so far."""
-        self._whole += self._new(ids)
-        safe = len(self._whole) - self._held_back()
-        piece = self._whole[len(self.sent) : safe]
+        self._read_on(ids)
+        piece = self._whole[len(self.sent) : len(self._whole) - self._held_back()]
         self.sent += piece
         return piece
 
     def finish(self, ids: Sequence[int], matched: int | str | None) -> str:
         """The last piece. ``matched``: the token or text that stopped it, which is cut off."""
-        text = self._final(ids, matched)
-        piece = text[len(self.sent) :]
-        self.sent = text
-        return piece
-
-    def _final(self, ids: Sequence[int], matched: int | str | None) -> str:
         if isinstance(matched, int) and not self.keep_stop and ids and ids[-1] == matched:
             ids = ids[:-1]
         text = self.model.decode(ids, skip_special=self.skip_special)
-        if isinstance(matched, str) and not self.keep_stop and (place := text.find(matched, 0)) >= 0:
-            return text[:place]
-        return text
+        if isinstance(matched, str) and not self.keep_stop and (place := text.find(matched)) >= 0:
+            text = text[:place]
+        piece, self.sent = text[len(self.sent) :], text
+        return piece
 
-    def _new(self, ids: Sequence[int]) -> str:
-        """The whole characters that the ids behind the last ones bring."""
+    def _read_on(self, ids: Sequence[int]) -> None:
+        """Take in the whole characters that the ids behind the last ones bring."""
         if len(ids) == self._read:
-            return ""
+            return
         before = self.model.decode(ids[self._context : self._read], skip_special=self.skip_special)
         now = self.model.decode(ids[self._context :], skip_special=self.skip_special)
-        if now.endswith(_CUT) or len(now) <= len(before):
-            return ""
-        self._context, self._read = self._read, len(ids)
-        return now[len(before) :]
+        if not now.endswith(_CUT) and len(now) > len(before):
+            self._context, self._read = self._read, len(ids)
+            self._whole += now[len(before) :]
 
     def _held_back(self) -> int:
         """Characters at the end that may begin a stop, or are one."""

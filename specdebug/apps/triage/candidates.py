@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from specdebug.base.attention_plans import PLANS
+from specdebug.campaign.loops.replay import ArmRun, Choices, Progress, plan, run_arms
 from specdebug.campaign.loops.verify import exists_in
 from specdebug.logs.facts import Facts
 from specdebug.logs.findings import Finding
@@ -23,6 +25,11 @@ from specdebug.logs.scan import Scan
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
+from specdebug.verdict.outcome import Outcome
+
+if TYPE_CHECKING:
+    from specdebug.workers.pool import WorkerPool
+
 
 MAX_CANDIDATES = 5
 MAX_REPLAYS = 3
@@ -193,3 +200,60 @@ def _functions(toggle: Toggle) -> set[str]:
     """Names of the functions that a fix changes, here and in other engines."""
     foreign = [patch for versions in toggle.foreign.values() for patches in versions.values() for patch in patches]
     return {patch.qualname.rpartition(".")[2] for patch in (*toggle.patches, *foreign) if patch.qualname}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate that was run. ``same``: it failed with the log's very signature; ``alike``: it failed with damage of
+    the log's kind, among its consequences if not first."""
+
+    candidate: CandidateFix
+    outcome: Outcome
+    same: bool
+    alike: bool
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words."""
+        if self.outcome.verdict != "fail":
+            return self.outcome.verdict
+        return "fails with the same signature" if self.same else "fails alike" if self.alike else "fails otherwise"
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "pr": self.candidate.toggle.pr,
+            "verdict": self.outcome.verdict,
+            "signature": self.outcome.signature,
+            "same_signature": self.same,
+            "alike": self.alike,
+        }
+
+
+def try_out(
+    pool: WorkerPool,
+    library: Library,
+    best: Sequence[CandidateFix],
+    main: Finding,
+    progress: Progress | None = None,
+) -> tuple[tuple[Tried, ...], bool]:
+    """Run each candidate's scenario without its fix; returns the trials and True if a Ctrl-C cut them short.
+
+    Raises ContentError or SpecDebugError.
+    """
+    by_key = {str(candidate.toggle.pr): candidate for candidate in best}
+    runs = [_run_of(candidate, key, library) for key, candidate in by_key.items()]
+    results, interrupted = run_arms(pool, library, runs, progress)
+    tried = []
+    for result in results:
+        same = result.outcome.signature == main.signature
+        alike = same or any(violation.kind == main.means for violation in result.outcome.violations)
+        tried.append(Tried(by_key[result.run.key], result.outcome, same, alike))
+    return tuple(tried), interrupted
+
+
+def _run_of(candidate: CandidateFix, key: str, library: Library) -> ArmRun:
+    arm = candidate.arm
+    choices = Choices(reverts=(candidate.toggle.pr,)) if arm is None else Choices(arms=(arm,))
+    (run,) = plan(candidate.scenario, choices, library)
+    return replace(run, key=key)

@@ -23,8 +23,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.campaign import Candidate, TrialSource
 from specdebug.campaign.trials.state import command_state, content_digest, digest_of, files_of
-from specdebug.logs.naming import HANG, REVISION, name_of
-from specdebug.logs.scan import LogReader, Scan
+from specdebug.logs.scan import HANG, REVISION, LogReader, Scan, name_of
 from specdebug.patching.toggles import OWN_ENGINE, REVERT_VARIABLE, Registry, Toggle
 from specdebug.scenario.library import Library
 from specdebug.workers.child import Child

@@ -34,7 +34,7 @@ from specdebug.campaign.trials.command import (
     trial_environment,
 )
 from specdebug.campaign.trials.state import GIT, ask, command_state, digest_of, environment, git
-from specdebug.logs.naming import REVISION
+from specdebug.logs.scan import REVISION
 from specdebug.workers.system import is_gone
 
 

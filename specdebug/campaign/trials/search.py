@@ -19,7 +19,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials import campaign
 from specdebug.campaign.trials.campaign import Candidate
-from specdebug.logs.naming import tells_of_damage
+from specdebug.logs.scan import tells_of_damage
 from specdebug.search.posterior import Answer, BayesianSearch, Rates
 
 LEAD = 2

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError, one_line
-from specdebug.logs.naming import name_of
 from specdebug.logs.rule import Strength
-from specdebug.logs.scan import Scan, scan_bytes
+from specdebug.logs.scan import Scan, name_of, scan_bytes
 from specdebug.targets.base import NOMINAL_LOGIT, Lost, NoServer, RequestView, SessionFailed, ToldToken
 from specdebug.targets.http.checked import COMPLETED, MODEL_INFO, SERVER_INFO, BadAnswer, Check
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent, Unreachable

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.base.errors import one_line
-from specdebug.logs.naming import last_words
 from specdebug.logs.rule import Strength
-from specdebug.logs.scan import Scan, scan_bytes
+from specdebug.logs.scan import Scan, last_words, scan_bytes
 from specdebug.targets.base import Lost
 from specdebug.targets.inside.words import facts_in
 

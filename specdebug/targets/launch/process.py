@@ -21,7 +21,7 @@ from typing import Any
 from specdebug.base.engine_flags import arguments_of
 from specdebug.base.errors import SpecDebugError, one_line
 from specdebug.base.interpreters import own_python
-from specdebug.logs.naming import name_of, tells_of_damage
+from specdebug.logs.scan import name_of, tells_of_damage
 from specdebug.targets.base import NoServer, OverThere
 from specdebug.targets.inside.words import LOG_VARIABLE, looks_folder
 from specdebug.targets.launch.log import LogRoom, ServerLog

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from specdebug.apps.evaluation.declared import SHIPPED, Asking, Evaluation, Expected, read_evaluation
-from specdebug.apps.evaluation.gate import Threshold
+from specdebug.apps.evaluation.declared import (
+    ACCEPT_LENGTH,
+    SCORE,
+    SHIPPED,
+    Threshold,
+    ThresholdError,
+    accept_length_of,
+    check,
+    parse_threshold,
+    read_evaluation,
+    score_of,
+)
 from specdebug.apps.evaluation.questions import read_questions
 from specdebug.base.errors import ContentError
-from specdebug.base.schema import keys_of
 from specdebug.scenario.checks import asked_of
-from specdebug.targets.settings import HttpServer, LaunchedServer
 
 LEAST = "name: own\nquestions: {file: q.jsonl}\n"
 
@@ -36,25 +43,6 @@ def test_the_shipped_evaluation_is_of_its_questions_and_drafts() -> None:
     assert shipped.expect.accept_length == Threshold(2.26, strict=True)
     assert asked_of(shipped.scenario(), "eval").drafts
     assert sum(file.stat().st_size for file in SHIPPED.iterdir()) < 200_000
-
-
-def test_questions_lie_beside_the_file_and_thresholds_may_be_numbers(tmp_path: Path) -> None:
-    (tmp_path / "q.jsonl").write_text(json.dumps({"question": "?", "choices": ["a", "b"], "answer": 0}))
-    (tmp_path / "own.yaml").write_text(
-        LEAST + "target: http://host:1\nexpect: {score: 0.5, accept_length: '>2'}\n", encoding="utf-8"
-    )
-    evaluation = read_evaluation(str(tmp_path / "own.yaml"))
-    assert evaluation.question_path == str(tmp_path / "q.jsonl")
-    assert evaluation.target == HttpServer(url="http://host:1")
-    assert (evaluation.expect.score, evaluation.expect.accept_length) == (Threshold(0.5), Threshold(2.0, strict=True))
-
-
-def test_a_server_gets_a_connection_for_every_question_under_way(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text("name: own\nquestions: {file: q.jsonl, concurrency: 200}\ntarget: serve\n")
-    evaluation = read_evaluation(str(tmp_path / "own.yaml"))
-    served = evaluation.scenario().target
-    assert isinstance(served, LaunchedServer)
-    assert served.connections == 200
 
 
 def test_what_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:
@@ -82,8 +70,48 @@ def test_a_name_that_there_is_not(name: str, said: str) -> None:
     assert str(caught.value) == said
 
 
-def test_the_page_has_every_key() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "eval.md").read_text(encoding="utf-8")
-    named = [key.name for key in keys_of(Evaluation) if key.name not in ("questions", "expect")]
-    named += [f"questions.{key.name}" for key in keys_of(Asking)] + [f"expect.{key.name}" for key in keys_of(Expected)]
-    assert [name for name in named if f"`{name}`" not in page] == []
+@pytest.mark.parametrize(
+    ("text", "threshold", "said"),
+    [
+        (">=0.72", Threshold(0.72), ">=0.72"),
+        ("> 0.72", Threshold(0.72, strict=True), ">0.72"),
+        ("72%", Threshold(0.72), ">=0.72"),
+        (".5", Threshold(0.5), ">=0.5"),
+    ],
+)
+def test_a_threshold_is_at_least_unless_it_says_more_than(text: str, threshold: Threshold, said: str) -> None:
+    assert parse_threshold(text, *SCORE) == threshold
+    assert str(threshold) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds", "said"),
+    [
+        ("<0.5", SCORE, "must be such as '>=0.72' or '>2.26', got '<0.5'"),
+        ("72", SCORE, "must be from 0 to 1, got 72"),
+        ("0.5", ACCEPT_LENGTH, "must be from 1 to 1024, got 0.5"),
+        ("nan", SCORE, "must be such as"),
+    ],
+)
+def test_what_is_no_threshold_is_refused(text: str, bounds: tuple[float, float], said: str) -> None:
+    with pytest.raises(ThresholdError) as caught:
+        parse_threshold(text, *bounds)
+    assert str(caught.value).startswith(said)
+
+
+def test_the_mean_itself_decides_and_a_threshold_inside_the_interval_is_said_to_be() -> None:
+    score = score_of(46, 64, 0.95)
+    assert score.value == 46 / 64
+    (near,) = check(score, Threshold(0.72), "")
+    assert (near.held, near.inside) == (False, True)
+    (far,) = check(score, Threshold(0.5), "")
+    assert (far.held, far.inside) == (True, False)
+    assert check(score, None, "") == []
+
+
+def test_nothing_is_decided_of_what_was_not_measured_or_not_measured_to_the_end() -> None:
+    (blind,) = check(accept_length_of([], 0.95, "this target tells none"), Threshold(2.0), "")
+    assert (blind.held, blind.why) == (None, "this target tells none")
+    (cut,) = check(score_of(10, 10, 0.95), Threshold(0.5), "3 of 13 questions have no answer")
+    assert (cut.held, cut.why) == (None, "3 of 13 questions have no answer")
+    assert score_of(0, 0, 0.95).value is None

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
-from specdebug.apps.evaluation.questions import ChoiceQuestion, read_questions
+from specdebug.apps.evaluation.questions import (
+    ChoiceQuestion,
+    QuestionSet,
+    choice_odds,
+    prompts_of,
+    read_questions,
+    taken_by_odds,
+    taken_by_text,
+)
 from specdebug.base.errors import ContentError, SpecDebugError
 
 RIGHT = {"question": "1 + 1 =", "choices": ["1", "2", "3"], "answer": 1}
@@ -115,3 +124,75 @@ def test_some_are_drawn_by_a_seed_each_once_and_in_order(tmp_path: Path) -> None
     assert found.drawn(None, 3) is found
     with pytest.raises(SpecDebugError, match="has 30 questions, fewer than the 31 that are to be asked"):
         found.drawn(31, 0)
+
+
+WHY = ChoiceQuestion("Why?", ("a", "b"), 1, "high_school_physics", "x.csv:1")
+HOW = ChoiceQuestion("How?", ("c", "d"), 0, "high_school_physics", "dev.csv:1")
+SET = QuestionSet("x.csv", (WHY,), {"high_school_physics": (HOW, HOW)})
+
+
+def test_a_question_follows_its_subject_s_worked_examples() -> None:
+    assert prompts_of(SET, "letter", 1) == [
+        "The following are multiple choice questions (with answers) about high school physics.\n\n"
+        "How?\nA. c\nB. d\nAnswer: A\n\n"
+        "Why?\nA. a\nB. b\nAnswer:"
+    ]
+
+
+def test_more_examples_than_there_are_is_an_error_at_the_question() -> None:
+    with pytest.raises(SpecDebugError) as caught:
+        prompts_of(SET, "letter", 3)
+    assert str(caught.value).startswith("x.csv:1: 3 worked examples are asked for, and there are 2 of high_school_phys")
+
+
+LETTERED = ChoiceQuestion("?", ("one", "two", "three", "four"), 0)
+CODE = ChoiceQuestion("x", (" in", " import", ")", " is not"), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        (" B", 1),
+        ("(C) because", 2),
+        ("**D**", 3),
+        ("A.", 0),
+        ("The answer is C.", 2),
+        ("I think so. Answer: (B)", 1),
+        ("Clearly, one of them", None),
+        ("Because A is wrong", None),
+        ("A's claim", None),
+        ("E", None),
+        ("B2", None),
+        ("", None),
+    ],
+)
+def test_a_letter_stands_alone_at_the_beginning_or_after_the_word_answer(text: str, taken: int | None) -> None:
+    assert taken_by_text(LETTERED, "letter", text) == taken
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        (" in items:", 0),
+        (" import os", 1),
+        (" is", 3),
+        (") + 1", 2),
+        (" it", None),  # " in", " import" and " is not" begin so, too
+        (" x", None),
+        ("", None),
+    ],
+)
+def test_a_continuation_takes_the_choice_with_which_it_shares_most(text: str, taken: int | None) -> None:
+    assert taken_by_text(CODE, "continuation", text) == taken
+
+
+def test_every_token_that_begins_a_choice_counts_for_it() -> None:
+    top = [(math.log(0.5), " im"), (math.log(0.25), " i"), (math.log(0.125), ")"), (math.log(0.01), "")]
+    odds = [math.exp(each) for each in choice_odds(CODE, "continuation", top)]
+    assert odds == pytest.approx([0.25, 0.75, 0.125, 0.25])
+    assert taken_by_odds(CODE, "continuation", top) == 1
+
+
+def test_no_choice_is_taken_where_none_is_likely_or_two_are_alike() -> None:
+    assert taken_by_odds(LETTERED, "letter", [(-0.1, "x")]) is None
+    assert taken_by_odds(CODE, "continuation", [(-0.1, " i")]) is None

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from specdebug import patching
-from specdebug.apps.evaluation import askers
-from specdebug.apps.evaluation.declared import Expected
-from specdebug.apps.evaluation.gate import Threshold
+from specdebug.apps.evaluation.declared import Expected, Threshold
+from specdebug.apps.evaluation.worker import Put, ServerAsker
 from specdebug.base.errors import Where
 from specdebug.patching.toggles import load_registry
+from specdebug.targets.base import Asked, SessionFailed
 from specdebug.targets.embedded import EmbeddedSession
+from specdebug.targets.http.client import ServerClient
+from specdebug.targets.http.server import ServerInfo
+from specdebug.targets.http.session import HttpSession
+from specdebug.targets.settings import HttpServer
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure
-from tests.apps.evaluation.asking import CODE, evaluated, evaluation
+from tests.apps.evaluation.asking import evaluated, evaluation
+from tests.targets.http.opened import opening
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, after: int = 1) -> None:
@@ -30,20 +40,6 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, after: int = 1) -
         return advance(self)
 
     monkeypatch.setattr(EmbeddedSession, "advance", advanced)
-
-
-def test_no_more_questions_are_under_way_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    most, wait = [], askers.SessionAsker.wait
-
-    def waited(self: askers.SessionAsker) -> Any:
-        under_way = [each for each in self._session.inside.requests.values() if each.finish_reason is None]
-        most.append(len(under_way))
-        return wait(self)
-
-    monkeypatch.setattr(askers.SessionAsker, "wait", waited)
-    questions = [(f"# {number}\n{CODE[0][0]}", *CODE[0][1:]) for number in range(5)]
-    assert len(evaluated(evaluation(tmp_path, questions, concurrency=2)).answers) == 5
-    assert max(most) == 2
 
 
 def test_an_engine_that_fails_is_a_failure_with_its_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,3 +89,82 @@ def test_what_a_server_says_of_failures_counts(
     result = evaluated(evaluation(tmp_path))
     assert (result.verdict, result.outcome.signature) == (verdict, own[0][0] if own else None)
     assert result.server_accept_length == 2.5
+
+
+PUTS = [Put(number, f"question {number}", f"q.jsonl:{number + 1}") for number in range(3)]
+META = {"finish_reason": {"type": "length", "length": 3}, "prompt_tokens": 5, "completion_tokens": 3}
+Play = Callable[[dict[str, Any]], httpx.Response]
+
+
+@contextmanager
+def asking(play: Play, *, odds: bool = False) -> Iterator[ServerAsker]:
+    """An asker at a server that answers a body so."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/generate"
+        return play(json.loads(request.content))
+
+    server = HttpServer(url="http://played:1")
+    client = ServerClient(server.url, transport=httpx.MockTransport(handle))
+    loop = asyncio.new_event_loop()
+    session = HttpSession(client, server, Asked("tiny", server=True), frozenset(), loop, ServerInfo(), opening())
+    asker = ServerAsker(session, 3, odds=odds)
+    try:
+        yield asker
+    finally:
+        asker.close()
+        session.close(True)
+
+
+def answers(asker: ServerAsker, puts: list[Put]) -> dict[int, Any]:
+    for put in puts:
+        asker.ask(put)
+    found: dict[int, Any] = {}
+    while len(found) < len(puts):
+        found |= {each.number: each for each in asker.wait()}
+    return found
+
+
+def told(text: Any = "so", **meta: Any) -> httpx.Response:
+    return httpx.Response(200, json={"text": text, "meta_info": META | meta})
+
+
+def test_a_question_goes_as_text_and_greedily_and_comes_back_with_its_verifies() -> None:
+    bodies = []
+
+    def play(body: dict[str, Any]) -> httpx.Response:
+        bodies.append(body)
+        return told(body["text"].upper(), spec_verify_ct=2, spec_accept_histogram=[1, 0, 1], cached_tokens=4)
+
+    with asking(play) as asker:
+        found = answers(asker, PUTS)
+    assert [found[number].text for number in range(3)] == ["QUESTION 0", "QUESTION 1", "QUESTION 2"]
+    assert found[0].verifies == (3, 1)
+    assert (found[0].prompt_tokens, found[0].cached_tokens, len(found[0].ids)) == (5, 4, 3)
+    assert bodies[0] == {"text": "question 0", "sampling_params": {"max_new_tokens": 3, "temperature": 0}}
+
+
+def test_a_full_queue_is_asked_again() -> None:
+    refusals = [httpx.Response(503, headers={"Retry-After": "0"}, json={"error": {"message": "full"}})] * 2
+    with asking(lambda body: refusals.pop() if refusals else told()) as asker:
+        assert answers(asker, PUTS[:1])[0].text == "so"
+    assert not refusals
+
+
+@pytest.mark.parametrize(
+    ("response", "odds", "site", "said"),
+    [
+        (told(text=None), False, "http.answer", "text is null"),
+        (told(finish_reason={"type": "abort"}), False, "http.answer", "/generate: ended by abort"),
+        (told(finish_reason=None), False, "http.answer", "/generate: ended by none"),
+        (told(), True, "http.answer", "without the log probabilities that were asked for"),
+        (httpx.Response(500, json={"error": {"message": "it broke"}}), False, "http.500", "it broke"),
+    ],
+)
+def test_an_answer_that_is_none_is_the_server_s_failure(
+    response: httpx.Response, odds: bool, site: str, said: str
+) -> None:
+    with asking(lambda body: response, odds=odds) as asker, pytest.raises(SessionFailed) as caught:
+        answers(asker, PUTS[:1])
+    assert caught.value.site == site
+    assert said in str(caught.value)

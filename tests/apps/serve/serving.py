@@ -21,15 +21,14 @@ from typing import IO, Any
 import httpx
 
 from specdebug.apps.serve.app import make_app
-from specdebug.apps.serve.chat import ChatTemplate
 from specdebug.apps.serve.client import EngineClient
 from specdebug.apps.serve.connections import ConnectionLimits
-from specdebug.apps.serve.engine_process import serve
-from specdebug.apps.serve.metrics import ServerMetrics
+from specdebug.apps.serve.engine_loop import serve
+from specdebug.apps.serve.info import ServerMetrics
 from specdebug.apps.serve.process import Launch
 from specdebug.apps.serve.run import Address, front, listen
 from specdebug.apps.serve.state import ServerState, Settings
-from specdebug.apps.serve.text import ModelText
+from specdebug.apps.serve.text import ChatTemplate, ModelText
 from specdebug.engine.config import EngineConfig
 from specdebug.workers.job import WorkerEnd
 from specdebug.workers.wire import PipeSink

@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdebug.apps.serve.bodies import GENERATE_NEUTRAL, SAMPLING_NEUTRAL, read_generate
-from specdebug.apps.serve.chat import ChatTemplate
+from specdebug.apps.serve.answers import ASIDE_BYTES, MOST_BYTES, Growth
+from specdebug.apps.serve.bodies import GENERATE_NEUTRAL, SAMPLING_NEUTRAL, read_chat, read_completion, read_generate
 from specdebug.apps.serve.fields import BadField, parse
-from specdebug.apps.serve.openai_bodies import read_chat, read_completion
-from specdebug.apps.serve.text import ModelText
+from specdebug.apps.serve.text import ChatTemplate, ModelText
 from tests.apps.serve.serving import EAGLE, Serving
 
 CONTEXT = 2048
@@ -111,33 +109,26 @@ def test_a_bad_sampling_parameter_is_named(name: str, value: Any) -> None:
     assert generate_field(text="x", sampling_params={name: value}) == f"sampling_params.{name}"
 
 
-def test_a_misspelt_field_is_guessed() -> None:
-    with pytest.raises(BadField, match="did you mean 'temperature'"):
-        read_generate({"text": "x", "sampling_params": {"temprature": 1}}, model(), CONTEXT)
-
-
 def test_what_is_not_supported_may_be_there_as_long_as_it_asks_for_nothing() -> None:
     """Clients send all of SGLang's fields with the values that they have there by default."""
     sampling = {name: values[0] for name, values in SAMPLING_NEUTRAL.items() if values}
     body = {name: values[0] for name, values in GENERATE_NEUTRAL.items() if values}
-    nulls = dict.fromkeys(("rid", "lora_path", "logprob_start_len", "no_such_default"))
-    del nulls["no_such_default"]
+    nulls = dict.fromkeys(("rid", "lora_path", "logprob_start_len"))
     read = read_generate({"text": "x", "sampling_params": sampling, **body, **nulls}, model(), CONTEXT)
     assert len(read.asked) == 1
 
 
-def test_a_model_s_own_end_stops_a_text_unless_it_is_ignored() -> None:
-    def stops(**params: Any) -> Any:
-        (asked,) = read_generate({"text": "x", "sampling_params": params}, model(), CONTEXT).asked
-        return asked.wish.sampling["stop_token_ids"]
-
-    assert stops(stop_token_ids=[5]) == [5, *model().eos_ids]
-    assert stops(stop_token_ids=[5], ignore_eos=True) == [5]
-
-
-def test_a_temperature_next_to_nothing_is_greedy() -> None:
-    (asked,) = read_generate({"text": "x", "sampling_params": {"temperature": 1e-300}}, model(), CONTEXT).asked
-    assert asked.wish.sampling["temperature"] == 0
+@pytest.mark.parametrize(
+    ("params", "name", "value"),
+    [
+        ({"stop_token_ids": [5]}, "stop_token_ids", [5, *model().eos_ids]),
+        ({"stop_token_ids": [5], "ignore_eos": True}, "stop_token_ids", [5]),
+        ({"temperature": 1e-300}, "temperature", 0),
+    ],
+)
+def test_parameters_become_the_engine_s(params: dict[str, Any], name: str, value: Any) -> None:
+    (asked,) = read_generate({"text": "x", "sampling_params": params}, model(), CONTEXT).asked
+    assert asked.wish.sampling[name] == value
 
 
 @pytest.mark.parametrize(
@@ -249,30 +240,19 @@ def small() -> Iterator[Serving]:
         yield server
 
 
-def never_fails(serving: Serving, path: str, body: bytes) -> None:
-    response = serving.http.post(path, content=body)
-    assert response.status_code < 500, (body, response.text)
-    assert response.status_code != 422
-    if response.status_code >= 400:
-        assert response.json()["error"]["message"]
-    assert not serving.said
-    serving.http.post("/abort_request", json={"abort_all": True})
-
-
 QUIET: Any = {"suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
 
 @settings(max_examples=80, **QUIET)
 @given(PATHS, BODIES)
 def test_no_body_makes_the_server_fail(small: Serving, path: str, body: bytes) -> None:
-    never_fails(small, path, body)
-
-
-@pytest.mark.slow
-@settings(max_examples=5000, **QUIET)
-@given(PATHS, BODIES)
-def test_none_of_thousands_makes_the_server_fail(small: Serving, path: str, body: bytes) -> None:
-    never_fails(small, path, body)
+    response = small.http.post(path, content=body)
+    assert response.status_code < 500, (body, response.text)
+    assert response.status_code != 422
+    if response.status_code >= 400:
+        assert response.json()["error"]["message"]
+    assert not small.said
+    small.http.post("/abort_request", json={"abort_all": True})
 
 
 def test_a_body_that_is_too_big_is_refused(serving: Serving) -> None:
@@ -292,6 +272,7 @@ def test_a_body_that_is_too_big_is_refused(serving: Serving) -> None:
         ({"text": "x", "sampling_params": {"stop_token_ids": [1] * 1025}}, "must hold 1024 at most, got 1025"),
         ({"text": "x", "rid": "x" * 201}, "must have 1 to 200 characters"),
         ({"text": "x", "x" * 10**5: 1}, "unknown field"),
+        ({"text": "x", "sampling_params": {"temprature": 1}}, "did you mean 'temperature'"),
     ],
 )
 def test_what_is_too_long_is_measured_before_it_is_looked_at(body: dict[str, Any], told: str) -> None:
@@ -300,18 +281,61 @@ def test_what_is_too_long_is_measured_before_it_is_looked_at(body: dict[str, Any
     assert len(str(raised.value)) < 200
 
 
-def test_a_name_is_as_long_as_it_may_be_on_every_route() -> None:
-    body = {"prompt": "x", "rid": "x" * 201}
-    with pytest.raises(BadField, match="rid: must have 1 to 200"):
-        read_completion(body, model(), ("tiny",), CONTEXT)
-    with pytest.raises(BadField) as raised:
-        read_completion({"prompt": "x", "model": "x" * 10**5}, model(), ("tiny",), CONTEXT)
-    assert len(str(raised.value)) < 200
+PART = 1000
+"""Bytes that come in at a time."""
+CODE = 'if x["a"][0] == {1: [2, 3], "b\\\\": "c"}:\n    return [f(y) for y in z]\n'
 
 
-@pytest.mark.parametrize("path", ["/", "/generat", "/v1", "/metrics/x"])
-def test_a_route_that_there_is_not_is_said_to_be_none(serving: Serving, path: str) -> None:
-    response = serving.http.get(path)
-    assert response.status_code == 404
-    assert path in response.json()["error"]["message"]
-    assert httpx.get(serving.url + "/generate").status_code == 405
+def fits(body: bytes, part: int = PART) -> bool:
+    growth = Growth()
+    for at in range(0, len(body), part):
+        growth.take(body[at : at + part])
+    return growth.bytes <= MOST_BYTES
+
+
+@given(parts=st.lists(st.text('"\\[]{},a', max_size=9)))
+def test_the_measure_is_the_same_in_whatever_parts_a_body_comes(parts: list[str]) -> None:
+    whole, pieces = Growth(), Growth()
+    whole.take("".join(parts).encode())
+    for part in parts:
+        pieces.take(part.encode())
+    assert pieces.bytes == whole.bytes
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'"' + b'\\"' * (1 << 20),
+        b'"' + b"a[" * (1 << 20),
+        b'"\\' * (1 << 16),
+        b'\\"' * 999,
+        json.dumps([{"role": "user", "content": CODE}] * 10_000).encode(),
+        json.dumps({"input_ids": [[31999] * 920] * 400, "sampling_params": [{"max_new_tokens": 8}] * 400}).encode(),
+    ],
+    ids=range(6),
+)
+def test_what_is_in_strings_counts_for_nothing_and_a_large_batch_fits(body: bytes) -> None:
+    assert fits(body)
+
+
+def test_every_json_that_fits_takes_no_more_than_it_may() -> None:
+    """The weights are those of the objects that there are, by Python's own word."""
+    import sys
+
+    for unit in (b"999,", b"1.5,", b"[0],", b'{"a":0},', b'"abc",'):
+        body = b"[" + unit * 2000 + b"0]"
+        values = json.loads(body)
+        inside = sum(sys.getsizeof(value) for value in values) + sys.getsizeof(values)
+        count = body.count(b",") * 36 + body.count(b'"') * 30 + (body.count(b"[") + body.count(b"{")) * 100
+        if unit != b'{"a":0},':  # small dictionaries take more than a list
+            assert inside < 1.25 * count, unit
+        assert inside < 2.5 * count, unit
+
+
+def test_a_body_that_grows_is_refused_and_the_server_goes_on(serving: Serving) -> None:
+    body = b'{"input_ids": [' + b"[]," * (1 << 20) + b"[]]}"
+    answer = serving.http.post("/generate", content=body)
+    assert answer.status_code == 400
+    assert f"more than {MOST_BYTES >> 20} MiB" in answer.json()["error"]["message"]
+    assert serving.http.post("/abort_request", content=b" " * (ASIDE_BYTES + 1)).status_code == 413
+    assert serving.generate(text="x", sampling_params={"max_new_tokens": 1})["text"]

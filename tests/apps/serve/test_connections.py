@@ -12,8 +12,8 @@ import pytest
 from fastapi import Response
 from uvicorn.server import ServerState
 
-from specdebug.apps.serve.answers import ClientGone, Refusal
 from specdebug.apps.serve.connections import Connection, ConnectionLimits, Connections, FrontConfig
+from specdebug.apps.serve.fields import ClientGone, Refusal
 from tests.apps.serve.serving import EAGLE, Serving, wait_until
 
 LIMITS = ConnectionLimits(head_s=10, body_s=30, unread_s=100, connections=8, bytes=1000)
@@ -107,47 +107,6 @@ async def test_half_a_head_has_a_deadline(crowd: Crowd) -> None:
 
 
 @played
-async def test_half_a_body_has_a_deadline(crowd: Crowd) -> None:
-    connection, pipe = crowd.connect()
-    connection.data_received(HEAD)
-    for second in range(0, 31, 5):
-        connection.data_received(b"x")
-        await crowd.at(second)
-    assert not pipe.aborted
-    await crowd.at(36)
-    assert pipe.aborted
-
-
-@played
-async def test_a_request_that_is_answered_late_is_in_time(crowd: Crowd) -> None:
-    connection, pipe = crowd.connect()
-    connection.data_received(HEAD + b"0123456789")
-    for second in range(0, 10_000, 1000):
-        await crowd.at(second)
-    crowd.go.set()
-    await crowd.at(10_001)
-    assert pipe.unsent
-    assert not pipe.aborted
-
-
-@played
-async def test_each_request_of_a_connection_has_its_own_deadline(crowd: Crowd) -> None:
-    crowd.go.set()
-    connection, pipe = crowd.connect()
-    for second in range(0, 100, 5):
-        connection.data_received(HEAD[:20])
-        await crowd.at(second)
-        connection.data_received(HEAD[20:] + b"0123456789")
-        await crowd.at(second + 4)
-        pipe.unsent = 0
-    assert not pipe.aborted
-    connection.data_received(HEAD[:1])
-    await crowd.at(100)
-    await crowd.at(111)
-    assert pipe.aborted, "also where it has sent one byte behind an answer"
-
-
-@played
 async def test_nonsense_behind_an_answer_ends_the_connection(crowd: Crowd) -> None:
     crowd.answer_at_once = True
     connection, pipe = crowd.connect()
@@ -184,18 +143,6 @@ async def test_of_too_many_connections_those_are_cut_that_send_nothing(crowd: Cr
     assert len(crowd.table) == LIMITS.connections
     assert [pipe.aborted for pipe in crowded] == [True] * 12 + [False] * 7
     assert not working.aborted
-
-
-@played
-async def test_a_connection_that_has_been_answered_is_kept_longer_than_one_that_sends_nothing(crowd: Crowd) -> None:
-    crowd.go.set()
-    kept, between = crowd.connect()
-    kept.data_received(HEAD + b"0123456789")
-    await crowd.at(1)
-    between.unsent = 0
-    crowded = [crowd.connect()[1] for _ in range(20)]
-    assert not between.aborted
-    assert [pipe.aborted for pipe in crowded] == [True] * 13 + [False] * 7
 
 
 @played

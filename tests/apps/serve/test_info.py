@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdebug.apps.serve.client import EngineClient
-from specdebug.apps.serve.metrics import ServerMetrics
 from specdebug.apps.serve.process import Launch
 from tests.apps.serve.serving import Serving, wait_until
 
@@ -26,18 +25,6 @@ def metrics(serving: Serving) -> Mapping[str, float]:
     return {sample.name: sample.value for sample in samples}
 
 
-@pytest.mark.parametrize("path", ["/health", "/health_generate"])
-def test_a_server_that_serves_is_healthy(serving: Serving, path: str) -> None:
-    assert serving.http.get(path).status_code == 200
-    wait_until(serving.idle, "nothing is held")
-
-
-@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
-def test_the_model_is_named(serving: Serving, path: str) -> None:
-    info = serving.http.get(path).json()
-    assert (info["model_path"], info["is_generation"], info["model_type"]) == ("tiny", True, "llama")
-
-
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
 def test_the_state_holds_the_mean_accept_length(serving: Serving, path: str) -> None:
     serving.http.post("/flush_cache")
@@ -49,6 +36,8 @@ def test_the_state_holds_the_mean_accept_length(serving: Serving, path: str) -> 
     assert info["specdebug"]["speculative_switch"] is True
     assert info["specdebug"]["engine"]["state"] == "ready"
     assert info["max_total_num_tokens"] == 16384
+    serving.http.post("/flush_cache")  # the mean begins anew
+    assert serving.http.get(path).json()["internal_states"][0]["avg_spec_accept_length"] == 0
 
 
 def test_what_no_flag_was_given_for_is_told_as_it_is(serving: Serving) -> None:
@@ -57,12 +46,6 @@ def test_what_no_flag_was_given_for_is_told_as_it_is(serving: Serving) -> None:
     told = ("page_size", "speculative_num_steps", "speculative_num_draft_tokens", "speculative_draft_model_path",
             "chunked_prefill_size", "disable_radix_cache", "dtype", "attention_backend")  # fmt: skip
     assert [info[name] for name in told] == [1, 3, 4, "tiny-eagle", -1, False, "float32", "flashinfer"]
-
-
-def test_a_flush_begins_the_mean_anew(serving: Serving) -> None:
-    serving.generate(text="def f(", sampling_params=GREEDY)
-    serving.http.post("/flush_cache")
-    assert serving.http.get("/server_info").json()["internal_states"][0]["avg_spec_accept_length"] == 0
 
 
 def test_metrics_add_up(serving: Serving) -> None:
@@ -85,23 +68,11 @@ def test_metrics_add_up(serving: Serving) -> None:
     assert after["sglang:spec_accept_length"] >= 1
 
 
-def test_there_are_no_metrics_unless_asked_for() -> None:
-    with Serving() as serving:
-        assert serving.http.get("/metrics").status_code == 404
-
-
-def test_requests_are_in_the_log_when_asked_for() -> None:
+def test_requests_are_in_the_log_when_asked_for_and_metrics_only_then() -> None:
     with Serving(log_requests=True) as serving:
+        assert serving.http.get("/metrics").status_code == 404
         serving.generate(text="x", rid="mine", sampling_params={"max_new_tokens": 1})
         assert any("request mine: 1 tokens" in line for line in serving.said)
-
-
-def test_gauges_are_those_of_the_last_step() -> None:
-    client = EngineClient(Launch({}), watchdog_s=1, most_running=1, say=print, pass_on=print)
-    registry = ServerMetrics(client, "m", 100).registry
-    client.totals.gauge({"running": 3, "waiting": 2, "used": 50})
-    for name, value in (("num_running_reqs", 3), ("num_queue_reqs", 2), ("token_usage", 0.5)):
-        assert registry.get_sample_value(f"sglang:{name}", {"model_name": "m"}) == value
 
 
 def test_a_check_by_a_token_is_shared_and_needs_none_while_others_are_generated(serving: Serving) -> None:
@@ -132,3 +103,79 @@ def test_those_who_ask_at_once_share_the_engine_s_answer() -> None:
         assert asked == [{"do": "info"}]
 
     asyncio.run(main())
+
+
+CHANGING = ["/generate", "/flush_cache", "/abort_request", "/v1/completions", "/v1/chat/completions"]
+
+
+@pytest.fixture(scope="module")
+def named() -> Iterator[Serving]:
+    with Serving(hosts=frozenset({"localhost", "my.name"}), enable_metrics=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[Serving]:
+    with Serving(api_key="s3cret", enable_metrics=True) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:30000", "127.0.0.1", "127.0.0.1:80", "127.8.9.1", "[::1]", "[::1]:30000", "my.name:1",
+     "[::ffff:127.0.0.1]:5"],
+)  # fmt: skip
+def test_names_of_this_machine_are_taken(named: Serving, host: str) -> None:
+    assert named.http.get("/v1/models", headers={"Host": host}).status_code == 200
+    assert named.http.post("/flush_cache", headers={"Host": host, "Origin": f"http://{host}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:30000", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:1",
+     "0.0.0.0", "[::]", "me@127.0.0.1", "127.0.0.1:80:80", "[::1", "::1", "127.1", "2130706433", "localhost/x", "",
+     "127.0.0.1\\evil", "[evil.example]"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/flush_cache", "/health", "/metrics"])
+def test_other_names_are_refused_on_every_route(named: Serving, host: str, path: str) -> None:
+    method = "POST" if path in CHANGING else "GET"
+    answer = named.http.request(method, path, headers={"Host": host})
+    assert answer.status_code == 403
+    assert "--api-key" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "http://[::1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+@pytest.mark.parametrize("path", [*CHANGING, "/health_generate"])
+def test_pages_of_other_sites_change_nothing(
+    named: Serving, keyed: Serving, path: str, headers: dict[str, str]
+) -> None:
+    method = "POST" if path in CHANGING else "GET"
+    for server in (named, keyed):
+        key = {"Authorization": "Bearer s3cret"}
+        assert server.http.request(method, path, headers={**key, **headers}, content=b"{}").status_code == 403
+
+
+@pytest.mark.parametrize("given", [None, "Bearer", "Bearer s3cre", "Basic s3cret", "s3cret", "Bearer s3crét"])
+@pytest.mark.parametrize("path", [*CHANGING, "/health_generate", "/server_info", "/v1/models"])
+def test_without_the_key_nothing_is_done_or_told(keyed: Serving, path: str, given: str | None) -> None:
+    headers = {} if given is None else {"Authorization": given.encode("latin-1")}
+    method = "POST" if path in CHANGING else "GET"
+    answer = keyed.http.request(method, path, headers=headers, content=b"not even read")  # type: ignore[arg-type]
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models"])
+def test_a_key_may_be_sent_under_any_name_and_monitors_need_none(keyed: Serving, path: str) -> None:
+    key = {"Host": "what.ever", "Authorization": "bearer  s3cret"} if path == "/v1/models" else {}
+    assert keyed.http.get(path, headers={"Sec-Fetch-Site": "cross-site", **key}).status_code == 200

@@ -48,17 +48,6 @@ def test_a_completion_s_stream_is_its_text(client: openai.OpenAI) -> None:
     assert last.usage.completion_tokens == 30
 
 
-def test_several_prompts_are_several_choices(client: openai.OpenAI) -> None:
-    prompts = [PROMPT, "class A"]
-    alone = [
-        client.completions.create(model="tiny", prompt=each, max_tokens=6, temperature=0).choices[0].text
-        for each in prompts
-    ]
-    answer = client.completions.create(model="tiny", prompt=prompts, max_tokens=6, temperature=0)
-    assert [choice.text for choice in answer.choices] == alone
-    assert [choice.index for choice in answer.choices] == [0, 1]
-
-
 def test_several_samples_are_several_choices_of_one_prompt(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=6, temperature=1, n=3)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -119,12 +108,6 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI) -> None:
         assert each.top_logprobs[0].logprob == each.logprob >= each.top_logprobs[1].logprob
 
 
-def test_a_stop_ends_a_completion(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=30, temperature=0, stop="\n")
-    assert answer.choices[0].finish_reason == "stop"
-    assert "\n" not in answer.choices[0].text
-
-
 def test_errors_are_the_client_s_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.completions.create(model="tiny", prompt=PROMPT, max_tokens=0)
@@ -133,16 +116,3 @@ def test_errors_are_the_client_s_own(client: openai.OpenAI) -> None:
         client.completions.create(model="gpt", prompt=PROMPT)
     with pytest.raises(openai.BadRequestError, match="context_length"):
         client.completions.create(model="tiny", prompt=PROMPT, max_tokens=10_000)
-
-
-def test_a_key_is_asked_for() -> None:
-    with Serving(api_key="secret") as serving:
-        with openai.OpenAI(base_url=serving.url + "/v1", api_key="wrong", max_retries=0) as wrong:
-            with pytest.raises(openai.AuthenticationError):
-                wrong.models.list()
-            with pytest.raises(openai.AuthenticationError):
-                wrong.completions.create(model="tiny", prompt=PROMPT)
-        with openai.OpenAI(base_url=serving.url + "/v1", api_key="secret", max_retries=0) as right:
-            assert right.completions.create(model="tiny", prompt=PROMPT, max_tokens=2).choices
-        assert serving.http.get("/health").status_code == 200
-        assert serving.http.get("/server_info").status_code == 401

@@ -40,13 +40,6 @@ def test_pieces_of_any_text_make_up_the_text(text: str, sizes: list[int]) -> Non
     assert "".join(pieces) == model().decode(ids)
 
 
-@settings(max_examples=200)
-@given(st.lists(st.integers(0, 2047), max_size=40), SIZES)
-def test_pieces_of_any_tokens_make_up_their_text(ids: list[int], sizes: list[int]) -> None:
-    pieces = grown(GrowingText(model()), ids, sizes)
-    assert "".join(pieces) == model().decode(ids)
-
-
 def test_a_character_comes_whole() -> None:
     ids = model().encode("naïve 🙂 text")
     assert any("\ufffd" in model().decode(ids[:end]) for end in range(len(ids))), "its bytes lie in several tokens"
@@ -74,9 +67,3 @@ def test_a_stop_token_is_cut_off_unless_it_is_to_be_kept() -> None:
     ids = model().encode("one two")
     assert GrowingText(model()).finish(ids, ids[-1]) == model().decode(ids[:-1])
     assert GrowingText(model(), keep_stop=True).finish(ids, ids[-1]) == model().decode(ids)
-
-
-def test_special_tokens_are_shown_on_request() -> None:
-    ids = [*model().encode("x"), *model().eos_ids]
-    assert GrowingText(model()).finish(ids, None) == "x"
-    assert GrowingText(model(), skip_special=False).finish(ids, None) != "x"

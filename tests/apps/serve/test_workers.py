@@ -12,15 +12,14 @@ import torch
 
 from specdebug import async_probe
 from specdebug.apps.serve import engine_loop
-from specdebug.apps.serve.engine_loop import FRONT_GONE
-from specdebug.apps.serve.engine_process import serve
+from specdebug.apps.serve.engine_loop import FRONT_GONE, serve
 from specdebug.apps.serve.process import Launch
-from specdebug.apps.serve.served import Wish
+from specdebug.apps.serve.requests import Wish
 from specdebug.engine import progress
 from specdebug.engine.workers.registry import LINEUP
 from specdebug.targets.embedded import EmbeddedSession
 from specdebug.workers.wire import PipeSink
-from tests.apps.serve.serving import Serving, events_of, wait_until
+from tests.apps.serve.serving import Serving, events_of
 
 PROMPT = "def main():\n    return " * 4
 GREEDY = {"temperature": 0, "max_new_tokens": 24}
@@ -51,24 +50,6 @@ def test_a_stream_adds_up_to_the_answer(served: Serving) -> None:
         *events, done = events_of(response)
     assert done == "[DONE]"
     assert "".join(event["choices"][0]["text"] for event in events) == answer["choices"][0]["text"]
-
-
-def test_an_aborted_stream_says_so_and_leaves_nothing(served: Serving) -> None:
-    ask = {"text": PROMPT, "rid": "long", "sampling_params": {"temperature": 0.8, "max_new_tokens": 1500}}
-    with served.under_way(**ask):
-        assert served.http.post("/abort_request", json={"rid": "long"}).status_code == 200
-        wait_until(served.idle, "the aborted request has left")
-
-
-def test_metrics_tell_how_many_tokens_a_verify_gives(served: Serving) -> None:
-    served.generate(text=PROMPT, sampling_params=GREEDY)
-
-    def told() -> float:
-        lines = served.http.get("/metrics").text.splitlines()
-        (line,) = (each for each in lines if each.startswith("sglang:spec_accept_length{"))
-        return float(line.split()[-1])
-
-    assert wait_until(lambda: told() > 1.0, "the accept length is told")
 
 
 class Unheard(PipeSink):

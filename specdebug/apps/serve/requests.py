@@ -1,15 +1,30 @@
-"""One request as the front sees it: what has come of it so far, and when."""
+"""One request as the front sees it, and the order in which requests go to the engine.
+
+Each client's body gets its share, however much another asks for: weighted fair queueing (Demers, Keshav and Shenker,
+1989), with tokens for bits. A request is due when a server that gave all waiting bodies an equal part would be done
+with it. A short one overtakes the long ones that wait, a batch of thousand is passed by all that come behind it, and
+nothing waits for ever. Where long ones hold every place, the one that is due last gives up its own to one that is due
+earlier, once it has had its turn; the engine has its KV cached and goes on with it when a place is free.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from typing import Any
 
-from specdebug.apps.serve.failure import EngineFailure
+from specdebug.apps.serve.process import EngineFailure
+
+TURN = 32
+"""Tokens that a request puts out before another may have its place: shorter outputs are never put back."""
+
+TokenLogprobs = tuple[float, list[tuple[float, int]], list[float]]
+"""The token's own, the greatest of its position with their tokens, and those of the tokens asked for."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +35,6 @@ class LogprobWish:
     top: int = 0
     ids: Sequence[int] = ()
     start: int | None = None
-
-
-TokenLogprobs = tuple[float, list[tuple[float, int]], list[float]]
-"""The token's own, the greatest of its position with their tokens, and those of the tokens asked for."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,11 @@ class Wish:
     speculative: bool = True
     logprobs: LogprobWish | None = None
     silent: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the prompt and output, at most."""
+        return len(self.ids) + int(self.sampling.get("max_new_tokens", 1))
 
     def command(self, key: str, *, ahead: bool) -> dict[str, Any]:
         """The line that adds it under the front's ``key``, behind all others or ``ahead`` of them."""
@@ -59,6 +75,7 @@ class ServedRequest:
         rejected: why the engine does not take it, if so.
         failure: the engine died, or is being ended, before it was done.
         began, first, last, ended: times by ``time.perf_counter``.
+        news: set when more has come of it; several requests may share one.
     """
 
     wish: Wish
@@ -77,7 +94,7 @@ class ServedRequest:
     first: float | None = None
     last: float | None = None
     ended: float | None = None
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def done(self) -> bool:
@@ -86,16 +103,8 @@ class ServedRequest:
 
     async def changed(self) -> None:
         """Wait until more has come of it since the last call."""
-        await self._news.wait()
-        self._news.clear()
-
-    def tell(self) -> None:
-        """Wake those that wait."""
-        self._news.set()
-
-    def tell_by(self, news: asyncio.Event) -> None:
-        """Tell by this event from now on, which several requests may share."""
-        self._news = news
+        await self.news.wait()
+        self.news.clear()
 
     def end(
         self, *, reason: str | None = None, rejected: str | None = None, failure: EngineFailure | None = None
@@ -105,7 +114,7 @@ class ServedRequest:
             return
         self.finish_reason, self.rejected, self.failure = reason, rejected, failure
         self.ended = time.perf_counter()
-        self.tell()
+        self.news.set()
 
     def meta_info(self, *, tree_size: int | None, weight_version: str) -> dict[str, Any]:
         """SGLang's ``meta_info``. ``tree_size``: of an engine that speculates."""
@@ -142,3 +151,72 @@ class ServedRequest:
             "spec_draft_token_num": drafted,
             "spec_accept_histogram": [times[drafts] for drafts in range(max(times) + 1)],
         }
+
+
+@dataclass
+class _Sent:
+    """A request that the engine has. ``due``: when, in the queue's tokens. ``since``: tokens of its output as it last
+    came to the engine, or gave up its place."""
+
+    request: ServedRequest
+    due: float
+    since: int = 0
+
+
+class FairQueue:
+    """Requests that wait to be sent, and those that were, no more than ``places`` of which the engine runs at a time.
+    Of those that wait and have ended meanwhile nothing is counted."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._waiting: list[tuple[float, int, ServedRequest]] = []
+        self._sent: dict[ServedRequest, _Sent] = {}
+        self._numbers = count()
+        self._now = 0.0  # tokens that each of them would have had by now
+
+    def add(self, requests: Sequence[ServedRequest]) -> None:
+        """Take in the requests of one body."""
+        due = self._now
+        for each in requests:
+            due += each.wish.most_tokens
+            heapq.heappush(self._waiting, (due, next(self._numbers), each))
+
+    def to_send(self) -> Iterator[tuple[ServedRequest, ServedRequest | None]]:
+        """The requests that are to be sent now, in order, each with the one that gives up its place to it; None where
+        a place is free."""
+        while self._waiting:
+            due, _, request = self._waiting[0]
+            if request.done:
+                heapq.heappop(self._waiting)
+                continue
+            last = None
+            if len(self._sent) >= self._places and (last := self._give_way(due)) is None:
+                return
+            heapq.heappop(self._waiting)
+            self._sent[request] = _Sent(request, due)
+            self.served(len(request.wish.ids))
+            yield request, last
+
+    def served(self, tokens: int) -> None:
+        """The engine has served so many tokens, of whichever requests."""
+        self._now += tokens / max(len(self._sent) + len(self._waiting), 1)
+
+    def _give_way(self, due: float) -> ServedRequest | None:
+        """The request that is due last, and later than that, of those that have had their turn."""
+        had = [each for each in self._sent.values() if len(each.request.output_ids) - each.since >= TURN]
+        last = max(had, key=lambda each: each.due, default=None)
+        if last is None or last.due <= due:
+            return None
+        last.since = len(last.request.output_ids)
+        return last.request
+
+    def has_sent(self, request: ServedRequest) -> bool:
+        """Return True if the engine has it."""
+        return request in self._sent
+
+    def ended(self, request: ServedRequest) -> None:
+        """Nothing more will come of a request."""
+        self._sent.pop(request, None)
+
+    def __len__(self) -> int:
+        return sum(not request.done for _, _, request in self._waiting)

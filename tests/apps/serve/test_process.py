@@ -9,11 +9,18 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from specdebug.apps.serve.process import ENDING, EngineFailure, failure_of
+from specdebug.logs.scan import LogReader
+from specdebug.verdict.outcome import Violation
+from specdebug.workers.job import WorkerEnd
+from specdebug.workers.machine_failure import MachineFailure
 from tests.apps.serve.serving import Launched, events_of, wait_until
 
 EAGLE = (
@@ -56,18 +63,6 @@ def test_an_engine_that_dies_ends_every_open_request(
     assert server.process.returncode == 128 + signal.SIGTERM
 
 
-@pytest.mark.slow
-def test_an_assertion_names_its_site(tmp_path: Path) -> None:
-    flags = ("--fault", "nan_logits:step=4", "--probes", "default", "--mode", "assert")
-    with Launched(tmp_path / "log", *EAGLE, *flags) as server:
-        answer = server.http.post("/generate", json=LONG)
-        assert answer.status_code == 500
-        found = re.search(r"fail (nan@\S+): ", answer.json()["error"]["message"])
-        assert found is not None, answer.text
-        assert f"fail {found[1]}: " in server.text
-        assert server.http.get("/health").status_code == 503
-
-
 def test_what_probes_record_is_told_and_the_engine_goes_on(tmp_path: Path) -> None:
     flags = ("--fault", "nan_logits:step=4", "--probes", "default", "--mode", "record")
     body = {**LONG, "sampling_params": {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}}
@@ -81,13 +76,6 @@ def test_what_probes_record_is_told_and_the_engine_goes_on(tmp_path: Path) -> No
         assert server.http.get("/health_generate").status_code == 200
 
 
-@pytest.mark.slow
-def test_reverts_are_in_place_and_counted(tmp_path: Path) -> None:
-    with Launched(tmp_path / "log", *EAGLE, "--revert", "27338") as server:
-        server.http.post("/generate", json={**LONG, "sampling_params": {"max_new_tokens": 8}})
-        assert "27338" in server.http.get("/server_info").json()["specdebug"]["reverts"]
-
-
 IN_FRONT = """
 pr: 999998
 title: count verifies in the front
@@ -98,7 +86,7 @@ description: none
 detected_by: {scenario: cache_hit, signature: "error@x"}
 patches:
   specdebug:
-    - target: specdebug.apps.serve.totals:Totals.step
+    - target: specdebug.apps.serve.client:Totals.step
       edits:
         - match: self.verifies += len(event["accept"])
           replacement: self.verifies += 2 * len(event["accept"])
@@ -196,3 +184,63 @@ def test_an_engine_does_not_outlive_a_front_that_is_killed(tmp_path: Path) -> No
         server.process.kill()
         server.process.wait()
         wait_until(server.engine_is_gone, "the engine is gone")
+
+
+def ended(kind: Any = "exit", status: int = 1, log: str = "") -> WorkerEnd:
+    return WorkerEnd(kind, status, 3.0, 0.0, log)
+
+
+def of(end: WorkerEnd, told: tuple[Violation, ...] = (), **more: Any) -> EngineFailure:
+    return failure_of(end, told, more.pop("machine", None), step=7, stage="serve", **more)
+
+
+ASSERTED = Violation("assert", "accept.walk", 7, "AssertionError: no")
+
+
+@pytest.mark.parametrize(
+    ("end", "told", "signature"),
+    [
+        (ended("signal", -9), (), "crash:SIGKILL"),
+        (ended("signal", -11), (), "crash:SIGSEGV"),
+        (ended("timeout", -9), (), "hang"),
+        (ended(status=3), (), "error@worker"),
+        (ended(status=0), (), "error@worker"),
+        (ended(), (ASSERTED,), "assert@accept.walk"),
+        (ended("signal", -11), (Violation("nan", "verify.logits", 6),), "nan@verify.logits"),
+        (ended(), (ASSERTED, Violation("oob", "draft.index", 7)), "oob@draft.index"),
+        (ended(), (Violation("error", "draft.loop", 0, "while it was built"),), "error@draft.loop"),
+    ],
+)
+def test_the_first_in_program_order_names_it(end: WorkerEnd, told: tuple[Violation, ...], signature: str) -> None:
+    assert of(end, told).signature == signature
+
+
+@pytest.mark.parametrize(
+    ("end", "more", "told"),
+    [
+        (
+            replace(ended("signal", -9), failure=MachineFailure("memory", "the kernel killed the engine")),
+            {},
+            "machine: there is no memory left",
+        ),
+        (ended(), {"machine": {"cause": "disk", "line": "full"}}, "machine: there is no room to write: full"),
+        (ended(log="OSError: [Errno 28] No space left on device"), {}, "machine: there is no room to write"),
+    ],
+)
+def test_a_machine_that_fails_has_no_signature(end: WorkerEnd, more: Any, told: str) -> None:
+    failure = of(end, **more)
+    assert failure.signature is None
+    assert told in str(failure)
+
+
+def test_a_log_that_is_read_by_triage_names_the_same() -> None:
+    assert str(ENDING) == "the server is ending"
+    crashed = of(ended("signal", -11), (Violation("nan", "verify.logits", 6, "3 bad"),))
+    assert "3 bad; killed by SIGSEGV" in str(crashed)
+    failure = of(ended(), (ASSERTED,))
+    assert str(failure) == "the engine has died: fail assert@accept.walk: AssertionError: no"
+    reader = LogReader()
+    reader.feed(f"[2026-01-01 00:00:00] {failure}\n".encode())
+    found = reader.close().main
+    assert found is not None
+    assert found.signature == "assert@accept.walk"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import itertools
 import json
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from specdebug.apps.serve.answers import Piece, PiecewiseRequest, merged
+from specdebug.apps.serve.requests import ServedRequest, Wish
+from specdebug.apps.serve.text import GrowingText, ModelText
 from tests.apps.serve.serving import EAGLE, Serving, events_of, wait_until
 
 PROMPT = "def main():\n    return " * 4
@@ -26,23 +30,12 @@ def test_an_answer_has_text_tokens_and_what_they_cost(serving: Serving) -> None:
     assert meta["finish_reason"] == {"type": "length", "length": 12}
     assert meta["e2e_latency"] > 0
     assert meta["weight_version"] == "default"
-
-
-def test_what_verifies_accepted_adds_up(serving: Serving) -> None:
-    meta = serving.generate(text=PROMPT, sampling_params=GREEDY)["meta_info"]
     verifies, histogram = meta["spec_verify_ct"], meta["spec_accept_histogram"]
     assert sum(histogram) == verifies > 0
     assert sum(drafts * times for drafts, times in enumerate(histogram)) == meta["spec_accept_token_num"]
     assert meta["spec_draft_token_num"] == 3 * verifies
     assert meta["spec_accept_rate"] == meta["spec_accept_token_num"] / meta["spec_draft_token_num"]
     assert meta["spec_accept_length"] == 12 / verifies
-
-
-def test_without_drafts_the_text_is_the_same(serving: Serving) -> None:
-    drafted = serving.generate(text=PROMPT, sampling_params=GREEDY)
-    plain = serving.generate(text=PROMPT, sampling_params=GREEDY, speculative=False)
-    assert plain["output_ids"] == drafted["output_ids"]
-    assert plain["meta_info"]["spec_verify_ct"] == 0 < drafted["meta_info"]["spec_verify_ct"]
 
 
 def test_a_prompt_hits_the_cache_until_it_is_flushed(serving: Serving) -> None:
@@ -53,20 +46,6 @@ def test_a_prompt_hits_the_cache_until_it_is_flushed(serving: Serving) -> None:
     assert cached() == 0 < cached()
     assert serving.http.get("/flush_cache").status_code == 200
     assert cached() == 0
-
-
-def test_token_ids_are_a_prompt_too(serving: Serving) -> None:
-    ids = serving.state.model.encode(PROMPT)
-    by_text = serving.generate(text=PROMPT, sampling_params=GREEDY)
-    assert serving.generate(input_ids=ids, sampling_params=GREEDY)["output_ids"] == by_text["output_ids"]
-
-
-def test_a_batch_is_answered_in_its_order(serving: Serving) -> None:
-    prompts = ["import os\n", PROMPT, "class A"]
-    alone = [serving.generate(text=prompt, sampling_params=GREEDY)["text"] for prompt in prompts]
-    answers: Any = serving.generate(text=prompts, sampling_params=[GREEDY] * 3, rid=["a", "b", "c"])
-    assert [answer["text"] for answer in answers] == alone
-    assert [answer["meta_info"]["id"] for answer in answers] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("speculative", [True, False])
@@ -84,15 +63,6 @@ def test_a_stream_s_last_text_is_the_answer_s(serving: Serving, speculative: boo
     assert [event["meta_info"]["finish_reason"] is None for event in events] == [True] * (len(events) - 1) + [False]
 
 
-def test_a_streamed_batch_says_whose_each_event_is(serving: Serving) -> None:
-    prompts = ["import os\n", PROMPT]
-    alone = [serving.generate(text=prompt, sampling_params=GREEDY)["text"] for prompt in prompts]
-    body = {"text": prompts, "sampling_params": GREEDY, "stream": True}
-    with serving.http.stream("POST", "/generate", json=body) as response:
-        last = {event["index"]: event["text"] for event in events_of(response) if event != "[DONE]"}
-    assert last == dict(enumerate(alone))
-
-
 def test_a_stop_string_is_cut_off_and_told(serving: Serving) -> None:
     whole = serving.generate(text=PROMPT, sampling_params={**GREEDY, "max_new_tokens": 40})
     stop = whole["text"][6:9]
@@ -103,47 +73,22 @@ def test_a_stop_string_is_cut_off_and_told(serving: Serving) -> None:
     assert stop in kept["text"]
 
 
-def test_a_stream_shows_nothing_of_a_stop_string(serving: Serving) -> None:
-    whole = serving.generate(text=PROMPT, sampling_params={**GREEDY, "max_new_tokens": 40})["text"]
-    stop = whole[6:12]
-    body = {"text": PROMPT, "sampling_params": {**GREEDY, "stop": stop, "max_new_tokens": 40}, "stream": True}
-    with serving.http.stream("POST", "/generate", json=body) as response:
-        texts = [event["text"] for event in events_of(response) if event != "[DONE]"]
-    end = whole[: whole.index(stop)]
-    assert texts[-1] == end
-    assert all(end.startswith(text) for text in texts)
-
-
-def test_a_stop_token_is_told_by_its_id(serving: Serving) -> None:
-    whole = serving.generate(text=PROMPT, sampling_params=GREEDY)["output_ids"]
-    answer = serving.generate(text=PROMPT, sampling_params={**GREEDY, "stop_token_ids": [whole[4]]})
-    first = whole.index(whole[4])
-    assert answer["output_ids"] == whole[: first + 1]
-    assert answer["text"] == serving.state.model.decode(whole[:first])
-    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": whole[4]}
-
-
 @pytest.mark.parametrize("speculative", [True, False])
 def test_log_probabilities_are_the_tokens_own(serving: Serving, speculative: bool) -> None:
     answer = serving.generate(
-        text=PROMPT, sampling_params=GREEDY, return_logprob=True, top_logprobs_num=2, speculative=speculative
+        text=PROMPT,
+        sampling_params=GREEDY,
+        return_logprob=True,
+        top_logprobs_num=2,
+        speculative=speculative,
+        return_text_in_logprobs=speculative,
     )
     meta = answer["meta_info"]
     assert [token for _, token, _ in meta["output_token_logprobs"]] == answer["output_ids"]
     for (own, token, text), best in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
         assert best[0][:2] == [own, token], "a greedy token is the likeliest"
         assert 0 >= own >= best[1][0]
-        assert text is None
-
-
-def test_drafts_change_no_log_probability(serving: Serving) -> None:
-    body = {"text": PROMPT, "sampling_params": GREEDY, "return_logprob": True, "return_text_in_logprobs": True}
-    drafted, plain = (serving.generate(**body, speculative=each)["meta_info"] for each in (True, False))
-    pairs = zip(drafted["output_token_logprobs"], plain["output_token_logprobs"], strict=True)
-    for (one, token, text), (other, same, _) in pairs:
-        assert token == same
-        assert one == pytest.approx(other, abs=1e-3)
-        assert text == serving.state.model.decode([token])
+        assert text == (serving.state.model.token(token) if speculative else None)
 
 
 @pytest.mark.parametrize("flags", [{}, {"chunked_prefill_size": 16, "page_size": 4}])
@@ -180,16 +125,6 @@ def test_a_prompt_s_log_probabilities_begin_where_they_are_asked_for(serving: Se
     assert serving.generate(**ask)["meta_info"]["input_token_logprobs"] == []
 
 
-def test_a_prompt_can_be_scored_without_a_token_of_output(serving: Serving) -> None:
-    ids = serving.state.model.encode(PROMPT)
-    params = {"max_new_tokens": 0, "temperature": 0}
-    answer = serving.generate(input_ids=ids, sampling_params=params, return_logprob=True, logprob_start_len=0)
-    meta = answer["meta_info"]
-    assert (answer["text"], answer["output_ids"], meta["output_token_logprobs"]) == ("", [], [])
-    assert (meta["completion_tokens"], meta["finish_reason"]) == (0, {"type": "length", "length": 0})
-    assert len(meta["input_token_logprobs"]) == len(ids)
-
-
 def test_several_samples_of_a_prompt_are_a_list(serving: Serving) -> None:
     params = {"temperature": 1.5, "max_new_tokens": 16, "n": 3}
     answers: Any = serving.generate(text=[PROMPT, "class A"], rid=["a", "b"], sampling_params=params)
@@ -199,13 +134,6 @@ def test_several_samples_of_a_prompt_are_a_list(serving: Serving) -> None:
     assert one[0]["output_ids"] == one[1]["output_ids"]
     mixed = {"text": ["x", "y"], "sampling_params": [{"n": 1}, {"n": 2}]}
     assert serving.refused("/generate", mixed)["param"] == "sampling_params"
-
-
-def test_sampling_is_repeated_by_its_name_and_seed(serving: Serving) -> None:
-    params = {"temperature": 1.5, "max_new_tokens": 16, "sampling_seed": 3, "top_k": 50, "top_p": 0.95}
-    one, same = (serving.generate(text=PROMPT, rid="r", sampling_params=params)["text"] for _ in range(2))
-    other = serving.generate(text=PROMPT, rid="r", sampling_params={**params, "sampling_seed": 4})["text"]
-    assert one == same != other
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -237,18 +165,11 @@ def test_an_aborted_request_ends_with_what_it_has(serving: Serving) -> None:
     wait_until(serving.idle, "nothing is held")
 
 
-def test_the_cache_is_not_flushed_while_somebody_is_served(serving: Serving) -> None:
-    body = {"text": PROMPT, "sampling_params": LONG, "stream": True}
-    with serving.under_way(**body):
-        error = serving.refused("/flush_cache", {})
-    assert "while no request" in error["message"]
-    wait_until(serving.idle, "nothing is held")
-
-
 def test_a_name_that_is_served_is_refused(serving: Serving) -> None:
     body = {"text": PROMPT, "sampling_params": LONG, "stream": True, "rid": "mine"}
     with serving.under_way(**body):
         assert serving.refused("/generate", {"text": "x", "rid": "mine"})["param"] == "rid"
+        assert "while no request" in serving.refused("/flush_cache", {})["message"]
     wait_until(serving.idle, "nothing is held")
     assert serving.generate(text="x = ", rid="mine", sampling_params=GREEDY)["meta_info"]["id"] == "mine"
 
@@ -284,3 +205,80 @@ def test_a_stream_may_carry_only_what_is_new() -> None:
         assert [token for event in events for token in event["output_ids"]] == answer["output_ids"]
         logprobs = [each for event in events for each in event["meta_info"]["output_token_logprobs"]]
         assert [token for _, token, _ in logprobs] == answer["output_ids"]
+
+
+def streamed(rid: str) -> PiecewiseRequest:
+    request = ServedRequest(Wish(rid, [1], {"max_new_tokens": 9}), rid)
+    return PiecewiseRequest(request, GrowingText(ModelText("tiny")), lambda piece: repr((rid, piece.since)).encode())
+
+
+def grow(stream: PiecewiseRequest, *ids: int) -> None:
+    stream.request.output_ids += ids
+    stream.request.news.set()
+
+
+def test_what_comes_while_none_reads_is_one_event() -> None:
+    async def main() -> None:
+        made: list[Piece] = []
+        request = ServedRequest(Wish("a", [1], {"max_new_tokens": 9}), "a")
+
+        def make(piece: Piece) -> bytes:
+            made.append(piece)
+            return b"event"
+
+        stream = PiecewiseRequest(request, GrowingText(ModelText("tiny")), make)
+        grow(stream, 5)
+        events = merged([stream], print)
+        assert await anext(events) == b"event"
+        for token in range(6, 1000):
+            grow(stream, token)
+        assert len(made) == 1, "none is made that is not asked for"
+        await anext(events)
+        assert [piece.since for piece in made] == [0, 1]
+        request.end(reason="length")
+        assert [each async for each in events] == [b"event"]
+        assert [piece.since for piece in made] == [0, 1, 995]
+
+    asyncio.run(main())
+
+
+def test_streams_of_one_body_come_as_they_grow_and_end_apart() -> None:
+    async def main() -> None:
+        one, two = streamed("one"), streamed("two")
+        events = merged([one, two], print)
+        grow(one, 5)
+        grow(two, 6, 7)
+        assert [await anext(events), await anext(events)] == [b"('one', 0)", b"('two', 0)"]
+        coming = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        assert not coming.done()
+        two.request.end(reason="length")
+        assert await coming == b"('two', 2)"
+        coming = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        grow(one, 8)
+        assert await coming == b"('one', 1)"
+        one.request.end(rejected="no")
+        assert (await anext(events)).startswith(b'data: {"object":"error"')
+
+    asyncio.run(main())
+
+
+def test_an_error_of_ours_ends_one_stream_and_is_said() -> None:
+    async def main() -> None:
+        said: list[str] = []
+
+        def make(piece: Piece) -> bytes:
+            raise KeyError("ours")
+
+        request = ServedRequest(Wish("a", [1], {"max_new_tokens": 9}), "a")
+        bad, good = PiecewiseRequest(request, GrowingText(ModelText("tiny")), make), streamed("b")
+        for each in (bad, good):
+            grow(each, 5)
+            each.request.end(reason="length")
+        error, last = [each async for each in merged([bad, good], said.append)]
+        assert b"internal error: KeyError" in error
+        assert last == b"('b', 0)"
+        assert "KeyError: 'ours'" in said[0]
+
+    asyncio.run(main())

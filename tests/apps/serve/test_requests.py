@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from specdebug.apps.serve.queue import TURN, FairQueue
-from specdebug.apps.serve.served import ServedRequest, Wish
+from specdebug.apps.serve.requests import TURN, FairQueue, ServedRequest, Wish
 from tests.apps.serve.serving import EAGLE, Serving, wait_until
 
 LONG = {"max_new_tokens": 1500, "ignore_eos": True}
@@ -62,16 +61,6 @@ class Engine:
         return steps
 
 
-def test_equals_go_in_the_order_in_which_they_came_and_none_is_set_back() -> None:
-    engine = Engine(3)
-    for number in range(20):
-        engine.add(request(str(number), 100))
-        engine.step()
-    engine.steps_until("19")
-    assert engine.begun == [str(number) for number in range(20)]
-    assert not engine.set_back
-
-
 @pytest.mark.parametrize("before", [0, TURN // 2, TURN, 1000])
 def test_a_short_one_waits_for_no_more_than_a_turn_of_long_ones(before: int) -> None:
     """64 long streams held every place until the first had ended."""
@@ -85,24 +74,6 @@ def test_a_short_one_waits_for_no_more_than_a_turn_of_long_ones(before: int) -> 
         assert engine.steps_until(f"short {number}") <= TURN + 8
     engine.steps_until("long 63")
     assert engine.ended[20:] == sorted(engine.ended[20:], key=lambda rid: int(rid.split()[1]) // 8)
-
-
-def test_what_is_nearly_as_short_is_not_set_back() -> None:
-    engine = Engine(1)
-    engine.add(request("first", TURN))
-    engine.step()
-    engine.add(request("second", 2))
-    engine.steps_until("second")
-    assert engine.ended == ["first", "second"]
-
-
-def test_a_batch_is_passed_by_who_comes_behind_it() -> None:
-    engine = Engine(8)
-    engine.add(*(request(f"batch {number}", 50) for number in range(1000)))
-    engine.step()
-    engine.add(request("one", 200))
-    engine.steps_until("one")
-    assert len(engine.ended) < 60
 
 
 def test_a_long_one_does_not_wait_for_ever() -> None:

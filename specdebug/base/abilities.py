@@ -1,8 +1,4 @@
-"""The abilities of targets: what can be seen of an engine that serves, in words for reports.
-
-Verdicts, oracles and targets all name them, so they stand below these. :data:`DEFAULT` is a scenario's target unless it
-names one: our own engine, in the worker's process.
-"""
+"""The abilities of targets: what can be seen of an engine that serves, in words for reports."""
 
 from __future__ import annotations
 

@@ -1,14 +1,4 @@
-"""Attention plans: a plan's metadata, the planner that builds it, and the library that executes it on a GPU.
-
-Each plan is one record, and :data:`PLANS` lists them. All that names plans derives from that list: the options of the
-engine and of the command line, the fixes and faults of a plan, and a machine's report of what it would execute.
-
-Code is named here as ``module:name`` and imported where it is used: this module needs neither torch nor the engine, so
-that a parent process and a fork server can read it, and a worker can still revert fixes before it imports the engine.
-
-Another package brings a plan through an entry point of the group ``specdebug.attention_plans``, which has the plan's
-name and leads to an :class:`AttentionPlan`.
-"""
+"""Attention plans, one record each: a plan's metadata, its planner, and the library that executes it on a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +12,7 @@ MetadataKind = Literal["ragged", "paged", "cascade"]
 """A class of the engine's ``attention.metadata``: packed index lists, page tables, or two passes of these."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Generation:
     """One generation of a library, which is a package of its own."""
 
@@ -41,7 +31,7 @@ class KernelLibrary:
     name: str  # in messages
     package: str  # the name of what is not installed
     executor: str  # ``module:function``, a ``MakeExecutor`` of ``specdebug.engine.attention.backend``
-    dtypes: tuple[str, ...]  # that it has kernels for
+    dtypes: tuple[str, ...] = ("bfloat16", "float16")  # that it has kernels for
     head_dims: Sequence[int]  # that it has kernels for
     generations: tuple[Generation, ...]  # newest first
 
@@ -61,45 +51,25 @@ class AttentionPlan:
 
 _ATTENTION = "specdebug.engine.attention"
 _FLASHINFER = "specdebug.engine.textbook.attention.flashinfer"
-_GPU = "specdebug.engine.gpu"
 
 FLASHINFER_LIBRARY = KernelLibrary(
     name="FlashInfer",
     package="flashinfer",
-    executor=f"{_GPU}.flashinfer_executor:make_flashinfer",
-    dtypes=("bfloat16", "float16"),
+    executor="specdebug.engine.gpu.flashinfer:make_flashinfer",
     head_dims=(64, 128, 256),
-    generations=(
-        Generation(
-            name="FlashInfer",
-            package="flashinfer",
-            module="flashinfer",
-            distributions=("flashinfer-python", "flashinfer"),
-        ),
-    ),
+    generations=(Generation("FlashInfer", "flashinfer", "flashinfer", ("flashinfer-python", "flashinfer")),),
 )
 
+_FA3 = ("flash-attn-3", "flash_attn_interface")
+_FA2_LIMITS = "pages of a multiple of 256 slots and eagle_topk 1"
 FLASH_ATTN_LIBRARY = KernelLibrary(
     name="flash-attn",
     package="flash-attn",
-    executor=f"{_GPU}.flash_attn:make_flash_attn",
-    dtypes=("bfloat16", "float16"),
+    executor="specdebug.engine.gpu.flash_attn:make_flash_attn",
     head_dims=range(8, 257, 8),
     generations=(
-        Generation(
-            name="FlashAttention-3",
-            package="flash_attn_3",
-            module="flash_attn_interface",
-            distributions=("flash-attn-3", "flash_attn_interface"),
-            capability=9,
-        ),
-        Generation(
-            name="FlashAttention-2",
-            package="flash_attn",
-            module="flash_attn",
-            distributions=("flash-attn",),
-            limits="pages of a multiple of 256 slots and eagle_topk 1",
-        ),
+        Generation("FlashAttention-3", "flash_attn_3", "flash_attn_interface", _FA3, capability=9),
+        Generation("FlashAttention-2", "flash_attn", "flash_attn", ("flash-attn",), limits=_FA2_LIMITS),
     ),
 )
 
@@ -129,7 +99,6 @@ TRITON = AttentionPlan(
 )
 
 SHIPPED = (FLASHINFER, FA3, TRITON)
-
 
 PLANS = plugins.PluginRegistry(
     "attention_plans",

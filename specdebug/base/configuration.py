@@ -1,11 +1,7 @@
-"""The configuration file: options that a working directory always wants.
+"""The configuration file: ``[tool.specdebug]`` of a ``pyproject.toml``, or ``.specdebug.toml``, the nearest upwards.
 
-``[tool.specdebug]`` of a ``pyproject.toml``, or a ``.specdebug.toml``, whichever is nearest upwards from the working
-directory; in one folder ``.specdebug.toml`` comes first. ``SPECDEBUG_CONFIG`` names another file, or, empty, none.
-A setting counts as if the command line had it, for every command that has the option, unless the command line does.
-
-``content`` names folders whose toggles are code, so a file that was only found counts if it is the user's own (or
-root's), and so is a link that leads to it.
+A setting counts as if the command line had it. ``content`` names code, so a file that was only found must be the
+user's own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Where scenarios, toggles and probe packs live.
+"""Where scenarios, toggles and probe packs live: what specdebug ships, then folders of ``--content`` and its variable.
 
-The first root is what specdebug ships: the copy packaged beside this file, or, in a checkout, the checkout itself. So
-a stray ``toggles/`` folder beside an installed package is never read. After it come the user's own folders, from
-``--content DIR`` and then from ``SPECDEBUG_PATH`` (separated like ``PATH``). Each root holds any of ``probes/``,
-``toggles/`` and ``scenarios/``; every ``*.yaml`` directly inside counts, by its file name without the ending, ``-``
-and ``_`` being the same. A folder inside ``scenarios/`` is a pack of scenarios, named ``PACK/NAME``.
+Each root holds any of the folders :data:`KINDS`; every ``*.yaml`` directly inside counts, by its name, ``-`` and
+``_`` alike.
 """
 
 from __future__ import annotations

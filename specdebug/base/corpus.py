@@ -1,7 +1,6 @@
 """The text checkpoints are trained on and scenarios draw prompts from: the interpreter's own library sources.
 
-Every machine that can run specdebug has it, so nothing is downloaded or shipped. A file's place in the split depends
-on its path inside the library alone: what Python 3.11 holds out, 3.12 holds out too. Imports no torch.
+A file's place in the split depends on its path inside the library alone. Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The options of an engine as flags of a command line, by SGLang's names where it has one.
 
-One table, :data:`ENGINE_FLAGS`, is all that ``specdebug serve`` reads, and all that a starter of one writes
-(:func:`arguments_of`). :data:`NOT_SUPPORTED` lists flags of SGLang's that this engine has no use for: each is refused
-by name, lest a user believes that it did something.
+:data:`ENGINE_FLAGS` is all that ``specdebug serve`` reads and a starter of one writes; :data:`NOT_SUPPORTED` is
+refused by name.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class EngineFlag:
 
     Attributes:
         name: as typed, such as ``--page-size``.
-        into: keys that lead to the option in a scenario's ``engine``.
+        option: keys that lead to the option in a scenario's ``engine``, with dots between them.
         kind: its value.
         help: one line about it.
         switched: of a switch, the value that it sets.
@@ -32,7 +31,7 @@ class EngineFlag:
     """
 
     name: str
-    into: tuple[str, ...]
+    option: str
     kind: Kind
     help: str
     switched: bool = True
@@ -40,81 +39,56 @@ class EngineFlag:
     nothing: int | None = None
 
     @property
+    def into(self) -> tuple[str, ...]:
+        """The keys of the option."""
+        return tuple(self.option.split("."))
+
+    @property
     def parameter(self) -> str:
         """The flag as the name of a parameter."""
         return self.name.removeprefix("--").replace("-", "_")
 
 
+_MODEL = "The target's checkpoint: a folder, or a shipped name such as tiny."
+_CHUNKS = "Prompt tokens a step; -1: no limit."
+_WORKER = "v2, or v1 of EAGLE and EAGLE3: which of SGLang's two workers."
+_SINGLE = "Accept a draft of at least this probability; 1 is lossless."
+_ACC = "Divide the odds of acceptance by this; 1 is lossless."
+_ON_HIT = "recompute or zero_fill: what becomes of a hit prefix without draft KV."
+_FILL = "zeros, nan or garbage: what unwritten memory holds."
+_OF_DRAFTS = "EAGLE, EAGLE3, MTP or FROZEN_KV_MTP; none: no drafts."
+
 ENGINE_FLAGS: tuple[EngineFlag, ...] = (
-    EngineFlag(
-        "--model-path", ("model",), "text", "The target's checkpoint: a folder, or a shipped name such as tiny."
-    ),
-    EngineFlag("--device", ("device",), "text", "cpu, cuda or cuda:N."),
-    EngineFlag("--dtype", ("dtype",), "text", "float32, bfloat16 or float16."),
-    EngineFlag("--context-length", ("context_length",), "whole", "Tokens of prompt and output at most."),
-    EngineFlag("--max-running-requests", ("max_running_requests",), "whole", "Requests that run at a time."),
-    EngineFlag("--max-total-tokens", ("memory", "num_slots"), "whole", "KV slots."),
-    EngineFlag("--page-size", ("page_size",), "whole", "KV slots a page."),
-    EngineFlag("--attention-backend", ("attention_backend",), "text", "The attention plan."),
-    EngineFlag(
-        "--chunked-prefill-size", ("chunked_prefill_size",), "whole", "Prompt tokens a step; -1: no limit.", nothing=-1
-    ),
-    EngineFlag("--disable-radix-cache", ("radix_cache",), "switch", "Reuse no prefix.", switched=False),
-    EngineFlag("--random-seed", ("seed",), "whole", "Of sampling and of the garbage in fresh memory."),
-    EngineFlag("--disable-cuda-graph", ("cuda_graph", "enabled"), "switch", "Use no graph runners.", switched=False),
-    EngineFlag("--cuda-graph-max-bs", ("cuda_graph", "max_bs"), "whole", "The largest batch that is captured."),
-    EngineFlag("--cuda-graph-bs", ("cuda_graph", "capture_bs"), "sizes", "The batch sizes captured, as in 1,2,4."),
-    EngineFlag(
-        "--speculative-algorithm",
-        ("speculative", "algorithm"),
-        "text",
-        "EAGLE, EAGLE3, MTP or FROZEN_KV_MTP; none: no drafts.",
-    ),
-    EngineFlag(
-        "--speculative-worker",
-        ("speculative", "worker"),
-        "text",
-        "v2, or v1 of EAGLE and EAGLE3: which of SGLang's two workers.",
-        ours=True,
-    ),
-    EngineFlag(
-        "--speculative-draft-model-path", ("speculative", "draft_model"), "text", "The draft head's checkpoint."
-    ),
-    EngineFlag("--speculative-num-steps", ("speculative", "num_steps"), "whole", "Draft steps a verify."),
-    EngineFlag("--speculative-eagle-topk", ("speculative", "eagle_topk"), "whole", "Branches of a draft step."),
+    EngineFlag("--model-path", "model", "text", _MODEL),
+    EngineFlag("--device", "device", "text", "cpu, cuda or cuda:N."),
+    EngineFlag("--dtype", "dtype", "text", "float32, bfloat16 or float16."),
+    EngineFlag("--context-length", "context_length", "whole", "Tokens of prompt and output at most."),
+    EngineFlag("--max-running-requests", "max_running_requests", "whole", "Requests that run at a time."),
+    EngineFlag("--max-total-tokens", "memory.num_slots", "whole", "KV slots."),
+    EngineFlag("--page-size", "page_size", "whole", "KV slots a page."),
+    EngineFlag("--attention-backend", "attention_backend", "text", "The attention plan."),
+    EngineFlag("--chunked-prefill-size", "chunked_prefill_size", "whole", _CHUNKS, nothing=-1),
+    EngineFlag("--disable-radix-cache", "radix_cache", "switch", "Reuse no prefix.", switched=False),
+    EngineFlag("--random-seed", "seed", "whole", "Of sampling and of the garbage in fresh memory."),
+    EngineFlag("--disable-cuda-graph", "cuda_graph.enabled", "switch", "Use no graph runners.", switched=False),
+    EngineFlag("--cuda-graph-max-bs", "cuda_graph.max_bs", "whole", "The largest batch that is captured."),
+    EngineFlag("--cuda-graph-bs", "cuda_graph.capture_bs", "sizes", "The batch sizes captured, as in 1,2,4."),
+    EngineFlag("--speculative-algorithm", "speculative.algorithm", "text", _OF_DRAFTS),
+    EngineFlag("--speculative-worker", "speculative.worker", "text", _WORKER, ours=True),
+    EngineFlag("--speculative-draft-model-path", "speculative.draft_model", "text", "The draft head's checkpoint."),
+    EngineFlag("--speculative-num-steps", "speculative.num_steps", "whole", "Draft steps a verify."),
+    EngineFlag("--speculative-eagle-topk", "speculative.eagle_topk", "whole", "Branches of a draft step."),
     EngineFlag(
         "--speculative-num-draft-tokens",
-        ("speculative", "num_draft_tokens"),
+        "speculative.num_draft_tokens",
         "whole",
         "Nodes of a verify's tree, the root included.",
     ),
-    EngineFlag(
-        "--speculative-accept-threshold-single",
-        ("speculative", "threshold_single"),
-        "number",
-        "Accept a draft of at least this probability; 1 is lossless.",
-    ),
-    EngineFlag(
-        "--speculative-accept-threshold-acc",
-        ("speculative", "threshold_acc"),
-        "number",
-        "Divide the odds of acceptance by this; 1 is lossless.",
-    ),
-    EngineFlag(
-        "--draft-kv-on-hit",
-        ("speculative", "draft_kv_on_hit"),
-        "text",
-        "recompute or zero_fill: what becomes of a hit prefix without draft KV.",
-        ours=True,
-    ),
-    EngineFlag(
-        "--memory-fill",
-        ("memory", "fill"),
-        "text",
-        "zeros, nan or garbage: what unwritten memory holds.",
-        ours=True,
-    ),
-    EngineFlag("--memory-guards", ("memory", "guards"), "switch", "Put guard regions around buffers.", ours=True),
+    EngineFlag("--speculative-accept-threshold-single", "speculative.threshold_single", "number", _SINGLE),
+    EngineFlag("--speculative-accept-threshold-acc", "speculative.threshold_acc", "number", _ACC),
+    EngineFlag("--draft-kv-on-hit", "speculative.draft_kv_on_hit", "text", _ON_HIT, ours=True),
+    EngineFlag("--memory-fill", "memory.fill", "text", _FILL, ours=True),
+    EngineFlag("--memory-guards", "memory.guards", "switch", "Put guard regions around buffers.", ours=True),
 )
 """Every option of an engine that can be set, once."""
 

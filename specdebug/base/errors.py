@@ -1,7 +1,4 @@
-"""Errors a user can cause. Each ends in one clear line; the CLI renders it and picks the exit code.
-
-``str(error)`` is that line: what is wrong, where (``file:line:col`` when a file is at fault), and how to mend it.
-"""
+"""Errors a user can cause. Each ends in one clear line; the CLI renders it and picks the exit code."""
 
 from __future__ import annotations
 

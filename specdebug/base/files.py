@@ -1,7 +1,4 @@
-"""Open files that come by name from elsewhere: regular files only, so that no read waits for a writer that never comes.
-
-And write files that are there whole or not at all.
-"""
+"""Open files that come by name from elsewhere: regular files only, so that no read waits; and write files whole."""
 
 from __future__ import annotations
 

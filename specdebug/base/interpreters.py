@@ -1,8 +1,6 @@
-"""The words that start a Python, so that none takes a module from where it happens to stand.
+"""The words that start a Python with ``-I``, so that none takes a module from a working folder or ``PYTHONPATH``.
 
-Without a flag Python looks first in its working folder (``-m``, ``-c``), which may be one that others write to, and
-where ``PYTHONPATH`` says. Every interpreter of specdebug's is started with ``-I``: neither counts, nor do the user's
-own site packages. ``tests/base/test_interpreters.py`` holds every start in the source to it.
+``tests/base/test_interpreters.py`` holds every start in the source to it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Signals that ask a command to end: one place that hears them, so that none loses what is known.
 
-SIGINT (a Ctrl-C), SIGTERM and SIGHUP mean the same: end the work, say what is known, exit with 128 and the signal's
-number. A handler that raised anywhere would lose the result that is being taken in, and a second signal the report. So
-:func:`held` notes signals without raising, and a loop that waits for work calls :func:`check`, which raises
-KeyboardInterrupt there. Outside of a hold the first signal raises at once, so that reading input can be broken off.
-Once a signal was heard no other raises. SIGQUIT is left alone and ends the process on the spot.
+SIGINT, SIGTERM and SIGHUP mean the same. :func:`held` notes them without raising and a loop that waits calls
+:func:`check`; outside of a hold the first raises KeyboardInterrupt at once, and once one was heard no other raises.
 """
 
 from __future__ import annotations

@@ -1,14 +1,6 @@
-"""Parts that other distributions add by entry point: targets, oracles, report formats and parts of the engine.
+"""Parts that other distributions add by entry points of the groups ``specdebug.<kind>``: targets, oracles and so on.
 
-A distribution that has an oracle of its own declares it in its metadata::
-
-    [project.entry-points."specdebug.oracles"]
-    my-oracle = "my_package.my_module:MyOracle"
-
-and from then on a scenario can name it. Each kind of addition is one group, ``specdebug.<kind>``; what its value must
-be stands where the kind is defined: ``targets/base.py``, ``run/oracles/base.py``, ``report/formats.py``,
-``attention_plans.py``, ``engine/workers/registry.py``, ``engine/memory/kv_pool.py``. Nothing is imported before
-it is asked for by name.
+What a part must be stands where its kind is defined. Nothing is imported before it is asked for by name.
 """
 
 from __future__ import annotations
@@ -70,8 +62,7 @@ def import_named(reference: str, purpose: str) -> Any:
 
 
 class _Leaves(BaseException):
-    """Foreign code would end the process, or does not come to an end: ``str`` says which. No handler of exceptions that
-    it has may take it for one of its own."""
+    """Foreign code would end the process, or does not come to an end: ``str`` says which."""
 
 
 @contextmanager
@@ -93,8 +84,7 @@ def _blaming(what: str) -> Iterator[None]:
 
 @contextmanager
 def _staying() -> Iterator[None]:
-    """Raise _Leaves in the main thread where code calls ``os._exit``, or has not ended after :data:`LIMIT_S`. Another
-    thread is left alone: it imports again what the main one has."""
+    """Raise _Leaves in the main thread where code calls ``os._exit``, or has not ended after :data:`LIMIT_S`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
 """Keys and passwords, kept out of all that is written: reports, bundles, journals and messages.
 
-A secret is known by its value (of a variable whose name says so, of this process or of a scenario's target), or by how
-it stands in a text: behind a name that says so, as ``--api-key VALUE``, or in the form that issuers give to theirs.
+A secret is known by its value (of a variable whose name says so), by the name in front of it, or by its issuer's
+form.
 """
 
 from __future__ import annotations

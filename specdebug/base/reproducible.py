@@ -1,20 +1,8 @@
 """Arithmetic with the same bits on every processor, so that choices made from it are the same, too.
 
-A search that picks trials by comparing floats takes another path wherever a last bit differs. Bits differ in three
-places: in a sum, by the order in which a BLAS, a SIMD width or a thread count adds; in a product followed by a sum, by
-whether both are rounded or only their result (fused multiply-add); and in log, exp and powers, of which every library
-and every instruction set has its own (log, exp and log1p of numpy 2.4.6 differ on one machine with and without
-AVX-512, as ``NPY_DISABLE_CPU_FEATURES=X86_V4`` shows). They do not differ in one addition, subtraction, multiplication,
-division or rounding to an integer, which IEEE 754 defines to the bit. So here
-
-* logarithms and exponentials are made of those operations alone, one numpy call each;
-* :func:`total` and :func:`product` combine elements in an order that is written down;
-* numbers :func:`on_grid` have sums that are exact, and what is exact does not depend on any order: these may go through
-  BLAS, ``sum`` and ``cumsum`` (of factors 0 and 1 only, where they are multiplied first).
-
-Equal bits make a choice reproducible, and :func:`levels` makes it one that can be stated: values that differ by less
-than any use of them could matter are equal, and the caller says which of equals is taken. A value near the edge between
-two levels is put on the same side everywhere, because its bits are the same everywhere.
+Bits differ by the order in which a BLAS, SIMD width or thread count adds, by fused multiply-add, and in every
+library's log and exp; not in one IEEE 754 operation. So logarithms are made of those alone, and sums have a stated
+order or lie :func:`on_grid`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,4 @@
-"""A small kit to check loaded YAML: an ``Item`` is one value that knows its name and its place in the file.
-
-Toggles, probe packs and scenarios all validate with it, so that they complain alike. A reader takes what it
-wants and every wrong type, bad range or unknown key becomes a ``ContentError`` at the right line and column::
-
-    top = load_yaml(path).root.table(required=("pr", "title"), optional=("aliases",))
-    pr = top["pr"].integer(low=1)
-    aliases = [a.integer(low=1) for a in top["aliases"].items()] if "aliases" in top else []
-"""
+"""A small kit to check loaded YAML: an ``Item`` is one value that knows its name and its place in the file."""
 
 from __future__ import annotations
 
@@ -35,7 +27,6 @@ class Item:
 
     @property
     def where(self) -> Where:
-        """Place of the value."""
         return self.doc.where(*self.path)
 
     @property
@@ -70,8 +61,7 @@ class Item:
         if not empty and not self.value.strip():
             raise self.error("must not be empty")
         if choices and self.value not in choices:
-            nearest = did_you_mean(self.value, choices)
-            raise self.error(f"cannot be '{one_line(self.value, 60)}'{nearest}")
+            raise self.error(f"cannot be '{one_line(self.value, 60)}'{did_you_mean(self.value, choices)}")
         if pattern is not None and not re.fullmatch(pattern, self.value):
             raise self.error(f"'{one_line(self.value, 60)}' does not fit the form {pattern}")
         return self.value
@@ -146,15 +136,8 @@ class Item:
 
 
 class Gather:
-    """Reads a mapping or a list part by part and keeps what is wrong with each, so that no error hides another::
-
-        gather = Gather()
-        table = gather.table(item, required=("name",), optional=("seed",))
-        name = gather.read(table, "name", Item.text, "")
-        return gather.done(Thing(name, gather.read(table, "seed", Item.integer, 0)))
-
-    A part that cannot be read gives its default, or what its own ``Gather`` could read of it.
-    """
+    """Reads a mapping or a list part by part and keeps what is wrong with each, so that no error hides another. A part
+    that cannot be read gives its default, or what its own ``Gather`` could read of it."""
 
     def __init__(self) -> None:
         self.problems: list[ContentError] = []
@@ -181,13 +164,10 @@ class Gather:
         """A value by ``reader``; ``default`` if it cannot be read."""
         try:
             return reader(item)
-        except ContentErrors as errors:
-            self.note(errors, item.path)
-            partial: T | None = errors.partial
-            return default if partial is None else partial
         except ContentError as error:
             self.note(error, item.path)
-            return default
+            partial: T | None = error.partial if isinstance(error, ContentErrors) else None
+            return default if partial is None else partial
 
     def done(self, value: T) -> T:
         """``value``, if nothing was wrong. Raises ContentErrors, of which it is the part that could be read."""
@@ -207,15 +187,13 @@ def describe(value: Any) -> str:
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:
-    return not (low is not None and value < low) and not (high is not None and value > high)
+    return (low is None or value >= low) and (high is None or value <= high)
 
 
 def _range(low: float | None, high: float | None) -> str:
-    if low is not None and high is not None:
-        return f" from {low} to {high}"
-    if low is not None:
-        return f" of at least {low}"
-    return f" of at most {high}" if high is not None else ""
+    if low is None:
+        return "" if high is None else f" of at most {high}"
+    return f" of at least {low}" if high is None else f" from {low} to {high}"
 
 
 Schema = dict[str, Any]

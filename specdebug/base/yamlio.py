@@ -1,23 +1,8 @@
-"""Read a YAML file into plain Python data and remember where every key and value stood.
+"""Read a YAML file into plain Python data and remember where every key and value stood (:class:`Doc`).
 
-Scenarios, toggles and probe packs all come through here, so that whatever is wrong with one of them can be
-reported as ``file:line:col``: :class:`Doc` has ``data`` (dicts with text keys, lists, str, int, float, bool, None), the
-place of everything in it, by keys and (for lists) indices, and ``root``, the same as a ``schema.Item`` for validation.
-A path that does not exist has the place of its nearest existing ancestor, so a missing key can be reported at the
-mapping that lacks it.
-
-Every failure is a ``ContentError`` of one line; several duplicate keys are one ``ContentErrors``, whose ``partial`` is
-the document with the last value of each. Refused are
-
-- tags (``!!python/...`` runs code; none of our content needs any), directives' documents beyond the first;
-- duplicate keys, which plain YAML loaders resolve silently in favour of the last one;
-- keys that are not text (``1:`` must be written ``"1":``);
-- nesting beyond ``MAX_DEPTH``, files beyond ``MAX_BYTES``, and aliases that would expand the document beyond
-  ``MAX_NODES`` values (the "billion laughs") or contain themselves;
-- bytes that are not UTF-8 text.
-
-Scalars follow the YAML 1.2 core schema, not PyYAML's 1.1: ``no``, ``on`` and ``1:30`` are text, ``1e-3`` is a
-number. The tree is built from the parser's events with an explicit stack, so no input can exhaust Python's.
+Refused, as ContentErrors of one line: tags, second documents, duplicate keys, keys that are no text, what is no
+UTF-8, and what is nested, long or expanded by aliases beyond the limits below. Scalars follow YAML 1.2: ``no``,
+``on`` and ``1:30`` are text.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The reference model run over what an engine was given and gave back, reusing what earlier runs computed.
-
-A causal model's states at a prefix depend on that prefix alone. Requests share prefixes and are looked at
-more than once (after prefill, at the end), so the last few sequences are kept with their keys and values,
-and a new one starts from the longest prefix any of them shares with it.
-"""
+"""The reference model run over what an engine was given and gave back, reusing what earlier runs computed."""
 
 from __future__ import annotations
 
@@ -244,6 +239,5 @@ def _with_room(kept: Tensor, positions: int) -> Tensor:
 
 
 def _as_stored(config: ModelConfig, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values as a pool holds them. Of latent attention that is one packed row: the latent and behind it the
-    rotated key that heads share; the value is the row's first part."""
+    """Keys and values as a pool holds them."""
     return (k, v) if config.latent is None else (torch.cat([v, k], dim=-1), v)

@@ -1,7 +1,6 @@
 """Drive a session through a workload, step by step, and report everything it does, inside a worker.
 
-After each step come the probes' findings, the guards and the pools' conservation laws; the oracles look on as the
-session's onlooker. Nothing here decides a verdict.
+:class:`WorkloadDriver` says when each request is due, given how the run went. Nothing here decides a verdict.
 """
 
 from __future__ import annotations
@@ -281,11 +280,7 @@ class RunLoop:
         return report, seconds
 
     def _inspect(self, step: int, failure: Exception | None, *, last: bool = False) -> Exception | None:
-        """Report what a step left behind, and its failure if it had one; returns what the run ends of, if anything.
-
-        A failed kernel may be noticed only here. Once the device is lost it cannot be asked any more: what had reached
-        the host by then comes first, for it tells what the device died of; whatever else fails is its consequence.
-        """
+        """Report what a step left behind, and its failure if it had one; returns what the run ends of, if anything."""
         if failure is None or not device_lost(failure):
             noticed = self.judge.inspect(step, failed=failure is not None, last=last)
             failure = failure or noticed

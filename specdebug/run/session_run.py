@@ -1,8 +1,6 @@
 """What is done with one session in a worker: put the reverts in place, open the session, use it, name what fails.
 
-An arm (``arm.py``) and an evaluation (``apps/evaluation/worker.py``) are such runs, and ``serve`` shares their parts.
-A worker imports this before any revert is in place, so it imports nothing of the engine. All is reported as it happens
-(see ``verdict/ledger.py``), whatever goes wrong too.
+Imported before any revert is in place, so it imports nothing of the engine. All is reported as it happens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Warm arms, inside their workers: forks of a process that has the engine and its checkpoints already.
 
-A fresh arm spends most of a second on imports and checkpoints that are the same every time. Here the fork server
-itself imports the engine, as it is, and loads what depends on no seed (:func:`prepare`); a worker patches the functions
-it inherited, builds an engine of its own around the models it inherited, and runs (:func:`run_warm`). From there on it
-is an ordinary arm: same events, same trace. An edit that cannot be made in process (it touches what ran when its module
-was imported) makes that worker start over with nothing imported.
+The fork server imports the engine and loads what depends on no seed (:func:`prepare`); a worker patches what it
+inherited and runs an ordinary arm (:func:`run_warm`), or starts over where an edit cannot be made in process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The conditions of a scenario as a whole: names that refer to something, options that go together.
 
-``grammar.py`` has already checked each value for itself. Every complaint is a ContentError at the key it is about, so a
-scenario that passes here fails later only for reasons that depend on the machine or the checkpoint. All that is wrong
-is found at once, except where one thing is wrong only because of another: what could not be read (``broken``) is not
-held against what refers to it.
+Every complaint is a ContentError at its key, and all are found at once; what could not be read (``broken``) is not
+held against what refers to it. Needs no torch, checkpoint or GPU.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The grammar of scenario files, declared once: a workload, an engine, what must hold, and the arms to run.
 
-Each class is a mapping of the file as a frozen value, and each :class:`Key` says all there is to say of a key. How
-files are read, what they default to, how values are written back, the JSON schema and ``docs/scenarios.md`` follow from
-it (``parts.py``, ``kinds.py``). What needs more than one mapping to judge (names that refer to other names, engine
-options that exclude each other) is in ``checks.py``; ``workload.py`` turns the groups into requests.
+Reading, defaults, writing, the JSON schema and ``docs/scenarios.md`` follow from each :class:`Key`
+(``base/schema.py``); what needs more than one mapping to judge is in ``checks.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Everything that can be named on a command line: scenarios, probe packs and toggles, shipped or the user's own.
-
-Read when asked for, and once. Nothing here imports torch.
-"""
+"""Everything that can be named on a command line: scenarios, probe packs and toggles, shipped or the user's own."""
 
 from __future__ import annotations
 

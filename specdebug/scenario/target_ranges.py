@@ -1,7 +1,6 @@
-"""Targets that a scenario speaks of besides its own: one by name, or releases of an engine.
+"""Targets that a scenario speaks of besides its own: one by name, or releases, as ``sglang>=0.5.18,<0.5.23``.
 
-``vllm`` is every release, ``sglang==0.5.13`` one, ``sglang>=0.5.18,<0.5.23`` a range. Where several fit a target, the
-last in the file counts, so a rule stands first and its exception after it.
+Where several fit a target, the last in the file counts.
 """
 
 from __future__ import annotations

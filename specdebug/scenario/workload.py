@@ -1,7 +1,7 @@
 """From a scenario's groups to the very requests: ids, prompt tokens, sampling, arrival and abort rules.
 
-Everything random is drawn from a stream named after the request (``random_streams.py``), so the plan is a function of
-the scenario, the tokenizer and the seed. ``driver.py`` says when each request is due, given how the run went.
+Everything random is drawn from a stream named after the request, so the plan is a function of scenario, tokenizer and
+seed.
 """
 
 from __future__ import annotations

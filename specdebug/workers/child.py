@@ -1,7 +1,7 @@
 """A process that is started here, and all that it starts itself: nothing of it outlives us, however we end.
 
-It leads a group and a session of its own, so a Ctrl-C in the terminal reaches us alone, and the reaper knows it from
-before it exists until :meth:`Child.end` (``lifeline.py``).
+The reaper (``reaper.py``) knows every process group started here from before it exists until :meth:`Child.end`, and
+kills those left when our pipe to it closes; a file lock that it shares (:meth:`Lifeline.holds`) is free only then.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ class Lifeline:
 
     def runs(self, key: str, pid: int) -> None:
         """Take in that the process exists."""
-        # Should there be no reaper and none to be had, the next that is had is told.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # should there be no reaper to be had, the next that is had is told
             self._tell(key, f"runs {key} {pid}\n")
 
     def ended(self, key: str) -> None:
@@ -79,10 +78,15 @@ class Lifeline:
         OSError when there is no process or pipe left for another reaper."""
         with self._lock:
             self._held.add(fd)
-            if self._reaper is not None:  # only a new one inherits it
+            if self._reaper is not None:  # only a new one inherits it, and the old one is to end nothing
                 old, its_pipe = self._reaper, self._pipe
                 self._start_with_all()
-                self._dismiss(old, its_pipe)
+                try:
+                    for key in self._lines:
+                        os.write(its_pipe, f"ended {key}\n".encode("ascii"))
+                except OSError:  # it was killed, or stopped until the pipe was full
+                    old.kill()
+                _wait_for(old, its_pipe)
 
     def lets_go(self, fd: int) -> None:
         """Keep ``fd`` from the next reaper; a lock on it is to be released, not only to be closed."""
@@ -129,15 +133,6 @@ class Lifeline:
         assert self._reaper is not None
         self._reaper.kill()
         self._drop()
-
-    def _dismiss(self, old: subprocess.Popen[bytes], its_pipe: int) -> None:
-        """Let a reaper go whose place another has taken, and which is to end nothing."""
-        try:
-            for key in self._lines:
-                os.write(its_pipe, f"ended {key}\n".encode("ascii"))
-        except OSError:  # it was killed, or stopped until the pipe was full
-            old.kill()
-        _wait_for(old, its_pipe)
 
     def _write(self, line: str) -> None:
         os.write(self._pipe, line.encode("ascii"))  # all of it or nothing: it is shorter than PIPE_BUF

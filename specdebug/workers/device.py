@@ -1,7 +1,6 @@
-"""A worker takes its device, says what it is, and leaves it when it has died.
+"""A worker takes its device, arranges core dumps and last words, watches compilers, and leaves when it has died.
 
-The fork server never touches CUDA (a context does not survive a fork), so each worker makes its own, and only when an
-arm asks for it.
+The fork server never touches CUDA (a context does not survive a fork), so each worker makes its own context.
 """
 
 from __future__ import annotations
@@ -119,10 +118,7 @@ def answer(device: str, sink: Sink) -> None:
 
 
 def _first_use(index: int) -> Any:
-    """Take a device, compute something tiny on it and wait for that; return its properties.
-
-    Raises MachineFailed when that fails. Memory that ran out passes through: the device is there.
-    """
+    """Take a device, compute something tiny on it and wait for that; return its properties. Raises MachineFailed."""
     import torch
 
     try:
@@ -178,38 +174,28 @@ def before_termination(say: Callable[[], None]) -> Callable[[], None]:
     except (OSError, AttributeError):
         return lambda: None
     set_terminate.argtypes, set_terminate.restype = [ctypes.c_void_p], ctypes.c_void_p
-    last = _LastWords(say)
-    handler = _Handler(last.speak)
+    unsaid, previous = [say], list[int | None]()
+
+    def speak() -> None:
+        """Say it once, whatever comes of that, and let the handler before this one end the process."""
+        gc.disable()  # what it would destroy could throw again
+        if unsaid:
+            try:
+                unsaid.pop()()
+            except BaseException:
+                traceback.print_exc()
+        if previous[0]:
+            _Handler(previous[0])()
+
+    handler = _Handler(speak)
     _arranged.append(handler)
-    last.previous = set_terminate(ctypes.cast(handler, ctypes.c_void_p))
+    previous.append(set_terminate(ctypes.cast(handler, ctypes.c_void_p)))
 
     def undo() -> None:
-        set_terminate(last.previous)
+        set_terminate(previous[0])
         _arranged.remove(handler)
 
     return undo
-
-
-class _LastWords:
-    """What one handler does. ``previous``: the address of the handler before it."""
-
-    previous: int | None = None
-
-    def __init__(self, say: Callable[[], None]) -> None:
-        self._say = say
-        self._spoken = False
-
-    def speak(self) -> None:
-        """Say it once, whatever comes of that, and let the handler before this one end the process."""
-        gc.disable()  # what it would destroy could throw again
-        if not self._spoken:
-            self._spoken = True
-            try:
-                self._say()
-            except BaseException:
-                traceback.print_exc()
-        if self.previous:
-            _Handler(self.previous)()
 
 
 def watch_triton(begun: Callable[[str], None], done: Callable[[], None]) -> None:

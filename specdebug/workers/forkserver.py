@@ -1,13 +1,7 @@
-"""The process that pays for ``import torch`` once, and forks a worker for every job.
+"""The process that pays for ``import torch`` once and forks a worker for every job, and the parent's side of it.
 
-It preloads what no revert can touch (torch, numpy, the file formats) and never the engine: a revert changes engine
-source at import, so each worker imports the engine itself, unless the server is told to prepare more (see
-``run/warm_worker.py``, whose workers patch an engine that is there already). It starts no thread, which makes forking
-safe here: its environment holds OpenMP and OpenBLAS to one thread, and torch starts its pool only at the first parallel
-region.
-
-Its arguments are a Unix socket to the parent and the modules to load. When the parent goes away, however it ends, the
-server kills its workers and leaves.
+It preloads what no revert can touch, never the engine, unless it is told to prepare more. It starts no thread, which
+makes forking safe. One that does not answer when its help is due is killed with its group, which is all its workers.
 """
 
 from __future__ import annotations
@@ -45,9 +39,11 @@ _LOOK_S = 0.25
 """Seconds that one look at the silent server counts for at most, and that one wait for its end takes."""
 
 _BOOT = "from specdebug.workers.forkserver import main; sys.exit(main(sys.argv[1:]))"
+_AFRESH = "from specdebug.workers.forkserver import begin_afresh; begin_afresh(*sys.argv[1:])"
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
+_PR_SET_PDEATHSIG = 1
 
 
 class Server(OwnChild):
@@ -66,12 +62,15 @@ class Server(OwnChild):
         self.ready = False
         self.given_up: str | None = None
         self._replies = LineReader()
-        self._silence = _Silence()
+        self._tasks = 1  # imports and preparations that it has not reported the end of
+        # How long it has owed an answer, in time that this process has spent looking: should both have stood still
+        # together (a laptop asleep, a container frozen), none is to blame.
+        self._owed_s, self._looked_at, self._asked = 0.0, time.monotonic(), False
         self.channel.settimeout(BUSY_S)  # a stopped server takes in no more than the socket holds
 
     def prepare(self, target: str, argument: Any) -> None:
         """Have it call a ``module:function`` with its argument before it forks workers for jobs sent later."""
-        self._silence.tasks += 1
+        self._tasks += 1
         self.send(PREPARE, {"target": target, "payload": pickle.dumps(argument)})
 
     def send(self, tag: bytes, payload: Any, fds: tuple[int, ...] = ()) -> None:
@@ -93,11 +92,9 @@ class Server(OwnChild):
             return None
         replies = list(self._replies.feed(data))
         for reply in replies:
-            self._silence.broken("here" in reply)
-            if "ready" in reply:
-                self.ready = True
-            if "ready" in reply or "prepared" in reply:
-                self._silence.tasks -= 1
+            self._owed_s, self._asked = 0.0, self._asked and "here" not in reply
+            self.ready = self.ready or "ready" in reply
+            self._tasks -= "ready" in reply or "prepared" in reply
         return replies
 
     def read_log(self) -> bool:
@@ -108,9 +105,14 @@ class Server(OwnChild):
 
     def mind(self) -> None:
         """Call this again and again while it has something to do: one that is silent for too long is killed."""
-        if self._silence.should_ask():
+        now = time.monotonic()
+        self._owed_s += min(now - self._looked_at, _LOOK_S) if self._asked else 0.0
+        self._looked_at = now
+        limit_s = BUSY_S if self._tasks else ANSWER_S
+        if not self._asked:
+            self._asked = True
             self.send(ASK, None)
-        elif self.given_up is None and (limit_s := self._silence.limit_passed()):
+        elif self.given_up is None and self._owed_s > limit_s:
             self._give_up(limit_s)
 
     def _give_up(self, limit_s: float) -> None:
@@ -149,41 +151,8 @@ class Server(OwnChild):
         self.end()
 
 
-class _Silence:
-    """Measures how long the fork server has owed an answer, in time that this process has spent looking: should both
-    have stood still together (a laptop asleep, a container frozen), none is to blame."""
-
-    def __init__(self) -> None:
-        self._looked_at = time.monotonic()
-        self._owed_s = 0.0
-        self._asked = False
-        self.tasks = 1  # imports and preparations that it has not reported the end of
-
-    def should_ask(self) -> bool:
-        """Look once more, while an answer matters. Return True if the server is to be asked now if it is there."""
-        now = time.monotonic()
-        self._owed_s += min(now - self._looked_at, _LOOK_S) if self._asked else 0.0
-        self._looked_at = now
-        asked, self._asked = self._asked, True
-        return not asked
-
-    def broken(self, alive: bool) -> None:
-        """Take in that it has said something; ``alive`` if that was its answer."""
-        self._owed_s = 0.0
-        if alive:
-            self._asked = False
-
-    def limit_passed(self) -> float | None:
-        """Return how long it may take now, if it has taken longer."""
-        limit_s = BUSY_S if self.tasks else ANSWER_S
-        return limit_s if self._owed_s > limit_s else None
-
-
-_PR_SET_PDEATHSIG = 1
-
-
 def main(argv: list[str]) -> int:
-    """Serve until the parent closes the socket."""
+    """Serve until the parent closes the socket. ``argv``: its number, and the modules to load."""
     sock = socket.socket(fileno=int(argv[0]))
     for name in argv[1:]:
         importlib.import_module(name)
@@ -201,20 +170,14 @@ def main(argv: list[str]) -> int:
             if wake_read in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
-                _report_ended(sock, workers)
+                for pid in list(workers):
+                    done, status = os.waitpid(pid, os.WNOHANG)
+                    if done:
+                        _reply(sock, {"ended": workers.pop(pid), "status": os.waitstatus_to_exitcode(status)})
             if sock.fileno() in readable:
                 request = receive(sock)
-                if request is None:
-                    return 0
-                if request[0] == PREPARE:
-                    failure = _prepare(request[1])
-                    _reply(sock, {"prepared": True} if failure is None else {"unprepared": failure})
-                    if failure is not None:
-                        return 1
-                elif request[0] == ASK:
-                    _reply(sock, {"here": True})
-                else:
-                    _serve(sock, workers, *request)
+                if request is None or not _serve(sock, workers, *request):
+                    return 0 if request is None else 1
     except (BrokenPipeError, ConnectionResetError):
         return 0
     finally:
@@ -228,14 +191,24 @@ def _settle() -> None:
     gc.freeze()  # a collection in a worker must not touch, and so copy, every page inherited from here
 
 
-def _prepare(payload: dict[str, Any]) -> str | None:
-    """Call ``module:function(payload)`` here, for every worker to come; return why it failed, if it did."""
-    try:
-        _function(payload["target"])(pickle.loads(payload["payload"]))
-    except Exception as error:
-        return "".join(traceback.format_exception_only(error)).strip()
-    _settle()
-    return None
+def _serve(sock: socket.socket, workers: dict[int, str], tag: bytes, payload: Any, fds: list[int]) -> bool:
+    """Do what a request asks for; return False if the server is to end for it."""
+    if tag == JOB:
+        _fork(sock, workers, payload, fds)
+    elif tag == ASK:
+        _reply(sock, {"here": True})
+    elif tag == PREPARE:
+        try:
+            _function(payload["target"])(pickle.loads(payload["payload"]))
+        except Exception as error:
+            _reply(sock, {"unprepared": "".join(traceback.format_exception_only(error)).strip()})
+            return False
+        _settle()
+        _reply(sock, {"prepared": True})
+    else:  # signals go through here because only who reaps a worker knows that its pid is still its own
+        for pid in (pid for pid, job in workers.items() if job == payload["job"]):
+            os.kill(pid, payload["signal"])
+    return True
 
 
 def _function(target: str) -> Any:
@@ -243,13 +216,7 @@ def _function(target: str) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def _serve(sock: socket.socket, workers: dict[int, str], tag: bytes, payload: dict[str, Any], fds: list[int]) -> None:
-    if tag != JOB:
-        # Signals go through here because only the process that reaps a worker knows that its pid is still its own.
-        for pid, job in workers.items():
-            if job == payload["job"]:
-                os.kill(pid, payload["signal"])
-        return
+def _fork(sock: socket.socket, workers: dict[int, str], payload: dict[str, Any], fds: list[int]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     reply: dict[str, Any]
@@ -268,19 +235,12 @@ def _serve(sock: socket.socket, workers: dict[int, str], tag: bytes, payload: di
     _reply(sock, reply)
 
 
-def _report_ended(sock: socket.socket, workers: dict[int, str]) -> None:
-    for pid in list(workers):
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            _reply(sock, {"ended": workers.pop(pid), "status": os.waitstatus_to_exitcode(status)})
-
-
 def _reply(sock: socket.socket, message: dict[str, Any]) -> None:
     sock.sendall(json.dumps(message).encode("ascii") + b"\n")
 
 
-def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> None:
-    """Be a worker: run ``module:function(payload, sink)`` and leave. Never returns."""
+def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> NoReturn:
+    """Be a worker: run ``module:function(payload, sink)`` and leave."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -296,8 +256,7 @@ def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> None:
         code = 0
     except BaseException as error:
         traceback.print_exc()
-        failure = machine_failure(error)
-        if failure is not None:
+        if (failure := machine_failure(error)) is not None:
             with contextlib.suppress(OSError):
                 PipeSink(event_fd).emit("machine", cause=failure.cause, line=failure.line)
     finally:
@@ -307,14 +266,9 @@ def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> None:
         os._exit(code)  # the exit handlers registered before the fork are the server's, not ours
 
 
-_AFRESH = "from specdebug.workers.forkserver import begin_afresh; begin_afresh(*sys.argv[1:])"
-
-
 def start_over(target: str, payload: Any, sink: PipeSink) -> NoReturn:
-    """Turn this worker into a process that has imported nothing yet and runs ``target`` with ``payload``.
-
-    For a job that cannot be run with what the fork server has prepared. Process id, limits, events and log stay.
-    """
+    """Turn this worker into a process that has imported nothing yet and runs ``target`` with ``payload``, of which what
+    the fork server has prepared is of no use. Process id, limits, events and log stay."""
     with tempfile.TemporaryFile() as file:
         file.write(pickle.dumps(payload))
         file.flush()

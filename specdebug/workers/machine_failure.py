@@ -1,12 +1,7 @@
-"""Tell if a failure is the machine's.
+"""Tell if a failure is the machine's (``docs/machines.md``), by its errno or by words of CUDA, torch, libc, the kernel.
 
-A device that is gone, a full disk, a refused process, exhausted memory and too few descriptors say nothing of the code
-that ran into them. Such an error is recognised by its errno or by the words that CUDA, torch, the C library and the
-kernel have for it. ``docs/machines.md`` says what counts, and what stays a verdict.
-
-CUDA's words are only those that a process hears before it could have broken anything (there is no device, it is busy)
-or that name hardware (a GPU off the bus). An illegal address, a failed assertion or a failed launch is the arm's own
-once the arm has used its device; ``device.claim`` uses it first, to meet a fault that another process left behind.
+CUDA's words count that a process hears before it could have broken anything, or that name hardware; an illegal
+address, a failed assertion or launch is the arm's own once it has used its device.
 """
 
 from __future__ import annotations

@@ -1,21 +1,8 @@
-"""Parent side of the workers: run jobs in forks of a fork server (``server.py``), survive whatever they do.
+"""Parent side of the workers: run jobs in forks of a fork server, survive whatever they do, in one selector loop.
 
-One selector loop owns everything: events, logs, deadlines and memory. A worker may end in any way; its
-:class:`WorkerEnd` says which, and whatever it had reported by then has been delivered.
-
-**Memory.** The limit is on resident memory. ``RLIMIT_AS`` cannot be used (torch reserves address space by the tens of
-GiB), and ``RLIMIT_DATA`` counts what is mapped rather than used. A worker wedged in C cannot watch itself, so the
-parent polls ``/proc``, where there is one, every :data:`TICK_S`; a runaway overshoots its limit by tens of MiB.
-
-**Hangs.** At its deadline a worker is first asked where it is (``faulthandler`` dumps every thread to the log), then
-killed. What it reports to be busy with (an event ``progress``: compiling a kernel, capturing a graph) does not count.
-One that is slow and one that stands still are told apart by what they report; where that is not clear yet, a worker
-that has made a step is given a little more time.
-
-**GPUs.** Jobs share a GPU's memory and time, so fewer of them run side by side, and each may keep more resident. Of
-those that may destroy their context still fewer do (``slots.py``): the others are held until there is a slot.
-
-**Servers.** A server that is there is used by one job at a time, for what it counts and caches is of all its requests.
+Resident memory is polled in ``/proc``: torch reserves address space by the tens of GiB, so ``RLIMIT_AS`` cannot be
+used. At its deadline a worker is asked where it is (``faulthandler`` dumps its threads), then killed; what it is busy
+with does not count.
 """
 
 from __future__ import annotations
@@ -105,12 +92,11 @@ class WorkerPool:
         """Begin the jobs held for which there is a slot by now."""
         for _ in range(len(self._held)):
             job = self._held.popleft()
-            slots = job.slots
             try:
-                slot = None if slots is None else slots.take()
+                slot = None if job.slots is None else job.slots.take()
             except OSError as error:
                 raise refused(error) from error
-            if slots is not None and slot is None:
+            if job.slots is not None and slot is None:
                 self._held.append(job)
             else:
                 self._begin(job, slot)
@@ -326,25 +312,22 @@ class WorkerPool:
             self._selector.unregister(file)
 
 
-def run_one(pool: WorkerPool, job: Job) -> tuple[list[dict[str, Any]], WorkerEnd]:
-    """Run a single job and collect what it reports."""
-    collected = _Collector()
-    pool.run([job], collected)
-    assert collected.end is not None
-    return collected.events, collected.end
-
-
 class _Collector:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
-        self.end: WorkerEnd | None = None
+        self.ends: list[WorkerEnd] = []
 
     def started(self, job: Job) -> None: ...
-
+    def waiting(self) -> None: ...
     def event(self, job: Job, event: dict[str, Any]) -> None:
         self.events.append(event)
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
-        self.end = end
+        self.ends.append(end)
 
-    def waiting(self) -> None: ...
+
+def run_one(pool: WorkerPool, job: Job) -> tuple[list[dict[str, Any]], WorkerEnd]:
+    """Run a single job and collect what it reports."""
+    collected = _Collector()
+    pool.run([job], collected)
+    return collected.events, collected.ends[0]

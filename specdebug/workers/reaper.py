@@ -1,12 +1,7 @@
-"""The process that outlives us when we are killed, and ends what we have started.
+"""The process that outlives us when we are killed, and ends what we have started; it imports next to nothing.
 
-A script that imports next to nothing (``lifeline.py`` is its other side), it reads lines from a pipe: ``begin KEY``,
-``runs KEY PID`` and ``ended KEY``. The pipe closes when the process that writes it is gone, however it ended; what has
-not ended by then is killed with its whole process group. The reaper leaves once they are gone, and keeps until then
-whatever files it was started with: a lock that it shares is free only when nothing runs any more that it guards.
-
-Between ``begin`` and ``runs`` the process may exist although its number was not yet said. It has its key in its
-environment, where Linux lets it be found.
+It reads ``begin KEY``, ``runs KEY PID`` and ``ended KEY`` from a pipe. When that closes, what has not ended is killed
+with its group; between ``begin`` and ``runs`` a process is found by the key in its environment.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Files that specdebug writes and reads again, each with the same care.
+"""Files that specdebug writes and reads again: a :class:`Record` is replaced whole, a :class:`LineRecord` grows.
 
-A :class:`Record` is named in messages, replaced whole and read typed; a :class:`Lock` lets one process at a time write
-to it, and tells the others which; a :class:`LineRecord` grows by a line. The journal of a search
-(``campaign/trials/journal.py``) is sqlite's, under the same lock.
-
-The lock goes with its process, however that ends. The reaper may share it (``lifeline.py``): that of a killed process
-is free once all is gone that it had started. The next process waits for that, so nothing runs beside an orphan.
+A :class:`Lock` lets one process at a time write, and may be shared with the reaper: that of a killed process is free
+once all is gone that it had started.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Messages between the parent, the fork server and the workers.
 
-Parent and server share one Unix socket: requests (prepare, run a job, signal a worker, ask whether it is there) are a
-fixed header (tag and length), then a pickled payload; a job's header carries two file descriptors with it (where the
-worker writes its events and its log). Replies and events are JSON lines, for they come from processes that may be
-dying: half a line is recognised and dropped, and a corrupt worker cannot make the parent execute anything.
+Requests are a header (tag and length) and a pickled payload, with descriptors; replies and events are JSON lines, for
+they come from processes that may be dying: half a line is dropped, and a corrupt worker cannot make the parent
+execute anything.
 """
 
 from __future__ import annotations

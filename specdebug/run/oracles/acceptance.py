@@ -1,9 +1,7 @@
 """Acceptance: the drafts that a verify accepts are those that its tree and the target's logits say.
 
-The walk is made again along the accepted nodes, on the host and in float64, from the tree's ancestor mask and the
-logits of the verify itself: at each node the target's choice, or the coin held against the children in turn, must lead
-to the next one, and where there is none, to the bonus. So what is too strict or too lax is seen, though a greedy output
-would be right either way. A coin within rounding of a boundary decides nothing here.
+The walk is made again along the accepted nodes, on the host and in float64, from the tree's mask and the verify's
+logits. A coin within rounding of a boundary decides nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ sums over some 100,000 tokens are right to some 1e-6 of the whole."""
 
 @dataclass(frozen=True)
 class _Pending:
-    """A decision that is judged after its step. ``outputs``: how many tokens each request had. At the accepted nodes
-    [B, S+1]: ``best``, the argmax of the logits; ``tied``, whether the token chosen has as great a one; and ``rows``,
-    the logits themselves where one of the requests samples."""
+    """A decision that is judged after its step."""
 
     decision: Decided
     outputs: Sequence[int]
@@ -64,8 +60,7 @@ class _Walked:
 
 
 class _Choice(NamedTuple):
-    """The child to go on to, or None; and the token to choose, None where that is for a coin on a boundary to say.
-    ``missed``: by how much the coin missed the token that the engine chose, in words."""
+    """The child to go on to, or None; and the token to choose, None where that is for a coin on a boundary to say."""
 
     child: int | None
     token: int | None
@@ -144,8 +139,7 @@ class AcceptanceOracle(Oracle):
 def _first_wrong(
     walked: _Walked, choose: Callable[[int], _Choice | None], drafts: int, vocab_size: int
 ) -> _Wrong | None:
-    """The first node at which the walk along the accepted path goes wrong. ``choose``: the choice at the path's n-th
-    node, None where rounding decides. ``drafts``: how many drafts the engine counts as accepted."""
+    """The first node at which the walk along the accepted path goes wrong."""
     path, chosen = walked.path, walked.chosen
     if path[:1] != [0]:
         return _Wrong(0, path, "a path from the root")

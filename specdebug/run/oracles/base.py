@@ -1,9 +1,8 @@
 """The protocol of oracles, and what all of them share.
 
-An oracle states in ``needs`` what a session must be able to show; one whose needs a session does not meet is not made,
-and the run lists it under ``cannot_show``. The others are told of what happens and hand violations to ``bench.report``.
-An oracle of another distribution is a plugin of the kind ``oracles``: a subclass of :class:`Oracle`, which a scenario
-switches on by its name under ``oracles:``.
+An oracle whose ``needs`` a session does not meet is not made, but listed under ``cannot_show``. One of another
+distribution is a plugin of the kind ``oracles``: a subclass of :class:`Oracle`, which a scenario switches on by its
+name under ``oracles:``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Draft state and drafted trees: what a request stores for its next draft, and what is drafted from it.
 
-After a prompt's last chunk and after every draft extend a request stores the draft head's output at its last position,
-or, if it drafts in another way, what of the target it will read again. From that the next step drafts a tree. Neither
-ever changes the output, only how much of a draft is accepted. What each step stores and drafts is copied while the
-request runs, and all of it is compared at once when it ends: a causal draft that has read the whole text is in the
-state of each step at that step's position (``reference/drafting.py``). On a CPU each forward of the draft loop is
-compared, too; a GPU drafts in graphs, whose inside is not told of.
-
-A choice that is narrow for the engine's dtype may go either way, and is taken to have gone the engine's.
+What each step stores and drafts is copied, and compared at once when the request ends, with a causal draft that has
+read the whole text. A choice that is narrow for the engine's dtype may go either way, and is taken to have gone the
+engine's.
 """
 
 from __future__ import annotations
@@ -85,8 +80,7 @@ class _Kept:
 
 @dataclass
 class _Life:
-    """A request since its last admission, or since another mended what it reads. ``zeroed``: positions whose draft KV
-    was zeroed by policy."""
+    """A request since its last admission, or since another mended what it reads."""
 
     request: Any
     stored_in: int
@@ -306,8 +300,7 @@ class DraftStateOracle(Oracle):
         return Branches(tokens[:, -forwards:], parents[:, -forwards:])
 
     def _of_forwards(self, kept: list[_Kept], name: str) -> Tensor:
-        """What each forward of each tree had, [n, S - 1, K, ...]. A draft that stores no first drafts makes one forward
-        more, the seed pass, from what it stores: [n, S, K, ...], all branches of the first alike."""
+        """What each forward of each tree had, [n, S - 1, K, ...]."""
         assert self._shape is not None
         topk = self._shape.topk
         rows = [[getattr(each, name).unflatten(0, (-1, topk))[one.row] for each in one.forwards] for one in kept]

@@ -1,8 +1,6 @@
-"""Ends of requests: each stops where its length, a stop token or a stop string says, says which, and streams what it
-keeps.
+"""Ends of requests: each stops where its length, a stop token or a stop string says, and streams what it keeps.
 
-Seen from outside only, by what every session shows: what steps report, and what requests hold. After each token the
-whole output so far is decoded anew: where a stop string is complete is not left to a look at parts of it.
+Seen from outside only: after each token the whole output so far is decoded anew.
 """
 
 from __future__ import annotations
@@ -68,11 +66,7 @@ class Ends(Oracle):
                 )
 
     def _check_end(self, request: RequestView, *, finished: bool, ours: bool) -> None:
-        """The output is as long as it may be and has no stop but at its end, and the reason says so.
-
-        A stop that is also the last token there may be is ``stop`` to us; other engines (``ours`` is not set) may say
-        ``length``, as SGLang does.
-        """
+        """The output is as long as it may be and has no stop but at its end, and the reason says so."""
         rid, output, most = request.rid, request.output_ids, request.sampling.max_new_tokens
         reason, last = request.finish_reason, len(output) - 1
         stop, stops = self._first_stop(request)

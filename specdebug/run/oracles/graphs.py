@@ -1,9 +1,6 @@
 """Graphs: a forward runs as a graph of the smallest captured size that holds its batch, and eagerly if none does.
 
-An engine that leaves its graphs unused gives the right tokens, only later, so nothing else can tell. What is expected
-follows from the sizes that the scenario asks for, not from what the engine believes it has. Each launch is judged by
-itself: a draft that was begun ahead counts in the step that launched it, and a verify that was prepared for it and then
-dropped is never launched.
+What is expected follows from the sizes that the scenario asks for, not from what the engine believes it has.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Keys and values: what a request's caches hold is what the reference would have written.
 
-**Draft KV.** Position p of the draft cache is a function of token p+1 and the target's state at p; it is compared with
-the reference's at every committed position whose next token is known. Of multi-token prediction layer i is compared
-where token p+1+i is known: the positions behind that were written from drafts, and will be again. A wrong draft cache
-never changes the output, only how much of a draft is accepted, so nothing else would notice.
-
-**Target KV**, with ``each_step``: what a step wrote may stay cached and never be read by the request that wrote it.
+Position p of a draft cache follows from token p+1 and the target's state at p; of layer i from token p+1+i. A wrong
+draft cache never changes the output, only how much of a draft is accepted, so nothing else would notice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Greedy losslessness: every token must be the target's argmax given what precedes it.
+"""Greedy losslessness: every token must be the target's argmax given what precedes it, by a dense model.
 
-Checked against an independent dense model, teacher-forced, one forward a request. Where the reference's own logits for
-the two tokens are closer than the engine's dtype can tell apart (:data:`TIE_MARGIN`), either is right: a tie, reported
-with its margin. What follows it is judged given what was emitted, so a tie excuses one token and nothing after it.
+Where the reference's logits for two tokens are nearer than :data:`TIE_MARGIN`, either is right: a tie, which excuses
+one token and nothing after it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Sampled tokens: each lies in the reference's top-k and top-p, and all together are drawn by the reference's odds.
 
-Teacher-forced, as greedy ones are (``lossless.py``). That a token could be drawn at all is held in every dtype, with
-the near-ties it needs at the border. How often tokens are drawn is tested in float32 only, because what half
-precision's rounding does to a distribution was not measured; ``specdebug/search/draws.py`` says how.
+How often tokens are drawn is tested in float32 only (``specdebug/stats/draws.py`` says how), support in every dtype.
 """
 
 from __future__ import annotations

@@ -58,9 +58,7 @@ class ServerAnswers(OfServer):
                 self._check_pieces(request, server)
 
     def _check_text(self, request: RequestView, text: str, *, exact: bool) -> None:
-        """The text is that of the tokens without what stopped it. Another's server (not ``exact``) may decode them
-        together with the end of the prompt, to which their first characters then belong, and leave out half a
-        character at the end."""
+        """The text is that of the tokens without what stopped it."""
         self.bench.looked(self.name)
         due, matched = self._due(request), request.matched_stop
         said, held = (re.sub("\ufffd+", "\ufffd", each) for each in (text, due))

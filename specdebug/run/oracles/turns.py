@@ -1,10 +1,7 @@
 """Turns: no request waits while others are served again and again.
 
-Our scheduler serves first come, first served, prompts before decodes, and a decode step decodes all that runs. So a
-request is passed over in a step of prompts of which one came after it, and, once it runs, in a decode step without it.
-One whose memory was taken back waits before all others, and may see those go on that kept theirs. A request that is
-passed over gets the right tokens in the end, only late, and a run of a few requests comes to its end in time; so
-nothing else can tell.
+Prompts are served first come, first served, before decodes, and a decode step decodes all that runs; one that is
+passed over gets the right tokens in the end, so nothing else can tell.
 """
 
 from __future__ import annotations

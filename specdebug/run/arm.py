@@ -12,7 +12,7 @@ from specdebug.base.abilities import INSIDE
 from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.run.session_run import Hits, SessionRun
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
-from specdebug.targets.base import Asked, Opening, Session, Target
+from specdebug.targets.base import Asked, Opening, Session
 from specdebug.targets.registry import find_target
 from specdebug.workers.device import before_termination, wait_for_coredump
 from specdebug.workers.wire import Sink
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from specdebug.run.judge import Judge
     from specdebug.run.loop import RunLoop
     from specdebug.scenario.grammar import Scenario
+
+
+InPlace = Callable[[], Hits] | None
+"""Reads how often the edits have run where the reverts are in place already."""
 
 
 class ArmOnlooker(Protocol):
@@ -35,25 +39,14 @@ class ArmOnlooker(Protocol):
 
 
 def run_arm(
-    payload: Mapping[str, Any],
-    sink: Sink,
-    onlooker: ArmOnlooker | None = None,
-    *,
-    in_place: Callable[[], Hits] | None = None,
+    payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None = None, *, in_place: InPlace = None
 ) -> None:
-    """Run the arm that ``replay.ArmRun.job`` packed. One that costs this process its device ends the process too.
-    ``in_place`` reads how often the edits have run where the reverts are in place already."""
+    """Run the arm that ``replay.ArmRun.job`` packed. One that costs this process its device ends the process too."""
     _Arm(payload, sink, in_place, onlooker).run()
 
 
 class _Arm(SessionRun):
-    def __init__(
-        self,
-        payload: Mapping[str, Any],
-        sink: Sink,
-        in_place: Callable[[], Hits] | None,
-        onlooker: ArmOnlooker | None,
-    ) -> None:
+    def __init__(self, payload: Mapping[str, Any], sink: Sink, in_place: InPlace, onlooker: ArmOnlooker | None) -> None:
         super().__init__(payload, sink, in_place)
         self._onlooker = onlooker
         self._injector: Injector | None = None
@@ -121,8 +114,7 @@ class _Arm(SessionRun):
         settings = OracleSettings(scenario.oracles_of(arm), asked)
         shows = INSIDE & target.traits.shows & needed_by(settings)
         there = self._over_there(scenario.arms[arm].mode, shows, scenario.faults_of(arm))
-        label = f"{scenario.name}-{arm}"
-        opening = Opening(label, self._say, self._busy, before, there)
+        opening = Opening(f"{scenario.name}-{arm}", self._say, self._busy, before, there)
         self._session = session = target.open(options, seed, opening)
         asked = session.asked or asked
         workload, faults = pickle.loads(self._payload["workload"]), scenario.faults_of(arm)
@@ -131,23 +123,6 @@ class _Arm(SessionRun):
         )
         decode = decoder(load_tokenizer(asked.model))
         judge = self._judge(scenario, asked, decode, session)
-        self._tell_limits(target, judge, asked)
-        session.observers.add(judge)
-        if "faults" in session.shows and session.inside is not None:
-            self._injector = Injector(faults, seed, self._sink, stream)
-            self._injector.attach(session.inside)
-        loop = RunLoop(
-            session,
-            WorkloadDriver(workload),
-            self._sink,
-            judge,
-            max_steps=scenario.limits.max_steps,
-            decode=decode,
-        )
-        return loop, judge
-
-    def _tell_limits(self, target: Target, judge: Judge, asked: Asked) -> None:
-        """Name what this target cannot show of what was asked for, and the options that mean nothing to it."""
         self._sink.emit(
             "target",
             name=target.traits.name,
@@ -157,6 +132,12 @@ class _Arm(SessionRun):
         )
         if asked.unused:
             self._note(f"target {target.traits.name} has no use for engine options {', '.join(asked.unused)}")
+        session.observers.add(judge)
+        if "faults" in session.shows and session.inside is not None:
+            self._injector = Injector(faults, seed, self._sink, stream)
+            self._injector.attach(session.inside)
+        limit, driver = scenario.limits.max_steps, WorkloadDriver(workload)
+        return RunLoop(session, driver, self._sink, judge, max_steps=limit, decode=decode), judge
 
     def _judge(self, scenario: Scenario, asked: Asked, decode: Decode, session: Session) -> Judge:
         """The oracles, with a reference model only if something is to be compared with it."""

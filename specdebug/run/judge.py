@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
-
-from specdebug.events import (
-    AfterStep,
-    AllServed,
-    Decided,
-    DeviceLost,
-    DraftForward,
-    Event,
-    Going,
-    Launched,
-    OfRequest,
-    Stepped,
-)
-from specdebug.run.oracles.base import Bench, Oracle, OracleSettings, Reference
-from specdebug.run.oracles.registry import CannotShow, oracles_of
-from specdebug.targets.base import NotShown, Session
+from specdebug.events import AfterStep
+from specdebug.events import AllServed
+from specdebug.events import Decided
+from specdebug.events import DeviceLost
+from specdebug.events import DraftForward
+from specdebug.events import Event
+from specdebug.events import Going
+from specdebug.events import Launched
+from specdebug.events import OfRequest
+from specdebug.events import Stepped
+from specdebug.run.oracles.base import Bench
+from specdebug.run.oracles.base import Oracle
+from specdebug.run.oracles.base import OracleSettings
+from specdebug.run.oracles.base import Reference
+from specdebug.run.oracles.registry import CannotShow
+from specdebug.run.oracles.registry import oracles_of
+from specdebug.targets.base import NotShown
+from specdebug.targets.base import Session
 from specdebug.verdict.device_errors import device_lost
-from specdebug.verdict.outcome import Tie, Violation
+from specdebug.verdict.outcome import Tie
+from specdebug.verdict.outcome import Violation
+from specdebug.targets.serving import NotShown
 
-_ABOUT: dict[type[Event], str] = {
+_ABOUT = {
     DraftForward: "a draft",
     Launched: "a launch",
     Decided: "a decision",
@@ -48,19 +54,13 @@ class Judge:
         tie: Callable[[str, Tie], None],
         decode: Callable[[Sequence[int]], str],
     ) -> None:
-        self.seconds = 0.0
-        self.active = True
-
         def counted(violation: Violation) -> None:
             self._reported += 1
             report(violation)
 
-        self._reported = 0
-        self._condemned: set[str] = set()
+        self.seconds, self.active = 0.0, True
+        self._reported, self._condemned = 0, set[str]()
         self.bench = Bench(settings, session, reference, counted, tie, decode)
-        self.oracles: list[Oracle]
-        self.cannot_show: list[CannotShow]
-        """Oracles that were asked for and cannot look at such a session."""
         self.oracles, self.cannot_show = oracles_of(self.bench)
         self.hears = {kind for oracle in self.oracles for kind in oracle.hears}
 
@@ -112,8 +112,7 @@ class Judge:
 
     def salvage(self, step: int) -> None:
         """The device is lost: report what had reached the host before."""
-        event = DeviceLost(step)
-        for oracle in self._hearing(event):
+        for oracle in self._hearing(event := DeviceLost(step)):
             oracle.on(event)
 
     def _hearing(self, event: Event) -> Iterator[Oracle]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass
 
@@ -66,24 +66,19 @@ class WorkloadDriver:
             raise ValueError(f"step {step} comes after step {self._step}")
         self._step = step
         self._forget(finished)
+        for group in self._unfinished:
+            if group not in self._started and not any(self._unfinished[each] for each in self._after.get(group, ())):
+                self._started[group] = step
         arriving = [request for request in self._waiting.values() if self._is_due(request, finished)]
         arrivals = tuple(self._arrive(request, finished) for request in arriving)
         aborts = tuple(rid for rid, at in self._abort_at.items() if at <= step)
-        for rid in aborts:
-            del self._abort_at[rid]
-            for rids in self._unfinished.values():
-                rids.discard(rid)
+        self._forget(aborts)
         return Due(arrivals, aborts)
 
-    def _forget(self, finished: Mapping[str, Sequence[int]]) -> None:
+    def _forget(self, ended: Collection[str]) -> None:
         for rids in self._unfinished.values():
-            for rid in [rid for rid in rids if rid in finished]:
-                rids.discard(rid)
-                self._abort_at.pop(rid, None)
-        for group in self._unfinished:
-            others = self._after.get(group, ())
-            if group not in self._started and not any(self._unfinished[other] for other in others):
-                self._started[group] = self._step
+            rids.difference_update(ended)
+        self._abort_at = {rid: at for rid, at in self._abort_at.items() if rid not in ended}
 
     def _is_due(self, request: WorkloadRequest, finished: Mapping[str, Sequence[int]]) -> bool:
         if request.continues is not None:
@@ -227,19 +222,12 @@ class RunLoop:
         step = self._step + 1
         report, seconds = self._advance()
         emitted = {rid: list(tokens) for rid, tokens in report.emitted.items()}
-        self.sink.emit(
-            "step",
-            step=step,
-            kind=report.kind,
-            rids=list(report.rids),
-            emitted=emitted,
-            accept=dict(report.accept_lengths),
-            cached=dict(report.cached),
-            finished=list(report.finished),
-            retracted=list(report.retracted),
-            s=round(seconds, 6),
-            **self._verifies(report),
-        )
+        facts = {**vars(report), "step": step, "emitted": emitted, "s": round(seconds, 6)}
+        facts["accept"] = facts.pop("accept_lengths")
+        if "steps" not in self.session.shows:  # then the accept lengths of all verifies of the requests that ended
+            ended = map(self.session.request, report.finished)
+            facts["verifies"] = {request.rid: list(request.accept_lengths) for request in ended}
+        self.sink.emit("step", **facts)
         for rid, tokens in emitted.items():
             wrong = [token for token in tokens if not 0 <= token < self.session.vocab_size]
             if wrong:
@@ -247,13 +235,11 @@ class RunLoop:
                 self.report(Violation("oob", "request.output_ids", step, detail))
         for rid in report.finished:
             self._end(rid)
-        self._watch_progress(report)
-
-    def _verifies(self, report: Stepped) -> dict[str, dict[str, list[int]]]:
-        """Without steps, the accept lengths of all verifies of the requests that ended."""
-        if "steps" in self.session.shows:
-            return {}
-        return {"verifies": {rid: list(self.session.request(rid).accept_lengths) for rid in report.finished}}
+        self._idle = self._idle + 1 if report.kind == "idle" and self.session.has_work else 0
+        if self._idle > IDLE_LIMIT:
+            detail = f"the engine has work but did nothing for {IDLE_LIMIT} steps"
+            self.report(Violation("hang", "", self._step, detail))
+            raise Stopped
 
     def _advance(self) -> tuple[Stepped, float]:
         """One engine step and the checks after it; what a step recorded before it failed is reported first."""
@@ -296,18 +282,12 @@ class RunLoop:
             self.lost = machine.cause == "device"
             self.sink.emit("machine", cause=machine.cause, line=machine.line)
             return
-        if reason := _tells_nothing(error) or beyond_the_machine(error):
+        unjudged = isinstance(error, SpecDebugError) and error.exit_code == EXIT_CODES["unknown"]
+        if reason := str(error) if unjudged else beyond_the_machine(error):
             self.sink.emit("impossible", reason=reason, unavailable=True)
             return
         self.lost = device_lost(error)
         self.report(violation_of(error, step))
-
-    def _watch_progress(self, report: Stepped) -> None:
-        self._idle = self._idle + 1 if report.kind == "idle" and self.session.has_work else 0
-        if self._idle > IDLE_LIMIT:
-            detail = f"the engine has work but did nothing for {IDLE_LIMIT} steps"
-            self.report(Violation("hang", "", self._step, detail))
-            raise Stopped
 
     def _end(self, rid: str) -> None:
         if rid in self._finished:
@@ -323,11 +303,6 @@ class RunLoop:
 
     def report(self, violation: Violation) -> None:
         self.sink.emit("violation", **asdict(violation))
-
-
-def _tells_nothing(error: Exception) -> str | None:
-    """Return the words of an error that leaves the engine unjudged; None for any other."""
-    return str(error) if isinstance(error, SpecDebugError) and error.exit_code == EXIT_CODES["unknown"] else None
 
 
 def _cannot_be_served(error: Exception) -> bool:

@@ -19,7 +19,7 @@ from specdebug.workers.wire import PipeSink, Sink
 if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle
     from specdebug.scenario.grammar import Scenario
-    from specdebug.scenario.shared import Common, Foreseen
+    from specdebug.scenario.workload import Common, Foreseen
 
 MODEL_CODE = "specdebug.engine.model"
 """Code that has run by the time a worker patches: models made with it are not used once it is patched."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specdebug.base.errors import CheckpointError, ContentError, SpecDebugError
 from specdebug.base.trial import derive_seed, stream
@@ -25,6 +25,29 @@ from specdebug.scenario.grammar import (
     TokenPrompt,
     WorkloadGroup,
 )
+
+if TYPE_CHECKING:
+    from specdebug.patching.toggles import Toggle
+    from specdebug.scenario.grammar import Scenario
+
+
+@dataclass(frozen=True)
+class Common:
+    """The share of all the arms to come of a scenario. ``toggles``: the fixes that any of them may revert."""
+
+    scenario: Scenario
+    arms: tuple[str, ...]
+    toggles: tuple[Toggle, ...]
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A run that many to come are like: the same requests, served with little difference."""
+
+    scenario: Scenario
+    arm: str
+    seed: int
+
 
 CHARS_PER_TOKEN = 5
 """First guess of a window's length; a window that proves short is doubled."""

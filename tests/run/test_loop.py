@@ -67,7 +67,7 @@ def test_a_whole_run_is_told_step_by_step() -> None:
     assert [event["event"] for event in sink.events[:2]] == ["arrive", "step"]
     steps = sink.of("step")
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
-    assert [step["rids"] for step in steps[1:4]] == [["a.0"], ["a.0", "b.0"], ["a.0", "b.0"]]
+    assert [step["rids"] for step in steps[1:4]] == [("a.0",), ("a.0", "b.0"), ("a.0", "b.0")]
     assert [token for step in steps for token in step["emitted"].get("a.0", [])] == [5, 6, 7, 8]
     assert sink.of("request")[0] == {
         "event": "request",

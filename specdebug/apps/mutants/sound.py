@@ -31,7 +31,7 @@ from specdebug.diverge.rounding import compared, tolerance
 from specdebug.patching.source import Patch
 from specdebug.reference.config import read_config
 from specdebug.scenario.grammar import Scenario
-from specdebug.scenario.shared import Common
+from specdebug.scenario.workload import Common
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import Job
 

@@ -40,18 +40,13 @@ class Accept(Oracle):
                 continue  # the lengths are in no order, so those of what both have in common are not known
             hit_lengths.extend(over_before(parted, request.accept_lengths))
             cold_lengths.extend(over_before(parted, cold.accept_lengths))
-        for group, both in lengths.items():
-            self._compare(group, *(mean(side) or 0.0 for side in both))
-
-    def _compare(self, group: str, hit: float, cold: float) -> None:
         spec = self.bench.settings.spec.accept
         least = (spec and spec.min_ratio) or 0.0
-        if hit < least * cold:
-            detail = (
-                f"requests of group {group} accept {hit:.2f} tokens a verify after a cache hit, {cold:.2f} cold: "
-                f"less than {least:g} of it"
-            )
-            self.bench.report(Violation("accept-drop", group, None, detail))
+        for group, both in lengths.items():
+            hit, cold = (mean(side) or 0.0 for side in both)
+            if hit < least * cold:
+                means = f"{hit:.2f} tokens a verify after a cache hit, {cold:.2f} cold: less than {least:g} of it"
+                self.bench.report(Violation("accept-drop", group, None, f"requests of group {group} accept {means}"))
 
 
 class AcceptFloor(Oracle):
@@ -79,10 +74,8 @@ class AcceptFloor(Oracle):
                 continue
             self.bench.looked(self.name)
             if got < least:
-                detail = (
-                    f"requests of group {group} accept {got:.2f} tokens a verify over {verifies} verifies: "
-                    f"less than {least:g}"
-                )
+                means = f"{got:.2f} tokens a verify over {verifies} verifies: less than {least:g}"
+                detail = f"requests of group {group} accept {means}"
                 self.bench.report(accept_drop(group, got, least, verifies, detail))
 
 

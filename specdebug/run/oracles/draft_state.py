@@ -130,6 +130,7 @@ class DraftStateOracle(Oracle):
                 self._compare(request)
             case Finishing(request):
                 self._finish(request)
+                self._end(request)
             case Aborting(request):
                 self._end(request)
             case AfterStep(failed=failed):
@@ -178,7 +179,6 @@ class DraftStateOracle(Oracle):
         # What was accepted beyond the end is not known, so neither is what should be stored behind it.
         if decided is not None and decided.length + request.accept_lengths[-1] == request.kv_len:
             self._keep(request)
-        self._end(request)
 
     def _end(self, request: Any) -> None:
         self._compare(request)
@@ -249,7 +249,7 @@ class DraftStateOracle(Oracle):
         return [
             _wrong_number("seq_lens", int(each.state.seq_lens[each.row]), each.length)
             or _wrong_number("bonus", int(each.state.bonus[each.row]), ids[each.length])
-            or (None if off[n] <= HIDDEN_TOLERANCE[dtype] else _off(float(off[n])))
+            or (None if off[n] <= HIDDEN_TOLERANCE[dtype] else _wrong_state(float(off[n])))
             or drafts[n]
             for n, each in enumerate(kept)
         ]
@@ -331,26 +331,22 @@ class DraftStateOracle(Oracle):
 
     def _check_forms(self, decision: Decided, lengths: Sequence[int]) -> None:
         """Report trees that do not hold together: these are looked at first, for the rest is read along the mask."""
-        requests = decision.requests
-        at = zip(requests, lengths, strict=True)
+        at = zip(decision.requests, lengths, strict=True)
         bonus = [request.output_ids[length - len(request.prompt_ids)] for request, length in at]
-        for b, wrong in enumerate(_malformed(decision, lengths, bonus)):
-            life = self._lives.get(requests[b].rid)
+        for request, wrong in zip(decision.requests, _malformed(decision, lengths, bonus), strict=True):
+            life = self._lives.get(request.rid)
             if wrong is not None and life is not None and life.kept:
-                self._condemn(requests[b], life.kept[-1], "draft_tree", wrong)
+                self._condemn(request, life.kept[-1], "draft_tree", wrong)
 
     def _condemn(self, request: Any, kept: _Kept, site: str, wrong: _Wrong) -> None:
         """Report what is wrong with a request, and do not look at it again."""
-        self.bench.report(self._violation(request, kept, site, wrong))
-        self._wrong.add(request.rid)
-        del self._lives[request.rid]
-
-    def _violation(self, request: Any, kept: _Kept, site: str, wrong: _Wrong) -> Violation:
         what = "the tree drafted" if site == "draft_tree" else "what is stored for the next draft"
         step = kept.drafted_in if site == "draft_tree" else kept.step
         data = {"rid": request.rid, "position": kept.length, "tensor": wrong.tensor, **wrong.data}
         detail = f"{request.rid}: {what} after {kept.length} positions has wrong {wrong.tensor}: {wrong.told}"
-        return Violation("mismatch", site, step, detail, data=data)
+        self.bench.report(Violation("mismatch", site, step, detail, data=data))
+        self._wrong.add(request.rid)
+        del self._lives[request.rid]
 
 
 def _rows(kept: Sequence[_Kept], name: str) -> Tensor:
@@ -358,9 +354,8 @@ def _rows(kept: Sequence[_Kept], name: str) -> Tensor:
 
 
 def _wrong_number(tensor: str, got: int, expected: int) -> _Wrong | None:
-    return (
-        None if got == expected else _Wrong(tensor, f"{got}, expected {expected}", {"got": got, "expected": expected})
-    )
+    data = {"got": got, "expected": expected}
+    return None if got == expected else _Wrong(tensor, f"{got}, expected {expected}", data)
 
 
 def _off_by(ours: Tensor, expected: Tensor) -> Tensor:
@@ -371,7 +366,7 @@ def _off_by(ours: Tensor, expected: Tensor) -> Tensor:
     return off
 
 
-def _off(off: float) -> _Wrong:
+def _wrong_state(off: float) -> _Wrong:
     return _Wrong("hidden_states", f"off by {off:.2g} of its norm", {"off": off})
 
 

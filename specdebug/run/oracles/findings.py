@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from specdebug import async_probe, kernel_memory
 from specdebug.events import AfterStep, DeviceLost
 from specdebug.run.oracles.base import Oracle, OracleSettings
@@ -39,19 +37,16 @@ class ProbesOracle(Oracle):
         return settings.probes
 
     def on(self, event: AfterStep | DeviceLost) -> None:
-        step = event.step
         if isinstance(event, DeviceLost):
-            self._report(async_probe.salvage(), step)
-            return
-        for found in kernel_memory.poll():  # first: an index that is no good was read or written by a kernel before
-            self.bench.report(Violation(found.kind, found.site, step, found.message(), found.count))
-        self._report(async_probe.drain() if event.failed or event.last else async_probe.poll(), step)
-
-    def _report(self, findings: Sequence[async_probe.ProbeFinding], step: int) -> None:
+            findings = async_probe.salvage()
+        else:
+            for seen in kernel_memory.poll():  # first: an index that is no good was read or written by a kernel before
+                self.bench.report(Violation(seen.kind, seen.site, event.step, seen.message(), seen.count))
+            findings = async_probe.drain() if event.failed or event.last else async_probe.poll()
         for found in findings:
             data = {"index": found.index, "value": found.value, "bound": found.bound}
             # A device's findings may arrive some steps after the one that they were made in.
-            made_in, count = found.step or step, found.count or 1
+            made_in, count = found.step or event.step, found.count or 1
             self.bench.report(Violation(found.kind, found.site, made_in, found.message(), count, data))
 
 

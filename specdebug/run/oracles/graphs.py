@@ -28,31 +28,22 @@ class Graphs(Oracle):
         self._said: set[tuple[str, int, int | None]] = set()
 
     def on(self, event: Event) -> None:
-        match event:
-            case Launched():
-                self._launches.append(event)
-            case AfterStep(step):
-                self._judge(step)
+        if isinstance(event, Launched):
+            self._launches.append(event)
+        elif isinstance(event, AfterStep):
+            launches, self._launches = self._launches, []
+            for launch in launches:
+                self._judge(launch, event.step)
 
-    def _judge(self, step: int) -> None:
-        launches, self._launches = self._launches, []
-        for launch in launches:
-            self.bench.looked(self.name)
-            ran, expected = (launch.forward, launch.batch_size, launch.captured), self._holding(launch.batch_size)
-            if launch.captured != expected and ran not in self._said:
-                self._said.add(ran)
-                self._report(launch, expected, step)
-
-    def _holding(self, batch_size: int) -> int | None:
-        """The smallest captured size that holds a batch; None where every one is too small."""
-        return min((size for size in self.bench.settings.target.graphs if size >= batch_size), default=None)
-
-    def _report(self, launch: Launched, expected: int | None, step: int) -> None:
-        detail = (
-            f"{launch.forward} of a batch of {launch.batch_size} ran {_way(launch.captured)}, expected {_way(expected)}"
-        )
-        data = {"batch_size": launch.batch_size, "got": launch.captured, "expected": expected}
-        self.bench.report(Violation("graphs", launch.forward, step, detail, data=data))
+    def _judge(self, launch: Launched, step: int) -> None:
+        self.bench.looked(self.name)
+        forward, size, got = ran = launch.forward, launch.batch_size, launch.captured
+        expected = min((each for each in self.bench.settings.target.graphs if each >= size), default=None)
+        if got != expected and ran not in self._said:
+            self._said.add(ran)
+            detail = f"{forward} of a batch of {size} ran {_way(got)}, expected {_way(expected)}"
+            data = {"batch_size": size, "got": got, "expected": expected}
+            self.bench.report(Violation("graphs", forward, step, detail, data=data))
 
 
 def _way(captured: int | None) -> str:

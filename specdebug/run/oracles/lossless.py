@@ -49,15 +49,12 @@ def judge_output(
     if not output_ids:
         return Losslessness((), ())
     choices, gaps, sizes = reference.judge([*prompt_ids, *output_ids], len(prompt_ids))
-    wrong, ties = [], []
     allowed = [tie_margin * size for size in sizes]
-    judged = zip(output_ids, choices, gaps, allowed, strict=True)
-    for position, (token, choice, gap, most) in enumerate(judged):
-        if token != choice and gap <= most:
-            ties.append(Tie(position, gap, most, token, choice))
-        elif token != choice:
-            wrong.append(position)
-    return Losslessness(tuple(wrong), tuple(ties), tuple(choices), tuple(gaps), tuple(allowed))
+    judged = enumerate(zip(output_ids, choices, gaps, allowed, strict=True))
+    others = [(at, gap, most, token, choice) for at, (token, choice, gap, most) in judged if token != choice]
+    wrong = tuple(other[0] for other in others if other[1] > other[2])
+    ties = tuple(Tie(*other) for other in others if other[1] <= other[2])
+    return Losslessness(wrong, ties, tuple(choices), tuple(gaps), tuple(allowed))
 
 
 class Lossless(Oracle):
@@ -77,22 +74,16 @@ class Lossless(Oracle):
         for tie in found.ties if isinstance(event, Finishing) else ():  # near-ties are told when it ends
             bench.tie(request.rid, tie)
         if found.wrong:
-            bench.report(self._violation(request.rid, output, found))
+            self._report(request.rid, output, found)
 
-    def _violation(self, rid: str, output: list[int], found: Losslessness) -> Violation:
+    def _report(self, rid: str, output: list[int], found: Losslessness) -> None:
         position, decode = found.wrong[0], self.bench.decode
         got, expected = output[position], found.choices[position]
+        margin, allowed = found.gaps[position], found.allowed[position]
         detail = (
             f"{rid} output {position}: got {got} {decode([got])!r}, expected {expected} {decode([expected])!r} by "
-            f"{found.gaps[position]:.3g} logits ({found.allowed[position]:.2g} is a tie; {len(found.wrong)} of "
-            f"{len(output)} tokens differ)"
+            f"{margin:.3g} logits ({allowed:.2g} is a tie; {len(found.wrong)} of {len(output)} tokens differ)"
         )
-        data = {
-            "rid": rid,
-            "position": position,
-            "got": got,
-            "expected": expected,
-            "margin": found.gaps[position],
-            "allowed": found.allowed[position],
-        }
-        return Violation("mismatch", "request", self.bench.step_of(rid, position), detail, data=data)
+        data = {"rid": rid, "position": position, "got": got, "expected": expected, "margin": margin}
+        step = self.bench.step_of(rid, position)
+        self.bench.report(Violation("mismatch", "request", step, detail, data={**data, "allowed": allowed}))

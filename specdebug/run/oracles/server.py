@@ -107,19 +107,18 @@ class ServerCounts(OfServer):
                 wrong.append(f"cached_tokens is {request.cached_tokens} of a prompt of which {owed} are cached")
             if wrong:
                 site = "stream" if revised and len(wrong) == 1 else "counts"
-                self._report(site, f"{rid}: {'; '.join(wrong)}", rid)
+                self._report(site, f"{rid}: {'; '.join(wrong)}", rid=rid)
 
     def _hold_mean(self, server: HttpServerView, rids: Sequence[str]) -> None:
         lengths = [n for rid in rids for n in self.bench.session.request(rid).accept_lengths]
         told, mean = server.totals().get("avg_spec_accept_length"), server.mean_accepted()
         said = f"/server_info has avg_spec_accept_length {told}"
         if told is not None and mean is not None and abs(told - mean) > _ROUNDING:
-            self._report("counts", f"{said}, requests accepted {mean:g} a verify", None)
+            self._report("counts", f"{said}, requests accepted {mean:g} a verify")
         elif told is not None and lengths and not 1 <= told <= max(lengths) + 1:
-            self._report("counts", f"{said}, requests accepted {min(lengths)} to {max(lengths)}", None)
+            self._report("counts", f"{said}, requests accepted {min(lengths)} to {max(lengths)}")
 
-    def _report(self, site: str, detail: str, rid: str | None) -> None:
-        data = {} if rid is None else {"rid": rid}
+    def _report(self, site: str, detail: str, **data: str) -> None:
         self.bench.report(Violation("ends", site, self.bench.step, detail, data=data))
 
 

@@ -146,6 +146,7 @@ class SessionRun(ABC):
         """Free what :meth:`_work` has opened beside the session."""
 
     def run(self) -> None:
+        """Do all of it. What the user has to mend is told as ``usage``."""
         try:
             self._run()
         except DeviceUnavailable as error:
@@ -166,7 +167,9 @@ class SessionRun(ABC):
         except MachineFailed as error:
             self._sink.emit("machine", cause=error.failure.cause, line=error.failure.line)
         except SpecDebugError as error:
-            if error.exit_code == EXIT_CODES["unknown"] or _lacks_flashinfer(error):
+            from specdebug.engine.errors import FlashInferError  # a lack of this machine, not of other arms
+
+            if error.exit_code == EXIT_CODES["unknown"] or isinstance(error, FlashInferError):
                 self._sink.emit("impossible", reason=str(error), unavailable=True)
             elif error.exit_code == 2:
                 raise
@@ -309,17 +312,9 @@ def put_in_place(toggles: Sequence[Toggle]) -> Callable[[], Hits]:
 def hits_of(toggles: Sequence[Toggle], applied: Applied) -> Hits:
     """By fix, how often each of its edits has run."""
     counts = applied.hits()
-    return {
-        str(toggle.pr): {edit.id: counts[edit.id] for patch in toggle.patches for edit in patch.edits}
-        for toggle in toggles
-    }
+    edits = {str(toggle.pr): [edit.id for patch in toggle.patches for edit in patch.edits] for toggle in toggles}
+    return {number: {edit: counts[edit] for edit in found} for number, found in edits.items()}
 
-
-def _lacks_flashinfer(error: SpecDebugError) -> bool:
-    """Return True for a lack of this machine that other arms may not share. The reverts must be in place."""
-    from specdebug.engine.errors import FlashInferError
-
-    return isinstance(error, FlashInferError)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 
 from specdebug.async_probe.gate import ASSERT, KINDS, MODES, OFF, RECORD, Rule
 from specdebug.async_probe.sites import Site
@@ -22,6 +23,7 @@ NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
 GLOB = r"[A-Za-z0-9_.*?\[\]!-]+"
 MAX_ENTRIES = 1000
 LIVE_MODES = (RECORD, ASSERT)
+AnyRule = TypeVar("AnyRule", Rule, KernelRule)
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,9 @@ def read_pack(doc: Doc) -> ProbePack:
         name=top["name"].text(pattern=NAME),
         description=top["description"].text(empty=True) if "description" in top else "",
         mode=mode,
-        entries=tuple(_entry(item, mode) for item in sites),
+        entries=tuple(PackEntry(Rule(*_rule(item, mode, KINDS)), item.entries()["glob"].where) for item in sites),
         path=doc.path,
-        kernels=tuple(_kernel(item, mode) for item in kernels),
+        kernels=tuple(KernelRule(*_rule(item, mode, MEMORY_KINDS)) for item in kernels),
     )
 
 
@@ -84,13 +86,15 @@ def check_globs(pack: ProbePack, sites: Iterable[Site]) -> None:
 
 def rules(packs: Sequence[ProbePack], mode: str | None = None) -> tuple[Rule, ...]:
     """The rules of several packs in order; ``mode`` (record or assert) replaces every mode but off."""
-    found = (entry.rule for pack in packs for entry in pack.entries)
-    return tuple(rule if mode is None or rule.mode == OFF else replace(rule, mode=mode) for rule in found)
+    return _in_mode((entry.rule for pack in packs for entry in pack.entries), mode)
 
 
 def kernel_rules(packs: Sequence[ProbePack], mode: str | None = None) -> tuple[KernelRule, ...]:
     """As :func:`rules`, of the memory of kernels."""
-    found = (rule for pack in packs for rule in pack.kernels)
+    return _in_mode((rule for pack in packs for rule in pack.kernels), mode)
+
+
+def _in_mode(found: Iterable[AnyRule], mode: str | None) -> tuple[AnyRule, ...]:
     return tuple(rule if mode is None or rule.mode == OFF else replace(rule, mode=mode) for rule in found)
 
 
@@ -109,22 +113,10 @@ def _entries(top: Mapping[str, Item], name: str) -> Sequence[Item]:
     return found
 
 
-def _kernel(item: Item, mode: str) -> KernelRule:
+def _rule(item: Item, mode: str, known: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
+    """Glob, mode and kinds of an entry, whose kinds are among ``known``."""
     table = item.table(required=("glob",), optional=("kinds", "mode"))
     kinds = table["kinds"].items(at_least=1) if "kinds" in table else ()
-    return KernelRule(
-        glob=table["glob"].text(pattern=GLOB),
-        mode=table["mode"].text(choices=MODES) if "mode" in table else mode,
-        kinds=tuple(kind.text(choices=MEMORY_KINDS) for kind in kinds) or MEMORY_KINDS,
-    )
-
-
-def _entry(item: Item, mode: str) -> PackEntry:
-    table = item.table(required=("glob",), optional=("kinds", "mode"))
-    kinds = table["kinds"].items(at_least=1) if "kinds" in table else ()
-    rule = Rule(
-        kinds=tuple(kind.text(choices=KINDS) for kind in kinds) or KINDS,
-        glob=table["glob"].text(pattern=GLOB),
-        mode=table["mode"].text(choices=MODES) if "mode" in table else mode,
-    )
-    return PackEntry(rule, table["glob"].where)
+    found = tuple(kind.text(choices=known) for kind in kinds) or known
+    own = table["mode"].text(choices=MODES) if "mode" in table else mode
+    return table["glob"].text(pattern=GLOB), own, found

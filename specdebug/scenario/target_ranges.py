@@ -49,16 +49,12 @@ def said_of(table: Mapping[str, _T], target: TargetChoice) -> _T | None:
 def holds(text: str, target: TargetChoice) -> bool:
     """Return True if a target is meant. Of an engine without a version it is the newest that is installed."""
     name, versions = _parts(text)
-    if isinstance(target, ReleasedEngine):
-        if name != target.kind:
-            return False
-        return not versions or _within(versions, target)
     if isinstance(target, LaunchedServer):
         return name == target.command == SERVE
-    return name == target
-
-
-def _within(versions: str, target: ReleasedEngine) -> bool:
+    if not isinstance(target, ReleasedEngine):
+        return name == target
+    if name != target.kind or not versions:
+        return name == target.kind
     version = version_of(target)
     return version is not None and SpecifierSet(versions, prereleases=True).contains(version)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +38,14 @@ def load_tokenizer(model: str) -> Any:
     except BaseException as error:  # bare Exception for a malformed file, or a panic, which is no Exception
         reason = one_line(str(error))
         raise CheckpointError(f"{path} is not a tokenizer ({reason}); fetch the checkpoint again") from None
-    _refuse_foreign_ids(path, ids)
-    return tokenizer
-
-
-def _refuse_foreign_ids(path: Path, ids: Mapping[str, int]) -> None:
-    """Raise CheckpointError for a tokenizer of another model, before an id of it reaches an embedding."""
-    size = _vocab_size(path.with_name("config.json"))
-    token = max(ids, key=ids.__getitem__, default=None)
-    if size is not None and token is not None and ids[token] >= size:
+    config = path.with_name("config.json")
+    size, token = _vocab_size(config), max(ids, key=ids.__getitem__, default=None)
+    if size is not None and token is not None and ids[token] >= size:  # before an id of it reaches an embedding
         raise CheckpointError(
-            f"{path} has ids up to {ids[token]} ('{one_line(token, 40)}'), but by {path.with_name('config.json')} the "
-            f"model's vocab_size is {size}; fetch the tokenizer of this model"
+            f"{path} has ids up to {ids[token]} ('{one_line(token, 40)}'), but by {config} the model's vocab_size is "
+            f"{size}; fetch the tokenizer of this model"
         )
+    return tokenizer
 
 
 def _vocab_size(config: Path) -> int | None:

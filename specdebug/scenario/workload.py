@@ -15,7 +15,6 @@ from specdebug.base.errors import CheckpointError, ContentError, SpecDebugError
 from specdebug.base.trial import derive_seed, stream
 from specdebug.base.yamlio import one_line
 from specdebug.scenario.grammar import (
-    Abort,
     CorpusPrompt,
     Scenario,
     SharedPrefixPrompt,
@@ -180,16 +179,27 @@ class _Expander:
 
     def _planned(self, group: WorkloadGroup, number: int, rid: str) -> WorkloadRequest:
         client, this_round = (number, 0) if group.turns is None else divmod(number, group.turns.rounds)
+        arrive, abort = group.arrive, group.abort
+        aborted = abort is not None and (abort.requests is None or number in abort.requests)
+        sampling = RequestSampling(
+            max_new_tokens=self._draw(group.max_new_tokens, "max_new_tokens", rid),
+            temperature=group.temperature,
+            top_k=group.top_k,
+            top_p=group.top_p,
+            stop_token_ids=group.stop_token_ids,
+            stop=group.stop,
+            seed=derive_seed(self._seed, "sampling", rid) if group.seed is None else group.seed + number,
+        )
         return WorkloadRequest(
             rid=rid,
             group=group.id,
             new_ids=self._prompt(group, rid),
-            sampling=self._sampling(group, rid, number),
+            sampling=sampling,
             speculative=group.speculative,
             continues=f"{group.id}.{client}.{this_round - 1}" if this_round else None,
-            delay=self._delay(group, client, rid),
-            abort_after=_abort_after(group.abort, number),
-            flush=group.arrive.flush and number == 0,
+            delay=arrive.step + client * arrive.every + self._draw((0, arrive.jitter), "arrive", rid),
+            abort_after=abort.after_steps if abort is not None and aborted else None,
+            flush=arrive.flush and number == 0,
         )
 
     def _prompt(self, group: WorkloadGroup, rid: str) -> Tokens:
@@ -216,26 +226,12 @@ class _Expander:
         slicer = self._slicer(prompt.corpus)
         return slicer.draw(rng, tokens) if prompt.offset is None else slicer.at(prompt.offset, tokens)
 
-    def _sampling(self, group: WorkloadGroup, rid: str, number: int) -> RequestSampling:
-        return RequestSampling(
-            max_new_tokens=_draw(group.max_new_tokens, self._seed, "max_new_tokens", rid),
-            temperature=group.temperature,
-            top_k=group.top_k,
-            top_p=group.top_p,
-            stop_token_ids=group.stop_token_ids,
-            stop=group.stop,
-            seed=derive_seed(self._seed, "sampling", rid) if group.seed is None else group.seed + number,
-        )
-
-    def _delay(self, group: WorkloadGroup, number: int, rid: str) -> int:
-        arrive = group.arrive
-        return arrive.step + number * arrive.every + _draw((0, arrive.jitter), self._seed, "arrive", rid)
+    def _draw(self, span: Span, *stream_name: str) -> int:
+        return span[0] if span[0] == span[1] else stream(self._seed, *stream_name).randint(*span)
 
     def _slicer(self, corpus: str) -> Slicer:
         if corpus not in self._slicers:
-            from specdebug.base.corpus import (
-                heldout_text,  # the only corpus; here, because it reads the library's sources
-            )
+            from specdebug.base.corpus import heldout_text  # the only corpus; here, because it reads sources
 
             self._slicers[corpus] = Slicer(corpus, heldout_text(), self._encode)
         return self._slicers[corpus]
@@ -246,17 +242,6 @@ class _Expander:
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # one that lacks its own unknown token, say, or a panic, which is no Exception
-            raise CheckpointError(
-                f"the tokenizer cannot encode a prompt: {one_line(str(error))}; fetch it again"
-            ) from None
+            told = f"the tokenizer cannot encode a prompt: {one_line(str(error))}; fetch it again"
+            raise CheckpointError(told) from None
         return ids
-
-
-def _draw(span: Span, seed: int, *stream_name: str) -> int:
-    return span[0] if span[0] == span[1] else stream(seed, *stream_name).randint(*span)
-
-
-def _abort_after(abort: Abort | None, number: int) -> int | None:
-    if abort is None or (abort.requests is not None and number not in abort.requests):
-        return None
-    return abort.after_steps

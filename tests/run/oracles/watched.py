@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from specdebug.base.assets import tokenizer_path
-from specdebug.base.corpus import heldout_text
+
 from specdebug.engine.model.tokenizer import TargetTokenizer
 from specdebug.run.dense import DenseReference
 from specdebug.run.judge import Judge
@@ -22,9 +23,10 @@ TREE = {"algorithm": "EAGLE", "num_steps": 4, "eagle_topk": 3, "num_draft_tokens
 
 
 @cache
-def text(count: int = 2000) -> tuple[int, ...]:
-    """Tokens of source code, which the shipped heads guess well."""
-    return tuple(TargetTokenizer(tokenizer_path("tiny")).encode(heldout_text()[: 8 * count])[:count])
+def text() -> tuple[int, ...]:
+    """Tokens of source code, which the shipped heads guess well; the same with every Python."""
+    source = Path(__file__).with_name("text.txt").read_text(encoding="utf-8")
+    return tuple(TargetTokenizer(tokenizer_path("tiny")).encode(source))
 
 
 def prompts(*lengths: int) -> list[tuple[int, ...]]:

@@ -316,7 +316,6 @@ def hits_of(toggles: Sequence[Toggle], applied: Applied) -> Hits:
     return {number: {edit: counts[edit] for edit in found} for number, found in edits.items()}
 
 
-
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An error and those it was raised over: a capture that memory ran out in ends with an error of its own."""
     current: BaseException | None = error

@@ -92,9 +92,13 @@ class Lock:
             self._file: int | None = self._take(wait_s)
         except OSError as error:
             raise record.not_written(error) from None
-        self._shared = False
-        if shared:
-            self._share(self._file)
+        self._shared = shared
+        try:
+            if shared:
+                lifeline.holds(self._file)
+        except OSError as error:
+            self.close()
+            raise record.kind(f"cannot start the process that guards {record}: {error}") from error
 
     def __enter__(self) -> Lock:
         return self
@@ -113,15 +117,6 @@ class Lock:
         fcntl.flock(self._file, fcntl.LOCK_UN)  # the reaper may have it open, too
         os.close(self._file)
         self._file = None
-
-    def _share(self, file: int) -> None:
-        self._shared = True
-        try:
-            lifeline.holds(file)
-        except OSError as error:
-            self.close()
-            told = f"cannot start the process that guards {self._record}: {error}"
-            raise self._record.kind(told) from error
 
     def _take(self, wait_s: float) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,9 +178,11 @@ class LineRecord:
         self._file = -1
         try:
             self.read, self._end = self._read()
-            self._file = self._open()
-        except BaseException:
+            self._file = os.open(record.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError):
+                raise record.not_written(error) from None
             raise
 
     def add(self, plain: Mapping[str, Any]) -> None:
@@ -210,12 +207,6 @@ class LineRecord:
             os.close(self._file)
             self._file = -1
         self._lock.close()
-
-    def _open(self) -> int:
-        try:
-            return os.open(self._record.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise self._record.not_written(error) from None
 
     def _read(self) -> tuple[Sequence[Item], int]:
         """Every whole line, and the number of bytes of them all."""

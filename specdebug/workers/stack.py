@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specdebug.base.attention_plans import PLANS, SHIPPED, Generation, KernelLibrary
+from specdebug.base.attention_plans import PLANS, SHIPPED, Generation
 from specdebug.workers.system import text_of
 from specdebug.workers.wire import Sink
 
@@ -87,21 +87,20 @@ def executor_of(plan: str, device: str, dtype: str, found: Mapping[str, Any], ca
     library = PLANS[plan].library
     if library is None:
         return "Triton kernels"
-    executor, reason = _newest_of(library, found, capability)
-    if executor is not None and dtype not in library.dtypes:
-        executor, reason = None, f"{library.name} has no {dtype}"
-    return executor or f"Triton kernels ({reason})"
-
-
-def _newest_of(library: KernelLibrary, found: Mapping[str, Any], capability: str | None) -> tuple[str | None, str]:
-    """Return the newest generation that is installed and fits the GPU; without one None, and the reason."""
     installed = [generation for generation in library.generations if _is_installed(generation, found)]
-    for each in installed:
-        if capability is None or each.capability is None or capability.startswith(f"{each.capability}."):
-            return f"{each.name} with {each.limits}, else Triton kernels" if each.limits else each.name, ""
-    if installed:
-        return None, f"{installed[0].name} is not for sm {capability}"
-    return None, f"{library.package} is not installed"
+    if not installed:
+        return f"Triton kernels ({library.package} is not installed)"
+    newest = (each for each in installed if _fits(each, capability))
+    if (fitting := next(newest, None)) is None:
+        return f"Triton kernels ({installed[0].name} is not for sm {capability})"
+    if dtype not in library.dtypes:
+        return f"Triton kernels ({library.name} has no {dtype})"
+    return f"{fitting.name} with {fitting.limits}, else Triton kernels" if fitting.limits else fitting.name
+
+
+def _fits(generation: Generation, capability: str | None) -> bool:
+    wanted = generation.capability
+    return capability is None or wanted is None or capability.startswith(f"{wanted}.")
 
 
 def _is_installed(generation: Generation, found: Mapping[str, Any]) -> bool:
@@ -173,16 +172,11 @@ def describe(payload: object, sink: Sink) -> None:
     sink.emit("packages", **found, driver=driver_version(), nvcc=nvcc_version())
     import torch
 
-    gpus: list[dict[str, Any]] = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        gpus.append(
-            {
-                "name": properties.name,
-                "capability": f"{properties.major}.{properties.minor}",
-                "memory_mb": properties.total_memory // 2**20,
-            }
-        )
+    found_gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    gpus = [
+        {"name": each.name, "capability": f"{each.major}.{each.minor}", "memory_mb": each.total_memory // 2**20}
+        for each in found_gpus
+    ]
     device = "cuda" if gpus and found["triton"] is not None else "cpu"
     sink.emit(
         "machine",

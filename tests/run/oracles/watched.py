@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.base.assets import tokenizer_path
-
 from specdebug.engine.model.tokenizer import TargetTokenizer
 from specdebug.run.dense import DenseReference
 from specdebug.run.judge import Judge

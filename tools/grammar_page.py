@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from specdebug.base.schema import DeclaredKey, Part, keys_of
+from specdebug.base.schema import Key, Part, keys_of
 from specdebug.scenario import grammar
 from specdebug.targets import settings
 
@@ -56,7 +56,7 @@ def heading(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).capitalize()
 
 
-def default(part: type[Part], key: DeclaredKey) -> str:
+def default(part: type[Part], key: Key) -> str:
     """What a file that lacks the key gets."""
     if key.required or key.default:
         return key.default or "required"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 
@@ -74,7 +74,8 @@ class ContentErrors(ContentError):
     """
 
     def __init__(self, problems: Iterable[ContentError], partial: Any = None) -> None:
-        self._problems = tuple(sorted(problems, key=_place))
+        nowhere = Where("")
+        self._problems = tuple(sorted(problems, key=lambda problem: astuple(problem.where or nowhere)))
         self.partial = partial
         super().__init__(self._problems[0].message, self._problems[0].where)
 
@@ -95,14 +96,9 @@ def raise_all(problems: Sequence[ContentError], partial: Any = None) -> None:
         raise ContentErrors(problems, partial)
 
 
-def _place(problem: ContentError) -> tuple[str, int, int]:
-    return (problem.where.path, problem.where.line, problem.where.column) if problem.where else ("", 0, 0)
-
-
 def one_line(text: str, limit: int = 120) -> str:
     """``text`` fit for one line of an error: white space collapsed, controls escaped, cut at ``limit``."""
-    flat = " ".join(text.split())
-    flat = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in flat)
+    flat = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in " ".join(text.split()))
     return flat if len(flat) <= limit else flat[: limit - 3] + "..."
 
 

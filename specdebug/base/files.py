@@ -82,7 +82,6 @@ def require_own(path: str | Path, found: os.stat_result | None = None) -> None:
 
 
 def _owners() -> tuple[int, ...]:
-    """The users whose files count as this user's own; where files have no owners, that of all."""
     return (os.getuid(), 0) if hasattr(os, "getuid") else (0,)
 
 

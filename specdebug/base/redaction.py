@@ -129,7 +129,6 @@ def _can_be_looked_for(value: str) -> bool:
 
 
 def _forms(value: str) -> set[str]:
-    """The value as it stands in plain text, JSON, a page and a URL."""
     return {value, json.dumps(value)[1:-1], html.escape(value), html.escape(value, quote=False), quote(value, safe="")}
 
 
@@ -153,7 +152,6 @@ def _without_named(text: str) -> str:
 
 
 def _name_before(text: str, ends: re.Match[str]) -> str:
-    """The whole name that ends there."""
     start = ends.start()
     while start > max(0, ends.start() - _LONGEST_NAME) and (text[start - 1].isalnum() or text[start - 1] in "_-"):
         start -= 1

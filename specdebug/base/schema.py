@@ -387,38 +387,33 @@ def nullable(other: Kind) -> Kind:
 
 @dataclass(frozen=True)
 class Key:
-    """A field's key beside its kind. ``name``: where it is not the field's. ``default``: in words, where the class has
-    none (see :meth:`Part.given`), or None, to show. ``required``: in the file, although the class has a default."""
+    """A key of the file, for a field. ``name``: where it is not the field's. ``default``: in words, where the class has
+    none (see :meth:`Part.given`), or None, to show. ``required``: in the file, although the class has a default.
+    The others are known once declared; ``means``: in words, ``bare``: the class has no default for the field."""
 
     name: str = ""
     default: str = ""
     required: bool = False
-
-
-@dataclass(frozen=True)
-class DeclaredKey(Key):
-    """A key with all that was declared of it. ``means``: in words. ``bare``: the class has no default for the field."""
-
     kind: Kind = TEXT
     means: str = ""
     field: str = ""
     bare: bool = False
 
 
-_KEYS: dict[type[Part], tuple[DeclaredKey, ...]] = {}
+_KEYS: dict[type[Part], tuple[Key, ...]] = {}
 
 
-def keys_of(part: type[Part]) -> tuple[DeclaredKey, ...]:
+def keys_of(part: type[Part]) -> tuple[Key, ...]:
     """The keys of a part, in order; a field that declares no kind is none of the file's."""
     if part in _KEYS:
         return _KEYS[part]
-    hints, found = get_type_hints(part, include_extras=True), list[DeclaredKey]()
+    hints, found = get_type_hints(part, include_extras=True), list[Key]()
     for each in fields(part):
         kind, means, key = (*getattr(hints[each.name], "__metadata__", ()), Key(), None, None)[:3]
         if isinstance(kind, Kind):
             bare = each.default is MISSING and each.default_factory is MISSING
             required = key.required or (bare and not key.default)
-            found.append(DeclaredKey(key.name or each.name, key.default, required, kind, means, each.name, bare))
+            found.append(Key(key.name or each.name, key.default, required, kind, means, each.name, bare))
     _KEYS[part] = tuple(found)
     return _KEYS[part]
 

@@ -180,8 +180,6 @@ def _line_column(before: str) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping that has not ended yet."""
-
     node: _Node
     anchor: str | None
     key: tuple[str, int, int] | None = None

@@ -101,7 +101,6 @@ def _caller(trace: TracebackType | None) -> str:
 
 
 def _engine_sites(trace: TracebackType | None) -> list[str]:
-    """Functions of the engine on a stack, the innermost last."""
     sites = []
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
@@ -290,8 +289,6 @@ class SessionRun(ABC):
 
 
 class _Noting:
-    """Passes events on, and notes whether one of them was a violation."""
-
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self.violated = False

@@ -68,23 +68,20 @@ def check_scenario(scenario: Scenario, known: KnownNames | None) -> None:
 
 def problems_of(scenario: Scenario, known: KnownNames | None, broken: Collection[KeyPath] = ()) -> list[ContentError]:
     """All that is wrong with a scenario, each thing once. In place of the paths ``broken`` it has defaults."""
-    found = list(_problems(scenario, known, _Broken(frozenset(broken))))
-    return list({str(problem): problem for problem in found}.values())
+    return list({str(problem): problem for problem in _problems(scenario, known, _Broken(broken))}.values())
 
 
-@dataclass(frozen=True)
-class _Broken:
-    paths: frozenset[KeyPath]
+class _Broken(frozenset[KeyPath]):
+    """Paths of what could not be read."""
 
     def within(self, *path: str | int) -> bool:
         """Return True if one is the value at ``path``, one of those around it, or part of it."""
-        return any(each[: len(path)] == path[: len(each)] for each in self.paths)
+        return any(each[: len(path)] == path[: len(each)] for each in self)
 
     @property
     def ids(self) -> bool:
         """Return True if a group's id may be another than it seems."""
-        groups = [path for path in self.paths if path[:1] == ("workload",)]
-        return any(len(path) < 3 or path[2] == "id" for path in groups)
+        return any(path[:1] == ("workload",) and (len(path) < 3 or path[2] == "id") for path in self)
 
 
 def _problems(scenario: Scenario, known: KnownNames | None, broken: _Broken) -> Iterator[ContentError]:
@@ -163,7 +160,6 @@ def _invalid_options(
 
 
 def _without(options: dict[str, Any], path: tuple[str, ...]) -> bool:
-    """Take an option away; return True if it was there."""
     for key in path[:-1]:
         below = options.get(key)
         if not isinstance(below, dict):
@@ -286,19 +282,12 @@ def _wrong_target_ranges(scenario: Scenario) -> Iterator[ContentError]:
 
 
 def _wrong_expectations(scenario: Scenario, broken: _Broken) -> Iterator[ContentError]:
-    yield from _wrong_table(scenario, broken, ("expect",), scenario.expect)
-    for name, table in scenario.expect_on.items():
-        if broken.within("expect_on", name):
-            continue
-        yield from _wrong_table(scenario, broken, ("expect_on", name), table)
-
-
-def _wrong_table(
-    scenario: Scenario, broken: _Broken, path: tuple[str, ...], table: Mapping[str, Expectation]
-) -> Iterator[ContentError]:
     groups = [group.id for group in scenario.workload]
-    for arm, expectation in table.items():
-        if arm not in scenario.arms and ("arms",) not in broken.paths:
+    tables: dict[tuple[str, ...], Mapping[str, Expectation]] = {("expect",): scenario.expect}
+    tables |= {("expect_on", name): each for name, each in scenario.expect_on.items()}
+    tables = {path: each for path, each in tables.items() if len(path) == 1 or not broken.within(*path)}
+    for path, arm, expectation in ((path, *each) for path, table in tables.items() for each in table.items()):
+        if arm not in scenario.arms and ("arms",) not in broken:
             message = f"{path[0]} names no arm '{one_line(arm, 60)}'{did_you_mean(arm, scenario.arms)}"
             yield ContentError(message, scenario.where_key(*path, arm))
         where = scenario.where(*path, arm, "signature")
@@ -307,9 +296,8 @@ def _wrong_table(
             yield ContentError(message, where)
         for pattern in expectation.signatures:
             kind, _, site = pattern.partition("@")
-            if kind != "accept-drop" or names_place(pattern):
-                continue
-            if not broken.ids and not fnmatch.filter(groups, site):
+            of_group = kind == "accept-drop" and not names_place(pattern) and not broken.ids
+            if of_group and not fnmatch.filter(groups, site):
                 hint = did_you_mean(site, groups)
                 yield ContentError(f"signature accept-drop@ has no group '{one_line(site, 60)}'{hint}", where)
 
@@ -342,25 +330,21 @@ def _unfit_faults(scenario: Scenario, arm: str) -> Iterator[SpecDebugError]:
 def _too_large_groups(scenario: Scenario, arm: str, broken: _Broken) -> Iterator[ContentError]:
     """Groups with a prompt that the engine may not take, or none of whose requests it would take, however their lengths
     are drawn."""
-    options = options_of(scenario.target_of(arm))
+    options, engine = options_of(scenario.target_of(arm)), scenario.engine_of(arm)
     for number, group in enumerate(scenario.workload):
-        fewest = _prompt_tokens(group, 0) + group.max_new_tokens[0]
         if broken.within("workload", number):
             continue
-        if found := options.no_room(scenario.engine_of(arm), f"arm '{arm}'", _longest_prompt(group), fewest):
+        later = 0 if group.turns is None else group.turns.rounds - 1
+        fewest = _prompt_tokens(group, 0) + group.max_new_tokens[0]
+        longest = (later + 1) * _prompt_tokens(group, 1) + later * group.max_new_tokens[1]
+        if found := options.no_room(engine, f"arm '{arm}'", longest, fewest):
             what, why = found
             key = "max_new_tokens" if what == "request" else "turns" if group.turns else "prompt"
             yield ContentError(f"a {what} of group '{group.id}' {why}", scenario.where_key("workload", number, key))
 
 
-def _longest_prompt(group: WorkloadGroup) -> int:
-    """Most tokens a prompt of the group can have; text counts as none, as only a tokenizer can tell."""
-    later = 0 if group.turns is None else group.turns.rounds - 1
-    return (later + 1) * _prompt_tokens(group, 1) + later * group.max_new_tokens[1]
-
-
 def _prompt_tokens(group: WorkloadGroup, end: Literal[0, 1]) -> int:
-    """Tokens that a request of the group adds to its prompt, at one end of their span."""
+    """Tokens of a prompt at one end of their span; text counts as none, as only a tokenizer can tell."""
     if group.turns is not None:
         return group.turns.input_tokens[end]
     return 0 if group.prompt is None else _tokens(group.prompt, end)

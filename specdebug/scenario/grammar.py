@@ -187,7 +187,6 @@ class Arrive(Part):
 
 
 def _request_number(item: Item) -> int:
-    """Number of a request of the group around ``item``, from 0."""
     group = Item(item.doc, item.path[:2], item.doc.data["workload"][item.path[1]])
     requests = Gather().read(group.entries(), "requests", whole(*REQUESTS).read, 1)
     return item.integer(low=0, high=requests - 1)

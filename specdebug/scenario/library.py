@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -180,30 +180,19 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong. ``line`` and ``column`` count from 1; 0 means that it is about the file as a whole."""
-
-    file: str
-    line: int
-    column: int
-    message: str
-
-    def __str__(self) -> str:
-        return f"{Where(self.file, self.line, self.column)}: {self.message}"
-
-
-@dataclass(frozen=True)
 class Validated:
-    """A file that was checked: the scenario, None if it cannot be run, and what is wrong with it or its probe packs."""
+    """A file that was checked: the scenario, None if it cannot be run, and what is wrong with it or its packs, each
+    at its place; line 0 means that it is about the file as a whole."""
 
     file: str
     scenario: Scenario | None
-    problems: tuple[Problem, ...]
+    problems: tuple[ContentError, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         arms = [] if self.scenario is None else list(self.scenario.arms)
-        problems = [asdict(problem) for problem in self.problems]
+        places = [(problem.where or Where(self.file), problem.message) for problem in self.problems]
+        problems = [{"file": at.path, "line": at.line, "column": at.column, "message": told} for at, told in places]
         return {"file": self.file, "ok": not problems, "arms": arms, "problems": problems}
 
 
@@ -217,11 +206,9 @@ def validate(library: Library, name: str) -> Validated:
     return Validated(str(scenario.path), None if found else scenario, tuple(found))
 
 
-def _tried(name: str, make: Callable[[], T]) -> tuple[T | None, tuple[Problem, ...]]:
+def _tried(name: str, make: Callable[[], T]) -> tuple[T | None, tuple[ContentError, ...]]:
     try:
         return make(), ()
-    except ContentError as error:
-        found = [(problem.where or Where(name), problem.message) for problem in error.problems]
     except SpecDebugError as error:
-        found = [(Where(name), str(error))]
-    return None, tuple(Problem(where.path, where.line, where.column, message) for where, message in found)
+        problems = error.problems if isinstance(error, ContentError) else (ContentError(str(error)),)
+        return None, tuple(ContentError(each.message, each.where or Where(name)) for each in problems)

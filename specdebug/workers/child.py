@@ -167,7 +167,6 @@ class Lifeline:
 
 
 def _wait_for(gone: subprocess.Popen[bytes], its_pipe: int) -> None:
-    """Close a reaper's pipe and wait until it is done."""
     os.close(its_pipe)
     try:
         gone.wait(_PATIENCE_S)

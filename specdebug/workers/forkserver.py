@@ -116,7 +116,6 @@ class Server(OwnChild):
             self._give_up(limit_s)
 
     def _give_up(self, limit_s: float) -> None:
-        """Kill it and all its workers; a listener finds its socket closed."""
         why = "it and its workers were killed; did something stop it?"
         self.given_up = f"the fork server did not answer for {limit_s:g} s: {why}"
         self.kill_all()

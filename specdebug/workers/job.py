@@ -111,7 +111,7 @@ EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", 
 class Job:
     """One run in a worker: ``target`` (``module:function``) is called there with ``payload`` and a sink. ``memory_mb``
     bounds resident memory, without a GPU's :data:`GPU_MEMORY_MB`. ``at_risk`` names the GPU whose context the job may
-    destroy, if any: few such jobs run at a time (``slots.py``). ``server``: that which it needs for itself, if any.
+    destroy, if any: few such jobs run at a time (:class:`Slots`). ``server``: that which it needs for itself, if any.
     ``may_start`` is asked right before a job of a list is launched; one that may not is dropped, and no listener hears
     of it again."""
 

@@ -156,7 +156,6 @@ def _beyond_the_machine(low: str) -> bool:
 
 
 def _total_memory() -> int | None:
-    """Return the bytes of physical memory, None where the system does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):

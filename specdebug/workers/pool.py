@@ -89,7 +89,6 @@ class WorkerPool:
         self._launch_held()
 
     def _launch_held(self) -> None:
-        """Begin the jobs held for which there is a slot by now."""
         for _ in range(len(self._held)):
             job = self._held.popleft()
             try:
@@ -259,7 +258,6 @@ class WorkerPool:
         return data
 
     def _watch(self) -> None:
-        """Enforce deadlines and limits of memory."""
         now = time.monotonic()
         for worker in self._workers.values():
             if not worker.pid or worker.killed_for in ("timeout", "memory"):

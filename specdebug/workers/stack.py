@@ -146,7 +146,6 @@ def _stated_version(origin: str | None) -> str | None:
 
 @functools.cache
 def _version_of(distribution: str) -> str:
-    """Read the metadata, which takes some ten milliseconds. Raises PackageNotFoundError."""
     return importlib.metadata.version(distribution)
 
 
@@ -173,7 +172,7 @@ def describe(payload: object, sink: Sink) -> None:
     import torch
 
     found_gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    gpus = [
+    gpus: list[dict[str, Any]] = [
         {"name": each.name, "capability": f"{each.major}.{each.minor}", "memory_mb": each.total_memory // 2**20}
         for each in found_gpus
     ]
@@ -190,7 +189,6 @@ def describe(payload: object, sink: Sink) -> None:
 
 
 def _executors(plan: str, device: str, found: Mapping[str, Any], capability: str | None) -> str:
-    """Return who executes a plan; dtype by dtype where that matters."""
     dtypes: dict[str, list[str]] = {}
     for dtype in DTYPES:
         dtypes.setdefault(executor_of(plan, device, dtype, found, capability), []).append(dtype)

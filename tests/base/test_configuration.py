@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -91,11 +90,6 @@ def test_what_is_wrong_is_named_with_its_line(name: str, line: str, said: str, t
     assert refusal(tmp_path).startswith(f"{file}:{number}: {said}")
 
 
-def test_a_content_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    write(tmp_path / OWN_NAME, 'content = [\n  "mine",\n]\n')
-    assert f"{tmp_path / OWN_NAME}:1: content must be a list of folders, and there is no folder" in refusal(tmp_path)
-
-
 def test_one_option_under_two_names_is_refused(tmp_path: Path) -> None:
     write(tmp_path / OWN_NAME, 'backend = "fa3"\nattention-backend = "triton"\n')
     assert refusal(tmp_path) == f"{tmp_path / OWN_NAME}:2: 'attention-backend' is set twice, in line 1 as well"
@@ -131,12 +125,6 @@ def test_a_file_that_every_user_may_write_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / OWN_NAME, "jobs = 2\n")
     file.chmod(0o666)
     assert refusal(tmp_path).startswith(f"{file}: can be written by every user, and may name code")
-
-
-def test_a_pipe_is_refused_and_nothing_waits(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "c.toml")
-    said = refusal(tmp_path, {VARIABLE: str(tmp_path / "c.toml")})
-    assert said == f"{tmp_path / 'c.toml'}: cannot be read: is a pipe, not a file ({VARIABLE} names it)"
 
 
 @pytest.mark.parametrize(

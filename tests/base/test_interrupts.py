@@ -58,12 +58,6 @@ def test_a_signal_that_nobody_looked_for_raises_at_the_end() -> None:
     assert ours.exit_code == 129
 
 
-def test_nothing_raises_once_all_is_said() -> None:
-    ours = Interrupts()
-    ours.last()
-    ours.heard(signal.SIGINT)
-
-
 def test_patience_is_over_with_one_more_signal() -> None:
     ours = Interrupts()
     with ours.held():

@@ -49,10 +49,3 @@ def test_refusals_say_what_where_and_what_instead():
     assert refusal(lambda: item("list").items(at_least=3)) == "f.yaml:5:7: list needs at least 3 items"
     assert "cannot be 'x'; did you mean 'xy'?" in refusal(lambda: item("name").text(choices=["xy", "other"]))
     assert "does not fit the form [0-9]+" in refusal(lambda: item("name").text(pattern="[0-9]+"))
-
-
-def test_big_integers_do_not_overflow():
-    huge = parse_yaml("n: " + "9" * 40, "f.yaml").root.entries()["n"]
-    assert huge.number() == 1e40
-    with pytest.raises(ContentError):
-        huge.integer(high=5)

@@ -6,7 +6,6 @@ import errno
 import os
 import pickle
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +13,10 @@ import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.base.errors import InvalidOption
 from specdebug.engine import progress
 from specdebug.engine.errors import FlashInferError, RequestRejected
 from specdebug.run import arm, session_run
 from specdebug.run.oracles.accept import over_before
-from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from specdebug.targets import embedded
@@ -113,13 +110,6 @@ def test_a_missing_device_is_the_option_s_fault(monkeypatch: pytest.MonkeyPatch,
     outcome = outcome_of(sink)
     assert (outcome.verdict, outcome.unavailable, outcome.detail) == ("unknown", True, usage["message"])
     assert sink.of("violation") == []
-
-
-def test_an_option_the_engine_refuses_is_named(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
-    error = InvalidOption("head_dim 80 is not supported by this plan", ("speculative", "eagle_topk"))
-    (usage,) = run(monkeypatch, raising(error)).of("usage")
-    assert usage["option"] == ["speculative", "eagle_topk"]
-    assert usage["message"] == "head_dim 80 is not supported by this plan"
 
 
 def test_a_device_too_small_for_the_engine_is_unknown_in_one_line(
@@ -290,14 +280,6 @@ def test_what_was_found_before_the_machine_failed_stands(monkeypatch: pytest.Mon
     assert outcome.reasons == ("machine: there is no memory left: MemoryError",)
 
 
-def test_a_lost_device_while_loading_is_a_failure_and_ends_the_worker(
-    monkeypatch: pytest.MonkeyPatch, left: list[str]
-) -> None:
-    outcome = outcome_of(run(monkeypatch, raising(ASSERTED)), PRINTED)
-    assert (outcome.verdict, outcome.signature) == ("fail", "nan@draft.logits")
-    assert left == ["left"]
-
-
 def test_a_request_that_the_engine_rejects_is_named_with_its_group_s_line(
     monkeypatch: pytest.MonkeyPatch, left: list[str]
 ) -> None:
@@ -305,11 +287,3 @@ def test_a_request_that_the_engine_rejects_is_named_with_its_group_s_line(
     assert usage["message"] == "<scenario>: arm 'only': request 'g0.0' needs 9 positions"
     (usage,) = run(monkeypatch, raising(RequestRejected("other", "needs 9 positions"))).of("usage")
     assert usage["message"] == "request 'other' needs 9 positions"
-
-
-def test_the_line_of_the_group_travels_with_the_scenario(tmp_path: Path) -> None:
-    file = tmp_path / "s.yaml"
-    file.write_text("name: x\nworkload:\n  - prompt: {text: x}\n  - prompt: {text: y}\n")
-    scenario = pickle.loads(pickle.dumps(load_scenario(file)))
-    placed = arm._placed(RequestRejected("g1.0", "needs 9 positions"), scenario, "base")
-    assert str(placed) == f"{file}:4:5: arm 'base': request 'g1.0' needs 9 positions"

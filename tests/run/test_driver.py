@@ -29,11 +29,6 @@ def test_a_group_waits_for_all_of_another_and_counts_its_delay_from_there():
     assert arrivals(walk.due(7, done)) == ["b.0"]
 
 
-def test_who_comes_after_a_flush_says_so():
-    due = driver(planned("a.0", flush=True), planned("a.1")).due(0, {})
-    assert [arrival.flush for arrival in due.arrivals] == [True, False]
-
-
 def test_a_round_gets_the_whole_history_as_soon_as_the_last_one_finished():
     walk = driver(
         planned("t.0.0"),

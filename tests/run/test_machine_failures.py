@@ -108,16 +108,6 @@ def test_a_device_that_hides_after_it_was_used_is_gone(probes: Path, monkeypatch
     assert (lacking.exit_code, told.notices) == (125, [])
 
 
-def test_other_lacks_are_their_arm_s_alone(probes: Path) -> None:
-    answer, told = run(1, "full", "poor", "good", device="cpu")
-    assert details(answer) == [
-        "machine: there is no room to write: [Errno 28] No space left on device",
-        "machine: there is no memory left: no 64 bytes",
-        "",
-    ]
-    assert (answer.exit_code, told.notices, probes.read_text()) == (125, [], "")
-
-
 def test_a_worker_that_the_kernel_killed_for_memory_is_unknown(probes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer, _ = run(1, "killed", device="cpu")
     assert details(answer)[0].startswith("machine: a worker was killed from outside: ")
@@ -128,17 +118,6 @@ def test_a_worker_that_the_kernel_killed_for_memory_is_unknown(probes: Path, mon
     assert (outcome.verdict, outcome.unavailable, outcome.violations) == ("unknown", True, ())
     assert outcome.detail.startswith("machine: there is no memory left: the kernel killed a worker at ")
     assert outcome.requests[0].output_ids == (7,)  # what it had come to is kept
-
-
-def test_a_machine_without_processes_leaves_arms_unknown(probes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **options: object) -> object:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr("subprocess.Popen.__init__", refuse)
-    answer, told = run(1, "good", "good 2", device="cpu")
-    assert details(answer) == ["not run: no process or thread can be started"] * 2
-    assert answer.exit_code == 125
-    assert len(told.notices) == 1
 
 
 def test_a_gpu_that_no_process_can_take_fails_no_arm_of_a_shipped_scenario() -> None:

@@ -74,10 +74,3 @@ def test_content_beside_a_scenario_is_named_not_used(tmp_path: Path, text: str, 
         f"; toggles/ and probes/ in {beside} would be used with {option} '{beside}', or SPECDEBUG_PATH={beside}"
     )
     assert [scenario.name for scenario in Library([beside]).gather([str(file)])] == ["mini"]
-
-
-def test_a_mistake_that_the_folder_does_not_mend_is_told_as_it_is(tmp_path: Path) -> None:
-    file = own_content(tmp_path / "mine", MINI.replace("revert: [25015]", "revert: [99902]"))
-    said = refusal(Library(), str(file))
-    assert "no toggle for PR 99902" in said
-    assert "would be used with" not in said

@@ -9,16 +9,9 @@ import pytest
 
 from specdebug.base.content import content_files
 from specdebug.cli.main import run
-from specdebug.scenario.library import Library
 
 ROOT = Path(__file__).parents[2]
 PACK = {name: path for name, path in content_files("scenarios").items() if name.startswith("server/")}
-
-
-def test_the_multi_turn_test_has_the_shape_of_the_kit() -> None:
-    (group,) = Library().scenario("server/multiturn").workload
-    assert group.turns is not None
-    assert (group.turns.clients, group.turns.rounds) == (4, 3)
 
 
 @pytest.mark.slow

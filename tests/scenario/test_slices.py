@@ -29,14 +29,6 @@ def slicer(text=TEXT):
     return Slicer("test", text, encode)
 
 
-def test_a_slice_does_not_depend_on_what_was_cut_before():
-    fresh, used = slicer(), slicer()
-    used.at(0, 3000)
-    used.draw(random.Random(1), 500)
-    assert fresh.at(100, 50) == used.at(100, 50)
-    assert fresh.draw(random.Random(2), 50) == used.draw(random.Random(2), 50)
-
-
 def test_draw_starts_at_a_line_and_has_the_exact_count():
     starts = {tuple(encode(line)[:6]) for line in TEXT.split("\n")}
     for seed in range(50):

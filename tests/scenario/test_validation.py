@@ -85,7 +85,7 @@ def test_everything_is_said_at_once_and_in_order(tmp_path: Path) -> None:
     file.write_text(BAD)
     checked = validate(Library(), str(file))
     assert checked.scenario is None
-    said = {(problem.line, problem.column): problem.message for problem in checked.problems}
+    said = {(each["line"], each["column"]): each["message"] for each in checked.to_dict()["problems"]}
     assert list(said) == sorted(SAID)
     assert len(checked.problems) == len(SAID)
     for place, message in SAID.items():
@@ -95,38 +95,6 @@ def test_everything_is_said_at_once_and_in_order(tmp_path: Path) -> None:
     first = {"file": str(file), "line": 1, "column": 7, "message": said[1, 7]}
     assert document["problems"][0] == first
     assert str(checked.problems[0]) == f"{file}:1:7: {said[1, 7]}"
-
-
-def test_each_mistake_is_found_alone_as_it_is_among_the_others() -> None:
-    """Lines of the file are broken one by one in a file that is right otherwise."""
-    good = BAD.splitlines()
-    mended = {
-        1: "name: good", 2: "description: text", 4: "  model: tiny", 5: "  page_size: 4", 6: "  context_length: 512",
-        7: "  speculative: {algorithm: EAGLE, num_steps: 3, eagle_topk: 4, num_draft_tokens: 8}",
-        9: "  - {id: a, requests: 1, prompt: {text: x}}",
-        10: "  - {id: b, prompt: {corpus: stdlib, tokens: [3, 9]}, arrive: {after: a}, temperature: 0}",
-        11: "  - {id: c, prompt: {corpus: stdlib, tokens: 9}}", 12: "probes: [default]",
-        14: "  - {fault: nan_logits}", 15: "  - {fault: nan_logits, step: 1, row: 9}",
-        16: "  - {fault: nan_logits, request: b.0}", 18: "  fixed: {engine: {memory: {fill: nan}}}",
-        19: "  reverted: {revert: [27338], mode: assert}", 21: "  fixed: {verdict: fail, signature: nan@x}",
-        22: "  reverted: {verdict: fail}", 23: "limits: {timeout_s: 1}", 24: "seed: 4", 25: "",
-    }  # fmt: skip
-    for number, line in mended.items():
-        good[number - 1] = line
-    scenario_of(parse_yaml("\n".join(good), "s.yaml"), KNOWN)
-    for number in mended:
-        if number in (16, 24, 25):
-            continue
-        alone = list(good)
-        alone[number - 1] = BAD.splitlines()[number - 1]
-        found = problems("\n".join(alone))
-        wanted = [message for (line, _), message in sorted(SAID.items()) if line == number]
-        mine = [message for (line, _), message in found if line == number]
-        if number == 11:  # it repeats a name only beside the first of that name
-            wanted = ["group id 'a' is already that of workload[0]"]
-        assert len(mine) == len(wanted), (number, found)
-        for got, said in zip(mine, wanted, strict=True):
-            assert got.startswith(said.partition("; known")[0]), (got, said)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +139,8 @@ def test_a_pack_that_is_wrong_is_told_by_who_names_it(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("name: x\nworkload: [{prompt: {text: x}}]\nprobes: [mine]\n")
     (problem,) = validate(Library([tmp_path]), str(file)).problems
-    assert Path(problem.file).name == "mine.yaml"
-    assert problem.line == 3
+    assert problem.where is not None
+    assert (Path(problem.where.path).name, problem.where.line) == ("mine.yaml", 3)
 
 
 def test_shipped_scenarios_are_right() -> None:

@@ -113,12 +113,6 @@ def test_adding_requests_and_groups_leaves_the_others_as_they_were():
     assert {rid: after[rid] for rid in before} == before
 
 
-def test_a_plan_does_not_depend_on_the_trip_to_a_worker():
-    there = scenario(WORKLOAD)
-    shipped = Scenario.from_dict(there.to_dict(), there.path)
-    assert expand(shipped, WordTokenizer()) == expand(there, WordTokenizer())
-
-
 def test_a_corpus_too_short_is_an_error_at_the_group():
     too_short = r"^test\.yaml:6:5: the corpus 'stdlib' has \d+ tokens, too few for 8000"
     with pytest.raises(ContentError, match=too_short):

@@ -178,16 +178,3 @@ def test_a_reaper_that_is_killed_before_it_is_told_anything_is_replaced_but_not_
             line.begin({})
         assert line._reaper is None
     line.close()
-
-
-def test_a_reaper_that_cannot_be_had_is_the_start_s_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Lifeline()
-
-    def refuse(*words: object, **options: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr("specdebug.workers.child.subprocess.Popen", refuse)
-    with pytest.raises(BlockingIOError):
-        line.begin({})
-    assert not line._lines
-    line.close()

@@ -90,11 +90,6 @@ def half_a_line(payload: Any, sink: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def garbage(payload: Any, sink: Any) -> None:
-    os.write(sink._fd, b"\xff\xfe not json\n[1,2]\n")
-    sink.emit("after", n=1)
-
-
 def out_of(payload: str, sink: Any) -> None:
     """Die of what the machine lacks, as code that nobody watches would."""
     import errno

@@ -43,9 +43,11 @@ class Accept(Oracle):
         spec = self.bench.settings.spec.accept
         least = (spec and spec.min_ratio) or 0.0
         for group, both in lengths.items():
-            hit, cold = (mean(side) or 0.0 for side in both)
-            if hit < least * cold:
-                means = f"{hit:.2f} tokens a verify after a cache hit, {cold:.2f} cold: less than {least:g} of it"
+            of_hits, of_cold = (mean(side) or 0.0 for side in both)
+            if of_hits < least * of_cold:
+                means = (
+                    f"{of_hits:.2f} tokens a verify after a cache hit, {of_cold:.2f} cold: less than {least:g} of it"
+                )
                 self.bench.report(Violation("accept-drop", group, None, f"requests of group {group} accept {means}"))
 
 

@@ -38,8 +38,6 @@ class _Pending:
 
 @dataclass(frozen=True)
 class _Wrong:
-    """The engine decided one thing at a node, and should have decided another."""
-
     node: int
     got: Any
     expected: Any

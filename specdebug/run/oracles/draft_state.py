@@ -90,8 +90,6 @@ class _Life:
 
 @dataclass(frozen=True)
 class _Wrong:
-    """A tensor that is wrong, and how."""
-
     tensor: str
     told: str
     data: dict[str, Any] = field(default_factory=dict)
@@ -241,7 +239,6 @@ class DraftStateOracle(Oracle):
     def _states(
         self, text: DraftedText[Any], ids: list[int], kept: list[_Kept], outputs: Tensor
     ) -> list[_Wrong | None]:
-        """Return the fault of each stored state, None where there is none."""
         dtype = self.bench.settings.target.dtype
         expected = text.stored(torch.tensor([each.length for each in kept]), outputs)
         off = _off_by(_rows(kept, "hidden_states"), expected)
@@ -255,7 +252,6 @@ class DraftStateOracle(Oracle):
         ]
 
     def _drafts(self, text: DraftedText[Any], kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
-        """Return what is wrong of the first drafts that each state holds."""
         index, dtype = _rows(kept, "topk_index"), self.bench.settings.target.dtype
         logits = text.logits(outputs)
         logs, allowed = logits.log_softmax(-1), DRAFT_MARGIN[dtype] * logits.abs().amax(-1, keepdim=True)
@@ -274,7 +270,6 @@ class DraftStateOracle(Oracle):
         ]
 
     def _trees(self, text: DraftedText[Any], kept: list[_Kept], outputs: Tensor) -> list[_Wrong | None]:
-        """Return the fault of each drafted tree, None where there is none."""
         assert self._shape is not None  # for the type checker: there is a tree, so it was told
         if self.bench.settings.target.dtype != "float32" and self.bench.settings.target.device != "cpu":
             return [None] * len(kept)  # how far half precision moves a GPU's paths was not measured
@@ -339,7 +334,6 @@ class DraftStateOracle(Oracle):
                 self._condemn(request, life.kept[-1], "draft_tree", wrong)
 
     def _condemn(self, request: Any, kept: _Kept, site: str, wrong: _Wrong) -> None:
-        """Report what is wrong with a request, and do not look at it again."""
         what = "the tree drafted" if site == "draft_tree" else "what is stored for the next draft"
         step = kept.drafted_in if site == "draft_tree" else kept.step
         data = {"rid": request.rid, "position": kept.length, "tensor": wrong.tensor, **wrong.data}

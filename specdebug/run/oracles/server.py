@@ -156,7 +156,6 @@ def wrong_counts(request: Any, meta: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wrong_rate(meta: Mapping[str, Any], histogram: Sequence[int] | None) -> Iterator[str]:
-    """Say where the count of right drafts contradicts the accepted tokens or the rate."""
     right, made = next((pair for pair in DRAFTS if pair[0] in meta and pair[1] in meta), ("", ""))
     if not right:
         return

@@ -40,5 +40,4 @@ def read_masks(masks: np.ndarray) -> TreesByMask:
 
 
 def _first(found: np.ndarray) -> Any:
-    """The place of the first True of each last axis, -1 for none."""
     return np.where(found.any(-1), found.argmax(-1), -1)

@@ -46,10 +46,6 @@ def test_a_group_of_too_few_verifies_is_noted_as_not_judged(verifies: int) -> No
     assert notes == [f"accept length of group a not judged: {verifies} verifies, fewer than 8"]
 
 
-def test_requests_that_do_not_speculate_are_none_of_its_business() -> None:
-    assert judged({"a.0": []}, 2, speculative=False) == ([], [])
-
-
 def test_each_key_of_accept_wants_its_own_oracle_only() -> None:
     from specdebug.run.oracles.accept import Accept
 

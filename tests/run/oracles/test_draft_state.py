@@ -138,15 +138,6 @@ def test_another_parents_hidden_state_in_the_draft_loop_is_seen(monkeypatch: Pat
     assert first(Watched(TREE).serve(prompts(40, 75), 14)) == ("mismatch@draft_tree", "tokens")
 
 
-def lagging(original: Any, self: DraftLoop, step: int, tokens: Tensor, hidden: Tensor, inputs: Any, *rest: Any) -> Any:
-    return original(self, step, tokens, hidden, replace(inputs, positions=(inputs.positions - 3).clamp_min(0)), *rest)
-
-
-def test_drafts_at_positions_that_lag_are_seen(monkeypatch: Patch) -> None:
-    changed(monkeypatch, DraftLoop, "_forward", lagging)
-    assert first(Watched(TREE).serve(prompts(40, 75, 60), 20)) == ("mismatch@draft_tree", "tokens")
-
-
 def with_tree(**change: Callable[[VerifyTree], Tensor]) -> Callable[..., VerifyTree]:
     def built(original: Any, *args: Any) -> VerifyTree:
         tree: VerifyTree = original(*args)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from specdebug.engine.textbook.request import Request, StopStrings
+from specdebug.engine.textbook.request import Request
 from specdebug.events import AllServed, Stepped
 from specdebug.run.oracles.base import Bench
 from specdebug.run.oracles.ends import Ends
@@ -296,7 +296,6 @@ def names_no_stop(request: Request, tokens: Sequence[int]) -> list[int]:
 
 
 RIGHT = Request.accept_tokens
-COMPLETED = StopStrings.completed
 
 
 @pytest.mark.parametrize(
@@ -320,4 +319,3 @@ def test_an_engine_that_ends_requests_wrongly_is_caught(
 
 
 DECODE = decoder(load_tokenizer("tiny"))
-STRINGS = ("e(M", "a message", ".value")

@@ -15,7 +15,6 @@ from specdebug.engine.graph.runner import GraphRunner
 from specdebug.engine.textbook.speculative.verify import VerifyStage
 from specdebug.events import AheadDropped, Event, Launched
 from specdebug.run.judge import Judge
-from specdebug.targets.base import Asked
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeEngine, FakeSession, oracle_settings
 from tests.run.oracles.watched import EAGLE, TREE, Watched, prompts
@@ -115,12 +114,6 @@ def test_graphs_that_are_left_unused_are_seen(monkeypatch: pytest.MonkeyPatch, p
     assert all(request.output_ids for request in engine.engine.requests.values())
 
 
-def test_plain_decodes_that_leave_their_graphs_unused_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, GraphRunner, "can_run", "is not None", "is None")
-    found = watched().serve(prompts(40, 75), 12, speculative=False)
-    assert {each.signature for each in found} == {"graphs@decode"}
-
-
 @pytest.mark.parametrize(
     ("old", "new"), [("size >= raw_bs", "size > raw_bs"), ("in capture_bs if", "in capture_bs[1:] if")]
 )
@@ -144,15 +137,6 @@ def judged(launches: list[Launched], steps: int = 1) -> list[Violation]:
     return found
 
 
-def test_a_graph_that_the_scenario_does_not_ask_for_is_seen() -> None:
-    (one,) = judged([Launched("draft", 5, 8), Launched("verify", 5, None)])
-    assert one.detail == "draft of a batch of 5 ran as the graph of 8, expected eagerly"
-
-
 def test_each_way_in_which_a_forward_ran_wrongly_is_said_once_in_its_first_step() -> None:
     found = judged([Launched("draft", 3, None), Launched("draft", 3, None), Launched("draft", 2, 4)], steps=3)
     assert [(each.step, each.data["batch_size"]) for each in found] == [(1, 3), (1, 2)]
-
-
-def test_a_target_asks_for_no_graphs_unless_it_says_so() -> None:
-    assert Asked("tiny").graphs == ()

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest import mock
 
 from specdebug import async_probe
+from specdebug.base import corpus
 from specdebug.campaign.loops.replay import ArmRun
 from specdebug.engine.workers.registry import LINEUP
 from specdebug.faults.catalogue import CLASSES
@@ -23,6 +25,7 @@ from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import WorkerEnd
 from specdebug.workers.wire import encode
+from tests.run.oracles.watched import SOURCE
 
 
 class LedgerSink:
@@ -64,5 +67,7 @@ def run_here(scenario: Scenario, *faults: Fault, seed: int = 0, arm: str = "base
 
 
 def minimal_run(name: str, seed: int = 0, worker: str = "EAGLE v2", **address: Any) -> Outcome:
+    """With prompts from a text of the tests, which is the same with every Python."""
     plain, fault = minimal(CLASSES[name], worker=LINEUP[worker])
-    return run_here(Scenario.from_dict(plain), replace(fault, **address), seed=seed)
+    with mock.patch.object(corpus, "heldout_text", return_value=SOURCE):
+        return run_here(Scenario.from_dict(plain), replace(fault, **address), seed=seed)

@@ -33,7 +33,7 @@ def changed(patch: pytest.MonkeyPatch, owner: Any, name: str, change: Callable[.
 def test_a_sound_engine_is_silent(shape: dict[str, Any], temperatures: tuple[float, ...]) -> None:
     watched = Watched({**shape, "algorithm": "EAGLE3"}, spec=QUIET)
     assert watched.serve(prompts(40, 75, 20), 30, temperatures=temperatures, top_k=20, top_p=0.9) == []
-    assert watched.judge.bench.looks["acceptance"] > 20
+    assert watched.judge.bench.looks["acceptance"] > 15
 
 
 def too_strict(original: Any, tree: VerifyTree, *args: Any, **options: Any) -> Acceptance:

@@ -62,7 +62,7 @@ def plant(patch: pytest.MonkeyPatch, owner: Any, name: str, old: str, new: str) 
 def mixed(engine: Watched) -> list[Violation]:
     """Serve batches of all sizes from six requests to one, and plain ones beside them."""
     for n, piece in enumerate(prompts(20, 30, 25, 40, 35, 15)):
-        engine.serve([piece], 20 * n + 4, until=lambda: True)
+        engine.serve([piece], 28 * n + 4, until=lambda: True)
     engine.serve(prompts(12), 20)
     return engine.serve(prompts(12, 14, 16), 8, speculative=False)
 

@@ -64,7 +64,7 @@ def zero_filled(worker: dict[str, Any], *, num_slots: int, **options: Any) -> Wa
 
 @pytest.mark.parametrize("worker", ["v2", "v1", "mtp"])
 def test_output_that_comes_out_of_the_cache_again_may_have_draft_kv_of_zeros(worker: str) -> None:
-    watched = zero_filled(WORKERS[worker], num_slots=96)
+    watched = zero_filled(WORKERS[worker], num_slots=86)
     assert watched.found == []
     assert retractions(watched) > 0
     assert any(request.hit_len > request.cached_tokens for request in watched.engine.requests.values())

@@ -21,11 +21,14 @@ EAGLE = {"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 1, "num_draft_token
 TREE = {"algorithm": "EAGLE", "num_steps": 4, "eagle_topk": 3, "num_draft_tokens": 10}
 
 
+SOURCE = Path(__file__).with_name("text.txt").read_text(encoding="utf-8")
+"""Source code, which the shipped heads guess well; the same with every Python."""
+
+
 @cache
 def text() -> tuple[int, ...]:
-    """Tokens of source code, which the shipped heads guess well; the same with every Python."""
-    source = Path(__file__).with_name("text.txt").read_text(encoding="utf-8")
-    return tuple(TargetTokenizer(tokenizer_path("tiny")).encode(source))
+    """Its tokens."""
+    return tuple(TargetTokenizer(tokenizer_path("tiny")).encode(SOURCE))
 
 
 def prompts(*lengths: int) -> list[tuple[int, ...]]:

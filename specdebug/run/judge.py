@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from specdebug.events import AfterStep
-from specdebug.events import AllServed
-from specdebug.events import Decided
-from specdebug.events import DeviceLost
-from specdebug.events import DraftForward
-from specdebug.events import Event
-from specdebug.events import Going
-from specdebug.events import Launched
-from specdebug.events import OfRequest
-from specdebug.events import Stepped
-from specdebug.run.oracles.base import Bench
-from specdebug.run.oracles.base import Oracle
-from specdebug.run.oracles.base import OracleSettings
-from specdebug.run.oracles.base import Reference
-from specdebug.run.oracles.registry import CannotShow
+
+from specdebug.events import (
+    AfterStep,
+    AllServed,
+    Decided,
+    DeviceLost,
+    DraftForward,
+    Event,
+    Going,
+    Launched,
+    OfRequest,
+    Stepped,
+)
+from specdebug.run.oracles.base import Bench, Oracle, OracleSettings, Reference
 from specdebug.run.oracles.registry import oracles_of
-from specdebug.targets.base import NotShown
-from specdebug.targets.base import Session
+from specdebug.targets.base import NotShown, Session
 from specdebug.verdict.device_errors import device_lost
-from specdebug.verdict.outcome import Tie
-from specdebug.verdict.outcome import Violation
-from specdebug.targets.serving import NotShown
+from specdebug.verdict.outcome import Tie, Violation
 
 _ABOUT = {
     DraftForward: "a draft",

@@ -7,25 +7,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.loops.replay import ArmListener
-from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.replay import ArmRun
-from specdebug.campaign.loops.replay import DeviceWatch
+from specdebug.campaign.loops.replay import ArmListener, ArmResult, ArmRun, DeviceWatch
 from specdebug.campaign.preload import PRELOAD
-from specdebug.scenario.shared import Common
-from specdebug.scenario.shared import Foreseen
-from specdebug.targets.launch.keeper import MAX_IDLE
+from specdebug.scenario.workload import Common, Foreseen
 from specdebug.targets.launch.keeper import ServerKeeper
 from specdebug.targets.settings import StartedServer
-from specdebug.workers.job import Job
-from specdebug.workers.job import WorkerEnd
-from specdebug.workers.machine_failure import MachineFailed
-from specdebug.workers.machine_failure import MachineFailure
+from specdebug.workers.job import Job, WorkerEnd
+from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
-from specdebug.scenario.workload import Common
-from specdebug.scenario.workload import Foreseen
-from specdebug.targets.launch.lease import ServerKeeper
 
 if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle

@@ -12,7 +12,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmListener, ArmResult, ArmRun, DeviceWatch
 from specdebug.campaign.preload import PRELOAD
 from specdebug.scenario.workload import Common, Foreseen
-from specdebug.targets.launch.keeper import ServerKeeper
+from specdebug.targets.launch.keeper import MAX_IDLE, ServerKeeper
 from specdebug.targets.settings import StartedServer
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure

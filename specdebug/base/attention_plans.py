@@ -55,7 +55,7 @@ _FLASHINFER = "specdebug.engine.textbook.attention.flashinfer"
 FLASHINFER_LIBRARY = KernelLibrary(
     name="FlashInfer",
     package="flashinfer",
-    executor="specdebug.engine.gpu.flashinfer:make_flashinfer",
+    executor="specdebug.engine.gpu.flashinfer_executor:make_flashinfer",
     head_dims=(64, 128, 256),
     generations=(Generation("FlashInfer", "flashinfer", "flashinfer", ("flashinfer-python", "flashinfer")),),
 )

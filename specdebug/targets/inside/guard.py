@@ -103,6 +103,22 @@ def wrap_method(owner: Any, name: str, tap: Tap, look: EngineLook, *, bound: int
     setattr(owner, name, wrapped)
 
 
+def after(bound: int) -> Callable[[Call], Tap]:
+    """Decorate a tap, a method, that only looks at what a function answered: it gets that in the place of the call to
+    make, and then what the function got. ``bound``: as of :func:`wrap_method`."""
+
+    def decorate(tell: Call) -> Tap:
+        @functools.wraps(tell)
+        def tap(self: Any, call: Call, *args: Any, **named: Any) -> Any:
+            answer = call(*args[bound:], **named)
+            tell(self, answer, *args, **named)
+            return answer
+
+        return tap
+
+    return decorate
+
+
 def wrap_all(tapped: Iterable[tuple[Any, str, Tap]], look: EngineLook) -> None:
     """Wrap each: a class or a module, the name of its function, and the tap. Raises AttributeError."""
     for owner, name, tap in tapped:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.targets.inside.guard import Call, EngineLook, wrap_all
+from specdebug.targets.inside.guard import Call, EngineLook, after, wrap_all
 from specdebug.targets.inside.tape import Event, Looks, Tape, kept
 from specdebug.targets.sglang.inside.memory import EXTEND_REPLAY
 from specdebug.targets.sglang.inside.scheduler import RUN, TAKE, held
@@ -99,21 +99,19 @@ class _LookTaps:
             self._verified(verify, batch, output.next_token_logits, answer)
         return answer
 
-    def draft_prefill(self, call: Call, worker: Any, batch: Any, *args: Any, **named: Any) -> Any:
+    @after(bound=1)
+    def draft_prefill(self, answer: Any, worker: Any, batch: Any, *args: Any, **named: Any) -> None:
         self._draft_worker = worker
-        answer = call(batch, *args, **named)
         if answer is not None and not batch.forward_mode.is_idle():
             for request, stored in zip(batch.reqs, _stored(answer, batch.seq_lens), strict=True):
                 self._looks.add(request.rid, {"what": "prefilled", "stored": stored})
-        return answer
 
-    def draft_extend(self, call: Call, _: Any, batch: Any, result: Any, *args: Any, **named: Any) -> Any:
-        answer = call(batch, result, *args, **named)
+    @after(bound=1)
+    def draft_extend(self, answer: Any, _: Any, batch: Any, result: Any, *args: Any, **named: Any) -> None:
         if not batch.forward_mode.is_idle():
             lengths = batch.seq_lens + result.accept_lens
             for request, stored in zip(batch.reqs, _stored(result.next_draft_input, lengths), strict=True):
                 self._looks.extend(request.rid, {"stores": stored})
-        return answer
 
     def release(self, call: Call, request: Any, cache: Any, *args: Any, **named: Any) -> Any:
         if request.finished() and request.finished_reason.to_json().get("type") != "abort":
@@ -222,20 +220,18 @@ class _TapeTaps:
         finally:
             self._tape.end()
 
-    def process_batch_result(self, call: Call, _: Any, batch: Any, *args: Any, **named: Any) -> Any:
-        answer = call(batch, *args, **named)
+    @after(bound=1)
+    def process_batch_result(self, answer: Any, _: Any, batch: Any, *args: Any, **named: Any) -> None:
         for request in batch.reqs:
             if request.finished() and request.rid not in self._told:
                 self._told.add(request.rid)
                 plain = batch.spec_algorithm.is_none()
                 self._tape.ended(request.rid, len(request.output_ids) - 1 if plain else request.spec_verify_ct)
-        return answer
 
-    def target_forward(self, call: Call, worker: Any, *args: Any, **named: Any) -> Any:
-        answer = call(*args, **named)
+    @after(bound=1)
+    def target_forward(self, answer: Any, worker: Any, *args: Any, **named: Any) -> None:
         if not worker.model_runner.is_draft_worker and not named.get("is_verify") and answer.next_token_ids is not None:
             self._tape.add("sampler.next_token_ids", answer.next_token_ids)
-        return answer
 
     def model_forward(self, call: Call, runner: Any, forward_batch: Any, *args: Any, **named: Any) -> Any:
         place = _place(runner.is_draft_worker, forward_batch.forward_mode) if self._tape.recording else None
@@ -269,35 +265,32 @@ class _TapeTaps:
                 self._tape.add(f"tree.{name}", getattr(answer, name).reshape(requests, -1))
         return answer
 
-    def draft_forward(self, call: Call, worker: Any, *args: Any, **named: Any) -> Any:
-        answer = call(*args, **named)
+    @after(bound=1)
+    def draft_forward(self, answer: Any, worker: Any, *args: Any, **named: Any) -> None:
         if worker.topk > 1:  # a chain has nothing to organize
             _, top_scores_index, draft_tokens = answer[:3]  # from 0.5.18 on probabilities follow
             self._tape.add("draft.organize.top_scores_index", top_scores_index)
             self._tape.add("draft.organize.draft_tokens", draft_tokens)
-        return answer
 
     def organize(self, call: Call, score_list: Any, *args: Any, **named: Any) -> Any:
         if self._tape.recording:
             self._tape.add("draft.organize.scores", torch.cat(score_list, dim=1).flatten(1))
         return call(*args, **named)
 
-    def draft_prefill(self, call: Call, _: Any, *args: Any, **named: Any) -> Any:
-        answer = call(*args, **named)
+    @after(bound=1)
+    def draft_prefill(self, answer: Any, _: Any, *args: Any, **named: Any) -> None:
         self._start(answer)
-        return answer
 
-    def draft_extend(self, call: Call, _: Any, batch: Any, result: Any, *args: Any, **named: Any) -> Any:
-        answer = call(batch, result, *args, **named)
+    @after(bound=1)
+    def draft_extend(self, answer: Any, _: Any, batch: Any, result: Any, *args: Any, **named: Any) -> None:
         self._start(result.next_draft_input)
-        return answer
 
-    def sample(self, call: Call, _: Any, *args: Any, **named: Any) -> Any:
-        predict, accept_lens, accept_index = call(*args, **named)
+    @after(bound=1)
+    def sample(self, answer: Any, _: Any, *args: Any, **named: Any) -> None:
+        predict, accept_lens, accept_index = answer
         self._tape.add("accept.predict", predict)
         self._tape.add("accept.accept_index", accept_index)
         self._tape.add("accept.num_correct_drafts", accept_lens - 1)
-        return predict, accept_lens, accept_index
 
     def _start(self, drafted: Any) -> None:
         """The start of the next draft: what the draft says after the last token that is certain."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from specdebug.targets.inside.guard import Call, EngineLook, wrap_method
+from specdebug.targets.inside.guard import Call, EngineLook, after, wrap_method
 
 Doing = Literal["prefill", "speculative", "plain"]
 DOINGS: tuple[Doing, ...] = ("prefill", "speculative", "plain")
@@ -91,8 +91,8 @@ class Boundaries:
             drafter.model.register_forward_hook(ends)
             self._drafter = drafter
 
-    def _prepared(self, call: Call, scheduled: Any, counts: Any, *args: Any, **named: Any) -> Any:
-        answer = call(scheduled, counts, *args, **named)
+    @after(bound=0)
+    def _prepared(self, answer: Any, scheduled: Any, counts: Any, *args: Any, **named: Any) -> None:
         verified, batch = answer[1], self._runner.input_batch
         places, rids = range(batch.num_reqs), batch.req_ids[: batch.num_reqs]
         starts = [int(batch.num_computed_tokens_cpu[place]) for place in places]
@@ -116,7 +116,6 @@ class Boundaries:
         self._forwards = 0
         for each in self._onlookers:
             each.on_step(self._steps, self._shares)
-        return answer
 
     def _share(self, doing: Doing) -> StepRequests:
         every = self._all
@@ -150,12 +149,11 @@ class Boundaries:
             del names["plain"]
         self._tell(names, values, rows)
 
-    def _target_slots(self, call: Call, *args: Any, **named: Any) -> Any:
-        answer = call(*args, **named)
+    @after(bound=0)
+    def _target_slots(self, answer: Any, *args: Any, **named: Any) -> None:
         by_group = answer[0]
         if self._shares and by_group is not None and len(by_group) == 1:  # else one request has several tables
             self._tell("kv_pool.write.loc", next(iter(by_group.values())), self._all.rows)
-        return answer
 
     def _target_forward(self, call: Call, *args: Any, **named: Any) -> Any:
         ids = named.get("input_ids")
@@ -177,12 +175,11 @@ class Boundaries:
             self._tell_forward("hidden_states", hidden, self._all.rows, plain=False)
         return answer
 
-    def _sampled(self, call: Call, *args: Any, **named: Any) -> Any:
-        answer = call(*args, **named)
+    @after(bound=0)
+    def _sampled(self, answer: Any, *args: Any, **named: Any) -> None:
         ids = answer.sampled_token_ids
         self._tell({"prefill": "sampler.next_token_ids", "plain": "sampler.next_token_ids"}, ids[:, 0], self._one)
         self._tell({"speculative": "accept.predict"}, ids, self._one)
-        return answer
 
     def _finished(self, call: Call, *args: Any, **named: Any) -> Any:
         try:
@@ -196,28 +193,26 @@ class Boundaries:
             for each in self._onlookers:
                 each.on_step_over()
 
-    def _next_tokens(self, call: Call, *args: Any, **named: Any) -> Any:
-        tokens, counts = call(*args, **named)
+    @after(bound=0)
+    def _next_tokens(self, answer: Any, *args: Any, **named: Any) -> None:
+        tokens, counts = answer
         self._tell({"speculative": "accept.num_correct_drafts"}, counts - 1, self._one)
         self._tell("draft.bonus", tokens, self._one)
-        return tokens, counts
 
     def _proposed(self, call: Call, **named: Any) -> Any:
         self._tell({"speculative": "draft_extend.features"}, named["target_hidden_states"], self._all.rows)
         return call(**named)
 
-    def _first_pass(self, call: Call, **named: Any) -> Any:
-        answer = call(**named)
+    @after(bound=0)
+    def _first_pass(self, answer: Any, **named: Any) -> None:
         if self._shares:
             names: dict[Doing, str] = {"prefill": "draft_prefill.input_ids", "speculative": "draft_extend.input_ids"}
             self._tell(names, self._drafter.input_ids, self._all.rows)
-        return answer
 
-    def _draft_slots(self, call: Call, positions: Any, metadata: Any, *args: Any, **named: Any) -> Any:
-        answer = call(positions, metadata, *args, **named)
+    @after(bound=0)
+    def _draft_slots(self, answer: Any, positions: Any, metadata: Any, *args: Any, **named: Any) -> None:
         if self._shares:
             self._tell("draft.out_cache_loc", metadata.slot_mapping, self._one)
-        return answer
 
     def _draft_begins(self, model: Any, args: Any, named: dict[str, Any]) -> None:
         """A forward of the draft model. The first is over the rows of the target's, every other a row a request."""
@@ -230,24 +225,22 @@ class Boundaries:
             self._tell({"prefill": "draft_prefill.hidden_states"}, answer[-1], self._all.rows)
         self._forwards += 1
 
-    def _draft_logits(self, call: Call, *args: Any, **named: Any) -> Any:
-        logits = call(*args, **named)
+    @after(bound=0)
+    def _draft_logits(self, logits: Tensor, *args: Any, **named: Any) -> None:
         if self._shares:
             site = "draft_extend.logits" if self._forwards == 1 else "draft.forward.logits"
             targets = self._target_ids()  # over which vLLM spreads the logits of the draft's own tokens
             self._tell(site, logits if targets is None else logits[:, targets], self._one)
-        return logits
 
     def _target_ids(self) -> Tensor | None:
         """The target's ids of the draft's own tokens, ascending; None where their vocabularies are one."""
         shift = getattr(self._drafter.model, "draft_id_to_target_id", None)
         return None if shift is None else torch.arange(shift.numel(), device=shift.device) + shift
 
-    def _draft_sampled(self, call: Call, *args: Any, **named: Any) -> Any:
-        answer = call(*args, **named)
+    @after(bound=0)
+    def _draft_sampled(self, answer: Any, *args: Any, **named: Any) -> None:
         if self._shares and self._forwards == 1:
             ids, targets = answer[0].reshape(-1, 1), self._target_ids()
-            if targets is not None:
-                ids = torch.searchsorted(targets, ids)
-            self._tell("draft_extend.topk_index", ids, self._one)
-        return answer
+            self._tell(
+                "draft_extend.topk_index", ids if targets is None else torch.searchsorted(targets, ids), self._one
+            )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from specdebug.kernel_memory.finding import KernelRule
     from specdebug.patching.toggles import Toggle
     from specdebug.targets.http.server import HttpServerView, PlainText
+    from specdebug.targets.sglang.faults import SglangFaults
 
 
 class Sampling(Protocol):
@@ -343,28 +344,6 @@ class Session(ABC):
         return NotImplementedError(f"{type(self).__name__} cannot show {SHOWN[ability]}")
 
 
-class FaultsThere(Protocol):
-    """The faults that can act in a target's engine that runs elsewhere. ``busy``: the steps of a small scenario in
-    which several requests of ``new_tokens`` decode."""
-
-    @property
-    def busy(self) -> tuple[int, int]: ...
-    @property
-    def new_tokens(self) -> int: ...
-
-    def options(self, name: str, site: str | None) -> Mapping[str, Any]:
-        """Engine options without which a class cannot act, at a site or at the first of its own."""
-
-    def lacks(self, name: str) -> str | None:
-        """Why a class that can act in other releases of the engine cannot in this one; None if it can."""
-
-    def sites(self, name: str) -> tuple[str, ...] | None:
-        """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""
-
-    def refusal(self, fault: Fault) -> str | None:
-        """Why a fault cannot act; None if it can."""
-
-
 @dataclass(frozen=True)
 class Traits:
     """All that holds of a target, whatever runs on it.
@@ -383,7 +362,7 @@ class Traits:
     reverts: bool = False
     records: bool = False
     slowness: float = 1.0
-    faults: FaultsThere | None = None
+    faults: SglangFaults | None = None
 
     @property
     def lacks(self) -> list[Ability]:

@@ -81,7 +81,14 @@ class EmbeddedTarget(Target):
             if asked.device != "cpu":
                 watch_triton(opening.busy.compiling, opening.busy.compiled)
             opening.before()
-            _watch_kernels(opening, asked)
+            if (rules := opening.over_there.kernels) and asked.device != "cpu":
+                where = f"where they run interpreted, not on {asked.device}"
+                opening.say("note", text=f"the memory of kernels is looked at {where}")
+            elif rules:
+                from specdebug.engine.kernels.twin import interpret_on_cpu
+
+                interpret_on_cpu()
+                kernel_memory.begin(rules)
             engine = build_engine(options, seed)
             opening.busy.said("")  # what the engine said last, such as what it captured, is done
             if asked.device != "cpu":
@@ -90,18 +97,6 @@ class EmbeddedTarget(Target):
             forget()
             raise
         return EmbeddedSession(engine, asked, forget)
-
-
-def _watch_kernels(opening: Opening, asked: Asked) -> None:
-    """Have the engine's Triton kernels run interpreted and held to their memory, where the arm asks for that."""
-    rules, device = opening.over_there.kernels, asked.device
-    if rules and device != "cpu":
-        opening.say("note", text=f"the memory of kernels is looked at where they run interpreted, not on {device}")
-    elif rules:
-        from specdebug.engine.kernels.twin import interpret_on_cpu
-
-        interpret_on_cpu()
-        kernel_memory.begin(rules)
 
 
 class EmbeddedSession(Session):

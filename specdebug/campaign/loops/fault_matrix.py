@@ -22,10 +22,10 @@ from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import BUSY, minimal
 from specdebug.faults.model import NEEDS, Fault, FaultClass, Need
 from specdebug.scenario.grammar import Arm, Scenario
-from specdebug.targets.base import FaultsThere
 from specdebug.targets.options import OURS
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import TargetChoice
+from specdebug.targets.sglang.faults import SglangFaults
 from specdebug.verdict.outcome import Outcome, not_engine_code
 from specdebug.workers.pool import GPU_JOBS
 
@@ -99,7 +99,7 @@ class Ground:
         return tuple(site for site in kind.sites if worker is None or worker.passes(site))
 
     @property
-    def _there(self) -> FaultsThere | None:
+    def _there(self) -> SglangFaults | None:
         return find_target(self.target).traits.faults if self.elsewhere else None
 
 

@@ -50,7 +50,9 @@ class HttpRequest:
         """Take in a checked event, or a whole answer. ``incremental``: it holds what is new, not all so far. Raises
         BadAnswer."""
         meta = event["meta_info"]
-        text, ids = event.get("text", ""), ids_of(event)
+        text, ids = event.get("text", ""), event.get("output_ids")
+        if ids is None:  # of an older server, which tells tokens where log probabilities are asked for
+            ids = [token for _, token, _ in meta.get("output_token_logprobs", ())]
         if incremental:
             self.text += text
             self.streamed += ids
@@ -81,12 +83,6 @@ class HttpRequest:
         if stops and isinstance(matched, int) and matched not in stops and self.output_ids[-1:] == [matched]:
             # The model's own end of text, which a server minds beside the stop tokens that it is given.
             self.sampling = replace(self.sampling, stop_token_ids=(*stops, matched))  # type: ignore[type-var]
-
-
-def ids_of(event: Mapping[str, Any]) -> list[int]:
-    """The tokens of an event: newer servers have them, others where log probabilities are asked for."""
-    ids: list[int] | None = event.get("output_ids")
-    return [token for _, token, _ in event["meta_info"].get("output_token_logprobs", ())] if ids is None else ids
 
 
 def told_tokens(meta: Mapping[str, Any]) -> list[ToldToken]:

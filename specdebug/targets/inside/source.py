@@ -9,26 +9,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass
-class _Class:
-    """A class as its file has it: the names of its bases, and what it has itself."""
+class _Module(NamedTuple):
+    """A module's names, its functions' parameters, its classes' bases and own names, and where each imported name is
+    from: module and name there."""
 
-    bases: tuple[str, ...]
-    names: frozenset[str]
-
-
-@dataclass
-class _Module:
-    """A module's names, its classes, its functions' parameters, and where each imported name is from: module and name
-    there."""
-
-    names: frozenset[str]
+    names: set[str]
     functions: dict[str, tuple[str, ...]]
-    classes: dict[str, _Class]
+    classes: dict[str, tuple[list[str], set[str]]]
     imported: dict[str, tuple[str, str]]
 
 
@@ -60,51 +51,46 @@ class Source:
         if read is None:
             return False
         if owner not in read.classes:
-            origin = read.imported.get(owner)
-            return origin is not None and self._class_has(*origin, name)
-        found = read.classes[owner]
-        return name in found.names or any(self._class_has(module, base, name) for base in found.bases)
+            return owner in read.imported and self._class_has(*read.imported[owner], name)
+        bases, names = read.classes[owner]
+        return name in names or any(self._class_has(module, base, name) for base in bases)
 
     def _module(self, module: str) -> _Module | None:
-        if module not in self._modules:
-            self._modules[module] = self._read(module)
-        return self._modules[module]
-
-    def _read(self, module: str) -> _Module | None:
+        """What a module's file has; None where there is none that can be read."""
         path = self.folder.joinpath(*module.split("."))
         for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if module in self._modules:
+                break
             try:
-                return _module_of(ast.parse(file.read_bytes()), module, self.folder.name)
+                self._modules[module] = self._read(ast.parse(file.read_bytes()), module)
             except (OSError, SyntaxError, ValueError):
                 continue
-        return None
+        return self._modules.setdefault(module, None)
 
-
-def _module_of(tree: ast.Module, module: str, package: str) -> _Module:
-    names: set[str] = set()
-    classes: dict[str, _Class] = {}
-    functions: dict[str, tuple[str, ...]] = {}
-    imported: dict[str, tuple[str, str]] = {}
-    for node in _top(tree.body):
-        names.update(_bound(node))
-        if isinstance(node, ast.ClassDef):
-            bases = tuple(base.id for base in node.bases if isinstance(base, ast.Name))
-            classes[node.name] = _Class(bases, frozenset(_members(node)))
-        elif isinstance(node, ast.FunctionDef):
-            given = node.args
-            functions[node.name] = tuple(each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs))
-        elif isinstance(node, ast.ImportFrom):
-            origin = _origin(node, module, package)
-            imported |= {alias.asname or alias.name: (origin, alias.name) for alias in node.names}
-    return _Module(frozenset(names), functions, classes, imported)
+    def _read(self, tree: ast.Module, module: str) -> _Module:
+        read = _Module(set(), {}, {}, {})
+        for node in _top(tree.body):
+            read.names.update(_bound(node))
+            if isinstance(node, ast.ClassDef):
+                bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                read.classes[node.name] = bases, set(_members(node))
+            elif isinstance(node, ast.FunctionDef):
+                given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                read.functions[node.name] = tuple(each.arg for each in given)
+            elif isinstance(node, ast.ImportFrom):
+                origin = (node.module or "").removeprefix(f"{self.folder.name}.")
+                if node.level:
+                    origin = ".".join([*module.split(".")[: -node.level], *filter(None, [node.module])])
+                read.imported.update({alias.asname or alias.name: (origin, alias.name) for alias in node.names})
+        return read
 
 
 def _top(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements of a module, those within conditions and ``try`` included."""
     for node in body:
         yield node
-        for part in ("body", "orelse", "finalbody"):
-            if isinstance(node, (ast.If, ast.Try, ast.With)):
+        if isinstance(node, (ast.If, ast.Try, ast.With)):
+            for part in ("body", "orelse", "finalbody"):
                 yield from _top(getattr(node, part, []))
         if isinstance(node, ast.Try):
             for handler in node.handlers:
@@ -118,8 +104,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
     elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for target in targets:
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             yield from (each.id for each in ast.walk(target) if isinstance(each, ast.Name))
 
 
@@ -129,19 +114,6 @@ def _members(node: ast.ClassDef) -> Iterator[str]:
         yield from _bound(each)
         if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.args.args:
             own = each.args.args[0].arg
-            for inner in ast.walk(each):
-                if (
-                    isinstance(inner, ast.Attribute)
-                    and isinstance(inner.ctx, ast.Store)
-                    and isinstance(inner.value, ast.Name)
-                    and inner.value.id == own
-                ):
-                    yield inner.attr
-
-
-def _origin(node: ast.ImportFrom, module: str, package: str) -> str:
-    """The module that names are imported from, below the package."""
-    name = node.module or ""
-    if node.level:
-        return ".".join([*module.split(".")[: -node.level], *filter(None, [name])])
-    return name.removeprefix(f"{package}.")
+            stored = [part for part in ast.walk(each) if isinstance(part, ast.Attribute)]
+            stored = [part for part in stored if isinstance(part.ctx, ast.Store)]
+            yield from (part.attr for part in stored if isinstance(part.value, ast.Name) and part.value.id == own)

@@ -39,7 +39,8 @@ def plain_fault(fault: Fault) -> dict[str, Any]:
 
 
 class SglangFaults:
-    """The faults that can act in a release of SGLang; in any that is known, where it is None."""
+    """The faults that can act in a release of SGLang; in any that is known, where it is None. ``busy``: the steps of a
+    small scenario in which several requests of ``new_tokens`` decode."""
 
     def __init__(self, release: str | None = None) -> None:
         self._release = release

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.base.errors import InvalidOption
+from specdebug.base.errors import CheckpointError, InvalidOption
+from specdebug.base.files import name_beside
 from specdebug.base.interpreters import engine_python
 from specdebug.engine.config import EngineConfig, SpeculativeConfig, round_up
 from specdebug.targets.base import Asked, OverThere, Traits
-from specdebug.targets.installed import InstalledTarget, make_import_folder
+from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.launch.process import StartCommand
 from specdebug.targets.launch.target import STARTED
 from specdebug.targets.options import OURS
-from specdebug.targets.vllm.checkpoints import draft_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 METHODS = {"EAGLE": "eagle", "EAGLE3": "eagle3"}
 """vLLM's names of the algorithms."""
@@ -116,3 +122,56 @@ def _require_possible(spec: SpeculativeConfig) -> None:
     ):
         if wrong:
             raise InvalidOption(why, ("speculative", name))
+
+
+ARCHITECTURE = "EagleLlamaForCausalLM"
+_WEIGHTS = "model.safetensors"
+_EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
+
+
+def draft_folder(name: str, target: str, below: Path) -> Path:
+    """The folder of a draft head for vLLM: its own, or one made ``below``. ``target``: whose embedding it shares.
+    Raises SpecDebugError."""
+    path, shared = checkpoint_path(name).resolve(), checkpoint_path(target).resolve()
+    config = config_of(path)
+    eagle3 = any("eagle3" in str(each).lower() for each in config.get("architectures") or ())
+    if eagle3 or (config.get("architectures") == [ARCHITECTURE] and "bias" not in config):
+        return path
+    config = {**{key: value for key, value in config.items() if key != "bias"}, "architectures": [ARCHITECTURE]}
+    below /= hashlib.sha256(str(shared).encode()).hexdigest()[:12]
+    return remade(path, config, below, lambda made: _write_weights(path, shared, made / _WEIGHTS))
+
+
+def with_bias_folded(weights: Mapping[str, Tensor], embedding: Tensor) -> dict[str, Tensor]:
+    """A head's tensors without ``fc.bias``, and with an embedding that stands for it. ``embedding``: [V, H], the one
+    that the head would have used. Raises CheckpointError where no embedding can stand for the bias."""
+    import torch
+
+    rest = dict(weights)
+    bias = rest.pop("fc.bias", None)
+    if bias is None:
+        return rest
+    half = rest["fc.weight"][:, : embedding.shape[1]].double()
+    try:
+        shift = torch.linalg.solve(half, bias.double())
+    except RuntimeError:  # torch.linalg.LinAlgError
+        raise CheckpointError(
+            "the head's fc.bias cannot be folded into its embedding, and vLLM's fc has none"
+        ) from None
+    rest["embed_tokens.weight"] = (embedding.double() + shift).float()
+    return rest
+
+
+def _write_weights(head: Path, target: Path, into: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors, of_target = (
+        {name: each for file in sorted(folder.glob("*.safetensors")) for name, each in load_file(file).items()}
+        for folder in (head, target)
+    )
+    found = next((each[name] for each in (tensors, of_target) for name in _EMBEDDINGS if name in each), None)
+    if found is None:
+        raise CheckpointError(f"neither {head} nor {target} has an embedding")
+    beside = name_beside(into)
+    save_file({name: each.contiguous() for name, each in with_bias_folded(tensors, found).items()}, beside)
+    os.replace(beside, into)

@@ -19,8 +19,7 @@ from specdebug.targets.inside.words import VARIABLE
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import ReleasedEngine
-from specdebug.targets.vllm.checkpoints import ARCHITECTURE, draft_folder, with_bias_folded
-from specdebug.targets.vllm.target import VllmTarget, mapped
+from specdebug.targets.vllm.target import ARCHITECTURE, VllmTarget, draft_folder, mapped, with_bias_folded
 
 
 def made(draft: str | None = "/draft", *, cpu: bool = True, **options: Any) -> tuple[dict[str, Any], list[str]]:

@@ -215,15 +215,11 @@ def _place(seat: Seat) -> str:
 
 def _keep_what_is_captured() -> None:
     """Have what is handed to a capture kept by the graph; the functions that capture are SGLang's own."""
-    owner, name = BACKEND.find()
-    if name == "capture_one":
-        _note_captures_of_backend(owner)
+    backend, name = BACKEND.find()
+    if name != "capture_one":
+        for owner, method in (seat.find() for seat in (BACKEND, *map(_seat, OWN_CAPTURES))):
+            _note_own_capture(owner, method, getattr(owner, method))
         return
-    for seat in (BACKEND, *map(_seat, OWN_CAPTURES)):
-        _note_own_capture(*seat.find())
-
-
-def _note_captures_of_backend(backend: Any) -> None:
     begin, capture_one = backend.__init__, backend.capture_one
     runners: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -239,12 +235,10 @@ def _note_captures_of_backend(backend: Any) -> None:
     backend.__init__, backend.capture_one = begun, noted
 
 
-def _note_own_capture(runner: Any, name: str) -> None:
-    capture_graph = getattr(runner, name)
-
-    @functools.wraps(capture_graph)
+def _note_own_capture(runner: Any, name: str, capture: Call) -> None:
+    @functools.wraps(capture)
     def noted(self: Any, graph: Any, pool: Any, stream: Any, run_once_fn: Callable[[], Any]) -> Any:
-        return capture_graph(self, graph, pool, stream, captured(run_once_fn, self))
+        return capture(self, graph, pool, stream, captured(run_once_fn, self))
 
     setattr(runner, name, noted)
 

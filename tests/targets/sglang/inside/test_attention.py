@@ -148,9 +148,9 @@ def test_flash_attention_over_pages(causal: bool, cut: bool) -> None:
     k, v, q = random(10, page, KV_HEADS, DIM), random(10, page, KV_HEADS, DIM), random(4, HEADS, DIM)
     table = torch.tensor([[7, 2, 99], [5, 99, 99]], dtype=torch.int32)
     told = flash_attn_with_kvcache(
-        q if cut else q.view(2, 2, HEADS, DIM), k, v, cache_seqlens=torch.tensor(lengths), page_table=table,
-        cu_seqlens_q=torch.tensor([0, 2, 4]) if cut else None, softmax_scale=SCALE, causal=causal,
-        return_softmax_lse=True, k=None, window_size=(-1, -1), softcap=0.0, num_splits=3,
+        q if cut else q.view(2, 2, HEADS, DIM), k, v, *[None] * 5, torch.tensor(lengths), None, None, table,
+        torch.tensor([0, 2, 4]) if cut else None, *[None] * 6, SCALE, causal,  # by place, as SGLang's own kernels do
+        return_softmax_lse=True, window_size=(-1, -1), softcap=0.0, num_splits=3,
     )  # fmt: skip
     slots = [[7 * page + n for n in range(4)] + [2 * page, 2 * page + 1], [5 * page + n for n in range(3)]]
     seen = [at[: len(at) - 1 + row] if causal else at for at in slots for row in range(2)]

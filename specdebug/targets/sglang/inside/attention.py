@@ -7,6 +7,7 @@ replaced: grid, strides and splits that SGLang's functions launch them with are 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -308,37 +309,37 @@ def _flash_reads(given: Mapping[str, Any]) -> Iterator[KernelRead]:
         yield "page_table", given["page_table"][row, : -(-length // page)], row
 
 
-@reads_like_a_kernel(_flash_reads)
-def flash_attn_with_kvcache(
+_FLASH_PLACES = (
+    *("k", "v", "qv", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx", "cache_leftpad", "page_table"),
+    *("cu_seqlens_q", "cu_seqlens_k_new", "max_seqlen_q", "rotary_seqlens", "q_descale", "k_descale", "v_descale"),
+    *("softmax_scale", "causal", "window_size", "attention_chunk", "softcap", "rotary_interleaved"),
+    *("scheduler_metadata", "num_splits", "pack_gqa", "sm_margin", "return_softmax_lse", "sinks", "out"),
+)
+"""FlashAttention's arguments behind the cache, in its order."""
+_FLASH_HOW = re.compile(
+    "rotary_(sin|seqlens|interleaved)|cu_seqlens_k_new|max_seqlen_q|num_splits|scheduler_metadata|pack_gqa|sm_margin"
+)
+"""Those that say how it computes, or mean nothing without one that is refused."""
+
+
+def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *by_place: Any, **named: Any) -> Any:
+    """FlashAttention 3, as SGLang calls it: by name, and in its own wrappers by place."""
+    return flash_attention(q, k_cache, v_cache, **dict(zip(_FLASH_PLACES, by_place, strict=False)), **named)
+
+
+@reads_like_a_kernel(_flash_reads, "flash_attn_with_kvcache")
+def flash_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    k: Any = None,
-    v: Any = None,
-    qv: Any = None,
-    rotary_cos: Any = None,
-    rotary_sin: Any = None,
-    cache_seqlens: Any = None,
-    cache_batch_idx: Any = None,
-    cache_leftpad: Any = None,
-    page_table: Any = None,
+    *,
+    cache_seqlens: Tensor,
+    page_table: Tensor,
     cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k_new: Any = None,
-    max_seqlen_q: int | None = None,
-    rotary_seqlens: Any = None,
-    q_descale: Any = None,
-    k_descale: Any = None,
-    v_descale: Any = None,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Sequence[int] = (-1, -1),
-    attention_chunk: int | None = None,
     softcap: float = 0.0,
-    rotary_interleaved: bool = True,
-    scheduler_metadata: Any = None,
-    num_splits: int = 0,
-    pack_gqa: Any = None,
-    sm_margin: int = 0,
     return_softmax_lse: bool = False,
     out: Tensor | None = None,
     **more: Any,
@@ -346,14 +347,9 @@ def flash_attn_with_kvcache(
     """FlashAttention 3 over pages. q: [batch, n, heads, D], or [tokens, heads, D] cut by ``cu_seqlens_q``; k_cache,
     v_cache: [pages, page size, KV heads, D]; page_table: int32 [batch, pages of a request]. With
     ``return_softmax_lse`` also the log of the sum of weights, [heads, tokens] or [batch, heads, n]."""
-    others = {
-        "k": k, "v": v, "qv": qv, "rotary_cos": rotary_cos, "cache_batch_idx": cache_batch_idx,
-        "cache_leftpad": cache_leftpad, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale,
-        "attention_chunk": attention_chunk, **more,
-    }  # fmt: skip
-    given = {"window_size": tuple(window_size), "softcap": softcap, **others}
-    none = dict.fromkeys(others, (None, 0, False))
-    refuse("flash_attn_with_kvcache", given, window_size=((-1, -1),), softcap=(0.0,), **none)
+    given = {"window_size": tuple(window_size), "softcap": softcap, **more}
+    others = dict.fromkeys((name for name in more if not _FLASH_HOW.fullmatch(name)), (None, 0, False))
+    refuse("flash_attn_with_kvcache", given, window_size=((-1, -1),), softcap=(0.0,), **others)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     flat = q.reshape(-1, *q.shape[-2:])
     each = q.shape[1] if cu_seqlens_q is None else 0

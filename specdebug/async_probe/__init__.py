@@ -1,17 +1,11 @@
 # ruff: noqa: F403, F405  (the names of ``probes`` are resolved lazily)
 """Probes in the middle of a model: they look at a tensor without waiting for the device.
 
-A probe names its site and, when off, costs one check of one global::
-
-    maybe_detect_oob(topk_index, 0, vocab_size, "draft_graph.replay.topk_index")
-
 ``SGLANG_ENABLE_ASYNC_ASSERT=1`` makes every probe assert; :func:`configure` chooses site by site between asserting
 (``torch._assert_async``: on a GPU the process dies at the next synchronisation, on a CPU the call raises) and recording
-(a ring on the device, read with :func:`drain` or, without waiting, :func:`poll`; the run goes on). On a GPU a probe is
-one small kernel, written in Triton; without Triton it is torch operations.
+(read with :func:`drain` or, without waiting, :func:`poll`). A probe that is off costs one check of one global.
 
-The package needs torch and nothing else, so it can be copied and used on its own. Modes, rules, messages and the table
-of sites can be read without importing torch.
+The package needs nothing but torch, and can be copied. Modes, rules, messages and sites are read without torch.
 """
 
 from __future__ import annotations

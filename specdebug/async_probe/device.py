@@ -1,21 +1,14 @@
 """The ring of a GPU, and the launches that fill it.
 
-A probe is one launch (``kernels.py``), a few probes in one :func:`~specdebug.async_probe.grouped` block are one
-together. A launch writes nothing if all is well. Otherwise every program that saw something bad appends a row of its
-own (entry, count, first bad index and its value) at a ticket it draws from a counter, and ``rows.merge`` puts the rows
-of a launch together on the host, in an order that does not depend on which program was first.
+A probe, or a :func:`~specdebug.async_probe.grouped` block of a few, is one launch (``kernels.py``): it writes nothing
+if all is well; else every program that saw something bad appends a row at a ticket that it draws from a counter.
 
 Rows know their launch. One made eagerly has a number of its own (origin > 0). One captured in a graph has a cell on the
-device (origin < 0) in which every program counts itself when it starts. A program that reads the cell later finds all
-those of earlier replays and at least itself, so dividing by the number of programs gives the replay, even of graphs
-that are replayed several times in one step.
+device (origin < 0) in which every program counts itself when it starts: the count, divided by the number of programs,
+gives the replay. A full table drops the newest rows, and counts them in the totals only.
 
-The table has more rows than ``capacity``, because a large tensor of NaNs takes a row for each program. When it is full,
-rows are dropped (always the newest, as launches follow each other on a stream) and counted in the totals only.
-
-The table lies in pinned memory of the host, and kernels write to it there: rows of a finished launch can be read even
-when a later one has cost the device (``salvage``). ``poll`` copies a snapshot of the counters, taken between two
-launches, on a stream of its own, and at a later call hands over the rows that it counts.
+The table lies in pinned memory of the host: rows of a finished launch can be read when a later one has cost the device
+(``salvage``). ``poll`` copies a snapshot of the counters on a stream of its own; a later call hands over its rows.
 """
 
 from __future__ import annotations
@@ -176,7 +169,17 @@ class DeviceRing:
                 if found:  # handed over before the device, which may be lost by now, is asked for anything more
                     return found[: self.capacity]
             if self._transfer is None:
-                self._send_header()
+                # begin copying the counters as they are between the last launch and the next one
+                self._snapshot.copy_(self._header)
+                taken = _cuda.Event()
+                taken.record()
+                self._side = self._side or _cuda.Stream(self._device)
+                self._side.wait_event(taken)
+                with _cuda.stream(self._side):
+                    self._host_header.copy_(self._snapshot, non_blocking=True)
+                    event = _cuda.Event()
+                    event.record()
+                self._transfer = event
         return []
 
     def totals(self, entries: int) -> list[int]:
@@ -288,19 +291,6 @@ class DeviceRing:
         return next(self._serials)
 
     # The way to the host
-
-    def _send_header(self) -> None:
-        """Begin copying the counters as they are between the last launch and the next one."""
-        self._snapshot.copy_(self._header)
-        taken = _cuda.Event()
-        taken.record()
-        self._side = self._side or _cuda.Stream(self._device)
-        self._side.wait_event(taken)
-        with _cuda.stream(self._side):
-            self._host_header.copy_(self._snapshot, non_blocking=True)
-            event = _cuda.Event()
-            event.record()
-        self._transfer = event
 
     def _read(self, cursor: int) -> list[RawFinding]:
         """The findings in the rows up to ``cursor``; makes room for as many new ones."""

@@ -308,7 +308,13 @@ def _detect(call: SiteCall) -> None:
     for each, mode in modes.items():
         for part in checks.parts(each, values, low, high):
             if mode == ASSERT:
-                _assert_none(site, each, values, part, with_details=on_cpu)
+                found = ProbeFinding(site, each, bound=bound_text(part.phrase, part.limit))
+                if on_cpu and bool(part.bad.any()):
+                    bad = part.bad.reshape(-1)
+                    index = int(bad.nonzero()[0])
+                    value, count = values.reshape(-1)[index].item(), int(bad.sum())
+                    found = replace(found, step=_recorder.step, index=index, value=value, count=count)
+                torch._assert_async(~part.bad.any(), found.message())
             else:
                 _recorder.write(site, each, values, part)
 
@@ -341,16 +347,6 @@ def _run(probes: Sequence[_OnDevice]) -> None:
 
 
 _grouped = Grouped()
-
-
-def _assert_none(site: str, kind: str, values: torch.Tensor, part: checks.CheckPart, *, with_details: bool) -> None:
-    found = ProbeFinding(site, kind, bound=bound_text(part.phrase, part.limit))
-    if with_details and bool(part.bad.any()):
-        bad = part.bad.reshape(-1)
-        index = int(bad.nonzero()[0])
-        value, count = values.reshape(-1)[index].item(), int(bad.sum())
-        found = replace(found, step=_recorder.step, index=index, value=value, count=count)
-    torch._assert_async(~part.bad.any(), found.message())
 
 
 def _detect_operator(

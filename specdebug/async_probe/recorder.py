@@ -1,8 +1,7 @@
 """The place of findings in record mode: a ring for every device, read when the run is over.
 
-On a GPU with Triton that is ``device.DeviceRing``. Elsewhere it is a :class:`Ring`, and recording is tensor operations
-that never wait for the device; a clean check writes its row to a spare one behind the ring. When a ring is full later
-findings are dropped: the first ones tell where a fault came from. Totals count on.
+On a GPU with Triton that is ``device.DeviceRing``, elsewhere a :class:`Ring`, whose tensor operations never wait for
+the device. A full ring drops later findings: the first tell where a fault came from. Totals count on.
 """
 
 from __future__ import annotations

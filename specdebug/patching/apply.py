@@ -1,9 +1,7 @@
 """Apply patches and take them back.
 
-All edits of all patches are placed, checked for overlaps and compiled before anything changes, and what changes is
-undone if the last step fails. Each module has one record of its original text and the edits in force; every apply and
-restore rewrites the module from those, so patches nest and may be restored in any order. A module that is not imported
-yet is compiled from its patched text by an import hook, and stays itself otherwise: file, resources, original source.
+All edits are placed, checked for overlaps and compiled before anything changes. Each module has one record of its
+original text and the edits in force, from which every apply and restore rewrites it: patches nest in any order.
 """
 
 from __future__ import annotations

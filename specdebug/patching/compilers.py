@@ -1,8 +1,6 @@
 """Compilers that read a function's source text instead of its code: Triton's and TorchScript's.
 
-Both are handed the patched text. A counter cannot run in what they make, so a kernel's edits count its launches, and a
-scripted function's count once each time it is compiled. Triton's line numbers inside a patched kernel are those of the
-patched text.
+A counter cannot run in what they make: a kernel's edits count its launches, a scripted function's its compilations.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Counters that prove an edited line ran, and their places in the patched program.
 
-The rewriter puts ``__specdebug_hit__(n)`` where an edit differs from the original. The name lives in ``builtins``, not
-in the patched module: frames that outlive a restore still find it, nothing is added to the module, and code that is
-marshalled to a process without this package runs there, uncounted.
-
-Under ``torch.compile`` the call is folded while the function is traced (``_dynamo_marked_constant``), so it breaks no
-graph and counts once a trace. Counts taken by several threads at once may miss some; none is ever lost to zero.
-A spawned process also counts in a file, where the process that began it all looks (``spawned.py``).
+``__specdebug_hit__(n)`` stands where an edit differs from the original. The name lives in ``builtins``: frames that
+outlive a restore, and code that is marshalled to a process without this package, run on. Under ``torch.compile`` the
+call is folded (``_dynamo_marked_constant``) and counts once a trace. A spawned process also counts in a file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Exchange the code of functions that already exist, wherever a program keeps them.
 
-A function object is found through the garbage collector, so every holder of it (a module, a class, a closure, a
-``functools.wraps`` chain, ``torch.compile``) sees it change when its ``__code__`` is set. Running frames and
-generators keep the code they started with.
+Function objects are found through the garbage collector, so every holder sees them change when their ``__code__`` is
+set. Running frames and generators keep the code they started with.
 """
 
 from __future__ import annotations
@@ -223,10 +222,8 @@ def _is_scripted(function: FunctionType) -> bool:
 def take_census(folder: str) -> None:
     """Look up, once, all that patching may have to reach: functions whose source lies in ``folder``, caches, kernels.
 
-    Until :func:`end_census` patching knows no others. A search of every object takes longer than the rest of applying a
-    patch, and in a fork it copies the memory that all of them lie in: so a process that many are forked from searches,
-    and its forks patch. In between no functions of that folder may be made, nor others patched. Files of
-    modules that have been patched are not read again.
+    Until :func:`end_census` no other functions may be made or patched, and files of patched modules are not read again.
+    For a process that many are forked from: a search in each fork would copy the memory that all objects lie in.
     """
     global _census
     end_census()

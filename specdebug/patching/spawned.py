@@ -1,8 +1,7 @@
 """Processes that ``multiprocessing`` spawns: they import everything anew, so the patches in force go with them.
 
-What a new process is told first, before it imports anything of the program, carries them and puts them in force there.
-It counts in a file of its own in a folder of the first process, which adds up what it finds there. One that lacks the
-modules, or finds other text in them, ends with the error that says so.
+What a new process is told first puts them in force there. It counts in a file of its own, in a folder of the first
+process. One that lacks the modules, or finds other text in them, ends with the error that says so.
 """
 
 from __future__ import annotations

@@ -151,9 +151,8 @@ class Identity(NamedTuple):
 def identify(members: Members, known: Collection[str]) -> Identity:
     """Name and version of a distribution. Raises SpecDebugError if nothing names it, or two of ``known`` are in there.
 
-    In order: a wheel's ``METADATA``, an sdist's ``PKG-INFO``, ``pyproject.toml`` (also one folder down, where monorepos
-    keep it) with the files it takes its version from, and at last a package folder with a known name. Among several
-    distributions (a ``site-packages``) one of ``known`` counts.
+    In order: ``METADATA``, ``PKG-INFO``, ``pyproject.toml`` (also one folder down) with the files it takes its version
+    from, a package folder with a known name. Among several distributions one of ``known`` counts.
     """
     wheels = [name for name in members.names if fnmatchcase(name, "*.dist-info/METADATA") and name.count("/") == 1]
     stated = [one for name in (*wheels, "PKG-INFO") if name in members.names for one in _of_metadata(members, name)]
@@ -187,21 +186,19 @@ def _of_project(members: Members, name: str) -> Iterator[Identity]:
     if isinstance(project.get("name"), str):
         version = project.get("version")
         if not isinstance(version, str):
-            version = _dynamic_version(members, name.rpartition("/")[0], _table(document, "tool"))
+            # the version that a build wrote to a file, or that the package states in one
+            folder = name.rpartition("/")[0]
+            tool = _table(document, "tool")
+            scm = _table(tool, "setuptools_scm")
+            files = [scm.get("version_file"), scm.get("write_to"), _table(tool, "hatch", "version").get("path")]
+            attribute = _table(tool, "setuptools", "dynamic", "version").get("attr")
+            if isinstance(attribute, str):
+                module = attribute.rpartition(".")[0].replace(".", "/")
+                files += [f"{module}.py", f"{module}/__init__.py", f"src/{module}.py", f"src/{module}/__init__.py"]
+            paths = [f"{folder}/{file}" if folder else str(file) for file in files if file]
+            versions = (_constant(members.read(path)) for path in paths if path in members.names)
+            version = next(filter(None, versions), None)
         yield Identity(canonicalize_name(project["name"]), version)
-
-
-def _dynamic_version(members: Members, folder: str, tool: Mapping[str, Any]) -> str | None:
-    """The version that a build wrote to a file, or that the package states in one."""
-    scm = _table(tool, "setuptools_scm")
-    files = [scm.get("version_file"), scm.get("write_to"), _table(tool, "hatch", "version").get("path")]
-    attribute = _table(tool, "setuptools", "dynamic", "version").get("attr")
-    if isinstance(attribute, str):
-        module = attribute.rpartition(".")[0].replace(".", "/")
-        files += [f"{module}.py", f"{module}/__init__.py", f"src/{module}.py", f"src/{module}/__init__.py"]
-    paths = [f"{folder}/{file}" if folder else str(file) for file in files if file]
-    versions = (_constant(members.read(path)) for path in paths if path in members.names)
-    return next(filter(None, versions), None)
 
 
 def _constant(source: bytes) -> str | None:

@@ -1,9 +1,7 @@
 """The registry of reverts that an engine ships itself, read from its source.
 
-SGLang keeps one: a module that knows ``SGLANG_DEBUG_REVERT_PR`` and holds a dictionary from numbers of pull requests
-to YAML. Its patches are judged by its own rules: a target is a dotted name resolved as Python would (through re-exports
-and base classes), lines are compared without their indentation, an edit sees what the edits before it left, and it
-replaces (``replacement``), precedes (``prepend``) or follows (``append``) what it matches.
+SGLang's is a module that knows ``SGLANG_DEBUG_REVERT_PR``, with a dictionary from pull requests to YAML. By its rules a
+target is a dotted name as Python resolves it, indentation does not count, and an edit sees what those before it left.
 """
 
 from __future__ import annotations

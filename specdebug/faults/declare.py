@@ -73,7 +73,8 @@ def parse_fault(text: str) -> Fault:
         fault = read_fault(parse_yaml(json.dumps(plain)).root)
     except ContentError as error:
         message = error.message.removeprefix(f"fault {name}: ").removeprefix(f"{name} ")
-        raise BadFault(f"--fault {name}: {message}") from None
+        more = "; a range is written 2..5" if message.startswith("step must") else ""
+        raise BadFault(f"--fault {name}: {message}{more}") from None
     return replace(fault, where=None)
 
 

@@ -70,18 +70,18 @@ def test_one_class_is_described(capsys: pytest.CaptureFixture[str]) -> None:
 BAD = {
     "nan_kv_in_us": "--fault: no fault 'nan_kv_in_us'; did you mean 'nan_kv_in_use'?",
     "xyzzy": "--fault: no fault 'xyzzy'; `specdebug faults list` shows them",
-    "nan_kv_in_use:stp=3": "--fault nan_kv_in_use cannot be addressed by 'stp'; did you mean 'step'?",
+    "nan_kv_in_use:stp=3": "--fault nan_kv_in_use: unknown key 'stp'; did you mean 'step'?",
     "nan_kv_in_use:step": "--fault nan_kv_in_use: 'step' is not key=value, as in step=3",
     "nan_kv_in_use:step=two": (
-        "--fault nan_kv_in_use: step must be a whole number from 1 to 1000000000, or two of them as 2..5, not 'two'"
+        "--fault nan_kv_in_use: step must be a whole number from 1 to 1000000000, not 'two'; a range is written 2..5"
     ),
     "nan_kv_in_use:step=5..2": "--fault nan_kv_in_use: step 5 to 2 runs backwards; put the first step first",
     "nan_kv_in_use:step=3,step=4": "--fault nan_kv_in_use: 'step' is given twice",
-    "nan_kv_in_use:probability=nan": ("--fault nan_kv_in_use: probability must be above 0 and at most 1, not 'nan'"),
+    "nan_kv_in_use:probability=nan": ("--fault nan_kv_in_use: probability must be a number from 0 to 1, not 'NaN'"),
     "nan_kv_in_use:request=a,row=1": "--fault nan_kv_in_use: address a request or a row, not both",
     "nan_kv_in_use:request=first.1": "--fault nan_kv_in_use: no request 'first.1'; did you mean 'first.0'?",
     "nan_logits:site=verify.logit": (
-        "--fault nan_logits: it does not act at 'verify.logit'; did you mean 'verify.logits'?"
+        "--fault nan_logits: site cannot be 'verify.logit'; did you mean 'verify.logits'?"
     ),
     "misaligned_loc": (
         "--fault misaligned_loc: it needs speculation with eagle_topk above 1, which arm 'fixed' does not have"

@@ -40,6 +40,13 @@ class StepBegan(Event):
     step: int
 
 
+class Scheduling(Event):
+    """A step is about to choose what it computes, once all was done that was to be done as it began; ``over``: what it
+    chose is computed and booked."""
+
+    over: bool = False
+
+
 class StepOver(Event):
     """The step is over. ``failed``: by an exception."""
 

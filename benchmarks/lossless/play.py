@@ -10,6 +10,7 @@ from benchmarks.lossless.draw import Ask, Configuration
 from specdebug import async_probe
 from specdebug.engine import Engine, EngineConfig, Request, SamplingParams
 from specdebug.events import Stepped
+from specdebug.targets.laws import broken_laws
 
 MAX_STEPS = 2000
 MET = ("hit", "chunked", "retracted", "stopped", "aborted", "sampled", "graph", "padded")
@@ -91,7 +92,7 @@ def _sampling(ask: Ask, seed: int) -> SamplingParams:
 
 def _note(engine: Engine, report: Stepped, played: Played) -> None:
     """Record what one step did, and left out of order."""
-    played.problems += engine.check_pools()
+    played.problems += broken_laws(engine)
     played.problems += map(str, engine.check_guards())
     if report.kind == "prefill":
         played.met["chunked"] += sum(not report.emitted.get(rid) for rid in report.rids)

@@ -38,6 +38,7 @@ from specdebug.scenario.text import decoder, keep_tokenizer
 from specdebug.scenario.workload import expand
 from specdebug.targets.base import Asked
 from specdebug.targets.embedded import TARGET, EmbeddedSession, build_engine
+from specdebug.targets.laws import broken_laws
 from specdebug.verdict.outcome import Tie, Violation
 from specdebug.workers.system import rss_mb
 from specdebug.workers.wire import Sink
@@ -198,7 +199,7 @@ class Life:
             self._engine.forget_finished()
             if flush:
                 self._engine.flush_cache()
-            problems = [*self._engine.check_pools(), *left_behind(self._engine, flushed=flush)]
+            problems = [*broken_laws(self._engine), *left_behind(self._engine, flushed=flush)]
         except Exception as error:
             watch.emit("violation", **asdict(violation_of(error, watch.step)))
             return

@@ -62,7 +62,6 @@ class SpeculativeConfig(Part):
 
     @property
     def drafting(self) -> Drafting:
-        """Return the kind of draft model that the algorithm has."""
         return ALGORITHMS[self.algorithm].drafting
 
     @property
@@ -180,11 +179,8 @@ class EngineConfig(Part):
 
     @property
     def alloc_len_per_decode(self) -> int:
-        """Slots one decode step may touch beyond the committed length (SGLang ``get_alloc_len_per_decode``).
-
-        A chain or page_size 1 packs K branches of S draft slots; with both topk and page_size above one every branch
-        owns whole pages, the first sharing the prefix's tail page. A draft without KV needs none: only the tree does.
-        """
+        """Slots one decode step may touch beyond the committed length (SGLang ``get_alloc_len_per_decode``): a tree, or
+        draft slots, of which with both topk and page_size above one every branch owns whole pages."""
         spec = self.speculative
         if spec is None:
             return 1
@@ -208,9 +204,9 @@ class EngineConfig(Part):
 
     @property
     def row_headroom(self) -> int:
-        """Cells a ``req_to_token`` row needs beyond ``context_length``: the reservation of a request whose
-        committed length is at the context limit, in whole pages (SGLang PR 26972). Of the worker v1 it is what one
-        step drafts into, for which upstream's v1 has 4 + T cells."""
+        """Cells a ``req_to_token`` row needs beyond ``context_length``: the reservation of a request at the context
+        limit, in whole pages (SGLang PR 26972); of the worker v1, for which upstream has 4 + T, what one step drafts
+        into."""
         tree = self.speculative.tree_size if self.speculative else 0
         return max(4 + tree, self.steps_in_flight * self.alloc_len_per_decode) + self.page_size - 1
 

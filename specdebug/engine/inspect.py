@@ -39,7 +39,6 @@ class EngineView:
 
     @property
     def config(self) -> EngineConfig:
-        """The engine's configuration."""
         return self.engine.config
 
     @property
@@ -63,8 +62,7 @@ class EngineView:
 
     @property
     def eagle(self) -> StagedWorker[Any]:
-        """The worker of our own stages, whichever it is. Raises EngineError if the engine does not speculate, or has a
-        worker of another kind."""
+        """The worker of our own stages. Raises EngineError if there is none."""
         from specdebug.engine.textbook.speculative.worker import StagedWorker
 
         if not isinstance(self.worker, StagedWorker):
@@ -73,7 +71,6 @@ class EngineView:
 
     @property
     def state(self) -> StateTable[Any]:
-        """The state that one decode step leaves for the next, on the device."""
         return self.eagle.state
 
     @property
@@ -83,12 +80,10 @@ class EngineView:
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens that the target knows."""
         return self.engine.model.config.vocab_size
 
     @property
     def draft_vocab_size(self) -> int:
-        """The number of tokens that the draft head knows."""
         vocab_size: int = self.eagle.drafter.model.vocab_size
         return vocab_size
 

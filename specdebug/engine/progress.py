@@ -1,8 +1,4 @@
-"""Reports of work that makes a step unusually long: capturing graphs, compiling kernels.
-
-A watcher of an engine registers a listener. Nothing is reported per step or per token, or with a device value: no
-report may make the host wait.
-"""
+"""Reports of work that makes a step unusually long (capturing graphs, compiling kernels) to listeners; none waits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""One table, without torch, says of each probe's site whose the rows of its tensor are, and what its values mean.
-
-The tensor is the one that the probe is called with; where it is called with slots of a pool, they are the rows. A test
-holds the table against the probe calls in the source and against runs.
+"""One table, without torch, says of each probe's site whose the rows of its tensor are, and what its values mean. Where
+the probe is called with slots of a pool, they are the rows.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from specdebug.diverge.recorder import HashRecorder, Keeper, RunListener
 from specdebug.diverge.recording import RecordedStep, Writer, kept, read
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from tests.diverge.samples import SCENARIO
-from tests.engine.waits import waits_of_decode_steps
+from tests.engine.driving import waits_of_decode_steps
 
 pytestmark = pytest.mark.gpu
 

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from specdebug import async_probe
-from specdebug.base.assets import CHECKPOINTS, checkpoint_path
 from tests.engine.oracle import GreedyOracle
 
 if TYPE_CHECKING:
@@ -89,16 +87,6 @@ def _latent_lab(folder: Path, **overrides: int) -> Lab:
     model = make_target(target, seed=2, **shape)
     make_nextn(draft, target)
     return Lab(target, draft, None, None, model, GreedyOracle(model, ORACLE_LENGTH))
-
-
-@pytest.fixture(scope="session")
-def shipped() -> Lab:
-    """The checkpoints in the wheel, whose drafts are right most of the time."""
-    transformers = pytest.importorskip("transformers")
-    target, eagle, eagle3 = (checkpoint_path(name) for name in ("tiny", "tiny-eagle", "tiny-eagle3"))
-    assistant = CHECKPOINTS / "tiny-assistant"
-    model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    return Lab(target, eagle, eagle3, assistant, model, GreedyOracle(model, ORACLE_LENGTH))
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.memory.arena import FillPolicy
-from specdebug.engine.memory.laws import check_pools
 from specdebug.engine.textbook.memory.allocator import KVMemory, SlotAllocator
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
 from specdebug.engine.textbook.request import Request, SamplingParams
+from specdebug.targets.laws import check_pools
 
 
 def make_config(**options: Any) -> EngineConfig:

@@ -75,18 +75,6 @@ def test_two_engines_of_one_process_take_the_same_steps(lab: Lab, algorithm: str
         assert trace(config) == first
 
 
-def test_an_engine_in_between_changes_nothing(lab: Lab) -> None:
-    """Nothing is drawn from a generator that engines share."""
-    config = configuration(lab, "EAGLE")
-    first = trace(config)
-    trace(configuration(lab, "EAGLE3", seed=99))
-    assert trace(config) == first
-
-
-def test_the_seed_reaches_what_is_drawn(lab: Lab) -> None:
-    assert trace(configuration(lab, "EAGLE")) != trace(configuration(lab, "EAGLE", seed=12))
-
-
 def test_what_memory_held_before_changes_no_token(lab: Lab) -> None:
     garbage = trace(configuration(lab, "EAGLE"))
     for fill in ("zeros", "nan"):

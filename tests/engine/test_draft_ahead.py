@@ -70,18 +70,6 @@ def crowd(served: Engine) -> list[Stepped]:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("graphs", [False, True])
-def test_gives_the_same_tokens_up_to_the_end_of_the_context(lab: Lab, plan: str, page_size: int, graphs: bool) -> None:
-    options = {"attention_backend": plan, "page_size": page_size, "cuda_graph": {"enabled": graphs}}
-    prompts = [[1 + n, 5, 9, 2][: n + 1] for n in range(4)]
-    outputs = [
-        serve(engine(lab, ahead=ahead, **options), prompts, CONTEXT - max(map(len, prompts))) for ahead in (False, True)
-    ]
-    assert outputs[0] == outputs[1]
-
-
-@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("topk", [1, 2])
 @pytest.mark.parametrize("graph", [{"enabled": False}, {"max_bs": 4}, {"max_bs": 2, "capture_bs": [2]}], ids=str)
 def test_every_step_does_the_same_in_a_changing_crowd(
@@ -106,20 +94,6 @@ def test_every_step_does_the_same_in_a_changing_crowd(
     assert sites[0] == sites[1]
     assert {"verify.input_ids", "draft.bonus"} < sites[0]
     assert any(report.retracted for report in reports[0])
-
-
-def test_is_used_while_the_batch_stays_and_redone_when_it_changes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = engine(lab, ahead=True)
-    lengths = begun(served, monkeypatch)
-    for name, tokens in (("long", 20), ("short", 6)):
-        served.add_request(name, [3, 7, 1], greedy(tokens))
-    reports = run(served)
-    assert {len(batch) for batch in lengths} == {1, 2}
-    decodes = [report.rids for report in reports if report.kind == "decode"]
-    changes = sum(before != after for before, after in pairwise(decodes))
-    assert changes == 1
-    # the first batch and the one after the change are begun when they are due, all others one step before
-    assert len(lengths) == len(decodes) + 1 + changes
 
 
 def test_verifies_in_its_own_step_with_lengths_that_are_known(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

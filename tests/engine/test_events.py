@@ -130,23 +130,6 @@ def test_every_launch_is_told_with_its_batch_and_the_size_it_was_padded_to(
     assert launches.events == [Launched(each, 2, captured) for each in ("decode", "draft", "verify", "draft_extend")]
 
 
-def test_a_verify_that_was_begun_ahead_is_launched_a_step_later_or_never(lab: Lab) -> None:
-    engine, _ = watched(lab)
-    engine.view.eagle.drafts_ahead = True
-    launches = Heard(Launched)
-    engine.observers.add(launches)
-    engine.add_request("a", [3, 7, 1], greedy(30))
-    run(engine, steps=3)
-    launches.events.clear()
-    run(engine, steps=1)
-    assert launches.events == [Launched(each, 1, 1) for each in ("verify", "draft_extend", "draft")]
-    engine.add_request("b", [2, 4], greedy(9))
-    run(engine, steps=1)
-    launches.events.clear()
-    run(engine, steps=1)
-    assert launches.events == [Launched(each, 2, 2) for each in ("draft", "verify", "draft_extend", "draft")]
-
-
 def test_a_step_that_fails_has_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, diary = watched(lab)
     engine.add_request("a", [3, 7, 1], greedy(9))
@@ -158,18 +141,6 @@ def test_a_step_that_fails_has_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(RuntimeError, match="in the middle"):
         engine.step()
     assert diary.told() == ["step 1", "prefill ['a'] (3,)", "prefill ends", "step fails"]
-
-
-def test_every_observer_is_told_in_the_order_in_which_they_came_until_it_is_taken_away() -> None:
-    observers, told = Observers(), list[tuple[str, str]]()
-    first, second = (Heard(StageEntered, then=lambda event, n=n: told.append((n, event.stage))) for n in ("1", "2"))
-    observers.add(first)
-    observers.add(second)
-    observers.tell(StageEntered, "draft")
-    observers.remove(first)
-    observers.remove(first)
-    observers.tell(StageEntered, "tree")
-    assert told == [("1", "draft"), ("2", "draft"), ("2", "tree")]
 
 
 def test_an_event_that_no_observer_hears_is_never_made() -> None:

@@ -11,8 +11,6 @@ import torch
 from specdebug import async_probe
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine import Engine, EngineConfig
-from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
-from specdebug.engine.memory.kv_pool import MLAPool
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run, serve
 from tests.tolerance import rounding
@@ -72,22 +70,6 @@ def test_output_is_plain_greedy_decoding(latent_lab: Lab, plan: str, page_size: 
     reached = set(async_probe.reached())
     assert {"kv_pool.write.k", "verify.logits"} <= reached
     assert "kv_pool.write.v" not in reached
-
-
-def test_both_models_store_latents_and_flashinfer_has_a_planner_for_them(latent_lab: Lab) -> None:
-    engine = build(options(latent_lab))
-    memory = engine.view.memory
-    assert isinstance(memory.target, MLAPool)
-    assert isinstance(memory.draft, MLAPool)
-    assert (memory.target.num_layers, memory.draft.num_layers) == (4, 1)
-    assert isinstance(engine._target_worker._planner, FlashInferMLAPlanner)
-
-
-def test_without_a_draft_it_decodes_plainly(latent_lab: Lab) -> None:
-    engine = build(options(latent_lab, speculative=None))
-    asked = prompts(latent_lab)
-    for prompt, output in zip(asked, serve(engine, asked, NEW), strict=True):
-        latent_lab.oracle.check(prompt, output, NEW)
 
 
 def test_stored_rows_are_what_transformers_caches(latent_lab: Lab) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 
 import pytest
 
-from specdebug.base.assets import NAMES, checkpoint_path
+from specdebug.base.assets import NAMES
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.sites import SITES
 from specdebug.engine.workers.registry import LINEUP, SHIPPED, WorkerEntry, workers_at
@@ -28,12 +27,6 @@ def test_any_shape_becomes_one_that_the_worker_has(name: str, steps: int, topk: 
     spec = config.speculative
     assert spec is not None
     assert (spec.num_steps, spec.eagle_topk, spec.tree_size) == ((3, 1, 4) if name == "MTP" else (steps, topk, nodes))
-
-
-def test_a_draft_of_layers_has_as_many_as_its_checkpoint() -> None:
-    entry = LINEUP["MTP"]
-    config = json.loads((checkpoint_path("tiny-mtp") / "config.json").read_text())
-    assert entry.layers == config["num_nextn_predict_layers"]
 
 
 def test_every_site_is_passed_by_some_worker_and_every_worker_passes_some_that_another_does_not() -> None:

@@ -21,19 +21,3 @@ def test_every_listener_hears_every_report_until_it_is_forgotten() -> None:
     assert other == ["capturing graphs, batch 4", ""]
     progress.report("nobody listens")
     assert other[-1] == ""
-
-
-def test_a_listener_may_forget_itself_while_it_is_called() -> None:
-    heard: list[str] = []
-
-    def once(text: str) -> None:
-        heard.append(text)
-        forget()
-
-    forget = progress.listen(once)
-    forget_after = progress.listen(heard.append)
-    try:
-        progress.report("compiling flashinfer decode")
-    finally:
-        forget_after()
-    assert heard == ["compiling flashinfer decode"] * 2

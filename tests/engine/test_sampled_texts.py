@@ -157,13 +157,3 @@ def test_counting_texts_notices_drafts_that_are_accepted_too_often(small: Small,
     case = CASES[name]
     found = small.p_values(small.engine(case, threshold_acc=0.5), case, 2500)
     assert min(found) < CREDIBLE**2, found
-
-
-def test_counting_texts_would_notice_another_temperature(small: Small) -> None:
-    case = CASES["plain"]
-    params = SamplingParams(max_new_tokens=TOKENS, **EVEN)
-    counts = texts_of(small.engine(case), PROMPT, 1000, params)
-    model = small.models["target"]
-    assert min(p_values(counts, text_probabilities(model, PROMPT, params))) > CREDIBLE
-    warmer = SamplingParams(max_new_tokens=TOKENS, temperature=1.25)
-    assert p_values(counts, text_probabilities(model, PROMPT, warmer))[0] < 1e-6

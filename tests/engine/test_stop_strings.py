@@ -102,26 +102,6 @@ def byte_ids(raw: Tokenizer) -> list[int]:
     return [raw.token_to_id(chr(n) if n in printable else chr(256 + others.index(n))) for n in range(256)]
 
 
-def test_a_string_may_begin_and_end_within_tokens_and_within_characters_of_several(tmp_path: Path) -> None:
-    raw = byte_level()
-    tokenizer, ids = saved(raw, tmp_path), byte_ids(raw)
-    snow = [ids[n] for n in "☃".encode()]
-    assert first([*snow, ids[97]], ["☃"], tokenizer) == (3, "☃")
-    half = next(n for word, n in raw.get_vocab().items() if len(word) == 3 and word[0] == "b")
-    rest = next(n for word, n in raw.get_vocab().items() if len(word) == 2 and word[1] == "a")
-    assert tokenizer.decode([half, rest]) == "b☃a"
-    assert first([half, rest], ["b☃"], tokenizer) == (2, "b☃")
-    assert first([half, half, rest], ["☃a", "b☃"], tokenizer) == (3, "☃a")
-
-
-def test_a_byte_fallback_run_is_not_cut_within_a_character(tmp_path: Path) -> None:
-    """A run of byte tokens cut within a character reads as no text at all, so a newline after one would be missed."""
-    raw = byte_fallback()
-    tokenizer = saved(raw, tmp_path)
-    output = [raw.token_to_id(f"<0x{n:02X}>") for n in "🙂☃\n".encode()]
-    assert first(output, ["\n"], tokenizer) == (8, "\n")
-
-
 def test_what_is_decoded_grows_with_the_output_only_as_the_output_does(tmp_path: Path) -> None:
     raw = byte_level()
     tokenizer = saved(raw, tmp_path)

@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from scipy.stats import chisquare
 from torch import Tensor
 
 from specdebug.engine import Engine, SamplingParams
 from tests.engine.driving import run
-from tests.engine.statistics import chi_square_p_value
 
 if TYPE_CHECKING:
     from transformers import DeepseekV3ForCausalLM, LlamaForCausalLM
+
+
+MIN_EXPECTED = 5.0
+"""Cells expected to hold fewer counts are pooled: below this the statistic is not chi-square distributed."""
+
+
+def chi_square_p_value(counts: Mapping[object, int], probabilities: Mapping[object, float]) -> float:
+    """How likely counts at least this far off are, if outcomes have ``probabilities`` (which sum to 1).
+
+    An outcome of probability zero that was counted gives 0.0.
+    """
+    total = sum(counts.values())
+    if any(count and probabilities.get(outcome, 0.0) <= 0.0 for outcome, count in counts.items()):
+        return 0.0
+    every = [(counts.get(outcome, 0), probability * total) for outcome, probability in probabilities.items()]
+    cells = [cell for cell in every if cell[1] >= MIN_EXPECTED]
+    seen, expected = (
+        sum(column) for column in zip((0, 0.0), *(cell for cell in every if cell not in cells), strict=True)
+    )
+    if expected >= MIN_EXPECTED or (expected > 0 and not cells):
+        cells.append((seen, expected))
+    if len(cells) < 2:
+        return 1.0
+    return float(chisquare(*zip(*cells, strict=True), sum_check=False).pvalue)
+
 
 Text = tuple[int, ...]
 

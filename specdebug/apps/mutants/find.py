@@ -27,7 +27,6 @@ PARTS = (
 )
 """The files that are mutated; the kernels' torch references are among them, their Triton twins are not."""
 SPARED = {
-    "engine/memory/laws.py": "are laws that the verdict is made of, and no work",
     "engine/memory/arena.py:FillPolicy.*": "is what the harness fills memory with",
     "engine/kernels/twin.py": "chooses between a kernel and its reference",
 }

@@ -16,11 +16,9 @@ _BANK_WORDS = 2**17 - 1
 
 
 class FillPolicy:
-    """Paints fresh and released memory; seeded, so a run with garbage is as repeatable as one without.
-
-    Garbage is read in turn from a bank of noise, of which each device has a copy: painting on a GPU waits for nothing,
-    and paints what it would on a CPU.
-    """
+    """Paints fresh and released memory, as repeatably as it is seeded. ``zeros`` would be kind; ``nan`` makes an
+    unwritten float loud, ``garbage`` an unwritten integer land anywhere. Garbage is read from a bank of noise of each
+    device's."""
 
     def __init__(self, mode: FillMode, seed: int = 0) -> None:
         self.mode = mode
@@ -85,11 +83,8 @@ _SLACK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class GuardViolation:
-    """A guard region that lost its pattern: ``buffer`` was written past its end, towards ``victim``.
-
-    From the end of ``buffer`` it is ``first_byte`` bytes to the first damaged one, and ``overran`` to just past the
-    last, the guard's size at most. ``damaged`` counts the bytes that changed.
-    """
+    """A guard region that lost its pattern: ``buffer`` was written past its end, towards ``victim``; ``first_byte`` to
+    just before ``overran`` bytes behind it, the guard's size at most. ``damaged`` counts the bytes that changed."""
 
     buffer: str
     victim: str

@@ -1,10 +1,8 @@
-"""Keys and values by slot, in whatever layout a model's attention reads.
+"""Keys and values by slot, in the layout that a model names: ``mha`` (by head), ``mla`` (one packed latent for all
+heads), or one that a package brings by an entry point of the group ``specdebug.kv_pools``, which leads to a
+``MakeKVPool``.
 
-Target and draft pools are separate and share slot ids: a slot always names both models' KV of a position, even when
-only one of the two was ever written. The engine handles slots through the protocol below and never looks inside them.
-
-A model names its layout: ``mha`` (keys and values by head), ``mla`` (one packed latent for all heads), or one that a
-package of its own brings by an entry point of the group ``specdebug.kv_pools``, which leads to a :class:`MakeKVPool`.
+Target and draft pools are separate and share slot ids. Only executors and kernels know what a slot's elements are.
 """
 
 from __future__ import annotations

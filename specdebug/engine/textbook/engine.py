@@ -1,7 +1,5 @@
-"""The engine: add requests, step, read tokens.
-
-A step is one batch: prompt chunks if any are due, else one decode iteration of everything that runs, plain and
-speculative requests each in a batch of their own.
+"""The engine: add requests, step, read tokens. A step is one batch: prompt chunks if any are due, else one decode of
+all.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from specdebug.engine.graph.forward import EngineParts
 from specdebug.engine.inspect import EngineView
 from specdebug.engine.memory.arena import FillPolicy, GuardViolation
 from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
-from specdebug.engine.memory.laws import Laws
 from specdebug.engine.model.interface import DraftSizes, Heads
 from specdebug.engine.model.loader import load_target
 from specdebug.engine.model.models import TargetModel
@@ -38,7 +35,7 @@ from specdebug.engine.textbook.scheduler import Scheduler
 from specdebug.engine.textbook.target_worker import TargetWorker
 from specdebug.engine.workers.protocol import SpeculativeWorker, WorkerParts
 from specdebug.engine.workers.registry import part_of
-from specdebug.events import Finishing, Observers, Prefilled, StepBegan, StepOver, Stepped
+from specdebug.events import Finishing, Observers, Prefilled, Scheduling, StepBegan, StepOver, Stepped
 
 
 class Models(NamedTuple):
@@ -85,7 +82,6 @@ class Engine:
         self._memory = KVMemory(SlotAllocator(slots, page), target_kv, draft_kv)
         lookahead = 0 if draft is None else draft.lookahead
         self._cache = PrefixCache(config, self._memory, self._req_to_token, lookahead=lookahead)
-        self._laws = Laws(config, self._cache, lookahead=lookahead)
         self._scheduler = Scheduler(config, self._cache)
         self._heads: list[Heads] = [target.config] if draft is None else [target.config, draft]
         planner = make_planner(config, self._req_to_token, self._heads[-1].kv_layout)
@@ -178,8 +174,7 @@ class Engine:
             self._scheduler.drop(request, keep=False)
 
     def put_back(self, rid: str) -> bool:
-        """Have a request that runs wait behind all others, with what it has computed in the prefix cache; False, and
-        nothing done, for one that does not run."""
+        """Have a running request wait behind all others, its KV in the prefix cache; False if it does not run."""
         request = self.requests.get(rid)
         if request is None or request.status is not Status.RUNNING:
             return False
@@ -205,7 +200,7 @@ class Engine:
     @torch.inference_mode()
     def _run_batch(self) -> Stepped:
         async_probe.set_step(self._step)
-        self._laws.room.begin(self._scheduler.running, self._scheduler.chunked, self._scheduler.waiting)
+        self.observers.tell(Scheduling, False)
         chunks = self._scheduler.next_prefill()
         if chunks:
             lens = tuple(length for _, length in chunks)
@@ -213,17 +208,12 @@ class Engine:
                 report = self._prefill(chunks)
         else:
             report = self._decode() if self._scheduler.running else Stepped(self._step, "idle")
-        self._laws.room.end()
+        self.observers.tell(Scheduling, True)
         return report
 
     def flush_cache(self) -> None:
         """Drop every cached prefix that no request reads."""
         self._cache.flush()
-
-    def check_pools(self) -> list[str]:
-        """Violated conservation laws of memory, of room, of reuse and of random streams; some are of what has happened
-        since the last look."""
-        return self._laws.check(list(self.requests.values()), self._scheduler.holders, self._scheduler.waiting)
 
     def check_guards(self) -> list[GuardViolation]:
         """Guard regions damaged since the last call, of the row table and of every runner's arena."""
@@ -233,7 +223,7 @@ class Engine:
         return found
 
     def damage_seen(self) -> list[GuardViolation]:
-        """Overruns that were seen before a graph was launched: all of :meth:`check_guards` that a lost GPU leaves."""
+        """Overruns seen before a graph was launched: all of :meth:`check_guards` that a lost GPU leaves."""
         found = self._target_worker.damage_seen()
         return found if self._speculative_worker is None else found + self._speculative_worker.damage_seen()
 
@@ -252,8 +242,7 @@ class Engine:
         return self._read_kv(self._memory.target, self._heads[0], request, start, stop)
 
     def draft_state(self, requests: Sequence[Request]) -> Any:
-        """Copies of what requests that hold rows store for their next draft: a ``DraftState`` of an EAGLE head, or the
-        like of what else drafts. Raises EngineError without our worker."""
+        """Copies of what requests that hold rows store for their next draft. Raises EngineError without our worker."""
         return self.view.state.read(upload([request.row for request in requests], self._target_worker.device))
 
     def _read_kv(self, pool: KVPool, heads: Heads, request: Request, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -308,7 +297,7 @@ class Engine:
         return replace(report, finished=tuple(finished), retracted=tuple(request.rid for request in retracted))
 
     def _advance(self, request: Request, tokens: list[int], report: Stepped, finished: list[str]) -> None:
-        """Every token but the newest has KV. KV that a verify committed beyond a stop token is not counted."""
+        """Every token but the newest has KV; what a verify committed beyond a stop token is not counted."""
         report.emitted[request.rid] = request.accept_tokens(tokens)
         request.kv_len = len(request.prompt_ids) + len(request.output_ids) - 1
         self._finish_if_done(request, finished)
@@ -336,11 +325,8 @@ def usable_device(name: str) -> torch.device:
 
 
 def load_models(config: EngineConfig) -> Models:
-    """Load the checkpoints that ``config`` names, the draft only if it speculates.
-
-    Raises CheckpointError if one cannot be read, InvalidOption if the device does not exist or the draft is another
-    algorithm's.
-    """
+    """The checkpoints that ``config`` names, the draft only if it speculates. Raises CheckpointError if one cannot be
+    read, InvalidOption if the device does not exist or the draft is another algorithm's."""
     device, dtype, spec = usable_device(config.device), getattr(torch, config.dtype), config.speculative
     target = load_target(checkpoint_path(config.model), dtype=dtype, device=device, max_positions=config.reach)
     if spec is None or config.draft_model is None:

@@ -22,13 +22,12 @@ CHARACTER = 4
 
 
 class StopStrings:
-    """Looks for stop strings in an output that grows token by token.
+    """Looks for stop strings in what an output decodes to, token by token; the prompt is no part of it.
 
-    A token that the tokenizer knows stands for at least a byte, so a string that the newest token completes lies in as
-    many tokens as it has bytes; only those are decoded. One more stands before them, because some decoders strip what
-    is first. A tail that begins within a character can lose what follows (decoders with byte tokens read a run of them
-    as a whole), so it begins at four places, one of which is the beginning of a character. What a tail says is believed
-    once the whole output says so.
+    A token stands for at least a byte, so a string that the newest token completes lies in as many tokens as it has
+    bytes; only those are decoded, and one before them, because some decoders strip what is first. A tail that begins
+    within a character can lose what follows, so it begins at four places. What it says holds once the whole output says
+    so.
     """
 
     def __init__(self, strings: Sequence[str], tokenizer: TargetTokenizer) -> None:

@@ -1,7 +1,5 @@
-"""Choosing tokens from target logits: argmax, or a draw under temperature, top-k and top-p.
-
-Every request owns a generator seeded by its id, so its draws depend on no other request. Top-k and top-p keep every
-token as likely as the last one they keep: which of several equals a sort puts first is the device's choice.
+"""Choosing tokens from target logits: argmax, or a draw under temperature, top-k and top-p, by a generator of the
+request's own. Top-k and top-p keep every token as likely as the last one they keep.
 """
 
 from __future__ import annotations
@@ -77,11 +75,8 @@ def _draw(probs: Tensor, generator: torch.Generator) -> Tensor:
 def sample(
     logits: Tensor, requests: Sequence[Request], engine_seed: int, *, drawing: Sequence[bool] | None = None
 ) -> Tensor:
-    """Next token of each request from logits [B, V]: int64 [B].
-
-    Requests not ``drawing`` (all are unless given) get the argmax and keep their random streams: the token after a
-    chunk that does not end the prompt is discarded, and cutting a prompt must not change later draws.
-    """
+    """Next token of each request from logits [B, V]: int64 [B]. Requests not ``drawing`` get the argmax and keep their
+    random streams: a token after a chunk that does not end the prompt is discarded."""
     ids = argmax(logits)
     for b, request in enumerate(requests):
         if not request.sampling.greedy and (drawing is None or drawing[b]):

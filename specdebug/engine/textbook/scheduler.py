@@ -1,6 +1,4 @@
-"""The scheduler decides which requests run next: first come first served, prefill before decode, chunk by chunk.
-
-Its decisions depend on nothing but the order of calls: no clock, no randomness."""
+"""Which requests run next: first come first served, prefill before decode, chunk by chunk; no clock, no randomness."""
 
 from __future__ import annotations
 
@@ -132,10 +130,7 @@ class Scheduler:
 
     def prepare_decode(self) -> list[Request]:
         """Reserve slots for every running request's next steps, and have as many free as the next one borrows; returns
-        those retracted to make room.
-
-        The latest admitted goes first, because it loses least and may still hit what it leaves in the cache.
-        """
+        those retracted for it, the latest admitted first, which lose least and may still hit what they leave cached."""
         retracted: list[Request] = []
         index = len(self.running) if self._grow(*map(self._next_steps, self.running)) else 0
         while index < len(self.running):
@@ -188,10 +183,7 @@ class Scheduler:
         request.status = Status.FINISHED
 
     def _admit(self, request: Request) -> bool:
-        """Give a row and a prefix to ``request`` if its whole prompt and first decode steps will fit.
-
-        There are ``max_running_requests`` rows, so no more than that are ever admitted.
-        """
+        """Give a row and a prefix to ``request`` if its whole prompt and first decode steps will fit."""
         row = self._cache.req_to_token.alloc_row()
         if row is None:
             return False
@@ -207,8 +199,7 @@ class Scheduler:
         return True
 
     def _promised(self) -> int:
-        """Slots that others count on: those that a half prefilled request was admitted for and has not taken yet, and
-        those that a step of the running ones borrows."""
+        """Slots that others count on: a half prefilled request's, and those that a step of the running ones borrows."""
         chunked = 0 if self.chunked is None else max(self._lacks(self.chunked), 0)
         return chunked + self.reservation.borrowed(self.running)
 
@@ -218,10 +209,8 @@ class Scheduler:
         return round_up(tokens, self._config.page_size) - request.kv_allocated
 
     def _grow(self, *wanted: tuple[Request, int]) -> bool:
-        """Extend requests' rows to at least so many cells, in whole pages and by one allocation.
-
-        False, and nothing done, when there are too few slots. :meth:`_write_rows` fills the cells.
-        """
+        """Extend requests' rows to at least so many cells, in whole pages and by one allocation, which
+        :meth:`_write_rows` fills. False, and nothing done, when there are too few slots."""
         page = self._config.page_size
         missing = [(request, round_up(tokens, page) - request.kv_allocated) for request, tokens in wanted]
         due = [(request, count) for request, count in missing if count > 0]
@@ -241,8 +230,7 @@ class Scheduler:
         return request, request.kv_len + self.reservation.held(request)
 
     def _write_rows(self) -> None:
-        """Store what requests have grown by, all at once: an upload for each would cost a GPU's host more than the
-        rest of its step."""
+        """Store what requests have grown by, all at once: a GPU's host pays for each upload."""
         if self._grown:
             places, slots = self._grown, torch.cat(self._slots)
             self._grown, self._slots = [], []

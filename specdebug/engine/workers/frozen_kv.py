@@ -2,13 +2,8 @@
 
 Stage 1 is S passes: a seed pass on the bonus token and the target's hidden state at L - 1, whose K best tokens are the
 roots, then S - 1 passes, each on the tokens drafted last and the hidden states of the pass before. All of them ask from
-position L - 1 and attend the target's KV of [0, L): what was drafted has no KV, and positions never advance. With K
-branches a request has K rows, in the seed pass all alike. Stage 6 computes nothing: the target's hidden state at the
-last accepted position is kept.
-
-There is no draft KV that a prefix hit could lack, and slots depend on no token but their own.
-
-Source: SGLang ``frozen_kv_mtp_worker.py``.
+position L - 1 and attend the target's KV of [0, L). With K branches a request has K rows, in the seed pass all alike.
+Stage 6 keeps the target's hidden state at the last accepted position. Source: SGLang ``frozen_kv_mtp_worker.py``.
 """
 
 from __future__ import annotations
@@ -60,11 +55,8 @@ class FrozenKVLoop(DraftPasses[FrozenKVInputs]):
     def plan(
         self, planner: AttentionPlanner, inputs: FrozenKVInputs, lens: tuple[int, ...], workspace: Workspace, slack: int
     ) -> list[Metadata]:
-        """Plan [0, L) for one query of every branch, by which all passes attend; lengths are at most ``lens``.
-
-        It is the plan of decoding position L - 1 again. What is planned a step early is longer by T at most than what
-        the host knows, of which at least one token was accepted.
-        """
+        """Plan decoding position L - 1 again, a query of every branch, by which all passes attend. A step begun early
+        is longer by T at most than what the host knows, of which at least one token was accepted."""
         before = tuple(max(length - 1, 0) for length in lens for _ in range(self.topk))
         slack = min(len(before) * (self.tree_size - 1), sum(before))
         rows = inputs.req_pool_indices.repeat_interleave(self.topk)
@@ -91,8 +83,7 @@ class FrozenKVLoop(DraftPasses[FrozenKVInputs]):
 
 
 def frozen_kv_table(parts: EngineParts, loop: FrozenKVLoop) -> GraphTable[FrozenKVInputs, DraftCandidates]:
-    """The static buffers of the passes. A padded row embeds token 0 and attends one key: the first cell of the padding
-    row, which is slot 0."""
+    """The static buffers of the passes. A padded row embeds token 0 and attends the padding row's first cell."""
     topk = loop.topk
 
     def declare(layout: ArenaLayout, max_bs: int) -> None:

@@ -1,14 +1,10 @@
 """Drafting with N next-n layers (multi-layer MTP): an extend leaves the whole next chain, so stage 1 only reads it.
 
-Draft KV of layer i in slot p is a function of (token p+1+i, target hidden p; or of all tokens up to there, if layers
-are chained), so a slot is settled once N tokens follow it.
-
-Layer i at position p reads token p+1+i. So at the last N - 1 positions of a step some layers had to read drafts, and
-the next step goes over them again, when the tokens are known: all layers run over the same T + N - 1 rows a request,
-L-N+1 .. L+T-1, of which layer i needs the last T + i. From layer to layer the ids move up by one row, and at the last
-accepted row what the layer before drafted moves in behind them.
-
-Source: SGLang ``MultiLayerEagleWorkerV2``, whose layers grow by a row each instead.
+Layer i at position p reads token p+1+i, so a slot is settled once N tokens follow it. At the last N - 1 positions of a
+step some layers had to read drafts; the next step goes over them again: all layers run over the same T + N - 1 rows a
+request, L-N+1 .. L+T-1, of which layer i needs the last T + i. From layer to layer the ids move up by one row, and at
+the last accepted row what the layer before drafted moves in behind them. Source: SGLang ``MultiLayerEagleWorkerV2``,
+whose layers grow by a row each instead.
 """
 
 from __future__ import annotations
@@ -123,9 +119,8 @@ def run_chain(
     model: MTPDraft, rows: ChainRows, attention: LayerAttention, probes: ChainProbes, tail: Tensor | None = None
 ) -> Tensor:
     """Run all layers over the same rows: each writes its own draft KV, and drafts one token. The best draft of each
-    behind the last rows: int64 [B, N].
+    behind the last rows: int64 [B, N]. Attention reaches every row, the MLP those whose output is read.
 
-    Attention reaches every row, the MLP those whose output is read: all only if layers are chained or probed so.
     tail: int64 [B, N], the token that layer i reads at the last row, where one is known, else -1.
     """
     ids, hidden = rows.next_ids, rows.hidden_states
@@ -207,11 +202,7 @@ class MTPExtendForward(StepForward[MTPExtendInputs, MTPExtendOutputs]):
 
 
 def mtp_table(parts: EngineParts, forward: MTPExtendForward) -> GraphTable[MTPExtendInputs, MTPExtendOutputs]:
-    """The static buffers of the extend: every layer over T + N - 1 tokens per request, whatever was accepted.
-
-    A padded row embeds its tokens, and reads the last positions of the request that its ``req_pool_indices`` names,
-    like a live one; all zero, it accepts all T of its zeros and reads the padding row's.
-    """
+    """The static buffers of the extend. A padded row accepts all T of its zeros and reads the padding row."""
     model, nodes, earlier = forward.model, forward.tree_size, forward.earlier
 
     def pad(inputs: MTPExtendInputs) -> None:

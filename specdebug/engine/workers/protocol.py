@@ -1,8 +1,5 @@
-"""The contracts between an engine and its speculative worker, and between a worker and one way of drafting.
-
-A worker knows the order of the stages and shares verify, accept and commit among all ways of drafting; which tokens are
-proposed (stage 1), and what is computed of the accepted ones (stage 6), it leaves to a drafter. Others of both may be
-registered.
+"""The contracts between an engine and its speculative worker, and between a worker and one way of drafting, to which it
+leaves which tokens are proposed (stage 1) and what is computed of the accepted ones (stage 6).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The algorithms that ``speculative.algorithm`` may name, what serves each, and the line-up. Imports no torch."""
+"""The algorithms that ``speculative.algorithm`` may name and what serves each, and the line-up. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from specdebug.engine.sites import Drafting, held_at
 
 @dataclass(frozen=True)
 class Algorithm:
-    """All are ``module:name``, imported when an engine is built.
+    """All are ``module:name``, imported when an engine is built; a package brings its own through an entry point of the
+    group ``specdebug.algorithms``, named as configurations write it.
 
-    Args:
-        worker: called with a ``protocol.WorkerParts``, it returns a ``protocol.SpeculativeWorker``.
-        loader: loads the draft model; called as ``model.loader.load_draft`` is.
-        drafter: of a worker that leaves drafting to one; called with a ``drafter.DrafterParts``, it returns a
-            ``drafter.Drafter``.
-        drafting: what drafts; it decides which sites are passed (``engine/sites.py``).
-        draft_suffix: the default draft's checkpoint is the target's name with this behind a hyphen; by default the
-            algorithm's name in small letters.
-        v1: the worker that ``speculative.worker: v1`` asks for, made as ``worker`` is; None where there is none.
+    worker, v1: called with a ``protocol.WorkerParts``, each returns a ``protocol.SpeculativeWorker``; v1 is the one
+    that ``speculative.worker: v1`` asks for, None where there is none. loader: loads the draft model; called as
+    ``model.loader.load_draft`` is. drafter: of a worker that leaves drafting to one; called with a ``DrafterParts``, it
+    returns a ``Drafter``. drafting: what drafts. draft_suffix: the default draft's checkpoint is the target's name with
+    this behind a hyphen; by default the algorithm's name in small letters.
     """
 
     worker: str
@@ -34,12 +31,11 @@ class Algorithm:
 
     @property
     def only_chains(self) -> bool:
-        """Its drafts have one branch."""
         return self.drafting == "layers"
 
     @property
     def draft_kv(self) -> bool:
-        """The draft keeps keys and values of its own, which prefill and draft extend write."""
+        """Its prefill and draft extend write keys and values of its own."""
         return self.drafting != "assistant"
 
 
@@ -71,10 +67,8 @@ def part_of(name: str, part: Literal["worker", "v1", "drafter", "loader"]) -> An
 
 @dataclass(frozen=True)
 class WorkerEntry:
-    """One worker, and what has it serve: ``model`` (the checkpoint of its target), ``algorithm`` and ``worker`` as
-    configurations name them. ``latent``: the model stores latents in place of keys and values by head.
-
-    ``layers``: the draft has as many layers, one for each step; None where the number of steps is free.
+    """One worker, and what has it serve, as configurations name it. ``latent``: the model stores latents in place of
+    keys and values by head. ``layers``: the draft has as many, one for each step; None where steps are free.
     """
 
     name: str
@@ -86,17 +80,14 @@ class WorkerEntry:
 
     @property
     def drafting(self) -> Drafting:
-        """Name what drafts."""
         return SHIPPED[self.algorithm].drafting
 
     @property
     def only_chains(self) -> bool:
-        """Its drafts have one branch."""
         return SHIPPED[self.algorithm].only_chains
 
     @property
     def draft_kv(self) -> bool:
-        """The draft keeps keys and values of its own."""
         return SHIPPED[self.algorithm].draft_kv
 
     def options(self, num_steps: int, eagle_topk: int, num_draft_tokens: int) -> dict[str, Any]:

@@ -1,13 +1,10 @@
 """The first EAGLE worker: the same stages, and no slot that is held in reserve.
 
 A step takes slots to draft into and gives them back, takes slots for its verify, and frees those of rejected nodes
-before it ends. So the host must know what was accepted before the step can go on: nothing is begun ahead, a request
-that ends keeps no KV beyond its last token, and the extend computes accepted tokens and nothing else.
-
-Upstream leaves requests that end out of the extend. Here they are extended, too: the cache keeps what they have
-committed, and a request that hits that relies on its draft KV.
-
-Source: SGLang ``EAGLEWorker`` and ``EagleVerifyInput`` (0.5.9)."""
+before it ends. So the host must know what was accepted before the step can go on, and the extend computes accepted
+tokens alone. Upstream leaves requests that end out of the extend; here they are extended, too, because a request that
+hits what they leave relies on its draft KV. Source: SGLang ``EAGLEWorker`` and ``EagleVerifyInput`` (0.5.9).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +48,8 @@ class Taken:
 
 
 class StepSlots:
-    """Takes slots for one batch at a time, and keeps its requests' ``kv_allocated``."""
+    """Slots that a step takes: some to draft into, which are given back, and some for its verify. There are always
+    enough (``Reservation``). Takes for one batch at a time, and keeps its requests' ``kv_allocated``."""
 
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
@@ -79,10 +77,8 @@ class StepSlots:
             )
 
     def take(self, requests: Sequence[Request], rows: Tensor, seq_lens: Tensor) -> Taken:
-        """Slots for a verify, from now on the requests' own. rows, seq_lens: int64 [B].
-
-        Raises EngineError when there are not enough, which the scheduler must not let happen.
-        """
+        """Slots for a verify, from now on the requests' own. rows, seq_lens: int64 [B]. Raises EngineError without
+        enough."""
         parts, held = self._parts, tuple(each.kv_allocated for each in requests)
         counts = self._lacking(requests, [self._reservation.verify_end(each.kv_len) for each in requests])
         fresh = parts.memory.alloc(sum(counts))
@@ -196,11 +192,9 @@ class EagleWorkerV1(StagedWorker[SlotDrafter[Any]]):
         told: Sequence[Sequence[int]],
         kept: Sequence[int],
     ) -> None:
-        """Make the first ``kept`` accepted nodes of each request the cells from L on, and free the rest.
-
-        Of single slots the rows are rewritten and no KV moves. Pages are freed whole, so in a larger page accepted KV
-        has to be in front, as that of a chain is. ``told``: the rows of :func:`read_back`, with ``accept_index``.
-        """
+        """Make the first ``kept`` accepted nodes of each request the cells from L on, and free the rest. Of single
+        slots the rows are rewritten and no KV moves; in pages accepted KV has to be in front. ``told``: of
+        :func:`read_back`."""
         spec = self._parts.spec
         if self._parts.config.page_size == 1:
             index = [row[1 + spec.tree_size :] for row in told]

@@ -75,23 +75,6 @@ def test_the_last_buffer_overruns_the_end_and_several_are_listed_in_layout_order
     assert [(v.buffer, v.victim) for v in arena.check_guards()] == [("b0", "b1"), ("b2", "end of arena")]
 
 
-def test_without_guards_an_overrun_lands_in_the_next_buffer_and_nobody_is_told() -> None:
-    arena = _arena([((8,), torch.int64), ((8,), torch.int64)], guards=False)
-    raw_block(arena["b0"], 8, 2, "test").fill_(9)
-    assert arena["b1"].tolist() == [9, 9, 0, 0, 0, 0, 0, 0]
-    assert arena.check_guards() == []
-
-
-@pytest.mark.parametrize("guards", [False, True])
-def test_buffers_are_painted_guards_are_not(guards: bool) -> None:
-    specs = [((5,), torch.float32), ((5,), torch.int64)]
-    arena = _arena(specs, guards=guards, fill="nan")
-    assert bool(arena["b0"].isnan().all())
-    again = _arena(specs, guards=guards, fill="nan")
-    assert torch.equal(arena["b1"], again["b1"])
-    assert arena.check_guards() == []
-
-
 def test_a_name_is_declared_once() -> None:
     layout = ArenaLayout(guards=False)
     layout.add("x", (1,), torch.int64)
@@ -130,16 +113,6 @@ def test_workspaces_give_fresh_memory_or_the_declared_buffer_whatever_is_asked_f
         arena.take("undeclared", (1,), torch.int32)
 
 
-@pytest.mark.parametrize("mode", ["nan", "garbage"])
-@pytest.mark.parametrize("dtype", INTS)
-def test_integers_hold_garbage(mode: FillMode, dtype: torch.dtype) -> None:
-    """Every byte is drawn, so that a 64-bit id is out of any bound almost surely."""
-    values = _painted(mode, dtype, shape=(64, 64))
-    assert values.unique().numel() > 200
-    by_byte = values.view(torch.uint8).view(-1, values.element_size())
-    assert all(column.unique().numel() > 200 for column in by_byte.T)
-
-
 @pytest.mark.parametrize("dtype", [*INTS, *FLOATS])
 def test_garbage_depends_on_the_seed_and_on_what_was_painted_before(dtype: torch.dtype) -> None:
     def run(seed: int) -> list[torch.Tensor]:
@@ -153,16 +126,6 @@ def test_garbage_depends_on_the_seed_and_on_what_was_painted_before(dtype: torch
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], first[1])
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_painting_a_view_leaves_its_surroundings(mode: FillMode) -> None:
-    whole = torch.full((6, 6), 5.0)
-    FillPolicy(mode).paint(whole[1:4, ::2])
-    untouched = torch.ones(6, 6, dtype=torch.bool)
-    untouched[1:4, ::2] = False
-    assert bool((whole[untouched] == 5.0).all())
-    assert not bool((whole[~untouched] == 5.0).any())
 
 
 @pytest.mark.parametrize("mode", MODES)

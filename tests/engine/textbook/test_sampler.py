@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.engine import Request, SamplingParams
-from specdebug.engine.textbook.sampler import request_generator, sample, target_probs, top_k_renorm, top_p_renorm
+from specdebug.engine.textbook.sampler import request_generator, target_probs, top_k_renorm, top_p_renorm
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run
 from tests.engine.texts import warped
@@ -62,16 +62,6 @@ def test_streams_are_told_apart_by_engine_seed_request_seed_and_id() -> None:
     assert first("a", 0, 0) == draws[0]
     one = request("a")
     assert request_generator(one, 0) is request_generator(one, 0), "one stream, not one start for every draw"
-
-
-def test_greedy_rows_take_the_argmax_and_draw_nothing() -> None:
-    logits = torch.tensor([[0.0, 1.0, 0.5], [2.0, 1.0, 0.0]])
-    greedy, drawing = request("g"), request("s", temperature=1.0)
-    ids = sample(logits, [greedy, drawing], 0)
-    assert ids.dtype == torch.int64
-    assert int(ids[0]) == 1
-    assert greedy.generator is None
-    assert drawing.generator is not None
 
 
 @pytest.mark.parametrize(

@@ -44,78 +44,6 @@ def test_chunks_share_the_budget_and_only_the_last_of_a_batch_is_cut() -> None:
     assert [machine.requests[0].status, machine.requests[1].status] == [Status.RUNNING] * 2
 
 
-def test_no_more_run_than_the_config_allows() -> None:
-    machine = Machine(max_running_requests=2)
-    for number in range(4):
-        machine.add([number + 1] * 3)
-    assert machine.step() == ("prefill", ("r1", 3), ("r2", 3))
-    seen = set()
-    while machine.scheduler.has_work:
-        seen.add(len(machine.scheduler.holders))
-        machine.step()
-    assert max(seen) == 2
-    assert [r.output_ids for r in machine.requests] == [output_of(r.prompt_ids, 4) for r in machine.requests]
-
-
-@pytest.mark.parametrize(("extra", "fits"), [(0, True), (1, False)])
-def test_admission_asks_for_the_whole_prompt_and_its_first_decode_steps(extra: int, fits: bool) -> None:
-    """20 slots, 8 taken by the prompt that runs, 12 left: 10 tokens and 2 for decoding."""
-    machine = Machine(num_slots=20, radix_cache=False, chunked_prefill_size=8)
-    machine.add([1] * 8)
-    machine.step()
-    machine.add([2] * (10 + extra))
-    assert (machine.step()[0] == "prefill") is fits
-
-
-def test_what_a_half_prefilled_request_still_needs_is_not_given_away() -> None:
-    machine = Machine(num_slots=24, radix_cache=False, chunked_prefill_size=8)
-    machine.add([1] * 14)
-    machine.step()
-    machine.add([2] * 7)
-    assert machine.step() == ("prefill", ("r1", 6)), "16 are r1's, 8 are left, r2 needs 9"
-    shorter = Machine(num_slots=24, radix_cache=False, chunked_prefill_size=8)
-    shorter.add([1] * 14)
-    shorter.step()
-    shorter.add([2] * 6)
-    assert shorter.step() == ("prefill", ("r1", 6), ("r2", 2))
-
-
-def test_a_request_that_was_turned_away_holds_nothing() -> None:
-    machine = Machine(num_slots=20)
-    machine.add([1] * 10)
-    machine.step()
-    turned_away = machine.add([1] * 9 + [2] * 9)
-    assert machine.step()[0] == "decode"
-    assert (turned_away.row, turned_away.node, turned_away.kv_len) == (0, None, 0)
-    assert turned_away.status is Status.WAITING
-    assert machine.parts.req_to_token.num_free_rows == machine.config.max_running_requests - 1
-
-
-def test_speculating_requests_reserve_whole_steps_twice_plain_ones_two_slots() -> None:
-    spec = {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 5}
-    machine = Machine(page_size=4, num_slots=128, speculative=spec)
-    drafting, plain = machine.add([1] * 5), machine.add([2] * 5, speculative=False)
-    machine.step()
-    assert machine.scheduler.prepare_decode() == []
-    assert machine.config.alloc_len_per_decode == 16
-    assert drafting.kv_allocated == 40  # 5 + 2·16, in pages of 4
-    assert plain.kv_allocated == 8
-
-
-def test_a_batch_is_written_to_the_row_table_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(radix_cache=False)
-    for length in (5, 3, 7):
-        machine.add([length] * length)
-    table, uploads = machine.parts.req_to_token, []
-    original = table.write_rows
-    monkeypatch.setattr(
-        table, "write_rows", lambda places, slots: uploads.append(list(places)) or original(places, slots)
-    )
-    machine.step()
-    machine.step()
-    assert uploads == [[(1, 0, 5), (2, 0, 3), (3, 0, 7)], [(1, 5, 2), (2, 3, 2), (3, 7, 2)]]
-
-
 # --- retraction ---
 
 
@@ -162,16 +90,6 @@ def test_rows_are_written_before_one_changes_hands(monkeypatch: pytest.MonkeyPat
     while third.retractions == 0:
         machine.step()
     assert done == [True]
-
-
-def test_what_a_retracted_request_computed_stays_cached_for_its_return() -> None:
-    machine = Machine(num_slots=16)
-    first, second = machine.add([5] * 5, new=9), machine.add([4] * 4, new=9)
-    while second.retractions == 0:
-        machine.step()
-    machine.abort(first)
-    assert machine.step() == ("prefill", (second.rid, 1)), "only the newest token has no KV"
-    assert second.cached_tokens == 0, "counted at first admission only"
 
 
 def test_a_half_prefilled_request_is_the_first_to_go() -> None:

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from specdebug import async_probe
-from specdebug.engine import Engine, Request, SamplingParams
+from specdebug.engine import Engine, Request
 from specdebug.engine.errors import EngineError
 from specdebug.engine.workers.frozen_kv import FrozenKVDrafter
-from specdebug.events import Decided, DraftForward
+from specdebug.events import Decided
 from tests.engine.assistants import DenseAssistant, target_states
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run, serve
-from tests.heard import Heard
 
 CHAIN: dict[str, Any] = {"num_steps": 4, "eagle_topk": 1}
 TREE: dict[str, Any] = {"num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 9}
@@ -117,31 +116,6 @@ def test_what_is_drafted_is_what_the_definition_drafts(lab: Lab, options: dict[s
 
 
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=str)
-@pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("page", [1, 4, 16])
-def test_output_is_plain_greedy_decoding(lab: Lab, page: int, graphs: bool, spec: dict[str, Any]) -> None:
-    engine = frozen(lab, spec, page_size=page, chunked_prefill_size=5, cuda_graph={"enabled": graphs})
-    for _ in range(2):  # the second time prefixes are hit
-        outputs = serve(engine, PROMPTS, 20)
-        for prompt, output in zip(PROMPTS, outputs, strict=True):
-            lab.oracle.check(prompt, output, 20)
-        cached = [request.cached_tokens for request in engine.requests.values()]
-        accepted = [length for request in engine.requests.values() for length in request.accept_lengths]
-        assert max(accepted) > 1
-        engine.forget_finished()
-    assert (max(cached) > 0) == (page < 16)
-
-
-@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=str)
-def test_requests_that_are_retracted_come_to_the_same_text(lab: Lab, spec: dict[str, Any]) -> None:
-    engine = frozen(lab, spec, memory={"num_slots": 70}, max_running_requests=3)
-    outputs = serve(engine, PROMPTS, 24)
-    assert sum(request.retractions for request in engine.requests.values()) > 0
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        lab.oracle.check(prompt, output, 24)
-
-
-@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=str)
 def test_graphs_and_batches_change_nothing_of_what_is_drafted(lab: Lab, spec: dict[str, Any]) -> None:
     def drafted(**changes: Any) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
         engine, seen = frozen(lab, spec, page_size=4, **changes), Decisions()
@@ -151,23 +125,6 @@ def test_graphs_and_batches_change_nothing_of_what_is_drafted(lab: Lab, spec: di
 
     padded = drafted()
     assert padded == drafted(cuda_graph={"enabled": False}) == drafted(max_running_requests=1)
-
-
-@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=str)
-def test_sampled_requests_run_beside_greedy_ones(lab: Lab, spec: dict[str, Any]) -> None:
-    engine = frozen(lab, spec)
-    asked = {
-        f"r{n}": engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=16, temperature=temperature, seed=n))
-        for n, (prompt, temperature) in enumerate(zip(PROMPTS, (0.9, 0.0, 0.9, 0.0), strict=True))
-    }
-    run(engine)
-    assert [len(request.output_ids) for request in asked.values()] == [16] * 4
-    for rid in ("r1", "r3"):
-        lab.oracle.check(asked[rid].prompt_ids, asked[rid].output_ids, 16)
-    again = frozen(lab, spec)
-    request = again.add_request("r0", PROMPTS[0], SamplingParams(max_new_tokens=16, temperature=0.9, seed=0))
-    run(again)
-    assert request.output_ids == asked["r0"].output_ids
 
 
 def test_a_step_keeps_the_targets_hidden_state_of_the_last_committed_position(lab: Lab) -> None:
@@ -227,33 +184,3 @@ def test_a_slot_is_cached_under_its_own_token_alone(lab: Lab) -> None:
     run(engine)
     assert request.cached_tokens == 4
     lab.oracle.check([5, 6, 7, 8, 3], request.output_ids, 6)
-
-
-def test_a_prefix_that_was_cached_without_drafts_is_as_good(lab: Lab) -> None:
-    engine, prompt = frozen(lab, CHAIN), PROMPTS[3]
-    engine.add_request("plain", prompt, greedy(8), speculative=False)
-    run(engine)
-    seen: dict[str, Decisions] = {}
-    for rid in ("hit", "cold"):
-        if rid == "cold":
-            engine.flush_cache()
-        seen[rid] = Decisions()
-        engine.observers.add(seen[rid])
-        request = engine.add_request(rid, prompt, greedy(8))
-        run(engine)
-        engine.observers.remove(seen[rid])
-        assert (request.cached_tokens > 0) == (rid == "hit")
-    assert seen["hit"].drafted == seen["cold"].drafted
-
-
-def test_forwards_are_told_of_the_seed_pass_first(lab: Lab) -> None:
-    engine, heard = frozen(lab, TREE, cuda_graph={"enabled": False}), Heard(DraftForward)
-    engine.add_request("r", PROMPTS[0], greedy(6))
-    engine.step()
-    engine.observers.add(heard)
-    engine.step()
-    assert [forward.step for forward in heard.events] == [0, 1, 2]
-    seed = heard.events[0]
-    assert seed.tokens.tolist() == [engine.requests["r"].output_ids[0]] * 4
-    assert seed.parents.tolist() == [0, 1, 2, 3]
-    assert all(forward.logits.shape == (4, lab.vocab) for forward in heard.events)

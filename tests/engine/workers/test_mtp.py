@@ -13,12 +13,10 @@ from specdebug.base.errors import InvalidOption
 from specdebug.engine import Engine
 from specdebug.engine.errors import EngineError
 from specdebug.engine.textbook.request import Request, Status
-from specdebug.events import Launched
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, merged, run
 from tests.engine.oracle import NEAR_TIE
 from tests.engine.workers.dense_mtp import DenseMTP
-from tests.heard import Heard
 from tests.tolerance import layers_rounding
 
 PROMPTS = [[3, 7, 1], [5], [2, 9, 2, 9, 2, 9, 4, 11, 6, 1, 8], [4, 4]]
@@ -112,37 +110,6 @@ def test_a_hit_takes_only_what_no_later_token_changes(lab: Lab, recording: None,
     assert hits == [count // page_size * page_size for count in shared]
 
 
-@pytest.mark.parametrize("layers", [2, 4])
-def test_requests_that_do_not_draft_are_sampled_or_set_back_leave_the_others_alone(
-    lab: Lab, recording: None, layers: int
-) -> None:
-    """Memory for little more than two requests, so that some come back; their text goes on as if they had not."""
-    served = engine(lab, layers, page_size=4, memory={"num_slots": 44}, chunked_prefill_size=6)
-    greedily, sampled = [], []
-    for n in range(5):
-        prompt = [n + 1, 3, 2 * n, 7, 7, n][: 2 + n]
-        greedily.append(served.add_request(f"g{n}", prompt, greedy(16), speculative=n != 2))
-        sampled.append(served.add_request(f"s{n}", prompt, greedy(12, temperature=0.8, top_k=6, seed=n)))
-    reports = run(served)
-    assert any(report.retracted for report in reports)
-    assert async_probe.drain() == []
-    for request in greedily:
-        lab.oracle.check(request.prompt_ids, request.output_ids, 16, ())
-    assert [len(request.output_ids) for request in sampled] == [12] * 5
-    served.flush_cache()
-    assert served.view.memory.allocator.num_free == served.config.usable_slots
-
-
-def test_a_graph_gives_what_an_eager_step_gives(lab: Lab) -> None:
-    texts = []
-    for graphs in (False, True):
-        served = engine(lab, 3, cuda_graph={"enabled": graphs})
-        requests = [served.add_request(f"r{n}", prompt, greedy(14)) for n, prompt in enumerate(PROMPTS)]
-        run(served)
-        texts.append([(request.output_ids, request.accept_lengths) for request in requests])
-    assert texts[0] == texts[1]
-
-
 def test_a_step_may_be_begun_before_its_tokens_are_read(lab: Lab, recording: None) -> None:
     texts = []
     for ahead in (False, True):
@@ -153,15 +120,6 @@ def test_a_step_may_be_begun_before_its_tokens_are_read(lab: Lab, recording: Non
         texts.append([(request.output_ids, request.accept_lengths) for request in requests])
     assert texts[0] == texts[1]
     assert async_probe.drain() == []
-
-
-def test_only_the_verify_and_the_extend_run(lab: Lab) -> None:
-    served, launches = engine(lab, 3), Heard(Launched)
-    served.observers.add(launches)
-    served.add_request("r", [3, 7, 1], greedy(6))
-    run(served)
-    assert {launch.forward for launch in launches.events} == {"verify", "draft_extend"}
-    assert served.view.eagle.runners.draft is None
 
 
 @pytest.mark.parametrize(

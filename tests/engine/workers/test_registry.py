@@ -8,7 +8,6 @@ from specdebug.base.errors import InvalidOption
 from specdebug.base.plugins import PluginError
 from specdebug.engine import EngineConfig
 from specdebug.engine.errors import EngineError
-from specdebug.engine.workers.protocol import SpeculativeWorker
 from specdebug.engine.workers.registry import ALGORITHMS
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, run
@@ -67,13 +66,6 @@ def test_a_worker_of_another_distribution_serves(lab: Lab, installing: Install) 
     assert worker.prefilled == ["r"]
     with pytest.raises(EngineError, match="no EAGLE worker"):
         _ = engine.view.eagle
-
-
-def test_the_shipped_worker_is_one_of_the_protocol(lab: Lab) -> None:
-    speculative = {"draft_model": str(lab.eagle), "num_steps": 2}
-    engine = build({"model": str(lab.target), "context_length": 64, "speculative": speculative})
-    worker: SpeculativeWorker = engine.view.eagle
-    assert worker is engine.view.worker
 
 
 def test_an_unknown_name_is_answered_with_those_there_are(installing: Install) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,23 +105,3 @@ def test_what_is_kept_of_a_verify_is_in_front_and_the_rest_is_free(bench: Bench,
     )
     assert parts.memory.allocator.num_free == free - grown
     assert parts.laws(*bench.requests) == []
-
-
-def test_a_chain_in_pages_keeps_the_page_that_its_last_token_lies_in() -> None:
-    """5 positions and 3 accepted of 6: cells 5 to 7 stay with the page of 4 to 7, cells 8 to 11 go."""
-    bench = Bench(4, 5, 1, 6, [5])
-    (request,) = bench.requests
-    taken = bench.slots.take(bench.requests, bench.rows, bench.lens)
-    assert (request.kv_allocated, taken.held, [fresh.numel() for fresh in taken.fresh]) == (12, (8,), [4])
-    bench.slots.keep_pages(bench.requests, taken, [3])
-    assert request.kv_allocated == 8
-    assert bench.parts.num_free == 1024 - 8
-
-
-@pytest.mark.parametrize("length", [60, 64])
-def test_a_verify_inside_a_page_takes_nothing_and_frees_nothing(length: int) -> None:
-    bench = Bench(256, 3, 1, 4, [length])
-    free = bench.parts.num_free
-    taken = bench.slots.take(bench.requests, bench.rows, bench.lens)
-    bench.slots.keep_pages(bench.requests, taken, [2])
-    assert bench.parts.num_free == free

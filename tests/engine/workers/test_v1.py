@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from specdebug import async_probe
 from specdebug.engine import Engine, Request, SamplingParams
-from specdebug.engine.config import round_up
 from specdebug.engine.errors import EngineError
-from specdebug.engine.textbook.speculative.worker import StagedWorker
-from specdebug.engine.workers.v1 import EagleWorkerV1
-from specdebug.events import AheadBegan, Finishing, Launched, StageEntered
+from specdebug.events import Finishing
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run
 from tests.engine.textbook.speculative.test_worker import CHAIN, TREE, Dense, Snapshots, base, prompts
@@ -21,7 +17,6 @@ from tests.heard import Heard
 
 WIDE = {"num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 10}
 SHAPES = {"chain": CHAIN, "two": {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}, "four": WIDE}
-STAGES = ["draft", "tree", "verify", "accept", "commit", "extend"]
 
 
 def v1(lab: Lab, algorithm: str = "EAGLE", **speculative: Any) -> dict[str, Any]:
@@ -35,30 +30,6 @@ def serve(engine: Engine, asked: list[list[int]], **sampling: Any) -> list[Reque
         engine.add_request(f"r{n}", prompt, params)
     run(engine)
     return list(engine.requests.values())
-
-
-@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
-@pytest.mark.parametrize("page_size", [1, 2, 4, 16])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_greedy_output_is_the_targets_own(
-    lab: Lab, recording: None, algorithm: str, page_size: int, shape: str
-) -> None:
-    asked = prompts(lab, (30, 7, 51, 16))
-    for graphs, chunk in ((True, None), (False, 9)):
-        engine = build(
-            v1(lab, algorithm, **SHAPES[shape]),
-            page_size=page_size,
-            chunked_prefill_size=chunk,
-            cuda_graph={"enabled": graphs, "max_bs": 4, "capture_bs": [4]},
-        )
-        assert type(engine.view.worker) is EagleWorkerV1
-        requests = serve(engine, asked)
-        for request, prompt in zip(requests, asked, strict=True):
-            lab.oracle.check(prompt, request.output_ids, request.sampling.max_new_tokens)
-        assert max(max(request.accept_lengths) for request in requests) > 1
-        assert async_probe.drain() == []
-        engine.flush_cache()
-        assert engine.view.memory.allocator.num_free == engine.config.usable_slots
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
@@ -79,24 +50,6 @@ def test_kv_of_both_pools_is_the_dense_references_after_every_step(
     run(engine, snapshots)
     assert len(snapshots.taken) > 10
     snapshots.check(Dense(lab, algorithm))
-
-
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_after_hits_and_retractions_kv_is_the_dense_references(lab: Lab, page_size: int) -> None:
-    slots = {1: 130, 4: 140}[page_size]
-    engine = build(v1(lab, **TREE), page_size=page_size, chunked_prefill_size=40, memory={"num_slots": slots})
-    shared = prompts(lab, (64,))[0]
-    for n in range(4):
-        leaves = 60 - 4 * n
-        engine.add_request(
-            f"r{n}", [*shared[:leaves], (shared[leaves] + 1) % lab.vocab, n], SamplingParams(max_new_tokens=24)
-        )
-    snapshots = Snapshots(engine)
-    run(engine, snapshots)
-    requests = engine.requests.values()
-    assert sum(request.retractions for request in requests) > 0
-    assert sum(request.cached_tokens > 0 for request in requests) > 0
-    snapshots.check(Dense(lab, "EAGLE"))
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
@@ -126,53 +79,6 @@ def test_v1_and_v2_serve_the_same_by_the_same_drafts(lab: Lab, page_size: int, s
         requests = serve(engine, prompts(lab), temperature=temperature, top_p=0.9, stop_token_ids=(lab.vocab // 2,))
         told.append([(each.output_ids, each.accept_lengths, each.finish_reason) for each in requests])
     assert told[0] == told[1]
-
-
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_nothing_is_held_in_reserve(lab: Lab, page_size: int) -> None:
-    engine = build(v1(lab, **WIDE), page_size=page_size, radix_cache=False)
-    for n, prompt in enumerate(prompts(lab)):
-        engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=16))
-
-    def look(_: object) -> None:
-        held = [request for request in engine.requests.values() if request.row]
-        assert all(request.kv_allocated == round_up(request.kv_len, page_size) for request in held)
-        free = engine.view.memory.allocator.num_free
-        assert free == engine.config.usable_slots - sum(request.kv_allocated for request in held)
-
-    run(engine, look)
-
-
-def test_observers_hear_the_six_stages_in_their_order_and_nothing_ahead(lab: Lab) -> None:
-    engine = build(v1(lab, **TREE), cuda_graph={"max_bs": 4, "capture_bs": [4]})
-    stages, launches, ahead = Heard(StageEntered), Heard(Launched), Heard(AheadBegan)
-    for each in (stages, launches, ahead):
-        engine.observers.add(each)
-    serve(engine, prompts(lab))
-    seen = [event.stage for event in stages.events]
-    steps = len(seen) // len(STAGES)
-    assert steps > 1
-    assert seen == STAGES * steps
-    assert {(launch.forward, launch.captured is None) for launch in launches.events} == {
-        ("draft", False),
-        ("verify", False),
-    }
-    assert ahead.events == []
-    worker = engine.view.eagle
-    assert isinstance(worker, StagedWorker)
-    assert worker.drafts_ahead is False
-    assert worker.runners.extend is None
-
-
-def test_room_that_the_next_step_borrows_is_made_by_retraction_before_the_step(lab: Lab) -> None:
-    """Slots are enough for what two requests hold, and not for what both would borrow."""
-    engine = build(v1(lab, **WIDE), radix_cache=False, memory={"num_slots": 96})
-    for n, prompt in enumerate(prompts(lab, (30, 34))):
-        engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=20))
-    reports = run(engine)
-    assert [rid for report in reports for rid in report.retracted] == ["r1"]
-    for n, prompt in enumerate(prompts(lab, (30, 34))):
-        lab.oracle.check(prompt, engine.requests[f"r{n}"].output_ids, 20)
 
 
 def test_a_step_that_finds_fewer_slots_than_were_made_room_for_says_so(lab: Lab) -> None:

@@ -1,9 +1,8 @@
 """The torch executor: attention computed from metadata alone, so wrong metadata gives wrong attention.
 
-Once per forward, lengths and index lists become padded slot tables and masks. Reads go through raw pointers as a
-kernel's do: an index list that is too short is read past its end, and leaving the allocation is an illegal address.
-Padding repeats a sequence's own first slot under the mask, because a kernel never loads past a sequence's end: a NaN
-there must not leak, one inside the sequence must.
+Reads go through raw pointers as a kernel's do: an index list that is too short is read past its end, and leaving the
+allocation is an illegal address. Padding repeats a sequence's own first slot under the mask, because a kernel never
+loads past a sequence's end: a NaN there must not leak, one inside the sequence must.
 """
 
 from __future__ import annotations
@@ -27,11 +26,9 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 @dataclass
 class AttentionPass:
-    """Sequences of ``q_len`` queries each. mask: additive float32 [B or 1, 1, q_len, W].
-
-    Keys come from ``slots``, int64 [B, W], or from ``span`` (start, stop) where a single sequence's slots are
-    consecutive. empty: bool [B], sequences without keys.
-    """
+    """Sequences of ``q_len`` queries each. mask: additive float32 [B or 1, 1, q_len, W]. Keys come from ``slots``,
+    int64 [B, W], or from ``span`` (start, stop) where one sequence's slots are consecutive. empty: bool [B], without
+    keys."""
 
     slots: Tensor | None
     q_len: int
@@ -42,11 +39,8 @@ class AttentionPass:
     _folded: Tensor | None = None
 
     def _keys_values(self, pool: KVPool, layer: int) -> tuple[Tensor, Tensor, int]:
-        """[B, num_kv_heads, W, head_dim] each, and how many of the last one's columns are values.
-
-        Where values are the first columns of keys, they are not fetched again: a kernel for one width serves both, and
-        what it makes of the other columns is discarded.
-        """
+        """[B, num_kv_heads, W, head_dim] each, and how many of the last one's columns are values: where values are the
+        first columns of keys, they are not fetched again."""
         k, v = pool.kv_buffer(layer)
         value_dim = v.shape[-1]
         if value_dim != k.shape[-1]:
@@ -105,7 +99,7 @@ class AttentionPass:
         return out.reshape(*shape, dim)[..., :value_dim], logsum.reshape(shape) if lse else None
 
     def _folded_mask(self, group: int) -> Tensor | None:
-        """The mask repeated for each query head of a group; the same for every layer, so made once."""
+        """The mask repeated for each query head of a group; made once for all layers."""
         if self.mask is None or self.q_len == 1 or group == 1:
             return self.mask
         if self._folded is None:
@@ -131,10 +125,8 @@ class AttentionPass:
 
 
 def merge_partial(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Merge attention over disjoint key sets: outs [..., D], log-sum-exps float32 [...], -inf for an empty set.
-
-    Weighs in float32; the merged out has the dtype of the parts.
-    """
+    """Merge attention over disjoint key sets: outs [..., D], log-sum-exps float32 [...], -inf for an empty set. Weighs
+    in float32; the merged out has the dtype of the parts."""
     logsums = torch.stack([logsum for _, logsum in parts])
     total = torch.logsumexp(logsums, dim=0)
     weights = torch.exp(logsums - total).masked_fill(total == NEG_INF, 0.0)
@@ -169,10 +161,8 @@ def prepare(metadata: RaggedMetadata | PagedMetadata) -> AttentionPass:
 
 
 def prepare_each(metadata: RaggedMetadata | PagedMetadata) -> list[tuple[int, int, AttentionPass]]:
-    """Sequences of different query counts, one pass each: all queries see the prefix, the rest is causal.
-
-    Returns (first row, row after the last, pass) per sequence. Raises as :func:`prepare` does.
-    """
+    """Sequences of different query counts: (first row, row after the last, pass) of each. All queries see the prefix,
+    the rest is causal. Raises as :func:`prepare` does."""
     prepared = []
     qo_indptr = metadata.qo_indptr if isinstance(metadata, RaggedMetadata) else metadata.cu_seqlens_q
     for b, (start, stop) in enumerate(pairwise(qo_indptr.tolist())):
@@ -192,11 +182,8 @@ def prepare_each(metadata: RaggedMetadata | PagedMetadata) -> list[tuple[int, in
 
 
 def _prepare_even(metadata: RaggedMetadata, q_len: int) -> AttentionPass | None:
-    """Sequences of one length, such as one request and its branches: the common case of a debugging session.
-
-    Their lists and masks are whole blocks of the buffers, so nothing is gathered. None when lengths differ, or when
-    a block would not lie inside its buffer.
-    """
+    """Sequences of one length, whose lists and masks are whole blocks of the buffers, so that nothing is gathered. None
+    when lengths differ, or when a block would not lie inside its buffer."""
     indptr: list[int] = metadata.kv_indptr.tolist()
     batch, first, length = len(indptr) - 1, indptr[0], indptr[1] - indptr[0]
     if length < 1 or any(after - before != length for before, after in pairwise(indptr)):
@@ -255,10 +242,7 @@ def _paged_slots(table: Tensor, lengths: Tensor, page: int) -> Tensor:
 
 
 def _columns(lengths: Tensor, available: int, site: str) -> Tensor:
-    """The keys 0 .. W - 1 of each sequence, W the longest's length and at least 1: [B, W], 0 past a sequence's end.
-
-    A length that no buffer can hold is where a device would fault.
-    """
+    """The keys 0 .. W - 1 of each sequence, W the longest's length and at least 1: [B, W], 0 past a sequence's end."""
     longest = int(lengths.max()) if lengths.numel() else 0
     if longest > max(available, 1):
         raise IllegalAddress(site, f"a sequence of {longest} keys in a buffer of {available}")
@@ -310,11 +294,8 @@ def _mask_from_bits(bits: Tensor, indptr: Tensor, lengths: Tensor, q_len: int, w
 
 
 class TorchAttention:
-    """Attention over one prepared batch of one pool, a ``BoundAttention``.
-
-    Metadata is read when it is bound and never again. out_cache_loc: int64 [n], where the batch's own KV goes; None: it
-    has none. scale: of the scores, by default D ** -0.5.
-    """
+    """Attention over one prepared batch of one pool, a ``BoundAttention``. out_cache_loc: int64 [n], where the batch's
+    own KV goes; None: it has none. scale: of the scores, by default D ** -0.5."""
 
     def __init__(
         self, metadata: Metadata, pool: KVPool, out_cache_loc: Tensor | None, scale: float | None = None

@@ -1,8 +1,6 @@
-"""The planner interface: what a batch is planned from, the metadata that a plan is, and the memory where it lies.
+"""What a batch is planned from, the metadata that a plan is, and the planner interface.
 
-Metadata is all that attention kernels are handed: ragged index lists or page tables, as upstream. Nothing in it knows
-requests or trees. Symbols: B sequences (for drafting: one per branch), L committed length, K topk, S num_steps, T tree
-nodes, P page size.
+Symbols: B sequences (for drafting: one per branch), L committed length, K topk, S num_steps, T tree nodes, P page size.
 """
 
 from __future__ import annotations
@@ -139,10 +137,8 @@ class DraftLayout:
 
 
 class AttentionPlanner(ABC):
-    """Builds metadata for one engine configuration, and declares and fills its static buffers; stateless between calls.
-
-    Lengths come twice: on the device for kernels, and as the host knows them (``*_cpu``), so that sizing buffers never
-    waits for the device.
+    """Builds metadata for one engine configuration, and declares its static buffers; stateless between calls. Lengths
+    come twice, on the device and as the host knows them (``*_cpu``), so that sizing buffers never waits for the device.
     """
 
     def __init__(self, config: EngineConfig, req_to_token: ReqToToken) -> None:

@@ -1,12 +1,10 @@
-"""The allocator hands out ids of the KV slots that target and draft share.
+"""The allocator hands out ids of the KV slots that target and draft share, as of one memory.
 
-With ``P = page_size`` and ``N = num_slots`` (a multiple of P), slots 0..P-1 (page 0) are padding: rows of a padded
-graph batch read and write them. Usable are slots P..N+P-1, so a pool holds N+P rows.
-
-Books and ids are kept on the host (numpy), because the scheduler decides there; ids go to the device with the row they
-are written to. ``alloc`` takes from the head of an ascending list in O(n), so ids are contiguous as long as the pool
-is not fragmented, which makes KV gathers plain copies. Freed pages wait in a side list and are merged and sorted in
-when the head runs short. The same calls give the same ids."""
+Of P = ``page_size`` and N = ``num_slots``, slots 0..P-1 (page 0) are padding, P..N+P-1 usable. Books and ids are kept
+on the host (numpy), because the scheduler decides there. ``alloc`` takes from the head of an ascending list, so ids are
+contiguous as long as the pool is not fragmented, which makes KV gathers plain copies; freed pages wait in a side list
+and are sorted in when the head runs short. The same calls give the same ids.
+"""
 
 from __future__ import annotations
 
@@ -131,11 +129,9 @@ class SlotAllocator:
         return bool(self._owned[page])
 
     def _slots_of(self, pages: _Ids) -> _Ids:
-        """Slots of these pages, in the order of the pages; never a view of the books."""
         return (pages[:, None] * self.page_size + self._within).reshape(-1)
 
     def _pages_of(self, slots: _Ids) -> _Ids:
-        """The distinct pages of these slots, ascending. A slot that is a page must not be named twice."""
         if self.page_size > 1:
             return np.unique(slots // self.page_size)
         pages = np.sort(slots)
@@ -169,10 +165,8 @@ class KVMemory:
 
     @contextmanager
     def borrow_to_draft(self, num_slots: int) -> Iterator[Tensor]:
-        """int64 [num_slots] in whole pages, for draft KV that is never read later. Afterwards the books are as they
-        were, to the order of ids; nothing else may be allocated or freed meanwhile.
-
-        Raises EngineError when there are not enough.
+        """int64 [num_slots] in whole pages, for draft KV that is never read later; afterwards the books are as they
+        were, to the order of ids. Nothing else may be allocated or freed meanwhile. Raises EngineError without enough.
         """
         books = self.allocator.backup()
         slots = self.allocator.alloc(num_slots)

@@ -16,10 +16,7 @@ from specdebug.engine.textbook.request import Request
 
 class PrefixCache:
     """Moves slots between requests' rows and the radix tree; with the cache off only allocates and frees.
-
-
-    ``lookahead``: tokens beyond a slot's own that draft KV depends on, as the draft model says; 0 without one.
-    """
+    ``lookahead``: tokens beyond a slot's own that draft KV depends on; 0 without a draft."""
 
     def __init__(self, config: EngineConfig, memory: KVMemory, req_to_token: ReqToToken, *, lookahead: int) -> None:
         self.memory = memory
@@ -57,11 +54,8 @@ class PrefixCache:
         return True
 
     def attach(self, request: Request) -> None:
-        """Give a waiting request the longest prefix it can use; its row must be assigned.
-
-        A prefix cached while speculation was off has target KV only. With ``recompute`` a speculating request
-        matches no further than the draft KV reaches; otherwise it remembers which slots lack it.
-        """
+        """Give a waiting request the longest prefix it can use; its row must be assigned. With ``recompute`` a
+        speculating one matches no further than draft KV reaches; otherwise it remembers which slots lack it."""
         if not self.enabled:
             return
         limit = request.cache_limit
@@ -114,7 +108,6 @@ class PrefixCache:
         self.memory.free(self.radix.evict(self.radix.evictable_size))
 
     def _key(self, tokens: Sequence[int]) -> RadixKey:
-        """The key of a sequence, which only those share whose KV, the draft's included, is the same."""
         return RadixKey(tokens, self.lookahead)
 
     def _insert(self, request: Request, key: RadixKey) -> int:

@@ -1,8 +1,7 @@
-"""The prefix cache: a radix tree from token prefixes to the KV slots that already hold them.
+"""The prefix cache: a radix tree from token prefixes to the KV slots that already hold them, in whole pages.
 
-The tree owns the slots it stores, in whole pages. A path that a running request reads is locked; the rest may be
-evicted, least recently used leaves first, by a logical clock (the same calls give the same evictions). A prefix may
-have been cached by a request that did not speculate, so a node says if the *draft* KV of its slots was ever written.
+A path that a running request reads is locked; the rest may be evicted, least recently used leaves first, by a logical
+clock. A node says if the *draft* KV of its slots was ever written: its prefix may come from a request without drafts.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ def beyond(lookahead: int) -> int:
 class RadixKey:
     """The key under which the first ``len(tokens) - beyond(lookahead)`` slots of a sequence are cached.
 
-    Slot p is cached under token p and the ``lookahead`` tokens after it, those on which what it holds depends. An EAGLE
-    head embeds token p+1 beside target hidden p, so its keys are of pairs; layer i of multi-layer MTP embeds token
-    p+1+i, so with N layers they are of N+1 tokens. Under t_p alone, two prompts that diverge right after a shared page
-    would share draft KV that is wrong for one of them.
+    Slot p is cached under token p and the ``lookahead`` tokens after it, on which its draft KV depends: an EAGLE head
+    embeds token p+1, layer i of multi-layer MTP token p+1+i. Under t_p alone, two prompts that diverge right after a
+    shared page would share draft KV that is wrong for one of them.
     """
 
     tokens: Sequence[int] | npt.NDArray[np.int64]
@@ -169,12 +167,9 @@ class RadixCache:
         return PrefixMatch(slots, node, torch.cat([self._none.to(torch.bool), *written]))
 
     def insert(self, key: RadixKey, slots: torch.Tensor, *, draft_written: bool) -> InsertResult:
-        """Hand ``slots`` (integers, at least ``len(key)`` floored to pages) to the tree as holding ``key``.
-
-        Where the tree has the prefix already it keeps its own slots. Where those lack draft KV and the offered ones
-        have it (``draft_written``), the caller must copy ``heal_src`` to ``heal_dst``: the tree counts that draft KV as
-        written from now on. Raises ``ValueError`` when slots are missing.
-        """
+        """Hand ``slots`` (at least ``len(key)`` floored to pages) to the tree as holding ``key``. Where it has the
+        prefix already it keeps its own; where those lack draft KV and the offered ones have it, the caller must copy
+        ``heal_src`` to ``heal_dst``, which counts as done. Raises ``ValueError`` when slots are missing."""
         length = len(key) // self.page_size * self.page_size
         if slots.numel() < length:
             raise ValueError(f"{slots.numel()} slots offered for a key of {length}")
@@ -254,10 +249,7 @@ class RadixCache:
             done += shared
 
     def _split(self, node: TreeNode, length: int) -> TreeNode:
-        """Cut the first ``length`` slots off into a new parent, and return it.
-
-        ``node`` stays the lower part, so that a request that locked it still unlocks the whole path.
-        """
+        """Cut the first slots off into a new parent. ``node`` stays the lower part, and unlocks the whole path."""
         parent = node.parent
         assert parent is not None
         upper = self._add_child(parent, node.key.part(0, length), node.slots[:length].clone(), node.draft_written)
@@ -283,7 +275,6 @@ class RadixCache:
         return child
 
     def _note_leaf(self, node: TreeNode) -> bool:
-        """Register ``node`` as evictable if it is; the root never is."""
         evictable = node.parent is not None and not node.children and node.lock_ref == 0
         if evictable:
             self._leaves[node.serial] = node

@@ -85,9 +85,8 @@ def accept_sampling(
 ) -> Acceptance:
     """Tree speculative sampling; with both thresholds 1.0 the output distribution is exactly the target's.
 
-    At each accepted node one coin serves all children in turn: child c is accepted when the coin falls into the
-    cumulative target mass of the children tried so far. When none is, the bonus is drawn from the target with the
-    rejected children's mass removed.
+    At each accepted node one coin serves all children in turn: a child is accepted when the coin falls into the mass of
+    those tried so far. When none is, the bonus is drawn from the target without the rejected children's mass.
 
     probs: float32 [B, T, V], the target's, rows sum to 1. coins: float32 [B, S+2] in [0, 1), the last for the bonus.
     """
@@ -120,10 +119,8 @@ class CacheMoves:
 def get_src_tgt_cache_loc(
     acceptance: Acceptance, out_cache_loc: Tensor, tree_size: int, scratch: Scratch
 ) -> CacheMoves:
-    """The slots where accepted KV lies and those where it belongs.
-
-    The buffers cover S + 1 entries per request and only A of them are written. The rest is copied all the same, so it
-    names slot 0, the padding (SGLang PR 26335).
+    """The slots where accepted KV lies and those where it belongs: S + 1 entries per request, of which A are written.
+    The rest is copied all the same, so it names slot 0, the padding (SGLang PR 26335).
 
     out_cache_loc: int64 [B·T], the verify batch's slots in node order; a request's first A are its targets.
     """
@@ -151,10 +148,7 @@ def last_accepted_rows(accept_lengths: Tensor, tree_size: int) -> Tensor:
 
 
 def compact_accept_to_front(acceptance: Acceptance, features: Tensor, tree_size: int) -> Compacted:
-    """Gather accepted rows of predict and hidden features to the front of each request's T rows.
-
-    Rows past A repeat the root: they are embedded and attended by nothing that is kept.
-    """
+    """Gather accepted rows to the front of each request's T rows; those past A repeat the root and are not read."""
     maybe_detect_oob(acceptance.accept_index, -1, acceptance.predict.numel(), "commit.compact.rows")
     return Compacted(
         *compact(acceptance.accept_index, acceptance.predict, acceptance.num_correct_drafts, features, tree_size)

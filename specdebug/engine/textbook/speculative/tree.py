@@ -1,13 +1,10 @@
 """Stages 1 and 2: candidates that a draft loop selects, and the tree of them that the target verifies.
 
-Selection 0 takes all K roots; selection i keeps the K best of K² continuations. Every candidate ever scored
-is numbered in one list (K roots, then K² per selection); a tree is the best T - 1 of them. A path's score is
-the product of its probabilities and never grows, so a candidate's parent always ranks before it.
-
-Sources: EAGLE-2 (arXiv:2406.16858); SGLang ``select_top_k_tokens`` and ``organize_draft_results``.
-
-Node 0 of the tree is the bonus token at position L; node i > 0 is chosen candidate i - 1. The tree is an ancestor mask
-for attention, and first-child / next-sibling links for acceptance.
+Selection 0 takes all K roots; selection i keeps the K best of K² continuations. Every candidate ever scored is numbered
+in one list (K roots, then K² per selection); a tree is the best T - 1 of them, by the product of their path's
+probabilities, so that a candidate's parent always ranks before it. Node 0 of the tree is the bonus token at position L;
+node i > 0 is chosen candidate i - 1. Sources: EAGLE-2 (arXiv:2406.16858); SGLang ``select_top_k_tokens`` and
+``organize_draft_results``.
 """
 
 from __future__ import annotations

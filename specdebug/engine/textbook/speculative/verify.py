@@ -1,8 +1,4 @@
-"""Stage 3, verify: one target forward over the whole tree.
-
-It writes target KV of node i to row cell L + i. Its logits at each node decide what is accepted; the draft goes on from
-its hidden states.
-"""
+"""Stage 3, verify: one target forward over the whole tree, which writes KV of node i to row cell L + i."""
 
 from __future__ import annotations
 
@@ -92,10 +88,8 @@ class VerifyStage:
     def prepare(
         self, tree: VerifyTree, rows: Tensor, seq_lens: Tensor, slots: Tensor, lens_cpu: tuple[int, ...], slack: int
     ) -> PreparedVerify:
-        """Load a tree, and plan its attention where that can be done before the lengths are known.
-
-        ``lens_cpu`` may exceed them, in all by ``slack``. rows, seq_lens: int64 [B]. slots: int64 [B·T], for target KV.
-        """
+        """Load a tree, and plan its attention where that can be done before the lengths are known: ``lens_cpu`` may
+        exceed them, in all by ``slack``. rows, seq_lens: int64 [B]. slots: int64 [B·T], for target KV."""
         input_ids = tree.tokens.reshape(-1)
         maybe_detect_oob(input_ids, 0, self.parts.vocab_size, "verify.input_ids")
         inputs = VerifyInputs(input_ids, tree.positions.reshape(-1), slots, tree.mask, rows, seq_lens)

@@ -1,6 +1,5 @@
-"""One EAGLE iteration: draft, tree, verify, accept, commit, draft extend.
-
-The target's output decides every emitted token; a mistake of the draft only costs accepted length.
+"""One EAGLE iteration: draft, tree, verify, accept, commit, draft extend. The target's output decides every emitted
+token.
 """
 
 from __future__ import annotations
@@ -32,11 +31,8 @@ AnyDrafter = TypeVar("AnyDrafter", bound=Drafter[Any])
 
 
 class StagedWorker(Generic[AnyDrafter]):
-    """A worker's parts, whatever drafts.
-
-    ``drafts_ahead``: the next step may be begun before this one's tokens are read. ``ragged_extend``: the extend takes
-    accepted rows only, which no graph of a fixed size can hold.
-    """
+    """A worker's parts, whatever drafts. ``drafts_ahead``: the next step may be begun before this one's tokens are
+    read. ``ragged_extend``: the extend takes accepted rows only, which no graph of a fixed size can hold."""
 
     ragged_extend: ClassVar[bool] = False
 
@@ -58,7 +54,6 @@ class StagedWorker(Generic[AnyDrafter]):
 
     @property
     def state(self) -> StateTable[Any]:
-        """The state that one step leaves for the next, on the device."""
         return self.drafter.state
 
     def _rows_of(self, requests: Sequence[Request]) -> Tensor:
@@ -69,8 +64,6 @@ class StagedWorker(Generic[AnyDrafter]):
         return self._last_rows[1]
 
     def prefill(self, batch: PrefillBatch, next_ids: Tensor, features: Tensor) -> None:
-        """The target has computed these prompt chunks. next_ids: int64 [B], its sample after each. features:
-        [Σext, F]."""
         self.drafter.prefill(batch, next_ids, features)
         self.state.store_lengths(batch.req_pool_indices, batch.prefix_lens + batch.extend_lens, next_ids)
 
@@ -161,10 +154,8 @@ class EagleWorker(StagedWorker[Drafter[Any]]):
         return [row[1 : row[0] + 1] for row in accepted.wait()]
 
     def _begin(self, requests: Sequence[Request], lens_cpu: tuple[int, ...], *, slack: int = 0) -> _Begun:
-        """Draft for ``requests`` by the device's state, build their tree, and prepare the verify.
-
-        Their lengths are at most ``lens_cpu``, and all together at most ``slack`` less.
-        """
+        """Draft by the device's state, build the tree, prepare the verify. Lengths are at most ``lens_cpu``, in all
+        ``slack`` less."""
         observers, table = self._parts.observers, self._parts.req_to_token.table
         rows = self._rows_of(requests)
 
@@ -182,11 +173,8 @@ class EagleWorker(StagedWorker[Drafter[Any]]):
         return _Begun(tuple(requests), tree, prepared)
 
     def _begin_ahead(self, requests: Sequence[Request], lens_cpu: tuple[int, ...]) -> _Begun | None:
-        """Begin on a GPU the step after this one, of whose lengths the host knows the most they can be: at least one
-        token is accepted, and at most a whole tree.
-
-        None where one could be past the context: its request ends with this step, and tables and buffers may be too.
-        """
+        """Begin on a GPU the step after this one, whose lengths grow by one token to a whole tree. None where one could
+        be past the context: its request ends with this step, and tables and buffers may be too."""
         nodes = self._parts.spec.tree_size
         longest = tuple(length + nodes for length in lens_cpu)
         if not self.drafts_ahead or max(longest) > self._parts.config.context_length:
@@ -201,7 +189,6 @@ class EagleWorker(StagedWorker[Drafter[Any]]):
         return begun
 
     def _drop_ahead(self) -> None:
-        """The step that was begun ahead will not go on."""
         if self._ahead is None:
             return
         self._parts.observers.tell(AheadDropped)

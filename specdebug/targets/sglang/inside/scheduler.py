@@ -1,6 +1,6 @@
 """SGLang's scheduler: its batches, its requests, and the conservation laws of its pools, added up after each batch.
 
-They are the laws of our own engine (``engine/memory/laws.py``), over what SGLang keeps: pages that are free, in
+They are the laws of our own engine (``targets/laws.py``), over what SGLang keeps: pages that are free, in
 the radix tree, or a request's own; rows of ``req_to_token``; and how many requests lock each node.
 """
 

@@ -23,8 +23,8 @@ from specdebug.engine.kernels import accept, cache_locs, kv_cache, kv_indices, t
 from specdebug.engine.kernels.pointer import flat_storage
 from specdebug.engine.memory.arena import Arena, ArenaLayout, FillPolicy
 from tests.engine.kernels.cases_v1 import UPSTREAM, DraftCase, draft_cases
-from tests.engine.statistics import chi_square_p_value
 from tests.engine.textbook.speculative.trees import Shape, candidate_trees, parent_of
+from tests.engine.texts import chi_square_p_value
 from tests.interpreter import float_types
 
 pytest.importorskip("triton")

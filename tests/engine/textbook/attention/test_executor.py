@@ -15,9 +15,9 @@ from torch import Tensor
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine.attention.select import planner_class
 from specdebug.engine.errors import IllegalAddress
-from specdebug.engine.textbook.attention.executor import TorchAttention, merge_partial, prepare
+from specdebug.engine.textbook.attention.executor import TorchAttention, prepare
 from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
-from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
+from specdebug.engine.textbook.attention.planner import Metadata, PagedMetadata, RaggedMetadata
 from tests.engine.attention.cases import (
     DIM,
     KV_HEADS,
@@ -261,19 +261,6 @@ def test_a_sequence_without_keys_attends_nothing() -> None:
         assert bool((out[0] != 0).any())
 
 
-def test_a_cascade_with_an_empty_prefix_is_its_second_pass_alone() -> None:
-    world = two_sequences((4,))
-    slots = world.slots(0, 0, 4).to(INT32).unsqueeze(0)
-    one = torch.arange(2, dtype=INT32)
-    expand = PagedMetadata(slots, torch.tensor([4], dtype=INT32), one, 1, page_size=1, causal=False)
-    prefix = PagedMetadata(slots * 0, torch.tensor([0], dtype=INT32), one, 1, page_size=1, causal=False)
-    q, kv = torch.randn(1, Q_HEADS, DIM), torch.zeros(1, KV_HEADS, DIM)
-    loc = torch.zeros(1, dtype=torch.int64)
-    alone = TorchAttention(expand, world.pool, loc)(1, q, kv, kv)
-    cascade = TorchAttention(CascadeMetadata(prefix, expand), world.pool, loc)(1, q, kv, kv)
-    torch.testing.assert_close(cascade, alone)
-
-
 @given(splits=st.integers(1, 9), lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4), seed=st.integers(0, 99))
 @settings(max_examples=25)
 def test_splitting_the_keys_changes_nothing_but_rounding(splits: int, lengths: list[int], seed: int) -> None:
@@ -288,24 +275,6 @@ def test_splitting_the_keys_changes_nothing_but_rounding(splits: int, lengths: l
         k, v = (tensor[0] for tensor in world.history[b])
         expected = dense(q[b : b + 1], k, v, torch.ones(1, length, dtype=torch.bool))
         torch.testing.assert_close(found[b : b + 1].double(), expected, atol=2e-5, rtol=2e-5)
-
-
-@given(parts=st.integers(1, 4), seed=st.integers(0, 999), data=st.data())
-@settings(max_examples=40)
-def test_partial_results_merge_to_the_softmax_over_all_keys(parts: int, seed: int, data: st.DataObject) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    sizes = data.draw(st.lists(st.integers(0, 5), min_size=parts, max_size=parts))
-    scores = [10 * torch.randn(3, size, generator=generator, dtype=torch.float64) for size in sizes]
-    values = [torch.randn(size, 2, generator=generator, dtype=torch.float64) for size in sizes]
-    partial = [
-        ((torch.softmax(s, dim=-1) @ v).nan_to_num(0.0), torch.logsumexp(s, dim=-1))
-        for s, v in zip(scores, values, strict=True)
-    ]
-    merged, total = merge_partial(partial)
-    every, all_values = torch.cat(scores, dim=1), torch.cat(values)
-    torch.testing.assert_close(total, torch.logsumexp(every, dim=-1))
-    expected = torch.softmax(every, dim=-1) @ all_values if sum(sizes) else torch.zeros(3, 2).double()
-    torch.testing.assert_close(merged, expected)
 
 
 @pytest.mark.parametrize(

@@ -80,11 +80,6 @@ def test_draft_forward_i_lists_the_prefix_and_i_plus_one_slots_of_every_branch(p
         assert plan.kv_indices.numel() == 2 * 9 + 4 * (step + 1) == int(plan.kv_indptr[-1])
 
 
-def test_one_step_needs_no_forward_and_no_plan() -> None:
-    world, planner = _planned(Case((3,), 4, topk=2, steps=1))
-    assert planner.draft_decode(draft_layout(world)[0], eager()) == []
-
-
 def test_a_buffer_too_small_is_an_assertion_before_anything_is_written() -> None:
     world, planner = _planned(Case((10, 12), 1, topk=2, steps=3))
     layout, _ = draft_layout(world)

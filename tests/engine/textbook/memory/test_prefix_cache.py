@@ -52,56 +52,6 @@ def test_with_a_draft_the_last_shared_slot_depends_on_the_token_after_it(mode: s
         parts.check_draft(other)
 
 
-def test_duplicates_give_way_to_the_slots_that_were_there_first() -> None:
-    parts = _parts()
-    first, second = parts.request(PROMPT), parts.request(PROMPT)
-    assert parts.admit(first)
-    assert parts.admit(second)
-    taken = parts.num_free
-    parts.prefill(first, following=7)
-    parts.prefill(second, following=7)
-    assert parts.num_free == taken + 8
-    assert _slots(parts, second, 8) == _slots(parts, first, 8)
-    assert second.protected_len == 8
-    parts.check_target(second)
-    parts.check_draft(second)
-    assert parts.laws(first, second) == []
-
-
-def test_each_chunk_is_published_and_publishing_again_changes_nothing() -> None:
-    parts = _parts()
-    request = parts.request(PROMPT)
-    assert parts.admit(request)
-    for stop, protected in [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8), (11, 8)]:
-        parts.compute(request, stop, following=7)
-        parts.cache.publish(request)
-        assert request.protected_len == protected
-        assert parts.cache.radix.total_size == parts.cache.radix.protected_size == protected
-        free, slots = parts.num_free, _slots(parts, request, 11)
-        parts.cache.publish(request)
-        assert (parts.num_free, _slots(parts, request, 11)) == (free, slots)
-        assert parts.laws(request) == []
-
-
-def test_release_keeps_the_output_for_others_or_only_what_was_published() -> None:
-    for keep, cached in ((True, 12), (False, 8)):
-        parts = _parts()
-        request = parts.run(PROMPT, following=7)
-        parts.grow(request, 15)
-        for token in (8, 9):
-            parts.compute(request, request.kv_len + 1, following=token)
-            request.output_ids.append(token)
-        assert (request.kv_len, len(request.all_ids)) == (13, 14)
-        row = request.row
-        parts.cache.release(request, keep=keep)
-        assert parts.cache.radix.total_size == parts.cache.radix.evictable_size == cached
-        assert parts.num_free == parts.config.usable_slots - cached
-        assert (request.row, request.kv_len, request.kv_allocated, request.protected_len) == (0, 0, 0, 0)
-        assert request.node is None
-        assert parts.laws() == []
-        assert parts.req_to_token.alloc_row() == row
-
-
 def test_kv_past_the_last_emitted_token_is_not_cached() -> None:
     """A verify commits what it accepted; the request may have stopped in the middle of that."""
     parts = _parts(1)
@@ -194,20 +144,6 @@ def test_allocation_evicts_the_least_recently_used_prefix_that_nobody_reads() ->
     assert parts.cache.alloc(8) is None
     assert parts.cache.alloc(7) is not None
     assert parts.cache.available == 0
-
-
-def test_room_is_made_by_eviction_and_only_if_that_is_enough() -> None:
-    parts = Parts(make_config(num_slots=24))
-    done, reader = parts.run([1] * 9), parts.run([2] * 9)
-    parts.cache.release(done, keep=True)
-    assert parts.num_free < 15
-    cached = parts.cache.radix.total_size
-    assert not parts.cache.make_room(16)
-    assert parts.cache.radix.total_size == cached, "nothing is done where it would not help"
-    assert parts.cache.make_room(15)
-    assert parts.num_free >= 15
-    parts.check_target(reader)
-    assert parts.laws(reader) == []
 
 
 OPS = st.one_of(

@@ -22,8 +22,8 @@ from specdebug.engine.textbook.speculative.accept import (
 )
 from specdebug.engine.textbook.speculative.tree import DraftCandidates, VerifyTree
 from specdebug.engine.workers.v1 import truncate
-from tests.engine.statistics import chi_square_p_value
 from tests.engine.textbook.speculative.trees import Shape, candidate_trees, shapes
+from tests.engine.texts import chi_square_p_value
 
 VOCAB = 12
 CREDIBLE = 1e-3
@@ -91,13 +91,6 @@ def test_sampling_from_one_hot_targets_is_greedy(data: st.DataObject) -> None:
     assert torch.equal(sampled.num_correct_drafts, greedy.num_correct_drafts)
 
 
-def test_tree_no_deeper_than_num_steps_is_followed_to_its_end_and_no_further() -> None:
-    tree = chain([7, 7, 7])
-    wanted = torch.full((1, 4), 7)
-    assert accept_greedy(tree, wanted, 3).num_correct_drafts.tolist() == [3]
-    assert accept_greedy(tree, wanted, 2).num_correct_drafts.tolist() == [2]
-
-
 # What follows draws from one small tree: two children below the root, two below the first, a chain below those.
 #
 #        0 ── 1 (token 4) ── 3 (token 1) ── 5 (token 2)
@@ -118,13 +111,6 @@ def small_tree(batch: int) -> VerifyTree:
     )
     zeros = torch.zeros(batch, dtype=torch.int64)
     return shape.builder().build(candidates, zeros + TREE_TOKENS[0], zeros)
-
-
-def chain(tokens: list[int]) -> VerifyTree:
-    shape = Shape(1, len(tokens), len(tokens) + 1)
-    steps = torch.arange(len(tokens))
-    candidates = DraftCandidates((steps - 1)[None], steps[None], torch.tensor([tokens]))
-    return shape.builder().build(candidates, torch.tensor([0]), torch.tensor([0]))
 
 
 def target_rows(seed: int = 17) -> Tensor:
@@ -184,13 +170,6 @@ def test_whole_paths_have_the_targets_joint_distribution(exact_draws) -> None:
         for second in range(VOCAB):
             expected[first, second] = float(probs[0, first] * probs[child, second])
     assert chi_square_p_value(counts, expected) > CREDIBLE
-
-
-def test_a_draft_is_accepted_exactly_when_it_is_emitted(exact_draws) -> None:
-    for nodes, emitted in exact_draws[:2000]:
-        for here, there, token in zip(nodes, nodes[1:], emitted, strict=False):
-            assert children(here)[token] == there
-        assert emitted[-1] not in children(nodes[-1]) or len(nodes) == STEPS + 1
 
 
 def test_targets_of_few_tokens_never_emit_another() -> None:

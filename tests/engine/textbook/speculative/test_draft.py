@@ -206,24 +206,3 @@ def test_ties_and_certainties_keep_the_tree_closed(data: st.DataObject, shape: S
     tokens = tree.tokens[0].tolist()
     by_links = {node: tuple(tokens[n] - OFFSET for n in nodes[1:]) for node, nodes in reached.items()}
     assert [by_links[i + 1] for i in range(len(paths))] == [path[1:] for path in paths]
-
-
-def test_one_selection_runs_no_forward_and_keeps_no_parents() -> None:
-    shape = Shape(3, 1, 3)
-    model = scripted(5, 2)
-    candidates = Rig(shape, 2, model).run()
-    assert model.positions == []
-    assert tuple(candidates.parent_list.shape) == (2, 0)
-    assert candidates.top_scores_index.tolist() == [[0, 1], [0, 1]]
-
-
-def test_top_k_probs_descend_and_normalise_over_the_whole_vocabulary() -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0, -1.0]], dtype=torch.bfloat16)
-    probs, ids = top_k_probs(logits, 2)
-    expected = torch.softmax(logits.float(), dim=-1)[0]
-    assert probs.dtype is torch.float32
-    assert ids.tolist() == [[1, 2]]
-    assert torch.allclose(probs[0], expected[[1, 2]])
-    single, first = top_k_probs(logits, 1)
-    assert first.tolist() == [[1]]
-    assert torch.equal(single, probs[:, :1])

@@ -36,20 +36,6 @@ def test_tree_is_what_recursion_over_parents_gives(data: st.DataObject) -> None:
             assert children_by_links(tree, b, node) == children, "best first: the lowest candidate number"
 
 
-@settings(max_examples=100, derandomize=True)
-@given(st.data())
-def test_links_reach_every_node_once_and_stay_inside(data: st.DataObject) -> None:
-    shape = data.draw(shapes())
-    candidates, _ = data.draw(candidate_trees(shape, batch=2, vocab=VOCAB))
-    tree = shape.builder().build(candidates, torch.zeros(2, dtype=torch.int64), torch.tensor([1, 2]))
-    for links in (tree.retrieve_next_token, tree.retrieve_next_sibling):
-        assert bool(((links >= 1) | (links == -1)).all())
-        assert bool((links < shape.tree_size).all())
-    assert int(tree.retrieve_next_sibling[0, 0]) == -1
-    for b in range(2):
-        assert sorted(paths_by_links(tree, b)) == list(range(shape.tree_size))
-
-
 @settings(max_examples=150, derandomize=True)
 @given(st.data())
 def test_unclosed_candidates_still_give_a_tree_that_can_be_walked(data: st.DataObject) -> None:

@@ -10,14 +10,14 @@ import torch
 
 from specdebug.engine import Engine, EngineConfig, SamplingParams
 from specdebug.engine.errors import EngineError
-from specdebug.engine.memory.laws import Recency, Room, check_others
 from specdebug.engine.textbook import sampler
 from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
 from specdebug.engine.textbook.memory.radix_cache import RadixCache, TreeNode
 from specdebug.engine.textbook.request import Request, Status
+from specdebug.targets.laws import Recency, Room, broken_laws, check_others
+from tests.engine.driving import plant
 from tests.engine.machine import Machine
 from tests.engine.parts import Parts, make_config
-from tests.engine.planting import plant
 
 PROMPT = list(range(20, 29))  # 9 tokens: 8 cached slots, one held
 OTHER = list(range(60, 69))
@@ -266,7 +266,7 @@ def test_an_engine_with_a_bug_in_its_books_breaks_the_law_in_the_step_that_shows
             retractions += len(engine.step().retracted)
         except EngineError:
             break
-        found.append(engine.check_pools())
+        found.append(broken_laws(engine))
         if not engine.has_work:
             break
     if bug is None:
@@ -290,17 +290,16 @@ def test_a_holder_keeps_whole_pages_and_no_more_than_its_worker_lets_it(worker: 
 
 
 def test_a_request_that_decodes_has_two_steps_behind_where_it_went_on() -> None:
-    """21 cells are 24 in pages of 4; less would do for one step, and more for its new length. Nothing is noted before
-    the first look."""
+    """21 cells are 24 in pages of 4; less would do for one step, and more for its new length."""
     parts = Parts(make_config(page_size=4, num_slots=64, speculative={"num_steps": 5}))
     request, room = parts.run(PROMPT), Room(parts.config, parts.cache)
-    for look, held in enumerate((20, 20, 24, 28)):
+    for held in (20, 24, 28):
         request.kv_len, request.kv_allocated = 9, held
         room.begin([request], None, [])
         request.kv_len = 13
         room.end()
         said = f"reserve: r1 went on from 9 with {held} slots, not 24"
-        assert room.check([request]) == ([] if held == 24 or not look else [said])
+        assert room.check([request]) == ([] if held == 24 else [said])
 
 
 @pytest.mark.parametrize(
@@ -360,11 +359,11 @@ def test_draws_from_the_global_generator_are_told(
     plant(monkeypatch, sampler, "request_generator", old, new)
     sampling.step()
     expected = [f"streams: {rid} has sampled, and has no generator of its own" for rid in ("a", "b")]
-    assert sampling.check_pools() == expected
+    assert broken_laws(sampling) == expected
 
 
 def test_two_requests_on_one_generator_are_told(sampling: Engine) -> None:
     sampling.step()
-    assert sampling.check_pools() == []
+    assert broken_laws(sampling) == []
     sampling.requests["b"].generator = sampling.requests["a"].generator
-    assert sampling.check_pools() == ["streams: b and a draw from one generator"]
+    assert broken_laws(sampling) == ["streams: b and a draw from one generator"]

@@ -1,24 +1,27 @@
-"""Conservation laws of an engine's books. They hold after every step; a violation names the law, what breaks it and who
-holds that. Nothing else fails of a request that waits though it fits, or of a prefix that is computed again: the same
-tokens come out, only later.
+"""Conservation laws of our engine's books, which hold after every step. A violation names the law, what breaks it and
+who holds that; nothing else fails of a request that waits though it fits, or of a prefix that is computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from specdebug.engine.config import EngineConfig, round_up
+from specdebug.engine.inspect import EngineView
+from specdebug.engine.textbook.engine import Engine
 from specdebug.engine.textbook.memory.allocator import SlotAllocator
 from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
 from specdebug.engine.textbook.memory.radix_cache import RadixCache, TreeNode, beyond
 from specdebug.engine.textbook.memory.req_to_token import PADDING_ROW, ReqToToken
 from specdebug.engine.textbook.request import Request, Status
+from specdebug.events import Scheduling
 
 
 def check_pools(cache: PrefixCache, holders: Iterable[Request]) -> list[str]:
@@ -278,13 +281,12 @@ class _Start:
 
 
 class Room:
-    """Watches every step from its beginning to its end, and tells of the last at the next look. It notes nothing before
-    the first look."""
+    """Watches every step from its beginning to its end, and tells of the last at the next look."""
 
     def __init__(self, config: EngineConfig, cache: PrefixCache) -> None:
         self._cache = cache
         self._needs = Needs(config)
-        self._watching = self._on_hold = False
+        self._on_hold = False
         self._start: _Start | None = None
         self._found: list[str] = []
         self._seen: dict[Request, tuple[int, bool]] = {}
@@ -292,8 +294,6 @@ class Room:
 
     def begin(self, running: Sequence[Request], chunked: Request | None, waiting: Sequence[Request]) -> None:
         """A step begins, of these."""
-        if not self._watching:
-            return
         holders = [_Holder(request, request.kv_len, request.retractions, True) for request in running]
         needs, free, promised = self._needs, self._cache.available, self._needs.borrowed(running)
         lacking = promised + sum(needs.lacking(one, one.kv_len + needs.held(one)) for one in running)
@@ -330,7 +330,7 @@ class Room:
         than its worker's discipline lets it keep, and through a decode just what this asks for. room: none is set
         back while a step's slots can be had; who waits first is admitted once it fits, and not before.
         """
-        found, self._found, self._watching = self._found, [], True
+        found, self._found = self._found, []
         return [*found, *(problem for request in holders for problem in self._kept(request))]
 
     def _kept(self, request: Request) -> Iterator[str]:
@@ -490,20 +490,39 @@ class Reuse:
         return max(positions, 0) // self._page * self._page
 
 
-class Laws:
-    """All laws of one engine's books. Some are of what has happened since the last look."""
+class _Laws:
+    """All laws of one engine's books, watched from now on."""
 
-    def __init__(self, config: EngineConfig, cache: PrefixCache, *, lookahead: int) -> None:
-        self.room = Room(config, cache)
-        self._cache = cache
-        self._recency = Recency(cache.radix)
-        self._reuse = Reuse(config, cache.radix, lookahead=lookahead, draft_kv=cache.memory.draft is not None)
+    hears = (Scheduling,)
 
-    def check(self, requests: Sequence[Request], holders: Sequence[Request], waiting: Iterable[Request]) -> list[str]:
-        """Violated laws as ``"<law>: <detail>"``. ``requests``: all that the engine knows, of which ``holders`` hold a
-        row and ``waiting`` are queued."""
+    def __init__(self, view: EngineView) -> None:
+        self._cache, self._scheduler = view.cache, view.scheduler
+        radix, lookahead, draft_kv = self._cache.radix, self._cache.lookahead, self._cache.memory.draft is not None
+        self._room, self._recency = Room(view.config, self._cache), Recency(radix)
+        self._reuse = Reuse(view.config, radix, lookahead=lookahead, draft_kv=draft_kv)
+        view.engine.observers.add(self)
+
+    def on(self, event: Scheduling) -> None:
+        if event.over:
+            self._room.end()
+        else:
+            self._room.begin(self._scheduler.running, self._scheduler.chunked, self._scheduler.waiting)
+
+    def check(self, requests: Collection[Request]) -> list[str]:
+        holders = self._scheduler.holders
         held = {request.rid for request in holders}
         others = [request for request in requests if request.rid not in held]
-        problems = check_pools(self._cache, holders) + check_others(others, waiting) + self._recency.check()
-        problems += self.room.check(holders) + self._reuse.check(requests, holders)
+        problems = check_pools(self._cache, holders) + check_others(others, self._scheduler.waiting)
+        problems += self._recency.check() + self._room.check(holders) + self._reuse.check(requests, holders)
         return problems + check_streams(requests)
+
+
+_watched: WeakKeyDictionary[Engine, _Laws] = WeakKeyDictionary()
+
+
+def broken_laws(engine: Engine) -> list[str]:
+    """Laws that an engine's books break, as ``"<law>: <detail>"``. It is watched from the first look on; some laws are
+    of what has happened since the last."""
+    if engine not in _watched:
+        _watched[engine] = _Laws(engine.view)
+    return _watched[engine].check(engine.requests.values())

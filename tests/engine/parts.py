@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdebug.engine.config import EngineConfig
+from specdebug.engine.config import EngineConfig, round_up
 from specdebug.engine.memory.arena import FillPolicy
 from specdebug.engine.textbook.memory.allocator import KVMemory, SlotAllocator
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
@@ -37,30 +37,15 @@ class Parts:
         fill = FillPolicy(config.memory.fill, config.seed)
         self.config = config
         self.req_to_token = ReqToToken(
-            config.max_running_requests,
-            config.context_length + config.row_headroom,
-            fill=fill,
-            guards=True,
+            config.max_running_requests, config.context_length + config.row_headroom, fill=fill, guards=True
         )
-        self.memory = KVMemory(
-            SlotAllocator(config.usable_slots, config.page_size),
-            self._pool(fill),
-            None if config.speculative is None else self._pool(fill),
-        )
+        slots, page = config.usable_slots, config.page_size
+        sizes = {"num_slots": slots, "page_size": page, "dtype": torch.float32, "fill": fill}
+        target, draft = (MHAPool(num_layers=1, num_kv_heads=1, head_dim=1, **sizes) for _ in range(2))
+        self.memory = KVMemory(SlotAllocator(slots, page), target, None if config.speculative is None else draft)
         lookahead = 0 if config.speculative is None else 1
         self.cache = PrefixCache(config, self.memory, self.req_to_token, lookahead=lookahead)
         self._serial = 0
-
-    def _pool(self, fill: FillPolicy) -> MHAPool:
-        return MHAPool(
-            num_layers=1,
-            num_slots=self.config.usable_slots,
-            page_size=self.config.page_size,
-            num_kv_heads=1,
-            head_dim=1,
-            dtype=torch.float32,
-            fill=fill,
-        )
 
     @property
     def num_free(self) -> int:
@@ -73,21 +58,20 @@ class Parts:
         sampling = SamplingParams(max_new_tokens=max_new_tokens)
         return Request(f"r{self._serial}", list(prompt), sampling, spec)
 
-    def admit(self, request: Request, *, headroom: int = 0) -> bool:
-        """A row, the cached prefix, slots for the prompt and ``headroom`` more; False if too few are left."""
+    def admit(self, request: Request) -> bool:
+        """A row, the cached prefix and slots for the prompt; False if too few are left."""
         row = self.req_to_token.alloc_row()
         if row is None:
             return False
         request.row = row
         self.cache.attach(request)
-        if self.grow(request, len(request.all_ids) + headroom):
+        if self.grow(request, len(request.all_ids)):
             return True
         self.cache.release(request, keep=False)
         return False
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        page = self.config.page_size
-        missing = -(-num_tokens // page) * page - request.kv_allocated
+        missing = round_up(num_tokens, self.config.page_size) - request.kv_allocated
         if missing <= 0:
             return True
         slots = self.cache.alloc(missing)
@@ -114,13 +98,10 @@ class Parts:
             _store(self.memory.draft, slots, [draft_mark(tokens, p) for p in positions])
         request.kv_len = stop
 
-    def prefill(self, request: Request, following: int, *, chunk: int | None = None) -> None:
-        """Compute and publish the rest of the prompt, chunk by chunk, then append the first output token."""
-        total = len(request.all_ids)
-        while request.kv_len < total:
-            stop = total if chunk is None else min(request.kv_len + chunk, total)
-            self.compute(request, stop, following=following)
-            self.cache.publish(request)
+    def prefill(self, request: Request, following: int) -> None:
+        """Compute and publish the rest of the prompt, then append the first output token."""
+        self.compute(request, len(request.all_ids), following=following)
+        self.cache.publish(request)
         request.output_ids.append(following)
 
     def run(self, prompt: list[int], *, speculative: bool | None = None, following: int = 99) -> Request:

@@ -185,10 +185,7 @@ def test_the_pool_holds_at_least_one_reservation(page: int, spec: Any, smallest:
 )
 def test_what_a_decode_step_may_touch(page: int, steps: int, topk: int, nodes: int, alloc: int, headroom: int) -> None:
     config = EngineConfig.from_dict(
-        {
-            "page_size": page,
-            "speculative": {"num_steps": steps, "eagle_topk": topk, "num_draft_tokens": nodes},
-        }
+        {"page_size": page, "speculative": {"num_steps": steps, "eagle_topk": topk, "num_draft_tokens": nodes}}
     )
     assert (config.alloc_len_per_decode, config.row_headroom) == (alloc, headroom)
 

@@ -1,4 +1,4 @@
-"""Crossing between host and device: same values on both sides, whatever the device."""
+"""Crossing between host and device: same values on both sides; reports of long work reach every listener."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from specdebug.engine import progress
 from specdebug.engine.device import Readback, upload
 
 
@@ -34,3 +35,21 @@ def test_a_gpu_is_not_waited_for_until_the_values_are_read() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert readback.wait() == [[1, 2], [3, 4]]
+
+
+def test_every_listener_hears_every_report_until_it_is_forgotten() -> None:
+    one: list[str] = []
+    other: list[str] = []
+    forget_one = progress.listen(one.append)
+    forget_other = progress.listen(other.append)
+    try:
+        progress.report("capturing graphs, batch 4")
+        forget_one()
+        forget_one()
+        progress.report("")
+    finally:
+        forget_other()
+    assert one == ["capturing graphs, batch 4"]
+    assert other == ["capturing graphs, batch 4", ""]
+    progress.report("nobody listens")
+    assert other[-1] == ""

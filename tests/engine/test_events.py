@@ -17,7 +17,6 @@ from specdebug.events import (
     Event,
     Finishing,
     Launched,
-    Observers,
     Prefilled,
     PromptComputed,
     StageEntered,
@@ -141,18 +140,6 @@ def test_a_step_that_fails_has_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(RuntimeError, match="in the middle"):
         engine.step()
     assert diary.told() == ["step 1", "prefill ['a'] (3,)", "prefill ends", "step fails"]
-
-
-def test_an_event_that_no_observer_hears_is_never_made() -> None:
-    observers, made = Observers(), list[str]()
-
-    def stage(name: str) -> StageEntered:
-        made.append(name)
-        return StageEntered("draft")
-
-    observers.add(Heard(StepBegan))
-    observers.tell(stage, "draft")
-    assert made == []
 
 
 def test_what_the_target_chooses_alone_is_told(lab: Lab) -> None:

@@ -64,9 +64,7 @@ def test_a_hit_that_is_not_used_is_told_with_what_was_cached(
 
 
 @pytest.mark.parametrize(
-    ("following", "there"),
-    [(PROMPT[-5:], 20), ([7, 7, 7], 16)],
-    ids=["the whole prompt", "up to what differs"],
+    ("following", "there"), [(PROMPT[-5:], 20), ([7, 7, 7], 16)], ids=["the whole prompt", "up to what differs"]
 )
 def test_a_prompt_that_goes_on_otherwise_has_as_much_cached_as_it_shares(
     monkeypatch: pytest.MonkeyPatch, following: list[int], there: int

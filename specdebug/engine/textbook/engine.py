@@ -21,13 +21,14 @@ from specdebug.engine.errors import RequestRejected
 from specdebug.engine.graph.forward import EngineParts
 from specdebug.engine.inspect import EngineView
 from specdebug.engine.memory.arena import FillPolicy, GuardViolation
-from specdebug.engine.memory.kv_pool import CachedModel, KVPool, kv_pool_of
+from specdebug.engine.memory.kv_pool import KVPool, kv_pool_of
 from specdebug.engine.model.interface import DraftSizes, Heads
 from specdebug.engine.model.loader import load_target
 from specdebug.engine.model.models import TargetModel
 from specdebug.engine.model.rope import separate_pairs
 from specdebug.engine.model.tokenizer import TargetTokenizer
 from specdebug.engine.textbook.memory.allocator import KVMemory, SlotAllocator
+from specdebug.engine.textbook.memory.mha_pool import PoolSizes
 from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
 from specdebug.engine.textbook.request import PrefillBatch, Request, SamplingParams, Status, StopStrings
@@ -39,7 +40,7 @@ from specdebug.events import Finishing, Observers, Prefilled, Scheduling, StepBe
 
 
 class Models(NamedTuple):
-    """The models of an engine: a target, and the draft model it speculates with."""
+    """A target, and the draft model it speculates with."""
 
     target: TargetModel
     draft: DraftSizes | None
@@ -65,20 +66,13 @@ class Engine:
         self.model: TargetModel = target
         _check_fit(config, target, draft)
         fill = FillPolicy(config.memory.fill, config.seed)
-        self._req_to_token = ReqToToken(
-            config.max_running_requests,
-            config.context_length + config.row_headroom,
-            fill=fill,
-            guards=config.memory.guards,
-            device=device,
-        )
+        rows, width = config.max_running_requests, config.context_length + config.row_headroom
+        self._req_to_token = ReqToToken(rows, width, fill=fill, guards=config.memory.guards, device=device)
         slots, page = config.usable_slots, config.page_size
-
-        def pool(model: CachedModel) -> KVPool:
-            make = kv_pool_of(model.kv_layout)
-            return make(model, num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)
-
-        target_kv, draft_kv = pool(target.config), None if draft is None or not draft.num_layers else pool(draft)
+        sizes = PoolSizes(num_slots=slots, page_size=page, dtype=dtype, fill=fill, device=device)
+        target_kv = kv_pool_of(target.config.kv_layout)(target.config, **sizes)
+        has_kv = draft is not None and draft.num_layers > 0
+        draft_kv = kv_pool_of(draft.kv_layout)(draft, **sizes) if draft is not None and has_kv else None
         self._memory = KVMemory(SlotAllocator(slots, page), target_kv, draft_kv)
         lookahead = 0 if draft is None else draft.lookahead
         self._cache = PrefixCache(config, self._memory, self._req_to_token, lookahead=lookahead)
@@ -264,7 +258,6 @@ class Engine:
         first = [r for r in batch.requests if r.retractions == 0 and r.kv_len == r.cached_tokens]
         cached = {r.rid: r.cached_tokens for r in first}
         report = Stepped(self._step, "prefill", tuple(r.rid for r in batch.requests), cached=cached)
-        finished: list[str] = []
         for (request, length), token in zip(chunks, sampled.tolist(), strict=True):
             request.kv_len += length
             self._scheduler.prefilled(request)
@@ -272,42 +265,40 @@ class Engine:
             if request.status is Status.RUNNING:
                 report.emitted[request.rid] = request.accept_tokens([token])
                 self.observers.tell(Prefilled, request)
-                self._finish_if_done(request, finished)
-        return replace(report, finished=tuple(finished))
+                self._finish_if_done(request)
+        return replace(report, finished=tuple(r.rid for r in batch.requests if r.finished))
 
     def _decode(self) -> Stepped:
         retracted = self._scheduler.prepare_decode()
         running = list(self._scheduler.running)
         report = Stepped(self._step, "decode", tuple([request.rid for request in running]))
-        finished: list[str] = []
         plain = [request for request in running if not request.speculative]
         speculating = [request for request in running if request.speculative] if plain else running
         if plain:
             with self.observers.computing("plain", plain):
                 next_ids = self._target_worker.decode(plain)
             for request, token in zip(plain, next_ids, strict=True):
-                self._advance(request, [token], report, finished)
+                self._advance(request, [token], report)
         if self._speculative_worker is not None and speculating:
             with self.observers.computing("speculative", speculating):
                 accepted = self._speculative_worker.decode(speculating)
             for request, tokens in zip(speculating, accepted, strict=True):
                 request.accept_lengths.append(len(tokens))
                 report.accept_lengths[request.rid] = len(tokens)
-                self._advance(request, tokens, report, finished)
-        return replace(report, finished=tuple(finished), retracted=tuple(request.rid for request in retracted))
+                self._advance(request, tokens, report)
+        finished = tuple(request.rid for request in (*plain, *speculating) if request.finished)
+        return replace(report, finished=finished, retracted=tuple(request.rid for request in retracted))
 
-    def _advance(self, request: Request, tokens: list[int], report: Stepped, finished: list[str]) -> None:
+    def _advance(self, request: Request, tokens: list[int], report: Stepped) -> None:
         """Every token but the newest has KV; what a verify committed beyond a stop token is not counted."""
         report.emitted[request.rid] = request.accept_tokens(tokens)
         request.kv_len = len(request.prompt_ids) + len(request.output_ids) - 1
-        self._finish_if_done(request, finished)
+        self._finish_if_done(request)
 
-    def _finish_if_done(self, request: Request, finished: list[str]) -> None:
-        if request.finish_reason is None:
-            return
-        self.observers.tell(Finishing, request)
-        self._scheduler.drop(request, keep=True)
-        finished.append(request.rid)
+    def _finish_if_done(self, request: Request) -> None:
+        if request.finish_reason is not None:
+            self.observers.tell(Finishing, request)
+            self._scheduler.drop(request, keep=True)
 
 
 def usable_device(name: str) -> torch.device:
@@ -316,9 +307,8 @@ def usable_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            raise InvalidOption(
-                f"{name} is not there: torch sees {count} CUDA devices; use cpu, or see `specdebug doctor`", ("device",)
-            )
+            seen = f"torch sees {count} CUDA devices; use cpu, or see `specdebug doctor`"
+            raise InvalidOption(f"{name} is not there: {seen}", ("device",))
         if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
     return device
@@ -338,15 +328,10 @@ def load_models(config: EngineConfig) -> Models:
 
 def _check_fit(config: EngineConfig, target: TargetModel, draft: DraftSizes | None) -> None:
     if config.reach > target.config.max_position_embeddings:
-        raise InvalidOption(
-            f"{config.context_length} plus a step's tokens exceeds the model's "
-            f"{target.config.max_position_embeddings} positions",
-            ("context_length",),
-        )
+        most = f"exceeds the model's {target.config.max_position_embeddings} positions"
+        raise InvalidOption(f"{config.context_length} plus a step's tokens {most}", ("context_length",))
     if config.reach > target.rotary.max_positions:  # a GPU would read on behind a table that is too short
         raise InvalidOption(f"the model's RoPE table ends at {target.rotary.max_positions}", ("context_length",))
     if config.speculative is not None and draft is not None and config.speculative.eagle_topk > draft.vocab_size:
-        raise InvalidOption(
-            f"{config.speculative.eagle_topk} exceeds the draft vocabulary of {draft.vocab_size}",
-            ("speculative", "eagle_topk"),
-        )
+        why = f"{config.speculative.eagle_topk} exceeds the draft vocabulary of {draft.vocab_size}"
+        raise InvalidOption(why, ("speculative", "eagle_topk"))

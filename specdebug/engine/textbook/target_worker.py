@@ -5,30 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-
 import torch
 from torch import Tensor
-
-from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
+from specdebug.async_probe import grouped
+from specdebug.async_probe import maybe_detect_nan
+from specdebug.async_probe import maybe_detect_nonfinite
+from specdebug.async_probe import maybe_detect_oob
 from specdebug.engine.attention.backend import AttentionBackend
-from specdebug.engine.device import Readback, upload
-from specdebug.engine.graph.forward import EngineParts, StepForward
-from specdebug.engine.graph.runner import GraphTable, StaticBuffer, capture, launcher
+from specdebug.engine.device import Readback
+from specdebug.engine.device import upload
+from specdebug.engine.graph.forward import EngineParts
+from specdebug.engine.graph.forward import StepForward
+from specdebug.engine.graph.runner import GraphTable
+from specdebug.engine.graph.runner import StaticBuffer
+from specdebug.engine.graph.runner import capture
+from specdebug.engine.graph.runner import launcher
 from specdebug.engine.graph.tables import IDS
-from specdebug.engine.memory.arena import GuardViolation, Scratch
+from specdebug.engine.memory.arena import GuardViolation
+from specdebug.engine.memory.arena import Scratch
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.models import TargetModel
-from specdebug.engine.textbook.attention.planner import (
-    AttentionPlanner,
-    Metadata,
-    SequenceLayout,
-    Workspace,
-)
+from specdebug.engine.textbook.attention.planner import AttentionPlanner
+from specdebug.engine.textbook.attention.planner import Metadata
+from specdebug.engine.textbook.attention.planner import SequenceLayout
+from specdebug.engine.textbook.attention.planner import Workspace
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
-from specdebug.engine.textbook.request import PrefillBatch, Request
+from specdebug.engine.textbook.request import PrefillBatch
+from specdebug.engine.textbook.request import Request
 from specdebug.engine.textbook.sampler import sample
-from specdebug.events import Forward, PromptComputed, TokensSampled
+from specdebug.events import Forward
+from specdebug.events import PromptComputed
+from specdebug.events import TokensSampled
+from specdebug.engine.model.llama import TargetModel
 
 
 @dataclass(frozen=True)
@@ -54,8 +63,7 @@ class DecodeForward(StepForward[DecodeInputs, DecodeOutputs]):
     name: Forward = "decode"
 
     def __init__(self, model: TargetModel, pool: KVPool) -> None:
-        self.model = model
-        self.pool = pool
+        self.model, self.pool = model, pool
 
     def plan(
         self, planner: AttentionPlanner, inputs: DecodeInputs, lens: tuple[int, ...], workspace: Workspace, slack: int
@@ -95,16 +103,10 @@ class TargetWorker:
         req_to_token: ReqToToken,
         aux_layers: tuple[int, ...],
     ) -> None:
-        self.model = model
-        self.pool = pool
-        self._planner = parts.planner
-        self._attention = attention
-        self._req_to_token = req_to_token
+        self.model, self.pool, self.device = model, pool, parts.device
+        self._planner, self._observers, self._seed = parts.planner, parts.observers, parts.config.seed
+        self._attention, self._req_to_token, self._aux_layers = attention, req_to_token, aux_layers
         self._workspace = Scratch(parts.fill, parts.device)
-        self._aux_layers = aux_layers
-        self._seed = parts.config.seed
-        self.device = parts.device
-        self._observers = parts.observers
         forward = DecodeForward(model, pool)
         self._decode = launcher(parts, forward, attention, self._workspace, decode_table(parts, forward))
         self._runners = [] if self._decode.runner is None else [self._decode.runner]

@@ -42,10 +42,7 @@ class Algorithm:
 _WORKER = "specdebug.engine.textbook.speculative.worker:EagleWorker"
 _EAGLE = Algorithm(_WORKER, "specdebug.engine.model.loader:load_draft", v1="specdebug.engine.workers.v1:EagleWorkerV1")
 _MTP = Algorithm(
-    _WORKER,
-    "specdebug.engine.model.loader:load_mtp",
-    "specdebug.engine.workers.mtp:MTPDrafter",
-    drafting="layers",
+    _WORKER, "specdebug.engine.model.loader:load_mtp", "specdebug.engine.workers.mtp:MTPDrafter", drafting="layers"
 )
 _FROZEN_KV = Algorithm(
     _WORKER,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models
 
 from specdebug.base.attention_plans import SHIPPED
@@ -195,24 +194,6 @@ def test_aborting_at_any_step_frees_everything_and_disturbs_nobody(lab: Lab, bac
             assert engine._memory.allocator.num_free == engine.config.usable_slots
 
 
-@pytest.mark.parametrize(("backend", "page_size"), [("flashinfer", 1), ("fa3", 4), ("triton", 16)])
-def test_a_request_that_is_put_back_at_any_step_goes_on_where_it_was(lab: Lab, backend: str, page_size: int) -> None:
-    config = base(lab, attention_backend=backend, page_size=page_size, max_running_requests=1)
-    long, short = prompt_of(lab, 0, 17), prompt_of(lab, 1, 9)
-    for step in range(1, 9):
-        engine = build(config)
-        engine.add_request("long", long, greedy(12))
-        run(engine, steps=step)
-        ended = engine.requests["long"].finished
-        engine.add_request("short", short, greedy(2), ahead=True)
-        assert engine.put_back("long") is not ended
-        assert not engine.put_back("short")
-        run(engine)
-        lab.oracle.check(long, engine.requests["long"].output_ids, 12)
-        lab.oracle.check(short, engine.requests["short"].output_ids, 2)
-        assert broken_laws(engine) == []
-
-
 # The prefix cache.
 
 
@@ -268,18 +249,3 @@ def test_records_of_ended_requests_are_kept_until_they_are_forgotten(lab: Lab) -
     run(engine)
     lab.oracle.check(prompt_of(lab, 1), engine.requests["done"].output_ids, 5)
     lab.oracle.check(prompt_of(lab, len("running")), engine.requests["running"].output_ids, 20)
-
-
-def test_kv_is_read_in_hugging_faces_order_of_dimensions(lab: Lab) -> None:
-    engine = build(base(lab), page_size=4)
-    prompt = prompt_of(lab, 4, 31)
-    request = engine.add_request("r", prompt, greedy(5))
-    engine.step()
-    with torch.no_grad():
-        cache = lab.model(torch.tensor([prompt]), use_cache=True).past_key_values
-    keys, values = engine.target_kv(request, 0, 31)
-    for layer in range(keys.shape[0]):
-        torch.testing.assert_close(keys[layer], cache.layers[layer].keys[0].transpose(0, 1), rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(values[layer], cache.layers[layer].values[0].transpose(0, 1), rtol=1e-3, atol=1e-3)
-    part, _ = engine.target_kv(request, 7, 11)
-    assert torch.equal(part, keys[:, 7:11])

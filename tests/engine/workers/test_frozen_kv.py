@@ -115,18 +115,6 @@ def test_what_is_drafted_is_what_the_definition_drafts(lab: Lab, options: dict[s
     assert compared > len(seen.drafted) // 2 > 3
 
 
-@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=str)
-def test_graphs_and_batches_change_nothing_of_what_is_drafted(lab: Lab, spec: dict[str, Any]) -> None:
-    def drafted(**changes: Any) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
-        engine, seen = frozen(lab, spec, page_size=4, **changes), Decisions()
-        engine.observers.add(seen)
-        serve(engine, PROMPTS[:3], 10)
-        return {ids: sorted(paths) for ids, paths in seen.drafted}
-
-    padded = drafted()
-    assert padded == drafted(cuda_graph={"enabled": False}) == drafted(max_running_requests=1)
-
-
 def test_a_step_keeps_the_targets_hidden_state_of_the_last_committed_position(lab: Lab) -> None:
     engine = frozen(lab, TREE, chunked_prefill_size=3)
     requests = [engine.add_request(f"r{n}", prompt, greedy(12)) for n, prompt in enumerate(PROMPTS[:2])]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,14 +30,8 @@ class DoubleFree(InvalidFree):
     """A slot was freed that no request and no cache owns."""
 
 
-@dataclass(frozen=True)
-class Books:
-    """A copy of an allocator's books. free, released: pages listed as free; owned: bool by page."""
-
-    free: _Ids
-    released: tuple[_Ids, ...]
-    num_free_pages: int
-    owned: npt.NDArray[np.bool_]
+Books = tuple[_Ids, tuple[_Ids, ...], int, npt.NDArray[np.bool_]]
+"""A copy of an allocator's books: pages listed as free, and released; how many are free; owned, by page."""
 
 
 class SlotAllocator:
@@ -63,10 +56,8 @@ class SlotAllocator:
         return self._num_free_pages * self.page_size
 
     def alloc(self, n: int) -> torch.Tensor | None:
-        """Take ``n`` slots (a multiple of the page size): int64 [n] in whole pages, ascending within a page.
-
-        None, and nothing changed, when fewer than ``n`` are free. Raises ``ValueError`` for a bad ``n``.
-        """
+        """Take ``n`` slots: int64 [n] in whole pages, ascending within a page; None, and nothing changed, when fewer
+        are free. Raises ``ValueError`` if ``n`` is no multiple of the page size."""
         num_pages, rest = divmod(n, self.page_size)
         if rest or n < 0:
             raise ValueError(f"cannot allocate {n} slots: not a multiple of page_size {self.page_size}")
@@ -83,11 +74,8 @@ class SlotAllocator:
         return torch.from_numpy(self._slots_of(pages))
 
     def free(self, slots: torch.Tensor) -> None:
-        """Give back every page that holds one of ``slots`` (any integer dtype and shape; may be empty).
-
-        Raises :class:`InvalidFree` or :class:`DoubleFree` naming a slot; nothing is freed then.
-        A CUDA tensor is copied to the host, which waits for the stream.
-        """
+        """Give back every page that holds one of ``slots`` (any integer dtype and shape; of a GPU, the host waits).
+        Raises :class:`InvalidFree` or :class:`DoubleFree` naming a slot; nothing is freed then."""
         if slots.numel() == 0:
             return
         ids = slots.detach().to("cpu", torch.int64).numpy().reshape(-1)
@@ -107,14 +95,13 @@ class SlotAllocator:
 
     def backup(self) -> Books:
         """What :meth:`restore` needs."""
-        return Books(self._free[self._head :], tuple(self._released), self._num_free_pages, self._owned.copy())
+        return self._free[self._head :], tuple(self._released), self._num_free_pages, self._owned.copy()
 
     def restore(self, books: Books) -> None:
         """Forget all that was allocated and freed since these were copied: the next calls give the ids that they would
         have given then."""
-        self._free, self._head, self._released = books.free, 0, list(books.released)
-        self._num_free_pages = books.num_free_pages
-        self._owned = books.owned.copy()
+        self._free, released, self._num_free_pages, owned = books
+        self._head, self._released, self._owned = 0, list(released), owned.copy()
 
     def free_slots(self) -> torch.Tensor:
         """All free slots, ascending, int64 [num_free]; for accounting, O(N)."""

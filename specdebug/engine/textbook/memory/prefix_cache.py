@@ -19,10 +19,8 @@ class PrefixCache:
     ``lookahead``: tokens beyond a slot's own that draft KV depends on; 0 without a draft."""
 
     def __init__(self, config: EngineConfig, memory: KVMemory, req_to_token: ReqToToken, *, lookahead: int) -> None:
-        self.memory = memory
-        self.req_to_token = req_to_token
-        self.page_size = config.page_size
-        self.enabled = config.radix_cache
+        self.memory, self.req_to_token = memory, req_to_token
+        self.page_size, self.enabled = config.page_size, config.radix_cache
         self.radix = RadixCache(config.page_size, req_to_token.table.device)
         spec = config.speculative
         self.lookahead = lookahead
@@ -86,10 +84,7 @@ class PrefixCache:
         request.protected_len = match.slots.numel()
 
     def release(self, request: Request, *, keep: bool) -> None:
-        """Take a request's row and slots back; with ``keep``, what it computed stays cached for others.
-
-        Only emitted tokens are cached: a verify step may have committed KV beyond a stop token.
-        """
+        """Take a request's row and slots back; with ``keep``, what it computed for emitted tokens stays cached."""
         kept = request.protected_len
         if keep and self.enabled:
             key = self._key(request.all_ids[: request.kv_len + 1])

@@ -91,13 +91,7 @@ class DraftPasses(StepForward[Inputs, DraftCandidates]):
     name: Forward = "draft"
 
     def __init__(
-        self,
-        model: DraftModel,
-        pool: KVPool,
-        spec: SpeculativeConfig,
-        *,
-        target_vocab_size: int,
-        observers: Observers,
+        self, model: DraftModel, pool: KVPool, spec: SpeculativeConfig, *, target_vocab_size: int, observers: Observers
     ) -> None:
         self.model, self.pool = model, pool
         self.topk, self.num_steps, self.tree_size = spec.eagle_topk, spec.num_steps, spec.tree_size
@@ -160,13 +154,7 @@ class DraftLoop(DraftPasses[DraftInputs]):
         return candidates
 
     def _forward(
-        self,
-        step: int,
-        tokens: Tensor,
-        hidden: Tensor,
-        inputs: DraftInputs,
-        lengths: Tensor,
-        attention: LayerAttention,
+        self, step: int, tokens: Tensor, hidden: Tensor, inputs: DraftInputs, lengths: Tensor, attention: LayerAttention
     ) -> Tensor:
         """One draft forward at positions L + step: hidden [B·K, Hd]. lengths: int64 [B·K], L of each branch, from
         ``seq_lens`` and not from ``positions``."""

@@ -52,10 +52,8 @@ class VerifyForward(StepForward[VerifyInputs, VerifyOutputs]):
     name: Forward = "verify"
 
     def __init__(self, model: TargetModel, pool: KVPool, aux_layers: tuple[int, ...], feature_size: int) -> None:
-        self.model = model
-        self.pool = pool
-        self.aux_layers = aux_layers
-        self.feature_size = feature_size
+        self.model, self.pool = model, pool
+        self.aux_layers, self.feature_size = aux_layers, feature_size
 
     def plan(
         self, planner: AttentionPlanner, inputs: VerifyInputs, lens: tuple[int, ...], workspace: Workspace, slack: int

@@ -29,14 +29,6 @@ def test_a_fresh_pool_hands_out_ascending_slots_and_never_page_zero(page_size: i
     assert slots.tolist() == list(range(page_size, 4 * page_size))
 
 
-def test_released_slots_come_back_in_ascending_order_whatever_became_of_the_ids_given_out() -> None:
-    allocator = SlotAllocator(6, 1)
-    taken(allocator, 5).fill_(99)  # no view of the books
-    allocator.free(torch.tensor([4, 1]))
-    allocator.free(torch.tensor([2], dtype=torch.int32))
-    assert taken(allocator, 4).tolist() == [1, 2, 4, 6]
-
-
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_double_free_names_the_slot_and_frees_nothing(page_size: int) -> None:
     allocator = SlotAllocator(4 * page_size, page_size)

@@ -122,30 +122,6 @@ def test_a_hit_that_ends_before_its_first_pass_writes_no_draft_kv() -> None:
     parts.check_draft(later, zeros_allowed=True)
 
 
-def test_allocation_evicts_the_least_recently_used_prefix_that_nobody_reads() -> None:
-    parts = _parts(1, num_slots=24)
-    prompts = [[n, n, n, n, n] for n in (1, 2, 3)]
-    for prompt in prompts:
-        parts.cache.release(parts.run(prompt), keep=False)
-    held = parts.request(prompts[0])
-    assert parts.admit(held)  # reads 4 slots of the first prompt, owns one
-    assert (parts.num_free, parts.cache.available) == (11, 19)
-    assert parts.cache.alloc(20) is None
-    assert parts.cache.radix.total_size == 12, "nothing is evicted in vain"
-    taken = parts.cache.alloc(12)
-    assert taken is not None
-    assert parts.cache.radix.total_size == 8
-    probe = parts.request(prompts[1])
-    probe.row = parts.req_to_token.alloc_row() or 0
-    parts.cache.attach(probe)
-    assert probe.kv_len == 0, "the second prompt was the oldest unlocked one"
-    parts.prefill(held, following=7)
-    parts.check_target(held)
-    assert parts.cache.alloc(8) is None
-    assert parts.cache.alloc(7) is not None
-    assert parts.cache.available == 0
-
-
 OPS = st.one_of(
     st.tuples(st.just("start"), st.lists(st.integers(1, 2), min_size=1, max_size=12), st.booleans()),
     st.tuples(st.just("chunk"), st.integers(0, 9), st.integers(1, 12)),

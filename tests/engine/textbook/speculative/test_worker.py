@@ -157,33 +157,6 @@ def test_accept_lengths_depend_on_tokens_alone(lab: Lab, algorithm: str, specula
     assert accepted([2, 0, 1]) == [expected[n] for n in (2, 0, 1)]
 
 
-def test_eagle3_offers_target_ids_by_offset(lab: Lab) -> None:
-    """d2t holds offsets: draft id i is target id i + d2t[i], applied once."""
-    weights, _ = reference.load_weights(lab.eagle3)
-    d2t = weights["d2t"]
-    offered = (torch.arange(d2t.numel()) + d2t).tolist()
-    assert offered != list(range(d2t.numel())), "an identity map would prove nothing"
-    engine = build(base(lab, "EAGLE3", **TREE), cuda_graph={"enabled": False})
-    for n, prompt in enumerate(prompts(lab)):
-        engine.add_request(f"r{n}", prompt, SamplingParams(max_new_tokens=16))
-    loop, seen = engine.view.eagle.drafter.loop, []
-    run_loop = loop.run
-
-    def spying(inputs: Any, attentions: list[Any]) -> Any:
-        seen.append((inputs, run_loop(inputs, attentions)))
-        return seen[-1][1]
-
-    loop.run = spying
-    run(engine)
-    drafted: set[int] = set()
-    for inputs, candidates in seen:
-        drafted |= set(candidates.draft_tokens.flatten().tolist())
-        first = inputs.topk_index[:, 0]
-        assert torch.equal(candidates.draft_tokens[:, 0], first + d2t[first])
-    assert drafted <= set(offered)
-    assert max(drafted) >= d2t.numel(), "ids beyond the draft vocabulary are drafted too"
-
-
 def warm_without_drafting(lab: Lab, draft_kv_on_hit: str) -> tuple[Engine, list[int]]:
     """An engine whose cache holds a prefix that only a request without speculation has computed."""
     engine = build(base(lab, draft_kv_on_hit=draft_kv_on_hit, **TREE), page_size=4)

@@ -309,7 +309,7 @@ def test_lengths_of_a_verify_may_be_known_only_at_launch(
     expected = cloned(bench.replay(given))
     bench.restore(start)
     again = VerifyBench(lab, **options)
-    parts: Any = SimpleNamespace(spec=again.spec, pools=SimpleNamespace(target=again.pool))
+    parts: Any = SimpleNamespace(spec=again.spec, memory=SimpleNamespace(target=again.pool))
     stage, lens = VerifyStage(parts, again.launcher), tuple(given.seq_lens.tolist())
     longest = tuple(length + again.nodes - 1 for length in lens)
     told: list[Any] = []

@@ -517,12 +517,13 @@ class _Laws:
         return problems + check_streams(requests)
 
 
-_watched: WeakKeyDictionary[Engine, _Laws] = WeakKeyDictionary()
+WATCHED: WeakKeyDictionary[Engine, _Laws] = WeakKeyDictionary()
+"""The engines that were looked at."""
 
 
 def broken_laws(engine: Engine) -> list[str]:
     """Laws that an engine's books break, as ``"<law>: <detail>"``. It is watched from the first look on; some laws are
     of what has happened since the last."""
-    if engine not in _watched:
-        _watched[engine] = _Laws(engine.view)
-    return _watched[engine].check(engine.requests.values())
+    if engine not in WATCHED:
+        WATCHED[engine] = _Laws(engine.view)
+    return WATCHED[engine].check(engine.requests.values())

@@ -21,6 +21,7 @@ from specdebug.scenario.grammar import OracleSpec
 from specdebug.scenario.workload import Workload
 from specdebug.targets.base import Asked
 from specdebug.targets.embedded import EmbeddedSession
+from specdebug.targets.laws import WATCHED
 from specdebug.workers.job import WorkerEnd
 
 
@@ -94,6 +95,7 @@ class FakeEngine:
         self.before_step: Callable[[int], None] = lambda step: None
         self.guards: list[Any] = []
         self.pool_problems: list[str] = []
+        WATCHED[self] = SimpleNamespace(check=lambda _: self.pool_problems)
         self.flushed = 0
         self.cache_warm = False
         self.stuck = False
@@ -146,9 +148,6 @@ class FakeEngine:
     def flush_cache(self) -> None:
         self.flushed += 1
         self.cache_warm = False
-
-    def check_pools(self) -> list[str]:
-        return self.pool_problems
 
     def damage_seen(self) -> list[Any]:
         return []

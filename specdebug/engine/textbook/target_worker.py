@@ -5,39 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+
 import torch
 from torch import Tensor
-from specdebug.async_probe import grouped
-from specdebug.async_probe import maybe_detect_nan
-from specdebug.async_probe import maybe_detect_nonfinite
-from specdebug.async_probe import maybe_detect_oob
+
+from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
 from specdebug.engine.attention.backend import AttentionBackend
-from specdebug.engine.device import Readback
-from specdebug.engine.device import upload
-from specdebug.engine.graph.forward import EngineParts
-from specdebug.engine.graph.forward import StepForward
-from specdebug.engine.graph.runner import GraphTable
-from specdebug.engine.graph.runner import StaticBuffer
-from specdebug.engine.graph.runner import capture
-from specdebug.engine.graph.runner import launcher
+from specdebug.engine.device import Readback, upload
+from specdebug.engine.graph.forward import EngineParts, StepForward
+from specdebug.engine.graph.runner import GraphTable, StaticBuffer, capture, launcher
 from specdebug.engine.graph.tables import IDS
-from specdebug.engine.memory.arena import GuardViolation
-from specdebug.engine.memory.arena import Scratch
+from specdebug.engine.memory.arena import GuardViolation, Scratch
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.models import TargetModel
-from specdebug.engine.textbook.attention.planner import AttentionPlanner
-from specdebug.engine.textbook.attention.planner import Metadata
-from specdebug.engine.textbook.attention.planner import SequenceLayout
-from specdebug.engine.textbook.attention.planner import Workspace
+from specdebug.engine.textbook.attention.planner import AttentionPlanner, Metadata, SequenceLayout, Workspace
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
-from specdebug.engine.textbook.request import PrefillBatch
-from specdebug.engine.textbook.request import Request
+from specdebug.engine.textbook.request import PrefillBatch, Request
 from specdebug.engine.textbook.sampler import sample
-from specdebug.events import Forward
-from specdebug.events import PromptComputed
-from specdebug.events import TokensSampled
-from specdebug.engine.model.llama import TargetModel
+from specdebug.events import Forward, PromptComputed, TokensSampled
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ NUMERICAL = (
     *SEARCHES,
     *("tests/engine", "tests/reference", "tests/diverge", "tests/run/test_judge.py", "tests/base/test_assets.py"),
 )
-PATH_OF_SEARCH = "tests/search/bisect/path_of_search.py"
+PATH_OF_SEARCH = "tests/search/path_of_search.py"
 
 CPU = {"default": "default", "avx2": "avx2", "own": None}
 NUMPY = {"own": "", "v3": "X86_V4 AVX512_ICL AVX512_SPR", "v2": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR"}

@@ -128,7 +128,7 @@ def main() -> int:
         both = zip(runs, arm_runs(library, options.scenarios, CPU, *chosen), strict=True)
         runs = [run for pair in both for run in pair]
     with WorkerPool(options.jobs, PRELOAD) as pool, RunProgress(sys.stderr) as watcher:
-        results, interrupted = run_arms(pool, library, runs, watcher)
+        results, interrupted = run_arms(pool, library, runs, progress=watcher)
     console.print(table(results))
     name = "-".join(["scenarios", options.device, *([options.dtype] if options.dtype else []), *options.backend])
     documents = [{"key": result.run.key, **arm_document(result)} for result in results]

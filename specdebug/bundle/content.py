@@ -278,7 +278,7 @@ def run_traced(
 ) -> Traced | None:
     """Run the arm in a worker of its own; None if a Ctrl-C came before. Raises as ``loops.replay.run_arms``."""
     trace = _Trace(page=recording)
-    ran = run_through(pool, library, [run], progress, trace)
+    ran = run_through(pool, library, [run], progress=progress, recording=trace)
     if ran.trouble is not None:
         raise ran.trouble
     if run.key not in ran.spans and ran.interrupted:

@@ -1,10 +1,15 @@
-"""A number that may be made smaller."""
+"""Take parts away from a scenario, and write what is left to a file.
+
+A scenario is first written out: one arm, and every request (or conversation) a group of its own, so that each can be
+dropped alone. What is drawn for a request depends on the seed and its own name, so a seed that fails tends to go on
+failing without others. Then numbers are made smaller: first all at once, down to the least the engine takes; then those
+that the failure needs, by half of the rest of the way, again and again. :class:`ScenarioSpace` is that order."""
 
 from __future__ import annotations
 
 import contextlib
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -51,19 +56,18 @@ class Knob:
 def engine_knobs(scenario: Scenario) -> Iterator[Knob]:
     """Yield every number of its engine that may be made smaller, ``target`` being the least it may ever be."""
     (arm,) = scenario.arms
+
+    def turned(path: tuple[str, ...], scenario: Scenario, value: int) -> Scenario:
+        over: Any = value
+        for key in reversed(path):
+            over = {key: over}
+        return replace(scenario, engine=merge(scenario.engine, over))
+
     for path, value, least in options_of(scenario.target_of(arm)).numbers(scenario.engine_of(arm)):
-        yield Knob(".".join(path), value, least, partial(_turned, path))
-
-
-def _turned(path: tuple[str, ...], scenario: Scenario, value: int) -> Scenario:
-    over: Any = value
-    for key in reversed(path):
-        over = {key: over}
-    return replace(scenario, engine=merge(scenario.engine, over))
+        yield Knob(".".join(path), value, least, partial(turned, path))
 
 
 def made_consistent(scenario: Scenario) -> Scenario:
-    """Return the scenario with the options that follow from others as these are."""
     (arm,) = scenario.arms
     return replace(scenario, engine=options_of(scenario.target_of(arm)).consistent(scenario.engine))
 
@@ -82,17 +86,30 @@ def request_knobs(scenario: Scenario) -> Iterator[Knob]:
 
 def _group_knobs(index: int, group: WorkloadGroup) -> Iterator[Knob]:
     def knob(label: str, field: str, value: Reducible) -> Knob:
-        return Knob(f"{group.id}: {label}", _size(value), _least(value), partial(_with_group, index, field.split(".")))
+        def turn(scenario: Scenario, size: int) -> Scenario:
+            groups = list(scenario.workload)
+            groups[index] = _changed(groups[index], field.split("."), size)
+            return replace(scenario, workload=tuple(groups))
+
+        return Knob(f"{group.id}: {label}", _size(value), _least(value), turn)
 
     if group.turns is not None:
         yield knob("rounds", "turns.rounds", group.turns.rounds)
         yield knob("input_tokens", "turns.input_tokens", group.turns.input_tokens)
     elif isinstance(group.prompt, SharedPrefixPrompt):
         prefix, shared = group.prompt.prefix, group.prompt.name
+
+        def turn_all(scenario: Scenario, size: int) -> Scenario:
+            groups = [
+                _changed(each, ("prompt", "prefix"), size) if getattr(each.prompt, "name", None) == shared else each
+                for each in scenario.workload
+            ]
+            return replace(scenario, workload=tuple(groups))
+
         if shared is None:
             yield knob("prefix", "prompt.prefix", prefix)
         else:
-            yield Knob(f"prefix {shared}", _size(prefix), _least(prefix), partial(_with_shared_prefix, shared))
+            yield Knob(f"prefix {shared}", _size(prefix), _least(prefix), turn_all)
         yield knob("suffix", "prompt.suffix", group.prompt.suffix)
     elif group.prompt is not None:
         yield knob("prompt", "prompt", group.prompt)
@@ -102,25 +119,21 @@ def _group_knobs(index: int, group: WorkloadGroup) -> Iterator[Knob]:
             yield replace(knob(f"arrive.{name}", f"arrive.{name}", value), target=0)
 
 
-def _with_group(index: int, path: Sequence[str], scenario: Scenario, value: int) -> Scenario:
-    groups = list(scenario.workload)
-    groups[index] = _changed(groups[index], path, value)
-    return replace(scenario, workload=tuple(groups))
-
-
-def _with_shared_prefix(name: str, scenario: Scenario, value: int) -> Scenario:
-    groups = [
-        _changed(group, ("prompt", "prefix"), value) if getattr(group.prompt, "name", None) == name else group
-        for group in scenario.workload
-    ]
-    return replace(scenario, workload=tuple(groups))
-
-
-def _changed(record: Any, path: Sequence[str], value: int) -> Any:
-    """Return the record with the field at the end of a path made smaller."""
+def _changed(record: Any, path: Sequence[str], size: int) -> Any:
     name, *rest = path
     old = getattr(record, name)
-    return replace(record, **{name: _changed(old, rest, value) if rest else _reduced(old, value)})
+    new: Any
+    if rest:
+        new = _changed(old, rest, size)
+    elif isinstance(old, int):
+        new = size
+    elif isinstance(old, tuple):
+        new = _capped(old, size)
+    elif isinstance(old, CorpusPrompt):
+        new = replace(old, tokens=_capped(old.tokens, size))
+    else:
+        new = TokenPrompt(old.token_ids[:size]) if isinstance(old, TokenPrompt) else TextPrompt(old.text[:size])
+    return replace(record, **{name: new})
 
 
 def _size(value: Reducible) -> int:
@@ -136,16 +149,6 @@ def _size(value: Reducible) -> int:
 def _least(value: Reducible) -> int:
     """Return the least size; a prompt of nothing but white space is none."""
     return 1 + len(value.text) - len(value.text.lstrip()) if isinstance(value, TextPrompt) else 1
-
-
-def _reduced(old: Reducible, size: int) -> Reducible:
-    if isinstance(old, int):
-        return size
-    if isinstance(old, tuple):
-        return _capped(old, size)
-    if isinstance(old, CorpusPrompt):
-        return replace(old, tokens=_capped(old.tokens, size))
-    return TokenPrompt(old.token_ids[:size]) if isinstance(old, TokenPrompt) else TextPrompt(old.text[:size])
 
 
 def _capped(span: Span, size: int) -> Span:
@@ -167,26 +170,31 @@ def written_out(scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> tu
             "lower the number of requests of its groups"
         )
     names = {group.id: tuple(single.id for single in singles) for group, singles in groups}
-    origin = {name: group for group, singles in names.items() for name in singles}
-    workload = [
-        replace(single, arrive=replace(single.arrive, after=_all(names, single.arrive.after)))
-        for _, singles in groups
-        for single in singles
-    ]
-    all_reverts = tuple(dict.fromkeys((*chosen.revert, *reverts)))
+
+    def waiting(single: WorkloadGroup) -> WorkloadGroup:
+        after = tuple(name for group in single.arrive.after for name in names[group])
+        return replace(single, arrive=replace(single.arrive, after=after))
+
+    def readdressed(fault: Fault) -> Fault:
+        """The fault with its request, if it addresses one, called as it is now."""
+        if fault.request is None:
+            return fault
+        group, number, *turn = fault.request.split(".")
+        return replace(fault, request=".".join([names[group][int(number)], "0", *turn]))
+
     whole = replace(
         scenario,
-        workload=tuple(workload),
+        workload=tuple(waiting(single) for _, singles in groups for single in singles),
         engine=scenario.engine_of(arm),
-        faults=tuple(_readdressed(fault, names) for fault in scenario.faults_of(arm)),
+        faults=tuple(map(readdressed, scenario.faults_of(arm))),
         probes=scenario.probes_of(arm),
         oracles=scenario.oracles_of(arm),
-        arms={arm: Arm(arm, revert=all_reverts, mode=chosen.mode)},
+        arms={arm: Arm(arm, revert=tuple(dict.fromkeys((*chosen.revert, *reverts))), mode=chosen.mode)},
         expect={arm: Expectation("fail")},
         overrides={},
         source=None,
     )
-    return whole, origin
+    return whole, {name: group for group, singles in names.items() for name in singles}
 
 
 def dropped(scenario: Scenario, gone: frozenset[int]) -> Scenario:
@@ -194,27 +202,19 @@ def dropped(scenario: Scenario, gone: frozenset[int]) -> Scenario:
     names = {scenario.workload[index].id for index in gone}
     after = {group.id: group.arrive.after for group in scenario.workload}
 
-    def left(waits_for: tuple[str, ...]) -> tuple[str, ...]:
-        found: dict[str, None] = {}
-        stack = list(reversed(waits_for))
-        while stack:
-            name = stack.pop()
-            if name in names:
-                stack.extend(reversed(after[name]))
-            else:
-                found[name] = None
-        return tuple(found)
+    def left(waits_for: tuple[str, ...]) -> Iterator[str]:
+        for name in waits_for:
+            yield from left(after[name]) if name in names else (name,)
 
     workload = [
-        replace(group, arrive=replace(group.arrive, after=left(group.arrive.after)))
-        for index, group in enumerate(scenario.workload)
-        if index not in gone
+        replace(group, arrive=replace(group.arrive, after=tuple(dict.fromkeys(left(group.arrive.after)))))
+        for group in scenario.workload
+        if group.id not in names
     ]
     return replace(scenario, workload=tuple(workload))
 
 
 def _singles(group: WorkloadGroup, scenario: Scenario) -> list[WorkloadGroup]:
-    """Return each of the group's requests, or conversations, as a group."""
     count = group.requests if group.turns is None else group.turns.clients
     if count == 1:
         return [group]
@@ -242,18 +242,6 @@ def _singles(group: WorkloadGroup, scenario: Scenario) -> list[WorkloadGroup]:
             )
         )
     return singles
-
-
-def _all(names: Mapping[str, tuple[str, ...]], groups: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for group in groups for name in names[group])
-
-
-def _readdressed(fault: Fault, names: Mapping[str, tuple[str, ...]]) -> Fault:
-    """Return the fault with its request, if it addresses one, called as it is now."""
-    if fault.request is None:
-        return fault
-    group, number, *turn = fault.request.split(".")
-    return replace(fault, request=".".join([names[group][int(number)], "0", *turn]))
 
 
 def _unused(name: str, taken: set[str]) -> str:
@@ -368,17 +356,24 @@ def scenario_text(scenario: Scenario, name: str, seed: int, signature: str, head
     plain = scenario.to_dict()
     bare = Scenario(name, scenario.workload, scenario.arms, scenario.expect).to_dict()
     (arm,) = scenario.arms
-    kept = {
-        key: value
-        for key, value in plain.items()
-        if key in ("engine", "faults", "probes", "oracles", "limits") and value != bare[key]
-    }
+    parts = ("engine", "faults", "probes", "oracles", "limits")
+
+    def group_plain(group: WorkloadGroup) -> dict[str, Any]:
+        plain, nothing = group.to_dict(), Arrive().to_dict()
+        default = WorkloadGroup(group.id, prompt=group.prompt, turns=group.turns).to_dict()
+        kept = {
+            key: value for key, value in plain.items() if key in ("id", "prompt", "turns") or value != default.get(key)
+        }
+        if "arrive" in kept:
+            kept["arrive"] = {key: value for key, value in kept["arrive"].items() if value != nothing[key]}
+        return kept
+
     document = {
         "name": name,
         "description": " ".join(header[0].split()),
         "seed": seed,
-        **kept,
-        "workload": [_group_plain(group) for group in scenario.workload],
+        **{key: value for key, value in plain.items() if key in parts and value != bare[key]},
+        "workload": list(map(group_plain, scenario.workload)),
         "arms": {arm: {key: value for key, value in plain["arms"][arm].items() if value}},
         "expect": {arm: {"verdict": "fail", "signature": signature}},
     }
@@ -386,19 +381,6 @@ def scenario_text(scenario: Scenario, name: str, seed: int, signature: str, head
     comments = "".join(f"# {line}".rstrip() + "\n" for line in wrapped)
     body: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
     return comments + body
-
-
-def _group_plain(group: WorkloadGroup) -> dict[str, Any]:
-    plain = group.to_dict()
-    default = WorkloadGroup(group.id, prompt=group.prompt, turns=group.turns).to_dict()
-    kept = {key: value for key, value in plain.items() if key in ("id", "prompt", "turns") or value != default.get(key)}
-    if "arrive" in kept:
-        nothing = Arrive().to_dict()
-        kept["arrive"] = {key: value for key, value in kept["arrive"].items() if value != nothing[key]}
-    return kept
-
-
-_GROUP_KIND = "accept-drop@"
 
 
 class ShrunkSource(WarmSource):
@@ -435,15 +417,11 @@ class ShrunkSource(WarmSource):
         return self._has_run
 
     def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
-        """Return how the arm failed, if it did."""
+        """Return how the arm failed, if it did; a group in the signature is called as it was before it was written
+        out."""
         outcome = ended.outcome
-        if outcome.verdict == "fail" and outcome.signature is not None:
-            return TrialResult("fail", self._named_before(outcome.signature), outcome.metrics.wall_s, outcome.detail)
-        return TrialResult("pass", None, outcome.metrics.wall_s)
-
-    def _named_before(self, signature: str) -> str:
-        """Return a signature with the group that it names called as it was before it was written out."""
-        if not signature.startswith(_GROUP_KIND):
-            return signature
-        group = signature.removeprefix(_GROUP_KIND)
-        return _GROUP_KIND + self._origin.get(group, group)
+        if outcome.verdict != "fail" or outcome.signature is None:
+            return TrialResult("pass", None, outcome.metrics.wall_s)
+        kind, at, group = outcome.signature.partition("@")
+        signature = f"{kind}{at}{self._origin.get(group, group)}" if kind == "accept-drop" else outcome.signature
+        return TrialResult("fail", signature, outcome.metrics.wall_s, outcome.detail)

@@ -46,7 +46,8 @@ class CompareCommand(opt.EngineOptions, opt.ResultOptions, opt.RunOptions, opt.C
             choices = replace(self.choices(), arms=arms, seed=self.seed, timeout_s=timeout_s)
             recording = self.recording()
             with progress() as watcher:
-                answer = replaying.replay(pool, library, scenario, choices, watcher, recording, held)
+                watched = replaying.Watched(progress=watcher, recording=recording, baseline=held)
+                answer = replaying.replay(pool, library, scenario, choices, **watched)
                 locate = not (self.no_locate or answer.interrupted)
                 if locate and any(result.to_locate for result in answer.results):
                     from specdebug.diverge.locate import Locator  # takes seconds

@@ -155,7 +155,7 @@ class ReplayCommand(
 
         recording, baseline = self.recording(), self.open_baseline()
         with progress() as watcher:
-            answer = replay_all(pool, library, plans, watcher, recording, baseline)
+            answer = replay_all(pool, library, plans, progress=watcher, recording=recording, baseline=baseline)
             if not (self.no_locate or answer.interrupted):
                 answer = _located(pool, library, answer, watcher)
         ended = [result for replay in answer.replays for result in replay.results]

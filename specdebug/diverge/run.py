@@ -194,7 +194,7 @@ class Diverging:
             return Divergence(names, reason=reason)
         alike = left.target == right.target == DEFAULT and OURS.completed(left.options) == OURS.completed(right.options)
         runs = [side.recorded(f"{n}: {side.run.arm}") for n, side in enumerate(self._sides, 1)]
-        results, interrupted = run_arms(self.pool, self.library, runs, self.progress, self._schedule)
+        results, interrupted = run_arms(self.pool, self.library, runs, progress=self.progress, recording=self._schedule)
         outcomes = tuple(result.outcome for result in results)
         if interrupted:
             return Divergence(names, outcomes, interrupted=True)
@@ -288,7 +288,7 @@ class Diverging:
             again = side.again(f"{number + 1}: {side.run.arm}, again", places, folder)
             runs += [] if again is None else [again]
         if pairs and runs:
-            results, interrupted = run_arms(self.pool, self.library, runs, self.progress)
+            results, interrupted = run_arms(self.pool, self.library, runs, progress=self.progress)
             if interrupted:
                 raise KeyboardInterrupt
             for result in results:

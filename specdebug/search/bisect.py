@@ -1,4 +1,8 @@
-"""Searches for what makes a flaky failure appear: one culprit or two among a set, or the commit that brought it in."""
+"""Searches for what makes a flaky failure appear: one culprit or two among a set, or the commit that brought it in.
+
+**Ties.** Sets are compared by their expected bits in whole ``LEVEL`` (``base.reproducible``). Of equals the one with
+the fewest members is taken, and of these the one whose members come first in the order of the candidates, which the
+seed draws. A climb takes, of equally good flips, one that switches a candidate off, and then the first candidate."""
 
 from __future__ import annotations
 
@@ -20,13 +24,8 @@ PIECES = 2**16  # of the straight lines that the entropy is made of
 CLIMBERS = 3  # sets of the pool that local search starts from
 
 
-def _entropy_table() -> Floats:
-    p = np.arange(1, PIECES) / PIECES
-    inner = -(p * log2(p) + (1 - p) * log2(1 - p))
-    return np.concatenate([[0.0], inner, [0.0, 0.0]])
-
-
-_ENTROPY = _entropy_table()
+_P = np.arange(1, PIECES) / PIECES
+_ENTROPY = np.concatenate([[0.0], -(_P * log2(_P) + (1 - _P) * log2(1 - _P)), [0.0, 0.0]])
 _RISE = np.diff(_ENTROPY)
 
 
@@ -46,7 +45,14 @@ def entropy(p: Floats) -> Floats:
 class Criterion:
     """Expected information of any set, averaged over the beliefs, with their probabilities, of the outcomes that
     running trials may have. ``first`` and ``second`` are the two candidates of every culprit set but "none", the same
-    one twice for a single; ``clear`` is each candidate's chance, above 0, not to mask a trial."""
+    one twice for a single; ``clear`` is each candidate's chance, above 0, not to mask a trial.
+
+    The information of a set s is H(E q) - E H(q), where q is a hypothesis's own probability that the trial fails,
+    rates and periods integrated out (Lindley, "On a measure of the information provided by an experiment", 1956). Both
+    terms are quadratic in s's indicator vector, with a coefficient for every candidate (diagonal) and pair (off it), so
+    that a whole pool of sets, or every single change to each of them, costs one matrix product. The coefficients lie on
+    a grid and the vectors hold 0 and 1, so that these products are exact whichever BLAS computes them.
+    """
 
     def __init__(self, beliefs: list[tuple[float, Belief]], first: Indices, second: Indices, clear: Floats) -> None:
         n = len(clear)
@@ -79,17 +85,16 @@ class Criterion:
 
     def flips(self, sets: Floats) -> Floats:
         """Return the expected bits of each row with any one candidate switched the other way, (rows, candidates)."""
-        product = sets @ self._quadratic
-        now = self._constant + (product * sets).sum(axis=-1)
+        products = sets @ self._quadratic
+        now = self._constant + (products * sets).sum(axis=-1)
         sign = 1 - 2 * sets
-        gains = self._gain(now[..., None] + 2 * sign * product + self._diagonal)
+        gains = self._gain(now[..., None] + 2 * sign * products + self._diagonal)
         if self._masked:
             factors = np.where(sets == 1, 1 / self._clear, self._clear)
             gains = gains * (self._chance_clear(sets)[:, None] * factors)
         return gains
 
     def _chance_clear(self, sets: Floats) -> Floats:
-        """Return each row's chance that nothing in it masks the trial."""
         return product(np.where(sets == 1, self._clear, 1.0))
 
 
@@ -159,7 +164,12 @@ ROUNDS = 10
 
 
 class Masking:
-    """The masking rate of each of ``size`` candidates, all 0 as long as no trial was masked."""
+    """The masking rate of each of ``size`` candidates, all 0 as long as no trial was masked.
+
+    Every candidate of the set, and a background that is always there, masks a trial independently (noisy or: Pearl,
+    "Probabilistic Reasoning in Intelligent Systems", 1988). The rates come from expectation maximisation over all
+    trials so far with Beta(0.05, 0.3) counts.
+    """
 
     def __init__(self, size: int) -> None:
         self._sets: list[Bools] = []
@@ -168,21 +178,15 @@ class Masking:
         self._rates: Floats = np.full(size + 1, SEEN / (SEEN + NOT_SEEN))
 
     def observe(self, members: Bools, masked: bool) -> None:
-        """Take in one trial over ``members``."""
         self._sets.append(np.append(members, True))
         self._masked.append(masked)
-        if any(self._masked):
-            self._fit()
-
-    def _fit(self) -> None:
+        if not any(self._masked):
+            return
         sets = np.array(self._sets)
-        blamed = sets[self._masked].T
-        trials = sets.sum(axis=0) + (SEEN + NOT_SEEN)
-        rates = self._rates
+        blamed, trials = sets[self._masked].T, sets.sum(axis=0) + (SEEN + NOT_SEEN)
         for _ in range(ROUNDS):
-            chance = 1 - product(np.where(blamed, 1 - rates[:, None], 1.0), axis=0)
-            rates = (SEEN + rates * total(np.where(blamed, 1 / chance, 0.0))) / trials
-        self._rates = rates
+            chance = 1 - product(np.where(blamed, 1 - self._rates[:, None], 1.0), axis=0)
+            self._rates = (SEEN + self._rates * total(np.where(blamed, 1 / chance, 0.0))) / trials
 
     @property
     def rates(self) -> Floats:
@@ -190,9 +194,8 @@ class Masking:
 
     @property
     def clear(self) -> Floats:
-        """Return each candidate's chance not to mask, above 0; the product over a set is that of the set."""
-        clear: Floats = 1 - self.rates
-        return clear
+        """Each candidate's chance not to mask, above 0; the product over a set is that of the set."""
+        return np.asarray(1 - self.rates)
 
 
 MOST_OPENINGS = 4
@@ -222,7 +225,9 @@ class Bisector(BayesianSearch):
             raise ValueError(f"max_culprits is 1 or 2, not {max_culprits}")
         prior = prior or Prior()
         n = len(candidates)
-        names = _drawn(candidates, seed)
+        # in an order that the seed draws, whichever generators Python and numpy come with
+        keys = [hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest() for position in range(n)]
+        names = [candidates[i] for i in sorted(range(n), key=keys.__getitem__)]
         self._index = {name: i for i, name in enumerate(names)}
         singles = np.arange(n, dtype=np.intp)
         self._first, self._second = singles, singles
@@ -240,7 +245,6 @@ class Bisector(BayesianSearch):
 
     @property
     def masking(self) -> dict[str, float]:
-        """Return each candidate's estimated chance that switching it on makes a trial untestable."""
         return dict(zip(self._names, self._masking.rates.tolist(), strict=True))
 
     def _design(self, beliefs: list[tuple[float, Belief]], clear: bool) -> tuple[frozenset[str], float]:
@@ -261,7 +265,7 @@ class Bisector(BayesianSearch):
         members[[self._index[name] for name in trial]] = True
         return members
 
-    def _hits(self, trial: frozenset[str]) -> Bools:
+    def _hits(self, trial: Trial) -> Bools:
         members = self._members(trial)
         return np.append(False, members[self._first] & members[self._second])
 
@@ -284,15 +288,6 @@ def openings(names: Sequence[str], apart: Collection[frozenset[str]]) -> tuple[f
         if not any(frozenset((name, other)) in apart for other in each):
             each.add(name)
     return tuple(map(frozenset, sets)) if len(sets) <= MOST_OPENINGS else ()
-
-
-def _drawn(candidates: Sequence[str], seed: int) -> list[str]:
-    """Return the candidates in an order that the seed draws, whichever generators Python and numpy come with."""
-
-    def drawn(position: int) -> bytes:
-        return hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
-
-    return [candidates[i] for i in sorted(range(len(candidates)), key=drawn)]
 
 
 NEIGHBOUR = 0.6065  # what a commit that does not build says of the one beside it

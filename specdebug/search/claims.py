@@ -1,10 +1,11 @@
-"""The limits of a sequential probability ratio test between two failure rates, computed exactly.
+"""Claims about a failure rate, and when runs have decided one.
 
-The log likelihood ratio of the higher rate over the lower is a sum of steps of two sizes. Limits of ln(1/error) keep
-both errors by Ville's inequality (see ``intervals``), but a failure lands well beyond the limit, so they allow more
-runs than needed. Each limit is therefore drawn in until the exact probability of a wrong end, found by following every
-path, is just allowed. Where the rates are so near that tests are long, Ville's limits stay.
-"""
+``rate<1%``: holds or is refuted, each wrongly with probability at most 1 - confidence, however often one looks. Where
+the rate is near the one claimed, that can take arbitrarily many runs.
+
+``rate<5% or rate>20%``: Wald's sequential probability ratio test ("Sequential tests of statistical hypotheses", 1945)
+says which. At a rate of at most 5%, or of at least 20%, it errs with probability at most 1 - confidence. In between
+either may be the answer, so it always ends; at both rates it takes about half the runs of a test of fixed size."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ _HALVINGS = 7
 
 @dataclass(frozen=True)
 class RatioTest:
-    """Ends with "low" or "high" once the ratio is down at ``-down`` or up at ``up``."""
+    """Ends with "low" or "high" once the log likelihood ratio of the higher rate over the lower is down at ``-down`` or
+    up at ``up``. Limits of ln(1/error) keep both errors by Ville's inequality, but a failure lands well beyond the
+    limit, so they allow more runs than needed. Each is therefore drawn in (:func:`ratio_test`) until the exact
+    probability of a wrong end, found by following every path, is just allowed; where tests are long, Ville's limits
+    stay."""
 
     below: float
     above: float
@@ -108,7 +113,15 @@ _FIRST_DEPTH = 16
 
 
 class CleanRuns:
-    """The rule for one rate, which accepts runs of it or of a higher one with probability ``error`` at most."""
+    """The number of runs that a claim "the rate is below ``rate``" needs after so many failures, if one may look after
+    every run; it accepts runs of that rate or of a higher one with probability ``error`` at most.
+
+    The probability that runs of that rate come so far by luck is spread over failures as alpha spending spreads it over
+    interim looks (Lan and DeMets, "Discrete sequential boundaries for clinical trials", 1983): all together get at most
+    the error. The probabilities are exact: between two boundaries the distribution of failures among the paths not yet
+    accepted is convolved with a binomial one. Nearly the whole error goes to no failure, so that 299 clean runs show
+    "below 1%" at 95% as in a fixed test; one part in 128 is kept for claims that survive a failure.
+    """
 
     def __init__(self, rate: float, error: float) -> None:
         if not (0 < rate < 1 and 0 < error < 1):
@@ -258,5 +271,4 @@ def parse_claim(text: str, confidence: float) -> Claim:
 
 
 def percent(rate: float) -> str:
-    """Return a rate in percent, in as few digits as it needs: ``1%``, ``0.5%``."""
     return f"{100 * rate:.6g}%"

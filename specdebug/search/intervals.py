@@ -1,9 +1,15 @@
-"""Decide alike on every processor if a computed number has reached a limit.
+"""Intervals for a failure rate and for means, and how far a repeated mean may lie; scipy is imported when one is
+computed.
 
-Logarithms and scipy's special functions differ by last bits from one processor or library to the next, and counts of
-runs can meet a limit exactly (20 times likelier, at 95%). So whatever is within ``SLACK`` of its limit has reached it;
-rounding is below 1e-11 here, and an error of 5% that is too large by its billionth part is still one of 5%.
-"""
+**Fixed.** :func:`clopper_pearson` (Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the
+case of the binomial", 1934). Exact, but only where the number of runs does not depend on what they showed.
+
+**Any time.** :func:`anytime_interval`. For every rate p let M_n(p) be the likelihood of the first n runs averaged over
+q drawn from Beta(1/2, 1/2), divided by their likelihood at p. If p is the true rate, M is a martingale that starts at
+1. By Ville's inequality M ever reaches 1/a with probability at most a, so the set of p with M_n(p) < 1/a holds the true
+rate for all n at once with probability at least 1 - a (Robbins, "Statistical methods related to the law of the iterated
+logarithm", 1970; Howard, Ramdas, McAuliffe and Sekhon, "Time-uniform, nonparametric, nonasymptotic confidence
+sequences", 2021)."""
 
 from __future__ import annotations
 
@@ -18,7 +24,8 @@ SLACK = 1e-9
 
 
 def reached(value: ArrayLike, limit: ArrayLike) -> NDArray[np.bool_]:
-    """Return True where ``value`` is at ``limit``, above it, or no more than ``SLACK`` below."""
+    """Return True where ``value`` is at ``limit``, above it, or no more than ``SLACK`` below: last bits, which differ
+    from one processor or library to the next, must not decide. Rounding is below 1e-11 here."""
     return np.asarray(np.asarray(value, dtype=np.float64) >= np.asarray(limit, dtype=np.float64) - SLACK)
 
 

@@ -1,4 +1,13 @@
-"""The search asks its caller for what can be taken away, and to try the rest."""
+"""Make a failing thing smaller while it keeps failing in the same way, by trials that fail only some of the time.
+
+The caller says what the thing is, what can be taken away from it, and how it is tried. The method is that of
+probabilistic delta debugging (Wang et al., "Probabilistic Delta Debugging", ESEC/FSE 2021), which keeps for every
+element a probability that it is needed and tries next what promises most to go, carried over to flaky trials: a trial
+shifts probabilities by its likelihood ratio, so none is repeated more often than what it decides is worth.
+
+The search is a function of what its trials show, in the order of their numbers: with these kept, it goes on where it
+was stopped. Every trial names all that was taken away from the whole: so one that a search with more trials at a time
+had chosen for something else is told apart."""
 
 from __future__ import annotations
 
@@ -47,20 +56,13 @@ class Space(Protocol[C_co]):
 
 
 class Trials(Protocol):
-    """Makes trials, several at a time, and keeps them, so that a search that was stopped goes on where it was."""
+    """Makes trials, several at a time, and keeps them, as ``campaign.trials.campaign.Campaign`` does."""
 
-    def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
-        """Return what ``whole`` returned, which calls :meth:`next` as often as it likes, or what stopped it; and the
-        error, if that was one."""
+    def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]: ...
 
-    def next(self, choose: Callable[[int, Sequence[Trial]], Trial | None]) -> tuple[Trial, TrialResult, bool] | None:
-        """Return the next trial that counts, what it showed, and True if it was kept from before; None when nothing is
-        left to try, or there may be no more trials. Trials count in the order of their numbers.
-
-        ``choose`` is asked for the trial of a number, given those that were chosen and do not count yet; None if there
-        is nothing to try as long as these do not. A trial that was kept takes the place of the chosen one, which may be
-        another, where a search with more trials at a time made it.
-        """
+    def next(
+        self, choose: Callable[[int, Sequence[Trial]], Trial | None]
+    ) -> tuple[Trial, TrialResult, bool] | None: ...
 
 
 C = TypeVar("C")
@@ -122,19 +124,16 @@ class Summary(Generic[C]):
 class MinimiseWatcher:
     """Is told of every trial of the whole, of a stage and of the smallest, and of every stage's end; does nothing."""
 
-    def opening(self, seen: TrialResult, failures: int, trials: int) -> None:
-        """Take in a trial of the whole."""
+    def opening(self, seen: TrialResult, failures: int, trials: int) -> None: ...
 
     def tried(
         self, title: str, gone: int, size: int, seen: TrialResult, failed: bool, removed: int, trials: int
     ) -> None:
         """Take in a trial without ``gone`` of ``size`` elements, after which ``removed`` are held to be superfluous."""
 
-    def ended(self, step: StageResult) -> None:
-        """Take in the end of a stage."""
+    def ended(self, step: StageResult) -> None: ...
 
-    def closing(self, seen: TrialResult, failures: int, trials: int) -> None:
-        """Take in a trial of the smallest."""
+    def closing(self, seen: TrialResult, failures: int, trials: int) -> None: ...
 
 
 class Minimiser(Generic[C]):
@@ -180,12 +179,11 @@ class Minimiser(Generic[C]):
         reason, trouble = self._trials.run(lambda: self._run(watcher))
         if self._under_way is not None:
             self._end_stage(*self._under_way)
-        others = [item for item in self._signatures.most_common() if not self._is_followed(item[0])]
         return Summary(
             reason,
             self._smallest,
             self._followed,
-            tuple(others),
+            tuple(item for item in self._signatures.most_common() if not self._is_followed(item[0])),
             self._whole,
             self._left,
             tuple(self._failing),
@@ -232,9 +230,7 @@ class Minimiser(Generic[C]):
         return sum(counts.values()) if self._pattern else max(counts.values(), default=0)
 
     def _may_follow(self, signature: str | None) -> bool:
-        if signature is None:
-            return False
-        return self._pattern is None or fnmatch.fnmatchcase(signature, self._pattern)
+        return signature is not None and (self._pattern is None or fnmatch.fnmatchcase(signature, self._pattern))
 
     def _open(self) -> bool:
         """Settle what is followed, and its rate. Return False when nothing was seen that could be."""
@@ -252,9 +248,7 @@ class Minimiser(Generic[C]):
         return True
 
     def _is_followed(self, signature: str | None) -> bool:
-        if self._pattern is not None:
-            return self._may_follow(signature)
-        return signature is not None and signature == self._followed
+        return signature == self._followed is not None if self._pattern is None else self._may_follow(signature)
 
     def _smallest_again(self, number: int, pending: Sequence[Trial]) -> tuple[Trial, C] | None:
         if self._left[1] + sum(map(self._is_closing, pending)) >= CLOSING_TRIALS:
@@ -301,7 +295,6 @@ class Minimiser(Generic[C]):
         return Probe(removed, trial.seed, self._is_known(trial))
 
     def _is_known(self, trial: Trial) -> bool:
-        """Return True if the trial had the seed of one that had failed."""
         return trial.seed != self._seeds(trial.number)
 
     def _observe(
@@ -346,11 +339,9 @@ class Minimiser(Generic[C]):
 
         def chosen(number: int, pending: Sequence[Trial]) -> Trial | None:
             pair = choose(number, pending)
-            if pair is None:
-                return None
-            trial, left = pair
-            self._leave(number, left)
-            return trial
+            if pair is not None:
+                self._leave(number, pair[1])
+            return None if pair is None else pair[0]
 
         counted = self._trials.next(chosen)
         if counted is None:

@@ -55,27 +55,32 @@ def _grid(prior: Prior, manifest: Floats, false: Floats, false_weights: Floats) 
     rows = len(manifest)
     guilty = (1 - prior.exact) * np.outer(np.full(rows, 1 / rows), false_weights).ravel()
     guilty[0] += prior.exact
-    rates = {"manifest": np.repeat(manifest, len(false)), "false_failure": np.tile(false, rows)}
     # without a culprit the manifest rate means nothing: its last row of points holds higher background rates
     background = np.tile(false, rows)
     background[-len(false) :] = 0.2 + 0.8 * np.arange(len(false)) / (len(false) - 1)
     never = np.tile(false_weights, rows) * (1 - prior.exact - USELESS) / (rows - 1)
     never[0] += prior.exact
     never[-len(false) :] = USELESS / len(false)
+    rates = {"manifest": np.repeat(manifest, len(false)), "false_failure": np.tile(false, rows)}
     return {**rates, "guilty": guilty, "background": background, "never": never}
 
 
 class Nuisance:
-    """The points of ``Prior``: a grid of rates where periods never change, then a coarser one for each period.
+    """Unknowns besides the culprit: how often the bug shows, how often a trial fails without it, and if that changes.
 
-    Attributes:
-        manifest, false_failure: the rates at each point when there is a culprit.
-        background: the false-failure rate at each point when there is none; it reaches 1, because a test that fails
-            whatever is switched on is evidence for "none of these" and not for a culprit.
+    A trial whose set holds the culprit fails with probability 1 - (1 - r)(1 - f), any other with f. Both rates live on
+    a grid. Periods are a hidden Markov chain over the sequence of trials (Rabiner, "A tutorial on hidden Markov
+    models", 1989): *steady*, which never changes; and calm, *bad* (nearly anything fails), *rough* (half of anything
+    does) and *quiet* (the bug does not show), between which a machine may drift. Prior weight decides how readily a run
+    of equal outcomes is put down to a period.
+
+    Attributes, by point (a grid of rates where periods never change, then a coarser one for each period):
+        manifest, false_failure: the rates when there is a culprit.
+        background: the false-failure rate when there is none; it reaches 1, because a test that fails whatever is
+            switched on is evidence for "none of these" and not for a culprit.
         guilty, never: prior weights of the points with and without a culprit, each summing to 1.
         fail: probability that a trial fails, by MISSED/HIT/NEVER and point.
-        steady: number of points before those of the periods.
-        periods: of each, its points.
+        steady: number of points before those of the periods; periods: of each, its points.
         onset, leave: chances a trial that a calm period ends, and that any other does.
     """
 
@@ -205,7 +210,6 @@ class Belief:
         return self._forecast[0], self._forecast[1:]
 
     def rates(self) -> Rates:
-        """Return the posterior of the two rates."""
         n = self._nuisance
         guilty, never = total(self._joint[:, 1:]) * self._scale, self._joint[:, 0] * self._scale
         return Rates(
@@ -258,7 +262,7 @@ class BayesianSearch(ABC):
 
     @abstractmethod
     def _hits(self, trial: Trial) -> Bools:
-        """Return the hypotheses that ``trial`` would show; raises ValueError for a trial that cannot be."""
+        """The hypotheses that ``trial`` would show; raises ValueError for a trial that cannot be."""
 
     @abstractmethod
     def _design(self, beliefs: list[tuple[float, Belief]], clear: bool) -> tuple[Trial, float]:

@@ -1,9 +1,12 @@
-"""Failure rates of trials, and the weight of a number of failing and clean ones.
+"""Take away as many of some elements as can be taken away, one trial at a time, by what is believed of each.
 
-A trial with a *fresh* seed fails at the rate of the flake. One with a seed that is *known* to fail, on a thing from
-which less was taken away, fails far more often where a run is a function of its seed, and as often as any other where
-it is not: which of the two holds is learned.
-"""
+Nothing is decided for good before the end. What counts as taken away is the largest set that has failed as it should
+and is as good as certain to need nothing of what is gone; when later trials cast doubt on that, the search goes on from
+a smaller one.
+
+Promises, probabilities and evidence are compared by their levels (``base.reproducible``), so that ties are not
+decided by rounding: of equal promises the one that takes away least is taken, then the first to have come up; of
+equally probable elements, the first."""
 
 from __future__ import annotations
 
@@ -37,13 +40,10 @@ _FALSE_SHARE = 0.2
 
 @dataclass(frozen=True)
 class TrialRates:
-    """Probabilities that a trial fails.
-
-    Attributes:
-        fresh: of something that has all it needs, with a fresh seed.
-        known: the same, with a seed that has failed before.
-        false: of something that lacks what the failure needs.
-    """
+    """Probabilities that a trial fails: ``fresh`` of something that has all it needs, with a fresh seed; ``known`` the
+    same, with a seed that failed before, on a thing from which less was taken away; ``false`` of something that lacks
+    what the failure needs. A known seed fails far more often where a run is a function of its seed, and as often as any
+    other where it is not: which of the two holds is learned."""
 
     fresh: float
     known: float
@@ -100,6 +100,10 @@ _NEARNESS = 0.8
 class NeedBelief:
     """The state of knowledge over ``size`` elements, each of which is needed with probability ``prior``.
 
+    A trial without the elements X is a factor over these: it speaks only of the statement that nothing in X is needed.
+    Belief propagation (Pearl 1988) finds the marginals, in log odds, on a graph that is nearly a tree, as trials extend
+    what has already been taken away, and in which elements that were always taken away together are one variable.
+
     Attributes:
         rates: of trials, as they are known.
         tried: every set that was taken away, or found impossible to, by its row.
@@ -141,7 +145,6 @@ class NeedBelief:
         self._tallies[row, column] += 1
 
     def exclude(self, removed: Removed) -> None:
-        """Take in that these cannot be taken away together at all."""
         row = self._row(removed)
         self._possible[row] = False
 
@@ -176,7 +179,6 @@ class NeedBelief:
         return self.tried[removed]
 
     def _propagate(self, sets: np.ndarray) -> None:
-        """Work out marginals given these sets."""
         log_odds = self._log_odds[sets]
         member, block, log_free = self._blocks(sets)
         # log_free: of a block, the prior log probability that nothing in it is needed

@@ -67,7 +67,7 @@ def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(jobs: int, *arms: str, device: str = "cuda") -> tuple[Replay, Told]:
     told = Told()
     with WorkerPool(jobs, preload=()) as pool:
-        return replay(pool, FakeLibrary(), scenario(*arms, device=device), Choices(), told), told  # type: ignore[arg-type]
+        return replay(pool, FakeLibrary(), scenario(*arms, device=device), Choices(), progress=told), told  # type: ignore[arg-type]
 
 
 def details(answer: Replay) -> list[str]:
@@ -126,7 +126,7 @@ def test_a_gpu_that_no_process_can_take_fails_no_arm_of_a_shipped_scenario() -> 
     told = Told()
     with WorkerPool(1, preload=("torch", "tests.run.gone_gpu")) as pool:
         choices = Choices(engine={"device": "cuda"})
-        answer = replay(pool, library, library.scenario("cache_hit"), choices, told)  # type: ignore[arg-type]
+        answer = replay(pool, library, library.scenario("cache_hit"), choices, progress=told)  # type: ignore[arg-type]
     gone = "machine: the device is gone: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
     assert details(answer) == [gone, *[NOT_RUN] * (len(answer.results) - 1)]
     assert (len(told.started), told.notices) == (1, [f"{gone}; arms that need it are not run"])

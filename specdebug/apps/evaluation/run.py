@@ -157,7 +157,7 @@ def evaluate(
     if run.toggles and "reverts" not in target.shows:
         raise SpecDebugError(f"target {target.name} cannot have fixes reverted; the embedded engine and serve can")
     heard = _Heard()
-    ran = run_through(pool, Library(), [run], progress, heard)
+    ran = run_through(pool, Library(), [run], progress=progress, recording=heard)
     if ran.trouble is not None:
         raise ran.trouble
     outcome = ran.results[0].outcome

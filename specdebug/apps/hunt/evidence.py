@@ -1,4 +1,8 @@
-"""Make the first scenario of each failure small, by the search of ``specdebug minimise``."""
+"""A hunt's failures: the first scenario of each made small, and run again by itself, kept as a bundle and as what was
+seen of it.
+
+A hunt's scenarios share servers, and are not recorded. Here the scenario has a server of its own, whose log is kept,
+and every step is written down, so that what is told upstream is what anyone sees who runs the same."""
 
 from __future__ import annotations
 
@@ -19,11 +23,10 @@ from specdebug.apps.hunt.record import Judged
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import ContentError
 from specdebug.base.files import read_file
-from specdebug.base.schema import Item
 from specdebug.base.trial import trial_seed
 from specdebug.base.yamlio import parse_json
 from specdebug.bundle import ENDING
-from specdebug.bundle.content import Traced, run_traced, versions_here, write_bundle
+from specdebug.bundle.content import run_traced, versions_here, write_bundle
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Replay, plan
 from specdebug.campaign.shrink import ScenarioSpace, ShrunkSource, scenario_text
 from specdebug.campaign.trials.campaign import Campaign
@@ -42,7 +45,6 @@ CONFIDENCE = 0.9
 
 
 def shrunk_path(hunt: Hunt, one: Judged) -> Path:
-    """Where the small scenario of a failure goes."""
     return hunt.record.folder / f"{one.number:05d}-small.yaml"
 
 
@@ -119,27 +121,23 @@ class SeenFailure:
     @classmethod
     def read(cls, path: Path) -> SeenFailure | None:
         """The evidence that was kept; None where nothing was, or something else lies there: it can be seen again."""
+        texts = ("scenario", "signature", "bundle", "arm", "located", "command", "log")
         try:
-            return cls._of(parse_json(read_file(path, _MAX_BYTES), str(path)).root)
+            root = parse_json(read_file(path, _MAX_BYTES), str(path)).root
+            table = root.table(required=(*texts, "runs", "found", "versions"))
+            found = [each.items(at_least=3)[:3] for each in table["found"].items()]
+            versions = [each.items(at_least=2)[:2] for each in table["versions"].items()]
+            return cls(
+                runs=table["runs"].integer(low=0),
+                found=tuple(
+                    (one.text(empty=True), None if step.is_null else step.integer(), what.text(empty=True))
+                    for one, step, what in found
+                ),
+                versions=tuple((name.text(empty=True), version.text(empty=True)) for name, version in versions),
+                **{name: table[name].text(empty=True) for name in texts},
+            )
         except (OSError, ContentError):
             return None
-
-    @classmethod
-    def _of(cls, item: Item) -> SeenFailure:
-        """Inverse of ``asdict``. Raises ContentError."""
-        texts = ("scenario", "signature", "bundle", "arm", "located", "command", "log")
-        table = item.table(required=(*texts, "runs", "found", "versions"))
-        found = [each.items(at_least=3) for each in table["found"].items()]
-        versions = [each.items(at_least=2) for each in table["versions"].items()]
-        return cls(
-            runs=table["runs"].integer(low=0),
-            found=tuple(
-                (one.text(empty=True), None if step.is_null else step.integer(), what.text(empty=True))
-                for one, step, what, *_ in found
-            ),
-            versions=tuple((name.text(empty=True), version.text(empty=True)) for name, version, *_ in versions),
-            **{name: table[name].text(empty=True) for name in texts},
-        )
 
 
 Document = Callable[[Replay], Mapping[str, Any]]
@@ -153,55 +151,36 @@ def gather(hunt: Hunt, signature: str, file: Path, document: Document) -> SeenFa
     kept = SeenFailure.read(path)
     if kept is not None and kept.signature == signature and (not kept.bundle or (file.parent / kept.bundle).exists()):
         return kept
-    began, run = time.monotonic(), _run_of(hunt, file)
-    again = _run_again(hunt, run, signature)
-    if again is None:
-        return None
-    seen = SeenFailure(file.name, signature, again.runs, arm=run.arm)
-    if again.failed:
-        own = replace(again.traced, result=ArmResult(run, again.traced.result.outcome))
-        _bundle(hunt, file, own, document(Replay(run.scenario, (own.result,), time.monotonic() - began)))
+    began, runner, scenario = time.monotonic(), hunt.runner, load_scenario(file)
+    choices = Choices((next(iter(scenario.arms)),), runner.reverts, target=runner.target)
+    (run,) = plan(scenario, choices, runner.library)
+    seen = SeenFailure(file.name, signature, 0, arm=run.arm)
+    with tempfile.TemporaryDirectory(prefix="specdebug-hunt-") as folder:
+        failed = False
+        while not failed and seen.runs < RUNS:
+            again = run_traced(runner.pool, runner.library, _with_log(run, folder))
+            if again is None or again.interrupted:
+                return None
+            traced = again
+            failed, seen = traced.result.outcome.signature == signature, replace(seen, runs=seen.runs + 1)
+        log = _last_log(Path(folder))
+    if failed:
+        outcome = traced.result.outcome
+        own = replace(traced, result=ArmResult(run, outcome))
+        requests, here = runner.library.workload(run.scenario, run.arm, run.seed), versions_here(outcome.stack)
+        report = document(Replay(run.scenario, (own.result,), time.monotonic() - began))
+        write_bundle(file.with_suffix(ENDING), own, requests, here, report, force=True)
         seen = replace(
             seen,
             bundle=file.with_suffix(ENDING).name,
-            found=tuple((each.signature, each.step, each.detail) for each in own.result.outcome.violations),
+            found=tuple((each.signature, each.step, each.detail) for each in outcome.violations),
             located=_located(hunt, own.result),
-            versions=tuple(_versions(run.target, own).items()),
+            versions=tuple(_versions(run.target, here).items()),
             command=_command(run),
-            log=again.log,
+            log=log,
         )
     hunt.record.write(path.name, json.dumps(asdict(seen), indent=1) + "\n")
     return seen
-
-
-@dataclass(frozen=True)
-class _Again:
-    """The last of so many ``runs``, in which it ``failed`` as before, or not. ``log``: the end of its server's."""
-
-    traced: Traced
-    runs: int
-    failed: bool
-    log: str
-
-
-def _run_again(hunt: Hunt, run: ArmRun, signature: str) -> _Again | None:
-    """Run it until it fails with a signature, :data:`RUNS` times at most; None if a signal came."""
-    with tempfile.TemporaryDirectory(prefix="specdebug-hunt-") as folder:
-        runs, failed = 0, False
-        while True:
-            traced = run_traced(hunt.runner.pool, hunt.runner.library, _with_log(run, folder))
-            if traced is None or traced.interrupted:
-                return None
-            runs, failed = runs + 1, traced.result.outcome.signature == signature
-            if failed or runs == RUNS:
-                return _Again(traced, runs, failed, _last_log(Path(folder)))
-
-
-def _run_of(hunt: Hunt, file: Path) -> ArmRun:
-    runner, scenario = hunt.runner, load_scenario(file)
-    choices = Choices(arms=(next(iter(scenario.arms)),), target=runner.target, reverts=runner.reverts)
-    (run,) = plan(scenario, choices, runner.library)
-    return run
 
 
 def _with_log(run: ArmRun, folder: str) -> ArmRun:
@@ -212,17 +191,9 @@ def _with_log(run: ArmRun, folder: str) -> ArmRun:
 
 
 def _last_log(folder: Path) -> str:
-    """The last lines of the log that was written last; empty where there is none."""
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
     lines = logs[-1].read_text(encoding="utf-8", errors="replace").splitlines() if logs else []
     return "\n".join(lines[-LOG_LINES:])
-
-
-def _bundle(hunt: Hunt, file: Path, traced: Traced, report: Mapping[str, Any]) -> None:
-    run = traced.result.run
-    requests = hunt.runner.library.workload(run.scenario, run.arm, run.seed)
-    here = versions_here(traced.result.outcome.stack)
-    write_bundle(file.with_suffix(ENDING), traced, requests, here, report, force=True)
 
 
 def _located(hunt: Hunt, result: ArmResult) -> str:
@@ -233,12 +204,8 @@ def _located(hunt: Hunt, result: ArmResult) -> str:
     return "" if told.outcome.located is None else told.outcome.located.text
 
 
-def _versions(target: TargetChoice, traced: Traced) -> dict[str, str]:
-    """What the failure was seen on; of an engine in an environment of its own, what is there."""
-    here = versions_here(traced.result.outcome.stack)
-    told: dict[str, str] = {
-        name: here[name] for name in ("specdebug", "torch", "python", "os", "device") if name in here
-    }
+def _versions(target: TargetChoice, here: Mapping[str, Any]) -> dict[str, str]:
+    told = {name: here[name] for name in ("specdebug", "torch", "python", "os", "device") if name in here}
     if not isinstance(target, ReleasedEngine):
         return told
     store = store_folder(None if target.store is None else Path(target.store))

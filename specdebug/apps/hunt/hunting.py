@@ -1,4 +1,5 @@
-"""The state of a hunt: of our own code, what it draws on, and the engine that is hunted."""
+"""Run drawn scenarios one after another, here or on a cluster, keep what became of each, and write those that fail to
+files."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile, zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -20,8 +21,7 @@ from specdebug.apps.hunt.record import HuntRecord, Judged
 from specdebug.base.assets import CHECKPOINTS
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.loops import replay as replaying
-from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Progress, RunContent, run_arms
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Progress, RunContent, plan, run_arms
 from specdebug.campaign.loops.warm import KeptServers
 from specdebug.campaign.preload import PRELOAD
 from specdebug.campaign.trials.campaign import Candidate, TrialSource, as_they_end
@@ -68,27 +68,30 @@ class HuntRunner:
         self._servers = KeptServers(self.jobs)
 
     def plain(self, number: int) -> dict[str, Any]:
-        """A drawn scenario as a file says it."""
         plain = drawn(self.seed, number, options_of(self.target))
         return {**plain, "engine": {**plain["engine"], **self.engine}}
 
     def scenario(self, number: int) -> Scenario:
-        """A drawn scenario."""
         return Scenario.from_dict(self.plain(number))
 
     def together(self, numbers: Sequence[int]) -> tuple[list[Judged], bool]:
         """Return what became of some scenarios, run side by side, without those that a signal cut short, and whether
         one did. Raises what says that this machine cannot run them."""
         try:
-            results, interrupted = run_arms(
-                self.pool, self.library, [self._run(number) for number in numbers], self.progress
-            )
+            runs = [self._run(number) for number in numbers]
+            results, interrupted = run_arms(self.pool, self.library, runs, progress=self.progress)
         except SpecDebugError as error:
             if error.exit_code != 2:
                 raise
-            if len(numbers) > 1:  # which of them cannot be asked for shows one by one
-                return self._one_by_one(numbers)
-            return [Judged(numbers[0], "refused", detail=str(error))], False
+            if len(numbers) == 1:
+                return [Judged(numbers[0], "refused", detail=str(error))], False
+            every: list[Judged] = []
+            for number in numbers:  # which of them cannot be asked for shows one by one
+                judged, interrupted = self.together([number])
+                every += judged
+                if interrupted:
+                    return every, True
+            return every, False
         ended = zip(numbers, results, strict=True)
         return [_judged(number, result) for number, result in ended if not result.outcome.interrupted], interrupted
 
@@ -96,18 +99,10 @@ class HuntRunner:
         """End the servers that are kept. May be called more than once."""
         self._servers.close()
 
-    def _one_by_one(self, numbers: Sequence[int]) -> tuple[list[Judged], bool]:
-        every: list[Judged] = []
-        for number in numbers:
-            judged, interrupted = self.together([number])
-            every += judged
-            if interrupted:
-                return every, True
-        return every, False
-
     def _run(self, number: int) -> ArmRun:
-        choices = Choices(arms=(ARM,), target=self.target, reverts=self.reverts)
-        (run,) = replaying.plan(self.scenario(number), choices, self.library)
+        (run,) = plan(
+            Scenario.from_dict(self.plain(number)), Choices((ARM,), self.reverts, target=self.target), self.library
+        )
         return self._servers.kept(dataclasses.replace(run, key=f"{number}"))
 
 
@@ -124,12 +119,12 @@ class Hunt:
         monotonic clock, when no more is begun. Raises RecordError, or what says that they cannot be run."""
         left = [number for number in numbers if number not in self.record.judged]
         if self.cluster is not None:
-            return self._on_cluster(left, until) if left else False
+            return bool(left) and self._on_cluster(self.cluster(), left, until)
         try:
-            for numbers in side_by_side(left, self.runner.jobs):
+            for together in side_by_side(left, self.runner.jobs):
                 if time.monotonic() >= until:
                     return False
-                judged, interrupted = self.runner.together(numbers)
+                judged, interrupted = self.runner.together(together)
                 for one in judged:
                     self._keep(one)
                 if interrupted:
@@ -138,10 +133,7 @@ class Hunt:
             self.runner.close()
         return False
 
-    def _on_cluster(self, left: Sequence[int], until: float) -> bool:
-        """Run them as trials of a cluster, as many at a time as it takes."""
-        assert self.cluster is not None
-        source = self.cluster()
+    def _on_cluster(self, source: TrialSource, left: Sequence[int], until: float) -> bool:
         trials = (Trial(number, frozenset(), self.runner.seed) for number in left)
         try:
             for _, result in as_they_end(source, takewhile(lambda _: time.monotonic() < until, trials)):
@@ -162,25 +154,22 @@ class Hunt:
 def side_by_side(numbers: Sequence[int], jobs: int) -> list[list[int]]:
     """Scenarios to run at the same time, up to ``jobs``, each of another engine: those that have one are run one after
     another, so that each job starts a server once for them."""
-    by_engine = groupby(numbers, lambda number: number // TOGETHER)
-    engines = [list(some) for _, some in by_engine]
-    return [
-        [number for number in row if number is not None]
-        for first in range(0, len(engines), jobs)
-        for row in zip_longest(*engines[first : first + jobs])
-    ]
+    engines = [list(some) for _, some in groupby(numbers, lambda number: number // TOGETHER)]
+    rows = (zip_longest(*engines[first : first + jobs]) for first in range(0, len(engines), jobs))
+    return [[number for number in row if number is not None] for some in rows for row in some]
 
 
 def result_with(judged: Judged) -> TrialResult:
     """Return what became of a scenario as the result of a trial, which comes back from a cluster."""
-    outcomes: dict[str, Literal["pass", "fail", "untestable"]] = {"pass": "pass", "fail": "fail"}
-    outcome = outcomes.get(judged.verdict, "untestable")
-    signature = judged.signature if outcome == "fail" else None
-    return TrialResult(outcome, signature, judged.wall_s, judged.detail, (json.dumps(dataclasses.asdict(judged)),))
+    besides = (json.dumps(dataclasses.asdict(judged)),)
+    if judged.verdict == "fail":
+        return TrialResult("fail", judged.signature, judged.wall_s, judged.detail, besides)
+    return TrialResult(
+        "pass" if judged.verdict == "pass" else "untestable", None, judged.wall_s, judged.detail, besides
+    )
 
 
 def judged_in(result: TrialResult) -> Judged:
-    """Inverse of :func:`result_with`."""
     assert result.besides is not None
     plain = json.loads(result.besides[0])
     return Judged(**{**plain, "not_engine_code": tuple(plain["not_engine_code"])})
@@ -188,16 +177,14 @@ def judged_in(result: TrialResult) -> Judged:
 
 def _judged(number: int, result: ArmResult) -> Judged:
     outcome = result.outcome
-    ended = [request for request in outcome.requests if request.finish_reason is not None]
-    tokens = sum(len(request.output_ids) for request in outcome.requests)
     return Judged(
         number,
         str(outcome.verdict),
         outcome.signature or "",
         outcome.detail or "",
         round(outcome.metrics.wall_s, 1),
-        len(ended),
-        tokens,
+        sum(request.finish_reason is not None for request in outcome.requests),
+        sum(len(request.output_ids) for request in outcome.requests),
         outcome.not_engine_code,
     )
 
@@ -234,8 +221,7 @@ class HuntSource:
         self._started = False
 
     def start(self, trial: Trial) -> None:
-        """Take in the trial; :meth:`wait` makes it."""
-        self._trial = trial
+        self._trial = trial  # :meth:`wait` makes it
 
     def wait(self) -> tuple[Trial, TrialResult]:
         """Return the trial's result. Raises SpecDebugError where this machine cannot run it."""
@@ -250,6 +236,5 @@ class HuntSource:
         return trial, result_with(judged[0])
 
     def close(self) -> None:
-        """End the workers and servers. May be called more than once."""
         self._runner.close()
         self._runner.pool.close()

@@ -91,7 +91,6 @@ class HuntRecord:
         self._lines.close()
 
     def add(self, one: Judged) -> None:
-        """Keep what became of a scenario. Raises RecordError."""
         known = self.not_engine_code
         one = replace(one, not_engine_code=tuple(part for part in one.not_engine_code if part not in known))
         self._lines.add(asdict(one))
@@ -104,7 +103,6 @@ class HuntRecord:
 
     @property
     def findings(self) -> dict[str, list[Judged]]:
-        """Failures by signature, each in the order of the numbers."""
         found: dict[str, list[Judged]] = {}
         for number in sorted(self.judged):
             if (one := self.judged[number]).verdict == "fail":
@@ -123,7 +121,6 @@ class HuntRecord:
             raise beside.not_written(error) from None
 
     def _take(self, about: dict[str, Any], state: dict[str, str], anyway: bool) -> None:
-        """Take in what is there. Raises RecordError."""
         if not self._lines.read:
             self._lines.add({**about, _STATE: state})
             return
@@ -131,7 +128,8 @@ class HuntRecord:
         of = dict(first.value) if isinstance(first.value, dict) else {}
         states = [of.pop(_STATE, None)]
         if of != about:
-            raise RecordError(f"{self._record} is of another hunt ({_said(of)}); {_ELSEWHERE}")
+            told = one_line(", ".join(f"{name} {value}" for name, value in of.items()) or "unreadable", 200)
+            raise RecordError(f"{self._record} is of another hunt ({told}); {_ELSEWHERE}")
         try:
             for item in others:
                 if isinstance(item.value, dict) and item.value.keys() == {_STATE}:
@@ -156,7 +154,3 @@ class HuntRecord:
                 raise RecordError(f"{shortly(self.differs)}: this is another hunt; {again}; or {_ELSEWHERE}")
         if kept != SEVERAL:
             self._lines.add({_STATE: SEVERAL if self.judged else state})
-
-
-def _said(plain: Mapping[str, Any]) -> str:
-    return one_line(", ".join(f"{name} {value}" for name, value in plain.items()) or "unreadable", 200)

@@ -70,14 +70,12 @@ class Mutant:
 
     @property
     def diff(self) -> str:
-        """A unified diff of the changed lines."""
         head = [f"{mark} specdebug/{self.file}" for mark in ("---", "+++")]
         place = f"@@ -{self.line},{len(self.old)} +{self.line} @@ {self.function}"
         return "\n".join([*head, place, *("-" + each for each in self.old), "+" + self.new])
 
     @property
     def patch(self) -> Patch:
-        """The change as a patch in process."""
         return Patch.of(f"mutant {self.id}", f"{_module(self.file)}:{self.function}", self.edit)
 
 
@@ -99,13 +97,11 @@ def files(*globs: str) -> list[str]:
 
 
 def source_of(file: str) -> ModuleSource:
-    """The text of a file, as its patches are held against."""
     path = ROOT / file
     return ModuleSource(_module(file), str(path), path.read_text(encoding="utf-8"))
 
 
 def mutants_of(file: str) -> list[Mutant]:
-    """Every mutant of a file, in source order."""
     source = source_of(file)
     found: list[Mutant] = []
     numbers: dict[tuple[int, str], int] = {}
@@ -123,7 +119,6 @@ def _is_spared(file: str, function: str) -> bool:
 
 
 def all_mutants(*globs: str) -> list[Mutant]:
-    """Every mutant of the files. Raises as :func:`files`."""
     return [mutant for file in files(*globs) for mutant in mutants_of(file)]
 
 
@@ -176,7 +171,6 @@ def _spans(source: ModuleSource, function: str) -> list[tuple[int, int]]:
 
 
 def _count(source: ModuleSource, function: str, wanted: list[str]) -> int:
-    """The number of places of the function that read so, whatever their indentation."""
     size, text = len(wanted), dedent(wanted)[0]
     starts = (at for first, last in _spans(source, function) for at in range(first - 1, last - size + 1))
     return sum(dedent(source.lines[at : at + size])[0] == text for at in starts)

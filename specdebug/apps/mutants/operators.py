@@ -155,7 +155,6 @@ class _Body:
 
 
 def _negated(statement: ast.stmt) -> Iterator[Change]:
-    """The test the other way round, where no operator of a comparison does just that."""
     if isinstance(statement, ast.If | ast.While):
         test = statement.test
         opposite = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq | ast.NotEq | ast.Is | ast.IsNot)
@@ -191,7 +190,6 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _part(node: ast.expr) -> str:
-    """An operand of a comparison, in parentheses where it needs them."""
     text = ast.unparse(node)
     return f"({text})" if isinstance(node, ast.Compare | ast.BoolOp | ast.IfExp | ast.Lambda | ast.NamedExpr) else text
 
@@ -216,7 +214,6 @@ def _elements(target: ast.expr) -> Iterator[ast.expr]:
 
 
 def _called(node: ast.Call) -> str:
-    """The last name of what is called."""
     match node.func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name

@@ -43,7 +43,6 @@ Keep = tuple[tuple[int, int, str], ...]
 
 
 def chosen(found: Sequence[Difference]) -> tuple[Difference, ...]:
-    """The differences whose values are to be looked at."""
     by_site = groupby(sorted(found, key=lambda each: each.site), key=lambda each: each.site)
     return tuple(each for _, some in by_site for each in _evenly(list(some)))
 
@@ -124,7 +123,6 @@ class Sound:
         return sum(sum(call.rows) for step in self.steps for call in step.calls)
 
     def reaches(self, mutant: Mutant) -> bool:
-        """True if the changed statement runs in this arm."""
         first, last = mutant.lines
         return not self.lines.get(mutant.file, frozenset()).isdisjoint(range(first, last + 1))
 

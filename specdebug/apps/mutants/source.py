@@ -61,7 +61,6 @@ class MutantRow:
         return asdict(self)
 
     def to_text(self) -> str:
-        """One line of JSON, as a journal keeps it."""
         return json.dumps(self.to_dict())
 
     @classmethod
@@ -97,7 +96,6 @@ class Score:
 
 
 def score(name: str, rows: Iterable[MutantRow]) -> Score:
-    """Count rows."""
     rows = list(rows)
     effective = [row for row in rows if row.effective]
     caught = [row for row in effective if row.caught]
@@ -105,7 +103,6 @@ def score(name: str, rows: Iterable[MutantRow]) -> Score:
 
 
 def scores(rows: Sequence[MutantRow], key: Callable[[MutantRow], str]) -> list[Score]:
-    """Counts by ``key``, in alphabetical order."""
     return [score(name, [row for row in rows if key(row) == name]) for name in sorted(set(map(key, rows)))]
 
 

@@ -1,7 +1,8 @@
-"""The engine's books on the host, as a digest of each after every step: what no probe's site sees.
+"""One arm of a mutant, or of the sound engine, inside a warm worker: recorded, and of the sound one what lines ran.
 
-Numbers of slots and rows are left out: which free one is taken says nothing of right or wrong.
-"""
+The verdict is the arm's own: the same oracles, the same events. What records it watches from outside and swallows its
+own troubles, so that a mutant which confuses the recorder is not taken for one that a verdict saw. The engine's books
+on the host are kept as a digest of each after every step: what no probe's site sees."""
 
 from __future__ import annotations
 
@@ -42,7 +43,13 @@ class BookKeeper:
         engine.observers.add(self)
 
     def on(self, event: Event) -> None:
-        self.kept.append({name: _digest(read, self._engine.view) for name, read in BOOKS.items()})
+        self.kept.append({})
+        for name, read in BOOKS.items():
+            try:
+                text = json.dumps(list(read(self._engine.view)))
+            except Exception as error:
+                text = type(error).__name__
+            self.kept[-1][name] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def first_other(sound: Books, other: Books) -> tuple[int, str] | None:
@@ -63,14 +70,6 @@ def read_books(path: Path) -> Books:
     return found
 
 
-def _digest(read: Callable[[EngineView], Iterator[Any]], view: EngineView) -> str:
-    try:
-        text = json.dumps(list(read(view)))
-    except Exception as error:
-        text = type(error).__name__
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-
-
 def _queues(view: EngineView) -> Iterator[Any]:
     queues: Sequence[Any] = (view.scheduler.waiting, view.scheduler.running, filter(None, [view.scheduler.chunked]))
     for queue in queues:
@@ -79,16 +78,8 @@ def _queues(view: EngineView) -> Iterator[Any]:
 
 def _requests(view: EngineView) -> Iterator[Any]:
     for each in view.engine.requests.values():
-        node = each.node is not None
-        yield [
-            each.rid,
-            each.status.value,
-            each.kv_len,
-            each.kv_allocated,
-            each.protected_len,
-            each.cached_tokens,
-            node,
-        ]
+        kv = [each.kv_len, each.kv_allocated, each.protected_len, each.cached_tokens, each.node is not None]
+        yield [each.rid, each.status.value, *kv]
         yield [each.finish_reason, each.retractions, each.output_ids, each.accept_lengths, bool(each.row)]
 
 
@@ -101,16 +92,13 @@ def _tree(view: EngineView) -> Iterator[Any]:
         yield [node.key.array.tolist(), node.draft_written, node.lock_ref, ages.index(node.last_access)]
 
 
-def _free(view: EngineView) -> Iterator[Any]:
-    yield [view.memory.allocator.num_free, view.req_to_token.num_free_rows]
-
-
 BOOKS: Mapping[str, Callable[[EngineView], Iterator[Any]]] = {
     "queues": _queues,
     "requests": _requests,
     "radix tree": _tree,
-    "free slots and rows": _free,
+    "free slots and rows": lambda view: iter([[view.memory.allocator.num_free, view.req_to_token.num_free_rows]]),
 }
+"""Numbers of slots and rows are left out: which free one is taken says nothing of right or wrong."""
 
 
 TARGET = f"{__name__}:run_mutant"

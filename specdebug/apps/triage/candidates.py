@@ -243,7 +243,7 @@ def try_out(
     """
     by_key = {str(candidate.toggle.pr): candidate for candidate in best}
     runs = [_run_of(candidate, key, library) for key, candidate in by_key.items()]
-    results, interrupted = run_arms(pool, library, runs, progress)
+    results, interrupted = run_arms(pool, library, runs, progress=progress)
     tried = []
     for result in results:
         same = result.outcome.signature == main.signature

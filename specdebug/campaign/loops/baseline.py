@@ -53,7 +53,6 @@ class RunKey:
         return cls(run.scenario.name, run.arm, run.seed, str(run.target), device, asked.dtype, backend, options)
 
     def differences(self, other: RunKey) -> list[str]:
-        """Return the options in which another run differs, in words."""
         pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
         return [f"{name} {theirs!r}, not {ours!r}" for name, ours, theirs in pairs if ours != theirs]
 
@@ -86,7 +85,6 @@ class Entry:
 
     @classmethod
     def read(cls, item: Item) -> Entry:
-        """Inverse of :meth:`to_dict`. Raises ContentError."""
         names = [each.name for each in fields(RunKey)]
         table = item.table(required=(*names, "content", "machine", "tokens_per_s", "groups"))
         values = {name: table[name].text(empty=True) for name in names if name != "seed"}
@@ -126,7 +124,6 @@ class Baseline:
         return cls(path, entries)
 
     def judge(self, run: ArmRun, outcome: Outcome) -> tuple[Outcome, Against]:
-        """A run's outcome with what it lost against the baseline, and the comparison."""
         if not outcome.complete:
             return outcome, self._silent("not compared", "the run did not come to its end")
         entry = self.entries.get(RunKey.of(run))
@@ -167,7 +164,6 @@ class Baseline:
         return Against(str(self.path), status, why)
 
     def _lack(self, key: RunKey) -> str:
-        """Why there is no entry."""
         near = [other for other in self.entries if other.scenario == key.scenario]
         if not near:
             return f"{self.path} has no scenario {key.scenario}"
@@ -245,7 +241,6 @@ def _lost(group: GroupAgainst) -> Violation:
 
 
 def _speculative(run: ArmRun) -> list[str]:
-    """The groups that speculate in an arm."""
     return [group.id for group in run.scenario.workload if group.speculative] if run.asked.drafts else []
 
 

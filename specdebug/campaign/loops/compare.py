@@ -77,7 +77,6 @@ class Comparison:
 
     @property
     def drafting_apart(self) -> tuple[GroupAgainst, ...]:
-        """The groups whose accept lengths differ by more than chance."""
         return tuple(group for group in self.drafts if group.status in ("lost", "more"))
 
     @property
@@ -198,7 +197,6 @@ class Against:
 
     @property
     def lines(self) -> list[str]:
-        """All of it in sentences."""
         if self.why:
             return [f"{self.status}: {self.why}"]
         lines = [f"baseline: {group.line}" for group in self.groups] or ["baseline: nothing speculates"]

@@ -1,21 +1,28 @@
-"""The engine that a detection matrix injects into, its workers, and the sites at which a class of faults can act."""
+"""The detection matrix: every class of faults, injected seed by seed, and its detectors.
+
+A run of the matrix is a class's minimal scenario under one seed. An injection is **effective** when the ledger says
+that it changed something and the class is one that corrupts, or ends the worker. An effective injection must be caught,
+by a probe, a guard, an oracle, the engine's own checks or the worker's end. A benign one must pass. The same scenarios
+also run clean: a finding there is a false alarm. The **sole detector** of an injection caught it alone.
+
+All runs of a seed and a worker serve the same requests, and most come out right. So their processes are forked from a
+server that already has the reference's view of the right text (``WarmPool.foresee``); an oracle still looks at every
+step of every run, and computes what went otherwise."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from operator import itemgetter
+from itertools import product
 from typing import Any, Protocol
 
 from specdebug.base import interrupts
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import CannotRunHere, SpecDebugError
-from specdebug.campaign.loops.replay import ArmResult, ArmRun, RunContent
+from specdebug.campaign.loops.replay import ArmRun, RunContent
 from specdebug.campaign.loops.warm import WarmPool
-from specdebug.campaign.trials.campaign import as_they_end
+from specdebug.campaign.trials.campaign import as_they_end, until_stopped
 from specdebug.engine.workers.registry import LINEUP, WorkerEntry
 from specdebug.faults.acts.tensors import ANYWHERE
 from specdebug.faults.catalogue import CLASSES
@@ -34,8 +41,8 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Ground:
-    """An engine on ``device``, ``dtype`` in place of the minimal scenarios' own. ``workers``: those of our own engine
-    that serve. Raises SpecDebugError for a target in which no fault can act."""
+    """The engine to inject into, on ``device``; ``dtype`` in place of the minimal scenarios' own. ``workers``: those of
+    our own engine that serve. Raises SpecDebugError for a target in which no fault can act."""
 
     device: str = CPU
     target: TargetChoice = DEFAULT
@@ -43,18 +50,13 @@ class Ground:
     workers: tuple[WorkerEntry, ...] = tuple(LINEUP.values())
 
     def __post_init__(self) -> None:
-        if self.elsewhere and self._there is None:
+        if self.target != DEFAULT and self._there is None:
             raise SpecDebugError(f"no fault can act in {self.target}")
-
-    @property
-    def elsewhere(self) -> bool:
-        """Return True if it is not our own engine."""
-        return self.target != DEFAULT
 
     @property
     def served_by(self) -> tuple[WorkerEntry | None, ...]:
         """The workers; None stands for the one of another engine."""
-        return (None,) if self.elsewhere else self.workers
+        return self.workers if self.target == DEFAULT else (None,)
 
     def minimal(self, kind: FaultClass, site: str | None, worker: WorkerEntry | None) -> tuple[dict[str, Any], Fault]:
         """A scenario in the file's grammar that a class takes effect in there, and the fault to lay over it."""
@@ -66,19 +68,14 @@ class Ground:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Engine options over those of every arm."""
         return {"device": self.device, **({} if self.dtype is None else {"dtype": self.dtype})}
 
     def why_left_out(self, kind: FaultClass, worker: WorkerEntry | None) -> str:
-        """Say why a class has no row."""
-        there = self._there
-        if there is None and (need := self._lacking(kind, worker)) is not None:
+        if (there := self._there) is not None:
+            return there.lacks(kind.name) or f"no meaning in {self.target}"
+        if (need := self._lacking(kind, worker)) is not None:
             return f"needs {NEEDS[need]}"
-        if there is None and not self._passed(kind, worker):
-            return f"never passes {kind.sites[0]}"
-        if there is None:
-            return "acts inside captured graphs only"
-        return there.lacks(kind.name) or f"no meaning in {self.target}"
+        return "acts inside captured graphs only" if self._passed(kind, worker) else f"never passes {kind.sites[0]}"
 
     def sites(self, kind: FaultClass, worker: WorkerEntry | None) -> tuple[str, ...] | None:
         """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""
@@ -95,12 +92,11 @@ class Ground:
         return OURS.lacking(minimal(kind, worker=worker)[0]["engine"], kind)
 
     def _passed(self, kind: FaultClass, worker: WorkerEntry | None) -> tuple[str, ...]:
-        """The sites of a class that a worker passes."""
         return tuple(site for site in kind.sites if worker is None or worker.passes(site))
 
     @property
     def _there(self) -> SglangFaults | None:
-        return find_target(self.target).traits.faults if self.elsewhere else None
+        return None if self.target == DEFAULT else find_target(self.target).traits.faults
 
 
 PROMPT = 1
@@ -117,13 +113,7 @@ class FaultRun:
 
     @property
     def injected(self) -> bool:
-        """Return True if an injection changed something."""
         return any(each.changed for each in self.outcome.injections)
-
-    @property
-    def detectors(self) -> tuple[str, ...]:
-        """The signatures of the findings, the first one first."""
-        return tuple(violation.signature for violation in self.outcome.violations)
 
     @property
     def lags(self) -> dict[str, int]:
@@ -157,12 +147,10 @@ class Case:
 
     @property
     def damage(self) -> str:
-        """What is done, whichever worker serves."""
         return self.kind.name if self.site is None else f"{self.kind.name} at {self.site}"
 
 
 def clean_name(worker: WorkerEntry | None) -> str:
-    """The name of a worker's runs without a fault."""
     return f"clean{_on(worker)}"
 
 
@@ -172,26 +160,15 @@ def _on(worker: WorkerEntry | None) -> str:
 
 def cases(kinds: Sequence[FaultClass], ground: Ground) -> list[Case]:
     """Return the rows for these classes and the ground's workers: one each, and one for every site of those that act
-    anywhere.
-
-    A class acts at its first site of those that there are, or has no row.
-    """
-    return [
-        Case(kind, site, worker)
-        for kind in kinds
-        for worker in ground.served_by
-        for site in _sites(kind, ground, worker)
-    ]
+    anywhere. A class acts at its first site of those that there are, or has no row."""
+    each = product(kinds, ground.served_by)
+    return [Case(kind, site, worker) for kind, worker in each for site in _sites(kind, ground, worker)]
 
 
 def left_out(kinds: Sequence[FaultClass], ground: Ground) -> dict[Case, str]:
-    """Return what has no row, and why."""
-    return {
-        Case(kind, None, worker): ground.why_left_out(kind, worker)
-        for kind in kinds
-        for worker in ground.served_by
-        if not _sites(kind, ground, worker)
-    }
+    each = product(kinds, ground.served_by)
+    without = ((kind, worker) for kind, worker in each if not _sites(kind, ground, worker))
+    return {Case(kind, None, worker): ground.why_left_out(kind, worker) for kind, worker in without}
 
 
 def _sites(kind: FaultClass, ground: Ground, worker: WorkerEntry | None) -> tuple[str | None, ...]:
@@ -215,7 +192,6 @@ class CaseCheck:
 
     @property
     def effective(self) -> tuple[FaultRun, ...]:
-        """The runs with damage that must be seen."""
         return () if self.kind.effect == "benign" else tuple(run for run in self.runs if run.injected)
 
     def runs_to_dict(self) -> list[dict[str, Any]]:
@@ -228,23 +204,21 @@ class CaseCheck:
 
     @property
     def detected(self) -> int:
-        """The number of effective runs with a finding."""
         return sum(run.outcome.verdict == "fail" for run in self.effective)
 
     @property
     def promptly(self) -> int:
-        """The number of those with a finding within a step."""
         return sum(run.lag is not None and run.lag <= PROMPT for run in self.effective if run.outcome.verdict == "fail")
 
     @property
     def caught_by(self) -> Counter[str]:
-        """The number of runs in which each detector found something."""
-        return Counter(name for run in self.effective for name in run.detectors)
+        return Counter(each.signature for run in self.effective for each in run.outcome.violations)
 
     @property
     def sole(self) -> Counter[str]:
         """The number of runs in which each detector was the only one."""
-        return Counter(run.detectors[0] for run in self.effective if len(run.detectors) == 1)
+        found = (run.outcome.violations for run in self.effective)
+        return Counter(violations[0].signature for violations in found if len(violations) == 1)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -294,7 +268,7 @@ class FaultMatrix:
 
     @property
     def made(self) -> int:
-        return len(self.clean) + sum(len(check.runs) for check in self.checks)
+        return len(self.outcomes)
 
     @property
     def effective(self) -> int:
@@ -328,8 +302,8 @@ class FaultMatrix:
     @property
     def sole(self) -> dict[str, tuple[Case, ...]]:
         """The rows of which a detector caught some injection alone, by detector."""
-        pairs = sorted(((name, check.case) for check in self.checks for name in check.sole), key=itemgetter(0))
-        return {name: tuple(row for _, row in rows) for name, rows in groupby(pairs, key=itemgetter(0))}
+        names = sorted({name for check in self.checks for name in check.sole})
+        return {name: tuple(check.case for check in self.checks if name in check.sole) for name in names}
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -337,7 +311,6 @@ class FaultMatrix:
 
     @property
     def not_engine_code(self) -> list[str]:
-        """The parts of any run that were not the engine's own code."""
         return not_engine_code(self.outcomes)
 
     @property
@@ -345,17 +318,14 @@ class FaultMatrix:
         """The sites that were reached and caught nothing."""
         outcomes = self.outcomes
         reached = {site for outcome in outcomes for site, count in outcome.reached_sites.items() if count}
-        caught = {violation.site for outcome in outcomes for violation in outcome.violations}
-        return tuple(sorted(reached - caught))
+        return tuple(sorted(reached - {violation.site for outcome in outcomes for violation in outcome.violations}))
 
     @property
     def exit_code(self) -> int:
         """0 when all damage was seen and nothing else was, 1 when not, 128 + N after signal N, the trouble's own."""
         if self.trouble is not None:
             return self.trouble.exit_code
-        if self.interrupted:
-            return interrupts.exit_code()
-        return 1 if self.problems else 0
+        return interrupts.exit_code() if self.interrupted else int(bool(self.problems))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -394,7 +364,6 @@ class MatrixStanding:
     problems: tuple[str, ...] = ()
 
     def after(self, one: FaultMatrix) -> MatrixStanding:
-        """Return the progress one run later; ``one`` is the matrix of that run alone."""
         return MatrixStanding(
             self.planned,
             self.made + 1,
@@ -431,29 +400,30 @@ def verify(
     named = {row.name: row for row in rows}
     clean = [clean_name(worker) for worker in ground.served_by]
     results: dict[str, list[FaultRun]] = {name: [] for name in (*clean, *named)}
-    standing = MatrixStanding(len(runs))
-    interrupted, trouble = False, None
-    try:
+
+    def whole() -> None:
+        standing = MatrixStanding(len(runs))
         with WarmPool(matrix_scenario(rows, ground), clean, jobs=jobs) as pool:
             if watcher is not None:
                 watcher.moved(standing)
             for result in as_they_end(pool, _foreseen(pool, runs)):
                 if result.outcome.unavailable and not standing.made:
                     raise CannotRunHere(result.outcome.detail)
-                run = _kept(result)
-                results[result.run.arm].append(run)
-                standing = standing.after(_alone(named.get(result.run.arm), run))
+                # without its requests and its log: there are thousands of runs
+                outcome = replace(result.outcome, requests=(), log_tail="", stack={})
+                run, row = FaultRun(result.run.seed, outcome, result.run.arm), named.get(result.run.arm)
+                results[run.name].append(run)
+                alone = FaultMatrix((), (run,)) if row is None else FaultMatrix((CaseCheck(row, (run,)),), ())
+                standing = standing.after(alone)
                 if watcher is not None:
                     watcher.moved(standing)
-    except KeyboardInterrupt:
-        interrupted = True
-    except SpecDebugError as error:
-        trouble = error
+
+    stopped, trouble = until_stopped(whole)
     ordered = {name: tuple(sorted(ended, key=lambda run: run.seed)) for name, ended in results.items()}
     checks = tuple(CaseCheck(row, ordered[row.name]) for row in rows)
     missing = len(runs) - sum(map(len, ordered.values()))
     undamaged = tuple(run for name in clean for run in ordered[name])
-    return FaultMatrix(checks, undamaged, missing, interrupted, trouble, left_out(kinds, ground))
+    return FaultMatrix(checks, undamaged, missing, stopped == "interrupted", trouble, left_out(kinds, ground))
 
 
 def plan(rows: Sequence[Case], seeds: int, library: RunContent, ground: Ground = EMBEDDED) -> list[ArmRun]:
@@ -486,7 +456,7 @@ def matrix_scenario(rows: Sequence[Case], ground: Ground = EMBEDDED) -> Scenario
         own, fault = ground.minimal(row.kind, row.site, row.worker)
         arms[row.name] = Arm(row.name, engine=own["engine"], faults=(fault,))
     base = Scenario.from_dict({**ground.minimal(CLASSES["nan_logits"], None, None)[0], "name": "fault-matrix"})
-    return dataclasses.replace(base, arms=arms, expect={}, overrides=ground.overrides).on(ground.target)
+    return replace(base, arms=arms, expect={}, overrides=ground.overrides).on(ground.target)
 
 
 def _due(row: Case, ground: Ground, seed: int, seeds: int) -> bool:
@@ -498,7 +468,7 @@ def _due(row: Case, ground: Ground, seed: int, seeds: int) -> bool:
 
 
 def _alone_in(scenario: Scenario, arm: str) -> Scenario:
-    return dataclasses.replace(scenario, arms={arm: scenario.arms[arm]})
+    return replace(scenario, arms={arm: scenario.arms[arm]})
 
 
 def _of_arm(scenario: Scenario, row: Case, ground: Ground) -> Scenario:
@@ -506,8 +476,8 @@ def _of_arm(scenario: Scenario, row: Case, ground: Ground) -> Scenario:
     own = Scenario.from_dict(ground.minimal(row.kind, row.site, row.worker)[0])
     limits = own.limits
     if scenario.overrides["device"] != CPU:
-        limits = dataclasses.replace(limits, timeout_s=max(limits.timeout_s, HANG_ELSEWHERE_S))
-    return dataclasses.replace(_alone_in(scenario, row.name), workload=own.workload, limits=limits)
+        limits = replace(limits, timeout_s=max(limits.timeout_s, HANG_ELSEWHERE_S))
+    return replace(_alone_in(scenario, row.name), workload=own.workload, limits=limits)
 
 
 def _foreseen(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmRun]:
@@ -517,13 +487,3 @@ def _foreseen(pool: WarmPool, runs: Sequence[ArmRun]) -> Iterator[ArmRun]:
         if not run.scenario.faults_of(run.arm):
             pool.foresee(run)
         yield run
-
-
-def _kept(result: ArmResult) -> FaultRun:
-    """Return the run without its requests and its log: there are thousands of runs."""
-    outcome = dataclasses.replace(result.outcome, requests=(), log_tail="", stack={})
-    return FaultRun(result.run.seed, outcome, result.run.arm)
-
-
-def _alone(row: Case | None, run: FaultRun) -> FaultMatrix:
-    return FaultMatrix((), (run,)) if row is None else FaultMatrix((CaseCheck(row, (run,)),), ())

@@ -1,4 +1,7 @@
-"""Arms that are not run on their target: the scenario says so, or a fix that they revert is none of its engine."""
+"""Run arms of a scenario, each in its own worker, and compare the outcomes with those expected.
+
+This side never imports torch. ``plan`` turns a scenario and the command line's choices into arm runs, ``run_arms`` runs
+any list of them, of one scenario or of many, and ``Replay`` is the answer."""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import pickle
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack
 
 from packaging.specifiers import SpecifierSet
 
@@ -16,10 +19,11 @@ from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError, Where, did_you_mean
 from specdebug.campaign.loops.compare import Against
 from specdebug.campaign.loops.steplog import Recording
+from specdebug.campaign.trials.campaign import until_stopped
 from specdebug.faults.model import Fault
 from specdebug.patching.toggles import SelectionError, Toggle
 from specdebug.scenario.checks import asked_of, check_faults, engine_shape, option_error
-from specdebug.scenario.grammar import Arm, Expectation, ProbeMode, Scenario
+from specdebug.scenario.grammar import Expectation, ProbeMode, Scenario
 from specdebug.scenario.target_ranges import environment_of, version_of
 from specdebug.targets.base import Asked
 from specdebug.targets.options import EngineShape
@@ -43,7 +47,8 @@ class NotOnTarget(SpecDebugError):
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An arm that is not run, and why, in words."""
+    """An arm that is not run on its target, and why, in words: the scenario says so, or a fix that it reverts is none
+    of the target's engine."""
 
     scenario: Scenario
     arm: str
@@ -55,12 +60,10 @@ class LeftOut:
 
     @property
     def where(self) -> Where:
-        """The place of the arm in its file."""
         return self.scenario.where_key("arms", self.arm)
 
     @property
     def text(self) -> str:
-        """For a person, without the arm's name."""
         return f"not run on {self.target}: {self.why}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,7 +71,6 @@ class LeftOut:
 
 
 def left_out(scenario: Scenario, arms: Sequence[str], library: RunContent) -> tuple[LeftOut, ...]:
-    """Of some arms those that are not run on their target."""
     whys = ((arm, scenario.why_not(arm) or _no_such_fix(scenario, arm, library)) for arm in arms)
     return tuple(LeftOut(scenario, arm, why) for arm, why in whys if why is not None)
 
@@ -93,13 +95,10 @@ def _no_such_fix(scenario: Scenario, arm: str, library: RunContent) -> str | Non
     there = environment_of(target)
     versions = (version_of(target),) if there is None else there.versions
     for toggle in toggles:
-        if not any(version is None or _has_patches(toggle, target.kind, version) for version in versions):
+        ranges = [SpecifierSet(held, prereleases=True) for held in toggle.foreign[target.kind]]
+        if not any(version is None or any(each.contains(version) for each in ranges) for version in versions):
             return f"{toggle.pr} has patches for {target.kind} {' or '.join(toggle.foreign[target.kind])}"
     return None
-
-
-def _has_patches(toggle: Toggle, engine: str, version: str) -> bool:
-    return any(SpecifierSet(held, prereleases=True).contains(version) for held in toggle.foreign[engine])
 
 
 PROBE = "specdebug.workers.device:answer"
@@ -108,7 +107,12 @@ PROBE_S = 60.0
 
 
 class DeviceWatch:
-    """A listener between a pool, which runs its probes, and another, which hears of all other jobs."""
+    """Keeps arms off a device that is gone: a listener between a pool, which runs its probes, and another, which hears
+    of all other jobs.
+
+    A device that an arm found gone would fail every arm after it in a tenth of a second. So before the next one starts
+    there, a fresh worker of the same pool computes on the device. If that fails, no arm is started there any more.
+    """
 
     def __init__(self, pool: WorkerPool, listener: Listener) -> None:
         self._pool = pool
@@ -131,17 +135,14 @@ class DeviceWatch:
         """
         while device not in self._gone and device in self._doubts:
             first = self._doubts.pop(device)
-            if not self._answers(device):
+            self._probed += 1
+            self._probe, self._heard = f"probe {self._probed} of {device}", set()
+            self._pool.launch(Job(self._probe, PROBE, device, PROBE_S, uses_gpu=True))
+            while "ended" not in self._heard:
+                self._pool.turn(self)
+            if "answers" not in self._heard:
                 self._gone[device] = first
         return self._gone.get(device)
-
-    def _answers(self, device: str) -> bool:
-        self._probed += 1
-        self._probe, self._heard = f"probe {self._probed} of {device}", set()
-        self._pool.launch(Job(self._probe, PROBE, device, PROBE_S, uses_gpu=True))
-        while "ended" not in self._heard:
-            self._pool.turn(self)
-        return "answers" in self._heard
 
     def started(self, job: Job) -> None:
         if job.name != self._probe:
@@ -150,8 +151,8 @@ class DeviceWatch:
     def event(self, job: Job, event: dict[str, Any]) -> None:
         if job.name != self._probe:
             self._listener.event(job, event)
-        elif event.get("event") == "answers":
-            self._heard.add("answers")
+        else:
+            self._heard.add(event.get("event", ""))
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
         if job.name != self._probe:
@@ -171,11 +172,8 @@ _NEVER_BEGUN = WorkerEnd("interrupted", 0, 0.0, 0.0, "")
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices that the command line makes beside the file.
-
-    ``target`` replaces every arm's, ``engine`` options go over every arm's, ``faults`` are added to those of the arm.
-    ``ready_timeout_s``: of servers that are started.
-    """
+    """The command line's choices beside the file. ``target`` replaces every arm's, ``engine`` options go over them,
+    ``faults`` are added to those of the arm. ``ready_timeout_s``: of servers that are started."""
 
     arms: tuple[str, ...] = ()
     reverts: tuple[int, ...] = ()
@@ -197,7 +195,7 @@ class Choices:
 @dataclass(frozen=True)
 class ArmRun:
     """One arm to run. ``key`` names it among others; ``toggles`` are the fixes to revert, the arm's own included;
-    ``keeper``: the address of who keeps the servers that runs start, which then lends it one."""
+    ``keeper``: the address of the process that keeps the servers that runs start, and then lends it one."""
 
     key: str
     scenario: Scenario
@@ -214,7 +212,7 @@ class ArmRun:
 
     @property
     def asked(self) -> Asked:
-        """Return the arm's demands on its target. Raises ContentError."""
+        """The arm's demands on its target. Raises ContentError."""
         return asked_of(self.scenario, self.arm)
 
     @property
@@ -223,17 +221,15 @@ class ArmRun:
 
     @property
     def target_name(self) -> str:
-        """Return the target's name, as a run's outcome has it. Raises SpecDebugError for an unknown target."""
+        """The target's name, as a run's outcome has it. Raises SpecDebugError for an unknown target."""
         return find_target(self.target).traits.name
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the engine's options, as its target is told them."""
         return self.scenario.engine_of(self.arm)
 
     @property
     def shape(self) -> EngineShape:
-        """Return what the engine computes with. Raises ContentError."""
         return engine_shape(self.scenario, self.arm)
 
     def job(self, library: RunContent) -> Job:
@@ -245,7 +241,7 @@ class ArmRun:
 
         Parts are pickled apart, since unpickling one may import what a revert changes.
         """
-        limits = self.scenario.limits
+        limits, device = self.scenario.limits, self.asked.device
         payload = {
             "arm": self.arm,
             "seed": self.seed,
@@ -256,13 +252,11 @@ class ArmRun:
             "elsewhere": find_target(self.target).traits.reverts,
             **more,
         }
-        device = self.asked.device
         at_risk = device if device != "cpu" and (self.toggles or self.scenario.faults_of(self.arm)) else ""
         memory_mb, server = float(limits.memory_mb), place_of(self.target)
         return Job(self.key, target, payload, limits.timeout_s, memory_mb, device != "cpu", at_risk, server)
 
     def ledger(self) -> Ledger:
-        """Return a ledger for the run, with nothing in it."""
         return Ledger(self.target_name, deadline=self.scenario.limits.exceeded == "hang")
 
     def at_fault(self, message: str, option: tuple[str, ...]) -> SpecDebugError:
@@ -277,7 +271,6 @@ AnyRun = TypeVar("AnyRun", bound=ArmRun)
 
 
 def run_as(kind: type[AnyRun], run: ArmRun, **more: Any) -> AnyRun:
-    """Return the run as one of a derived class, with ``more`` of its fields."""
     facts = {each.name: getattr(run, each.name) for each in dataclasses.fields(ArmRun)}
     return kind(**{**facts, **more})
 
@@ -325,12 +318,12 @@ class Replay:
 
     @property
     def plain(self) -> bool:
-        """Return True if nothing was expected, so that the answer is the plain verdict."""
+        """True if nothing was expected, so that the answer is the plain verdict."""
         return all(result.run.expectation is None for result in self.results)
 
     @property
     def exit_code(self) -> int:
-        """Return, if plain, the worst verdict's code, fail before unknown before pass; 128 + N after signal N.
+        """If plain, the worst verdict's code, fail before unknown before pass; 128 + N after signal N.
 
         Else 0 when every arm met its expectation, 1 when one was contradicted, 125 when others came to no verdict.
         """
@@ -339,7 +332,7 @@ class Replay:
         verdicts = [r.outcome.verdict for r in self.results if self.plain or not r.met]
         if "fail" in verdicts or (not self.plain and "pass" in verdicts):
             return EXIT_CODES["fail"]
-        return EXIT_CODES["unknown"] if "unknown" in verdicts else EXIT_CODES["pass"]
+        return EXIT_CODES["unknown" if "unknown" in verdicts else "pass"]
 
 
 class RunContent(Protocol):
@@ -374,13 +367,26 @@ def planned(scenario: Scenario, choices: Choices, library: RunContent) -> Planne
         names = names[:1]
     changed = _with_choices(scenario, choices)
     without = left_out(changed, names, library)
-    names = [name for name in names if name not in {each.arm for each in without}]
+    runs = []
     for name in names:
-        if changed.target_of(name) == DEFAULT:
+        if any(name == each.arm for each in without):
+            continue
+        target = changed.target_of(name)
+        if target == DEFAULT:
             check_faults(changed, name)
         else:
             asked_of(changed, name)
-    return PlannedRuns(scenario, tuple(_run_of(changed, name, choices, library) for name in names), without)
+        run = ArmRun(
+            key=name,
+            scenario=changed,
+            arm=name,
+            seed=changed.seed if choices.seed is None else choices.seed,
+            packs=library.packs(changed.probes_of(name)),
+            toggles=library.toggles((*changed.arms[name].revert, *choices.reverts), target),
+            expectation=None if choices.plain else changed.expectation_of(name),
+        )
+        runs.append(run)
+    return PlannedRuns(scenario, tuple(runs), without)
 
 
 def plan(scenario: Scenario, choices: Choices, library: RunContent) -> tuple[ArmRun, ...]:
@@ -392,39 +398,23 @@ def plan(scenario: Scenario, choices: Choices, library: RunContent) -> tuple[Arm
     return found.runs
 
 
-def _run_of(changed: Scenario, name: str, choices: Choices, library: RunContent) -> ArmRun:
-    """Return the run of an arm of a scenario that has the choices laid over it."""
-    return ArmRun(
-        key=name,
-        scenario=changed,
-        arm=name,
-        seed=changed.seed if choices.seed is None else choices.seed,
-        packs=library.packs(changed.probes_of(name)),
-        toggles=library.toggles((*changed.arms[name].revert, *choices.reverts), changed.target_of(name)),
-        expectation=None if choices.plain else changed.expectation_of(name),
-    )
-
-
 def _with_choices(scenario: Scenario, choices: Choices) -> Scenario:
-    """Return the scenario with the choices laid over the file and its arms."""
-
-    def changed(arm: Arm) -> Arm:
-        return dataclasses.replace(
+    if choices.target is not None:
+        scenario = scenario.on(choices.target)
+    if choices.ready_timeout_s is not None:
+        scenario = scenario.ready_within(choices.ready_timeout_s)
+    arms = {
+        arm.name: dataclasses.replace(
             arm,
             mode=choices.mode or arm.mode,
             probes=choices.probes or arm.probes,
             faults=(*scenario.faults_of(arm.name), *choices.faults) if choices.faults else arm.faults,
         )
-
-    if choices.target is not None:
-        scenario = scenario.on(choices.target)
-    if choices.ready_timeout_s is not None:
-        scenario = scenario.ready_within(choices.ready_timeout_s)
-    limits = scenario.limits
-    slower = max(find_target(scenario.target_of(name)).traits.slowness for name in scenario.arms)
-    timeout_s = limits.timeout_s * slower if choices.timeout_s is None else choices.timeout_s
-    limits = dataclasses.replace(limits, timeout_s=timeout_s)
-    arms = {name: changed(arm) for name, arm in scenario.arms.items()}
+        for arm in scenario.arms.values()
+    }
+    slower = max(find_target(scenario.target_of(name)).traits.slowness for name in arms)
+    timeout_s = scenario.limits.timeout_s * slower if choices.timeout_s is None else choices.timeout_s
+    limits = dataclasses.replace(scenario.limits, timeout_s=timeout_s)
     return dataclasses.replace(scenario, arms=arms, limits=limits, overrides=dict(choices.engine))
 
 
@@ -459,14 +449,12 @@ class ArmListener:
             self._used.add(event["device"])
 
     def fault_of(self, job: Job) -> SpecDebugError | None:
-        """Return the fault that the worker found with the scenario, if any."""
         ledger = self.ledgers[job.name]
         if ledger.usage_error is None or ledger.unavailable:
             return None
         return self.runs[job.name].at_fault(ledger.usage_error, ledger.usage_option)
 
     def failure_of(self, job: Job, outcome: Outcome) -> MachineFailure | None:
-        """Return the machine's failure that ended the run, if any."""
         return outcome.machine or self.ledgers[job.name].lost(self.device_of(job), self._used)
 
     def doubt_of(self, job: Job, end: WorkerEnd) -> MachineFailure | None:
@@ -485,26 +473,27 @@ class ArmListener:
 class BaselineJudge(Protocol):
     """Holds runs against a baseline."""
 
-    def judge(self, run: ArmRun, outcome: Outcome) -> tuple[Outcome, Against]:
-        """Return a run's outcome with what it lost, and the comparison."""
+    def judge(self, run: ArmRun, outcome: Outcome) -> tuple[Outcome, Against]: ...
+
+
+class Watched(TypedDict, total=False):
+    """Those that watch runs: ``progress`` is told of each, ``recording`` keeps their steps, ``baseline`` judges their
+    accept lengths."""
+
+    progress: Progress | None
+    recording: Recording | None
+    baseline: BaselineJudge | None
 
 
 class _Running(ArmListener):
     """Runs arms in a pool and collects their results, by job name."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        runs: Sequence[ArmRun],
-        progress: Progress | None,
-        recording: Recording | None,
-        baseline: BaselineJudge | None,
-    ) -> None:
+    def __init__(self, pool: WorkerPool, runs: Sequence[ArmRun], watched: Watched) -> None:
         super().__init__()
-        self._baseline = baseline
         self.runs = {run.key: run for run in runs}
-        self.progress = progress
-        self.recording = recording
+        self.progress = watched.get("progress")
+        self.recording = watched.get("recording")
+        self._baseline = watched.get("baseline")
         self.results: dict[str, ArmResult] = {}
         self.spans: dict[str, tuple[float, float]] = {}
         self._pool = pool
@@ -534,8 +523,6 @@ class _Running(ArmListener):
         return dataclasses.replace(run.job(library), may_start=may_start)
 
     def _gone(self, device: str) -> MachineFailure | None:
-        """Return the failure that keeps arms off a device. Arms that hung on it are judged anew if it is gone; if it
-        answers, they hung by themselves. Raises as ``DeviceWatch.gone``."""
         failure = self._watch.gone(device)
         hung = [each for each in self._hung if self.device_of(each[0]) == device]
         self._hung = [each for each in self._hung if each not in hung]
@@ -568,14 +555,6 @@ class _Running(ArmListener):
         if self.progress is not None:
             self.progress.arm_moved(self.runs[job.name], self.ledgers[job.name])
 
-    def in_order(self, interrupted: bool) -> list[ArmResult]:
-        """Return the results in the order of the runs, with those ``interrupted`` before they began."""
-        if interrupted:
-            for key in self.runs.keys() - self.results.keys():
-                run = self.runs[key]
-                self.results[key] = ArmResult(run, run.ledger().outcome(_NEVER_BEGUN))
-        return [self.results[key] for key in self.runs if key in self.results]
-
     def ended(self, job: Job, end: WorkerEnd) -> None:
         result = self.results[job.name] = self._result(job, end)
         self.spans[job.name] = (self.spans[job.name][0], time.monotonic())
@@ -589,9 +568,8 @@ class _Running(ArmListener):
             self.progress.arm_ended(result)
 
     def _result(self, job: Job, end: WorkerEnd) -> ArmResult:
-        outcome = self.ledgers[job.name].outcome(end)
-        run, outcome = self.runs[job.name], dataclasses.replace(outcome, machine=self.failure_of(job, outcome))
-        against = None
+        run, outcome, against = self.runs[job.name], self.ledgers[job.name].outcome(end), None
+        outcome = dataclasses.replace(outcome, machine=self.failure_of(job, outcome))
         if self._baseline is not None:
             outcome, against = self._baseline.judge(run, outcome)
         self.ledgers[job.name].drop_log(outcome)
@@ -604,13 +582,9 @@ class _Running(ArmListener):
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of runs.
-
-    Attributes:
-        results: in the order of the runs; a signal (``interrupted``) leaves unknown what it cut short, and
-            ``trouble``, such as a scenario that is itself at fault, leaves out what had not ended.
-        spans: the times, on the monotonic clock, from which to which the arms ran that began, by key.
-    """
+    """What became of runs. ``results``: in the order of the runs; a signal (``interrupted``) leaves unknown what it cut
+    short, and ``trouble``, such as a scenario that is itself at fault, leaves out what had not ended. ``spans``: the
+    times, on the monotonic clock, from which to which the arms ran that began, by key."""
 
     results: tuple[ArmResult, ...]
     spans: Mapping[str, tuple[float, float]]
@@ -618,54 +592,34 @@ class Ran:
     trouble: SpecDebugError | None = None
 
 
-def run_through(
-    pool: WorkerPool,
-    library: RunContent,
-    runs: Sequence[ArmRun],
-    progress: Progress | None = None,
-    recording: Recording | None = None,
-    baseline: BaselineJudge | None = None,
-) -> Ran:
-    """Run arms whose keys differ until an error stops them. ``recording`` keeps their steps, ``baseline`` judges their
-    accept lengths. Runs that the machine cannot run are ``unknown``, and say so."""
-    running = _Running(pool, runs, progress, recording, baseline)
-    interrupted, trouble = False, None
-    try:
-        running.run(library)
-    except KeyboardInterrupt:
-        interrupted = True
-    except SpecDebugError as error:
-        trouble = error
-    return Ran(tuple(running.in_order(interrupted)), running.spans, interrupted, trouble)
+def run_through(pool: WorkerPool, library: RunContent, runs: Sequence[ArmRun], **watched: Unpack[Watched]) -> Ran:
+    """Run arms whose keys differ until an error stops them. Runs that the machine cannot run are ``unknown``, and say
+    so."""
+    running = _Running(pool, runs, watched)
+    stopped, trouble = until_stopped(lambda: running.run(library))
+    if stopped == "interrupted":
+        for run in runs:
+            if run.key not in running.results:
+                running.results[run.key] = ArmResult(run, run.ledger().outcome(_NEVER_BEGUN))
+    results = tuple(running.results[run.key] for run in runs if run.key in running.results)
+    return Ran(results, running.spans, stopped == "interrupted", trouble)
 
 
 def run_arms(
-    pool: WorkerPool,
-    library: RunContent,
-    runs: Sequence[ArmRun],
-    progress: Progress | None = None,
-    recording: Recording | None = None,
-    baseline: BaselineJudge | None = None,
+    pool: WorkerPool, library: RunContent, runs: Sequence[ArmRun], **watched: Unpack[Watched]
 ) -> tuple[list[ArmResult], bool]:
     """Run arms as :func:`run_through`, and return their results, and True if a signal cut them short. Raises
     SpecDebugError when a worker finds the scenario itself at fault."""
-    ran = run_through(pool, library, runs, progress, recording, baseline)
+    ran = run_through(pool, library, runs, **watched)
     if ran.trouble is not None:
         raise ran.trouble
     return list(ran.results), ran.interrupted
 
 
 def replay(
-    pool: WorkerPool,
-    library: RunContent,
-    scenario: Scenario,
-    choices: Choices,
-    progress: Progress | None = None,
-    recording: Recording | None = None,
-    baseline: BaselineJudge | None = None,
+    pool: WorkerPool, library: RunContent, scenario: Scenario, choices: Choices, **watched: Unpack[Watched]
 ) -> Replay:
     """Run the arms of a scenario that the choices ask for. Raises as :func:`plan` and :func:`run_arms`."""
     began = time.monotonic()
-    runs = plan(scenario, choices, library)
-    results, interrupted = run_arms(pool, library, runs, progress, recording, baseline)
+    results, interrupted = run_arms(pool, library, plan(scenario, choices, library), **watched)
     return Replay(scenario, tuple(results), time.monotonic() - began, interrupted)

@@ -1,8 +1,5 @@
-"""Select arms to run by an expression over names, as ``pytest -k`` has it.
-
-A word holds for an arm when it is part of one of the arm's names (see :func:`names_of`), in upper or lower case, ``-``
-and ``_`` being the same. Words are joined by ``not``, ``and`` and ``or``, which bind in this order, and by parentheses.
-"""
+"""Replay several scenarios at once, with one pool of workers and one answer; select arms by an expression over names,
+as ``pytest -k`` has it, or those that failed when they last ran."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Unpack
 
 from specdebug.base import interrupts
 from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.base.yamlio import one_line
-from specdebug.campaign.loops.baseline import Baseline
 from specdebug.campaign.loops.replay import (
     ArmResult,
     ArmRun,
@@ -30,13 +27,13 @@ from specdebug.campaign.loops.replay import (
     Ran,
     Replay,
     RunContent,
+    Watched,
     as_it_should,
     planned,
     refusal,
     replay,
     run_through,
 )
-from specdebug.campaign.loops.steplog import Recording
 from specdebug.scenario.grammar import Scenario
 from specdebug.targets.installs.store import Installed, keep_check
 from specdebug.targets.settings import ReleasedEngine
@@ -51,13 +48,14 @@ _DEEPEST = 200
 
 @dataclass(frozen=True)
 class Expression:
-    """A selection that was read. Each word stands in ``tree`` as a name of as many underscores, at its column."""
+    """A selection that was read. A word holds for an arm when it is part of one of the arm's names (:func:`names_of`),
+    in upper or lower case, ``-`` and ``_`` being the same. Words are joined by ``not``, ``and`` and ``or``, which bind
+    in this order, and by parentheses. Each word stands in ``tree`` as a name of as many underscores, at its column."""
 
     text: str
     tree: ast.expr
 
     def holds(self, names: Iterable[str]) -> bool:
-        """Return True if an arm of these names is selected."""
         return self._holds(self.tree, [_folded(name) for name in names])
 
     def _holds(self, node: ast.expr, names: Sequence[str]) -> bool:
@@ -74,7 +72,10 @@ def parse_expression(text: str) -> Expression:
     """Read a selection, such as ``cache and not (zero or reverted)``. Raises SpecDebugError."""
     text = re.sub(r"\s", " ", text).strip()
     try:
-        tree = ast.parse(_WORD.sub(_as_name, text), mode="eval").body
+        tree = ast.parse(
+            _WORD.sub(lambda word: word[0] if word[0] in ("not", "and", "or") else "_" * len(word[0]), text),
+            mode="eval",
+        ).body
     except SyntaxError as error:
         what = _WANTED if error.msg.startswith("invalid syntax") else error.msg
         raise _wrong(text, error.offset or len(text) + 1, what) from None
@@ -102,10 +103,6 @@ def names_of(run: ArmRun | LeftOut) -> tuple[str, ...]:
     return run.scenario.name, run.scenario.path.stem, run.arm, f"{run.scenario.path.stem}::{run.arm}"
 
 
-def _as_name(word: re.Match[str]) -> str:
-    return word[0] if word[0] in ("not", "and", "or") else "_" * len(word[0])
-
-
 def _folded(name: str) -> str:
     return name.lower().replace("-", "_")
 
@@ -122,7 +119,9 @@ _WAIT_S = 10.0
 
 @dataclass
 class LastFailed:
-    """The record of a working directory. ``arms`` are those that failed, by scenario file, in the order they did."""
+    """The record of arms that failed when they last ran, kept in a working directory from one replay to the next:
+    ``arms`` by scenario file, by its full path. An arm leaves it by doing what it should; an arm that does not run
+    stays."""
 
     arms: dict[str, list[str]] = field(default_factory=dict)
 
@@ -149,7 +148,6 @@ class LastFailed:
         return run.arm in self.arms.get(_file_of(run), ())
 
     def take(self, results: Iterable[ArmResult]) -> None:
-        """Take over these results."""
         for result in results:
             file, arm = _file_of(result.run), result.run.arm
             others = [name for name in self.arms.pop(file, []) if name != arm]
@@ -221,19 +219,19 @@ def labels_of(scenarios: Sequence[Scenario]) -> list[str]:
 
 
 def replay_all(
-    pool: WorkerPool,
-    library: RunContent,
-    plans: Sequence[PlannedRuns],
-    progress: Progress | None = None,
-    recording: Recording | None = None,
-    baseline: Baseline | None = None,
+    pool: WorkerPool, library: RunContent, plans: Sequence[PlannedRuns], **watched: Unpack[Watched]
 ) -> Replays:
     """Run all of them until an error stops them. Keys of several scenarios' runs begin with the scenario's label."""
     began = time.monotonic()
     if len(plans) > 1:
         labels = labels_of([each.scenario for each in plans])
-        plans = [_labelled(each, label) for label, each in zip(labels, plans, strict=True)]
-    ran = run_through(pool, library, [run for each in plans for run in each.runs], progress, recording, baseline)
+        plans = [
+            dataclasses.replace(
+                plan, runs=tuple(dataclasses.replace(run, key=f"{label}::{run.key}") for run in plan.runs)
+            )
+            for label, plan in zip(labels, plans, strict=True)
+        ]
+    ran = run_through(pool, library, [run for each in plans for run in each.runs], **watched)
     wall_s = time.monotonic() - began
     # a signal came before the arm began, or an error before it ended
     lacking = {run.key for each in plans for run in each.runs} - {
@@ -243,22 +241,16 @@ def replay_all(
         (plan,) = plans
         answers = [Replay(plan.scenario, ran.results, wall_s, ran.interrupted, plan.left_out)]
     else:
-        every = [_answer(plan, ran) for plan in plans]
-        answers = [answer for answer in every if _has_run(answer, lacking) or (answer.left_out and not answer.results)]
+        answers = [
+            answer
+            for answer in (_answer(plan, ran) for plan in plans)
+            if any(result.run.key not in lacking for result in answer.results)
+            or (answer.left_out and not answer.results)
+        ]
     return Replays(tuple(answers), wall_s, len(lacking), ran.interrupted, ran.trouble)
 
 
-def _labelled(plan: PlannedRuns, label: str) -> PlannedRuns:
-    runs = tuple(dataclasses.replace(run, key=f"{label}::{run.key}") for run in plan.runs)
-    return dataclasses.replace(plan, runs=runs)
-
-
-def _has_run(answer: Replay, lacking: Set[str]) -> bool:
-    return any(result.run.key not in lacking for result in answer.results)
-
-
 def _answer(plan: PlannedRuns, ran: Ran) -> Replay:
-    """The answer of one of several scenarios."""
     keys = {run.key for run in plan.runs}
     results = tuple(result for result in ran.results if result.run.key in keys)
     spans = [ran.spans[key] for key in keys if key in ran.spans]
@@ -325,7 +317,7 @@ def check_engine(
 ) -> EngineChecked:
     """Run the check, and keep what came of it. Raises StoreError where that cannot be kept."""
     target = ReleasedEngine(release=str(there.release), store=str(there.folder.parent))
-    answer = replay(pool, library, scenario, Choices(target=target), progress)
+    answer = replay(pool, library, scenario, Choices(target=target), progress=progress)
     told = {result.run.arm: result.outcome.verdict for result in answer.results}
     means = [result.outcome.metrics.accept_mean for result in answer.results if result.run.arm == "drafts"]
     checked = {**told, "accept_length": means[0] if means else None}

@@ -46,12 +46,10 @@ class EngineStep:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The accept lengths of all verifies."""
         return tuple(length for lengths in self.accept.values() for length in lengths)
 
     @classmethod
     def of(cls, event: Mapping[str, Any]) -> EngineStep:
-        """Return the step of a worker's ``step`` event."""
         return cls(
             number=event["step"],
             kind=event["kind"],
@@ -71,7 +69,6 @@ class Recording:
     steps: dict[str, list[EngineStep]] = field(default_factory=dict)
 
     def take(self, key: str, event: Mapping[str, Any]) -> None:
-        """Keep an arm's event if it is a step."""
         if event.get("event") == "step":
             self.steps.setdefault(key, []).append(EngineStep.of(event))
 

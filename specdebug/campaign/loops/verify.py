@@ -1,8 +1,15 @@
-"""Tell which fixes exist in which attention plan.
+"""The matrix: every registered fix, applied and reverted, seed by seed.
 
-A plan's record says which modules hold its planner's lines. A fix whose lines lie in a planner, or that is noticed by a
-probe in one, can only be put to the test where that planner runs.
-"""
+A toggle is **live** when its scenario is silent with the fix applied and fails with the stated signature with the fix
+reverted, and each of its edits has run. Otherwise it is **rotten**: its detector cannot see its bug or some part of it,
+or sees one where there is none. So the registry is a set of mutation tests of this package. A toggle that the machine
+cannot run is **untested**.
+
+The matrix runs the scenario's arm that reverts exactly this fix, else its first one. A fix that several scenarios show
+has a row for each of them; an edit has run if it ran in one of them. Where one never ran in those arms, the scenarios'
+other arms are run with the fix reverted, too, each once: for their counts, not for their verdicts. All of them can be
+run on another device, in another dtype, or with another attention plan than the scenario's. A fix that only exists in
+one plan (:func:`exists_in`) is then still run with that plan, and its check says so."""
 
 from __future__ import annotations
 
@@ -12,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +31,7 @@ from specdebug.campaign.loops.warm import KeptServers
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.checks import engine_shape
 from specdebug.scenario.grammar import Arm, Expectation, Scenario
-from specdebug.scenario.library import Library
+from specdebug.scenario.library import Library, engine_sites
 from specdebug.targets.installs.fit import place_of
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.settings import TargetChoice
@@ -34,39 +40,30 @@ from specdebug.verdict.signatures import stated
 from specdebug.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
-    from specdebug.async_probe.sites import Site
     from specdebug.patching import Edit
 
 _ENGINE = "specdebug.engine."
 
 
 def exists_in(toggle: Toggle, plan: str) -> bool:
-    """Return True if a fix can be reverted and noticed under ``plan``."""
+    """Return True if a fix can be reverted and noticed under attention plan ``plan``, whose record says which modules
+    hold its planner's lines: a fix in a planner, or noticed by a probe in one, exists where that planner runs."""
     if any(_only_elsewhere(patch.module, plan) for patch in toggle.patches):
         return False
-    return all(_noticed_in(signature, plan) for signature in toggle.detected_by.signatures)
-
-
-def _noticed_in(signature: str, plan: str) -> bool:
-    """Return True if this plan passes a probe that the signature names, or if it names none."""
-    kind, _, pattern = signature.partition("@")
-    if kind not in KINDS:
-        return True
-    sites = [site for site in _sites() if site.kind == kind and fnmatchcase(site.name, pattern)]
-    modules = {_ENGINE + site.path.removesuffix(".py").replace("/", ".") for site in sites}
-    return not modules or not all(_only_elsewhere(module, plan) for module in modules)
+    for signature in toggle.detected_by.signatures:
+        kind, _, pattern = signature.partition("@")
+        if kind not in KINDS:
+            continue
+        sites = [site for site in engine_sites() if site.kind == kind and fnmatchcase(site.name, pattern)]
+        modules = {_ENGINE + site.path.removesuffix(".py").replace("/", ".") for site in sites}
+        if modules and all(_only_elsewhere(module, plan) for module in modules):
+            return False
+    return True
 
 
 def _only_elsewhere(module: str, plan: str) -> bool:
     """Return True if the module belongs to other plans' planners and not to this one's."""
     return module not in PLANS[plan].modules and any(module in each.modules for each in PLANS.values())
-
-
-@cache
-def _sites() -> tuple[Site, ...]:
-    from specdebug.scenario.library import engine_sites
-
-    return tuple(engine_sites())
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,8 @@ class LatentCheck:
 
 
 def check_latent(here: Installed, toggles: Iterable[Toggle]) -> list[LatentCheck]:
-    """Look for the guard of each fix that is latent in a release. Raises SpecDebugError where it cannot be read."""
+    """Look for the guard of each fix that is latent in a release: nothing can reach its bug there. Raises
+    SpecDebugError where it cannot be read."""
     checks = []
     for toggle in toggles:
         if (guard := toggle.latent_in.get(here.engine)) is None:
@@ -121,18 +119,26 @@ class ToggleCheck:
 
     @property
     def key(self) -> tuple[int, str]:
-        """Its row: the toggle's number and the scenario."""
         return self.toggle.pr, self.toggle.detected_by.scenario
 
     @property
+    def noisy(self) -> list[ArmResult]:
+        """The applied runs that did not pass."""
+        return [result for result in self.applied if result.outcome.verdict != "pass"]
+
+    @property
+    def missed(self) -> list[ArmResult]:
+        """The reverted runs that did not fail as stated."""
+        wanted, found = self.toggle.detected_by.signatures, ((result, result.outcome) for result in self.reverted)
+        return [r for r, found in found if found.verdict != "fail" or not stated(wanted, found.signature, found.seen)]
+
+    @property
     def silent(self) -> int:
-        """The number of seeds on which the applied side passed."""
-        return sum(result.outcome.verdict == "pass" for result in self.applied)
+        return len(self.applied) - len(self.noisy)
 
     @property
     def detected(self) -> int:
-        """The number of seeds on which the reverted side failed as stated."""
-        return sum(_as_stated(self.toggle, result) for result in self.reverted)
+        return len(self.reverted) - len(self.missed)
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -140,11 +146,9 @@ class ToggleCheck:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The deviations, each in one line."""
-        noisy, missed = self._deviating
         wanted = " or ".join(self.toggle.detected_by.signatures)
-        said = [f"applied, {_found(result, '')}" for result in noisy]
-        said += [f"reverted, {_found(result, 'nothing was found')}; stated is {wanted}" for result in missed]
+        said = [f"applied, {_found(result, '')}" for result in self.noisy]
+        said += [f"reverted, {_found(result, 'nothing was found')}; stated is {wanted}" for result in self.missed]
         where = f"in any arm of {' or '.join(each.scenario for each in self.toggle.detections)}"
         said += [f"reverted, {_found(result, '')}" for result in self.elsewhere if result.outcome.unavailable]
         return (*said, *(f"{place(edit)}: edit {edit.id} never ran {where}" for edit in self.idle))
@@ -160,19 +164,13 @@ class ToggleCheck:
 
     @property
     def live(self) -> bool:
-        return not any(self._deviating) and not self.idle
+        return not (self.noisy or self.missed or self.idle)
 
     @property
     def untested(self) -> bool:
-        """Return True if all that it takes to be live are runs that this machine could not make."""
+        """True if all that it takes to be live are runs that this machine could not make."""
         could_run = self.idle and not any(result.outcome.unavailable for result in self.elsewhere)
-        return not self.live and not could_run and all(r.outcome.unavailable for side in self._deviating for r in side)
-
-    @property
-    def _deviating(self) -> tuple[list[ArmResult], list[ArmResult]]:
-        """The applied runs that did not pass, and the reverted ones that did not fail as stated."""
-        noisy = [result for result in self.applied if result.outcome.verdict != "pass"]
-        return noisy, [result for result in self.reverted if not _as_stated(self.toggle, result)]
+        return not self.live and not could_run and all(r.outcome.unavailable for r in (*self.noisy, *self.missed))
 
     def to_dict(self) -> dict[str, Any]:
         outcomes = self.outcomes
@@ -197,15 +195,9 @@ class ToggleCheck:
 
 
 def place(edit: Edit) -> str:
-    """The line of a toggle file where an edit begins."""
     at = edit.match_at
     here = os.path.relpath(at.path)
     return str(at if here.startswith(os.pardir) else Where(here, at.line))
-
-
-def _as_stated(toggle: Toggle, result: ArmResult) -> bool:
-    outcome = result.outcome
-    return outcome.verdict == "fail" and stated(toggle.detected_by.signatures, outcome.signature, outcome.seen)
 
 
 def _found(result: ArmResult, nothing: str) -> str:
@@ -220,13 +212,22 @@ def plan_matrix(
     overrides: Mapping[str, Any] | None = None,
     target: TargetChoice | None = None,
 ) -> list[tuple[Toggle, list[ArmRun]]]:
-    """Return the rows of the matrix: each toggle as one of its scenarios shows it, with its runs."""
-    over = LaidOver(overrides or {}, target)
-    return [(toggle, _runs(library, toggle, seeds, over)) for toggle in _by_scenario(toggles)]
+    """Return the rows of the matrix: each toggle as one of its scenarios shows it, with its runs, seed by seed, one
+    with the fix applied and one with it reverted."""
+    over, rows = LaidOver(overrides or {}, target), []
+    for toggle in (each.shown_by(detection) for each in toggles for detection in each.detections):
+        scenario, base = _base(library, toggle, over)
+        packs = library.packs(scenario.probes_of(base.name))
+        sides = ((), None), ((toggle,), Expectation("fail", toggle.detected_by.signatures))
+        runs = [
+            ArmRun(_key(scenario, base, seed, reverts), scenario, base.name, seed, packs, reverts, expected)
+            for seed, (reverts, expected) in product(range(scenario.seed, scenario.seed + seeds), sides)
+        ]
+        rows.append((toggle, runs))
+    return rows
 
 
 def runs_once(rows: Sequence[tuple[Toggle, Sequence[ArmRun]]]) -> list[ArmRun]:
-    """Return the runs of all rows. Applied runs that several toggles share are there once."""
     return list({run.key: run for _, runs in rows for run in runs}.values())
 
 
@@ -236,18 +237,6 @@ class LaidOver:
 
     options: Mapping[str, Any]
     target: TargetChoice | None = None
-
-
-def _runs(library: Library, toggle: Toggle, seeds: int, over: LaidOver) -> list[ArmRun]:
-    """Return a toggle's runs seed by seed, one with the fix applied and one with it reverted."""
-    scenario, base = _base(library, toggle, over)
-    packs = library.packs(scenario.probes_of(base.name))
-    wanted = Expectation("fail", toggle.detected_by.signatures)
-    sides = ((), None), ((toggle,), wanted)
-    return [
-        ArmRun(_key(scenario, base, seed, reverts), scenario, base.name, seed, packs, reverts, expected)
-        for seed, (reverts, expected) in product(range(scenario.seed, scenario.seed + seeds), sides)
-    ]
 
 
 @dataclass(frozen=True)
@@ -284,8 +273,7 @@ def verify(
     if not toggles:
         raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
     rows = plan_matrix(library, toggles, seeds, overrides, target)
-    with closing(KeptServers(pool.limit)) as servers:
-        results, interrupted = _run(pool, library, servers, runs_once(rows), progress, locate)
+    results, interrupted = _run(pool, library, runs_once(rows), progress, locate)
     checks = []
     for toggle, runs in rows:  # as they were planned: files may have changed since
         if all(run.key in results for run in runs):
@@ -297,22 +285,14 @@ def verify(
     more = {check.key: _elsewhere(library, check.toggle, over) for check in checks if check.idle}
     if not more or interrupted:
         return Matrix(tuple(check for check in checks if check.key not in more), interrupted)
-    with closing(KeptServers(pool.limit)) as servers:
-        again = [run for runs in more.values() for run in runs]
-        results, interrupted = _run(pool, library, servers, again, progress)
+    results, interrupted = _run(pool, library, [run for runs in more.values() for run in runs], progress)
     found = {key: [results[run.key] for run in runs if run.key in results] for key, runs in more.items()}
     whole = [check for check in checks if len(found.get(check.key, ())) == len(more.get(check.key, ()))]
     looked = [dataclasses.replace(check, elsewhere=(*check.elsewhere, *found.get(check.key, ()))) for check in whole]
     return Matrix(tuple(_with_siblings(looked)), interrupted)
 
 
-def _by_scenario(toggles: Sequence[Toggle]) -> list[Toggle]:
-    """Each toggle once for every scenario that shows it."""
-    return [toggle.shown_by(detection) for toggle in toggles for detection in toggle.detections]
-
-
 def _with_siblings(checks: Sequence[ToggleCheck]) -> list[ToggleCheck]:
-    """Show each check what the same toggle's other scenarios ran."""
     joined = []
     for check in checks:
         siblings = [each for each in checks if each.toggle.pr == check.toggle.pr and each is not check]
@@ -327,17 +307,15 @@ def _with_siblings(checks: Sequence[ToggleCheck]) -> list[ToggleCheck]:
 def _run(
     pool: WorkerPool,
     library: Library,
-    servers: KeptServers,
     runs: Sequence[ArmRun],
     progress: Progress | None,
     locate: Callable[[Sequence[ArmResult]], list[ArmResult]] = list,
 ) -> tuple[dict[str, ArmResult], bool]:
-    """Return the results by key, without those that a Ctrl-C cut short, which say nothing; and True if one came.
-
-    Seeds of one side share a server where one is started for them."""
-    ended, interrupted = run_arms(pool, library, [servers.kept(run) for run in runs], progress)
-    answers = [dataclasses.replace(each, run=run) for run, each in zip(runs, ended, strict=True)]
-    answers = answers if interrupted else locate(answers)
+    """Return the results by key, without those that a Ctrl-C cut short, which say nothing; and True if one came."""
+    with closing(KeptServers(pool.limit)) as servers:
+        ended, interrupted = run_arms(pool, library, [servers.kept(run) for run in runs], progress=progress)
+        answers = [dataclasses.replace(each, run=run) for run, each in zip(runs, ended, strict=True)]
+        answers = answers if interrupted else locate(answers)
     return {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}, interrupted
 
 
@@ -346,18 +324,9 @@ def _elsewhere(library: Library, toggle: Toggle, over: LaidOver) -> list[ArmRun]
     scenario, base = _base(library, toggle, over)
     others = [dataclasses.replace(arm, revert=()) for arm in scenario.arms.values() if arm.name != base.name]
     scenario = dataclasses.replace(scenario, arms={arm.name: arm for arm in (base, *others)})
-    key = _key(scenario, base, scenario.seed, (toggle,))
-    return [
-        ArmRun(
-            f"{key}, {arm.name}",
-            scenario,
-            arm.name,
-            scenario.seed,
-            library.packs(scenario.probes_of(arm.name)),
-            (toggle,),
-        )
-        for arm in others
-    ]
+    key, seed = _key(scenario, base, scenario.seed, (toggle,)), scenario.seed
+    packs = {arm.name: library.packs(scenario.probes_of(arm.name)) for arm in others}
+    return [ArmRun(f"{key}, {name}", scenario, name, seed, packs[name], (toggle,)) for name in packs]
 
 
 def _base(library: Library, toggle: Toggle, over: LaidOver) -> tuple[Scenario, Arm]:

@@ -23,9 +23,69 @@ S = TypeVar("S")
 S_in = TypeVar("S_in", contravariant=True)
 S_out = TypeVar("S_out", covariant=True)
 A = TypeVar("A", covariant=True)
-R = TypeVar("R", bound=str)
+R = TypeVar("R")
+Work = TypeVar("Work")
+Work_in = TypeVar("Work_in", contravariant=True)
+End = TypeVar("End", covariant=True)
 
 Stopped = Literal["interrupted", "trouble"]
+Choose = Callable[[int, Sequence[Trial]], Trial | None]
+"""Gives the trial of a number, given those that were chosen and do not count yet; None if there is none to make as long
+as these do not."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A possible cause. ``id`` is what a trial's set holds, ``label`` what a reader is shown."""
+
+    id: str
+    label: str
+
+
+class Runner(Protocol[Work_in, End]):
+    """Does pieces of work, several at a time."""
+
+    @property
+    def capacity(self) -> int:
+        """The most that may be under way at a time; at least 1."""
+
+    def start(self, work: Work_in, /) -> None:
+        """Begin one, fewer than ``capacity`` being under way, and return at once. Raises SpecDebugError when none can
+        be done at all."""
+
+    def wait(self) -> End:
+        """Return the end of the next to end, at least one being under way. A KeyboardInterrupt passes through."""
+
+
+class TrialSource(Runner[Trial, tuple[Trial, TrialResult]], Protocol):
+    """Runs trials: all that a search needs to know about commands, commits and scenarios.
+
+    ``candidates``: everything that can be switched. ``identity``: a digest that every node of a cluster must have, of
+    the question and of files that they share. ``rerun``: how many trials were lost with their worker, and begun again.
+    """
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def rerun(self) -> int: ...
+
+    def close(self) -> None:
+        """End whatever runs, and clean up. May be called more than once."""
+
+
+class Origin(Protocol):
+    """The thing that the trials of a journal are of. ``question``: a digest of what is searched, which stays the same
+    when that thing changes."""
+
+    @property
+    def question(self) -> str: ...
+
+    def state(self) -> dict[str, str]:
+        """Return the state of that thing, as in ``trials/state.py``: results belong to it."""
 
 
 class Watcher(Protocol[S_in]):
@@ -53,6 +113,35 @@ class Search(Protocol[S_out, A]):
     def end(self, reason: str, trouble: SpecDebugError | None) -> A:
         """Return the answer, given why it is over: one of its own reasons, "interrupted", or for "trouble" the error
         that stopped it."""
+
+
+def until_stopped(whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
+    """Return what ``whole`` returned, or what stopped it: a signal, or "trouble" and the error. A full disk, a refused
+    process or thread and exhausted memory in this process stop it, too."""
+    try:
+        return whole(), None
+    except KeyboardInterrupt:
+        return "interrupted", None
+    except SpecDebugError as error:
+        return "trouble", error
+    except (OSError, RuntimeError, MemoryError) as error:
+        failure = machine_failure(error)
+        if failure is None:
+            raise
+        return "trouble", MachineFailed(failure)
+
+
+def as_they_end(runner: Runner[Work, End], waiting: Iterable[Work]) -> Iterator[End]:
+    """Do all of some work, as much at a time as the runner takes. Each piece is asked for when it is to begin."""
+    left, under_way = iter(waiting), 0
+    while True:
+        while under_way < runner.capacity and (work := next(left, None)) is not None:
+            runner.start(work)
+            under_way += 1
+        if not under_way:
+            return
+        yield runner.wait()
+        under_way -= 1
 
 
 class Campaign:
@@ -92,16 +181,13 @@ class Campaign:
 
         return search.end(*self.run(whole))
 
-    def next(
-        self, choose: Callable[[int, Sequence[Trial]], Trial | None], moved: Callable[[], None] = lambda: None
-    ) -> tuple[Trial, TrialResult, bool] | None:
+    def next(self, choose: Choose, moved: Callable[[], None] = lambda: None) -> tuple[Trial, TrialResult, bool] | None:
         """Return the next trial that counts, and True if the journal held it from the start; None once all that were
         chosen count, and no other is to be.
 
-        ``choose`` gives the trial of a number, given those that were chosen and do not count yet; None if, as long as
-        these do not count, there is none to make. The journal's trial of that number takes its place. ``moved`` is
-        called before every wait. Raises SpecDebugError when a trial cannot be run, or not be kept; KeyboardInterrupt
-        when this process was asked to end.
+        The journal's trial of a number takes the place of the one that ``choose`` gives. ``moved`` is called before
+        every wait. Raises SpecDebugError when a trial cannot be run, or not be kept; KeyboardInterrupt when this
+        process was asked to end.
         """
         while True:
             interrupts.check()
@@ -122,27 +208,14 @@ class Campaign:
             self._known[trial.number] = (trial, result)
 
     def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
-        """Call ``whole``, which calls :meth:`next` as often as it likes, and close the source whatever happens.
-
-        Return what it returned, or what stopped it; and the error, if that was one. A full disk, a refused process or
-        thread and exhausted memory in this process stop it, too.
-        """
+        """As :func:`until_stopped`, for ``whole`` that calls :meth:`next`; the source is closed whatever happens."""
         try:
-            return whole(), None
-        except KeyboardInterrupt:
-            return "interrupted", None
-        except SpecDebugError as error:
-            return "trouble", error
-        except (OSError, RuntimeError, MemoryError) as error:
-            failure = machine_failure(error)
-            if failure is None:
-                raise
-            return "trouble", MachineFailed(failure)
+            return until_stopped(whole)
         finally:
             self._source.close()
             self._running.clear()
 
-    def _choose_ahead(self, choose: Callable[[int, Sequence[Trial]], Trial | None]) -> None:
+    def _choose_ahead(self, choose: Choose) -> None:
         """Keep enough trials chosen to keep the source busy, and no more."""
         ahead = 2 * self._source.capacity - 1
         while len(self._pending) < ahead and self._chosen < self._max_trials:
@@ -155,74 +228,3 @@ class Campaign:
                 self._waiting.append(trial)
             self._pending.append(trial)
             self._chosen += 1
-
-
-Work = TypeVar("Work")
-Work_in = TypeVar("Work_in", contravariant=True)
-End = TypeVar("End", covariant=True)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A possible cause. ``id`` is what a trial's set holds, ``label`` what a reader is shown."""
-
-    id: str
-    label: str
-
-
-class Runner(Protocol[Work_in, End]):
-    """Does pieces of work, several at a time."""
-
-    @property
-    def capacity(self) -> int:
-        """Return how many may be under way at a time; at least 1."""
-
-    def start(self, work: Work_in, /) -> None:
-        """Begin one, fewer than ``capacity`` being under way, and return at once. Raises SpecDebugError when none can
-        be done at all."""
-
-    def wait(self) -> End:
-        """Return the end of the next to end, at least one being under way. A KeyboardInterrupt passes through."""
-
-
-def as_they_end(runner: Runner[Work, End], waiting: Iterable[Work]) -> Iterator[End]:
-    """Do all of some work, as much at a time as the runner takes. Each piece is asked for when it is to begin."""
-    left, under_way = iter(waiting), 0
-    while True:
-        while under_way < runner.capacity and (work := next(left, None)) is not None:
-            runner.start(work)
-            under_way += 1
-        if not under_way:
-            return
-        yield runner.wait()
-        under_way -= 1
-
-
-class TrialSource(Runner[Trial, tuple[Trial, TrialResult]], Protocol):
-    """Runs trials, several at a time."""
-
-    @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Return everything that can be switched."""
-
-    @property
-    def identity(self) -> str:
-        """Return a digest that every node of a cluster must have: of the question, and of files that they share."""
-
-    @property
-    def rerun(self) -> int:
-        """Return how many trials were lost with their worker, and begun again under the same number."""
-
-    def close(self) -> None:
-        """End whatever runs, and clean up. May be called more than once."""
-
-
-class Origin(Protocol):
-    """The thing that the trials of a journal are of."""
-
-    @property
-    def question(self) -> str:
-        """Return a digest of what is searched, which stays the same when the thing that is searched changes."""
-
-    def state(self) -> dict[str, str]:
-        """Return the state of that thing, as in ``trials/state.py``: results belong to it."""

@@ -1,4 +1,12 @@
-"""The number of fixes that an engine which is not ours takes in ``SGLANG_DEBUG_REVERT_PR``."""
+"""Trials of any command: the reverted fixes reach it through the environment, its exit status is the verdict.
+
+No more reach it at a time than its engine takes, and never two that edit one line. Nothing proves that it reverts them.
+0 is a pass, 125 says that it cannot be tested, anything else is a failure, as for ``git bisect run``. Triage's rules
+(``specdebug.logs``) name a failure by what the command printed. Each trial's seed is in ``SPECDEBUG_TRIAL_SEED``.
+
+Commands run as process groups of their own, so that nothing of them is left when they are over or unwanted, nor when
+this process is killed (``workers/child.py``). All of the output is read while the command runs, for what it says went
+wrong; only its two ends are kept."""
 
 from __future__ import annotations
 
@@ -46,7 +54,6 @@ class Takes(StrEnum):
         return frozenset(map(frozenset, itertools.combinations(names, 2)))
 
     def check(self, toggles: Sequence[Toggle], engines: Iterable[str]) -> None:
-        """Raise SpecDebugError for fixes that it cannot revert together."""
         pairs = self.apart(toggles, engines)
         if not pairs:
             return
@@ -118,7 +125,6 @@ class Processes:
         return Ended(status, late.is_set(), text, time.monotonic() - begun, log)
 
     def close(self) -> None:
-        """Kill every group, and start none any more."""
         with self._lock:
             self._closed = True
             for process in self._running:
@@ -149,17 +155,15 @@ class _Output:
         with self._pipe:
             while data := os.read(self._pipe.fileno(), END_BYTES):
                 with self._lock:
-                    if self._reader is not None:  # else only drained: what still prints is not asked for
-                        self._take(data, self._reader)
-
-    def _take(self, data: bytes, reader: LogReader) -> None:
-        reader.feed(data)
-        room = END_BYTES - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
-        if len(self._tail) > END_BYTES:
-            del self._tail[:-END_BYTES]
-            self._dropped = True
+                    if self._reader is None:  # only drained: what still prints is not asked for
+                        continue
+                    self._reader.feed(data)
+                    room = END_BYTES - len(self._head)
+                    self._head += data[:room]
+                    self._tail += data[room:]
+                    if len(self._tail) > END_BYTES:
+                        del self._tail[:-END_BYTES]
+                        self._dropped = True
 
     def end(self) -> tuple[str, Scan]:
         """Return the output as far as it has come, and what it says; nothing is read after this. Call it once."""
@@ -288,36 +292,27 @@ class CommandSource(ThreadedSource):
 
 
 def toggle_candidates(toggles: Iterable[Toggle]) -> tuple[Candidate, ...]:
-    """Fixes as candidates of a search."""
     return tuple(Candidate(str(toggle.pr), toggle.title) for toggle in toggles)
 
 
 def reverts_text(reverted: Iterable[str]) -> str:
-    """Return a set of fixes as the environment holds it."""
     return ",".join(sorted(reverted, key=int))
 
 
 def trial_environment(trial: Trial) -> dict[str, str]:
-    """Return our environment with the trial's seed."""
     return {**os.environ, SEED_VARIABLE: str(trial.seed)}
 
 
 def result_of(ended: Ended) -> TrialResult:
-    """Return what the end of a command says of its trial."""
     tail = ended.output[-TAIL_CHARS:]
     if ended.timed_out:
         return TrialResult("fail", HANG, ended.seconds, tail)
-    if ended.status not in (0, UNTESTABLE):
-        return TrialResult("fail", name_of(ended.log, ended.status), ended.seconds, _evidence(ended.log, tail))
-    return TrialResult("pass" if ended.status == 0 else "untestable", None, ended.seconds, tail)
-
-
-def _evidence(log: Scan, tail: str) -> str:
-    """Return the end of an output, and before it the line that names the failure where that stands further up."""
-    main = log.main
-    if main is None or main.text in " ".join(tail.split()):
-        return tail
-    return f"line {main.line}: {main.text}\n...\n{tail}"
+    if ended.status in (0, UNTESTABLE):
+        return TrialResult("untestable" if ended.status else "pass", None, ended.seconds, tail)
+    main = ended.log.main
+    if main is not None and main.text not in " ".join(tail.split()):  # it stands further up
+        tail = f"line {main.line}: {main.text}\n...\n{tail}"
+    return TrialResult("fail", name_of(ended.log, ended.status), ended.seconds, tail)
 
 
 def require_program(program: str, cwd: Path) -> None:
@@ -360,7 +355,8 @@ def command_facts(command: Sequence[str], cwd: Path) -> list[str]:
 
 
 def made_there(kind: Callable[..., TrialSource], folders: Sequence[Path], *args: Any, **options: Any) -> TrialSource:
-    """Return a source of a kind that reads a library. Raises SpecDebugError where it cannot be tried there."""
+    """Return a source of a kind that reads a library, made anew on another machine: content is read from that machine's
+    own folders and from ``folders``. Raises SpecDebugError where it cannot be tried there."""
     return kind(Library(folders), *args, **options)
 
 

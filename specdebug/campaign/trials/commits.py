@@ -99,7 +99,6 @@ class CommitSource(ThreadedSource):
         return {**reader_state(), **{name: value for name, value in state.items() if name not in own}}
 
     def run(self, trial: Trial) -> TrialResult:
-        """Check the trial's commit out, build it and run the command."""
         commit = next(iter(trial.reverted), self._good)
         with self._lock:
             reason = self._broken.get(commit)
@@ -137,7 +136,6 @@ class CommitSource(ThreadedSource):
         return result_of(ended)
 
     def _prepare(self, slot: _Slot, commit: str) -> str | None:
-        """Check a commit out and build it. Return why that failed, None if it did not."""
         fresh = slot.commit is None
         slot.commit, slot.ready = commit, False
         if fresh:
@@ -189,7 +187,6 @@ class CommitSource(ThreadedSource):
         return tuple(words)
 
     def _has(self, path: Path) -> bool:
-        """Return True if the bad commit holds a file."""
         name = os.path.normpath(path)
         return not name.startswith("..") and ask(self.top, "cat-file", "-e", f"{self._bad}:{name}") is not None
 

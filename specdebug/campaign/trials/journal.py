@@ -40,7 +40,6 @@ class Kept:
 
 
 def facts_in(database: sqlite3.Connection) -> dict[str, str]:
-    """Return what a journal says of itself. Raises sqlite3.Error."""
     stated = database.execute("SELECT name, value FROM facts").fetchmany(_MAX_FACTS)
     return {name: value for name, value in stated if isinstance(name, str) and isinstance(value, str)}
 
@@ -295,7 +294,6 @@ class Journal:
 
     @contextmanager
     def _trouble(self, consequence: str = "") -> Iterator[None]:
-        """Turn what sqlite complains of into one line."""
         try:
             yield
         except UnicodeDecodeError:
@@ -317,7 +315,6 @@ class Journal:
 
 
 def ran_key(fix: str) -> str:
-    """Return the key of the evidence that reverted lines of a fix ran; no signature is like it."""
     return f"ran: {fix}"
 
 
@@ -331,10 +328,7 @@ def _earlier(path: Path, other: Kept, state: State, *, adopted: bool = False, ba
 
 
 def _trial_of(row: Sequence[Any]) -> tuple[Trial, TrialResult] | None:
-    """Return what a row of ``trials`` says; None if it is not one that was written.
-
-    A column of sqlite's takes values of any type, and a hand that changes a row can change its digest, too.
-    """
+    """Return what a row of ``trials`` says; None if it is not one that was written."""
     *cells, digest = row
     number, reverted, seed, outcome, signature, seconds, besides = cells
     if not (

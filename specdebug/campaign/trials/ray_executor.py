@@ -107,7 +107,6 @@ class RaySource:
         return {slot.trial.number: slot.node for slot in self._busy.values() if slot.trial is not None}
 
     def start(self, trial: Trial) -> None:
-        """Hand a trial to a worker, or let it wait for one."""
         self._queue.append(trial)
         self._dispatch()
 
@@ -165,7 +164,6 @@ class RaySource:
             ray.shutdown()
 
     def _dispatch(self) -> None:
-        """Give waiting trials to idle workers, and take on workers for the rest."""
         while self._queue and self._idle:
             slot = self._idle.pop()
             slot.trial = self._queue.popleft()
@@ -202,13 +200,11 @@ class RaySource:
         return SpecDebugError(f"the Ray cluster cannot start a worker: {_short(error)}; {hint}")
 
     def _nodes(self) -> dict[str, dict[str, float]]:
-        """Return what the nodes that live, and could run a trial, have."""
         nodes = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
         wanted = {"CPU": 1, **({"GPU": self._gpus} if self._gpus else {})}.items()
         return {name: has for name, has in nodes.items() if all(has.get(kind, 0) >= count for kind, count in wanted)}
 
     def _room(self) -> int:
-        """Return how many workers fit on the cluster. Raises SpecDebugError."""
         gpus = self._gpus
         fit = (int(min(has["CPU"], has.get("GPU", 0) / gpus if gpus else has["CPU"])) for has in self._nodes().values())
         if room := sum(fit):

@@ -72,7 +72,7 @@ class RateSampling:
         self._enough = enough
         self._reverted = reverted
         self._max_trials = max_trials
-        self._pattern = pattern
+        self._pattern = pattern or "*"
         self._counts: Counter[str] = Counter()
         self._first: dict[str, Trial] = {}
         self._trials = self._resumed = self._runs = self._failures = self._untestable = 0
@@ -81,32 +81,19 @@ class RateSampling:
         return self._reverted
 
     def end(self, reason: str, trouble: SpecDebugError | None = None) -> Sampled:
-        """Return what was measured, as far as it came."""
         return Sampled(reason, self.standing(0), trouble)
 
     def take(self, trial: Trial, result: TrialResult, kept: bool) -> str | None:
         self._trials += 1
         self._resumed += kept
-        self._count(trial, result)
-        return self._over(result)
-
-    def _count(self, trial: Trial, result: TrialResult) -> None:
-        if result.outcome == "untestable":
-            self._untestable += 1
-            return
+        name, measured = result.signature or "fail", result.outcome == "pass"
         if result.outcome == "fail":
-            name = result.signature or "fail"
             self._counts[name] += 1
             self._first.setdefault(name, trial)
-            if not self._is_measured(name):
-                return
-            self._failures += 1
-        self._runs += 1
-
-    def _is_measured(self, signature: str) -> bool:
-        return self._pattern is None or fnmatchcase(signature, self._pattern)
-
-    def _over(self, result: TrialResult) -> str | None:
+            measured = fnmatchcase(name, self._pattern)
+            self._failures += measured
+        self._runs += measured
+        self._untestable += result.outcome == "untestable"
         if result.outcome != "untestable" and self._runs and self._enough(self._failures, self._runs):
             return "enough"
         if self._trials >= self._max_trials:
@@ -123,6 +110,6 @@ class RateSampling:
             untestable=self._untestable,
             masked=self._trials - self._runs - self._untestable,
             signatures=tuple(self._counts.most_common()),
-            measured=tuple(name for name, _ in self._counts.most_common() if self._is_measured(name)),
+            measured=tuple(name for name, _ in self._counts.most_common() if fnmatchcase(name, self._pattern)),
             first=tuple(self._first.items()),
         )

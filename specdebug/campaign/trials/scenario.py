@@ -143,12 +143,10 @@ class WarmSource(ABC):
 
 
 def texts_of(toggles: Iterable[Toggle]) -> list[str]:
-    """Return the text of each toggle's file."""
     return [toggle.path.read_text(encoding="utf-8") for toggle in toggles]
 
 
 def within(scenario: Scenario, timeout_s: float | None) -> Scenario:
-    """Return the scenario with another limit of time; None leaves its own."""
     return scenario if timeout_s is None else replace(scenario, limits=replace(scenario.limits, timeout_s=timeout_s))
 
 
@@ -210,7 +208,6 @@ class ScenarioSource(WarmSource):
 
     @property
     def own_reverts(self) -> tuple[str, ...]:
-        """Return the fixes that the arm itself reverts."""
         return tuple(str(toggle.pr) for toggle in self._own)
 
     def may_be_wrong(self, trial: Trial) -> bool:
@@ -241,7 +238,6 @@ def arm_of(scenario: Scenario, arm: str | None) -> str:
 
 
 def result_of(outcome: Outcome) -> TrialResult:
-    """Return what an arm's outcome says of its trial."""
     seconds = outcome.metrics.wall_s
     ran = frozenset(number for number, edits in outcome.reverted_hits.items() if any(edits.values()))
     if outcome.verdict == "fail":
@@ -346,7 +342,6 @@ class FaultSource(WarmSource):
         return _with_faults(self._scenario, self.arm, self._switched(trial)), ()
 
     def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
-        """Return what the arm's verdict says, but for faults that did nothing."""
         return result_of(_but_for_idle(ended.outcome, self._switched(trial)))
 
     def _switched(self, trial: Trial) -> tuple[Fault, ...]:

@@ -1,12 +1,16 @@
-"""Pick the failure that a search is after, where trials fail in several ways.
+"""The search for a culprit: what is known picks the next trial, until the answer is certain.
 
-A search follows one signature. A failure with another is no verdict on it if it ended the run, for it may only have
-come first, nor if the followed one was found after it, for that may be its consequence. Of a run that went on to its
-end and found nothing of the kind it is a verdict: the failure did not show. The one to follow is the most frequent
-among the first trials, which switch everything on, of those that tell of damage (``nan@sampler.logits``) if there are
-any. An exception or an exit code (``error:ReadTimeout``, ``exit:1``) is followed only where nothing better is known,
-and gives way to damage that shows within ``OPENING`` trials, or later if that is not rare beside it.
-"""
+Trials count in order (``campaign.py``), so the same results give the same answer however the work is timed. A test that
+fails at random whatever is switched on can spell a culprit by chance. So before one is named, trials with nothing
+switched on are run until, if they failed as often as with the culprit, one would have shown it.
+
+Where trials fail in several ways, a search follows one signature. A failure with another is no verdict on it if it
+ended the run, for it may only have come first, nor if the followed one was found after it, for that may be its
+consequence. Of a run that went on to its end and found nothing of the kind it is a verdict: the failure did not show.
+The one to follow is the most frequent among the first trials, which switch everything on, of those that tell of damage
+(``nan@sampler.logits``) if there are any. An exception or an exit code (``error:ReadTimeout``, ``exit:1``) is followed
+only where nothing better is known, and gives way to damage that shows within ``OPENING`` trials, or later if that is
+not rare beside it."""
 
 from __future__ import annotations
 
@@ -74,14 +78,10 @@ class Clusters:
 
     @property
     def seen(self) -> tuple[SeenSignature, ...]:
-        """Return every signature, the most frequent first."""
         return tuple(SeenSignature(name, count, self.matches(name)) for name, count in self._counts.most_common())
 
     def matches(self, signature: str) -> bool:
-        """Return True if a failure is of the kind that is followed."""
-        if self._pattern is not None:
-            return fnmatchcase(signature, self._pattern)
-        return signature == self._leader
+        return signature == self._leader if self._pattern is None else fnmatchcase(signature, self._pattern)
 
     def add(self, result: TrialResult) -> None:
         self._trials += 1
@@ -209,13 +209,16 @@ class CulpritSearch:
         self._masked = False
 
     def end(self, reason: str, trouble: SpecDebugError | None = None) -> Findings:
-        """Return what was found, as far as it came."""
         answer = self._chooser.answer if reason == "answered" else None
         if answer is not None and not answer.culprits and not self._proven:
             reason, answer = "unproven", None
+        needed = answer.culprits if answer is not None else frozenset()
+        shown = (trial for trial, result in self._counted if self._clusters.verdict(result) is True)
+        shown_by = min(shown, key=lambda t: (not needed <= t.reverted, len(t.reverted), t.number), default=None)
+        passed = Counter(trial.reverted for trial, result in self._counted if result.outcome == "pass")
+        silent = min((passed[each] for each in self._opening or self._alone), default=0)
         untestable = dict.fromkeys(trial.reverted for trial, r in self._counted if r.outcome == "untestable")
-        shown_by = self._shown_by(answer)
-        return Findings(answer, reason, self.standing(0), shown_by, self._silent(), tuple(untestable), trouble)
+        return Findings(answer, reason, self.standing(0), shown_by, silent, tuple(untestable), trouble)
 
     def pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
         if self._opening and not self._clusters.settled:
@@ -238,9 +241,6 @@ class CulpritSearch:
                 self._chooser.observe(earlier.reverted, self._clusters.verdict(its_result))
         else:
             self._chooser.observe(trial.reverted, verdict)
-        return self._over()
-
-    def _over(self) -> str | None:
         if self._chooser.answer is not None and not self._controls_due():
             return "answered"
         if len(self._counted) >= self._max_trials:
@@ -261,10 +261,6 @@ class CulpritSearch:
         had = sum(t.reverted == CONTROL and self._clusters.verdict(r) is not None for t, r in self._counted)
         return max(wanted - had, 0)
 
-    def _silent(self) -> int:
-        passed = Counter(trial.reverted for trial, result in self._counted if result.outcome == "pass")
-        return min((passed[each] for each in self._opening or self._alone), default=0)
-
     def standing(self, running: int) -> Standing:
         return Standing(
             trials=len(self._counted),
@@ -277,9 +273,3 @@ class CulpritSearch:
             rates=self._chooser.rates,
             chosen=self._clusters.chosen,
         )
-
-    def _shown_by(self, answer: Answer | None) -> Trial | None:
-        needed = answer.culprits if answer is not None else frozenset()
-        shown = [trial for trial, result in self._counted if self._clusters.verdict(result) is True]
-        rank = {trial: (not needed <= trial.reverted, len(trial.reverted), trial.number) for trial in shown}
-        return min(shown, key=rank.__getitem__, default=None)

@@ -101,7 +101,6 @@ def own_state() -> dict[str, str]:
 
 
 def own_packages() -> dict[str, str]:
-    """Return the packages beside this one."""
     return packages_state(Path(sys.prefix), besides=_PACKAGE.parent)
 
 
@@ -186,7 +185,6 @@ def _prefix_of(program: str) -> Path:
 
 
 def _base_of(prefix: Path) -> Iterator[Path]:
-    """The prefix whose packages a virtual environment sees, too."""
     with contextlib.suppress(OSError, ValueError):
         lines = (prefix / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
         told = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
@@ -210,7 +208,6 @@ def _checkouts(site: Path) -> Iterator[Path]:
 
 
 def _words(text: str) -> list[str]:
-    """The words of a shell's command line, as far as it can be read."""
     try:
         return shlex.split(text)
     except ValueError:
@@ -218,7 +215,6 @@ def _words(text: str) -> list[str]:
 
 
 def _script(path: Path, *, anything: bool = False) -> str | None:
-    """The text of a script; None for what is none."""
     with contextlib.suppress(OSError):
         if path.stat().st_size <= _SCRIPT_BYTES:
             data = path.read_bytes()
@@ -261,7 +257,6 @@ def _walk(folder: Path, endings: tuple[str, ...]) -> Iterator[Path]:
 
 
 def digest_of(*facts: str) -> str:
-    """Return one short name for several facts."""
     digest = hashlib.blake2b(digest_size=8)
     for fact in facts:
         data = fact.encode("utf-8", errors="surrogateescape")

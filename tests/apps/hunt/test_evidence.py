@@ -79,14 +79,3 @@ def test_what_was_kept_is_read_again_and_anything_else_is_not(tmp_path: Path) ->
     for text in ("{}", "[]", "not JSON", '{"found": 3}'):
         path.write_text(text)
         assert SeenFailure.read(path) is None
-
-
-def test_a_page_says_all_that_is_not_the_engine_s_own_code(tmp_path: Path) -> None:
-    made, _ = hunt(tmp_path, None, None, "sglang==0.5.13")
-    made.record.add(Judged(3, "fail", "ends@stop.string", "in the hunt"))
-    answer = HuntAnswer(made.record, "sglang==0.5.13", 0, "specdebug hunt -o h", {}, {})
-    assert "in place of" not in issue_page(answer, "ends@stop.string")
-    made.record.add(Judged(4, "pass", not_engine_code=("graphs: called again", "a.kernel")))
-    told = issue_page(answer, "ends@stop.string")
-    assert "\nWhat ran in place of the engine's own GPU code: graphs: called again; a.kernel.\n" in told
-    assert "specdebug engines install sglang==0.5.13\nspecdebug replay 00003.yaml --arm drawn --target sglang" in told

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from specdebug.apps.hunt.record import FORMAT, RECORD, HuntRecord, Judged
+from specdebug.apps.hunt.record import RECORD, HuntRecord, Judged
 from specdebug.report.hunt import HuntAnswer, hunt_page, hunt_report
 from specdebug.workers.records import RecordError
 from tests.run.fakes import text_of
@@ -67,13 +66,6 @@ def test_a_line_that_was_cut_off_is_run_again_and_the_rest_is_kept(cut: int, tmp
     assert {number: one.verdict for number, one in judged(tmp_path).items()} == {0: "pass", 1: "fail"}
 
 
-def test_a_record_of_another_hunt_is_refused(tmp_path: Path) -> None:
-    record(tmp_path).close()
-    with pytest.raises(RecordError, match=r"is of another hunt \(format 2, target embedded, seed 0, reverts \[\]\)"):
-        HuntRecord(tmp_path, {**ABOUT, "seed": 1}, STATE)
-    record(tmp_path).close()  # and the folder is free again
-
-
 def test_what_was_judged_in_another_state_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
     with record(tmp_path) as first:
         first.add(Judged(0, "pass"))
@@ -100,25 +92,6 @@ def test_a_hunt_that_went_on_anyway_is_of_no_state(tmp_path: Path) -> None:
         with pytest.raises(RecordError, match="of several states, or of one that it does not tell"):
             HuntRecord(tmp_path, ABOUT, state)
     assert len((tmp_path / RECORD).read_text().splitlines()) == 3
-
-
-def test_a_hunt_that_judged_nothing_takes_the_state_that_is(tmp_path: Path) -> None:
-    record(tmp_path).close()
-    with HuntRecord(tmp_path, ABOUT, LATER) as later:
-        assert not later.differs
-        later.add(Judged(0, "pass"))
-    with HuntRecord(tmp_path, ABOUT, LATER) as later:
-        assert set(later.judged) == {0}
-    with pytest.raises(RecordError, match=r"0\.5\.14 -> 0\.5\.13"):
-        record(tmp_path)
-
-
-@pytest.mark.parametrize("state", [None, 3, [], {"a": 1}, {"a": None}])
-def test_a_record_without_a_state_that_can_be_read_is_of_none(state: object, tmp_path: Path) -> None:
-    lines = ({"format": FORMAT, **ABOUT, "state": state}, asdict(Judged(0, "pass")))
-    (tmp_path / RECORD).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(RecordError, match="of one that it does not tell"):
-        record(tmp_path)
 
 
 def line(**other: object) -> bytes:
@@ -156,13 +129,6 @@ def test_a_damaged_line_is_named_and_the_file_stays(line: bytes, said: str, tmp_
     assert path.read_bytes() == damaged
 
 
-def test_two_hunts_do_not_share_a_folder(tmp_path: Path) -> None:
-    with record(tmp_path), pytest.raises(RecordError, match=rf"in use by process {os.getpid()}; .* folder with -o"):
-        record(tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == [RECORD]
-    record(tmp_path).close()
-
-
 @pytest.mark.parametrize("room", [0, 7])
 def test_a_full_disk_loses_nothing_and_says_nothing_of_the_engine(
     room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -180,9 +146,3 @@ def test_a_full_disk_loses_nothing_and_says_nothing_of_the_engine(
         held.add(Judged(4, "pass"))  # there is room again
     assert [json.loads(line).get("number") for line in (tmp_path / RECORD).read_text().splitlines()] == [None, 3, 4]
     assert not (tmp_path / "00004.yaml").exists()
-
-
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match=r"cannot write the record of a hunt .*file"):
-        record(tmp_path / "file")

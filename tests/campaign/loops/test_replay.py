@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import parse_yaml
-from specdebug.campaign.loops.replay import LOAD_TRITON, ArmResult, ArmRun, Choices, Replay, plan, replay, run_arms
+from specdebug.campaign.loops.replay import (
+    PROBE,
+    ArmResult,
+    ArmRun,
+    Choices,
+    DeviceWatch,
+    NotOnTarget,
+    PlannedRuns,
+    Replay,
+    plan,
+    planned,
+    replay,
+)
+from specdebug.campaign.loops.replays import Replays, plan_all, replay_all
 from specdebug.scenario.checks import scenario_of
 from specdebug.scenario.grammar import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
-from specdebug.targets.registry import find_target
-from specdebug.targets.settings import LaunchedServer, TargetChoice, parse_target
+from specdebug.scenario.library import Library
+from specdebug.targets.installs.store import VARIABLE, Installed
+from specdebug.targets.settings import LaunchedServer, parse_target
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
-from specdebug.workers.job import WorkerEnd
+from specdebug.workers.job import Job, Listener, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure
 from tests.run.fakes import FakeLibrary, FakePool, good_run
 
@@ -33,7 +50,7 @@ SCENARIO = Scenario(
 )
 
 
-def planned(**choices: Any) -> list[ArmRun]:
+def runs_of(**choices: Any) -> list[ArmRun]:
     return plan(SCENARIO, Choices(**choices), FakeLibrary())
 
 
@@ -41,43 +58,34 @@ def shape(runs: list[ArmRun]) -> list[tuple[str, tuple[int, ...], bool]]:
     return [(run.arm, run.reverts, run.expectation is not None) for run in runs]
 
 
-def test_a_plain_replay_runs_every_arm_against_its_expectation() -> None:
-    assert shape(planned()) == [("fixed", (), True), ("reverted", (27338,), True)]
-
-
 def test_reverts_go_on_top_of_the_named_arm_or_the_first() -> None:
-    assert shape(planned(reverts=(1, 2))) == [("fixed", (1, 2), False)]
-    assert shape(planned(arms=("reverted",), reverts=(27338, 2))) == [("reverted", (27338, 2), False)]
-    assert shape(planned(arms=("reverted", "fixed", "reverted"))) == [
+    assert shape(runs_of(reverts=(1, 2))) == [("fixed", (1, 2), False)]
+    assert shape(runs_of(arms=("reverted",), reverts=(27338, 2))) == [("reverted", (27338, 2), False)]
+    assert shape(runs_of(arms=("reverted", "fixed", "reverted"))) == [
         ("reverted", (27338,), False),
         ("fixed", (), False),
     ]
 
 
-def test_an_unknown_arm_is_told_off_with_the_nearest() -> None:
-    with pytest.raises(SpecDebugError, match="no arm 'fixd'; did you mean 'fixed'"):
-        planned(arms=("fixd",))
-
-
 def test_choices_go_over_the_file() -> None:
-    run = planned(seed=9, mode="record", probes=("graph",), timeout_s=5)[1]
+    run = runs_of(seed=9, mode="record", probes=("graph",), timeout_s=5)[1]
     assert run.seed == 9
     assert [pack.name for pack in run.packs] == ["graph"]
     assert run.scenario.arms["reverted"].mode == "record"
     assert run.job(FakeLibrary()).timeout_s == 5
-    plain = planned()[1]
+    plain = runs_of()[1]
     assert (plain.seed, plain.scenario.arms["reverted"].mode) == (7, "assert")
     assert [pack.name for pack in plain.packs] == ["default"]
 
 
 def test_engine_options_from_outside_go_over_every_arm_and_ask_for_a_gpu() -> None:
-    runs = planned(engine={"device": "cuda:1", "attention_backend": "fa3"})
+    runs = runs_of(engine={"device": "cuda:1", "attention_backend": "fa3"})
     assert [(run.shape.device, run.shape.attention_backend) for run in runs] == [("cuda:1", "fa3")] * 2
     assert all(run.job(FakeLibrary()).uses_gpu for run in runs)
-    assert not any(run.job(FakeLibrary()).uses_gpu for run in planned())
+    assert not any(run.job(FakeLibrary()).uses_gpu for run in runs_of())
     assert SCENARIO.overrides == {}
     assert [(run.arm, run.job(FakeLibrary()).at_risk) for run in runs] == [("fixed", ""), ("reverted", "cuda:1")]
-    assert not any(run.job(FakeLibrary()).at_risk for run in planned())
+    assert not any(run.job(FakeLibrary()).at_risk for run in runs_of())
     unpickled = pickle.loads(pickle.loads(pickle.dumps(runs[0].job(FakeLibrary()).payload))["scenario"])
     assert unpickled.engine_of("reverted") == {"device": "cuda:1", "attention_backend": "fa3"}
 
@@ -95,27 +103,19 @@ def test_engine_options_from_outside_go_over_every_arm_and_ask_for_a_gpu() -> No
     ],
 )
 def test_a_server_that_is_there_is_used_by_one_arm_at_a_time(target: str, place: str) -> None:
-    jobs = [run.job(FakeLibrary()) for run in planned(target=parse_target(target), reverts=())]
+    jobs = [run.job(FakeLibrary()) for run in runs_of(target=parse_target(target), reverts=())]
     assert [job.server for job in jobs] == [place] * 2
     assert [job.slots and (job.slots.name, job.slots.most) for job in jobs] == [(place, 1) if place else None] * 2
 
 
 def test_the_time_to_be_ready_goes_over_that_of_every_server_that_is_started() -> None:
-    (fixed, reverted) = planned(target=parse_target("serve"), ready_timeout_s=7.5)
+    (fixed, reverted) = runs_of(target=parse_target("serve"), ready_timeout_s=7.5)
     assert [run.target for run in (fixed, reverted)] == [LaunchedServer(command="serve", ready_timeout_s=7.5)] * 2
     laid = SCENARIO.laid_over({"target": "{launch: serve, ready_timeout_s: 9}", "ready_timeout_s": 5.0})
     assert laid.target == LaunchedServer(command="serve", ready_timeout_s=5.0)
     assert laid.overrides == {}
     with pytest.raises(SpecDebugError, match="none of its arms starts a server, which --ready-timeout is for"):
-        planned(ready_timeout_s=7.5)
-
-
-@pytest.mark.parametrize(("device", "prepared"), [("cuda", [LOAD_TRITON]), ("cpu", [])])
-def test_triton_is_loaded_before_workers_fork_if_an_arm_needs_it(device: str, prepared: list[str]) -> None:
-    pool = FakePool(good_run)
-    replay(pool, FakeLibrary(), SCENARIO, Choices(engine={"device": device}))  # type: ignore[arg-type]
-    assert len(pool.jobs) == 2
-    assert pool.prepared == prepared
+        runs_of(ready_timeout_s=7.5)
 
 
 def at_fault(scenario: Scenario, choices: Choices, message: str, *option: str) -> str:
@@ -194,25 +194,6 @@ def test_an_arm_that_hung_on_a_device_that_answers_has_hung() -> None:
     assert [each.outcome.verdict for each in answer.results] == ["fail", "unknown"]
 
 
-def test_what_an_arm_did_before_it_hung_on_a_lost_device_stands() -> None:
-    found = {"event": "violation", "kind": "guard", "site": "a.b", "step": 2, "detail": ""}
-    answer, _ = hung(lambda job: ([found], HANGS), False)
-    assert (answer.results[0].outcome.verdict, answer.results[0].outcome.signature) == ("fail", "guard@a.b")
-
-
-def test_a_hang_on_a_cpu_is_no_doubt_of_it() -> None:
-    answer, _ = hung(lambda job: ([], HANGS), device="cpu")
-    assert [each.outcome.signature for each in answer.results] == ["hang"] * 2
-
-
-def test_a_job_carries_its_parts_sealed() -> None:
-    run = ArmRun("fixed", SCENARIO, "fixed", 7)
-    job = run.job(FakeLibrary())
-    assert (job.name, job.timeout_s, job.memory_mb) == ("fixed", 33, 512)
-    assert pickle.loads(job.payload["scenario"]) == SCENARIO
-    assert all(isinstance(job.payload[part], bytes) for part in ("scenario", "toggles", "packs", "workload"))
-
-
 def result(verdict: Any, signature: str | None, expectation: Expectation | None) -> ArmResult:
     run = ArmRun("a", SCENARIO, "fixed", 0, expectation=expectation)
     return ArmResult(run, Outcome(verdict, signature, None, "", None))
@@ -263,24 +244,6 @@ def test_a_dead_arm_is_an_outcome_and_the_others_still_report() -> None:
     assert answer.results[0].outcome.requests[0].output_ids == (4,)
 
 
-def never_up(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
-    """A run whose worker dies before it has a session."""
-    return [{"event": "stage", "name": "build"}], WorkerEnd("exit", 3, 0.5, 10.0, "")
-
-
-@pytest.mark.parametrize("interrupt_at", [None, "fixed"])
-@pytest.mark.parametrize("target", ["embedded", "reference", LaunchedServer(command="serve")])
-def test_an_arm_without_a_session_is_of_the_target_that_was_asked_for(
-    target: TargetChoice, interrupt_at: str | None
-) -> None:
-    choices = Choices(arms=("fixed",), target=target)
-    pool: Any = FakePool(never_up, interrupt_at=interrupt_at)
-    (result,) = replay(pool, FakeLibrary(), SCENARIO, choices).results
-    assert result.outcome.verdict == ("fail" if interrupt_at is None else "unknown")
-    assert result.outcome.target == find_target(target).traits.name
-    assert Outcome.from_dict(result.outcome.to_dict()).target == find_target(target).traits.name
-
-
 def test_an_arm_that_the_machine_failed_is_not_as_expected_even_where_no_verdict_is() -> None:
     def failing(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
         return [{"event": "machine", "cause": "disk", "line": "full"}], WorkerEnd("done", 0, 0.1, 1.0, "")
@@ -300,17 +263,135 @@ def test_an_interrupt_keeps_what_is_known() -> None:
     assert answer.results[1].outcome.interrupted
 
 
-def test_what_was_expected_to_come_to_no_verdict_has_not_met_that_by_being_interrupted() -> None:
-    expectation = Expectation("unknown", ())
-    run = dataclasses.replace(plan(SCENARIO, Choices(), FakeLibrary())[0], expectation=expectation)
-    results, interrupted = run_arms(FakePool(good_run, interrupt_at=run.key), FakeLibrary(), [run])  # type: ignore[arg-type]
-    assert (interrupted, [result.met for result in results]) == (True, [False])
+ON_13 = Choices(target=parse_target("sglang==0.5.13"))
+TEXT = """\
+name: {name}
+workload: [{{prompt: {{token_ids: [1, 2]}}}}]
+arms:
+  fixed: {{}}
+  other: {{not_on: {{"sglang==0.5.13": its <own>}}}}
+{more}
+"""
 
 
-def test_an_arm_that_had_reported_everything_was_not_interrupted() -> None:
-    def done(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
-        return good_run(job)[0], WorkerEnd("interrupted", -9, 0.5, 10.0, "")
+def scenario(name: str, more: str = "") -> Scenario:
+    return scenario_of(parse_yaml(TEXT.format(name=name, more=more), f"{name}.yaml"))
 
-    answer = replay(FakePool(done), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
-    assert not answer.results[0].outcome.interrupted
-    assert answer.results[0].outcome.verdict == "pass"
+
+SOME, NONE = scenario("some"), scenario("none", "not_on: {sglang: pages of 3}")
+
+
+def answer(*scenarios: Scenario, choices: Choices = ON_13) -> Replays:
+    plans = plan_all(scenarios, choices, FakeLibrary())  # type: ignore[arg-type]
+    return replay_all(FakePool(good_run), FakeLibrary(), plans)  # type: ignore[arg-type]
+
+
+def whys(found: PlannedRuns) -> dict[str, str]:
+    return {each.arm: each.why for each in found.left_out}
+
+
+def test_an_arm_is_left_out_where_its_file_says_so_and_nowhere_else() -> None:
+    there = planned(SOME, ON_13, FakeLibrary())  # type: ignore[arg-type]
+    assert [run.arm for run in there.runs] == ["fixed"]
+    assert whys(there) == {"other": "its <own>"}
+    here = planned(SOME, Choices(), FakeLibrary())  # type: ignore[arg-type]
+    assert ([run.arm for run in here.runs], here.left_out) == (["fixed", "other"], ())
+
+
+def test_an_arm_whose_fix_is_none_of_the_targets_engine_is_left_out() -> None:
+    library = Library()
+    found = planned(library.scenario("cache_hit"), ON_13, library)
+    assert [run.arm for run in found.runs] == ["recompute"]
+    assert whys(found)["reverted"] == "19897 is a fix in specdebug; sglang has no such code to revert"
+    assert whys(found)["zero_fill"].startswith("it always computes the draft KV of a hit")
+    old = Choices(target=parse_target("sglang==0.5.9"))
+    found = planned(library.scenario("draft_positions"), old, library)
+    assert whys(found)["reverted"].startswith("25015 has patches for sglang >=0.5.13")
+
+
+def test_whoever_needs_an_arm_that_is_left_out_is_refused() -> None:
+    def refused(scenario: Scenario, **more: Any) -> str:
+        with pytest.raises(NotOnTarget) as caught:
+            plan(scenario, Choices(target=ON_13.target, **more), FakeLibrary())  # type: ignore[arg-type]
+        assert caught.value.exit_code == 2
+        return str(caught.value)
+
+    assert refused(SOME, arms=("fixed", "other")) == "some.yaml:5:3: not run on sglang==0.5.13: its <own>"
+    assert refused(NONE) == (
+        "none.yaml:4:3: not run on sglang==0.5.13: pages of 3; none.yaml:5:3: not run on sglang==0.5.13: its <own>"
+    )
+    assert [run.arm for run in plan(SOME, ON_13, FakeLibrary())] == ["fixed"]  # type: ignore[arg-type]
+
+
+def test_the_answer_is_that_of_the_arms_that_run() -> None:
+    found = answer(SOME, NONE)
+    assert (found.exit_code, found.missing) == (0, 0)
+    assert [([r.run.arm for r in each.results], [r.arm for r in each.left_out]) for each in found.replays] == [
+        (["fixed"], ["other"]),
+        ([], ["fixed", "other"]),
+    ]
+    assert answer(SOME).replays[0].exit_code == 0
+    with pytest.raises(NotOnTarget, match=r"none.yaml:4:3: not run on sglang==0.5.13: pages of 3"):
+        answer(NONE)
+
+
+def test_a_checkout_between_two_releases_has_the_fixes_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    version = "0.5.14.dev57+gabc1234"
+    Installed(tmp_path / "checkout", "sglang", version, "cpu", sys.executable, ours=False, done=("installed",)).write()
+    there, library = Choices(target=parse_target(f"sglang=={version}")), Library()
+    assert planned(library.scenario("draft_positions"), there, library).left_out == ()
+
+
+LOST = MachineFailure("device", "No CUDA GPUs are available")
+END = WorkerEnd("done", 0, 0.1, 1.0, "")
+
+
+class Heard:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def started(self, job: Job) -> None:
+        self.told.append(f"{job.name} started")
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        self.told.append(f"{job.name} {event['event']}")
+
+    def ended(self, job: Job, end: WorkerEnd) -> None:
+        self.told.append(f"{job.name} ended")
+
+    def waiting(self) -> None:
+        self.told.append("waiting")
+
+
+class Pool:
+    """Each turn brings one report of the probe under way; ``answers`` says which probes answer."""
+
+    def __init__(self, *answers: bool) -> None:
+        self.answers = list(answers)
+        self.launched: list[Job] = []
+        self.meanwhile: Callable[[Listener], None] = lambda listener: None
+        self._reports: list[Callable[[Listener], None]] = []
+
+    def launch(self, job: Job) -> None:
+        self.launched.append(job)
+        self._reports = [lambda on: on.started(job), self.meanwhile, lambda on: on.ended(job, END)]
+        if self.answers.pop(0):
+            self._reports.insert(1, lambda on: on.event(job, {"event": "answers"}))
+
+    def turn(self, listener: Listener) -> None:
+        self._reports.pop(0)(listener)
+        listener.waiting()
+
+
+@pytest.mark.parametrize(("answers", "gone"), [(True, None), (False, LOST)])
+def test_a_doubt_is_settled_by_one_probe(answers: bool, gone: MachineFailure | None) -> None:
+    watch = DeviceWatch(pool := Pool(answers), Heard())
+    watch.doubt("cuda", LOST)
+    watch.doubt("cuda", MachineFailure("device", "the same, of another arm"))
+    assert [watch.gone("cuda") for _ in range(3)] == [gone] * 3
+    assert [(job.target, job.payload, job.uses_gpu) for job in pool.launched] == [(PROBE, "cuda", True)]

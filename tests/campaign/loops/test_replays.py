@@ -12,19 +12,23 @@ from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, PlannedRuns, Replay
 from specdebug.campaign.loops.replays import (
+    NAME,
     LastFailed,
     Replays,
+    keep_failed,
     labels_of,
     only_failed,
     parse_expression,
     plan_all,
     replay_all,
 )
-from specdebug.scenario.checks import scenario_of
+from specdebug.scenario.checks import load_scenario, scenario_of
 from specdebug.scenario.grammar import Expectation, Scenario
 from specdebug.verdict.outcome import Outcome
 from specdebug.workers.job import WorkerEnd
+from specdebug.workers.records import RecordError
 from tests.run.fakes import FakeLibrary, FakePool, good_run
+from tests.workers.disks import full
 
 
 def scenario(path: str, *arms: str) -> Scenario:
@@ -50,34 +54,12 @@ def run(plans: list[PlannedRuns], script: Any = good_run, interrupt_at: str | No
     return replay_all(pool, FakeLibrary(), plans), pool  # type: ignore[arg-type]
 
 
-def test_an_expression_selects_arms_and_leaves_out_scenarios() -> None:
-    assert keys(planned(ONE, TWO, expression="one and y or two")) == ["a/one.yaml::y", "a/two.yaml::x"]
-    assert keys(planned(ONE, TWO, expression="two::x")) == ["a/two.yaml::x"]
-    with pytest.raises(SpecDebugError, match="-k 'three' selects no arm; there are one::x, one::y, two::x"):
-        planned(ONE, TWO, expression="three")
-
-
-def test_an_arm_that_is_selected_keeps_its_expectation() -> None:
-    (only,) = planned(ONE, expression="y")
-    assert [each.expectation for each in only.runs] == [Expectation()]
-
-
 def test_of_several_every_run_has_a_key_of_its_own() -> None:
     assert labels_of([ONE, TWO, TWIN]) == ["one", "a/two.yaml", "b/two.yaml"]
     _, pool = run(planned(ONE, TWO, TWIN))
     assert [job.name for job in pool.jobs] == ["one::x", "one::y", "a/two.yaml::x", "b/two.yaml::x"]
     _, alone = run(planned(ONE))
     assert [job.name for job in alone.jobs] == ["x", "y"]
-
-
-def test_all_arms_run_and_each_scenario_has_its_answer() -> None:
-    answer, _ = run(planned(ONE, TWO))
-    assert [(each.scenario.name, [r.run.arm for r in each.results]) for each in answer.replays] == [
-        ("one", ["x", "y"]),
-        ("two", ["x"]),
-    ]
-    assert (answer.exit_code, answer.missing, answer.interrupted, answer.trouble) == (0, 0, False, None)
-    assert all(0 <= each.wall_s <= answer.wall_s for each in answer.replays)
 
 
 def ended(path: str, verdict: Any, interrupted: bool = False) -> Replay:
@@ -108,13 +90,6 @@ def test_an_interrupt_keeps_what_was_finished() -> None:
     assert (answer.missing, answer.interrupted, answer.exit_code) == (1, True, 130)
 
 
-def test_an_interrupted_scenario_alone_lists_what_had_not_begun() -> None:
-    answer, _ = run(planned(ONE), interrupt_at="x")
-    (alone,) = answer.replays
-    assert ([r.run.arm for r in alone.results], alone.interrupted, alone.exit_code) == (["x", "y"], True, 130)
-    assert answer.missing == 1
-
-
 def test_a_scenario_that_a_worker_finds_at_fault_costs_the_rest_but_not_what_has_run() -> None:
     def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
         if job.name.startswith("two"):
@@ -137,3 +112,89 @@ def test_what_failed_last_time_is_run_and_all_where_nothing_did() -> None:
     assert (keys(plans), said) == (["a/one.yaml::y", "a/two.yaml::x"], "running 2 arms that failed last time")
     plans, said = only_failed(planned(TWIN), record)
     assert (keys(plans), said) == (["b/two.yaml::x"], "none of these is among the 2 recorded failures; running all")
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("cache", True),
+        ("CACHE-H", True),
+        ("cache_hit::zero", True),
+        ("nothing", False),
+        ("not nothing", True),
+        ("not cache or zero", True),
+        ("not (cache or zero)", False),
+        ("cache and not zero", False),
+        ("nothing or cache and zero", True),
+        ("(nothing or cache) and nothing", False),
+        ("not not cache", True),
+        ("nor", False),
+        ("android or cache", True),
+        ("((((cache))))", True),
+    ],
+)
+def test_an_expression_holds_for_names(text: str, holds: bool) -> None:
+    assert parse_expression(text).holds(("cache-hit", "zero_fill", "cache_hit::zero_fill")) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [("", 1), ("cache and", 10), ("and cache", 1), ("(cache", 1), ("cache)", 6), ("a or ()", 6), ("a (b)", 1)],
+)
+def test_a_wrong_selection_is_refused_with_its_column(text: str, column: int) -> None:
+    with pytest.raises(SpecDebugError, match=f"column {column}: "):
+        parse_expression(text)
+
+
+@pytest.mark.parametrize("text", ["(" * 5000 + "cache" + ")" * 5000, "not " * 5000 + "cache"], ids=["(", "not"])
+def test_a_selection_that_is_nested_too_deep_is_refused(text: str) -> None:
+    with pytest.raises(SpecDebugError, match="nested"):
+        parse_expression(text)
+
+
+MINI = Path(__file__).parents[2] / "cli" / "mini.yaml"
+SCENARIO = load_scenario(MINI)
+
+
+def result(arm: str, verdict: Any, expected: Any = "pass") -> ArmResult:
+    expectation = None if expected is None else Expectation(expected)
+    return ArmResult(ArmRun(arm, SCENARIO, arm, 0, expectation=expectation), Outcome(verdict, None, None, "", None))
+
+
+def keep(folder: Path, *results: ArmResult) -> str:
+    return keep_failed(folder, results, lambda: None)
+
+
+def test_an_arm_stays_until_it_does_as_it_should(tmp_path: Path) -> None:
+    def failed() -> dict[str, list[str]]:
+        return LastFailed.read(tmp_path).arms
+
+    keep(tmp_path, result("fixed", "fail"), result("plain", "unknown"))
+    assert failed() == {str(MINI.resolve()): ["fixed", "plain"]}
+    keep(tmp_path, result("fixed", "pass"), result("positions", "fail", "fail"))
+    assert failed() == {str(MINI.resolve()): ["plain"]}
+    record = LastFailed.read(tmp_path)
+    assert record.has(result("plain", "pass").run)
+    assert not record.has(result("fixed", "pass").run)
+    assert record.files == (str(MINI.resolve()),)
+    keep(tmp_path, result("plain", "pass", None))
+    assert failed() == {}
+    assert [file.name for file in tmp_path.iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", '{"a": 1}', '{"a": [1]}', '"x"', "\xff"])
+def test_a_damaged_record_is_named_and_made_anew_by_the_next_replay(text: str, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(text, encoding="latin-1")
+    with pytest.raises(RecordError, match=rf"{NAME}.*: the record of failures is damaged: .*; remove it") as caught:
+        LastFailed.read(tmp_path)
+    assert caught.value.exit_code == 2
+    assert "is damaged" in keep(tmp_path, result("fixed", "fail"))
+    assert LastFailed.read(tmp_path).arms == {str(MINI.resolve()): ["fixed"]}
+
+
+def test_a_disk_that_is_full_leaves_the_record_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(tmp_path, result("fixed", "fail"))
+    with full(monkeypatch, 99):
+        assert "No space left" in keep(tmp_path, result("positions", "fail"))
+    assert [file.name for file in tmp_path.iterdir()] == [NAME]
+    assert LastFailed.read(tmp_path).arms == {str(MINI.resolve()): ["fixed"]}

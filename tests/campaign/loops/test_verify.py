@@ -9,14 +9,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from specdebug.base.errors import SpecDebugError, Where
+from specdebug.base.attention_plans import PLANS
+from specdebug.base.errors import Where
+from specdebug.campaign.loops import verify as verifying
 from specdebug.campaign.loops import warm
 from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.verify import Matrix, ToggleCheck, plan_matrix, runs_once, verify
+from specdebug.campaign.loops.verify import Matrix, ToggleCheck, check_latent, exists_in, plan_matrix, runs_once, verify
 from specdebug.patching import Edit, Patch
-from specdebug.patching.toggles import Detection, Toggle
+from specdebug.patching.toggles import Detection, Toggle, load_registry
 from specdebug.report.toggles import matrix_report
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.targets.installs.store import Installed
 from specdebug.targets.settings import LaunchedServer
 from specdebug.verdict.outcome import Located
 from specdebug.workers.job import WorkerEnd
@@ -53,15 +56,6 @@ def test_every_fix_is_run_applied_and_reverted_on_every_seed() -> None:
     ]
 
 
-def test_the_arm_that_reverts_the_fix_is_run_with_and_without_it() -> None:
-    runs = runs_once(plan_matrix(Shelf(), [toggle(19897, scenario="second")], seeds=1))
-    assert [(run.arm, run.reverts, run.scenario.engine_of(run.arm)) for run in runs] == [
-        ("mine", (), {"page_size": 4}),
-        ("mine", (19897,), {"page_size": 4}),
-    ]
-    assert all(run.scenario.arms["mine"].revert == () for run in runs)
-
-
 class Keeper:
     """Stands in for the process that keeps servers: it remembers how many may wait, and whether it was ended."""
 
@@ -88,52 +82,6 @@ def test_the_seeds_of_a_side_share_a_server_where_one_is_started(
     assert ended == ([] if target is None else [(pool.limit, True)])
 
 
-FA3 = Patch.of("t", "specdebug.engine.attention.fa3:FlashAttention3Planner.draft_decode", ("a = 1", "a = 2"))
-
-
-def test_no_row_is_lost_when_a_scenario_changes_meanwhile() -> None:
-    class Edited(Shelf):
-        """Whoever asks again finds another arm that reverts the fix."""
-
-        def scenario(self, name: str) -> Scenario:
-            found = super().scenario(name)
-            self.asked = getattr(self, "asked", 0) + 1
-            arms = {"new": Arm("new", revert=(7,)), **found.arms}
-            return found if self.asked == 1 else replace(found, arms=arms)
-
-    pool: Any = FakePool(failing_with("nan@x.y", when="reverted"))
-    matrix = verify(pool, Edited(), [toggle(7)], seeds=2)
-    assert [(check.toggle.pr, check.silent, check.detected) for check in matrix.checks] == [(7, 2, 2)]
-
-
-def test_another_plan_is_used_where_the_fix_exists_in_it() -> None:
-    runs = runs_once(
-        plan_matrix(Shelf(), [toggle(7), toggle(8, patch=FA3)], 1, {"attention_backend": "triton", "device": "cuda"})
-    )
-    plans = {(run.reverts, run.shape.attention_backend, run.shape.device) for run in runs}
-    # The plan of scenarios that name none is flashinfer.
-    assert plans == {
-        ((), "triton", "cuda"),
-        ((7,), "triton", "cuda"),
-        ((), "flashinfer", "cuda"),
-        ((8,), "flashinfer", "cuda"),
-    }
-    assert len({run.key for run in runs}) == 4
-
-
-def test_a_check_says_which_plan_it_was_run_with() -> None:
-    pool: Any = FakePool(failing_with("nan@x.y", when="reverted"))
-    matrix = verify(pool, Shelf(), [toggle(7), toggle(8, patch=FA3)], 1, None, {"attention_backend": "triton"})
-    assert [(c.backend, c.keeps_backend, c.live) for c in matrix.checks] == [
-        ("triton", False, True),
-        ("flashinfer", True, True),
-    ]
-    assert matrix.checks[1].to_dict()["keeps_backend"] is True
-    rows = text_of(matrix_report(matrix)).splitlines()
-    assert any(" 7 " in row and " triton " in row for row in rows)
-    assert any(" 8 " in row and "(flashinfer)" in row for row in rows)
-
-
 Script = Callable[[Any], tuple[list[dict[str, Any]], WorkerEnd]]
 
 
@@ -155,11 +103,6 @@ def check(script: Script, signature: str = "nan@*", seeds: int = 2) -> ToggleChe
     (only,) = matrix.checks
     assert matrix.exit_code == (0 if only.live else 1)
     return only
-
-
-def test_a_live_toggle() -> None:
-    found = check(failing_with("nan@draft.logits", when="reverted"))
-    assert (found.live, found.silent, found.detected) == (True, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -266,16 +209,6 @@ def test_every_edit_has_to_run_in_some_arm(script: Script, live: bool, ran: list
     assert ("19897 here/19897.yaml:20: edit t#2 never ran in any arm of second" in text) != live
 
 
-def test_arms_that_are_run_for_their_counts_alone_are_run_once_however_many_seeds() -> None:
-    pool: Any = FakePool(counting(mine={"t#1": 3}, other={"t#2": 1}))
-    matrix = verify(pool, Shelf(), [two_edits()], 3)
-    assert [(job.payload["arm"], job.payload["seed"]) for job in pool.jobs] == [
-        *(("mine", seed) for seed in (5, 5, 6, 6, 7, 7)),
-        ("other", 5),
-    ]
-    assert [check.live for check in matrix.checks] == [True]
-
-
 def shown_twice() -> Toggle:
     """A fix whose edits lie in two places, each reached in a scenario of its own."""
     return replace(two_edits(), also_detected_by=(Detection("first", ("nan@*",)),))
@@ -297,15 +230,6 @@ def test_a_fix_that_two_scenarios_show_has_a_row_for_each_and_its_edits_run_in_o
     assert ("edit t#2 never ran in any arm of second or first" in text) == idle
 
 
-def test_a_fix_that_one_of_its_scenarios_does_not_show_is_rotten_there() -> None:
-    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
-        return good_run(job) if job.name.startswith("first") else counting(mine={"t#1": 3, "t#2": 1})(job)
-
-    matrix = verify(FakePool(script), Shelf(), [shown_twice()], 1)  # type: ignore[arg-type]
-    assert [check.live for check in matrix.checks] == [True, False]
-    assert matrix.exit_code == 1
-
-
 def test_an_edit_is_not_dead_because_a_worker_died_with_its_counts() -> None:
     def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
         if "reverted" not in job.name:
@@ -324,13 +248,59 @@ def test_an_interrupt_drops_a_toggle_whose_other_arms_were_cut_short() -> None:
     assert (matrix.checks, matrix.exit_code) == ((), 130)
 
 
-def test_an_interrupt_keeps_the_toggles_that_were_judged() -> None:
-    pool: Any = FakePool(failing_with("nan@x.y", when="reverted"), interrupt_at="first, 8 reverted, seed 5")
-    matrix = verify(pool, Shelf(), [toggle(7), toggle(8)], 1)
-    assert [(check.toggle.pr, check.live) for check in matrix.checks] == [(7, True)]
-    assert matrix.exit_code == 130
+@pytest.fixture
+def here() -> Installed:
+    return Installed(Path("/env"), "sglang", "0.5.13", "cpu", "/env/bin/python", ours=True)
 
 
-def test_nothing_to_verify_is_an_error_not_a_success() -> None:
-    with pytest.raises(SpecDebugError, match="no toggles to verify"):
-        verify(FakePool(good_run), Shelf(), [], 1)  # type: ignore[arg-type]
+@pytest.fixture
+def fix() -> Toggle:
+    return load_registry().find("27460")
+
+
+def test_a_guard_that_is_there_is_named(here: Installed, fix: Toggle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifying, "place_of", lambda *_: ("sglang/srt/a.py:7", ""))
+    others = [each for each in load_registry().all if each.pr != fix.pr]
+    (check,) = check_latent(here, [fix, *others])
+    assert (check.guard, check.problem) == ("sglang/srt/a.py:7", "")
+    plain = check.to_dict()
+    assert (plain["pr"], plain["latent"], plain["live"], plain["problems"]) == (27460, True, False, [])
+
+
+def test_a_guard_that_is_gone_is_a_problem(here: Installed, fix: Toggle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifying, "place_of", lambda *_: (None, "match text not found"))
+    (check,) = check_latent(here, [fix])
+    assert check.guard is None
+    assert check.problem.startswith("its guard is not in sglang==0.5.13, so it may be live")
+    assert check.to_dict()["problems"] == [check.problem]
+
+
+def plans_toggle(target: str, *signatures: str) -> Toggle:
+    patch = Patch.of("t", target, ("a = 1", "a = 2"))
+    detected = Detection("s", signatures or ("guard@a->b",))
+    return Toggle(1, (), "t", "u", "f", "s", "", detected, (patch,), {}, Path("x.yaml"))
+
+
+def plans_of(found: Toggle) -> set[str]:
+    return {plan for plan in PLANS if exists_in(found, plan)}
+
+
+@pytest.mark.parametrize(
+    ("target", "where"),
+    [
+        ("specdebug.engine.textbook.attention.flashinfer:FlashInferPlanner.draft_decode", {"flashinfer", "triton"}),
+        ("specdebug.engine.attention.triton:TritonPlanner._splits", {"triton"}),
+        ("specdebug.engine.attention.fa3:FlashAttention3Planner.draft_decode", {"fa3"}),
+        ("specdebug.engine.textbook.attention.planner:AttentionPlanner.__init__", {"flashinfer", "fa3", "triton"}),
+        ("specdebug.engine.config:EngineConfig.row_headroom", {"flashinfer", "fa3", "triton"}),
+    ],
+)
+def test_a_fix_in_a_planner_exists_where_that_planner_s_lines_run(target: str, where: set[str]) -> None:
+    assert plans_of(plans_toggle(target)) == where
+
+
+def test_a_fix_exists_only_where_what_notices_it_can_be_reached() -> None:
+    anywhere = "specdebug.engine.graph.tables:pad_draft"
+    assert plans_of(plans_toggle(anywhere, "oob@draft.plan.kv_indptr")) == {"flashinfer", "triton"}
+    assert plans_of(plans_toggle(anywhere, "oob@draft_graph.replay.*")) == {"flashinfer", "fa3", "triton"}
+    assert plans_of(plans_toggle(anywhere, "mismatch@request")) == {"flashinfer", "fa3", "triton"}

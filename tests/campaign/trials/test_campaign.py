@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult, trial_seed
 from specdebug.campaign.trials.campaign import Campaign
-from tests.campaign.trials.searches import PASSED, Kept, Source, failed
+from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.sampling import RateSampling, Sampled
+from tests.campaign.trials.searches import PASSED, UNTESTABLE, Kept, Notes, Source, failed
 
 TRIALS = 12
 
@@ -64,16 +67,6 @@ def test_however_it_is_timed_and_stopped_the_same_trials_count(
         assert any(one.endswith(f"of {max(0, number - 2 * capacity + 2)} failed") for one in trial.reverted)
 
 
-def test_what_the_journal_holds_is_not_run_again() -> None:
-    journal = Kept()
-    stopped = Drive(Source(at_random, 2, order=1, stop_after=5), journal)
-    assert (stopped.ended, stopped.moves) == ("interrupted", 6)
-    source = Source(at_random, 2, order=1)
-    resumed = Drive(source, journal)
-    assert len(source.started) == TRIALS - 5
-    assert resumed.kept == 5
-
-
 def chosen_anew(source: Source, journal: Kept, wave: int = 3) -> list[tuple[Trial, TrialResult]]:
     """Trials in waves: the first of one is chosen once all of the wave before count. Seeds are ours."""
     campaign, counted = Campaign(source, journal, 5, TRIALS), list[tuple[Trial, TrialResult]]()
@@ -91,13 +84,6 @@ def chosen_anew(source: Source, journal: Kept, wave: int = 3) -> list[tuple[Tria
 
     assert campaign.run(whole) == ("whole", None)
     return counted
-
-
-def test_who_chooses_may_wait_until_others_count_and_gives_the_seeds() -> None:
-    counted = chosen_anew(Source(at_random, 4, order=3), Kept())
-    assert [trial.number for trial, _ in counted] == list(range(TRIALS))
-    assert [trial.seed for trial, _ in counted] == list(range(100, 100 + TRIALS))
-    assert counted == chosen_anew(Source(at_random, 1, order=0), Kept())
 
 
 def test_the_journal_s_trial_takes_the_place_of_the_one_that_is_chosen() -> None:
@@ -130,3 +116,57 @@ def test_a_machine_that_fails_stops_it_without_a_verdict_and_loses_nothing(error
     assert (drive.trouble.exit_code, len(journal.trials), source.closed) == (125, 3, True)
     assert str(drive.trouble).startswith("machine: ")
     assert Drive(Source(at_random, 1, order=0), journal).ended == "whole"
+
+
+def scripted(results: Sequence[TrialResult | BaseException], capacity: int = 1) -> Source:
+    """Trials whose results are known; those under way end last in, first out."""
+    return Source(lambda trial: results[trial.number % len(results)], capacity, order=None)
+
+
+def never(failures: int, runs: int) -> bool:
+    return False
+
+
+def sample(
+    source: Source,
+    path: Path,
+    enough: Callable[[int, int], bool] = never,
+    *,
+    max_trials: int = 100,
+    pattern: str | None = None,
+    notes: Notes | None = None,
+) -> Sampled:
+    sampling = RateSampling(enough, reverted=frozenset({"7"}), max_trials=max_trials, pattern=pattern)
+    with Journal(path, source.identity, "a test") as journal:
+        return Campaign(source, journal, 3, max_trials).search(sampling, notes or Notes())
+
+
+def test_it_stops_when_the_rule_says_so(tmp_path: Path) -> None:
+    source = scripted([PASSED, failed("a"), PASSED, failed("b"), failed("a")])
+    sampled = sample(source, tmp_path / "j", lambda failures, runs: failures == 6)
+    assert (sampled.reason, sampled.tally.runs, sampled.tally.failures) == ("enough", 10, 6)
+    assert sampled.tally.signatures == (("a", 4), ("b", 2))
+    assert [trial.number for _, trial in sampled.tally.first] == [1, 3]
+    assert source.closed
+    assert all(t.reverted == {"7"} and t.seed == trial_seed(3, t.number) for t in source.started)
+
+
+def test_only_verdicts_on_what_is_measured_count(tmp_path: Path) -> None:
+    source = scripted([failed("nan@x"), failed("hang"), UNTESTABLE, PASSED])
+    tally = sample(source, tmp_path / "j", pattern="nan@*", max_trials=8).tally
+    assert (tally.trials, tally.runs, tally.failures) == (8, 4, 2)
+    assert (tally.masked, tally.untestable) == (2, 2)
+    assert dict(tally.signatures) == {"nan@x": 2, "hang": 2}
+    assert tally.measured == ("nan@x",)
+
+
+def test_an_interrupt_keeps_what_was_measured_and_the_next_goes_on(tmp_path: Path) -> None:
+    stopped = sample(scripted([PASSED, failed("a"), PASSED, KeyboardInterrupt()]), tmp_path / "j", max_trials=8)
+    assert (stopped.reason, stopped.tally.trials, stopped.tally.running) == ("interrupted", 3, 0)
+    source = scripted([PASSED, failed("a")])
+    whole = sample(source, tmp_path / "j", max_trials=8)
+    assert [trial.number for trial in source.started] == [3, 4, 5, 6, 7]
+    assert (whole.reason, whole.tally.trials, whole.tally.resumed, whole.tally.failures) == ("max-trials", 8, 3, 4)
+    again = scripted([PASSED])
+    assert sample(again, tmp_path / "j", max_trials=8).tally.failures == 4
+    assert again.started == []

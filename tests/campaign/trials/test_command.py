@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.base.trial import Trial, TrialResult, trial_seed
-from specdebug.campaign.trials.command import CommandSource
+from specdebug.base.trial import Trial, TrialResult
+from specdebug.campaign.trials.campaign import Candidate
+from specdebug.campaign.trials.command import END_BYTES, CommandSource, CommandStopped, Processes, ThreadedSource
 from specdebug.patching.toggles import Registry, load_registry
 
 
@@ -71,18 +76,6 @@ def test_all_of_the_output_is_read_however_much_follows(registry: Registry) -> N
     assert result(registry, f"printf '{NAN}'; exit 3").detail == NAN
 
 
-def test_several_run_at_a_time(registry: Registry, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "meet")
-    # One writes what the other reads: neither ends unless both run.
-    script = 'if [ -n "$SGLANG_DEBUG_REVERT_PR" ]; then echo hello >meet; else read x <meet; fi'
-    source = CommandSource(["bash", "-c", script], registry, capacity=2, timeout_s=60)
-    source.start(Trial(0, frozenset(), 1))
-    source.start(Trial(1, frozenset({"27360"}), 1))
-    assert {source.wait()[0].number, source.wait()[0].number} == {0, 1}
-    source.close()
-    source.close()
-
-
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -120,14 +113,86 @@ def test_results_belong_to_the_command_and_to_the_script_as_it_is(registry: Regi
     assert CommandSource(["./a.sh", "x"], registry).identity != same
 
 
-def test_the_candidates_are_the_registry(registry: Registry) -> None:
-    candidates = CommandSource(["true"], registry).candidates
-    assert [c.id for c in candidates] == [str(number) for number in registry.toggles]
-    assert all(c.label == registry.toggles[int(c.id)].title for c in candidates)
+def run(script: str, tmp_path: Path, timeout_s: float | None = None) -> tuple[int, bool, str]:
+    ended = Processes().run(["bash", "-c", script], cwd=tmp_path, env=dict(os.environ), timeout_s=timeout_s)
+    return ended.status, ended.timed_out, ended.output
 
 
-def test_seeds_differ_by_number_and_by_search() -> None:
-    seeds = {trial_seed(seed, number) for seed in range(20) for number in range(200)}
-    assert len(seeds) == 4000
-    assert all(0 <= seed < 2**31 for seed in seeds)
-    assert trial_seed(3, 4) == trial_seed(3, 4)
+def test_a_command_that_hangs_is_killed_at_its_deadline_with_its_children(tmp_path: Path) -> None:
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    status, timed_out, output = run("exec 9>alive; sleep 1000 & echo started; wait", tmp_path, timeout_s=0.3)
+    assert (status, timed_out, output) == (-9, True, "started\n")
+    assert os.read(reader, 1) == b""  # blocks for as long as anybody holds the other end
+    os.close(reader)
+
+
+def test_of_a_long_output_the_ends_are_kept(tmp_path: Path) -> None:
+    output = run(f"echo first; head -c {3 * END_BYTES} /dev/zero | tr '\\0' x; echo; echo last", tmp_path)[2]
+    assert output.startswith("first\nxxx")
+    assert output.endswith("xxx\nlast\n")
+    assert "\n...\n" in output
+    assert len(output) < 2 * END_BYTES + 10
+
+
+def test_closing_ends_what_runs_and_starts_no_more(tmp_path: Path) -> None:
+    processes = Processes()
+    fifo = tmp_path / "started"
+    os.mkfifo(fifo)
+    stopped: list[bool] = []
+
+    def hang() -> None:
+        try:
+            processes.run(["bash", "-c", "echo x >started; sleep 1000"], cwd=tmp_path, env=dict(os.environ))
+        except CommandStopped:
+            stopped.append(True)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    fifo.read_text()
+    processes.close()
+    thread.join()
+    assert stopped == [True]
+    with pytest.raises(CommandStopped):
+        processes.run(["true"], cwd=tmp_path, env=dict(os.environ))
+
+
+class Blocked(ThreadedSource):
+    """Its trial signals the process from its own thread once the main one waits, and passes long afterwards."""
+
+    candidates: tuple[Candidate, ...] = ()
+    identity = "blocked"
+
+    def __init__(self) -> None:
+        super().__init__(capacity=1)
+        self.over = threading.Event()
+        self.heard = False
+
+    def run(self, trial: Trial) -> TrialResult:
+        main = threading.main_thread().ident
+        assert main is not None
+        while sys._current_frames()[main].f_code is not ThreadedSource.wait.__code__:
+            os.sched_yield()
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        self.heard = self.over.wait(timeout=20)
+        return TrialResult("pass", None, 0.0, "")
+
+
+@pytest.fixture
+def _sigterm_interrupts() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_sigterm_interrupts")
+def test_a_signal_that_does_not_wake_the_waiting_thread_is_heard_all_the_same() -> None:
+    source = Blocked()
+    source.start(Trial(0, frozenset(), 0))
+    with pytest.raises(KeyboardInterrupt):
+        source.wait()
+    source.over.set()
+    source.close()
+    assert source.heard

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.trials.commits import CommitSource
+from specdebug.campaign.trials.campaign import Candidate
+from specdebug.campaign.trials.commits import CommitSource, between, commit_of, top_of
 from tests.campaign.trials.repositories import commit, git, make_repository, script
 
 
@@ -64,18 +65,6 @@ def test_a_worktree_goes_from_commit_to_commit_and_keeps_what_is_ignored() -> No
     assert third[:2] == ["2", "5"]
 
 
-def test_several_at_a_time(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "meet")
-    script = f"if [ $(cat value) = 1 ]; then echo hi >{tmp_path}/meet; else read x <{tmp_path}/meet; fi; pwd"
-    commits = source(script, capacity=2, timeout_s=100.0)
-    for number in (0, 1):
-        commits.start(Trial(number, frozenset({commits.candidates[number].id}), 7))
-    ended = [commits.wait()[1] for _ in range(2)]
-    commits.close()
-    assert {result.outcome for result in ended} == {"pass"}
-    assert len({result.detail for result in ended}) == 2
-
-
 def test_a_merge_is_one_commit() -> None:
     git("checkout", "-qb", "side", "HEAD~2")
     Path("other").write_text("x")
@@ -119,21 +108,6 @@ def test_a_script_that_is_not_in_the_repository_is_the_one_here() -> None:
     assert result.detail == "2"
 
 
-def test_a_script_that_came_later_makes_earlier_commits_untestable() -> None:
-    script("late.sh", "#!/bin/bash\nexit 0\n")
-    commit(6)
-    commits = CommitSource(["./late.sh"], Path(), "HEAD~2", "HEAD")
-    early, late = tried(commits, 0, 1)
-    assert early.outcome == "untestable"
-    assert early.detail.endswith("has no ./late.sh")
-    assert late.outcome == "pass"
-
-
-def test_a_command_that_is_nowhere_is_said() -> None:
-    with pytest.raises(SpecDebugError, match=r"no command \./missing\.sh"):
-        CommitSource(["./missing.sh"], Path(), "HEAD~5", "HEAD")
-
-
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
         "import sys, tempfile; from pathlib import Path; tempfile.tempdir = sys.argv[1]\n"
@@ -163,9 +137,23 @@ def test_links_among_the_leftovers_are_left_alone(tmp_path: Path) -> None:
     assert len(leftovers(tmp_path)) == 2
 
 
-def test_results_belong_to_the_commits_and_the_build() -> None:
-    same = source().identity
-    assert source(good=git("rev-parse", "HEAD~5")).identity == same
-    others = {source(bad="HEAD~1").identity, source(build="true").identity, source("exit 0").identity}
-    others |= {source(timeout_s=seconds).identity for seconds in (5.0, 60.0)}
-    assert len({same, *others}) == 6
+def history(repo: Path, good: str, bad: str) -> tuple[Candidate, ...]:
+    top = top_of(repo)
+    return between(top, commit_of(top, good, "good"), commit_of(top, bad, "bad"), (good, bad))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"good": "nowhere"}, "--good nowhere: no such commit"),
+        ({"bad": "--all"}, "--bad --all: no such commit"),
+        ({"good": "HEAD"}, "are the same commit"),
+        ({"good": "HEAD", "bad": "HEAD~5"}, "is no ancestor of --bad HEAD~5; the other way round it is"),
+        ({"repo": Path("/proc")}, "/proc is in no git repository that can be used .*not a git repository"),
+        ({"repo": Path("missing")}, "there is no folder missing"),
+    ],
+)
+def test_what_is_no_history_is_said(options: dict[str, Any], words: str) -> None:
+    given = {"repo": Path(), "good": "HEAD~5", "bad": "HEAD", **options}
+    with pytest.raises(SpecDebugError, match=words):
+        history(**given)

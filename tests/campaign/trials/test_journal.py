@@ -52,16 +52,6 @@ def test_what_is_recorded_is_read_again(tmp_path: Path, rows: list[tuple[frozens
             assert its == dataclasses.replace(result, detail="")
 
 
-def test_evidence_is_kept_of_the_first_of_its_kind(tmp_path: Path) -> None:
-    with Journal(tmp_path / "j", "id", "about") as journal:
-        journal.record(trial(0), FAILED)
-        journal.record(trial(1), TrialResult("fail", "exit:1", 0.5, "later"))
-        journal.record(trial(2), TrialResult("untestable", None, 0.5, "no build"))
-        journal.record(trial(3), TrialResult("pass", None, 0.5, "dull"))
-    with Journal(tmp_path / "j", "id", "about") as again:
-        assert again.evidence == {"exit:1": "boo", "": "no build"}
-
-
 def test_what_was_not_the_engine_s_own_code_is_kept_once_and_in_order(tmp_path: Path) -> None:
     with Journal(tmp_path / "j", "id", "about") as journal:
         journal.record(trial(0), dataclasses.replace(FAILED, not_engine_code=("z.graphs", "a.kernel")))
@@ -136,25 +126,6 @@ def test_a_journal_that_does_not_tell_its_state_is_of_another(tmp_path: Path, st
         assert "does not tell" in journal.earlier.differs[0]
 
 
-def test_the_state_is_looked_at_though_the_last_process_was_killed_as_it_wrote(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from specdebug.campaign.trials.journal import Journal\n"
-        "from specdebug.base.trial import Trial, TrialResult\n"
-        "j = Journal(Path(sys.argv[1]), 'id', 'about', state={'tree': 'commit a'})\n"
-        "j.record(Trial(0, frozenset(), 1), TrialResult('pass', None, 0.1))\n"
-        "d = j._database; d.execute('PRAGMA cache_size=1'); d.execute('BEGIN IMMEDIATE')\n"
-        "d.execute('DELETE FROM trials')\n"
-        "d.execute('CREATE TABLE t (x)'); d.executemany('INSERT INTO t VALUES (?)', [('x' * 9999,)] * 9)\n"
-        "os.kill(os.getpid(), 9)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "j")], check=False)
-    assert (tmp_path / "j-journal").exists()
-    with Journal(tmp_path / "j", "id", "about", state=B) as journal:
-        assert not journal.trials
-    with Journal(tmp_path / "j", "id", "about", state=A) as journal:
-        assert list(journal.trials) == [0]
-
-
 def test_starting_over_keeps_the_last_one(tmp_path: Path) -> None:
     path = tmp_path / "j"
     for n in range(4):
@@ -165,17 +136,6 @@ def test_starting_over_keeps_the_last_one(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["j", "j.bak"]
     with Journal(tmp_path / "j.bak", "id", "about") as last:
         assert list(last.trials) == [2]
-
-
-def test_starting_over_twice_does_not_lose_what_was_measured(tmp_path: Path) -> None:
-    path = tmp_path / "j?#%"  # a name that is no URI
-    with Journal(path, "id", "about") as journal:
-        journal.record(trial(0), FAILED)
-    for kept in (path.with_name("j?#%.bak"), None, None):  # the second time there is nothing to keep
-        with Journal(path, "id", "about", fresh=True) as journal:
-            assert journal.kept == kept
-    with Journal(path.with_name("j?#%.bak"), "id", "about") as first:
-        assert list(first.trials) == [0]
 
 
 def test_starting_over_takes_an_unfinished_transaction_along(tmp_path: Path) -> None:
@@ -199,16 +159,6 @@ def test_two_processes(tmp_path: Path) -> None:
         Journal(path, "id", "about")
     assert [file.name for file in tmp_path.iterdir()] == ["j"]  # the lock is gone with its holder
     Journal(path, "id", "about").close()
-
-
-def test_a_lock_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from specdebug.campaign.trials.journal import Journal; "
-        "Journal(Path(sys.argv[1]), 'id', 'about'); os.kill(os.getpid(), 9)"
-    )
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "j")]).returncode == -9
-    assert (tmp_path / "j.lock").exists()
-    Journal(tmp_path / "j", "id", "about").close()
 
 
 KILLED = """
@@ -282,44 +232,6 @@ def test_a_damaged_file_is_one_line_and_stays_as_it_is(kind: str, tmp_path: Path
     assert (tmp_path / "j.bak").read_bytes() == damaged
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-@given(st.data())
-def test_wherever_it_is_damaged_nothing_wrong_is_read(tmp_path: Path, data: st.DataObject) -> None:
-    path, whole = tmp_path / "j", tmp_path / "whole"
-    if not whole.exists():
-        with Journal(whole, "id", "about") as journal:
-            for number in range(6):
-                journal.record(trial(number), TrialResult("fail", f"exit:{number}", 1.5, "x" * 500))
-    damaged = bytearray(whole.read_bytes())
-    for _ in range(data.draw(st.integers(1, 8))):
-        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(damaged[: data.draw(st.integers(1, 2 * len(damaged)))])
-    try:
-        with Journal(path, "id", "about") as journal:
-            read = journal.trials
-    except RecordError:
-        return
-    # What is found was written; a damaged page may hide a row.
-    for number, (its_trial, result) in read.items():
-        assert its_trial == trial(number)
-        assert (result.outcome, result.signature, result.seconds) == ("fail", f"exit:{number}", 1.5)
-
-
-def test_a_journal_without_room_ends_a_search_without_a_verdict(tmp_path: Path) -> None:
-    def fill() -> None:
-        for number in range(1000):
-            journal.record(trial(number), TrialResult("fail", f"exit:{number}", 1.0, "x" * 900))
-
-    with Journal(tmp_path / "j", "id", "about") as journal:
-        assert journal._database is not None
-        pages = journal._database.execute("PRAGMA page_count").fetchone()[0]
-        journal._database.execute(f"PRAGMA max_page_count = {pages + 2}")
-        with pytest.raises(RecordError, match=r"cannot write the journal .*disk is full.*make room") as caught:
-            fill()
-        assert caught.value.exit_code == 125
-        assert journal.trials
-
-
 def test_a_full_disk_is_one_line_and_loses_nothing_that_was_recorded(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     recorded = 0
@@ -352,12 +264,6 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
             Journal(path, "id", "about")
     with pytest.raises(RecordError, match="is a folder"):
         Journal(tmp_path, "id", "about")
-
-
-def test_a_pipe_is_refused_and_nothing_waits(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "j")
-    with pytest.raises(RecordError, match=r"is a pipe; name a file with --journal"):
-        Journal(tmp_path / "j", "id", "about")
 
 
 CELLS = st.one_of(

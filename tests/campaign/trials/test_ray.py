@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import importlib.util
-import json
 import os
 import socket
 import sys
@@ -23,7 +22,6 @@ from specdebug.campaign.trials.campaign import TrialSource
 from specdebug.campaign.trials.command import CommandSource, Takes, command_source, made_there
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.ray_executor import ATTEMPTS, RaySource, import_ray
-from specdebug.campaign.trials.scenario import ScenarioSource
 from specdebug.campaign.trials.search import Findings, Standing
 from specdebug.cli.main import run
 from specdebug.scenario.library import Library
@@ -157,17 +155,6 @@ class TestOnACluster:
         ran = Counter(map(int, Path("ran").read_text().split()))
         assert {seed: count for seed, count in ran.items() if count > 1} == {trial_seed(0, KILLED): 2}
 
-    def test_the_command_line_says_what_it_says_without(self, nodes: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
-        command = script(FLAKY)
-
-        def told(*argv: str) -> dict[str, Any]:
-            assert run(["bisect", *argv, "--json", "--fresh", "--", *command]) == 0
-            document: dict[str, Any] = json.loads(capsys.readouterr().out)
-            return document
-
-        jobs = ("--jobs", str(JOBS))
-        assert told("--executor", "ray", "--ray-address", nodes.address, *jobs) == told(*jobs)
-
     def test_what_runs_ends_when_it_is_closed(self, nodes: Nodes) -> None:
         os.mkfifo("begun")
         source = on_ray(script("#!/bin/bash\necho $$ >begun\nexec sleep 1000\n"), nodes)
@@ -209,35 +196,6 @@ class TestOnACluster:
         with pytest.raises(SpecDebugError, match=r"there is no command \./cmd\.sh"):
             source.wait()
         source.close()
-
-    def test_a_folder_that_a_node_lacks(self, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "gone").mkdir()
-        monkeypatch.chdir(tmp_path / "gone")
-        source = on_ray(("true",), nodes)
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "gone").rmdir()
-        source.start(Trial(0, frozenset(), 1))
-        with pytest.raises(SpecDebugError, match="gone: No such file or directory; it needs the same files"):
-            source.wait()
-        source.close()
-
-    def test_a_scenario_gives_what_it_gives_here(self, nodes: Nodes) -> None:
-        library = Library()
-        scenario = library.scenario("flaky_page_table")
-        here = ScenarioSource(library, scenario)
-        make = partial(made_there, ScenarioSource, (), scenario, arm=here.arm)
-        there = RaySource(here, make, address=nodes.address)
-        results: list[dict[int, tuple[str, str | None]]] = []
-        for source in (here, there):
-            ended = {}
-            for number in (1, 2):
-                source.start(Trial(number, frozenset({"27360"}), number))
-                trial, result = source.wait()
-                ended[trial.number] = (result.outcome, result.signature)
-            source.close()
-            results.append(ended)
-        assert results[0] == results[1]
-        assert [results[0][number][0] for number in (1, 2)] == ["fail", "pass"]
 
     def test_a_cluster_without_what_trials_need(self, nodes: Nodes) -> None:
         with pytest.raises(SpecDebugError, match="has no node with a CPU and a GPU"):

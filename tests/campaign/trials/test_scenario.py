@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial
-from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.scenario import ScenarioSource, expected_signature, result_of
+from specdebug.campaign.trials.command import made_there
+from specdebug.campaign.trials.scenario import FaultSource, ScenarioSource, expected_signature, result_of
+from specdebug.faults.declare import parse_fault
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.search.bisect import Bisector
 from specdebug.verdict.outcome import Evidence, Metrics, Outcome, Violation, decide
-from tests.campaign.trials.searches import find
 
 LIBRARY = Library()
 NAME = "flaky_page_table"
@@ -50,13 +53,6 @@ def test_a_trial_fails_by_its_verdict_alone() -> None:
     assert result_of(outcome()).outcome == "pass"
 
 
-def test_what_else_failed_is_told_of_a_run_that_went_on_to_its_end() -> None:
-    found = (Violation("oob", "draft.positions", 1, ""), Violation("nan", "draft.logits", 2, ""))
-    failed = dataclasses.replace(outcome(*found), violations=found)
-    assert result_of(failed).besides is None
-    assert result_of(dataclasses.replace(failed, complete=True)).besides == ("nan@draft.logits",)
-
-
 def test_a_revert_that_never_ran_has_not_shown_but_a_run_that_could_show_nothing_is_untestable() -> None:
     never, ran = {"1#1": 0}, {"2#1": 0, "2#2": 5}
     assert result_of(outcome(reverts={"1": never, "2": ran})).outcome == "pass"
@@ -84,14 +80,6 @@ def test_an_option_that_cannot_be_is_refused_in_one_line(options: list[str], com
         ScenarioSource(LIBRARY, LIBRARY.scenario(NAME), options=options)
     assert complaint in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_an_arm_that_is_not_there_is_refused_and_the_plain_one_is_the_default() -> None:
-    scenario = LIBRARY.scenario(NAME)
-    with pytest.raises(SpecDebugError, match="no arm 'fixd'; did you mean 'fixed'"):
-        ScenarioSource(LIBRARY, scenario, arm="fixd")
-    last = dataclasses.replace(scenario, arms=dict(reversed(scenario.arms.items())))
-    assert ScenarioSource(LIBRARY, last).arm == "fixed"
 
 
 def test_candidates_are_the_fixes_the_arm_does_not_revert_or_the_options() -> None:
@@ -164,21 +152,69 @@ def test_options_are_laid_over_the_arm_and_combinations_that_cannot_be_are_untes
     assert "memory.num_slots gives 60" in results[4].detail
 
 
-@pytest.mark.slow
-def test_a_search_among_all_fixes_names_the_one(tmp_path: Any) -> None:
-    scenario = LIBRARY.scenario(NAME)
-    source = ScenarioSource(LIBRARY, scenario, jobs=2)
-    names = [one.id for one in source.candidates]
+NAN, HARMLESS, NEVER = "nan_logits:step=2..6", "cache_flushed:step=3", "worker_killed:step=99"
 
-    with Journal(tmp_path / "j.sqlite", source.identity, "t") as journal:
-        findings = find(
-            source,
-            journal,
-            lambda: Bisector(names, seed=1),
-            opening=(frozenset(names),),
-            seed=1,
-            max_trials=300,
-            pattern=expected_signature(scenario),
-        )
-    assert findings.answer is not None, findings
-    assert findings.answer.culprits == {"27360"}
+
+def scenario(*declared: str) -> Scenario:
+    """The command line tests' small scenario, its plain arm with faults."""
+    mini = LIBRARY.scenario(str(Path(__file__).parents[2] / "cli" / "mini.yaml"))
+    fixed = dataclasses.replace(mini.arms["fixed"], faults=tuple(map(parse_fault, declared)))
+    return dataclasses.replace(mini, arms={**mini.arms, "fixed": fixed})
+
+
+def source_of(*declared: str, faults: tuple[str, ...] = (), arm: str | None = None) -> FaultSource:
+    return FaultSource(LIBRARY, scenario(*declared), faults=tuple(map(parse_fault, faults)), arm=arm)
+
+
+@pytest.mark.parametrize(
+    ("declared", "faults", "arm", "complaint"),
+    [
+        ((), (), None, "--over faults needs two faults at least, and arm 'fixed' of "),
+        ((NAN,), (), None, f"declares only {NAN}; add some with --fault NAME[:key=value,...]"),
+        ((NAN,), (NAN,), None, f"the fault {NAN} is there twice"),
+        ((), (NAN, NEVER), "fixd", "no arm 'fixd'; did you mean 'fixed'"),
+        ((), ("nan_logits:request=second.0", NEVER), None, "--fault nan_logits: no request 'second.0'"),
+        ((), ("misaligned_loc", NEVER), None, "--fault misaligned_loc: it needs speculation with eagle_topk above 1"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_in_one_line(
+    declared: tuple[str, ...], faults: tuple[str, ...], arm: str | None, complaint: str
+) -> None:
+    with pytest.raises(SpecDebugError) as error:
+        source_of(*declared, faults=faults, arm=arm)
+    assert complaint in str(error.value)
+    assert "\n" not in str(error.value)
+    assert error.value.exit_code == 2
+
+
+@pytest.fixture(scope="module")
+def faults_source() -> Iterator[FaultSource]:
+    faults_source = source_of(NAN, HARMLESS, NEVER)
+    yield faults_source
+    faults_source.close()
+
+
+@pytest.mark.parametrize(
+    ("switched", "expected"),
+    [
+        ((), ("pass", None)),
+        ((NAN,), ("fail", "nan@verify.logits")),
+        ((NAN, NEVER), ("fail", "nan@verify.logits")),
+        ((HARMLESS,), ("pass", None)),
+        ((NEVER,), ("pass", None)),  # was never due, so that it cannot be to blame
+    ],
+)
+def test_a_trial_injects_what_it_switches_on(
+    faults_source: FaultSource, switched: tuple[str, ...], expected: tuple[str, str | None]
+) -> None:
+    trial = Trial(0, frozenset(switched), 5)
+    faults_source.start(trial)
+    ended, result = faults_source.wait()
+    assert ended == trial
+    assert (result.outcome, result.signature) == expected
+
+
+def test_it_can_be_made_anew_elsewhere() -> None:
+    there = scenario(NAN)
+    make = partial(made_there, FaultSource, (), there, arm="fixed", faults=(parse_fault(NEVER),))
+    assert pickle.loads(pickle.dumps(make))().identity == source_of(NAN, faults=(NEVER,)).identity

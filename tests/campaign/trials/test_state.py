@@ -91,14 +91,6 @@ def test_it_is_of_the_packages_of_the_interpreter_that_runs(
     assert any(str(site) in text for text in differences(before, command_state(command, Path.cwd())))
 
 
-def test_a_release_is_told_by_its_versions(tmp_path: Path) -> None:
-    site = environment(tmp_path / "venv")
-    before = packages_state(tmp_path / "venv")
-    _another_release(site)
-    told = differences(before, packages_state(tmp_path / "venv"))
-    assert f"engine in {site}: 1.0 -> 1.1" in told
-
-
 @pytest.mark.parametrize("how", ["pth", "direct_url"])
 def test_a_checkout_that_is_installed_from_where_it_lies_counts(how: str, tmp_path: Path) -> None:
     site = environment(tmp_path / "venv")
@@ -113,16 +105,6 @@ def test_a_checkout_that_is_installed_from_where_it_lies_counts(how: str, tmp_pa
     before = packages_state(tmp_path / "venv")
     (checkout / "code.py").write_text("a = 2\n")
     assert differences(before, packages_state(tmp_path / "venv")) == [f"code in {checkout} changed"]
-
-
-def test_the_packages_below_a_virtual_environment_count_where_it_sees_them(tmp_path: Path) -> None:
-    site = environment(tmp_path / "base")
-    (tmp_path / "venv" / "bin").mkdir(parents=True)
-    told = f"home = {tmp_path}/base/bin\ninclude-system-site-packages = "
-    (tmp_path / "venv" / "pyvenv.cfg").write_text(f"{told}true\n")
-    assert f"files of {site}" in packages_state(tmp_path / "venv")
-    (tmp_path / "venv" / "pyvenv.cfg").write_text(f"{told}false\n")
-    assert packages_state(tmp_path / "venv") == {}
 
 
 def _edit(top: Path) -> None:
@@ -158,14 +140,6 @@ def test_it_is_of_the_commit_and_of_what_is_changed_or_untracked(change: Change,
     assert said.startswith(f"working tree {top}: commit ")
 
 
-def test_an_untracked_file_counts_by_its_content(tmp_path: Path) -> None:
-    git("init", "-q")
-    Path("new.py").write_text("a = 1\n")
-    before = tree_state(Path.cwd())
-    Path("new.py").write_text("a = 2\n")
-    assert differences(before, tree_state(Path.cwd())) == [f"working tree {Path.cwd()} changed"]
-
-
 def test_a_repository_within_counts(tmp_path: Path) -> None:
     git("init", "-q")
     Path("engine").mkdir()
@@ -184,19 +158,6 @@ def test_without_git_the_code_in_the_folder_counts_and_what_a_job_writes_does_no
     assert command_state(["sh", "job.py"], Path.cwd()) == before
     Path("helper.py").write_text("a = 2\n")
     assert differences(before, command_state(["sh", "job.py"], Path.cwd())) == [f"code in {Path.cwd()} changed"]
-
-
-@pytest.mark.parametrize(
-    "command", [["sh", "/other/job"], ["sh", "-c", "set -e; sh /other/job x"], ["sh", "-c", "'open"]]
-)
-def test_every_file_that_the_words_name_counts(command: list[str], tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    job = tmp_path / "other" / "job"
-    job.write_text("exit 0\n")
-    words = [word.replace("/other", str(tmp_path / "other")) for word in command]
-    before = command_state(words, Path.cwd())
-    job.write_text("exit 1\n")
-    assert bool(differences(before, command_state(words, Path.cwd()))) is (command[-1] != "'open")
 
 
 def test_a_search_over_commits_is_of_no_commit_that_is_checked_out(tmp_path: Path) -> None:

@@ -1,15 +1,16 @@
 """The whole search: stages, resuming, and every way to end."""
 
+import random
+
 import pytest
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.base.trial import trial_seed
+from specdebug.base.trial import TrialResult, trial_seed
 from specdebug.campaign.trials.campaign import Campaign
-from specdebug.search.minimise import CLOSING_TRIALS, OPENING_TRIALS, Minimiser
+from specdebug.search.minimise import CLOSING_TRIALS, OPENING_TRIALS, Minimiser, MinimiseWatcher
+from tests.campaign.trials import searches
 from tests.campaign.trials.searches import Kept
-from tests.chance import fewest, most
-
-from .simulated import Source, Space, Watcher
+from tests.chance import most
 
 STATED = 0.05
 """Searches that end with something else, at most, where each element is confirmed at 95%."""
@@ -40,24 +41,10 @@ def test_what_is_needed_is_left_and_confirmed():
     assert len(watcher.told) == summary.trials + 2
 
 
-def test_a_flake_with_another_signature_beside_it_keeps_its_own():
-    found = [minimise(Source({2, 9}, rate=0.5, other=0.1), seed=1000 * case) for case in range(8)]
-    ours = [summary for summary in found if summary.followed == "nan@x"]
-    assert len(ours) >= fewest(8, 0.9)  # what is five times as frequent was seen five times first
-    assert sum(summary.smallest != {2, 9} for summary in ours) <= most(8, STATED)
-    assert {name for summary in ours for name, _ in summary.others} == {"oob@y"}
-
-
 def test_a_pattern_decides_what_is_followed():
     found = [minimise(Source({2, 9}, rate=0.8, other=0.9), pattern="nan@*", seed=1000 * case) for case in range(8)]
     assert {summary.followed for summary in found} == {"nan@*"}
     assert sum(summary.smallest != {2, 9} for summary in found) <= most(8, STATED)
-
-
-def test_every_seed_named_was_seen_to_fail_in_the_end():
-    source = Source({1}, rate=0.5)
-    summary = minimise(source)
-    assert source.signature(summary.smallest, summary.seeds[0]) == "nan@x"
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3])
@@ -88,14 +75,6 @@ def test_a_search_goes_on_with_another_number_of_trials_at_a_time(before, after,
     assert (summary.reason, summary.smallest) == ("done", {2, 9})
     assert kept.isdisjoint(trial.number for trial in second.started)
     assert summary.resumed == len(kept)
-
-
-def test_a_trial_says_all_that_is_gone():
-    """So that one made after another stage has ended otherwise is not taken for what it is not."""
-    source = Source({2, 9})
-    minimise(source)
-    last = source.started[-1]
-    assert last.reverted == {f"first: first-{part}" for part in range(12) if part not in (2, 9)}
 
 
 def test_nothing_is_searched_where_nothing_fails():
@@ -130,3 +109,79 @@ def test_what_stops_the_source_is_told_with_what_was_found():
 def test_what_cannot_go_together_is_left_to_the_next_stage():
     summary = minimise(Source({2}), space=Space(6, impossible=(frozenset({0, 1}),)))
     assert summary.smallest == {2}
+
+
+class Stage:
+    """Elements numbered from 0, some sets of which cannot go together."""
+
+    def __init__(self, whole, title="parts", impossible=()):
+        self.whole, self.title, self.impossible = frozenset(whole), title, impossible
+        self.order = sorted(self.whole)
+        self.labels = [f"{title}-{one}" for one in self.order]
+
+    def without(self, removed):
+        if any(pair <= removed for pair in self.impossible) or len(removed) == len(self.order):
+            return None
+        return self.whole - {self.order[index] for index in removed}
+
+
+class Space:
+    """Two stages: the even elements' turn, then all that are left."""
+
+    def __init__(self, size, impossible=()):
+        self.start = frozenset(range(size))
+        self._left, self._stages, self._stage = self.start, ["first", "second"], None
+        self._impossible = impossible
+
+    def next_stage(self):
+        if not self._stages:
+            return None
+        title = self._stages.pop(0)
+        self._stage = Stage(self._left, title, self._impossible if title == "first" else ())
+        return self._stage
+
+    def took(self, removed, confirmed):
+        self._left = self._stage.without(removed)
+
+
+class Source(searches.Source):
+    """Fails with ``nan@x`` at ``rate`` when ``needed`` is there, with ``oob@y`` at ``other`` when anything is; the last
+    trial that was started ends first."""
+
+    def __init__(self, needed, rate=1.0, other=0.0, false=0.0, capacity=1, stop_after=10**9):
+        super().__init__(self.result, capacity, order=None, stop_after=stop_after)
+        self.needed, self.rate, self.other, self.false = frozenset(needed), rate, other, false
+        self._left = {}
+
+    def leave(self, number, left):
+        self._left[number] = left
+
+    def result(self, trial):
+        signature = self.signature(self._left.pop(trial.number), trial.seed)
+        return TrialResult("pass" if signature is None else "fail", signature, 0.0)
+
+    def signature(self, left, seed):
+        draw = random.Random(f"{seed}:{sorted(left)}")
+        signature = "oob@y" if draw.random() < self.other else None
+        if draw.random() < (self.rate if self.needed <= left else self.false):
+            signature = "nan@x"
+        return signature
+
+
+class Watcher(MinimiseWatcher):
+    """Counts what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def opening(self, *said):
+        self.told.append("opening")
+
+    def tried(self, *said):
+        self.told.append("tried")
+
+    def ended(self, step):
+        self.told.append("ended")
+
+    def closing(self, *said):
+        self.told.append("closing")

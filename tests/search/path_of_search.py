@@ -1,8 +1,8 @@
 """The trials that searches choose, as a script: the same on every processor, or the search is not reproducible.
 
-    python tests/search/bisect/path_of_search.py              # every scene: each trial, then a line with the digest
-    python tests/search/bisect/path_of_search.py --digest     # only that line
-    python tests/search/bisect/path_of_search.py FILE.sqlite  # what a search would try next after each trial kept
+    python tests/search/path_of_search.py              # every scene: each trial, then a line with the digest
+    python tests/search/path_of_search.py --digest     # only that line
+    python tests/search/path_of_search.py FILE.sqlite  # what a search would try next after each trial kept
 
 Run it under other settings (``OPENBLAS_CORETYPE=Haswell``, ``NPY_DISABLE_CPU_FEATURES=X86_V3``, ``OMP_NUM_THREADS=2``)
 or elsewhere and compare. ``trials`` is of what was chosen, ``bits`` of the probabilities behind it, to the last bit.

@@ -17,7 +17,7 @@ from specdebug.base.trial import Trial, TrialResult, trial_seed
 from specdebug.campaign.trials.journal import Journal
 from tools.portable import playable
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("path_of_search.py")
 
 EVERYWHERE = "trials 556a4c7d0420da43 bits fc3c717f485095c0"

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from specdebug.search.draws import BINS, DECIDED, FALSE_ALARM, NEEDED, DrawsTest
+from specdebug.search.draws import BINS, FALSE_ALARM, NEEDED, DrawsTest
 
 Floats = npt.NDArray[np.float64]
 
@@ -79,9 +79,3 @@ def test_what_speaks_against_it_is_said() -> None:
     assert test.log_evidence > -np.log(FALSE_ALARM)
     assert "of the distribution function, likeliest first" in test.said()
     assert (test.bins.sum(), len(test.bins)) == (count, BINS)
-
-
-def test_draws_that_are_decided_tell_nothing() -> None:
-    test = DrawsTest()
-    test.add(np.array([[DECIDED + 0.01, 0.04]]), np.array([1]), np.array([0.5]), 1.0)
-    assert (test.draws, test.bins.sum()) == (0, 0)

@@ -45,41 +45,19 @@ _SCENARIO_KEY = re.compile(rb"^(engine|workload|arms)\s*:", re.MULTILINE)
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options."""
     group = parser.getgroup("specdebug", "specdebug scenarios")
-    group.addoption(
-        "--specdebug-revert",
-        "--revert",
-        dest="specdebug_revert",
-        action="append",
-        default=[],
-        metavar="PR[,PR]",
-        help="revert these fixes in every scenario test",
-    )
-    group.addoption(
-        "--specdebug-content",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="a folder with your own scenarios/, toggles/ and probes/ (toggles are code)",
-    )
-    group.addoption(
-        "--specdebug-seeds", type=int, default=1, metavar="N", help="run every scenario test with N seeds (1)"
-    )
-    group.addoption(
-        "--specdebug-baseline", metavar="FILE", help="hold accept lengths against this file; a loss fails the test"
-    )
-    group.addoption(
-        "--specdebug-save-baseline", metavar="FILE", help="write accept lengths there, once all tests have run"
-    )
-    group.addoption(
-        "--specdebug-no-locate",
-        action="store_true",
-        help="do not run failing arms again to find where wrong outputs began",
-    )
-    group.addoption(
-        "--specdebug-exit",
-        action="store_true",
-        help="exit code 125 instead of 1 to 5 unless a test failed, as bisecting needs it",
-    )
+    many: dict[str, Any] = {"action": "append", "default": []}
+
+    def add(name: str, text: str, *others: str, **more: Any) -> None:
+        dest = f"specdebug_{name.replace('-', '_')}"
+        group.addoption(f"--specdebug-{name}", *others, dest=dest, help=text, **more)
+
+    add("revert", "revert these fixes in every scenario test", "--revert", metavar="PR[,PR]", **many)
+    add("content", "a folder with your own scenarios/, toggles/ and probes/ (toggles are code)", metavar="DIR", **many)
+    add("seeds", "run every scenario test with N seeds (1)", type=int, default=1, metavar="N")
+    add("baseline", "hold accept lengths against this file; a loss fails the test", metavar="FILE")
+    add("save-baseline", "write accept lengths there, once all tests have run", metavar="FILE")
+    add("no-locate", "do not run failing arms again to find where wrong outputs began", action="store_true")
+    add("exit", "exit code 125 instead of 1 to 5 unless a test failed, as bisecting needs it", action="store_true")
     parser.addini("specdebug_scenarios", "globs of scenario files to collect, from the root folder", "args", [])
     parser.addini("specdebug_content", "folders with your own scenarios/, toggles/ and probes/", "paths", [])
 
@@ -104,7 +82,9 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     if file_path.suffix not in ENDINGS:
         return None
     named = parent.session.isinitpath(file_path) and _looks_like_a_scenario(file_path)
-    found = named or _listed(parent.config, file_path)
+    root, globs = parent.config.rootpath, parent.config.getini("specdebug_scenarios")
+    name = file_path.relative_to(root).as_posix() if file_path.is_relative_to(root) else ""
+    found = named or any(name and fnmatchcase(name, glob) for glob in globs)
     collector: pytest.Collector | None = ScenarioFile.from_parent(parent, path=file_path) if found else None
     return collector
 
@@ -194,9 +174,7 @@ class ArmItem(pytest.Item):
 
     def __init__(self, *, scenario: Scenario, arm: str, seed: int, **node: Any) -> None:
         super().__init__(**node)
-        self._scenario = scenario
-        self._arm = arm
-        self._seed = seed
+        self._scenario, self._arm, self._seed = scenario, arm, seed
 
     def runtest(self) -> None:
         """Run the arm in a worker. Raises ArmFailed."""
@@ -237,7 +215,9 @@ class ArmItem(pytest.Item):
         wanted = ["pass"] if expectation is None else [expectation.verdict, *expectation.signatures]
         got = " ".join([outcome.verdict, *([outcome.signature] if outcome.signature else [])])
         lines = text_of([evidence(result)]).splitlines()
-        where = [_from(self.config.invocation_params.dir, self.path), "--arm", self._arm]
+        here = self.config.invocation_params.dir
+        file = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
+        where = [str(file), "--arm", self._arm]
         own = self._scenario.arms[self._arm].revert
         if asked := [str(number) for number in result.run.reverts if number not in own]:
             where += ["--revert", ",".join(asked)]
@@ -258,7 +238,8 @@ class ScenarioBench:
         self._for_bisect: bool = config.getoption("specdebug_exit")
         self._pool: WorkerPool | None = None
         self._results: list[ArmResult] = []
-        self._held, self._saved = (self._file(option) for option in _BASELINES)
+        files = map(config.getoption, _BASELINES)
+        self._held, self._saved = (one and config.invocation_params.dir / one for one in files)
         self.baseline: Baseline | None = None
 
     @cached_property
@@ -357,11 +338,6 @@ class ScenarioBench:
             for line in save(self._saved, self._results):
                 print(line, file=sys.stderr)
 
-    def _file(self, option: str) -> Path | None:
-        """A file that an option names, from where pytest was started."""
-        name = self._config.getoption(option)
-        return None if name is None else self._config.invocation_params.dir / name
-
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
@@ -374,11 +350,6 @@ def _bench(config: pytest.Config) -> ScenarioBench:
     return config.stash.setdefault(_BENCH, ScenarioBench(config))
 
 
-def _listed(config: pytest.Config, path: Path) -> bool:
-    name = path.relative_to(config.rootpath).as_posix() if path.is_relative_to(config.rootpath) else None
-    return name is not None and any(fnmatchcase(name, glob) for glob in config.getini("specdebug_scenarios"))
-
-
 def _looks_like_a_scenario(path: Path) -> bool:
     """Return True if a file has a key of a scenario, right or wrong: other plugins have YAML files of their own."""
     from specdebug.base.files import open_file
@@ -389,7 +360,3 @@ def _looks_like_a_scenario(path: Path) -> bool:
             return _SCENARIO_KEY.search(file.read(MAX_BYTES)) is not None
     except OSError:
         return False
-
-
-def _from(folder: Path, path: Path) -> str:
-    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)

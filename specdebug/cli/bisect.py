@@ -18,7 +18,7 @@ from specdebug.cli import options as opt
 from specdebug.cli.output import UNDECIDED, on_stderr, tell, tell_rerun
 
 if TYPE_CHECKING:
-    from specdebug.campaign.trials.campaign import Origin, TrialSource
+    from specdebug.campaign.trials.campaign import TrialSource
     from specdebug.report.bisect import Bisection
     from specdebug.scenario.grammar import Scenario
     from specdebug.search.posterior import BayesianSearch
@@ -39,52 +39,20 @@ _OWN = {Over.COMMITS: ("good", "bad", "repo", "build"), Over.CONFIG: ("option",)
 
 @dataclass(frozen=True)
 class Plan:
-    """One search: the source that runs its trials, what they are of, and the words.
+    """One search: the source that runs its trials, the words for it, and what picks the trials.
 
-    Attributes:
-        chooser: picks the trials.
-        reproduce: makes the command that runs a trial again, of the candidates that it switched on and its seed.
-        next_step: makes the command to run next, of the culprits and the signature that was followed.
-        how_often: measures how often it fails with nothing switched on.
-        proven: what is switched on takes effect.
-        takes: how many fixes its engine takes, where that is not ours; ``apart``: those that are never tried together.
-        make: makes the source on another machine, whose workers then need so many ``gpus``.
+    ``proven``: what is switched on takes effect. ``make`` makes the source on another machine, whose workers then need
+    so many ``gpus``.
     """
 
-    source: TrialSource
-    origin: Origin
+    source: Any
+    subject: Bisection
     chooser: Callable[[], BayesianSearch]
     opening: tuple[frozenset[str], ...]
-    what: str
-    reproduce: Callable[[frozenset[str], int], str]
-    next_step: Callable[[frozenset[str], str], str]
-    how_often: str
     proven: bool = True
-    takes: Takes | None = None
-    apart: frozenset[frozenset[str]] = frozenset()
-    name_length: int | None = None
     signature: str | None = None
-    make: Callable[[], TrialSource] | None = None
+    make: Callable[[], Any] | None = None
     gpus: int = 0
-
-    def subject(self, over: str, journal: str) -> Bisection:
-        """The subject of the report."""
-        from specdebug.report.bisect import Bisection
-
-        names = [candidate.id for candidate in self.source.candidates]
-        apart = () if self.takes is Takes.ONE else sorted(tuple(sorted(pair, key=int)) for pair in self.apart)
-        return Bisection(
-            over=over,
-            what=self.what,
-            labels={candidate.id: candidate.label for candidate in self.source.candidates},
-            names={name: name[: self.name_length] for name in names},
-            journal=journal,
-            reproduce=self.reproduce,
-            next_step=self.next_step,
-            how_often=self.how_often,
-            takes=None if self.takes is None else self.takes.value,
-            apart=tuple(apart),
-        )
 
 
 @dataclass(kw_only=True)
@@ -129,16 +97,15 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         self._check_together()
         self.over_engine = self.overrides()
         plan = self._plan()
-        if self.on_ray:
+        source = plan.source
+        if plan.make is not None and self.on_ray:
             from specdebug.campaign.trials.ray_executor import RaySource
 
-            assert plan.make is not None
-            ray = RaySource(plan.source, plan.make, address=self.ray_address, jobs=self.jobs, gpus=plan.gpus)
-            plan = replace(plan, source=ray)
-        with contextlib.closing(plan.source), interrupts.held():
-            return self._search(plan)
+            source = RaySource(source, plan.make, address=self.ray_address, jobs=self.jobs, gpus=plan.gpus)
+        with contextlib.closing(source), interrupts.held():
+            return self._search(plan, source)
 
-    def _search(self, plan: Plan) -> int:
+    def _search(self, plan: Plan, source: TrialSource) -> int:
         """Search to the end, or as far as it goes, tell the findings, and return the exit code."""
         from specdebug.campaign.trials.campaign import Campaign
         from specdebug.campaign.trials.search import CulpritSearch
@@ -146,13 +113,13 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         from specdebug.report.bisect import BisectProgress, bisect_report
 
         over, pattern = self.over.value, self.signature or plan.signature
-        identity = digest_of(over, plan.origin.question, str(self.seed))
+        identity = digest_of(over, plan.source.question, str(self.seed))
         path = self.journal_path("bisect", identity)
-        subject = plan.subject(over, str(path))
-        about = f"{plan.what} over {over}, seed {self.seed}"
-        with self.opened(path, identity, about, plan.origin.state()) as journal:
+        subject = replace(plan.subject, journal=str(path))
+        about = f"{subject.what} over {over}, seed {self.seed}"
+        with self.opened(path, identity, about, plan.source.state()) as journal:
             search = CulpritSearch(
-                plan.source.candidates,
+                source.candidates,
                 plan.chooser,
                 opening=plan.opening,
                 proven=plan.proven,
@@ -160,8 +127,8 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
                 pattern=pattern,
             )
             with on_stderr(lambda stream: BisectProgress(stream, subject)) as watcher:
-                findings = Campaign(plan.source, journal, self.seed, self.max_trials).search(search, watcher)
-            tell_rerun(plan.source.rerun)
+                findings = Campaign(source, journal, self.seed, self.max_trials).search(search, watcher)
+            tell_rerun(source.rerun)
             codes = {"answered": 0, "interrupted": interrupts.exit_code()}
             code = findings.trouble.exit_code if findings.trouble else codes.get(findings.reason, UNDECIDED)
             report = bisect_report(findings, subject, code, journal.trials, journal.evidence, plan.chooser, pattern)
@@ -206,6 +173,24 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         level = opt.confidence_of(self.confidence)
         return partial(Bisector, names, confidence=level, seed=self.seed, apart=apart), openings(names, apart)
 
+    def _subject(
+        self,
+        source: Any,
+        what: str,
+        reproduce: _Reproduce,
+        next_step: _Next,
+        how_often: str,
+        takes: Takes | None = None,
+    ) -> Bisection:
+        """What is searched, in words; where the journal lies is not known yet."""
+        from specdebug.report.bisect import Bisection
+
+        labels = {candidate.id: candidate.label for candidate in source.candidates}
+        pairs = [] if takes is Takes.ONE else getattr(source, "apart", [])
+        apart = sorted(tuple(sorted(pair, key=int)) for pair in pairs)
+        called, known = {name: name for name in labels}, None if takes is None else takes.value
+        return Bisection(self.over.value, what, labels, called, "", reproduce, next_step, how_often, known, apart)
+
     def _typed(self, *words: str, first: str = "") -> str:
         """A command with the same engine options and content folders."""
         return first + shlex.join(["specdebug", *words, *opt.engine_words(self.over_engine), *self.content_words()])
@@ -217,19 +202,17 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         command, library = self.words(), self.library()
         what, options = shlex.join(command), {"takes": self.takes, "timeout_s": self.timeout}
         source = command_source(library, command, capacity=self.jobs or 1, **options)
-        return Plan(
+        subject = self._subject(
             source,
-            source,
-            *self._choice([candidate.id for candidate in source.candidates], source.apart),
             what,
             lambda reverted, seed: f"{REVERT_VARIABLE}={reverts_text(reverted)} {SEED_VARIABLE}={seed} {what}",
             lambda culprits, _: "; ".join(f"specdebug toggles show {one}" for one in sorted(culprits, key=int)),
             shlex.join(["specdebug", "flake", "--", *command]),
-            proven=source.proven,
-            takes=self.takes,
-            apart=source.apart,
-            make=partial(made_there, command_source, library.folders[1:], command, **options),
+            self.takes,
         )
+        choice = self._choice(list(subject.labels), source.apart)
+        make = partial(made_there, command_source, library.folders[1:], command, **options)
+        return Plan(source, subject, *choice, proven=source.proven, make=make)
 
     def _over_scenario(self, file: str) -> Plan:
         """The fixes that an arm does not revert, or engine options."""
@@ -250,16 +233,13 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         if not names:
             raise SpecDebugError(f"arm '{source.arm}' reverts every fix there is; nothing is left to suspect")
         told = self._told_of_options(file, source.arm) if options else self._told_of_fixes(file, source.arm)
+        how_often = self._typed("flake", file, "--arm", source.arm)
+        takes = None if source.proven or options else self.takes
         return Plan(
             source,
-            source,
+            self._subject(source, f"{file}, arm {source.arm},", *told, how_often, takes),
             *self._choice(names, source.apart),
-            f"{file}, arm {source.arm},",
-            *told,
-            self._typed("flake", file, "--arm", source.arm),
             proven=source.proven,
-            takes=None if source.proven or options else self.takes,
-            apart=source.apart,
             signature=expected_signature(scenario),
             **_elsewhere(ScenarioSource, library.folders[1:], scenario, source.arm, same),
         )
@@ -271,7 +251,7 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
 
         return self.jobs or cpu_count()
 
-    def _told_of_fixes(self, file: str, arm: str) -> _Told:
+    def _told_of_fixes(self, file: str, arm: str) -> tuple[_Reproduce, _Next]:
         from specdebug.campaign.trials.command import reverts_text
 
         def reproduce(reverted: frozenset[str], seed: int) -> str:
@@ -284,7 +264,7 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
 
         return reproduce, next_step
 
-    def _told_of_options(self, file: str, arm: str) -> _Told:
+    def _told_of_options(self, file: str, arm: str) -> tuple[_Reproduce, _Next]:
         def reproduce(switched: frozenset[str], seed: int) -> str:
             first = f"set {' and '.join(sorted(switched))} in the engine of arm '{arm}', then "
             return self._typed("replay", file, "--arm", arm, "--seed", str(seed), first=first)
@@ -317,14 +297,11 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
             kinds = dict.fromkeys(name.partition(":")[0] for name in names if name in culprits)
             return "; ".join(f"specdebug faults show {kind}" for kind in kinds)
 
+        how_often = self._typed("flake", file, "--arm", source.arm)
         return Plan(
             source,
-            source,
+            self._subject(source, f"{file}, arm {source.arm},", reproduce, next_step, how_often),
             *self._choice(names),
-            f"{file}, arm {source.arm},",
-            reproduce,
-            next_step,
-            self._typed("flake", file, "--arm", source.arm),
             signature=expected_signature(replace(scenario, expect=expected)),
             **_elsewhere(FaultSource, library.folders[1:], scenario, source.arm, same),
         )
@@ -349,21 +326,18 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
             then = f"{build} && " if build else ""
             return f"{git} checkout {commit[:12]} && {then}{SEED_VARIABLE}={seed} {what}"
 
-        return Plan(
-            source,
-            source,
-            partial(OrderedBisector, commits, confidence=opt.confidence_of(self.confidence)),
-            (frozenset(commits[-1:]),),
-            what,
-            reproduce,
-            lambda culprits, _: "; ".join(f"{git} show {commit[:12]}" for commit in culprits),
-            shlex.join(["specdebug", "flake", "--", *command]),
-            proven=source.proven,
-            name_length=12,
-        )
+        def next_step(culprits: frozenset[str], followed: str) -> str:
+            return "; ".join(f"{git} show {commit[:12]}" for commit in culprits)
+
+        how_often = shlex.join(["specdebug", "flake", "--", *command])
+        subject = self._subject(source, what, reproduce, next_step, how_often)
+        subject = replace(subject, names={commit: commit[:12] for commit in commits})
+        chooser = partial(OrderedBisector, commits, confidence=opt.confidence_of(self.confidence))
+        return Plan(source, subject, chooser, (frozenset(commits[-1:]),), proven=source.proven)
 
 
-_Told: TypeAlias = tuple[Callable[[frozenset[str], int], str], Callable[[frozenset[str], str], str]]
+_Reproduce: TypeAlias = Callable[[frozenset[str], int], str]
+_Next: TypeAlias = Callable[[frozenset[str], str], str]
 
 
 def _elsewhere(

@@ -59,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: str, code: int) -> tuple[str, str]:
+def replayed_alone(capsys: pytest.CaptureFixture[str], *argv: str, code: int) -> tuple[str, str]:
     ended = run(argv)
     out, err = capsys.readouterr()
     assert ended == code, out + err
@@ -68,14 +68,14 @@ def told(capsys: pytest.CaptureFixture[str], *argv: str, code: int) -> tuple[str
 
 @pytest.mark.slow
 def test_a_draft_that_goes_bad_passes_every_oracle_and_not_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
-    _, err = told(capsys, "replay", "drafts.yaml", "--arm", "sound", "--save-baseline", "b.json", code=0)
+    _, err = replayed_alone(capsys, "replay", "drafts.yaml", "--arm", "sound", "--save-baseline", "b.json", code=0)
     assert "baseline: 1 arm saved in b.json" in err
     again, held = ("replay", "drafts.yaml", "--arm", "sound", "--json"), ("--baseline", "b.json")
-    document = json.loads(told(capsys, *again, "--revert", "990001", code=0)[0])
+    document = json.loads(replayed_alone(capsys, *again, "--revert", "990001", code=0)[0])
     assert document["arms"][0]["verdict"] == "pass", "without a baseline nobody sees it"
     assert "baseline" not in document["arms"][0]
     document = json.loads(
-        told(capsys, *again, "--revert", "990001", *held, "--junit", "j.xml", "--html", "p.html", code=1)[0]
+        replayed_alone(capsys, *again, "--revert", "990001", *held, "--junit", "j.xml", "--html", "p.html", code=1)[0]
     )
     (arm,) = document["arms"]
     assert (arm["located"]["from"], arm["baseline"]["status"]) == ("accept-drop@g0", "lost")
@@ -97,5 +97,5 @@ def test_a_draft_that_goes_bad_passes_every_oracle_and_not_the_baseline(capsys: 
 def test_what_cannot_be_is_said_before_anything_runs(
     capsys: pytest.CaptureFixture[str], argv: list[str], complaint: str
 ) -> None:
-    _, err = told(capsys, "replay", "floor.yaml", *argv, code=2)
+    _, err = replayed_alone(capsys, "replay", "floor.yaml", *argv, code=2)
     assert err.startswith(f"error: {complaint}")

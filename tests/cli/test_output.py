@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from specdebug.base import interrupts
+from specdebug.base.errors import SpecDebugError
+from specdebug.bundle import archive
 from specdebug.cli import output
-from specdebug.cli.output import OutputError, write_file
-from specdebug.report.parts import Report
+from specdebug.cli.main import run
+from specdebug.cli.options import JsonOptions
+from specdebug.cli.output import OutputError, ReportFailed, tell, tell_all, write_file
+from specdebug.report.parts import Line, Report
 from specdebug.report.progress import PlainLines
+from tests.report.samples import MINI, Page
 
 
 def test_a_file_is_replaced_and_keeps_its_permissions_and_its_links(tmp_path: Path) -> None:
@@ -83,3 +93,253 @@ def test_no_secret_is_written_anywhere(
     assert told.out == 'a ***\n{\n  "d": "***",\n  "n": 1\n}\n'
     assert told.err == "b ***\nerror: c *** --api-key ***\nf ***\n"
     assert (tmp_path / "f").read_text() == "e ***"
+
+
+FAILS = 'case ",$SGLANG_DEBUG_REVERT_PR," in *,27360,*) exit 7;; esac; exit 0'
+COMMANDS = [
+    ["replay", str(MINI)],
+    ["compare", str(MINI)],
+    ["bisect", str(MINI)],
+    ["flake", str(MINI)],
+]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SGLANG_DEBUG_REVERT_PR", "SPECDEBUG_PATH", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("where", ["missing/page.html", "."])
+def test_a_page_that_cannot_be_written_is_said_before_anything_runs(
+    command: list[str], where: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run([*command, "--html", where]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err in ("error: cannot write missing/page.html: no folder missing\n", "error: . is a folder; name a file\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_report_is_tried_and_the_gravest_failure_is_raised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def of_two_shapes() -> str:
+        return str(sum([1, [2]]))  # type: ignore[list-item]
+
+    with pytest.raises(
+        ReportFailed, match=r"^internal error: .*/p\.html could not be made: TypeError: .*'int' and 'list'"
+    ):
+        tell(
+            Report("x", "x", "the report", 0, {"verdict": "pass"}, [Line("the report")]),
+            JsonOptions(as_json=False, json_file=tmp_path / "all.json"),
+            (tmp_path / "gone" / "a.xml", lambda: "a"),
+            (None, lambda: pytest.fail("it is not wanted")),
+            (tmp_path / "p.html", of_two_shapes),
+            (tmp_path / "b.html", lambda: "b"),
+        )
+    assert (tmp_path / "b.html").read_text() == "b"
+    assert json.loads((tmp_path / "all.json").read_text()) == {"verdict": "pass"}
+    assert not (tmp_path / "p.html").exists()
+    out, err = capsys.readouterr()
+    assert out == "the report\n"
+    assert err == f"error: cannot write {tmp_path}/gone/a.xml: No such file or directory\n"
+
+
+@pytest.mark.parametrize("trouble", [None, SpecDebugError("the journal is full")])
+@pytest.mark.parametrize("broken", [(), ("report",), ("files",), ("report", "files")])
+def test_what_cannot_be_printed_is_written_all_the_same_and_what_cut_it_short_is_told(
+    broken: tuple[str, ...], trouble: SpecDebugError | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[str] = []
+
+    def say(what: str) -> None:
+        tried.append(what)
+        if what in broken:
+            raise OutputError(f"cannot write {what}")
+
+    told = None
+    try:
+        tell_all(trouble, [(what, partial(say, what)) for what in ("report", "files")])
+    except SpecDebugError as error:
+        told = error
+    assert tried == ["report", "files"]
+    assert str(told) == (str(trouble) if trouble else f"cannot write {broken[0]}" if broken else "None")
+    assert ("error: cannot write files" in capsys.readouterr().err) == (len(broken) == 2 and trouble is None)
+
+
+@pytest.mark.parametrize(
+    ("code", "number"), [(125, errno.ENOSPC), (125, errno.EDQUOT), (2, errno.EACCES), (2, errno.EROFS)]
+)
+def test_a_full_disk_is_the_machine_s_and_a_wrong_path_the_user_s(
+    code: int, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for module in (output, archive):
+        monkeypatch.setattr(module, "replace_file", fail)
+    writes = (
+        lambda: output.write_file(tmp_path / "page.html", "text"),
+        lambda: archive.write_archive(tmp_path / "a.specdebug", {}, {}, force=True),
+    )
+    for write in writes:
+        with pytest.raises(SpecDebugError, match=os.strerror(number)) as got:
+            write()
+        assert got.value.exit_code == code
+
+
+def test_our_own_fault_is_graver_than_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise output.not_written("page", OSError(errno.ENOSPC, "No space left on device"))
+
+    def broken() -> None:
+        raise KeyError("a report")
+
+    with pytest.raises(SpecDebugError) as got:
+        tell_all(None, [("page", full), ("report", broken)])
+    assert got.value.exit_code == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_disk_that_is_full_costs_the_page_not_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["flake", "--revert", "27360", "--max-trials", "3", "--html", "/dev/full", "--", "bash", "-c", FAILS]
+    assert run(command) == 125
+    out, err = capsys.readouterr()
+    assert "3 of 3 failed: rate 100.0%" in out
+    assert err.endswith("error: cannot write /dev/full: No space left on device\n")
+
+
+def test_flake_leaves_a_page_cases_and_a_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    files = ["--html", "page.html", "--junit", "cases.xml", "--json"]
+    command = ["flake", "--revert", "27360", "--claim", "rate<5%", *files, "--", "bash", "-c", FAILS]
+    assert run(command) == 1
+    document = json.loads(capsys.readouterr().out)
+    page = Page(Path("page.html").read_text())
+    assert "the claim is refuted" in page.text
+    assert "specdebug flake --revert 27360 --claim 'rate<5%' --html page.html" in page.text
+    failure = ET.parse("cases.xml").getroot().find("testsuite/testcase/failure")
+    assert failure is not None
+    assert (
+        failure.get("message")
+        == f"`rate<5%` is refuted at 95%: {document['runs']} of {document['runs']} failed: "
+        + (failure.get("message") or "").split("failed: ")[1]
+    )
+    assert Path("summary.md").read_text().startswith("### ❌ specdebug flake: ")
+
+
+def specdebug(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command itself, in the test's folder."""
+    command = [sys.executable, "-c", "from specdebug.cli.main import main; main()", *argv]
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": root} | env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.slow
+def test_replay_leaves_page_cases_trace_summary_and_annotations(tmp_path: Path) -> None:
+    ended = specdebug(
+        "replay", str(MINI), "--arm", "fixed", "--arm", "positions", "--html", "page.html", "--junit", "cases.xml",
+        "--perfetto", "trace.json", "--json",
+        GITHUB_ACTIONS="true", GITHUB_WORKSPACE=str(MINI.parent), GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"),
+    )  # fmt: skip
+    assert ended.returncode == 1
+    fixed, positions = json.loads(ended.stdout)["arms"]
+    page = Page(Path("page.html").read_text())
+    assert "fixed: pass positions: fail" in page.text
+    assert positions["signature"] in page.text
+    assert len(page.plots) == 4
+    assert f"Timeline of {fixed['metrics']['steps']} steps" in page.source
+    trace = json.loads(Path("trace.json").read_text())["traceEvents"]
+    slices = [event for event in trace if event["ph"] == "X" and event["pid"] == 1]
+    assert len(slices) == fixed["metrics"]["steps"]
+    assert len(ET.parse("cases.xml").getroot().findall("testsuite/testcase")) == 2
+    assert "| positions | ❌ fail |" in Path("summary.md").read_text()
+    line = MINI.read_text().splitlines().index("  positions: {revert: [25015]}") + 1
+    assert f"::error file=mini.yaml,line={line},title=specdebug%3A mini%2C arm positions" in ended.stderr
+    assert ended.stderr.count("::error") == 1
+
+
+def test_after_a_signal_a_fault_of_ours_ends_with_the_signals_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def faulty(*_: object) -> None:
+        raise TypeError("two shapes")
+
+    monkeypatch.setattr("typer.main.get_command", faulty)
+    assert run(["doctor"]) == 3
+    monkeypatch.setattr(interrupts, "was_heard", lambda: True)
+    assert run(["doctor"]) == 130
+    assert capsys.readouterr().err.count("internal error: TypeError: two shapes") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("b.specdebug", "replay {}"),
+        ("s.yaml", "replay {}"),
+        ("s.yaml", "scenarios validate {}"),
+        ("log", "triage {}"),
+        ("j", "bisect --journal {} -- true"),
+        ("j", "flake --journal {} -- true"),
+        ("s.yaml", "compare {}"),
+        ("s.yaml", "diverge {}"),
+        ("s.yaml", "minimise {} -o out.yaml"),
+    ],
+)
+def test_a_command_refuses_it(
+    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(name)
+    status = run(command.format(name).split())
+    said = capfd.readouterr().err
+    assert status == 2, said
+    assert "is not a regular file" in said or "is a pipe" in said, said
+    assert "Traceback" not in said
+    assert said.count("\n") == 1
+
+
+RUNNERS = ("replay", "compare", "diverge", "bundle", "bisect", "flake", "minimise", "triage")
+
+
+@pytest.mark.parametrize(
+    ("words", "on_stdout", "in_file"),
+    [("--json", True, False), ("--json --json-file d.json", True, True), ("--json-file d.json", False, True)],
+)
+def test_the_document_goes_to_stdout_to_a_file_or_to_both(
+    words: str, on_stdout: bool, in_file: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["flake", "--max-trials", "2", *words.split(), "--", "true"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("{") is on_stdout
+    assert Path("d.json").exists() is in_file
+    for text in ([out] if on_stdout else []) + ([Path("d.json").read_text()] if in_file else []):
+        assert json.loads(text)["trials"] == 2
+
+
+def test_validate_lists_what_is_wrong_with_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = MINI.read_text()
+    (tmp_path / "bad.yaml").write_text(text.replace("model: tiny", "modle: tiny"))
+    line = text.splitlines().index("  model: tiny") + 1
+    assert run(["scenarios", "validate", str(MINI), "bad.yaml", "gone.yaml", "--json"]) == 2
+    out, err = capsys.readouterr()
+    good, bad, gone = json.loads(out)
+    assert err == ""
+    assert good == {"file": str(MINI), "ok": True, "arms": ["fixed", "plain", "positions", "unreached"], "problems": []}
+    assert [(each["file"], each["ok"], each["arms"]) for each in (bad, gone)] == [
+        ("bad.yaml", False, []),
+        ("gone.yaml", False, []),
+    ]
+    (wrong,) = bad["problems"]
+    assert set(wrong) == {"file", "line", "column", "message"}
+    assert (wrong["file"], wrong["line"]) == ("bad.yaml", line)
+    assert "did you mean 'model'" in wrong["message"]
+    assert "no such file" in gone["problems"][0]["message"]
+    assert run(["scenarios", "validate", str(MINI), "--json"]) == 0

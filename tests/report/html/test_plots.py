@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from specdebug.campaign.loops.steplog import EngineStep
+from specdebug.report.detection import Cell, DetectionMatrix, Injected
+from specdebug.report.html.heatmap import heat_map
+from specdebug.report.html.steps import spans
+from specdebug.report.html.svg import drawing, text, ticks
 from specdebug.report.html.trials import history, rate_plot
+from specdebug.report.perfetto import EVENTS, PHASES, trace_of
 from specdebug.search.intervals import anytime_interval
+from tests.report.samples import BAD, both, recorded, step
 from tests.report.trials import chooser, searched
 
 
@@ -45,3 +57,146 @@ def test_the_running_rate_is_drawn_with_its_confidence_sequence() -> None:
     low, high = anytime_interval(1, 4, 0.95).low, anytime_interval(1, 4, 0.95).high
     assert tips[3].endswith(f"between {low:.2%} and {high:.2%}")
     assert rate_plot([], 0.95) is None
+
+
+LENGTHS = st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=300)
+
+
+@given(LENGTHS, st.integers(1, 40))
+def test_spans_lose_no_step_and_keep_the_sums(lengths: list[list[int]], most: int) -> None:
+    steps = [
+        EngineStep.of(step(n, accept={f"r{i}": length for i, length in enumerate(those)}))
+        for n, those in enumerate(lengths, 1)
+    ]
+    drawn = spans(steps, most)
+    assert len(drawn) <= most
+    assert sum(span.kinds.total() for span in drawn) == len(steps)
+    assert sum(span.emitted for span in drawn) == 2 * len(steps)
+    assert (drawn[0].first, drawn[-1].last) == (1, len(steps))
+    for span in drawn:
+        within = [length for those in lengths[span.first - 1 : span.last] for length in those]
+        assert span.accept == (sum(within) / len(within) if within else None)
+        if span.accept is not None:
+            assert span.accept_low <= span.accept + 1e-9
+            assert span.accept <= span.accept_high + 1e-9
+
+
+FINITE = st.floats(-1e9, 1e9, allow_nan=False)
+
+
+@given(low=FINITE, span=st.floats(1e-6, 1e9), about=st.integers(2, 12))
+def test_ticks_are_inside_evenly_spaced_and_about_as_many_as_asked(low: float, span: float, about: int) -> None:
+    high = low + span
+    if high - low < 1e-9 * max(abs(low), abs(high)):
+        return  # nothing lies between them that a float can tell apart
+    found = ticks(low, high, about)
+    slack = 1e-6 * span
+    assert all(low - slack <= value <= high + slack for value in found)
+    assert 2 <= len(found) <= max(about + 1, 5)
+    apart = [later - earlier for earlier, later in itertools.pairwise(found)]
+    assert all(gap == pytest.approx(apart[0], rel=1e-3, abs=1e-6) for gap in apart)
+
+
+def test_ticks_are_round() -> None:
+    assert ticks(0, 5.5, 5) == [0, 2, 4]
+    assert ticks(0, 1, 5) == [0, 0.2, 0.4, 0.6, 0.8, 1]
+    assert ticks(3, 3) == [3]
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])))
+def test_whatever_is_written_is_text(words: str) -> None:
+    drawn = drawing(10, words, text(1, 2, words, data_tip=words))
+    root = ET.fromstring(drawn)
+    assert root.get("aria-label") == words
+    assert root.get("role") == "img"
+    (label,) = root
+    assert (label.text or "", label.get("data-tip")) == (words, words)
+
+
+MATRIX = DetectionMatrix(
+    (
+        Injected("kv_nan", 0, True, {"nan@target.logits": 0, "lossless": 2}),
+        Injected("kv_nan", 1, True, {"nan@target.logits": 1}),
+        Injected("kv_nan", 2, False, {}),
+        Injected("late<write>", 0, True, {}),
+        Injected("late<write>", 1, True, {"lossless": 4}),
+        Injected("never", 0, False, {}),
+    )
+)
+
+
+def test_the_matrix_counts_effective_injections_only() -> None:
+    assert MATRIX.classes == ["kv_nan", "late<write>", "never"]
+    assert MATRIX.detectors == ["lossless", "nan@target.logits"]
+    assert MATRIX.cell("kv_nan", "nan@target.logits") == Cell(2, 2, 0.5, 1)
+    assert MATRIX.cell("kv_nan") == Cell(2, 2, 0.5, 1)
+    assert MATRIX.cell("late<write>") == Cell(2, 1, 4.0, 4)
+    assert MATRIX.cell("never") == Cell(0, 0, None, 0)
+    assert MATRIX.sole == {"nan@target.logits": ["kv_nan"], "lossless": ["late<write>"]}
+    assert [(row.fault, row.seed) for row in MATRIX.missed] == [("late<write>", 0)]
+
+
+def test_the_heat_map_has_a_cell_for_each_pair_that_met_and_one_for_any() -> None:
+    drawn = heat_map(MATRIX)
+    assert drawn is not None
+    root = ET.fromstring(drawn)
+    tips = [group.get("data-tip") or "" for group in root.iter("g")]
+    assert len(tips) == 3 + 2 + 1
+    assert "kv_nan by nan@target.logits: 2 of 2\nafter 0.5 steps in the mean, 1 at most" in tips
+    assert "late<write> by any: 1 of 2\nafter 4 steps in the mean, 4 at most" in tips
+    assert "never by any: no effective injection" in tips
+    assert heat_map(DetectionMatrix(())) is None
+
+
+def events_of(steps: dict[str, tuple[int, int]]) -> list[dict[str, Any]]:
+    document = json.loads(json.dumps(trace_of(both(), recorded(**steps))))
+    assert document["displayTimeUnit"] == "ms"
+    events: list[dict[str, Any]] = document["traceEvents"]
+    return events
+
+
+def test_every_event_has_what_the_format_requires() -> None:
+    for event in events_of({"fixed": (40, 3), "reverted": (10, 2)}):
+        assert isinstance(event["name"], str)
+        assert event["ph"] in ("X", "C", "i", "M")
+        assert event["ts"] >= 0
+        assert event["pid"] in (1, 2)
+        assert event["tid"] in (0, EVENTS, *PHASES.values())
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+        if event["ph"] == "i":
+            assert event["s"] == "p"
+        if event["ph"] == "C":
+            assert all(isinstance(value, int | float) for value in event["args"].values())
+
+
+def test_a_slice_a_step_one_after_another_with_its_counters() -> None:
+    recording = recorded(fixed=(40, 3))
+    events = [event for event in events_of({"fixed": (40, 3)}) if event["pid"] == 1]
+    slices = [event for event in events if event["ph"] == "X"]
+    steps = recording.of("fixed")
+    assert [one["name"] for one in slices] == [f"{step.kind} {step.number}" for step in steps]
+    now = 0.0
+    for one, ran in zip(slices, steps, strict=True):
+        assert abs(one["ts"] - now) < 0.01
+        now += 1e6 * ran.seconds
+    counted = [event["args"]["batch size"] for event in events if event["name"] == "batch size"]
+    assert counted == [len(step.rids) for step in steps]
+    accept = [event["args"]["accept length"] for event in events if event["name"] == "accept length"]
+    assert len(accept) == sum(bool(step.accept) for step in steps)
+    ends = [event["args"]["request"] for event in events if event.get("cat") == "finished"]
+    assert ends == [rid for step in steps for rid in step.finished]
+
+
+def test_findings_and_injections_are_instants_at_their_steps() -> None:
+    events = [event for event in events_of({"reverted": (10, 2)}) if event["pid"] == 2]
+    slices = {event["args"]["step"]: event for event in events if event["ph"] == "X"}
+    found = {event["name"]: event for event in events if event.get("cat") == "finding"}
+    assert list(found) == [violation.signature for violation in BAD.violations]
+    nine = slices[9]["ts"] + slices[9]["dur"]
+    assert abs(found["nan@draft.logits"]["ts"] - nine) < 0.01
+    last = slices[10]["ts"] + slices[10]["dur"]
+    assert abs(found["hang"]["ts"] - last) < 0.01  # of no step
+    assert abs(found["nan@draft.topk_p"]["ts"] - last) < 0.01  # of a step that never came to its end
+    (injected,) = (event for event in events if event.get("cat") == "injection")
+    assert (injected["name"], injected["ts"]) == ("kv_nan", slices[8]["ts"])

@@ -68,7 +68,6 @@ class CompareCommand(opt.EngineOptions, opt.ResultOptions, opt.RunOptions, opt.C
 
 
 def _comparison(answer: Replay, names: tuple[str, str]) -> Comparison:
-    """How the two arms differ."""
     from specdebug.campaign.loops import compare as comparing
     from specdebug.scenario.checks import asked_of
     from specdebug.scenario.text import decoder, load_tokenizer

@@ -106,7 +106,6 @@ class HuntCommand(opt.DeviceOptions, opt.ClusterOptions, opt.ResumeOption, opt.J
         return small
 
     def _words(self) -> str:
-        """The command that goes on with the hunt."""
         words = ["specdebug", "hunt", "-o", self.output.name or "hunt"]
         words += ["--count", str(self.count), "--seed", str(self.seed)]
         words += ["--target", self.target] if self.target else []

@@ -52,7 +52,6 @@ class ProbeReaction(StrEnum):
 
 
 def _declared(flag: EngineFlag) -> tuple[str, Any, Any]:
-    """A flag of the engine as a field."""
     if flag.kind == "switch":
         return flag.parameter, bool, opt.option(flag.help, flag.name, default=False)
     model = flag.into == ("model",)

@@ -90,7 +90,6 @@ class ToggleVerify(opt.PlanOption, opt.JsonOptions, opt.ContentOptions):
         return tell(matrix_report(matrix, latent), self)
 
     def _matrix(self, library: Library, chosen: Sequence[Toggle], on: TargetChoice | None) -> Matrix:
-        """Run the matrix of some fixes."""
         with workers(self.jobs) as pool:
             from specdebug.campaign.loops.verify import verify
             from specdebug.diverge.locate import Locator

@@ -358,7 +358,6 @@ def _innocent(findings: Findings, subject: Bisection) -> str:
 
 
 def _document(findings: Findings, subject: Bisection, exit_code: int, evidence: Mapping[str, str]) -> dict[str, Any]:
-    """A search as plain data."""
     standing, answer, rates = findings.standing, findings.answer, findings.standing.rates
 
     def candidates(names: Sequence[str]) -> list[dict[str, str]]:

@@ -65,7 +65,6 @@ def compare_report(replay: Replay, comparison: Comparison, recording: Recording 
 
 
 def _measures(outcome: Outcome) -> list[tuple[str, str]]:
-    """The measures told of both sides."""
     metrics = outcome.metrics
     return [
         ("verdict", outcome.verdict),

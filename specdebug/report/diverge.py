@@ -39,7 +39,6 @@ def divergence_report(scenario: str, answer: Divergence) -> Report:
 
 
 def _document(scenario: str, answer: Divergence) -> dict[str, Any]:
-    """The same as plain data."""
     rounding, looked = answer.rounding, answer.looked
     return {
         "specdebug": __version__,
@@ -136,7 +135,6 @@ def _circumstances(answer: Divergence) -> Iterator[str]:
 
 
 def _compared(looked: Looked) -> Iterator[str]:
-    """What was compared, and what was not."""
     sides = ("first", "second")
     if looked.what != "arms" or any(looked.only):
         rest = [f"{len(only)} are the {which} arm's alone" for only, which in zip(looked.only, sides, strict=True)]

@@ -90,7 +90,6 @@ def _remarks(result: Evaluated) -> list[str]:
 
 
 def _document(result: Evaluated) -> dict[str, Any]:
-    """The result as plain data."""
     evaluation, outcome = result.evaluation, result.outcome
     subjects = Counter(each.question.subject for each in result.answers)
     right = Counter(each.question.subject for each in result.answers if each.right)

@@ -306,7 +306,6 @@ def decision(sampled: Sampled, claim: Claim | None) -> bool | None:
 def _document(
     sampled: Sampled, question: Question, exit_code: int, reverted: list[str], evidence: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A measurement as plain data."""
     tally, claim = sampled.tally, question.claim
     doubted = unproven(sampled, question, evidence)
     seeds = dict(tally.first)

@@ -79,7 +79,6 @@ def _count(element: ET.Element) -> None:
 
 
 def _clean(text: str) -> str:
-    """Replace the characters that XML 1.0 cannot hold."""
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

@@ -194,7 +194,6 @@ def issue_page(answer: HuntAnswer, signature: str) -> str:
 
 
 def _what(seen: SeenFailure | None, detail: str) -> Iterator[str]:
-    """What was found, the failure itself first."""
     if seen is None or not seen.found:
         yield f"> {' '.join(detail.split())}"
         return

@@ -147,7 +147,6 @@ def rate_text(failures: int, trials: int) -> str:
 
 
 def _document(summary: Summary[Any], subject: Minimisation, exit_code: int) -> dict[str, Any]:
-    """A search as plain data."""
     return {
         "specdebug": __version__,
         "what": subject.what,

@@ -174,7 +174,6 @@ def _survivor(row: MutantRow) -> Section:
 
 
 def _others(measured: Measured) -> Section:
-    """Every mutant that was caught, or had no effect."""
     heads = (
         Column("mutant", of=lambda row: row.id),
         Column("signature", of=lambda row: row.signature if row.caught else "no effect"),

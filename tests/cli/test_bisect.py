@@ -118,28 +118,6 @@ def finished() -> set[str]:
     return {str(seed) for (seed,) in rows}
 
 
-def killed_and_resumed(kill_at: list[int], jobs: int) -> None:
-    """Kill the search during certain trials (counted over all runs), resume it every time."""
-    expected = document("--jobs", str(jobs), "--journal", "whole.sqlite", "--", "./flaky.sh")
-    Path("ran").unlink()
-    for moment in kill_at:
-        Path("kill_at").write_text(str(moment))
-        ended = spawn("--jobs", str(jobs), "--", "./flaky.sh")
-        Path("kill_at").unlink()
-        assert ended.returncode in (0, -signal.SIGKILL)  # the last ones may find it over
-    told = document("--jobs", str(jobs), "--", "./flaky.sh")
-    assert told == {**expected, "resumed": told["resumed"], "journal": told["journal"]}
-    seeds = Path("ran").read_text().split()
-    # Only what was under way when it was killed runs again.
-    assert len(seeds) - len(set(seeds)) <= len(kill_at) * jobs
-    assert len(finished()) >= told["trials"]
-
-
-@pytest.mark.parametrize(("jobs", "moments"), [(1, [1, 6]), (2, [2, 9])])
-def test_killed_at_any_moment_it_resumes(jobs: int, moments: list[int]) -> None:
-    killed_and_resumed(moments, jobs)
-
-
 @pytest.mark.parametrize("at", ["command", "build"])
 def test_killed_it_takes_its_command_along_and_resumes_without_it(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

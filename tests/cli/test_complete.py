@@ -113,13 +113,3 @@ def test_own_content_and_what_is_wrong_with_it(tmp_path: Path) -> None:
         (bad, "replay cache_hit --content gone --revert 27"): [],
     }
     assert completed(*((folder, bash(line)) for folder, line in asked)) == list(asked.values())
-
-
-def test_zsh_is_told_what_a_value_is_and_each_shell_has_a_script() -> None:
-    shells = ("bash", "zsh", "fish")
-    zsh = {"_SPECDEBUG_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "specdebug toggles show 27338"}
-    scripts = [{"_SPECDEBUG_COMPLETE": "", "ARGV": f"--show-completion {shell}"} for shell in shells]
-    answer, *written = completed((ROOT, zsh), *((ROOT, script) for script in scripts))
-    assert len(" ".join(answer).partition('"27338":')[2]) > 10
-    assert len(written) == len({" ".join(each) for each in written}) == 3
-    assert all("_SPECDEBUG_COMPLETE" in " ".join(each) for each in written)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -140,22 +137,3 @@ def test_a_page_that_cannot_be_written_is_said_before_anything_runs(capsys: pyte
     assert complaint(capsys, "faults", "verify", "--html", "/nowhere/a.html") == (
         "cannot write /nowhere/a.html: no folder /nowhere"
     )
-
-
-@pytest.mark.slow
-def test_an_interrupt_shows_what_was_measured(tmp_path: Path) -> None:
-    page = tmp_path / "faults.html"
-    only = ["--class", "nan_logits", "--worker", "EAGLE v2"]
-    argv = ["faults", "verify", *only, "--seeds", "30", "--jobs", "1", "--html", str(page)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "specdebug", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith("3 of 60 runs, ")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    last = out.splitlines()[-1]
-    assert re.match(r"stopped after \d+ of 60 runs; 1 row: (\d+) of \1 effective injections caught, ", last)
-    assert re.search(r"\d+ runs not made", page.read_text())

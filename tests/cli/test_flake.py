@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -115,42 +112,6 @@ def test_what_cannot_be_done_is_said_in_a_line(argv: list[str], words: str, caps
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
-
-
-def test_an_interrupt_reports_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "reached")
-    # The first run that is told to wait says so through the pipe and then sleeps until it is killed.
-    script = "if [ -e wait ] && mkdir waited; then echo >reached; sleep 1000; fi; exit 0"
-    (tmp_path / "wait").touch()
-    argv = [*COMMAND, "flake", "--claim", "rate<20%", "--", "bash", "-c", script]
-    reached = os.open(tmp_path / "reached", os.O_RDONLY | os.O_NONBLOCK)
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert select.select([reached], [], [], 60)[0], "it never began"
-    os.close(reached)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert out.startswith("undecided, interrupted: no run has come to a verdict")
-    assert "Traceback" not in err
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0
-    assert ended.stdout.startswith("`rate<20%` holds at 95%: 0 of 14 failed")
-
-
-@pytest.mark.slow
-def test_a_scenario_for_real(capsys: pytest.CaptureFixture[str]) -> None:
-    scenario = str(Path(__file__).with_name("mini.yaml"))
-    assert run(["flake", scenario, "--max-trials", "3", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["runs"], found["failures"]) == (3, 0)
-    assert found["what"] == f"{scenario} --arm fixed"
-    options = ["--page-size", "16", "--attention-backend", "fa3"]
-    assert run(["flake", scenario, "--revert", "25015", *options, "--max-trials", "3", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    (seen,) = found["signatures"]
-    assert seen["signature"] == "oob@draft.forward.positions"
-    again = f"--arm fixed --revert 25015 --backend fa3 --page-size 16 --seed {seen['seed']}"
-    assert seen["reproduce"] == f"specdebug replay {scenario} {again}"
 
 
 @pytest.mark.parametrize("claim", [[], ["--claim", "rate<20%"]])

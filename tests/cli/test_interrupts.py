@@ -129,21 +129,6 @@ def test_what_is_known_is_written_when_the_terminal_is_gone(tmp_path: Path) -> N
         assert content in (tmp_path / file).read_text()
 
 
-@pytest.mark.parametrize(("command", "name"), cases(""))
-def test_a_command_under_test_is_ended_too(command: str, name: str, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "alive")
-    reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(reader, True)
-    script = f"[ -e ran ] && {{ exec 9>alive; kill -{name[3:]} $PPID; kill -{name[3:]} $PPID; sleep 1000; }}; touch ran"
-    argv = [sys.executable, "-m", "specdebug", "flake", "--json-file", "said.json", "--", "bash", "-c", script]
-    ended = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 128 + getattr(signal, name), ended.stderr
-    assert "0 of 1 failed" in ended.stdout
-    assert json.loads((tmp_path / "said.json").read_text())["runs"] == 1
-    assert os.read(reader, 1) == b""  # nobody has the pipe open any more
-    os.close(reader)
-
-
 def ends_while_importing(module: str, argv: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run ``python ARGV``, which gets a SIGINT when it imports ``module``."""
     (folder / "sitecustomize.py").write_text(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -123,25 +122,3 @@ def test_the_file_does_not_say_how_much_of_the_search_was_resumed() -> None:
     texts = {file_text(replace(whole, resumed=n), Minimisation("six", 6, "o.yaml", "j", 0.95), "six") for n in (0, 15)}
     assert len(texts) == 1
     assert "after 30 trials (4 of them for the requests)." in texts.pop()
-
-
-@pytest.mark.slow
-def test_it_goes_on_after_an_interrupt_with_what_it_has_written_meanwhile() -> None:
-    argv = [*COMMAND, "minimise", "six.yaml", "-o", "small.yaml"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if ": requests: " in line:
-                process.send_signal(signal.SIGTERM)
-                break
-        out, _ = process.communicate(timeout=300)
-    assert process.returncode == 143
-    assert "not yet the smallest: interrupted after" in out
-    assert len(load_scenario("small.yaml").workload) <= 6
-    made = int(out.partition("interrupted after ")[2].split()[0])
-    ended = spawn("minimise", "six.yaml", "-o", "small.yaml", "--json", "--max-trials", str(made + 5))
-    told = json.loads(ended.stdout)
-    assert ended.returncode == 125
-    assert told["reason"] == "max-trials"
-    assert made <= told["resumed"] <= made + 1
-    assert told["trials"] == made + 5

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
 from functools import partial
@@ -27,44 +25,12 @@ from specdebug.report.progress import PlainLines
 from tests.report.samples import MINI, Page
 
 
-def test_a_file_is_replaced_and_keeps_its_permissions_and_its_links(tmp_path: Path) -> None:
-    report, link = tmp_path / "report", tmp_path / "link"
-    report.write_text("before")
-    report.chmod(0o640)
-    link.symlink_to("report")
-    write_file(link, "after\ud800")
-    assert report.read_bytes() == b"after\\ud800"
-    assert report.stat().st_mode & 0o777 == 0o640
-    assert link.is_symlink()
-    assert sorted(os.listdir(tmp_path)) == ["link", "report"]
-
-
 def test_what_is_no_file_is_written_to() -> None:
     read, write = os.pipe()
     write_file(Path(f"/dev/fd/{write}"), "text")
     os.close(write)
     with open(read, "rb") as reader:
         assert reader.read() == b"text"
-
-
-@pytest.mark.parametrize("before", [None, "before"])
-def test_what_does_not_fit_leaves_what_was_there(before: str | None, tmp_path: Path) -> None:
-    if before is not None:
-        (tmp_path / "report").write_text(before)
-
-    def small_disk() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-
-    script = (
-        "from pathlib import Path; from specdebug.cli.output import OutputError, write_file\n"
-        "try: write_file(Path('report'), 'x' * 100_000)\n"
-        "except OutputError as error: print(error)"
-    )
-    command = [sys.executable, "-B", "-c", script]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=small_disk, check=True)
-    assert ended.stdout == "cannot write report: File too large\n"
-    assert [file.read_text() for file in tmp_path.iterdir()] == ([] if before is None else [before])
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
@@ -304,9 +270,6 @@ def test_a_command_refuses_it(
     assert "is not a regular file" in said or "is a pipe" in said, said
     assert "Traceback" not in said
     assert said.count("\n") == 1
-
-
-RUNNERS = ("replay", "compare", "diverge", "bundle", "bisect", "flake", "minimise", "triage")
 
 
 @pytest.mark.parametrize(

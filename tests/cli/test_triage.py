@@ -33,16 +33,6 @@ def test_standard_input_is_read(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert capsys.readouterr().out.startswith("stdin: illegal-address@cuda\n")
 
 
-def test_a_log_without_a_failure_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "fine.log"
-    log.write_bytes(b"all is well\n" * 12 + b"\xff\xfe\x00")
-    assert run(["triage", str(log)]) == 1
-    assert "no failure found in 13 lines" in " ".join(capsys.readouterr().out.split())
-    log.write_bytes(b"")
-    assert run(["triage", str(log), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["signature"] is None
-
-
 @pytest.mark.parametrize(
     ("stopped_by", "code", "said"), [(KeyboardInterrupt(), 130, ""), (SpecDebugError("no workers"), 2, "no workers")]
 )

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import html
-import json
-import shlex
-from pathlib import Path
-
-import pytest
 
 from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
 from specdebug.campaign.loops.replay import ArmResult
 from specdebug.campaign.loops.verify import Matrix, ToggleCheck, plan_matrix
-from specdebug.cli.main import run
 from specdebug.faults.catalogue import CLASSES
 from specdebug.report.faults import faults_report
 from specdebug.report.html.page import page
@@ -20,7 +14,6 @@ from specdebug.report.toggles import matrix_report
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Outcome
 from tests.run.fakes import text_of
-from tests.targets.launch.starting import words
 
 PARTS = ["graphs: called again", "a.kernel", "b.kernel"]
 SHORT = "in place of the engine's own GPU code: graphs; 2 stand-ins (see --json)"
@@ -32,28 +25,6 @@ workload:
   - {{id: a, requests: 2, prompt: {{token_ids: [5, 6]}}, max_new_tokens: 6}}
 oracles: {{lossless: false, sampling: false}}
 """
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("search", ["flake", "minimise", "bisect"])
-def test_searches_tell_it_once_and_again_from_their_journal(
-    search: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = f"specdebug inside: {json.dumps({'pid': 1, 'not_engine_code': PARTS})}"
-    file = tmp_path / "searched.yaml"
-    file.write_text(SCENARIO.format(command=json.dumps(shlex.join(words("--say", said)))))
-    command = [search, str(file), "--max-trials", "2"]
-    if search == "minimise":
-        command += ["-o", "small.yaml"]
-    code = run([*command, "--json"])
-    assert json.loads(capsys.readouterr().out)["not_engine_code"] == PARTS
-    if search != "minimise":
-        command += ["--html", "page.html"]
-    assert run(command) == code
-    assert capsys.readouterr().out.count(SHORT) == 1
-    if search != "minimise":
-        assert "; ".join(PARTS) in html.unescape(Path("page.html").read_text())
 
 
 def test_the_matrices_tell_it() -> None:

@@ -171,13 +171,13 @@ def test_the_pointer_is_told_of_a_step_and_rows_light_their_lines(browser: Any, 
     from selenium.webdriver.common.by import By
 
     opened(browser, pages["replay"])
-    hit = browser.find_elements(By.CSS_SELECTOR, "#arm1 .hit")[4]
+    hit = browser.find_elements(By.CSS_SELECTOR, ".hit")[4]
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", hit)
     ActionChains(browser).move_to_element(hit).perform()
     tip = browser.find_element(By.ID, "tip")
     assert tip.is_displayed()
     assert tip.text.startswith("step 5: decode\nbatch ")
-    row = browser.find_element(By.CSS_SELECTOR, "#arm1 tr[data-rid='g.1']")
+    row = browser.find_element(By.CSS_SELECTOR, "tr[data-rid='g.1']")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", row)
     ActionChains(browser).move_to_element(row).perform()
     assert [line.get_attribute("data-rid") for line in browser.find_elements(By.CSS_SELECTOR, ".lit")] == ["g.1"]
@@ -187,8 +187,8 @@ def test_a_filter_leaves_the_rows_with_its_words(browser: Any, pages: dict[str, 
     from selenium.webdriver.common.by import By
 
     opened(browser, pages["bisect"])
-    field = browser.find_element(By.CSS_SELECTOR, "input[data-filter='trial-table']")
-    rows = browser.find_elements(By.CSS_SELECTOR, "#trial-table tbody tr")
+    field = browser.find_elements(By.CSS_SELECTOR, "input[data-filter]")[-1]  # of the last table, the trials
+    rows = browser.find_elements(By.CSS_SELECTOR, f"#{field.get_attribute('data-filter')} tbody tr")
     field.send_keys("EXIT:9 fail")
     shown = [row for row in rows if row.is_displayed()]
     assert 0 < len(shown) < len(rows)
@@ -200,7 +200,7 @@ def test_script_in_a_log_does_not_run(browser: Any, pages: dict[str, Path]) -> N
     from selenium.webdriver.common.by import By
 
     assert browser.execute_script("return document.scripts.length") == 1
-    assert "</script><script>alert(1)" in browser.find_element(By.CSS_SELECTOR, "#arm2 pre.log").text
+    assert "</script><script>alert(1)" in browser.find_element(By.CSS_SELECTOR, "pre.log").text
 
 
 def test_the_first_tab_skips_to_the_results_and_the_focus_is_seen(browser: Any, pages: dict[str, Path]) -> None:

@@ -55,7 +55,6 @@ class Plan:
     gpus: int = 0
 
 
-@dataclass(kw_only=True)
 class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
     """Name the fix whose revert makes a flaky failure appear, or the pair, option, fault or commit, and how surely.
 

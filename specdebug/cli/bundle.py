@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,12 @@ from specdebug.cli import options as opt
 from specdebug.cli.output import progress, show_report, tell, workers
 
 if TYPE_CHECKING:
-    from specdebug.bundle.run import Traced
+    from specdebug.bundle.content import Traced
     from specdebug.campaign.loops.replay import ArmRun
     from specdebug.report.parts import Report
     from specdebug.scenario.library import Library
 
 
-@dataclass(kw_only=True)
 class BundleCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
     """Run an arm and write all that it takes to run it elsewhere into one file, for `specdebug replay`.
 
@@ -43,7 +42,7 @@ class BundleCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
         self.check_outputs()
         began = time.monotonic()
         with workers(1) as pool:
-            from specdebug.bundle.run import run_traced
+            from specdebug.bundle.content import run_traced
             from specdebug.campaign.loops import replay as replaying
             from specdebug.faults.declare import parse_fault
             from specdebug.report.replay import replay_report
@@ -70,8 +69,7 @@ class BundleCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
         return self.answer(report) if traced.interrupted else self._tell(report, traced, library, run)
 
     def _tell(self, report: Report, traced: Traced, library: Library, run: ArmRun) -> int:
-        from specdebug.bundle.content import write_bundle
-        from specdebug.bundle.run import versions_here
+        from specdebug.bundle.content import versions_here, write_bundle
         from specdebug.report.parts import Line
 
         requests = library.workload(run.scenario, run.arm, run.seed)

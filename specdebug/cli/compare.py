@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from specdebug.scenario.grammar import Scenario
 
 
-@dataclass(kw_only=True)
 class CompareCommand(opt.EngineOptions, opt.ResultOptions, opt.RunOptions, opt.ContentOptions):
     """Run two arms and put them side by side, request by request.
 

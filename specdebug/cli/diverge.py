@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from specdebug.targets.settings import TargetChoice
 
 
-@dataclass(kw_only=True)
 class DivergeCommand(opt.EngineOptions, opt.JsonOptions, opt.RunOptions, opt.ContentOptions):
     """Run two arms and name the first step, request, site and tensor in which they differ, with both values.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,6 @@ class _Told:
         note(f"== {what}: was done before")
 
 
-@dataclass(kw_only=True)
 class StoreOption(opt.Command):
     """The folder of environments."""
 
@@ -40,7 +38,6 @@ class StoreOption(opt.Command):
         return store_folder(self.into)
 
 
-@dataclass(kw_only=True)
 class ReleaseOptions(StoreOption):
     """One release."""
 
@@ -67,7 +64,6 @@ class ReleaseOptions(StoreOption):
         return checked.exit_code
 
 
-@dataclass(kw_only=True)
 class InstallCommand(ReleaseOptions):
     """Make an environment for a release, or go on with one, and serve ten tokens with it.
 
@@ -105,7 +101,6 @@ class InstallCommand(ReleaseOptions):
         return self.check_served(find_installed(self.store, there.release))
 
 
-@dataclass(kw_only=True)
 class EngineList(StoreOption, opt.JsonFlag):
     """Every environment, what it was checked to do, and what else could be installed; exit code 2 where the record of
     one is damaged."""
@@ -122,7 +117,6 @@ class EngineList(StoreOption, opt.JsonFlag):
         return 0
 
 
-@dataclass(kw_only=True)
 class EngineCheck(ReleaseOptions):
     """Say what of ours fits a release by its files; serve ten tokens with it, with drafts and without, and hold them to
     the reference. Exit code 1 if they are not right, 125 if it cannot be told."""
@@ -136,7 +130,6 @@ class EngineCheck(ReleaseOptions):
         return self.check_served(find_installed(self.store, parse_release(self.release)))
 
 
-@dataclass(kw_only=True)
 class EngineRemove(ReleaseOptions):
     """Delete an environment; one of your own is only forgotten."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,6 @@ class ReadBy(StrEnum):
     LOGPROB = "logprob"
 
 
-@dataclass(kw_only=True)
 class EvalCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
     """Ask multiple-choice questions, and hold the score and the accept length against what is expected of both.
 

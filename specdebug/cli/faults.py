@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdebug.base import interrupts
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from specdebug.campaign.loops.fault_matrix import Ground
 
 
-@dataclass(kw_only=True)
 class FaultList(opt.JsonFlag):
     """Every class of faults, what it does, and what an engine needs for it.
 
@@ -30,7 +28,6 @@ class FaultList(opt.JsonFlag):
         return self.answer(fault_list(CLASSES.values()))
 
 
-@dataclass(kw_only=True)
 class FaultShow(opt.JsonFlag):
     """One class: what it does, where it can act, how to address it, and a scenario it acts in."""
 
@@ -43,7 +40,6 @@ class FaultShow(opt.JsonFlag):
         return self.answer(fault_shown(find_class(self.name)))
 
 
-@dataclass(kw_only=True)
 class FaultVerify(opt.DeviceOptions, opt.PageOptions):
     """Inject every class in a small scenario of every worker, and say what caught it, how soon, and what alone.
 

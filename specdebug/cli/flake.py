@@ -34,7 +34,6 @@ class _Plan:
     own: Sequence[str] = ()
 
 
-@dataclass(kw_only=True)
 class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
     """Run one thing with fresh seeds until its failure rate is known, or a claim about it is decided.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from specdebug.report.hunt import HuntAnswer
 
 
-@dataclass(kw_only=True)
 class HuntCommand(opt.DeviceOptions, opt.ClusterOptions, opt.ResumeOption, opt.JsonOptions, opt.ContentOptions):
     """Draw scenarios for an engine, judge each with every oracle, and make small what fails.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from specdebug.base import configuration
@@ -15,12 +14,10 @@ from specdebug.cli.output import check_writable, complain, workers, write, write
 from specdebug.report.words import shown
 
 
-@dataclass(kw_only=True)
 class ListOptions(opt.JsonFlag, opt.ContentOptions):
     """A list of content."""
 
 
-@dataclass(kw_only=True)
 class ProbeList(ListOptions):
     """Every site with its kinds, which packs switch it on, and which workers of the engine pass it."""
 
@@ -37,7 +34,6 @@ class ProbeList(ListOptions):
         return self.answer(probe_list(packs, sites, live, {name: workers_at(name) for name in sites}))
 
 
-@dataclass(kw_only=True)
 class ScenarioList(ListOptions):
     """Every scenario that can be named, with its arms."""
 
@@ -47,7 +43,6 @@ class ScenarioList(ListOptions):
         return self.answer(scenario_list(self.library().scenarios()))
 
 
-@dataclass(kw_only=True)
 class Validate(ListOptions):
     """Check scenario files without running them, and say all that is wrong; exit code 2 when anything is.
 
@@ -75,7 +70,6 @@ class Validate(ListOptions):
         return 2 if any(each.problems for each in checked) else 0
 
 
-@dataclass(kw_only=True)
 class SchemaCommand(opt.Command):
     """Print the JSON schema of scenario files, for editors that complete and check YAML."""
 
@@ -97,7 +91,6 @@ class SchemaCommand(opt.Command):
 SCENARIOS: dict[str, type[opt.Command]] = {"list": ScenarioList, "validate": Validate, "schema": SchemaCommand}
 
 
-@dataclass(kw_only=True)
 class DoctorCommand(ListOptions):
     """Say what is installed, what will be used, and whether a worker runs; exit code 1 when a part is missing."""
 
@@ -112,7 +105,6 @@ class DoctorCommand(ListOptions):
         return self.answer(doctor_report(facts, problems))
 
 
-@dataclass(kw_only=True)
 class ConfigCommand(opt.JsonFlag):
     """Say which options a configuration file sets here, and in which line of it.
 

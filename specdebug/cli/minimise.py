@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from specdebug.search.minimise import Summary
 
 
-@dataclass(kw_only=True)
 class MinimiseCommand(opt.JournalOptions, opt.JsonOptions, opt.EngineOptions, opt.ContentOptions):
     """Write the smallest scenario that still fails in the same way, however seldom it fails.
 

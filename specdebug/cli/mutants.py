@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from specdebug.apps.mutants.measure import Measured
 
 
-@dataclass(kw_only=True)
 class MutantsCommand(opt.ClusterOptions, opt.JournalOptions, opt.PageOptions, opt.ContentOptions):
     """Change the engine's code in one place at a time, and count the changes that some scenario's verdict sees.
 

@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, dataclass_transform, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -59,15 +59,19 @@ argument = partial(option, parameter=typer.Argument)
 """Declare a field as an argument."""
 
 
+@dataclass_transform(kw_only_default=True, field_specifiers=(option,))
 @dataclass(kw_only=True)
 class Command:
-    """What every command has."""
+    """What every command has. Every class below is a dataclass."""
 
     held: ClassVar[bool] = False
     """Signals are noted from the beginning to the end, and the work that takes long looks for them."""
     debug: bool = option("Show tracebacks.", default=False, callback=set_debug, is_eager=True)
     ctx = cast(typer.Context, None)
     """The context of the call; no option."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(kw_only=True)(cls)
 
     def run(self) -> int:
         """Do it, and return the exit code. Raises SpecDebugError."""
@@ -185,7 +189,6 @@ def trials_at_a_time(text: str = "Trials at a time.", default: int | None = None
     return option(text, "--jobs", "-j", default=default, min=1)
 
 
-@dataclass(kw_only=True)
 class JsonFlag(Command):
     """A document in place of the report."""
 
@@ -196,7 +199,6 @@ class JsonFlag(Command):
         return answer(self.as_json, report)
 
 
-@dataclass(kw_only=True)
 class ContentOptions(Command):
     """The folders of content."""
 
@@ -213,7 +215,6 @@ class ContentOptions(Command):
         return [word for folder in self.content or () for word in ("--content", str(folder))]
 
 
-@dataclass(kw_only=True)
 class DeviceOptions(Command):
     """What every arm runs on."""
 
@@ -237,7 +238,6 @@ class DeviceOptions(Command):
         return {name: value for name, value in over.items() if value is not None}
 
 
-@dataclass(kw_only=True)
 class PlanOption(DeviceOptions):
     """The same, and the attention plan."""
 
@@ -251,7 +251,6 @@ class PlanOption(DeviceOptions):
     )
 
 
-@dataclass(kw_only=True)
 class EngineOptions(PlanOption):
     """The options of every arm's engine."""
 
@@ -274,7 +273,6 @@ class EngineOptions(PlanOption):
         return self.engine() | {name: value for name, value in of_target.items() if value is not None}
 
 
-@dataclass(kw_only=True)
 class JsonOptions(JsonFlag):
     """The JSON document, in place of the report or beside it, and files that draw the report."""
 
@@ -302,14 +300,12 @@ class JsonOptions(JsonFlag):
         return Recording() if any(report_format(name).shows_steps for name, _ in self.wanted()) else None
 
 
-@dataclass(kw_only=True)
 class PageOptions(JsonOptions):
     """The document, and a page."""
 
     html: Path | None = option("A self-contained page, too, whatever the verdict.", metavar="FILE")
 
 
-@dataclass(kw_only=True)
 class ResultOptions(PageOptions):
     """The document, and files in the formats of ``report/formats.py``."""
 
@@ -319,7 +315,6 @@ class ResultOptions(PageOptions):
     )
 
 
-@dataclass(kw_only=True)
 class RunOptions(Command):
     """The number of workers that run arms, and the time each may take."""
 
@@ -327,7 +322,6 @@ class RunOptions(Command):
     timeout: float | None = option("For each arm, not the scenario's.", metavar="SECONDS")
 
 
-@dataclass(kw_only=True)
 class BaselineOptions(Command):
     """The baseline that accept lengths are held against, and the one that they are written to."""
 
@@ -353,7 +347,6 @@ class BaselineOptions(Command):
                 note(line)
 
 
-@dataclass(kw_only=True)
 class ClusterOptions(Command):
     """Where trials run."""
 
@@ -370,14 +363,12 @@ class ClusterOptions(Command):
         return self.executor is Executor.RAY
 
 
-@dataclass(kw_only=True)
 class ResumeOption(Command):
     """Going on with trials of another state."""
 
     resume_anyway: bool = option("Go on with what was kept, though what it ran has changed since.", default=False)
 
 
-@dataclass(kw_only=True)
 class JournalOptions(ResumeOption):
     """The file that a search keeps its trials in."""
 
@@ -427,7 +418,6 @@ class WithCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-@dataclass(kw_only=True)
 class TrialOptions(JournalOptions, EngineOptions, ContentOptions):
     """Trials of a scenario, or of the command after ``--``."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,6 @@ class Mode(StrEnum):
     RECORD = "record"
 
 
-@dataclass(kw_only=True)
 class ArmChoices(opt.Command):
     """The choice of arms to run, and the changes made to them."""
 
@@ -64,7 +63,6 @@ class ArmChoices(opt.Command):
     probes: list[str] | None = opt.packs_option("Probe packs instead of the scenario's.")
 
 
-@dataclass(kw_only=True)
 class ReplayCommand(
     ArmChoices, opt.EngineOptions, opt.ResultOptions, opt.BaselineOptions, opt.RunOptions, opt.ContentOptions
 ):

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -51,21 +51,21 @@ class ProbeReaction(StrEnum):
     RECORD = "record"
 
 
-def _declared(flag: EngineFlag) -> tuple[str, Any, Any]:
+def _declared(flag: EngineFlag) -> tuple[Any, Any]:
+    """The type of a flag's option, and the option."""
     if flag.kind == "switch":
-        return flag.parameter, bool, opt.option(flag.help, flag.name, default=False)
+        return bool, opt.option(flag.help, flag.name, default=False)
     model = flag.into == ("model",)
     kind = _KINDS[flag.kind] if model else _KINDS[flag.kind] | None
-    return flag.parameter, kind, opt.option(flag.help, flag.name, default="tiny" if model else None)
+    return kind, opt.option(flag.help, flag.name, default="tiny" if model else None)
 
 
-EngineFlags: Any = make_dataclass(
-    "EngineFlags", [_declared(flag) for flag in ENGINE_FLAGS], bases=(opt.Command,), kw_only=True
-)
+_FLAGS = {flag.parameter: _declared(flag) for flag in ENGINE_FLAGS}
+_BODY = {"__annotations__": {name: kind for name, (kind, _) in _FLAGS.items()}, "__module__": __name__}
+EngineFlags: Any = type("EngineFlags", (opt.Command,), _BODY | {name: option for name, (_, option) in _FLAGS.items()})
 """The engine's flags, as the table has them."""
 
 
-@dataclass(kw_only=True)
 class ServerFlags(opt.Command):
     """The server's own flags."""
 
@@ -88,7 +88,6 @@ class ServerFlags(opt.Command):
     )
 
 
-@dataclass(kw_only=True)
 class ServeCommand(EngineFlags, ServerFlags, opt.ContentOptions):  # type: ignore[misc]
     """Serve the embedded engine by SGLang's HTTP interface, until a signal comes.
 

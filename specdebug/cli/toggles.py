@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from specdebug.targets.settings import TargetChoice
 
 
-@dataclass(kw_only=True)
 class ToggleCheckCommand(ListOptions):
     """Match every fix's patches against a release of another engine, and that engine's own reverts with them.
 
@@ -40,7 +38,6 @@ class ToggleCheckCommand(ListOptions):
         return self.answer(drift_report(check(open_dist(self.against, engines(registry), self.version), registry)))
 
 
-@dataclass(kw_only=True)
 class ToggleList(ListOptions):
     """Every registered fix, and what detects it when it is reverted."""
 
@@ -50,7 +47,6 @@ class ToggleList(ListOptions):
         return self.answer(toggle_list(self.library().registry.all))
 
 
-@dataclass(kw_only=True)
 class ToggleShow(ListOptions):
     """One fix: what it mends, what reverting it changes, and what should notice."""
 
@@ -62,7 +58,6 @@ class ToggleShow(ListOptions):
         return self.answer(toggle_shown(self.library().registry.find(self.number)))
 
 
-@dataclass(kw_only=True)
 class ToggleVerify(opt.PlanOption, opt.JsonOptions, opt.ContentOptions):
     """Run every fix's scenario with the fix applied (must be silent) and reverted (must fail as stated).
 

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -28,7 +27,6 @@ QUIET_S = 3.0
 MAX_NAME = 4096
 
 
-@dataclass(kw_only=True)
 class TriageCommand(opt.JsonOptions, opt.ContentOptions):
     """Name the failure in a log (ours, an engine's, a test runner's), the fixes to suspect, and what to run next.
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -276,7 +275,6 @@ def test_every_mistake_of_a_scenario_is_an_error_line(tmp_path: Path, capsys: py
         assert out.endswith("cache_hit.yaml: ok, 3 arms\n") == (command[0] == "scenarios")
 
 
-@dataclass(kw_only=True)
 class LoudOption(Command):
     """Shared."""
 
@@ -284,7 +282,6 @@ class LoudOption(Command):
     times_at_most: int = option("How often.", default=1, min=1)
 
 
-@dataclass(kw_only=True)
 class Greeting(LoudOption):
     """Say good
     day.

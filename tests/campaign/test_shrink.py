@@ -128,15 +128,6 @@ def test_too_many_requests_to_tell_apart_are_refused():
         space("name: much\nworkload: [{requests: 600, prompt: {corpus: stdlib, tokens: 4}}]", "base")
 
 
-def test_dropping_a_request_leaves_the_others_as_they_were(tokenizer):
-    found = space()
-    before = {plan.rid: plan for plan in expand(found.start, tokenizer, 5).requests}
-    smaller = found.next_stage().without(frozenset({0, 2, 4}))
-    after = expand(smaller, tokenizer, 5).requests
-    assert after
-    assert all(plan == before[plan.rid] for plan in after)
-
-
 def test_what_came_after_a_dropped_request_comes_after_what_that_came_after():
     found = space()
     without_warm = found.next_stage().without(frozenset({1, 2, 3}))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specdebug.base.reproducible import LEVEL
 from specdebug.search.bisect import Bisector, Criterion, Masking, OrderedBisector, best, entropy, openings, pool, ranked
 from specdebug.search.posterior import Belief, Nuisance, Prior
-from tests.chance import fewest, most
+from tests.chance import most
 
 NAMES = [f"fix-{i}" for i in range(16)]
 NO_CULPRIT: frozenset[str] = frozenset()
@@ -64,35 +64,6 @@ def test_a_test_that_fails_whatever_is_switched_on_has_no_culprit() -> None:
     found = [search(NO_CULPRIT, 0.0, 0.9, seed) for seed in range(20)]
     assert sum(answered(bisector) != NO_CULPRIT for bisector in found) <= most(20, STATED)
     assert np.mean([bisector.rates.false_failure.mean for bisector in found]) > 0.5
-
-
-def test_rates_are_learned() -> None:
-    found = [search(frozenset({NAMES[2], NAMES[9]}), 0.6, 0.03, seed).rates for seed in range(30)]
-    intervals = [rates.manifest for rates in found]
-    assert np.mean([one.mean for one in intervals]) == pytest.approx(0.6, abs=0.15)
-    assert all(one.low <= one.high for one in intervals)
-    # between the points of the grid on either side of 0.6
-    assert sum(one.low <= 0.78 and one.high >= 0.46 for one in intervals) >= fewest(30, 0.9)
-    assert np.mean([rates.false_failure.mean for rates in found]) < 0.1
-
-
-TRIALS = st.lists(
-    st.tuples(st.frozensets(st.sampled_from(NAMES[:6])), st.sampled_from([True, False, None])), max_size=12
-)
-
-
-@settings(max_examples=30)
-@given(TRIALS)
-def test_the_same_observations_give_the_same_state(trials: list[tuple[frozenset[str], bool | None]]) -> None:
-    one, other = Bisector(NAMES[:6], seed=1), Bisector(NAMES[:6], seed=1)
-    for reverted, failed in trials:
-        one.observe(reverted, failed)
-        one.next_trial([reverted])  # asking changes nothing
-        other.observe(reverted, failed)
-    assert one.posterior(30) == other.posterior(30)
-    assert one.next_trial() == other.next_trial()
-    assert one.trials == len(trials)
-    assert sum(p for _, p in one.posterior(30)) == pytest.approx(1)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.search.subset import ACCEPT, KNOWN_SEEDS, NeedBelief, SubsetSearch, TrialRates, learn
+from specdebug.search.subset import ACCEPT, NeedBelief, SubsetSearch, TrialRates, learn
 from tests.chance import most
 
 
@@ -73,25 +73,6 @@ def test_what_a_false_failure_took_away_comes_back():
     assert wrong <= most(12, 0.05)
 
 
-def test_what_cannot_be_is_never_tried():
-    def possible(removed):
-        return not {0, 1} <= removed and len(removed) < 6
-
-    found, trials = search(6, lambda removed, seed: True, possible)
-    assert all(possible(probe.removed) for probe, _ in trials)
-    assert len(found.removed) == 5
-
-
-def test_a_known_seed_is_tried_once_with_one_candidate_and_not_too_many_are():
-    needed = frozenset({4})
-    seeds = tuple(range(-20, 0))
-    _, trials = search(10, lambda removed, seed: not removed & needed, rate=0.5, failing=seeds)
-    known = [(probe.removed, probe.seed) for probe, _ in trials if probe.known]
-    assert known
-    assert len(known) == len(set(known))
-    assert max(sum(removed == one for removed, _ in known) for one, _ in known) <= KNOWN_SEEDS
-
-
 RATES = TrialRates(0.3, 0.6, 0.012)
 
 
@@ -129,29 +110,6 @@ def told(size, prior, trials):
 def test_marginals_are_exact_where_sets_form_a_tree(trials):
     belief = told(6, 0.1, trials)
     assert belief.needed == pytest.approx(exact(belief, 6, 0.1), abs=0.02)
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(
-        st.tuples(st.frozensets(st.integers(0, 5), min_size=1), st.booleans(), st.booleans()), min_size=1, max_size=8
-    )
-)
-def test_marginals_are_near_the_exact_ones_and_always_probabilities(trials):
-    belief = told(6, 0.1, trials)
-    assert np.all(belief.needed >= 0)
-    assert np.all(belief.needed <= 1)
-    assert all(0 <= belief.fine(removed) <= 1 for removed in belief.tried)
-    assert np.mean(np.abs(belief.needed - exact(belief, 6, 0.1))) < 0.15
-
-
-def test_clean_runs_without_a_group_raise_all_of_it_and_a_clean_run_of_one_explains_the_rest():
-    group = told(10, 0.1, [({0, 1, 2}, False, False)] * 10)
-    assert group.needed[:3].min() > 0.2
-    assert group.needed[3:].max() < 0.11
-    found = told(10, 0.1, [({0, 1, 2}, False, False)] * 10 + [({0}, False, False)] * 25)
-    assert found.needed[0] > 0.95
-    assert found.needed[1:3].max() < 0.15
 
 
 def test_evidence_against_one_element_comes_from_trials_without_it_alone():

@@ -1,8 +1,4 @@
-"""A record of the steps of runs, for pages and traces.
-
-A :class:`Recording` is handed to a replay, sees every event of every arm and keeps the steps. A replay without one
-keeps none, so that a soak's memory stays flat.
-"""
+"""A record of the steps of runs, for pages and traces; a replay without one keeps none, so that memory stays flat."""
 
 from __future__ import annotations
 
@@ -16,19 +12,10 @@ from specdebug.verdict.outcome import mean
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """One engine step.
-
-    Attributes:
-        number: counts from 1, as everywhere.
-        kind: ``prefill``, ``decode`` or ``idle``; ``served`` of a target without steps: a look at what had ended.
-        rids: the requests in the batch.
-        emitted: the number of tokens of all requests that came out.
-        accept: by request the tokens that each verify accepted, the bonus token included: one verify a step, or all of
-            a request that was ``served``.
-        finished: the requests that ended.
-        retracted: the requests that had to give their slots back.
-        seconds: the engine's time: CPU time on a CPU, wall time on a GPU.
-    """
+    """One engine step. ``number`` counts from 1; ``kind``: ``prefill``, ``decode`` or ``idle``, or ``served`` of a
+    target without steps: a look at what had ended. ``emitted``: tokens of all requests that came out; ``accept``: by
+    request the tokens that each verify accepted, the bonus token included; ``seconds``: CPU time on a CPU, wall time on
+    a GPU."""
 
     number: int
     kind: str

@@ -51,15 +51,14 @@ class CommitSource(ThreadedSource):
     """Runs a command at commits. Nothing shows that it ran their code (``proven``).
 
     Args:
-        command: the program and its arguments. It runs in the worktree, in the folder that corresponds to the current
-            one; words that name files which the repository does not hold stand for those files.
+        command: runs in the worktree, in the folder that corresponds to the current one; words that name files which
+            the repository does not hold stand for those files.
         repo: a folder of the repository.
         good, bad: where the command does not fail, and where it does; ``good`` an ancestor of ``bad``.
         build: a shell command to run after a checkout. A commit where it fails is untestable.
         timeout_s: after this, the command is killed and has failed with ``hang``.
 
-    Raises SpecDebugError when there is no such repository or commit, or ``good`` is no ancestor of ``bad``,
-    or there is no such program.
+    Raises SpecDebugError when there is no such repository, commit or program, or ``good`` is no ancestor of ``bad``.
     """
 
     proven = False

@@ -135,16 +135,14 @@ class Journal:
     Args:
         path: the file; it and its folder are made if need be.
         identity: what the trials belong to; ``about`` says the same for a reader.
-        state: that of what is searched; None where the caller answers for that. A journal of another state is
-            kept beside the new one, unless ``anyway`` goes on with it (see ``earlier``).
-        fresh: begin anew; a journal that is there is kept under another name (see ``kept``), in the place of the one
-            that was kept before. One without a trial is not kept.
+        state: that of what is searched; None where the caller answers for that. A journal of another state is kept
+            beside the new one, unless ``anyway`` goes on with it (see ``earlier``).
+        fresh: begin anew; a journal with trials that is there is kept under another name (see ``kept``).
 
-    Attributes:
-        trials: every finished trial by its number; a result's ``detail`` is not kept with each.
-        evidence: of every signature, the detail of the first trial that had it; that of untestable trials under ``""``;
-            and under ``ran_key`` of a fix, that of the first in which its reverted lines ran. What was not the engine's
-            own code is kept likewise (see :func:`not_engine_code`).
+    Attributes: trials: every finished trial by its number; a result's ``detail`` is not kept with each. evidence: of
+    every signature, the detail of the first trial that had it, of untestable trials under ``""``; under ``ran_key`` of
+    a fix, that of the first in which its reverted lines ran. What was not the engine's own code is kept likewise (see
+    :func:`not_engine_code`).
 
     Raises RecordError when it belongs to another search, is in use, is damaged, or cannot be written.
     """

@@ -53,13 +53,11 @@ _STOP_S = 10.0
 class RaySource:
     """Runs the trials of another source, which is asked for its candidates and its identity only, on a cluster.
 
-    Args:
-        make: makes the same with a capacity of 1, on a node, in a folder of the same name as the current one here;
-            picklable.
-        address: as of ``ray.init``: ``host:port``, ``ray://host:port``, or ``auto`` for the cluster that this machine
-            is a node of. Without one ``RAY_ADDRESS`` counts, and else a cluster of this machine alone is started.
-        jobs: how many trials may run at a time; as many as the cluster has CPUs (or GPUs, if they need one).
-        gpus: GPUs of each worker.
+    Args: make: makes the same with a capacity of 1, on a node, in a folder of the same name as the current one;
+    picklable. address: as of ``ray.init``: ``host:port``, ``ray://host:port``, or ``auto`` for the cluster that this
+    machine is a node of. Without one ``RAY_ADDRESS`` counts, and else a cluster of this machine alone is started. jobs:
+    how many trials may run at a time; as many as the cluster has CPUs (or GPUs, if they need one). gpus: GPUs of each
+    worker.
 
     Raises SpecDebugError when there is no Ray, no cluster, or one that has no CPU.
     """

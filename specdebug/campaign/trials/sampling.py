@@ -17,17 +17,10 @@ HOPELESS = 20
 
 @dataclass(frozen=True)
 class Tally:
-    """The counts so far.
-
-    Attributes:
-        trials: that count, whatever came of them; ``resumed`` of these were in the journal already.
-        runs: trials with a verdict on the failure that is measured; ``failures`` of them showed it.
-        untestable: trials that could not have shown it.
-        masked: trials that failed in another way, and so say nothing of it.
-        signatures: every signature seen, with its failures, the most frequent first; ``measured`` are those of them
-            that are the failure that is measured.
-        first: of every signature, the first trial that had it.
-    """
+    """The counts so far. Of ``trials`` that count ``resumed`` were in the journal already, ``runs`` have a verdict on
+    the failure that is measured, which ``failures`` showed; ``untestable`` could not have shown it, and ``masked``
+    failed in another way. ``signatures``: every one seen, with its failures, the most frequent first; ``measured``:
+    those of them that are the failure that is measured; ``first``: of each the first trial that had it."""
 
     trials: int = 0
     resumed: int = 0
@@ -43,8 +36,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The end of a measurement. ``reason``: "enough", "untestable", "max-trials", "interrupted", or "trouble", which
-    then stopped it."""
+    """The end of a measurement. ``reason``: "enough", "untestable", "max-trials", "interrupted", or "trouble"."""
 
     reason: str
     tally: Tally

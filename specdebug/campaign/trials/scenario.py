@@ -37,17 +37,10 @@ from specdebug.verdict.signatures import names_place
 
 class WarmSource(ABC):
     """Starts, waits, closes and says what its trials belong to; derived classes say how a trial changes the arm, and
-    what its end says.
-
-    Args:
-        kind: of changes; ``asked``: what else decides what is searched, but for the file's content.
-        toggles: fixes that the workers are made ready for; ``own``: those that every trial reverts.
-        texts: the content of files that trials depend on besides the scenario and its packs.
-
-    Attributes:
-        question: see ``Origin``.
-        identity: see ``TrialSource``.
-    """
+    what its end says. ``kind``: of changes; ``asked``: what else decides what is searched, but for the file's content;
+    ``toggles``: fixes that the workers are made ready for; ``own``: those that every trial reverts; ``texts``: the
+    content of files that trials depend on besides the scenario and its packs. ``question``: see ``Origin``;
+    ``identity``: see ``TrialSource``."""
 
     def __init__(
         self,
@@ -151,21 +144,22 @@ def within(scenario: Scenario, timeout_s: float | None) -> Scenario:
 
 
 class ScenarioSource(WarmSource):
-    """Runs one arm of a scenario again and again.
+    """Runs one arm of a scenario again and again, with fixes reverted or engine options set.
+
+    A trial fails by the arm's verdict alone. An arm that comes to no verdict only because a reverted fix's lines never
+    ran has passed. Any other unknown (nothing was generated, no probe was reached, it could not be set up) is
+    untestable.
 
     Args:
-        arm: the arm to run; by default the first that reverts nothing, else the first.
+        arm: by default the first that reverts nothing, else the first.
         options: engine options as ``page_size=16``, or, where one goes only with another, several of them as
-            ``speculative={eagle_topk: 1, num_draft_tokens: 7}``. They are then the candidates, instead of every fix
-            that the arm does not revert itself.
+            ``speculative={eagle_topk: 1, num_draft_tokens: 7}``; candidates instead of every fix that the arm does not
+            revert itself.
         timeout_s: of a trial, instead of the scenario's own.
         takes: what a server that is not ours makes of the fixes it is to leave out.
 
-    Attributes:
-        apart: the pairs of candidates that no trial may hold.
-        proven: what a trial switches on takes effect, or is known not to: of a server that is not ours nothing tells.
-
-    Raises SpecDebugError when there is no such arm or option, a value that the option cannot have, or a
+    ``apart``: the pairs of candidates that no trial may hold; ``proven``: what a trial switches on takes effect, or is
+    known not to. Raises SpecDebugError when there is no such arm or option, a value that the option cannot have, or a
     malformed probe pack or toggle.
     """
 
@@ -285,12 +279,10 @@ def _parse(options: Sequence[str], engine: Mapping[str, Any], target: Target) ->
 
 
 class FaultSource(WarmSource):
-    """Runs one arm of a scenario again and again, with different faults. ``declared`` are those in the file.
-
-    Args:
-        faults: candidates beside those that the arm declares.
-        arm: the arm to run; by default the first that declares faults, else the first that reverts nothing.
-        timeout_s: of a trial, instead of the scenario's own.
+    """Runs one arm of a scenario again and again, with different faults: those in the file (``declared``) and
+    ``faults``. ``arm``: by default the first that declares faults, else the first that reverts nothing. ``timeout_s``:
+    of a trial. The arm is as its file has it but for its faults; one that was never due, or changed nothing, has not
+    shown, so that a trial with nothing else to say has passed.
 
     Raises SpecDebugError for an unknown arm, fewer than two faults, or one of them twice, a fault that cannot act
     in the arm, and a malformed pack or toggle.

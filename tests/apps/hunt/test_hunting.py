@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdebug.apps.hunt.draw import ARM, TOGETHER, drawn
+from specdebug.apps.hunt.draw import ARM, drawn
 from specdebug.apps.hunt.hunting import Hunt, HuntRunner, HuntSource, hunt_state, judged_in, result_with, side_by_side
 from specdebug.apps.hunt.record import HuntRecord, Judged
 from specdebug.base.errors import SpecDebugError
@@ -101,17 +101,6 @@ def test_every_request_fits_its_engine(seed: int, number: int, kind: str) -> Non
     assert max(lengths.values()) <= config.context_length - reserved_tokens(scenario.engine_of(ARM))
     assert max(lengths.values()) + config.row_headroom <= config.usable_slots
     assert config.chunked_prefill_size is None or config.chunked_prefill_size % config.page_size == 0
-
-
-@pytest.mark.parametrize("kind", sorted(SPACES))
-def test_a_short_hunt_meets_every_value(kind: str) -> None:
-    space = SPACES[kind]
-    engines = [drawn(0, number, options_of(kind))["engine"] for number in range(0, 24 * TOGETHER, TOGETHER)]
-    assert {each["page_size"] for each in engines} == set(space.pages)
-    assert {each["speculative"]["eagle_topk"] for each in engines} == set(space.topks)
-    assert {each["attention_backend"] for each in engines} == set(space.plans)
-    with_trees = {e["attention_backend"] for e in engines if e["page_size"] > 1 and e["speculative"]["eagle_topk"] > 1}
-    assert with_trees <= set(space.pages_with_trees)
 
 
 def test_it_is_the_same_until_something_changes() -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections import Counter
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specdebug.apps.mutants.find import ROOT, Mutant, all_mutants
-from specdebug.apps.mutants.measure import MutantSearch, NodeSource, draw
+from specdebug.apps.mutants.measure import MutantSearch, draw
 from specdebug.apps.mutants.sound import LOOKED_AT, FirstDifference, beyond_rounding, chosen, sound_arms, to_keep
 from specdebug.apps.mutants.source import MutantRow, score
 from specdebug.apps.mutants.worker import first_other
-from specdebug.base.trial import Trial
 from specdebug.campaign.trials.journal import Journal
 from specdebug.cli.main import run
 from specdebug.diverge.align import Difference
@@ -90,21 +86,6 @@ def test_a_measurement_for_real_goes_on_where_it_was_and_holds_its_score_to_a_cl
     out, err = capsys.readouterr()
     assert (json.loads(out)["mutants"], json.loads(out)["resumed"]) == (document["mutants"], 3)
     assert err.count("(in the journal)") == 3
-
-
-@pytest.mark.slow
-def test_a_node_of_a_cluster_runs_mutants_against_a_sound_engine_of_its_own() -> None:
-    arms = sound_arms(Library(), [Library().scenario(MINI)])
-    hits_what_drafts_lack = "child is None or ((require_draft_kv or not child.draft_written))"
-    (mutant,) = (each for each in all_mutants("radix_cache.py") if hits_what_drafts_lack in each.diff)
-    source = pickle.loads(pickle.dumps(partial(NodeSource, tuple(arms), (mutant,))))()
-    with closing(source):
-        trial = Trial(0, frozenset({mutant.id}), 1)
-        source.start(trial)
-        ended, result = source.wait()
-    row = MutantRow.from_text(result.besides[0])
-    assert ended == trial
-    assert (row.id, row.caught, row.signature, row.scenario) == (mutant.id, True, "pools@ownership", "mini/plain")
 
 
 ARM = sound_arms(Library(), [Library().scenario("graph_padding")])

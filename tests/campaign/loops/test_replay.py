@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import sys
 from collections.abc import Callable
@@ -244,16 +243,6 @@ def test_a_dead_arm_is_an_outcome_and_the_others_still_report() -> None:
     assert answer.results[0].outcome.requests[0].output_ids == (4,)
 
 
-def test_an_arm_that_the_machine_failed_is_not_as_expected_even_where_no_verdict_is() -> None:
-    def failing(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
-        return [{"event": "machine", "cause": "disk", "line": "full"}], WorkerEnd("done", 0, 0.1, 1.0, "")
-
-    nothing = dataclasses.replace(SCENARIO, expect={name: Expectation("unknown") for name in SCENARIO.arms})
-    answer = replay(FakePool(failing), FakeLibrary(), nothing, Choices())  # type: ignore[arg-type]
-    assert [result.met for result in answer.results] == [False, False]
-    assert answer.exit_code == 125
-
-
 def test_an_interrupt_keeps_what_is_known() -> None:
     answer = replay(FakePool(good_run, interrupt_at="reverted"), FakeLibrary(), SCENARIO, Choices())  # type: ignore[arg-type]
     verdicts = [(r.run.arm, r.outcome.verdict) for r in answer.results]
@@ -290,14 +279,6 @@ def whys(found: PlannedRuns) -> dict[str, str]:
     return {each.arm: each.why for each in found.left_out}
 
 
-def test_an_arm_is_left_out_where_its_file_says_so_and_nowhere_else() -> None:
-    there = planned(SOME, ON_13, FakeLibrary())  # type: ignore[arg-type]
-    assert [run.arm for run in there.runs] == ["fixed"]
-    assert whys(there) == {"other": "its <own>"}
-    here = planned(SOME, Choices(), FakeLibrary())  # type: ignore[arg-type]
-    assert ([run.arm for run in here.runs], here.left_out) == (["fixed", "other"], ())
-
-
 def test_an_arm_whose_fix_is_none_of_the_targets_engine_is_left_out() -> None:
     library = Library()
     found = planned(library.scenario("cache_hit"), ON_13, library)
@@ -321,18 +302,6 @@ def test_whoever_needs_an_arm_that_is_left_out_is_refused() -> None:
         "none.yaml:4:3: not run on sglang==0.5.13: pages of 3; none.yaml:5:3: not run on sglang==0.5.13: its <own>"
     )
     assert [run.arm for run in plan(SOME, ON_13, FakeLibrary())] == ["fixed"]  # type: ignore[arg-type]
-
-
-def test_the_answer_is_that_of_the_arms_that_run() -> None:
-    found = answer(SOME, NONE)
-    assert (found.exit_code, found.missing) == (0, 0)
-    assert [([r.run.arm for r in each.results], [r.arm for r in each.left_out]) for each in found.replays] == [
-        (["fixed"], ["other"]),
-        ([], ["fixed", "other"]),
-    ]
-    assert answer(SOME).replays[0].exit_code == 0
-    with pytest.raises(NotOnTarget, match=r"none.yaml:4:3: not run on sglang==0.5.13: pages of 3"):
-        answer(NONE)
 
 
 def test_a_checkout_between_two_releases_has_the_fixes_of_the_one_before(

@@ -16,7 +16,6 @@ from specdebug.campaign.loops.replays import (
     LastFailed,
     Replays,
     keep_failed,
-    labels_of,
     only_failed,
     parse_expression,
     plan_all,
@@ -52,14 +51,6 @@ def keys(plans: list[PlannedRuns]) -> list[str]:
 def run(plans: list[PlannedRuns], script: Any = good_run, interrupt_at: str | None = None) -> tuple[Replays, FakePool]:
     pool = FakePool(script, interrupt_at)
     return replay_all(pool, FakeLibrary(), plans), pool  # type: ignore[arg-type]
-
-
-def test_of_several_every_run_has_a_key_of_its_own() -> None:
-    assert labels_of([ONE, TWO, TWIN]) == ["one", "a/two.yaml", "b/two.yaml"]
-    _, pool = run(planned(ONE, TWO, TWIN))
-    assert [job.name for job in pool.jobs] == ["one::x", "one::y", "a/two.yaml::x", "b/two.yaml::x"]
-    _, alone = run(planned(ONE))
-    assert [job.name for job in alone.jobs] == ["x", "y"]
 
 
 def ended(path: str, verdict: Any, interrupted: bool = False) -> Replay:

@@ -14,7 +14,7 @@ from specdebug.base.errors import Where
 from specdebug.campaign.loops import verify as verifying
 from specdebug.campaign.loops import warm
 from specdebug.campaign.loops.replay import ArmResult
-from specdebug.campaign.loops.verify import Matrix, ToggleCheck, check_latent, exists_in, plan_matrix, runs_once, verify
+from specdebug.campaign.loops.verify import Matrix, ToggleCheck, check_latent, exists_in, verify
 from specdebug.patching import Edit, Patch
 from specdebug.patching.toggles import Detection, Toggle, load_registry
 from specdebug.report.toggles import matrix_report
@@ -41,19 +41,6 @@ class Shelf(FakeLibrary):
             arms = {"other": Arm("other"), "mine": Arm("mine", revert=(19897,), engine={"page_size": 4})}
         group = WorkloadGroup("g0", TokenPrompt((1, 2)))
         return Scenario(name=name, workload=(group,), arms=arms, expect={}, seed=5)
-
-
-def test_every_fix_is_run_applied_and_reverted_on_every_seed() -> None:
-    runs = runs_once(plan_matrix(Shelf(), [toggle(7), toggle(8)], seeds=2))
-    planned = [(run.arm, run.reverts, run.seed) for run in runs]
-    assert planned == [
-        ("fixed", (), 5),
-        ("fixed", (7,), 5),
-        ("fixed", (), 6),
-        ("fixed", (7,), 6),
-        ("fixed", (8,), 5),  # the applied side is shared with fix 7
-        ("fixed", (8,), 6),
-    ]
 
 
 class Keeper:
@@ -230,18 +217,6 @@ def test_a_fix_that_two_scenarios_show_has_a_row_for_each_and_its_edits_run_in_o
     assert ("edit t#2 never ran in any arm of second or first" in text) == idle
 
 
-def test_an_edit_is_not_dead_because_a_worker_died_with_its_counts() -> None:
-    def script(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
-        if "reverted" not in job.name:
-            return good_run(job)
-        return [{"event": "reverts", "hits": {"19897": {"t#1": 0, "t#2": 0}}}], WorkerEnd("died", -11, 0.5, 10.0, "")
-
-    pool: Any = FakePool(script)
-    fix = replace(two_edits(), detected_by=Detection("second", ("crash*", "sig*")))
-    (only,) = verify(pool, Shelf(), [fix], 1).checks
-    assert (only.reverted[0].outcome.verdict, only.idle) == ("fail", ())
-
-
 def test_an_interrupt_drops_a_toggle_whose_other_arms_were_cut_short() -> None:
     pool: Any = FakePool(counting(mine={"t#1": 3}), interrupt_at="second, 19897 reverted, seed 5, other")
     matrix = verify(pool, Shelf(), [two_edits()], 1)
@@ -297,10 +272,3 @@ def plans_of(found: Toggle) -> set[str]:
 )
 def test_a_fix_in_a_planner_exists_where_that_planner_s_lines_run(target: str, where: set[str]) -> None:
     assert plans_of(plans_toggle(target)) == where
-
-
-def test_a_fix_exists_only_where_what_notices_it_can_be_reached() -> None:
-    anywhere = "specdebug.engine.graph.tables:pad_draft"
-    assert plans_of(plans_toggle(anywhere, "oob@draft.plan.kv_indptr")) == {"flashinfer", "triton"}
-    assert plans_of(plans_toggle(anywhere, "oob@draft_graph.replay.*")) == {"flashinfer", "fa3", "triton"}
-    assert plans_of(plans_toggle(anywhere, "mismatch@request")) == {"flashinfer", "fa3", "triton"}

@@ -67,34 +67,6 @@ def test_however_it_is_timed_and_stopped_the_same_trials_count(
         assert any(one.endswith(f"of {max(0, number - 2 * capacity + 2)} failed") for one in trial.reverted)
 
 
-def chosen_anew(source: Source, journal: Kept, wave: int = 3) -> list[tuple[Trial, TrialResult]]:
-    """Trials in waves: the first of one is chosen once all of the wave before count. Seeds are ours."""
-    campaign, counted = Campaign(source, journal, 5, TRIALS), list[tuple[Trial, TrialResult]]()
-
-    def choose(number: int, pending: Sequence[Trial]) -> Trial | None:
-        assert number == len(counted) + len(pending)
-        if pending and number % wave == 0:
-            return None
-        return Trial(number, frozenset({f"of wave {number // wave}"}), 100 + number)
-
-    def whole() -> str:
-        while (pair := campaign.next(choose)) is not None:
-            counted.append(pair[:2])
-        return "whole"
-
-    assert campaign.run(whole) == ("whole", None)
-    return counted
-
-
-def test_the_journal_s_trial_takes_the_place_of_the_one_that_is_chosen() -> None:
-    journal = Kept()
-    other = Trial(1, frozenset({"something else"}), 7)
-    journal.record(other, TrialResult("pass", None, 0.1))
-    source = Source(at_random, 2, order=1)
-    assert chosen_anew(source, journal)[1][0] == other
-    assert len(source.started) == TRIALS - 1
-
-
 def test_an_error_is_told_and_whatever_else_passes_through() -> None:
     trouble = SpecDebugError("no more")
     assert (drive := Drive(Source(at_random, 1, order=0, stop_after=3, error=trouble), Kept())).ended == "trouble"

@@ -101,18 +101,6 @@ def test_a_script_without_a_first_line_is_explained(registry: Registry) -> None:
         source.wait()
 
 
-def test_results_belong_to_the_command_and_to_the_script_as_it_is(registry: Registry) -> None:
-    Path("a.sh").write_text("#!/bin/bash\nexit 0\n")
-    Path("a.sh").chmod(0o755)
-    same = CommandSource(["./a.sh", "x"], registry).identity
-    assert CommandSource(["./a.sh", "x"], registry).identity == same
-    assert CommandSource(["./a.sh", "y"], registry).identity != same
-    assert CommandSource(["./a.sh", "x"], Registry({})).identity != same
-    assert len({same, *(CommandSource(["./a.sh", "x"], registry, timeout_s=s).identity for s in (5.0, 60.0))}) == 3
-    Path("a.sh").write_text("#!/bin/bash\nexit 1\n")
-    assert CommandSource(["./a.sh", "x"], registry).identity != same
-
-
 def run(script: str, tmp_path: Path, timeout_s: float | None = None) -> tuple[int, bool, str]:
     ended = Processes().run(["bash", "-c", script], cwd=tmp_path, env=dict(os.environ), timeout_s=timeout_s)
     return ended.status, ended.timed_out, ended.output

@@ -192,16 +192,6 @@ def test_who_resumes_waits_until_all_is_gone_that_a_killed_process_had_started(
     assert len(looked) >= 3
 
 
-def test_who_waits_for_a_killed_process_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "j")], stdout=subprocess.PIPE, check=False)
-    monkeypatch.setattr("specdebug.workers.records._REAPER_S", 0.05)
-    with pytest.raises(RecordError, match=r"process \d+, which is gone, but not all that it had started; wait for it"):
-        Journal(tmp_path / "j", "id", "about")
-    os.kill(int(ended.stdout), signal.SIGCONT)
-    monkeypatch.undo()
-    Journal(tmp_path / "j", "id", "about").close()
-
-
 @pytest.mark.parametrize("kind", ["text", "truncated", "scribbled", "other database", "changed digit"])
 def test_a_damaged_file_is_one_line_and_stays_as_it_is(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "j"

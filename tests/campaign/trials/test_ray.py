@@ -21,7 +21,7 @@ from specdebug.base.trial import Trial, TrialResult, trial_seed
 from specdebug.campaign.trials.campaign import TrialSource
 from specdebug.campaign.trials.command import CommandSource, Takes, command_source, made_there
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.ray_executor import ATTEMPTS, RaySource, import_ray
+from specdebug.campaign.trials.ray_executor import RaySource, import_ray
 from specdebug.campaign.trials.search import Findings, Standing
 from specdebug.cli.main import run
 from specdebug.scenario.library import Library
@@ -176,14 +176,6 @@ class TestOnACluster:
         with pytest.raises(ProcessLookupError):
             os.kill(told[0], 0)
 
-    def test_a_trial_that_ends_its_worker_time_and_again_is_given_up(self, nodes: Nodes) -> None:
-        source = on_ray(script("#!/bin/bash\necho x >>ran\nkill -9 $PPID\n"), nodes)
-        source.start(Trial(7, frozenset(), 1))
-        with pytest.raises(SpecDebugError, match=f"trial 7 ended its worker {ATTEMPTS} times, last on node "):
-            source.wait()
-        source.close()
-        assert Path("ran").read_text() == "x\n" * ATTEMPTS
-
     def test_a_node_that_is_not_as_this_machine_is_told(self, nodes: Nodes) -> None:
         command = script("#!/bin/bash\nexit 0\n")
         source = on_ray(command, nodes)
@@ -194,15 +186,6 @@ class TestOnACluster:
         Path("cmd.sh").unlink()
         source.start(Trial(1, frozenset(), 1))
         with pytest.raises(SpecDebugError, match=r"there is no command \./cmd\.sh"):
-            source.wait()
-        source.close()
-
-    def test_a_cluster_without_what_trials_need(self, nodes: Nodes) -> None:
-        with pytest.raises(SpecDebugError, match="has no node with a CPU and a GPU"):
-            on_ray(("true",), nodes, gpus=1)
-        source = on_ray(("true",), nodes, gpus=1, jobs=1, patience_s=0)
-        source.start(Trial(0, frozenset(), 1))
-        with pytest.raises(SpecDebugError, match="no node is left to run trials"):
             source.wait()
         source.close()
 

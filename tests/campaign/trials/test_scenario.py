@@ -91,18 +91,6 @@ def test_candidates_are_the_fixes_the_arm_does_not_revert_or_the_options() -> No
     assert [one.id for one in ScenarioSource(LIBRARY, scenario, options=options).candidates] == options
 
 
-def test_results_belong_to_what_they_depend_on() -> None:
-    scenario = LIBRARY.scenario(NAME)
-    seen = {ScenarioSource(LIBRARY, scenario, jobs=jobs).identity for jobs in (1, 2)}
-    assert len(seen) == 1
-    seen.add(ScenarioSource(LIBRARY, scenario, arm="reverted").identity)
-    seen.add(ScenarioSource(LIBRARY, scenario, options=["page_size=1"]).identity)
-    seen.add(ScenarioSource(LIBRARY, dataclasses.replace(scenario, probes=("assert",))).identity)
-    seen.add(ScenarioSource(LIBRARY, dataclasses.replace(scenario, overrides={"dtype": "bfloat16"})).identity)
-    seen.add(ScenarioSource(LIBRARY, LIBRARY.scenario("flaky_kv_indices")).identity)
-    assert len(seen) == 6
-
-
 def test_the_signature_a_scenario_is_about() -> None:
     assert expected_signature(LIBRARY.scenario(NAME)) == "guard@draft.expand_page_table*"
     scenario = LIBRARY.scenario(NAME)

@@ -16,8 +16,8 @@ import pytest
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import Journal
-from specdebug.campaign.trials.search import OPENING, Clusters, Findings, SeenSignature
 from specdebug.campaign.trials.search import UNTESTABLE as GIVEN_UP
+from specdebug.campaign.trials.search import Clusters, Findings, SeenSignature
 from specdebug.search.bisect import Bisector, openings
 from tests.campaign.trials.searches import PASSED, UNTESTABLE, Behaviour, Kept, Source, failed, find
 from tests.chance import most
@@ -160,13 +160,6 @@ def test_of_two_hundred_jobs_whose_reverts_do_nothing_none_is_acquitted() -> Non
     assert blamed <= most(200, 0.15)
 
 
-@pytest.mark.parametrize("jobs", [2, 5])
-def test_the_order_in_which_trials_end_changes_nothing(jobs: int, tmp_path: Path) -> None:
-    told = [search(among(flaky("c", 0.4), jobs, order), tmp_path / f"j{order}") for order in range(4)]
-    assert all(findings == told[0] for findings in told)
-    assert told[0].reason == "answered"
-
-
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("stop_after", [0, 1, 5, 13])
 def test_resumed_it_repeats_nothing_and_ends_the_same(stop_after: int, jobs: int, tmp_path: Path) -> None:
@@ -230,16 +223,3 @@ def test_another_failure_is_a_verdict_if_the_run_went_on_and_did_not_show_the_fo
     assert clusters.verdict(fail("oob@b", besides=("page@c",))) is False
     assert clusters.verdict(fail("oob@b", besides=("page@c", "nan@a"))) is None  # may be a consequence
     assert clusters.verdict(fail("nan@a", besides=("oob@b",))) is True
-
-
-NOISE, DAMAGE = "error:ReadTimeout", "nan@sampler.logits"
-
-
-def test_later_it_gives_way_to_damage_that_is_no_stray() -> None:
-    clusters = fed(*[fail(NOISE)] * OPENING)
-    for _ in range(OPENING // 3):
-        clusters.add(fail(DAMAGE))
-        assert clusters.followed == NOISE
-    clusters.add(fail(DAMAGE))
-    assert clusters.followed == DAMAGE
-    assert fed(*[fail(NOISE)] * 100, *[fail(DAMAGE)] * 20).followed == NOISE

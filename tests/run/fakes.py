@@ -168,7 +168,7 @@ class FakeSession(EmbeddedSession):
     """The embedded session around a stand-in engine. ``waits``: what settling does; None: nothing to wait for."""
 
     def __init__(self, engine: FakeEngine, vocab_size: int = 50, waits: Callable[[], None] | None = None) -> None:
-        self.inside = engine
+        self.inside, self.observers = engine, engine.observers
         self.vocab_size = vocab_size
         self.clock = time.perf_counter
         self.waits = waits

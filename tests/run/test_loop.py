@@ -221,6 +221,17 @@ def test_findings_that_have_not_arrived_by_the_end_are_waited_for(monkeypatch: p
     assert [(event["site"], event["step"]) for event in sink.of("violation")] == [("draft.logits", 4)]
 
 
+def test_an_oracle_that_finds_the_device_gone_does_not_take_the_blame() -> None:
+    class Gone(FakeEngine):
+        def draft_kv(self, request: Any, start: int, stop: int) -> Any:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    loop, sink, _ = loop_of(Gone(), planned("a.0"))
+    with pytest.raises(Stopped):
+        loop.run()
+    assert signatures(sink) == ["assert@engine"]
+
+
 def look_on(judge: Judge, kind: type[Event], on: Callable[[Event], None]) -> None:
     """Have one more oracle hear of these events."""
     looking: Any = SimpleNamespace(hears=(kind,), on=on)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdebug.base.assets import checkpoint_path
 from specdebug.reference import (
@@ -105,10 +106,7 @@ class DenseReference:
         logits = self.logits(ids, start)
         best, choice = logits.max(-1)
         given = logits.gather(-1, torch.tensor(ids[start:])[:, None])[:, 0]
-        choices: list[int] = choice.tolist()
-        gaps: list[float] = (best - given).tolist()
-        sizes: list[float] = logits.abs().amax(-1).tolist()
-        return choices, gaps, sizes
+        return choice.tolist(), (best - given).tolist(), logits.abs().amax(-1).tolist()
 
     @torch.no_grad()
     def logits(self, ids: Sequence[int], start: int) -> Tensor:
@@ -221,8 +219,8 @@ class DenseReference:
         cache = sequence.cache
         missing = len(ids) - cache.length
         if missing > 0:
-            cache.keys = _with_room(cache.keys[..., : cache.length, :], missing)
-            cache.values = _with_room(cache.values[..., : cache.length, :], missing)
+            cache.keys = pad(cache.keys[..., : cache.length, :], (0, 0, 0, missing))
+            cache.values = pad(cache.values[..., : cache.length, :], (0, 0, 0, missing))
         while cache.length < len(ids):
             start = cache.length
             piece = list(ids[start : start + CHUNK])
@@ -231,11 +229,6 @@ class DenseReference:
             sequence.ids.extend(piece)
             sequence.hidden = torch.cat([sequence.hidden, hidden[0]])
             sequence.aux = torch.cat([sequence.aux, aux[0]]) if start else aux[0]
-
-
-def _with_room(kept: Tensor, positions: int) -> Tensor:
-    room = torch.zeros(*kept.shape[:-2], positions, kept.shape[-1])
-    return torch.cat([kept, room], dim=-2)
 
 
 def _as_stored(config: ModelConfig, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specdebug.base.errors import CheckpointError, ContentError, SpecDebugError
 from specdebug.base.trial import derive_seed, stream
@@ -53,13 +53,6 @@ CHARS_PER_TOKEN = 5
 MARGIN_TOKENS = 64
 """More tokens than the longest unbroken word of a line of source makes."""
 _DRAWS = 8
-
-
-class Tokenizer(Protocol):
-    """The part of ``tokenizers.Tokenizer`` that is used."""
-
-    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any:
-        """An object with the token ids in ``ids``."""
 
 
 class CorpusTooShort(SpecDebugError):
@@ -154,16 +147,16 @@ class Workload:
     after: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def expand(scenario: Scenario, tokenizer: Tokenizer, seed: int | None = None) -> Workload:
-    """Plan every request of ``scenario``; ``seed`` replaces its own. The target's ``tokenizer`` adds no special tokens,
-    so that counts are exact. Raises ContentError at the group that asks for more corpus than there is."""
+def expand(scenario: Scenario, tokenizer: Any, seed: int | None = None) -> Workload:
+    """Plan every request of ``scenario``; ``seed`` replaces its own. The target's ``tokenizers.Tokenizer`` adds no
+    special tokens: counts are exact. Raises ContentError at the group that asks for more corpus than there is."""
     expander = _Expander(scenario, tokenizer, scenario.seed if seed is None else seed)
     requests = [request for index in range(len(scenario.workload)) for request in expander.group(index)]
     return Workload(tuple(requests), {group.id: group.arrive.after for group in scenario.workload})
 
 
 class _Expander:
-    def __init__(self, scenario: Scenario, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(self, scenario: Scenario, tokenizer: Any, seed: int) -> None:
         self._scenario = scenario
         self._tokenizer = tokenizer
         self._seed = seed

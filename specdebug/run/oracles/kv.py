@@ -6,8 +6,7 @@ draft cache never changes the output, only how much of a draft is accepted, so n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -47,17 +46,18 @@ def report_first_bad(
     request: Any,
     stop: int,
     pairs: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
-    position_of: Callable[[int], int] = int,
+    positions: Tensor | None = None,
     layer: int | None = None,
 ) -> bool:
     """Report the first position of [0, stop) whose key or value is off, as ``mismatch@<what>_kv``; False if none is.
-    ``pairs``: keys, then values; each ours and the reference's, rows [n, heads, D]. ``position_of``: a row's position.
+    ``pairs``: keys, then values; each ours and the reference's, rows [n, heads, D]. ``positions``: of the rows.
     ``layer``: of a draft that has several."""
     for name, (ours, expected) in zip(("key", "value"), pairs, strict=True):
         found = first_bad_position(ours, expected, KV_TOLERANCE[bench.settings.target.dtype])
         if found is None:
             continue
-        position, off = position_of(found[0]), found[1]
+        row, off = found
+        position = row if positions is None else int(positions[row])
         whose = f"{what} {name}" if layer is None else f"layer {layer}'s {what} {name}"
         detail = (
             f"{whose} of {request.rid} is off by {off:.2g} of its norm at position {position} of {stop}, "
@@ -123,12 +123,8 @@ class DraftKV(Oracle):
             kept = every[: int((every < len(keys)).sum())]
             pairs = ((ours[0][layer][kept], keys[kept]), (ours[1][layer][kept], values[kept]))
             number = layer if len(ours[0]) > 1 else None
-            if report_first_bad(self.bench, "draft", request, stop, pairs, partial(_at, kept), number):
+            if report_first_bad(self.bench, "draft", request, stop, pairs, kept, number):
                 return
-
-
-def _at(kept: Tensor, row: int) -> int:
-    return int(kept[row])
 
 
 class TargetKV(Oracle):

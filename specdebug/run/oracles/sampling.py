@@ -50,9 +50,8 @@ class SampledTokens(Oracle):
                 return
             if target.dtype == "float32" and target.exact:
                 self._count(request, logits, first - start, joint=joint)
-        if self._test.alarm and not self._alarmed:
+        if (test := self._test).alarm and not self._alarmed:
             self._alarmed = True
-            test = self._test
             detail = (
                 f"draws are not by the reference's odds: e-value 10^{test.log_evidence / math.log(10):.1f} after "
                 f"{test.draws} draws (10^{-math.log10(FALSE_ALARM):.0f} is an alarm); {test.said()}"

@@ -6,8 +6,7 @@ from typing import TypeAlias
 
 DEFAULT = "embedded"
 
-Ability: TypeAlias = str
-"""A key of :data:`SHOWN`."""
+Ability: TypeAlias = str  # a key of :data:`SHOWN`
 
 SHOWN: dict[Ability, str] = {
     "steps": "what a step decides",

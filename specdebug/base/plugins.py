@@ -23,8 +23,7 @@ from specdebug.base.errors import SpecDebugError, one_line
 T = TypeVar("T")
 
 
-LIMIT_S = 60.0
-"""Seconds that the import of a plugin may take."""
+LIMIT_S = 60.0  # seconds that the import of a plugin may take
 _LOOK_S = 0.25
 
 

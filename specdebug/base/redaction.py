@@ -15,11 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-MASK = "***"
-"""In the place of a secret."""
+MASK = "***"  # in the place of a secret
 
-_SHORTEST = 6
-"""Characters of a value that is looked for in texts; a shorter one stands in words that are no secrets."""
+_SHORTEST = 6  # characters of a value that is looked for in texts; a shorter one stands in words that are no secrets
 _ALWAYS = {"secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "apikey", "apikeys"}
 _LAST = _ALWAYS | {"key", "keys", "token", "pass", "pwd", "pat", "jwt", "cookie", "auth"}
 _READ = {"bos", "cls", "eos", "first", "image", "last", "mask", "max", "min", "next", "pad", "sep", "stop", "unk"}

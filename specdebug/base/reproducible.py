@@ -15,8 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
-GRID = 2.0**-48
-"""Numbers on this grid add up exactly as long as sums stay below 32."""
+GRID = 2.0**-48  # numbers on this grid add up exactly as long as sums stay below 32
 LEVEL = 2.0**-24
 """Bits of information, probabilities and log odds that are nearer than this (6e-8) are equal. Rounding, that to grids
 included, moves them by less than a tenth of it, and a trial that is better by no more than this is not better."""
@@ -71,10 +70,8 @@ def _folded(combine: Callable[..., Floats], of_nothing: float, values: Floats, a
 
 _LN2 = 0.6931471805599453
 _LOG2_E = 1.4426950408889634
-_NODES = 4096
-"""The logarithm is tabulated from 1/2 to 1 at multiples of 1 over this."""
-_STEPS = 256.0
-"""Parts of a power of two at which the exponential is tabulated."""
+_NODES = 4096  # the logarithm is tabulated from 1/2 to 1 at multiples of 1 over this
+_STEPS = 256.0  # parts of a power of two at which the exponential is tabulated
 _STEP_HIGH, _STEP_LOW = 0.002707606170588406, 3.4738805620651082e-12
 """``_LN2 / _STEPS`` as a number of 30 bits, of which small multiples are exact, and what that lacks."""
 

@@ -197,8 +197,7 @@ def _range(low: float | None, high: float | None) -> str:
 
 
 Schema = dict[str, Any]
-UNREAD: Any = object()
-"""In the place of a value that is not there or cannot be read, until something better is known."""
+UNREAD: Any = object()  # in the place of a value that is not there or cannot be read, until something better is known
 
 
 def to_plain(value: Any) -> Any:
@@ -232,8 +231,7 @@ def simple(read: Callable[[Item], Any], schema: Schema, blank: Any, plain: Calla
 
 
 FLAG = simple(Item.boolean, {"type": "boolean"}, False)
-TEXT = simple(Item.text, {"type": "string", "pattern": r"\S"}, "")
-"""A string that is not blank."""
+TEXT = simple(Item.text, {"type": "string", "pattern": r"\S"}, "")  # a string that is not blank
 ANY_TEXT = simple(lambda item: item.text(empty=True), {"type": "string"}, "")
 
 
@@ -422,8 +420,7 @@ def keys_of(part: type[Part]) -> tuple[Key, ...]:
 class Part:
     """A mapping of the grammar, as a value."""
 
-    schema_beside: ClassVar[Schema] = {}
-    """The part of the JSON schema that is not about single keys."""
+    schema_beside: ClassVar[Schema] = {}  # the part of the JSON schema that is not about single keys
     written: ClassVar[tuple[str, ...]] = ()
     """Keys in the order in which a mapping is written, where that is not the declaration's; others follow."""
 

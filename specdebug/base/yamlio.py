@@ -55,8 +55,7 @@ class _Node:
     column: int
     value: Any
     is_block: bool = False
-    size: int = 1
-    """Values beneath, this one included, every alias counted in full."""
+    size: int = 1  # values beneath, this one included, every alias counted in full
 
 
 @dataclass(frozen=True)

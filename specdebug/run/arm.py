@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from specdebug.scenario.grammar import Scenario
 
 
-InPlace = Callable[[], Hits] | None
-"""Reads how often the edits have run where the reverts are in place already."""
+InPlace = Callable[[], Hits] | None  # reads how often the edits have run where the reverts are in place already
 
 
 class ArmOnlooker(Protocol):

@@ -31,11 +31,9 @@ from specdebug.reference.target import target_logits
 from specdebug.reference.texts import AssistantText, HeadText, MTPText
 from specdebug.verdict.outcome import first_difference
 
-MAX_KEPT_TOKENS = 8192
-"""Of all kept sequences together; some 18 KiB a token with the shipped target."""
+MAX_KEPT_TOKENS = 8192  # of all kept sequences together; some 18 KiB a token with the shipped target
 
-CHUNK = 1024
-"""Tokens a forward takes at once; bounds the memory that logits over a large vocabulary need."""
+CHUNK = 1024  # tokens a forward takes at once; bounds the memory that logits over a large vocabulary need
 
 
 class Names(NamedTuple):
@@ -95,8 +93,7 @@ class DenseReference:
         CheckpointError."""
         names = Names(model, draft_model, algorithm)
         self.weights, self.config, self.head = _loaded.get(names) or _load(names)
-        self.kept = list(_foreseen.get(names, ()))
-        """Sequences computed, the one asked for last at the end."""
+        self.kept = list(_foreseen.get(names, ()))  # sequences computed, the one asked for last at the end
 
     @torch.no_grad()
     def judge(self, ids: Sequence[int], start: int) -> tuple[list[int], list[float], list[float]]:

@@ -97,11 +97,9 @@ class WorkloadDriver:
         return Arrival(request.rid, request.group, prompt, request.sampling, request.speculative, request.flush)
 
 
-IDLE_LIMIT = 64
-"""Steps an engine with work may do nothing at all before it counts as hanging."""
+IDLE_LIMIT = 64  # steps an engine with work may do nothing at all before it counts as hanging
 
-COLD = "cold:"
-"""Prefix of the ids of requests that are served again, cold."""
+COLD = "cold:"  # prefix of the ids of requests that are served again, cold
 
 
 class Stopped(Exception):
@@ -124,8 +122,7 @@ class RunLoop:
         self._step = self._idle = 0
         self._finished: dict[str, list[int]] = {}
         self.arrived: dict[str, Arrival] = {}
-        self.lost = False
-        """True once a failure has cost this process its device: nothing on it can be used again."""
+        self.lost = False  # true once a failure has cost this process its device: nothing on it can be used again
 
     def run(self) -> None:
         """Serve the whole workload. Raises Stopped when the engine fails or never comes to an end.

@@ -111,8 +111,7 @@ def _engine_sites(trace: TracebackType | None) -> list[str]:
     return sites
 
 
-Hits = dict[str, dict[str, int]]
-"""By fix, and by edit, how often it has run."""
+Hits = dict[str, dict[str, int]]  # by fix, and by edit, how often it has run
 
 
 class SessionRun(ABC):

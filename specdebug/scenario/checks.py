@@ -44,10 +44,8 @@ from specdebug.targets.options import OVERRIDES, EngineShape, options_of
 from specdebug.targets.registry import find_target
 from specdebug.verdict.signatures import names_place
 
-MAX_REQUESTS = 10_000
-"""Of all groups together; a mistyped number should not fill the memory."""
-MAX_NAMED = 64
-"""Requests among which the nearest name is looked for."""
+MAX_REQUESTS = 10_000  # of all groups together; a mistyped number should not fill the memory
+MAX_NAMED = 64  # requests among which the nearest name is looked for
 
 
 @dataclass(frozen=True)

@@ -49,21 +49,16 @@ from specdebug.verdict.outcome import Verdict
 from specdebug.verdict.signatures import SHAPE, complaint, stated
 
 ProbeMode = Literal["assert", "record"]
-Span = tuple[int, int]
-"""Inclusive bounds of a number drawn per request; equal bounds are a plain number."""
+Span = tuple[int, int]  # inclusive bounds of a number drawn per request; equal bounds are a plain number
 
-DEFAULT_ARM = "base"
-"""Name of the only arm of a scenario that declares none."""
+DEFAULT_ARM = "base"  # name of the only arm of a scenario that declares none
 MAX_GROUPS = 512
 
 NAME = form(r"[a-z0-9]+(-[a-z0-9]+)*")
-LABEL = r"[A-Za-z0-9_-]+"
-"""Of an arm, a group or a shared prefix: no dots, because request ids are joined by them."""
-CORPUS = choice("stdlib")
-"""Texts that prompts can be cut from."""
+LABEL = r"[A-Za-z0-9_-]+"  # of an arm, a group or a shared prefix: no dots, because request ids are joined by them
+CORPUS = choice("stdlib")  # texts that prompts can be cut from
 SEED = whole(0, 2**63 - 1)
-REQUESTS = (1, 4096)
-"""Inclusive bounds, as those below; ``bundle/requests.py`` holds requests to them, too."""
+REQUESTS = (1, 4096)  # inclusive bounds, as those below; ``bundle/requests.py`` holds requests to them, too
 TOKENS = (1, 2**20)
 TOKEN_ID = (0, 2**31 - 1)
 STEPS = (0, 10**6)

@@ -19,8 +19,7 @@ from specdebug.targets.registry import target_names
 from specdebug.targets.settings import SERVE, LaunchedServer, ReleasedEngine, TargetChoice
 
 _BOUND = r"(==|!=|<=|>=|<|>)[0-9][0-9A-Za-z.+!-]*"
-TARGET_RANGE = rf"[a-z0-9_.-]+({_BOUND}(,{_BOUND})*)?"
-"""A target's name, or an engine and versions of it, as a pattern."""
+TARGET_RANGE = rf"[a-z0-9_.-]+({_BOUND}(,{_BOUND})*)?"  # a target's name, or an engine and versions of it, as a pattern
 _NAMED = re.compile(r"([a-z0-9_.-]+)(.*)", re.DOTALL)
 
 _T = TypeVar("_T")

@@ -48,10 +48,8 @@ class Foreseen:
     seed: int
 
 
-CHARS_PER_TOKEN = 5
-"""First guess of a window's length; a window that proves short is doubled."""
-MARGIN_TOKENS = 64
-"""More tokens than the longest unbroken word of a line of source makes."""
+CHARS_PER_TOKEN = 5  # first guess of a window's length; a window that proves short is doubled
+MARGIN_TOKENS = 64  # more tokens than the longest unbroken word of a line of source makes
 _DRAWS = 8
 
 

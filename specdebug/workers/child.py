@@ -28,8 +28,7 @@ from specdebug.workers.reaper import kill_group, kill_marked, wait_for
 
 _STARTS = 3
 """Reapers that are started, each of which is killed before it is told anything, until something else is wrong."""
-_PATIENCE_S = reaper.LIMIT_S + 2.0
-"""Seconds to wait for a reaper to be done."""
+_PATIENCE_S = reaper.LIMIT_S + 2.0  # seconds to wait for a reaper to be done
 
 
 class Lifeline:
@@ -181,8 +180,7 @@ atexit.register(lifeline.close)
 
 DUMP_SIGNAL = signal.SIGUSR1
 """A process of ours that gets this prints where every thread is, even from inside a C loop, and carries on."""
-LOG_LIMIT = 64 * 1024
-"""Bytes that are kept of the end of what a process prints."""
+LOG_LIMIT = 64 * 1024  # bytes that are kept of the end of what a process prints
 
 
 class WorkerStartError(SpecDebugError):

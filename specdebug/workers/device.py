@@ -159,8 +159,7 @@ def leave_now(status: int = 0) -> NoReturn:
 _LIBRARY = "libstdc++.so.6"
 _SET_TERMINATE = "_ZSt13set_terminatePFvvE"
 _Handler = ctypes.CFUNCTYPE(None)
-_arranged: list[Any] = []
-"""The handlers that C++ may call: it keeps their addresses, and nothing alive."""
+_arranged: list[Any] = []  # the handlers that C++ may call: it keeps their addresses, and nothing alive
 
 
 def before_termination(say: Callable[[], None]) -> Callable[[], None]:

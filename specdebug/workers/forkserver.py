@@ -31,12 +31,9 @@ from specdebug.workers.child import DUMP_SIGNAL, OwnChild, cannot_start
 from specdebug.workers.machine_failure import MachineFailure, failure_in_log, machine_failure
 from specdebug.workers.wire import ASK, JOB, PREPARE, LineReader, PipeSink, receive, send
 
-ANSWER_S = 5.0
-"""Seconds that a fork server may take to answer; it does nothing that takes longer than a fork."""
-BUSY_S = 600.0
-"""The same while it imports its libraries or prepares something."""
-_LOOK_S = 0.25
-"""Seconds that one look at the silent server counts for at most, and that one wait for its end takes."""
+ANSWER_S = 5.0  # seconds that a fork server may take to answer; it does nothing that takes longer than a fork
+BUSY_S = 600.0  # the same while it imports its libraries or prepares something
+_LOOK_S = 0.25  # seconds that one look at the silent server counts for at most, and that one wait for its end takes
 
 _BOOT = "from specdebug.workers.forkserver import main; sys.exit(main(sys.argv[1:]))"
 _AFRESH = "from specdebug.workers.forkserver import begin_afresh; begin_afresh(*sys.argv[1:])"

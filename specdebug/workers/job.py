@@ -28,8 +28,7 @@ from specdebug.workers.system import oom_killed_since, oom_kills
 from specdebug.workers.wire import LineReader
 
 VARIABLE = "SPECDEBUG_GPU_AT_RISK"
-AT_RISK = 4
-"""Arms that may destroy a context of one GPU at a time, unless the variable says otherwise."""
+AT_RISK = 4  # arms that may destroy a context of one GPU at a time, unless the variable says otherwise
 
 
 @dataclass(frozen=True)
@@ -90,17 +89,14 @@ def _physical(device: str) -> str:
     return visible[index] if index < len(visible) else str(index)
 
 
-BUSY_LIMIT_S = 300.0
-"""Seconds that one thing which a worker reports to be busy with may take beyond its deadline."""
+BUSY_LIMIT_S = 300.0  # seconds that one thing which a worker reports to be busy with may take beyond its deadline
 GPU_MEMORY_MB = 4096.0
 """Host memory of a worker that uses a GPU, beyond its job's limit: a context with torch, Triton and FlashInfer loaded
 has 1 to 3 GiB resident before the engine allocates anything."""
-STILL_S = 5.0
-"""Seconds without a report after which a worker that has made a step may be standing still..."""
+STILL_S = 5.0  # seconds without a report after which a worker that has made a step may be standing still,
+# if that is also as many times as long as it ever took from one report to the next since its first step
 STILL_TIMES = 10
-"""... if that is also as many times as long as it ever took from one report to the next since its first step."""
-SETUP_S = 10.0
-"""Before its first step it stands still once it reports nothing for so long, and for half of its time."""
+SETUP_S = 10.0  # before its first step it stands still once it reports nothing for so long, and for half of its time
 PATIENCE_S = 30.0
 """Seconds beyond its deadline in which a worker that has made a step may show by a report that it goes on."""
 

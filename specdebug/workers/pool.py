@@ -27,8 +27,7 @@ from specdebug.workers.wire import JOB, SIGNAL, pipes
 
 TICK_S = 0.02
 DUMP_GRACE_S = 0.3
-GPU_JOBS = 4
-"""Jobs that use a GPU at a time, unless the pool is told how many jobs to run."""
+GPU_JOBS = 4  # jobs that use a GPU at a time, unless the pool is told how many jobs to run
 PRELOAD = ("torch", "numpy", "safetensors.torch", "tokenizers", "yaml")
 
 

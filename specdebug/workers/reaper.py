@@ -13,15 +13,11 @@ import sys
 import time
 from collections.abc import Iterator
 
-KEY_VARIABLE = "SPECDEBUG_STARTED_AS"
-"""Holds the key, in the environment of what is started."""
+KEY_VARIABLE = "SPECDEBUG_STARTED_AS"  # holds the key, in the environment of what is started
 
-_SEARCH_S = 1.0
-"""Seconds to look for a process that has been forked, but may not have its own environment yet."""
-_GONE_S = 10.0
-"""Seconds to wait for what was killed to be gone; a process that holds a device may take its time."""
-LIMIT_S = _SEARCH_S + _GONE_S
-"""Seconds that a reaper takes at most."""
+_SEARCH_S = 1.0  # seconds to look for a process that has been forked, but may not have its own environment yet
+_GONE_S = 10.0  # seconds to wait for what was killed to be gone; a process that holds a device may take its time
+LIMIT_S = _SEARCH_S + _GONE_S  # seconds that a reaper takes at most
 _PAUSE_S = 0.02
 
 

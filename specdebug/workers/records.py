@@ -26,11 +26,9 @@ from specdebug.workers.child import lifeline
 from specdebug.workers.machine_failure import blamed
 from specdebug.workers.system import is_gone
 
-_REAPER_S = reaper.LIMIT_S + 5.0
-"""Seconds to wait for the reaper of a process that was killed."""
+_REAPER_S = reaper.LIMIT_S + 5.0  # seconds to wait for the reaper of a process that was killed
 _PAUSE_S = 0.02
-MAX_BYTES = 64 << 20
-"""Bytes of a record that grows, at most."""
+MAX_BYTES = 64 << 20  # bytes of a record that grows, at most
 
 
 class RecordError(SpecDebugError):

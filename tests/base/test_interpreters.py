@@ -23,8 +23,7 @@ STARTERS = {
     "subprocess": {"Popen", "run", "call", "check_call", "check_output", "getoutput", "getstatusoutput"},
 }
 
-CHILDREN = {"Child", "OwnChild"}
-"""Classes of ours that start a process when they are made (``workers/child.py``)."""
+CHILDREN = {"Child", "OwnChild"}  # classes of ours that start a process when they are made (``workers/child.py``)
 
 STARTS = {
     "targets/installs/release.py": (1, "git"),
@@ -49,8 +48,7 @@ NAMED = {
 """Files that name this interpreter, and what for."""
 
 
-TO_SHOW = {"logs/facts.py": "a command that a user is told of"}
-"""Files whose words nothing is started by."""
+TO_SHOW = {"logs/facts.py": "a command that a user is told of"}  # files whose words nothing is started by
 
 
 @cache

@@ -27,8 +27,7 @@ TOGGLES = [toggle for toggle in REGISTERED if "specdebug" in toggle["patches"]]
 RETRACTED = ("v1_retraction", "mtp_retraction", "frozen_kv_retraction", "mla_retraction")
 WITHOUT_FIX = {"frozen_kv_cache_hit", "frozen_kv_topk", "request_ends", "sampled", *RETRACTED}
 """They show what an oracle looks at, or an algorithm at work; no registered fix is about that."""
-BESIDE = {"v1_against_v2"}
-"""Their arms are ways of doing the same, and all must pass."""
+BESIDE = {"v1_against_v2"}  # their arms are ways of doing the same, and all must pass
 
 
 @pytest.fixture(scope="module")

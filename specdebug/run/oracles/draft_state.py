@@ -39,11 +39,9 @@ at most 7e-3 in bfloat16, 1e-3 in float16 and 1e-6 in float32, at every forward 
 off by that much for every level.
 """
 
-MOST_LIKELY = 8
-"""Drafts of each branch whose log-probability is compared, at every forward of the draft loop."""
+MOST_LIKELY = 8  # drafts of each branch whose log-probability is compared, at every forward of the draft loop
 
-AT_ONCE = 32
-"""Steps that are compared together; bounds the memory that attention over a long text needs."""
+AT_ONCE = 32  # steps that are compared together; bounds the memory that attention over a long text needs
 
 
 @dataclass(frozen=True)

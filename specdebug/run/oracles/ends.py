@@ -23,10 +23,8 @@ class Ends(Oracle):
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         self._streamed: dict[str, list[int]] = {}
-        self._ended: dict[str, str] = {}
-        """By request reported finished, its reason."""
-        self._read: dict[str, int] = {}
-        """By request, how many tokens of its output neither are nor complete a stop."""
+        self._ended: dict[str, str] = {}  # by request reported finished, its reason
+        self._read: dict[str, int] = {}  # by request, how many tokens of its output neither are nor complete a stop
         self._condemned: set[str] = set()
         """Requests of which something was said: what else is wrong with them follows from it."""
 

@@ -20,8 +20,7 @@ from specdebug.run.oracles.lossless import TIE_MARGIN
 from specdebug.search.draws import FALSE_ALARM, NEEDED, DrawsTest
 from specdebug.verdict.outcome import Violation
 
-AT_ONCE = 64
-"""Positions whose probabilities are worked out together; bounds what a large vocabulary needs."""
+AT_ONCE = 64  # positions whose probabilities are worked out together; bounds what a large vocabulary needs
 
 
 class SampledTokens(Oracle):

@@ -13,10 +13,8 @@ from specdebug.verdict.outcome import Violation
 if TYPE_CHECKING:
     from specdebug.targets.http.server import HttpServerView
 
-_ROUNDING = 1e-6
-"""By how much two tellings of one mean or rate may differ."""
-ASK_EVERY = 8
-"""Requests that end between two questions whether the server is well, where it is never idle."""
+_ROUNDING = 1e-6  # by how much two tellings of one mean or rate may differ
+ASK_EVERY = 8  # requests that end between two questions whether the server is well, where it is never idle
 
 
 class OfServer(Oracle):

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-4
 """By how much our own server's log probabilities of one position, of one float32 table, may contradict each other."""
-AT_ONCE = 64
-"""Positions whose log probabilities are worked out together; bounds what a large vocabulary needs."""
-_AROUND = 16
-"""Characters of a text that are shown before and behind the first that is wrong."""
+AT_ONCE = 64  # positions whose log probabilities are worked out together; bounds what a large vocabulary needs
+_AROUND = 16  # characters of a text that are shown before and behind the first that is wrong
 
 
 class ServerAnswers(OfServer):

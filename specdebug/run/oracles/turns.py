@@ -25,8 +25,7 @@ class TurnsOracle(Oracle):
         super().__init__(bench)
         self._passed: dict[str, int] = {}
         """By request under way, in the order in which they came: steps on end in which it was passed over."""
-        self._running: set[str] = set()
-        """Requests that decode."""
+        self._running: set[str] = set()  # requests that decode
 
     def on(self, event: Event) -> None:
         match event:

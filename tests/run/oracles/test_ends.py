@@ -18,8 +18,7 @@ from tests.run.fakes import FakeRequest, oracle_settings
 from tests.run.oracles.serving import ALONE, serve
 
 STOP = 9
-STRING = "kl"
-"""Of a text in which token n is the letter n + 96, and 30 four letters."""
+STRING = "kl"  # of a text in which token n is the letter n + 96, and 30 four letters
 
 
 def letters(ids: Sequence[int]) -> str:

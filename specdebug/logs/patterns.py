@@ -8,29 +8,15 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 SHORT = 4096
 """Bytes of a line that are looked at where the engine is not linear."""
 
 
-class Match(Protocol):
-    """A place of a pattern; ``[1]`` is the first group's bytes, or None, and ``[0]`` the whole."""
-
-    def start(self) -> int: ...
-
-    def end(self) -> int: ...
-
-    def __getitem__(self, group: int, /) -> Any: ...
-
-
-class Pattern(Protocol):
-    """A compiled pattern over bytes."""
-
-    def search(self, text: bytes, /) -> Match | None: ...
-
-    def finditer(self, text: bytes, /) -> Iterator[Match]: ...
+Match, Pattern = re.Match[bytes], re.Pattern[bytes]
+"""Patterns over bytes and their places, of either engine: RE2's have the same methods."""
 
 
 def _load() -> Any:
@@ -53,13 +39,12 @@ def bounded(text: bytes, words: Sequence[bytes] = ()) -> bytes:
     """The text; where the engine is not linear, of each long line only the part around the first of some words."""
     if _RE2 is not None:
         return text
-    return b"\n".join(line if len(line) <= SHORT else _part(line, words) for line in text.split(b"\n"))
-
-
-def _part(line: bytes, words: Sequence[bytes]) -> bytes:
-    first = min((at for word in words if (at := line.find(word)) >= 0), default=0)
-    begin = max(0, first - SHORT // 4)
-    return line[begin : begin + SHORT]
+    lines = text.split(b"\n")
+    for number, line in enumerate(lines):
+        if len(line) > SHORT:
+            begin = max(0, min((at for word in words if (at := line.find(word)) >= 0), default=0) - SHORT // 4)
+            lines[number] = line[begin : begin + SHORT]
+    return b"\n".join(lines)
 
 
 def compiled(pattern: bytes) -> Pattern:

@@ -111,10 +111,10 @@ def _with_place(hit: Hit, around: Around) -> Hit:
 
 def _place(around: Around) -> str:
     """The place of a failure; of a line of pytest's summary the test."""
-    if found := _NODE.search(around.line(0)):
-        stem = printable(found[1]).rpartition("/")[2].removesuffix(".py")
-        return f"{stem}.{printable(found[2])}"[:80]
-    return around.place
+    found = _NODE.search(around.line(0))
+    if found is None:
+        return around.place
+    return f"{printable(found[1]).rpartition('/')[2].removesuffix('.py')}.{printable(found[2])}"[:80]
 
 
 def _strength(own: Strength, around: Around) -> Strength:

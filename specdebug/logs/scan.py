@@ -305,21 +305,17 @@ def name_of(log: Scan, status: int) -> str:
         status: its exit status; negative for the signal that killed it, 128 + n where a shell says that of signal n.
     """
     main, died = log.main, died_of(status)
-    if main is not None and (died is None or main.strength <= died.strength or _aborts(main.signature, died.signature)):
+    if died is None and main is not None:
         return main.signature
-    if died is not None:
-        return died.signature
+    if died is not None:  # a watchdog ends its process by an abort after a hang
+        watched = main is not None and died.signature == "crash:SIGABRT" and main.signature.startswith(HANG)
+        return main.signature if main is not None and (watched or main.strength <= died.strength) else died.signature
     if status >= 0:
         return f"exit:{status}"
     try:
         return f"signal:{signal.Signals(-status).name}"
     except ValueError:  # a real-time signal
         return f"signal:{-status}"
-
-
-def _aborts(said: str, died: str) -> bool:
-    """Return True for an abort after a hang: a watchdog ends its process so."""
-    return died == "crash:SIGABRT" and said.startswith(HANG)
 
 
 def tells_of_damage(signature: str) -> bool:

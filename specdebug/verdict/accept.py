@@ -53,24 +53,17 @@ class AcceptSample:
         same = 0 if now is None else sum(_verifies(text) for rid, text in self.texts.items() if self._same(rid, now))
         ties = most_events(TIE_RATE * same) if same else 0
         part = same / self.verifies
-        margin = repeat_margin(self.sd, self.verifies, self.verifies - same) + part * self.accept * ties / (
-            same + ties or 1
-        )
+        drawn = repeat_margin(self.sd, self.verifies, self.verifies - same)
+        margin = drawn + part * self.accept * ties / (same + ties or 1)
         return max(1.0, self.accept - margin), self.accept + margin
 
     def _same(self, rid: str, now: AcceptSample) -> bool:
         return rid in now.texts and self.texts[rid].partition(":")[0] == now.texts[rid].partition(":")[0]
 
     def to_dict(self) -> dict[str, Any]:
-        low, high = self.interval()
-        return {
-            "accept": self.accept,
-            "low": round(low, 4),
-            "high": round(high, 4),
-            "verifies": self.verifies,
-            "sd": self.sd,
-            "texts": dict(self.texts),
-        }
+        low, high = (round(bound, 4) for bound in self.interval())
+        rest = {"verifies": self.verifies, "sd": self.sd, "texts": dict(self.texts)}
+        return {"accept": self.accept, "low": low, "high": high, **rest}
 
     @classmethod
     def read(cls, item: Item) -> AcceptSample:

@@ -28,7 +28,6 @@ from specdebug.verdict.outcome import (
     Outcome,
     RequestResult,
     Tie,
-    Verdict,
     Violation,
     decide,
     mean,
@@ -103,40 +102,31 @@ class Ledger:
         self.stage = START
         self.activity = ""
         """The engine's work beside its steps, such as ``compiling a kernel``; empty most of the time."""
-        self.planned_requests = 0
         self.usage_error: str | None = None
         self.usage_option: tuple[str, ...] = ()
         """The engine option that a usage error is about, if it is about one."""
-        self._stack: dict[str, Any] = {}
-        self._claiming = ""
+        self._target = target
+        self._deadline = deadline
+        self._last: dict[str, Mapping[str, Any]] = {}
+        """The last event of each kind that tells of one thing."""
         self._requests: dict[str, _Request] = {}
         self._ways: dict[str, _Way] = {}
-        self._deadline = deadline
-        self._overrun: int | None = None
         self._violations: list[Violation] = []
         self._notes: list[str] = []
-        self._server_log: tuple[str, bool] | None = None  # its path, and if it stays where the arm passes
         self._impossible: str | None = None
         self._unavailable = False
-        self._machine: MachineFailure | None = None
-        self._probes_enabled = 0
-        self._reached: dict[str, int] = {}
-        self._looks: dict[str, int] = {}
         self._reverts: dict[str, dict[str, int]] = {}
-        self._counted = False
-        self._faults: list[str] = []
-        self._target = target
-        self._lacks: tuple[str, ...] = ()
-        self._cannot_show: tuple[str, ...] = ()
-        self._blind = False
         self._lost: dict[str, bool] = {}
-        self._not_engine_code: tuple[str, ...] = ()
         self._injections: list[Injection] = []
         self._unfired: dict[int, str] = {}
         self._engine_s = 0.0
         self._steps = 0
-        self._done: Mapping[str, Any] = {}
         self._trace = hashlib.blake2b(digest_size=16)
+
+    @property
+    def planned_requests(self) -> int:
+        """Requests of the workload, once they are known."""
+        return int(self._of("setup").get("requests", 0))
 
     @property
     def finished_requests(self) -> int:
@@ -154,15 +144,10 @@ class Ledger:
         match kind := facts.pop("event", None):
             case "step":
                 self._step(facts)
-            case "stack":
-                self._claiming, self._stack = "", facts
-            case "setup":
-                self._probes_enabled, self.planned_requests = facts["probes_enabled"], facts["requests"]
-                self._faults = list(facts.get("faults", ()))
-            case "target":
-                self._target, self._lacks = facts["name"], tuple(facts["lacks"])
-                self._cannot_show = tuple(facts["cannot_show"])
-                self._blind = not facts["looking"] and bool(self._cannot_show)
+            case "stage":
+                self.stage, self.activity = facts["name"], ""
+            case "progress":
+                self.activity = facts["text"]
             case "arrive":
                 self._requests[facts["rid"]] = _Request(facts["rid"], facts["group"], facts["prompt_tokens"])
                 self._ways[facts["rid"]] = _Way(self.step, self.step)
@@ -170,33 +155,63 @@ class Ledger:
                 request = self._requests[facts["rid"]]
                 request.text, request.finish_reason = facts["text"], facts["finish_reason"]
                 self._ways.pop(facts["rid"], None)
-            case "reverts" | "coverage":
-                self._reverts = {number: dict(edits) for number, edits in facts["hits"].items()}
-                if kind == "coverage":
-                    self._counted, self._reached = True, dict(facts["reached"])
+            case "tie":
+                self._requests[facts.pop("rid")].ties.append(Tie(**facts))
+            case "cold":
+                self._requests[facts["rid"]].cold_accept_lengths = tuple(facts["accept_lengths"])
             case "impossible" | "usage":
                 self._impossible, self._unavailable = facts.get("reason"), facts.get("unavailable", False)
                 if kind == "usage":
                     self.usage_error = self._impossible = facts["message"]
                     self.usage_option = tuple(facts.get("option", ()))
             case "machine":  # what failed first
-                self._machine = self._machine or MachineFailure(facts["cause"], facts["line"])
-            case _:
-                self._take(kind, facts)
+                self._last.setdefault(kind, facts)
+            case "lost":
+                self._lost[facts["text"]] = facts["stand_in"]
+            case "injected":
+                self._injections.append(Injection(**{**facts, "index": tuple(facts["index"])}))
+            case "unfired":
+                self._unfired[facts["number"]] = facts["why"]
+            case "violation":
+                self._violations.append(Violation(**facts))
+            case "note":
+                self._notes.append(facts["text"])
+            case str():
+                self._last[kind] = facts
+                if kind in ("reverts", "coverage"):
+                    self._reverts = {number: dict(edits) for number, edits in facts["hits"].items()}
+                elif kind == "stack":
+                    self._last.pop("claiming", None)
+
+    def _of(self, kind: str) -> Mapping[str, Any]:
+        return self._last.get(kind, {})
+
+    @property
+    def _done(self) -> Mapping[str, Any]:
+        return self._of("done")
+
+    @property
+    def _machine(self) -> MachineFailure | None:
+        told = self._of("machine")
+        return MachineFailure(told["cause"], told["line"]) if told else None
+
+    @property
+    def _overrun(self) -> int | None:
+        return self._of("overrun").get("steps")
+
+    @property
+    def _lacks(self) -> Collection[str]:
+        return self._of("target").get("lacks", ())
 
     def outcome(self, end: WorkerEnd) -> Outcome:
         """Judge the run, now that its worker has ended."""
-        coredump = self._stack.get("coredump")
+        stack, target, log = dict(self._of("stack")), self._of("target"), self._of("server_log")
+        coredump, reached = stack.get("coredump"), dict(self._of("coverage").get("reached", {}))
+        cannot_show = tuple(target.get("cannot_show", ()))
         violations = [explained(found, end.log, self.step, coredump) for found in self._violations]
         if self._deadline or self._stand_still():
             end = replace(end, going=False)
-        death = self._endless() if self._done else death_of(end, self.step, self.stage)
-        machine = self._failure_of_machine(end)
-        if machine is not None and self._was_made_to_die():
-            if machine.cause == "memory":
-                death, machine = Violation("oom", "", self.step, machine.line), None
-            elif machine.cause == "killed":
-                death, machine = death_of(replace(end, failure=None), self.step, self.stage), None
+        death, machine = self._end_of(end)
         impossible = self._impossible or (machine.reason if machine is not None else self._not_for_this_target())
         if death is not None and impossible is None:
             violations.append(explained(death, "", self.step, coredump))
@@ -204,20 +219,21 @@ class Ledger:
         requests = tuple(request.result() for request in self._requests.values())
         interrupted = end.kind == "interrupted" and not self._done
         # How often its edits ran, a worker takes with it when it dies; none of them is known to be idle then.
-        reverts = self._reverts if self._counted or death is None else {}
+        reverts = self._reverts if "coverage" in self._last or death is None else {}
         evidence = Evidence(
             reverts=reverts,
-            probes_enabled=self._probes_enabled,
-            sites_reached=sum(count > 0 for count in self._reached.values()),
+            probes_enabled=self._of("setup").get("probes_enabled", 0),
+            sites_reached=sum(count > 0 for count in reached.values()),
             generated=sum(len(request.output_ids) for request in requests),
             impossible=impossible,
             cut_short=self._cut_short(end, interrupted=interrupted, endless=death is not None),
             idle_faults=tuple(self._idle_faults()),
-            blind=self._blind,
+            blind=bool(cannot_show) and not target["looking"],
             lost=self._lost,
         )
         verdict, reasons = decide(ordered, evidence)
         first = ordered[0] if verdict == "fail" else None
+        kept = [f"the server's log is {log['path']}"] if log and (log["lasts"] or verdict != "pass") else []
         return Outcome(
             verdict=verdict,
             signature=first.signature if first else None,
@@ -226,34 +242,31 @@ class Ledger:
             where_step=first.step if first else None,
             violations=ordered,
             reasons=reasons,
-            notes=(*self._notes, *self._note_of_log(verdict)),
+            notes=(*self._notes, *kept),
             metrics=self._metrics(requests, end),
             trace_hash=self._trace.hexdigest(),
             reverted_hits={number: dict(edits) for number, edits in reverts.items()},
-            reached_sites=dict(self._reached),
-            looks=dict(self._looks),
+            reached_sites=reached,
+            looks=dict(self._of("looked").get("counts", {})),
             requests=requests,
-            stack=dict(self._stack),
+            stack=stack,
             unavailable=verdict == "unknown" and (self._unavailable or machine is not None),
             machine=machine,
             injections=tuple(self._injections),
             complete=bool(self._done) and 0 < self.planned_requests == self.finished_requests,
             interrupted=interrupted,
-            target=self._target,
-            cannot_show=self._cannot_show,
-            not_engine_code=self._not_engine_code,
+            target=target.get("name", self._target),
+            cannot_show=cannot_show,
+            not_engine_code=tuple(self._of("not_engine_code").get("parts", ())),
             log_tail=end.log[-LOG_TAIL:],
         )
 
     def drop_log(self, outcome: Outcome) -> None:
         """Remove the log of the arm's own server where the arm has passed, unless it is to stay."""
-        if self._server_log is not None and not self._server_log[1] and outcome.verdict == "pass":
+        log = self._of("server_log")
+        if log and not log["lasts"] and outcome.verdict == "pass":
             with contextlib.suppress(OSError):
-                os.unlink(self._server_log[0])
-
-    def _note_of_log(self, verdict: Verdict) -> Iterator[str]:
-        if self._server_log is not None and (self._server_log[1] or verdict != "pass"):
-            yield f"the server's log is {self._server_log[0]}"
+                os.unlink(log["path"])
 
     def _cut_short(self, end: WorkerEnd, *, interrupted: bool, endless: bool) -> str:
         """Return why the run was ended before it was done, if it was; nothing if it had come to no end by itself."""
@@ -310,26 +323,35 @@ class Ledger:
             return MachineFailure("device", self.usage_error)
         return None
 
-    def _failure_of_machine(self, end: WorkerEnd) -> MachineFailure | None:
-        """Return what of the machine failed, as the worker told it or as its end does."""
-        if self._machine is not None:
-            return self._machine
-        if end.kind == "timeout" and self._claiming:
-            return MachineFailure("device", f"{self._claiming} did not answer within {end.wall_s:.0f} s")
-        return None if self._done else death_by_machine(end)
+    def _end_of(self, end: WorkerEnd) -> tuple[Violation | None, MachineFailure | None]:
+        """Return what the worker's end amounts to: a violation, or a failure of the machine, by its own word first."""
+        death = self._endless() if self._done else death_of(end, self.step, self.stage)
+        machine = self._machine
+        if machine is None and end.kind == "timeout" and "claiming" in self._last:
+            device = self._last["claiming"]["device"]
+            machine = MachineFailure("device", f"{device} did not answer within {end.wall_s:.0f} s")
+        elif machine is None and not self._done:
+            machine = death_by_machine(end)
+        meant = any(CLASSES[each.fault].effect == "kills" for each in self._injections if each.fault in CLASSES)
+        if meant and machine is not None and machine.cause == "memory":
+            return Violation("oom", "", self.step, machine.line), None
+        if meant and machine is not None and machine.cause == "killed":
+            return death_of(replace(end, failure=None), self.step, self.stage), None
+        return death, machine
 
     def _not_for_this_target(self) -> str | None:
         """Return what the arm is about and its target has no part in."""
-        about: dict[Ability, bool] = {"reverts": bool(self._reverts), "faults": bool(self._faults)}
+        about: dict[Ability, bool] = {"reverts": bool(self._reverts), "faults": bool(self._of("setup").get("faults"))}
         missing = [SHOWN[ability] for ability, meant in about.items() if meant and ability in self._lacks]
-        return f"target {self._target} cannot show {' or '.join(missing)}" if missing else None
-
-    def _was_made_to_die(self) -> bool:
-        return any(CLASSES[each.fault].effect == "kills" for each in self._injections if each.fault in CLASSES)
+        return (
+            f"target {self._of('target').get('name', self._target)} cannot show {' or '.join(missing)}"
+            if missing
+            else None
+        )
 
     def _idle_faults(self) -> Iterator[str]:
         """A sentence for each declared fault that did no damage."""
-        for number, name in enumerate(self._faults):
+        for number, name in enumerate(self._of("setup").get("faults", ())):
             mine = [each for each in self._injections if each.number == number]
             if not mine:
                 yield f"fault {name} was never injected: {self._unfired.get(number, 'the run ended before it was due')}"
@@ -353,40 +375,6 @@ class Ledger:
             peak_rss_mb=max(self._done.get("peak_rss_mb", 0.0), end.peak_rss_mb),
             stages_s=dict(self._done.get("stages_s", {})),
         )
-
-    def _take(self, kind: str | None, facts: dict[str, Any]) -> None:
-        """Take in an event that tells of one thing, or of the end."""
-        match kind:
-            case "stage":
-                self.stage, self.activity = facts["name"], ""
-            case "claiming":
-                self._claiming = facts["device"]
-            case "progress":
-                self.activity = facts["text"]
-            case "lost":
-                self._lost[facts["text"]] = facts["stand_in"]
-            case "not_engine_code":
-                self._not_engine_code = tuple(facts["parts"])
-            case "injected":
-                self._injections.append(Injection(**{**facts, "index": tuple(facts["index"])}))
-            case "unfired":
-                self._unfired[facts["number"]] = facts["why"]
-            case "violation":
-                self._violations.append(Violation(**facts))
-            case "tie":
-                self._requests[facts.pop("rid")].ties.append(Tie(**facts))
-            case "cold":
-                self._requests[facts["rid"]].cold_accept_lengths = tuple(facts["accept_lengths"])
-            case "looked":
-                self._looks = dict(facts["counts"])
-            case "overrun":
-                self._overrun = facts["steps"]
-            case "server_log":
-                self._server_log = facts["path"], facts["lasts"]
-            case "note":
-                self._notes.append(facts["text"])
-            case "done":
-                self._done = facts
 
     def _step(self, event: Mapping[str, Any]) -> None:
         self.step, self.activity = event["step"], ""

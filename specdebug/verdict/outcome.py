@@ -304,9 +304,8 @@ def merge_violations(violations: Iterable[Violation]) -> tuple[Violation, ...]:
     merged: dict[str, Violation] = {}
     for violation in sorted(violations, key=Violation.order):  # a stable sort: recorded order breaks ties
         first = merged.get(violation.signature)
-        merged[violation.signature] = (
-            violation if first is None else replace(first, count=first.count + violation.count)
-        )
+        both = violation if first is None else replace(first, count=first.count + violation.count)
+        merged[violation.signature] = both
     return tuple(merged.values())
 
 
@@ -333,12 +332,12 @@ class Evidence:
     """The evidence that :func:`decide` weighs beside the violations.
 
     ``reverts``: per reverted fix (by number), how often each of its edits ran; empty where the target does not tell.
-    ``probes_enabled``: the probe sites that
-    the packs switched on, ``sites_reached``: those of them that were evaluated. ``generated``: tokens emitted.
-    ``impossible``: why the run could not take place, if so. ``idle_faults``: a sentence for each declared fault that
-    did no damage. ``blind``: no oracle could look, though some were asked for. ``cut_short``: why it was ended before
-    it was done, if neither by itself nor for what was found. ``lost``: what of ours did not fit another engine's
-    release, a sentence each, and if that was a stand-in, of whose lack what was found may come.
+    ``probes_enabled``: probe sites that the packs switched on, ``sites_reached``: those of them that were evaluated.
+    ``generated``: tokens emitted. ``impossible``: why the run could not take place, if so. ``idle_faults``: a
+    sentence for each declared fault that did no damage. ``blind``: no oracle could look, though some were asked for.
+    ``cut_short``: why it was ended before it was done, if neither by itself nor for what was found. ``lost``: what of
+    ours did not fit another engine's release, a sentence each, and if that was a stand-in, of whose lack what was found
+    may come.
     """
 
     reverts: Mapping[str, Mapping[str, int]]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from specdebug.patching import Applied, Patch, apply
+from specdebug.patching import apply
 
 if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle
@@ -28,7 +28,12 @@ class FrontReverts:
         self._toggles = toggles
         patches = [patch for toggle in toggles for patch in toggle.patches]
         here = [patch for patch in patches if patch.module in sys.modules]
-        self._applied = _applied(here, [patch for patch in patches if patch not in here])
+        self._applied = [apply(here, "inprocess")]
+        try:
+            self._applied.append(apply([patch for patch in patches if patch not in here], "import"))
+        except BaseException:
+            self._applied[0].restore()
+            raise
 
     def __enter__(self) -> FrontReverts:
         return self
@@ -47,13 +52,3 @@ class FrontReverts:
         return {
             pr: {name: own[name] + engine.get(pr, {}).get(name, 0) for name in names} for pr, names in edits.items()
         }
-
-
-def _applied(here: Sequence[Patch], later: Sequence[Patch]) -> list[Applied]:
-    """Patches of modules that are imported already, and of others."""
-    done = [apply(here, "inprocess")]
-    try:
-        return [*done, apply(later, "import")]
-    except BaseException:
-        done[0].restore()
-        raise

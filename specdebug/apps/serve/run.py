@@ -80,11 +80,41 @@ def serve(
     pass_on: Callable[[bytes], None],
 ) -> None:
     """Serve until a signal comes. Raises SpecDebugError, also for an engine that cannot be built as asked."""
+    from specdebug.targets.options import OURS
+
     _give_memory_back()
     model = ModelText(str(launch.options.get("model", "tiny")))
+
+    async def main() -> None:
+        config = OURS.read(launch.options)
+        client = EngineClient(
+            launch, watchdog_s=address.watchdog_s, most_running=config.max_running_requests, say=say, pass_on=pass_on
+        )
+        metrics = ServerMetrics(client, settings.served_model_name, config.usable_slots)
+        state = ServerState(client, config, model, ChatTemplate(config.model), settings, say, reverts)
+        limits = ConnectionLimits(bytes=max(ConnectionLimits.bytes, 3 * state.max_body_bytes))
+        server = front(make_app(state, metrics), limits, address.log_level)
+        over = asyncio.Event()
+        with _signals(over.set):
+            interrupts.check()  # one may have come while all this was imported
+            await client.start()
+            serving = asyncio.create_task(server.serve(sockets=[bound]))
+            try:
+                served = await _until_over(client, serving, over, lambda: say(f"{READY} {_url(bound)}"))
+            finally:
+                await client.close()
+                server.should_exit = True
+                await serving
+        if client.refused is not None:
+            raise client.refused
+        if client.failure is not None and not served:
+            error = SpecDebugError(str(client.failure))
+            error.exit_code = 125 if client.failure.signature is None else 1
+            raise error
+
     with contextlib.closing(listen(address, keyed=settings.api_key is not None)) as bound:
         try:
-            asyncio.run(_serve(launch, settings, address, reverts, model, bound, say, pass_on))
+            asyncio.run(main())
         finally:
             interrupts.listen()  # the loop has put handlers of its own in place
     interrupts.check()
@@ -97,45 +127,6 @@ def _give_memory_back() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
         mallopt(_M_ARENA_MAX, 1)
-
-
-async def _serve(
-    launch: Launch,
-    settings: Settings,
-    address: Address,
-    reverts: FrontReverts,
-    model: ModelText,
-    bound: socket.socket,
-    say: Callable[[str], None],
-    pass_on: Callable[[bytes], None],
-) -> None:
-    from specdebug.targets.options import OURS
-
-    config = OURS.read(launch.options)
-    client = EngineClient(
-        launch, watchdog_s=address.watchdog_s, most_running=config.max_running_requests, say=say, pass_on=pass_on
-    )
-    metrics = ServerMetrics(client, settings.served_model_name, config.usable_slots)
-    state = ServerState(client, config, model, ChatTemplate(config.model), settings, say, reverts)
-    limits = ConnectionLimits(bytes=max(ConnectionLimits.bytes, 3 * state.max_body_bytes))
-    server = front(make_app(state, metrics), limits, address.log_level)
-    over = asyncio.Event()
-    with _signals(over.set):
-        interrupts.check()  # one may have come while all this was imported
-        await client.start()
-        serving = asyncio.create_task(server.serve(sockets=[bound]))
-        try:
-            served = await _until_over(client, serving, over, lambda: say(f"{READY} {_url(bound)}"))
-        finally:
-            await client.close()
-            server.should_exit = True
-            await serving
-    if client.refused is not None:
-        raise client.refused
-    if client.failure is not None and not served:
-        error = SpecDebugError(str(client.failure))
-        error.exit_code = 125 if client.failure.signature is None else 1
-        raise error
 
 
 async def _until_over(

@@ -114,17 +114,6 @@ def test_a_prompt_s_log_probabilities_are_those_of_the_same_tokens_as_output(fla
                         assert value == pytest.approx(same, abs=1e-3)
 
 
-def test_a_prompt_s_log_probabilities_begin_where_they_are_asked_for(serving: Serving) -> None:
-    ids = serving.state.model.encode(PROMPT)
-    ask = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
-    whole = serving.generate(**ask, logprob_start_len=0)["meta_info"]["input_token_logprobs"]
-    assert [token for _, token, _ in whole] == ids
-    tail = serving.generate(**ask, logprob_start_len=20)["meta_info"]["input_token_logprobs"]
-    assert [token for _, token, _ in tail] == ids[20:]
-    assert [value for value, _, _ in tail[1:]] == pytest.approx([value for value, _, _ in whole[21:]], abs=1e-3)
-    assert serving.generate(**ask)["meta_info"]["input_token_logprobs"] == []
-
-
 def test_several_samples_of_a_prompt_are_a_list(serving: Serving) -> None:
     params = {"temperature": 1.5, "max_new_tokens": 16, "n": 3}
     answers: Any = serving.generate(text=[PROMPT, "class A"], rid=["a", "b"], sampling_params=params)

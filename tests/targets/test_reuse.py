@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ import pytest
 from specdebug.engine import Engine, EngineConfig, Request, SamplingParams
 from specdebug.engine.textbook.engine import Models, load_models
 from specdebug.engine.textbook.memory.prefix_cache import PrefixCache
-from specdebug.engine.textbook.memory.radix_cache import RadixCache
 from specdebug.engine.textbook.speculative import eagle
 from specdebug.engine.textbook.speculative import eagle as cached_prefix
 from specdebug.targets.laws import broken_laws
@@ -128,76 +125,3 @@ def test_a_cache_that_is_off_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     plant(monkeypatch, PrefixCache, "release", "if keep and self.enabled:", "if keep:")
     engine.add_request("r", PROMPT, SamplingParams(max_new_tokens=9))
     assert "kept: the prefix cache is off, and 1 nodes are in its tree" in first_broken(engine)
-
-
-LONGEST = 80
-"""More tokens than any drawn request comes to have."""
-
-
-def drawn_options(rng: random.Random, page_size: int) -> dict[str, Any]:
-    """Everything that decides what is cached; memory from ample to so tight that requests are set back."""
-    spec = {**SPEC, "draft_kv_on_hit": rng.choice(["recompute", "recompute", "zero_fill"])}
-    options: dict[str, Any] = {
-        "context_length": LONGEST,
-        "page_size": page_size,
-        "max_running_requests": rng.randint(2, 4),
-        "chunked_prefill_size": rng.choice([None, None, 7, 24]),
-        "radix_cache": rng.random() < 0.9,
-        "speculative": spec if rng.random() < 0.8 else None,
-        "cuda_graph": {"enabled": False},
-    }
-    slots = LONGEST + EngineConfig.from_dict(options).row_headroom
-    return {**options, "memory": {"num_slots": int(slots * rng.choice([1, 1.2, 3])), "fill": "garbage"}}
-
-
-def ask(rng: random.Random, engine: Engine, rid: str) -> None:
-    """Add a request whose prompt begins as others do, or goes on after what was generated."""
-    trunk = [*range(50 + 10 * rng.randint(0, 1), 90)]
-    served = [request for request in engine.requests.values() if request.output_ids and len(request.all_ids) < 48]
-    prompt = trunk[: rng.randint(1, 30)] if not served or rng.random() < 0.6 else rng.choice(served).all_ids
-    prompt = prompt + [rng.randint(100, 103) for _ in range(rng.randint(0, 3))]
-    sampling = SamplingParams(
-        max_new_tokens=rng.randint(1, 24),
-        temperature=rng.choice([0.0, 0.0, 0.9]),
-        stop_token_ids=tuple(rng.sample(range(900), 300)) if rng.random() < 0.3 else (),
-    )
-    engine.add_request(rid, prompt, sampling, speculative=rng.random() < 0.7)
-
-
-def live(rng: random.Random, page_size: int, met: Counter[str]) -> None:
-    """One engine's life, in which everything happens to it. ``met`` counts what did."""
-    engine = engine_of(**drawn_options(rng, page_size))
-    radix = engine._cache.radix
-    for step in range(60):
-        if step < 45 and rng.random() < 0.4:
-            ask(rng, engine, f"r{step}")
-        before = evicted(radix)
-        report = engine.step()
-        met["evictions in a step"] += evicted(radix) - before
-        met["retractions"] += len(report.retracted)
-        met["hits"] += sum(cached > 0 for cached in report.cached.values())
-        met["stops"] += sum(engine.requests[rid].finish_reason == "stop" for rid in report.finished)
-        alive = [request for request in engine.requests.values() if not request.finished]
-        if alive and rng.random() < 0.05:
-            engine.abort(rng.choice(alive).rid)
-            met["aborts"] += 1
-        if rng.random() < 0.03:
-            engine.flush_cache()
-            met["flushes"] += 1
-        if len(engine._scheduler.running) > 1 and rng.random() < 0.05:
-            engine._scheduler.retract(rng.choice(engine._scheduler.running))
-            met["set back between steps"] += 1
-        if rng.random() < 0.95:  # some looks are left out
-            assert broken_laws(engine) == [], f"step {step}"
-
-
-def evicted(radix: RadixCache) -> int:
-    return radix.made - len(list(radix.nodes()))
-
-
-def test_a_sound_engine_keeps_the_laws_whatever_happens_to_it() -> None:
-    met = Counter[str]()
-    for number in range(10):
-        live(random.Random(f"reuse/{number}"), (1, 4, 1, 16)[number % 4], met)
-    happen = "evictions in a step", "retractions", "hits", "stops", "aborts", "flushes", "set back between steps"
-    assert all(met[what] for what in happen), met

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
 
-from specdebug import async_probe
+from specdebug import async_probe, reference
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.errors import InvalidOption
 from specdebug.engine import Engine
@@ -16,7 +17,6 @@ from specdebug.engine.textbook.request import Request, Status
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, merged, run
 from tests.engine.oracle import NEAR_TIE
-from tests.engine.workers.dense_mtp import DenseMTP
 from tests.tolerance import layers_rounding
 
 PROMPTS = [[3, 7, 1], [5], [2, 9, 2, 9, 2, 9, 4, 11, 6, 1, 8], [4, 4]]
@@ -35,26 +35,37 @@ def engine(lab: Lab, layers: int = 3, *, chained: bool = False, **changes: Any) 
     return build(merged(base, changes))
 
 
-def check_drafts(lab: Lab, served: Engine, dense: DenseMTP, request: Request) -> None:
-    """What a running request holds for its drafts, against the layers over its whole text."""
-    ids = request.all_ids
-    rounding = layers_rounding(dense.config, len(ids), times=lab.model.config.num_hidden_layers + dense.layers)
-    keys, values = served.draft_kv(request, 0, request.kv_len)
-    for index, written in enumerate(dense.known(ids)):
-        settled = min(request.kv_len, len(ids) - 1 - index)
-        torch.testing.assert_close(keys[index, :settled], written.keys[:settled], **rounding)
-        torch.testing.assert_close(values[index, :settled], written.values[:settled], **rounding)
-    drafted, margins = dense.drafts(ids)
-    stored = served.draft_state([request]).draft_tokens[0].tolist()
-    for ours, theirs, margin in zip(stored, drafted, margins, strict=True):
-        if margin < NEAR_TIE:
-            return  # what follows is drafted from another token
-        assert ours == theirs
+class Dense:
+    """The reference's layers of a checkpoint over whole texts."""
+
+    def __init__(self, lab: Lab, layers: int = 3, *, chained: bool = False) -> None:
+        folder = lab.next_n(layers, chained=chained)
+        self.weights, self.target = reference.load_weights(lab.target)
+        self.head: Any = reference.load_draft(folder, self.weights, self.target)
+        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        self.depth = lab.model.config.num_hidden_layers + layers
+
+    @torch.no_grad()
+    def check(self, served: Engine, request: Request) -> None:
+        """What a running request holds for its drafts, against the layers over its whole text."""
+        ids = torch.tensor(request.all_ids)
+        hidden = reference.target_forward(self.weights, self.target, ids)[1]
+        rounding = layers_rounding(self.config, len(ids), times=self.depth)
+        found = served.draft_kv(request, 0, request.kv_len)
+        for index, written in enumerate(reference.mtp_kv(self.head, ids, hidden)):
+            settled = min(request.kv_len, max(len(ids) - 1 - index, 0))
+            for got, want in zip(found, written, strict=True):
+                torch.testing.assert_close(got[index, :settled], want[:, :settled].transpose(0, 1), **rounding)
+        drafts = reference.mtp_draft(self.head, ids, hidden[:-1])
+        stored = served.draft_state([request]).draft_tokens[0].tolist()
+        for ours, theirs, logits in zip(stored, drafts.tokens.tolist(), drafts.logits, strict=True):
+            best, next_best = logits.topk(2).values.tolist()
+            if best - next_best < NEAR_TIE:
+                return  # what follows is drafted from another token
+            assert ours == theirs
 
 
-def serve_checked(
-    lab: Lab, served: Engine, dense: DenseMTP, prompts: list[list[int]], count: int = 12
-) -> list[Request]:
+def serve_checked(lab: Lab, served: Engine, dense: Dense, prompts: list[list[int]], count: int = 12) -> list[Request]:
     """Serve prompts that arrive two steps after one another, and look at every running request after every step."""
     waiting = list(enumerate(prompts))
     steps = 0
@@ -67,7 +78,7 @@ def serve_checked(
         steps += 1
         for request in made:
             if request.status is Status.RUNNING:
-                check_drafts(lab, served, dense, request)
+                dense.check(served, request)
     for request in made:
         lab.oracle.check(request.prompt_ids, request.output_ids, request.sampling.max_new_tokens, ())
     return made
@@ -80,7 +91,7 @@ def test_drafts_are_those_of_the_layers_over_the_whole_text(
     lab: Lab, recording: None, layers: int, chained: bool, graphs: bool
 ) -> None:
     served = engine(lab, layers, chained=chained, cuda_graph={"enabled": graphs})
-    made = serve_checked(lab, served, DenseMTP(lab.next_n(layers, chained=chained), lab.model), PROMPTS)
+    made = serve_checked(lab, served, Dense(lab, layers, chained=chained), PROMPTS)
     longest = max(length for request in made for length in request.accept_lengths)
     assert longest >= 3 if chained else longest == layers + 1
 
@@ -91,7 +102,7 @@ def test_a_chunk_ends_with_the_prompts_own_tokens_and_what_they_do_not_settle_is
     lab: Lab, recording: None, chunk: int, chained: bool
 ) -> None:
     served = engine(lab, 3, chained=chained, chunked_prefill_size=chunk, page_size=4)
-    serve_checked(lab, served, DenseMTP(lab.next_n(3, chained=chained), lab.model), PROMPTS, count=6)
+    serve_checked(lab, served, Dense(lab, chained=chained), PROMPTS, count=6)
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
@@ -99,7 +110,7 @@ def test_a_chunk_ends_with_the_prompts_own_tokens_and_what_they_do_not_settle_is
 def test_a_hit_takes_only_what_no_later_token_changes(lab: Lab, recording: None, page_size: int, plan: str) -> None:
     served = engine(lab, 3, page_size=page_size, attention_backend=plan)
     trunk = [2, 9, 2, 9, 2, 9, 4, 11, 6, 1, 8, 3, 3, 5, 7, 10]
-    dense = DenseMTP(lab.next_n(3), lab.model)
+    dense = Dense(lab)
     hits = []
     for rest in ([1], [1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 9]):
         (request,) = serve_checked(lab, served, dense, [[*trunk, *rest]], count=5)

@@ -22,6 +22,11 @@ from specdebug.engine.textbook.speculative.verify import VerifyForward, VerifyIn
 IDS = torch.int64
 
 
+def ids(rows: int, *names: str) -> list[StaticBuffer]:
+    """Buffers of that many ids for each request."""
+    return [StaticBuffer(name, rows, (), IDS) for name in names]
+
+
 def candidate_buffers(topk: int, steps: int, nodes: int) -> list[StaticBuffer]:
     """The static buffers of ``DraftCandidates``, whatever drafts them."""
     return [
@@ -49,9 +54,8 @@ def draft_table(parts: EngineParts, loop: DraftLoop) -> GraphTable[DraftInputs, 
             StaticBuffer("topk_p", 1, (topk,), torch.float32),
             StaticBuffer("topk_index", 1, (topk,), IDS),
             StaticBuffer("hidden_states", 1, (loop.model.hidden_size,), parts.dtype),
-            StaticBuffer("req_pool_indices", 1, (), IDS),
-            StaticBuffer("seq_lens", 1, (), IDS),
-            StaticBuffer("positions", topk, (), IDS),
+            *ids(1, "req_pool_indices", "seq_lens"),
+            *ids(topk, "positions"),
             StaticBuffer("out_cache_loc", topk, (loop.num_steps,), IDS),
         ],
         outputs=candidate_buffers(topk, loop.num_steps, loop.tree_size),
@@ -84,12 +88,9 @@ def verify_table(parts: EngineParts, forward: VerifyForward, nodes: int) -> Grap
     return GraphTable(
         (VerifyInputs, VerifyOutputs),
         inputs=[
-            StaticBuffer("input_ids", nodes, (), IDS),
-            StaticBuffer("positions", nodes, (), IDS),
-            StaticBuffer("out_cache_loc", nodes, (), IDS),
+            *ids(nodes, "input_ids", "positions", "out_cache_loc"),
             StaticBuffer("tree_mask", 1, (nodes, nodes), torch.bool),
-            StaticBuffer("req_pool_indices", 1, (), IDS),
-            StaticBuffer("seq_lens", 1, (), IDS),
+            *ids(1, "req_pool_indices", "seq_lens"),
         ],
         outputs=[
             StaticBuffer("logits", nodes, (forward.model.config.vocab_size,), parts.dtype),
@@ -119,13 +120,9 @@ def extend_table(
     return GraphTable(
         (ExtendInputs, ExtendOutputs),
         inputs=[
-            StaticBuffer("input_ids", nodes, (), IDS),
-            StaticBuffer("positions", nodes, (), IDS),
-            StaticBuffer("out_cache_loc", nodes, (), IDS),
+            *ids(nodes, "input_ids", "positions", "out_cache_loc"),
             StaticBuffer("features", nodes, (model.target_feature_size,), parts.dtype),
-            StaticBuffer("accept_lengths", 1, (), IDS),
-            StaticBuffer("req_pool_indices", 1, (), IDS),
-            StaticBuffer("seq_lens", 1, (), IDS),
+            *ids(1, "accept_lengths", "req_pool_indices", "seq_lens"),
         ],
         outputs=[
             StaticBuffer("topk_p", 1, (forward.topk,), torch.float32),

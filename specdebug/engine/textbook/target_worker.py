@@ -14,7 +14,7 @@ from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.device import Readback, upload
 from specdebug.engine.graph.forward import EngineParts, StepForward
 from specdebug.engine.graph.runner import GraphTable, StaticBuffer, capture, launcher
-from specdebug.engine.graph.tables import IDS
+from specdebug.engine.graph.tables import ids
 from specdebug.engine.memory.arena import GuardViolation, Scratch
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
@@ -67,10 +67,7 @@ def decode_table(parts: EngineParts, forward: DecodeForward) -> GraphTable[Decod
     return GraphTable(
         (DecodeInputs, DecodeOutputs),
         inputs=[
-            StaticBuffer("input_ids", 1, (), IDS),
-            StaticBuffer("out_cache_loc", 1, (), IDS),
-            StaticBuffer("req_pool_indices", 1, (), IDS),
-            StaticBuffer("seq_lens", 1, (), IDS),
+            *ids(1, "input_ids", "out_cache_loc", "req_pool_indices", "seq_lens"),
         ],
         outputs=[StaticBuffer("logits", 1, (forward.model.config.vocab_size,), parts.dtype)],
         declare=partial(parts.planner.declare_extend, q_len=1),

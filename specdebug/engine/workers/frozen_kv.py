@@ -17,7 +17,7 @@ from torch import Tensor
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
 from specdebug.engine.graph.forward import EngineParts
 from specdebug.engine.graph.runner import GraphTable, StaticBuffer, launcher
-from specdebug.engine.graph.tables import IDS, candidate_buffers
+from specdebug.engine.graph.tables import candidate_buffers, ids
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.model.interface import DraftModel, LayerAttention
 from specdebug.engine.textbook.attention.planner import AttentionPlanner, Metadata, SequenceLayout, Workspace
@@ -100,11 +100,10 @@ def frozen_kv_table(parts: EngineParts, loop: FrozenKVLoop) -> GraphTable[Frozen
     return GraphTable(
         (FrozenKVInputs, DraftCandidates),
         inputs=[
-            StaticBuffer("input_ids", 1, (), IDS),
+            *ids(1, "input_ids"),
             StaticBuffer("hidden_states", 1, (loop.model.hidden_size,), parts.dtype),
-            StaticBuffer("req_pool_indices", 1, (), IDS),
-            StaticBuffer("seq_lens", 1, (), IDS),
-            StaticBuffer("positions", topk, (), IDS),
+            *ids(1, "req_pool_indices", "seq_lens"),
+            *ids(topk, "positions"),
         ],
         outputs=candidate_buffers(topk, loop.num_steps, loop.tree_size),
         declare=declare,

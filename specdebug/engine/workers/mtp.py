@@ -23,7 +23,7 @@ from specdebug.base.errors import InvalidOption
 from specdebug.engine.device import upload
 from specdebug.engine.graph.forward import EngineParts, StepForward
 from specdebug.engine.graph.runner import GraphTable, StaticBuffer, launcher
-from specdebug.engine.graph.tables import IDS
+from specdebug.engine.graph.tables import IDS, ids
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
 from specdebug.engine.kernels.kv_cache import mtp_rows
 from specdebug.engine.kernels.logits import argmax
@@ -220,12 +220,10 @@ def mtp_table(parts: EngineParts, forward: MTPExtendForward) -> GraphTable[MTPEx
     return GraphTable(
         (MTPExtendInputs, MTPExtendOutputs),
         inputs=[
-            StaticBuffer("input_ids", nodes, (), IDS),
+            *ids(nodes, "input_ids"),
             StaticBuffer("features", nodes, (model.target_feature_size,), parts.dtype),
-            StaticBuffer("out_cache_loc", forward.width, (), IDS),
-            StaticBuffer("accept_lengths", 1, (), IDS),
-            StaticBuffer("req_pool_indices", 1, (), IDS),
-            StaticBuffer("seq_lens", 1, (), IDS),
+            *ids(forward.width, "out_cache_loc"),
+            *ids(1, "accept_lengths", "req_pool_indices", "seq_lens"),
         ],
         outputs=[
             StaticBuffer("draft_tokens", 1, (model.num_layers,), IDS),

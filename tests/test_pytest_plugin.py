@@ -253,14 +253,6 @@ def test_a_baseline_is_saved_and_a_loss_against_it_fails(
     lost.stdout.fnmatch_lines(["fail accept-drop@first, expected pass", "*baseline: first accepts 1.00 over 10*: lost"])
 
 
-def test_a_malformed_scenario_is_one_line(pytester: pytest.Pytester, mini: Path) -> None:
-    mini.write_text("name: x\nengine: {modle: tiny}\n")
-    result = session(pytester, "scenarios/mini.yaml")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*scenarios/mini.yaml:1:1: the file lacks the key 'workload'"])
-    assert "Traceback" not in result.stdout.str()
-
-
 @pytest.mark.parametrize(
     ("changed", "argv", "code"),
     [

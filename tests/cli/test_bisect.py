@@ -300,16 +300,6 @@ def test_the_first_bad_commit() -> None:
 
 
 @pytest.mark.slow
-def test_the_fix_a_scenario_needs() -> None:
-    told = document("draft_positions", "--jobs", "2")
-    assert [one["id"] for one in told["culprits"]] == ["25015"]
-    assert told["signature"] == "oob@draft.forward.positions"
-    words = told["reproduce"].split()
-    assert words[:5] == ["specdebug", "replay", "draft_positions", "--arm", "fixed"]
-    assert run(words[1:]) == 1
-
-
-@pytest.mark.slow
 def test_the_option_a_scenario_fails_with() -> None:
     shipped = Path(__file__).resolve().parents[2] / "scenarios" / "graph_padding.yaml"
     text = shipped.read_text().replace("cuda_graph: {", "cuda_graph: {enabled: false, ")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from specdebug.cli.main import run
-from specdebug.workers.job import WorkerEnd
 from tests.apps.evaluation.asking import WorkHere, written
 
 PUT = ("--ask", "continuation", "--max-new-tokens", "8", "--concurrency", "2")
@@ -79,18 +78,6 @@ def test_every_answer_is_a_line_of_the_file_that_is_asked_for(tmp_path: Path, po
     assert len(lines[0]["log_probabilities"]) == 4
     assert max(lines[0]["log_probabilities"], key=lambda value: value or -99) == lines[0]["log_probabilities"][1]
     assert json.loads((tmp_path / "r.json").read_text())["questions"]["by"] == "logprob"
-
-
-def test_an_interrupted_one_tells_what_it_has(
-    tmp_path: Path, pools: list[WorkHere], capsys: pytest.CaptureFixture[str]
-) -> None:
-    pools[0] = WorkHere(2, WorkerEnd("interrupted", -9, 0.1, 1.0, ""))
-    argv = ("--questions", written(tmp_path), *PUT, "--min-score", "0.5", "--answers", "a.jsonl")
-    assert run(["eval", *argv]) == 130
-    said = capsys.readouterr().out
-    assert "1 of 3 questions have no answer" in said
-    assert said.splitlines()[-1] == "unknown (interrupted)"
-    assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 2
 
 
 def test_options_go_over_a_file_and_its_questions_lie_beside_it(

@@ -54,16 +54,6 @@ def test_the_list_marks_what_is_refused_in_captured_graphs(
     assert {name for name, said in marked.items() if said} == {k.name for k in CLASSES.values() if k.captured_sites}
 
 
-def test_one_class_is_described(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["faults", "show", "positions_off_by_one"]) == 0
-    text = capsys.readouterr().out
-    assert "draft.forward.positions (the default, not inside a CUDA graph)" in text
-    assert "addressed by  request, row, site, step, probability, times, seed" in text
-    assert complaint(capsys, "faults", "show", "positions_off_by_two") == (
-        "no fault 'positions_off_by_two'; did you mean 'positions_off_by_one'?"
-    )
-
-
 BAD = {
     "nan_kv_in_us": "--fault: no fault 'nan_kv_in_us'; did you mean 'nan_kv_in_use'?",
     "xyzzy": "--fault: no fault 'xyzzy'; `specdebug faults list` shows them",
@@ -131,9 +121,3 @@ def test_the_matrix_goes_to_a_page_and_into_json(tmp_path: Path, capsys: pytest.
 )
 def test_a_worker_that_there_is_not_is_said(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert complaint(capsys, "faults", "verify", *argv) == said
-
-
-def test_a_page_that_cannot_be_written_is_said_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, "faults", "verify", "--html", "/nowhere/a.html") == (
-        "cannot write /nowhere/a.html: no folder /nowhere"
-    )

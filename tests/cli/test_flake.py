@@ -60,14 +60,6 @@ def test_failures_refute_and_say_how_to_see_them(capsys: pytest.CaptureFixture[s
     assert again.returncode == 7
 
 
-def test_jobs_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    outcomes = []
-    for jobs in ("1", "3"):
-        _, found = document(capsys, "--revert", "27360", "-j", jobs, "--claim", "rate<10%", "--journal", f"j{jobs}")
-        outcomes.append({name: found[name] for name in ("runs", "failures", "holds")})
-    assert outcomes[0] == outcomes[1]
-
-
 def test_other_failures_and_untestable_runs_are_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     script = (
         'case $((SPECDEBUG_TRIAL_SEED % 3)) in 0) exit 125;; 1) echo "nan@draft.hidden here"; exit 1;; *) exit 3; esac'

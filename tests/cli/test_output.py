@@ -169,36 +169,6 @@ def test_our_own_fault_is_graver_than_a_full_disk(monkeypatch: pytest.MonkeyPatc
     assert got.value.exit_code == 3
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_disk_that_is_full_costs_the_page_not_the_report(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["flake", "--revert", "27360", "--max-trials", "3", "--html", "/dev/full", "--", "bash", "-c", FAILS]
-    assert run(command) == 125
-    out, err = capsys.readouterr()
-    assert "3 of 3 failed: rate 100.0%" in out
-    assert err.endswith("error: cannot write /dev/full: No space left on device\n")
-
-
-def test_flake_leaves_a_page_cases_and_a_summary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    files = ["--html", "page.html", "--junit", "cases.xml", "--json"]
-    command = ["flake", "--revert", "27360", "--claim", "rate<5%", *files, "--", "bash", "-c", FAILS]
-    assert run(command) == 1
-    document = json.loads(capsys.readouterr().out)
-    page = Page(Path("page.html").read_text())
-    assert "the claim is refuted" in page.text
-    assert "specdebug flake --revert 27360 --claim 'rate<5%' --html page.html" in page.text
-    failure = ET.parse("cases.xml").getroot().find("testsuite/testcase/failure")
-    assert failure is not None
-    assert (
-        failure.get("message")
-        == f"`rate<5%` is refuted at 95%: {document['runs']} of {document['runs']} failed: "
-        + (failure.get("message") or "").split("failed: ")[1]
-    )
-    assert Path("summary.md").read_text().startswith("### ❌ specdebug flake: ")
-
-
 def specdebug(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     """The command itself, in the test's folder."""
     command = [sys.executable, "-c", "from specdebug.cli.main import main; main()", *argv]

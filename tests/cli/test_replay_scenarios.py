@@ -143,15 +143,6 @@ def test_lf_runs_what_failed_and_all_where_nothing_did(
     assert "no failure is recorded in this folder; name a FILE" in capsys.readouterr().err
 
 
-def test_an_interrupt_keeps_the_summary_and_what_is_known(played: Played, told: Told) -> None:
-    played.fails, played.interrupt_at = {"one::y"}, "two::x"
-    code, document = told("some")
-    assert (code, document["interrupted"]) == (130, True)
-    assert [(each["scenario"], each["exit_code"]) for each in document["scenarios"]] == [("one", 1), ("two", 130)]
-    recorded = json.loads(Path(".specdebug/last-failed.json").read_text())
-    assert {Path(file).name: arms for file, arms in recorded.items()} == {"one.yaml": ["y"]}
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

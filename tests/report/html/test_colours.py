@@ -22,30 +22,6 @@ CHARTS = {
 }
 """By chart the variables of what is drawn in it, each for one meaning."""
 
-RULES = {
-    "accept": {
-        ".plot .request": "muted", ".plot .request.lit": "two", ".plot polyline.mean": "one",
-        ".plot circle.mean": "one", ".plot line.finding": "fail", ".plot line.injected": "injected",
-    },
-    "timeline": {
-        ".plot .kind.prefill": "prefill", ".plot .kind.decode": "decode", ".plot .kind.idle": "idle",
-        ".plot .kind.served": "decode",
-        ".plot .area.batch": "batch", ".plot .area.time": "time", ".plot .finished": "pass",
-        ".plot .retracted": "retracted", ".plot line.finding": "fail", ".plot line.injected": "injected",
-        ".key.retracted::before": "retracted", ".key.finished::before": "pass",
-    },
-    "posterior": {
-        ".c1": "one", ".c2": "c2", ".c3": "c3", ".c4": "c4", ".c5": "c5", ".plot .trial.fail, .t-fail": "fail",
-        ".plot .trial.pass, .t-pass": "pass", ".plot .trial.other, .t-other": "unknown",
-        ".plot .trial.untestable, .t-untestable": "idle",
-    },
-    "rate": {
-        ".plot .band": "one", ".plot line.claimed": "two", ".plot line.failure": "fail", ".plot polyline.mean": "one",
-    },
-    "overlay": {".plot polyline.side2": "two", ".plot polyline.mean": "one"},
-}  # fmt: skip
-"""By chart the style sheet's rules for what is drawn in it, and the variable each takes its colour from."""
-
 
 def schemes() -> dict[str, dict[str, str]]:
     """By scheme the colours of all variables."""

@@ -18,7 +18,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -94,7 +93,11 @@ def _number(found: re.Match[str]) -> str:
 def run(command: str, folder: Path) -> list[str]:
     """What a command prints in ``folder``, as lines, with the checkout's own path left out."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("GITHUB_", "SPECDEBUG_"))}
-    environment["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{environment['PATH']}"
+    ours = folder / ".bin" / "specdebug"  # whatever is installed, this checkout's
+    ours.parent.mkdir(exist_ok=True)
+    ours.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m specdebug "$@"\n', encoding="utf-8")
+    ours.chmod(0o755)
+    environment["PATH"] = f"{ours.parent}{os.pathsep}{environment['PATH']}"
     environment |= {"COLUMNS": str(COLUMNS), "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
         ["bash", "-c", command],

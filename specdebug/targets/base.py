@@ -1,9 +1,6 @@
-"""The seam between a run and what it runs on.
-
-A :class:`Target` stands for an engine. In the parent it checks the options of an arm and says what the arm asks for; in
-a worker it opens a :class:`Session`, into which requests go and out of which tokens and facts come, one ``Stepped``
-(``events.py``) at a time. This imports neither torch nor any engine: workers use it before reverts are in place.
-"""
+"""The seam between a run and what it runs on: a :class:`Target` opens a :class:`Session`, into which requests go and
+out of which tokens and facts come, one ``Stepped`` (``events.py``) at a time. This imports neither torch nor any
+engine: workers use it before reverts are in place."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The options of a scenario's ``engine:``, which belong to its target: read, checked, completed, and drawn for a hunt.
-
-All targets of ours have the names of our own engine's options. Nothing else in the harness knows one of them: it asks
-:func:`options_of` a target what an arm's options come to. A worker must not import this before its reverts are in
-place, for one may reach into the engine's configuration."""
+All targets of ours have the names of our own engine's; nothing else in the harness knows one. A worker must not import
+this before its reverts are in place, for one may reach into the engine's configuration."""
 
 from __future__ import annotations
 

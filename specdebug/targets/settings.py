@@ -1,8 +1,6 @@
 """``target:`` of a scenario: a target's name, or a server, which is there (``http``) or is started: by a command
-(``launch``), or as a release of another engine that is installed here (``engine``).
-
-Read alike in a file and on the command line: a name, a URL, ``serve``, ``sglang==0.5.13``, or the mapping, as YAML.
-"""
+(``launch``), or as a release of another engine that is installed here (``engine``). It is read alike in a file and on
+the command line: a name, a URL, ``serve``, ``sglang==0.5.13``, or the mapping, as YAML."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Answers of a server, checked once: the type, the range and the size of every field that is read of them.
-
-A check takes a value out of JSON and returns it, or raises :class:`Wrong` with the place of what is wrong inside it.
-The tables at the end are all that is known of the interface; fields that they do not name are dropped.
-"""
+"""Answers of a server, checked once: the type, the range and the size of every field that is read of them. The tables
+at the end are all that is known of the interface; fields that they do not name are dropped."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from specdebug.base.abilities import INSIDE, Ability
@@ -100,19 +99,6 @@ class RequestLook:
         return counted
 
 
-def read_look(folder: Path, rid: str, answer: HttpRequest) -> RequestLook | None:
-    """The look of a request, whose file is deleted; None where there is none."""
-    import torch
-
-    path = folder / f"{rid}.look"
-    try:
-        plain = torch.load(path, weights_only=True)
-    except FileNotFoundError:
-        return None
-    path.unlink()
-    return RequestLook(answer, plain["events"], plain["kv"])
-
-
 def stored_rows(moments: Sequence[Moment | HttpRequest]) -> StoredRow:
     """What some requests store, a row each."""
     import torch
@@ -167,14 +153,18 @@ class Inside:
         CannotRunHere."""
         if self._folder is None:
             return
-        look = read_look(self._folder, rid, answer)
-        if look is None:
+        import torch
+
+        path = self._folder / f"{rid}.look"
+        if not path.exists():
             if self._log.lost():
                 return
             words = self._log.last_with("looking ends") or "its log does not say why"
             about = f"the engine left no look of request {answer.rid}"
             raise CannotRunHere(f"{about}: {words}; its log is {self._log.path}")
-        self._looks[answer.rid] = look
+        plain = torch.load(path, weights_only=True)
+        path.unlink()
+        look = self._looks[answer.rid] = RequestLook(answer, plain["events"], plain["kv"])
         if self._spec is not None:
             look.show(self._spec, observers)
 

@@ -1,8 +1,5 @@
-"""Requests on a server, all that may be under way at once, in asyncio: no steps, only what has been completed.
-
-The loop runs while a caller waits: in :meth:`HttpSession.advance` until a request has ended, in an abort until the
-aborted one has. Between, answers wait in the sockets.
-"""
+"""Requests on a server, all that may be under way at once, in asyncio: no steps, only what has been completed. The loop
+runs while a caller waits; between, answers wait in the sockets."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Functions of an engine wrapped where they are. A look at an engine that fails ends itself, never the engine.
-
-Taps and readers are ours: whatever they raise, as of an attribute that a release has renamed, turns their look off for
-good, and is told with its place in our code. The engine's own exceptions, and a lost device, go on their way.
-"""
+"""Functions of an engine wrapped where they are. A look at an engine that fails, as of an attribute that a release has
+renamed, is off for good, and told with its place in our code. The engine's own exceptions, and a lost device, go on."""
 
 from __future__ import annotations
 

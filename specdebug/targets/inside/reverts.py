@@ -1,8 +1,5 @@
-"""Fixes reverted in an engine's process, by the patches that the harness found to fit.
-
-A process that another of the engine's spawned began with the patches that were in force there, before it imported
-anything (``patching/spawned.py``); the first one puts them in force itself.
-"""
+"""Fixes reverted in an engine's process, by the patches that the harness found to fit. A process that another of the
+engine's spawned began with those in force there (``patching/spawned.py``); the first one puts them in force itself."""
 
 from __future__ import annotations
 

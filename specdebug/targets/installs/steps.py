@@ -1,8 +1,5 @@
-"""Install an environment, step by step: one that is cut short goes on with the step that it was at.
-
-Packages come from where pip looks by the user's own settings. On a terminal pip shows its progress; elsewhere a line is
-said when a step begins and one when it ends, and what pip says is in a log. A command ends with us, however we end.
-"""
+"""Install an environment, step by step: one that is cut short goes on with the step that it was at. Packages come from
+where pip looks by the user's own settings; what it says is in a log, and on a terminal. A command ends with us."""
 
 from __future__ import annotations
 

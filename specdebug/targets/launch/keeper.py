@@ -1,10 +1,6 @@
-"""Servers for a search: a process keeps them, and trials of one set of reverts share one that is still healthy.
-
-Workers live for one run; a server that several runs use must outlive them, and no longer than the search. So the search
-starts this process, whose standard input is a pipe to it: when that closes, every server is ended. A worker says over
-a connection which server it wants, hears how the start goes on, and gives the server back. One that was given back as
-sound, and is well, waits for the next who wants the same; one whose worker went away without a word is ended.
-"""
+"""Servers for a search, which outlive a worker's run and no more: a process keeps them until its standard input closes.
+A worker says over a connection which server it wants, and gives it back. One that is sound, and well, waits for the
+next who wants the same; one whose worker went away without a word is ended."""
 
 from __future__ import annotations
 

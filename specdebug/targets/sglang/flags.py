@@ -1,8 +1,5 @@
-"""A scenario's engine options as SGLang's command line: one table, which the docs print.
-
-Most flags of ``specdebug serve`` are SGLang's own (``engine_flags.py``); here stand those that differ, those that it
-has not, and those that a CPU needs besides.
-"""
+"""A scenario's engine options as SGLang's command line. Most flags of ``specdebug serve`` are SGLang's own
+(``engine_flags.py``); here stand those that differ, those that it has not, and those that a CPU needs besides."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""SGLang's attention kernels in torch, with the names and arguments of those that they replace on a CPU.
-
-Interpreted, Triton's take 0.2 to 1.3 s a call, and FlashAttention 3 runs on a GPU only. Of Triton's only kernels are
-replaced: grid, strides and splits that SGLang's functions launch them with are what is computed by.
-"""
+"""SGLang's attention kernels in torch, with the names and arguments of those that they replace on a CPU: interpreted,
+Triton's take 0.2 to 1.3 s a call, and FlashAttention 3 runs on a GPU only. Grid, strides and splits that SGLang's
+functions launch Triton's with are what is computed by."""
 
 from __future__ import annotations
 

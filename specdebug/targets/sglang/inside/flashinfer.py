@@ -1,8 +1,6 @@
-"""FlashInfer's wrappers without a GPU: planning into the same buffers, attention in torch.
-
-SGLang's backend plans on every step and, under graphs, into buffers that its wrappers were made with; a kernel reads
-lengths and slots from these, as pointers, and so do these wrappers, be they right or wrong. Pages are of one slot.
-"""
+"""FlashInfer's wrappers without a GPU: attention in torch, planned into the buffers that SGLang's backend made them
+with. A kernel reads lengths and slots from these, as pointers, and so do they, be they right or wrong. Pages are of one
+slot."""
 
 from __future__ import annotations
 

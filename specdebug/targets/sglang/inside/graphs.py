@@ -1,8 +1,6 @@
-"""CUDA graphs without CUDA, under SGLang's own graph runners (target, draft, draft extend).
-
-Which graphs there are, their warm-ups, padding, buffers and replays are decided and done by SGLang's own code, which is
-told that this is a GPU while it decides. What a function does on the host happens at each replay: the one difference.
-"""
+"""CUDA graphs without CUDA. Which there are, their warm-ups, padding, buffers and replays are decided and done by
+SGLang's own graph runners, told that this is a GPU. What a function does on the host happens at each replay: the one
+difference."""
 
 from __future__ import annotations
 

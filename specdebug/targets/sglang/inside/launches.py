@@ -1,8 +1,6 @@
-"""Stand-ins for kernels: launched as these are, telling what a kernel reads, refusing by name what they do not do.
-
-A stand-in in torch gathers more than a kernel reads, and clamps it: so its operations are not looked at, and it says
-itself what the kernel would read. Of a refusal the harness is told, and what the engine does then is not judged.
-"""
+"""Stand-ins for kernels: launched as these are, telling what a kernel reads (their own operations gather more, and are
+not looked at), refusing by name what they do not do. After a refusal, of which the harness is told, nothing is
+judged."""
 
 from __future__ import annotations
 

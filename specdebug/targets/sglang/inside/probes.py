@@ -1,8 +1,5 @@
-"""SGLang's probes as ours: its ``maybe_detect_*`` calls, by our names of the sites, in record or assert mode.
-
-Upstream's functions keep their places in the modules that have imported them, and get other code, which calls
-:mod:`specdebug.async_probe`. What that records is told after every batch; the server lives on.
-"""
+"""SGLang's probes as ours: its ``maybe_detect_*`` functions get other code where they are, which calls
+:mod:`specdebug.async_probe` by our names of the sites. What that records is told after every batch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The places in SGLang's source that taps, readers and stand-ins hold on to, and which of them a release has.
-
-A release is not asked for its number: its files are read (``targets/inside/source.py``), never imported, so the same
-answer is had in SGLang's own process and before anything is started (``targets/sglang/fit.py``).
-"""
+"""The places in SGLang's source that taps, readers and stand-ins hold on to, and which of them a release has: by its
+files, which are read, never imported, in its own process as before anything is started (``targets/sglang/fit.py``)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """How SGLang runs fast enough on a CPU: processes forked that it would have spawned, and Triton's interpreter without
-what it does anew at every step of a kernel, and throws away.
-
-Of a draft with branches most of a batch's time is SGLang's ``generate_draft_decode_kv_indices``, which has a program
-for each step, request and branch. What such a kernel computes, loads and stores is Triton's interpreter's, as ever.
-"""
+what it does anew at every step of a kernel, and throws away. What a kernel computes, loads and stores stays the
+interpreter's."""
 
 from __future__ import annotations
 

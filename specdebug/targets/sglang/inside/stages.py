@@ -1,8 +1,6 @@
 """The stages of SGLang's EAGLE worker, wrapped where they are: looks at requests for oracles, and a tape of its sites.
-
-What a CUDA graph does within itself passes no function on the host, so the forwards of the draft are recorded where
-they run eagerly, or are replayed on a CPU.
-"""
+What a CUDA graph does within itself passes no function on the host, so a draft's forwards are seen where they run
+eagerly."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""The stand-ins put into SGLang's modules on a CPU, where a release has them: kernels, and the device it sees.
-
-Nothing is replaced but what cannot run here: SGLang's own function around a kernel runs as it is, so that what it gets
-wrong shows. From 0.5.16 on much of EAGLE has a branch of its own for CPUs. Those branches are switched off: what is to
-be tested is what runs on a GPU, whose other Triton kernels run in Triton's interpreter.
-"""
+"""The stand-ins put into SGLang's modules on a CPU, where a release has them: kernels, and the device it sees. SGLang's
+own function around a kernel runs as it is; its branches for CPUs, from 0.5.16 on, are switched off."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""vLLM's model runner V1 and its proposer, watched at the boundaries of their stages, by our names of the sites.
-
-The functions of the one runner and the one proposer that a process has are wrapped; nothing of theirs is changed. A
-step may prefill some requests and verify the drafts of others in one forward: an onlooker is told of each kind apart.
-"""
+"""vLLM's model runner V1 and its proposer, wrapped at the boundaries of their stages, by our names of the sites. A step
+may prefill some requests and verify the drafts of others in one forward: an onlooker is told of each kind apart."""
 
 from __future__ import annotations
 

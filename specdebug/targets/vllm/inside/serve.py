@@ -1,7 +1,5 @@
-"""SGLang's HTTP interface, as far as the harness asks it, before vLLM's engine: ``python -m ... --port N``.
-
-The routes are there once the engine is loaded, as a health check expects.
-"""
+"""SGLang's HTTP interface, as far as the harness asks it, before vLLM's engine: ``python -m ... --port N``. The routes
+are there once the engine is loaded, as a health check expects."""
 
 from __future__ import annotations
 

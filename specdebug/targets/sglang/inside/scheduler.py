@@ -7,17 +7,14 @@ the radix tree, or a request's own; rows of ``req_to_token``; and how many reque
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
 import torch
 from torch import Tensor
-from specdebug.targets.inside.guard import Call
-from specdebug.targets.inside.guard import EngineLook
-from specdebug.targets.inside.guard import wrap_all
-from specdebug.targets.inside.guard import wrap_method
+
+from specdebug.targets.inside.guard import Call, EngineLook, wrap_all, wrap_method
 from specdebug.targets.inside.words import tell
 from specdebug.targets.sglang.inside.seats import Seat
 

@@ -164,10 +164,9 @@ def merged_dims(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int,
 @functools.cache
 def _nonfinite(kinds: tuple[str, ...], dtype: torch.dtype) -> What | None:
     infinity, bits = _INFINITY[dtype], dtype.itemsize * 8
-    form = table.VALUE_TYPES.index(dtype)
-    nan = JobPart("nan", "", 0.0, _tag(0, table.NO_LIMIT, form)) if "nan" in kinds else None
+    nan = _part("nan", "", 0.0, 0, table.NO_LIMIT, dtype) if "nan" in kinds else None
     has_infinity = dtype != torch.float8_e4m3fn
-    inf = JobPart("inf", "", 0.0, _tag(1, table.NO_LIMIT, form)) if "inf" in kinds and has_infinity else None
+    inf = _part("inf", "", 0.0, 1, table.NO_LIMIT, dtype) if "inf" in kinds and has_infinity else None
     suspicious = infinity if inf is not None else infinity + 1
     carry = (1 << (bits - 1)) - suspicious
     while bits < 32:  # the same for all elements of a 32-bit word
@@ -179,17 +178,15 @@ def _nonfinite(kinds: tuple[str, ...], dtype: torch.dtype) -> What | None:
 @functools.lru_cache(1024)
 def _bounds(of_floats: bool, low: Bound, high: Bound) -> What | None:
     if of_floats:
-        low, high, form = float(low), float(high), table.VALUE_TYPES.index(torch.float64)
-        below_low = JobPart("oob", "below", low, _tag(0, table.FLOAT, form))
-        above_high = JobPart("oob", "not below", high, _tag(1, table.FLOAT, form))
+        ends = ("below", float(low)), ("not below", float(high))
+        below_low, above_high = (_part("oob", *end, n, table.FLOAT, torch.float64) for n, end in enumerate(ends))
         return What(table.BOUNDS, float_bits(low), float_bits(high), (below_low, above_high))
     above, below = checks.whole_bounds(low, high)
-    form = table.VALUE_TYPES.index(torch.int64)
     if above is below is None:
         return None
     first = min((above or 0) + 1, checks.INT64_MAX)
-    part_0 = None if above is None else JobPart("oob", "below", first, _tag(0, table.ABOVE_INT, form))
-    part_1 = None if below is None else JobPart("oob", "not below", below, _tag(1, table.INT, form))
+    part_0 = None if above is None else _part("oob", "below", first, 0, table.ABOVE_INT, torch.int64)
+    part_1 = None if below is None else _part("oob", "not below", below, 1, table.INT, torch.int64)
     return What(table.BOUNDS, above or 0, below or 0, (part_0, part_1))
 
 
@@ -219,10 +216,9 @@ def _repeats(shape: torch.Size, other: torch.Size) -> int | None:
 
 @functools.lru_cache(1024, typed=True)
 def _multiple(of_floats: bool, unit: Bound) -> What:
-    form = table.VALUE_TYPES.index(torch.float64 if of_floats else torch.int64)
     limit, word = (table.INT, unit) if isinstance(unit, int) else (table.FLOAT, float_bits(unit))
-    part = JobPart("page_aligned", "not a multiple of", unit, _tag(0, limit, form))
-    return What(table.MULTIPLE, word, 0, (part, None))
+    dtype = torch.float64 if of_floats else torch.int64
+    return What(table.MULTIPLE, word, 0, (_part("page_aligned", "not a multiple of", unit, 0, limit, dtype), None))
 
 
 @functools.lru_cache(1024)
@@ -244,5 +240,6 @@ def _picks(
     return (size, at_shape.numel(), shape[1], columns), (stride, strides[1], strides[0], further)
 
 
-def _tag(part: int, limit: int, form: int) -> int:
-    return part << table.TAG_PART | limit << table.TAG_LIMIT | form
+def _part(kind: str, phrase: str, limit: Bound, part: int, form: int, dtype: torch.dtype) -> JobPart:
+    tag = part << table.TAG_PART | form << table.TAG_LIMIT | table.VALUE_TYPES.index(dtype)
+    return JobPart(kind, phrase, limit, tag)

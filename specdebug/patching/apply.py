@@ -300,11 +300,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def _in_force() -> list[InForce]:
     every = [(name, sorted(module.current.placed, key=lambda one: one.index)) for name, module in _modules.items()]
-    return [
-        InForce(name, tuple(dict.fromkeys(one.patch for one in placed)), tuple(one.index for one in placed))
-        for name, placed in every
-        if placed
-    ]
+    patches = ((name, tuple(dict.fromkeys(one.patch for one in placed)), placed) for name, placed in every if placed)
+    return [InForce(name, unlike, tuple(one.index for one in placed)) for name, unlike, placed in patches]
 
 
 def _scripted(function: FunctionType) -> FunctionText | None:

@@ -86,6 +86,11 @@ class Toggle:
     """Further scenarios that show it, such as those of another way of drafting."""
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """Every number that selects it."""
+        return (self.pr, *self.aliases)
+
+    @property
     def detections(self) -> tuple[Detection, ...]:
         """Every scenario that shows it, the first first."""
         return (self.detected_by, *self.also_detected_by)
@@ -114,14 +119,9 @@ class Toggle:
         not. Of another engine than ours, whose source is not at hand: where they may."""
         if engine == OWN_ENGINE:
             return shared_target(self.patches, other.patches, here=True)
-        mine, theirs = (list(each.foreign.get(engine, {}).values()) for each in (self, other))
-        found = (shared_target(one, its, here=False) for one, its in itertools.product(mine, theirs))
+        ranges = (each.foreign.get(engine, {}).values() for each in (self, other))
+        found = (shared_target(one, its, here=False) for one, its in itertools.product(*ranges))
         return next(filter(None, found), None)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Every number that selects it."""
-        return (self.pr, *self.aliases)
 
 
 @dataclass(frozen=True)
@@ -244,13 +244,18 @@ def read_toggle(doc: Doc) -> Toggle:
         optional=("aliases", "description", "detected_by", "detected_in", "latent_in", "mends"),
     )
     pr = top["pr"].integer(low=1, high=_MAX_PR)
+    aliases = [pr]
+    for item in top["aliases"].items() if "aliases" in top else ():
+        if (number := item.integer(low=1, high=_MAX_PR)) in aliases:
+            raise item.error(f"repeats {number}")
+        aliases.append(number)
     detection, *more = _read_detections(top["detected_by"]) if "detected_by" in top else (NOTHING,)
     own, foreign = _read_engines(top["patches"], pr, here="detected_by" in top)
     if own and detection is NOTHING:
         raise root.error("lacks the key 'detected_by'")
     return Toggle(
         pr=pr,
-        aliases=_read_aliases(top["aliases"], pr) if "aliases" in top else (),
+        aliases=tuple(aliases[1:]),
         title=_line(top["title"]),
         url=top["url"].text(pattern=r"https?://\S+"),
         family=_line(top["family"]),
@@ -283,16 +288,6 @@ def _known(number: int, every: Mapping[int, Toggle], engine: str = "") -> Toggle
 def _line(item: Item) -> str:
     """The text on one line, as a table shows it."""
     return " ".join(item.text().split())
-
-
-def _read_aliases(items: Item, pr: int) -> tuple[int, ...]:
-    aliases: list[int] = []
-    for item in items.items():
-        number = item.integer(low=1, high=_MAX_PR)
-        if number == pr or number in aliases:
-            raise item.error(f"repeats {number}")
-        aliases.append(number)
-    return tuple(aliases)
 
 
 def _read_detections(item: Item) -> list[Detection]:

@@ -1,10 +1,12 @@
-"""Import hook: anything can be edited before it has run, and the module stays itself otherwise."""
+"""Import hook: anything can be edited before it has run; spawned processes begin with the patches in force."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib
 import importlib.resources
 import inspect
+import multiprocessing
 import runpy
 import subprocess
 import sys
@@ -188,3 +190,68 @@ def test_namespace_packages_and_broken_files(toys, refusal):
     assert "does not parse: invalid syntax" in refusal(apply, [Patch.of("t", name, ("x", "y"))], "import")
     (toys.folder / "latin.py").write_bytes(b"x = '\xe9'\n")
     assert "the source of latin cannot be read" in refusal(apply, [Patch.of("t", "latin", ("x", "y"))], "import")
+
+
+SPAWNED = """
+LIMIT = 1
+
+
+def value():
+    return LIMIT
+
+
+def put(queue):
+    queue.put(value())
+
+
+def put_deeper(queue):
+    import multiprocessing
+
+    child = multiprocessing.get_context("spawn").Process(target=put, args=(queue,))
+    child.start()
+    child.join()
+"""
+
+
+def ask(target) -> int:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=target, args=(queue,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    return queue.get()
+
+
+def test_a_spawned_process_begins_patched_and_its_runs_are_counted(toys):
+    mod = toys.load(SPAWNED)
+    with apply([Patch.of("t", f"{mod.__name__}:value", ("return LIMIT", "return LIMIT + 1"))]) as applied:
+        assert [ask(mod.put), ask(mod.put_deeper)] == [2, 2]
+        assert applied.hits() == {"t#1": 2}
+        mod.value()
+    assert applied.hits() == {"t#1": 3}
+    assert ask(mod.put) == 1
+
+
+def test_what_runs_at_import_is_patched_there_too(toys):
+    name = toys.write(SPAWNED)
+    patches = [
+        Patch.of("t", name, ("LIMIT = 1", "LIMIT = 5")),
+        Patch.of("t", f"{name}:value", ("return LIMIT", "return LIMIT + 1")),
+    ]
+    with apply(patches, "import") as applied:
+        mod = importlib.import_module(name)
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            assert pool.submit(mod.value).result() == 6
+        assert applied.hits() == {"t#1": 2, "t#2": 1}
+
+
+def test_a_process_that_finds_other_text_ends_with_the_reason(toys, capfd):
+    mod = toys.load(SPAWNED)
+    with apply([Patch.of("t", f"{mod.__name__}:value", ("return LIMIT", "return LIMIT + 1"))]):
+        toys.write("def value():\n    return 7\n", mod.__name__)
+        child = multiprocessing.get_context("spawn").Process(target=mod.value)
+        child.start()
+        child.join()
+    assert child.exitcode == 1
+    assert "matches 0 places" in capfd.readouterr().err

@@ -222,6 +222,33 @@ patches:
 """
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("symptom: none here\n", "symptom: s\ndetected_by: {scenario: a, signature: b}\n", "lacks the key 'specdebug'"),
+        (
+            "  sglang:\n",
+            "  specdebug: [{target: a, edits: [{match: a, replacement: b}]}]\n  sglang:\n",
+            "t.yaml:1:1: the file lacks the key 'detected_by'",
+        ),
+        (ELSEWHERE[ELSEWHERE.index("  sglang") :], "  {}\n", "patches lacks the key 'specdebug'"),
+        (ELSEWHERE[ELSEWHERE.index("  sglang") :], "  sglang: {}\n", "patches.sglang needs a version range"),
+        ("<0.5.15.post1", "<0.5.15beta", "is no version range"),
+        ("<0.5.15.post1", "~=0.5", "is no version range"),
+        ("patches:", "mends: [vllm]\npatches:", "'vllm' has no patches of its own here"),
+        ("patches:", "mends: []\npatches:", "mends"),
+        (
+            "patches:",
+            "mends: [sglang]\ndetected_in:\n  sglang: {scenario: a, signature: b}\npatches:",
+            "'sglang' lacks this fix",
+        ),
+    ],
+)
+def test_malformed_files_of_another_engines_fix(tmp_path, old, new, message):
+    assert old in ELSEWHERE
+    assert message in refusal(load, tmp_path, ELSEWHERE.replace(old, new, 1))
+
+
 def test_a_fix_of_another_engine_is_known_but_not_selected(root):
     (root / "toggles" / "77.yaml").write_text(ELSEWHERE)
     registry = load_registry()
@@ -265,35 +292,6 @@ def test_a_fix_that_an_engine_lacks_is_put_in_there(root):
     assert refusal(registry.select, 77, error=SelectionError) == said
     assert 77 not in [toggle.pr for toggle in Library().all_toggles(ReleasedEngine(release="sglang==0.5.13"))]
     assert "mends sglang" in text_of(toggle_list([registry.find("77")]))
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ("mends: [vllm]", "'vllm' has no patches of its own here"),
-        ("mends: []", "mends"),
-        ("mends: [sglang]\ndetected_in:\n  sglang: {scenario: a, signature: b}", "'sglang' lacks this fix"),
-    ],
-)
-def test_what_mends_no_engine_is_refused(tmp_path, said, message):
-    assert message in refusal(load, tmp_path, ELSEWHERE.replace("patches:", f"{said}\npatches:"))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("symptom: none here\n", "symptom: s\ndetected_by: {scenario: a, signature: b}\n", "lacks the key 'specdebug'"),
-        ("  sglang:\n", "  specdebug: [{target: a, edits: [{match: a, replacement: b}]}]\n  sglang:\n",
-         "t.yaml:1:1: the file lacks the key 'detected_by'"),
-        (ELSEWHERE[ELSEWHERE.index("  sglang"):], "  {}\n", "patches lacks the key 'specdebug'"),
-        (ELSEWHERE[ELSEWHERE.index("  sglang"):], "  sglang: {}\n", "patches.sglang needs a version range"),
-        ("<0.5.15.post1", "<0.5.15beta", "is no version range"),
-        ("<0.5.15.post1", "~=0.5", "is no version range"),
-    ],
-)  # fmt: skip
-def test_malformed_files_of_another_engines_fix(tmp_path, old, new, message):
-    assert old in ELSEWHERE
-    assert message in refusal(load, tmp_path, ELSEWHERE.replace(old, new, 1))
 
 
 def test_one_number_in_two_files_names_both(root):

@@ -74,19 +74,6 @@ def test_float_bounds_are_not_rounded_to_a_narrow_type() -> None:
     assert _masks("oob", ones, 1.0000001, 2)["below"] == [True, True]
 
 
-def test_relative_values_broadcast_and_do_not_underflow() -> None:
-    values = checks.subject(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8), torch.tensor([[2], [3]]))
-    assert values.tolist() == [[-1, 0], [0, 1]]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2])
-def test_picked_rows_are_zero_where_there_is_none(dtype: torch.dtype) -> None:
-    tensor = torch.arange(12.0).view(2, 3, 2).to(dtype)
-    rows = checks.picked(tensor, torch.tensor([2, -1, 3, 0, 2]))
-    expected = [[[4, 5], [0, 0], [0, 0], [0, 1], [4, 5]], [[10, 11], [0, 0], [0, 0], [6, 7], [10, 11]]]
-    assert rows.to(torch.float32).tolist() == torch.tensor(expected).to(dtype).to(torch.float32).tolist()
-
-
 _SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, max_side=5)
 
 
@@ -185,17 +172,6 @@ def test_picked_rows_are_words_if_they_are_aligned_blocks() -> None:
     assert not _make(("nan",), flat[1:-15].view(4, 12, 32), at=at).in_words
     assert not _make(("nan",), flat[:-16].view(4, 48, 8), at=at).in_words
     assert not _make(("nan",), flat[:-16].view(4, 12, 32)).in_words
-
-
-@pytest.mark.parametrize(
-    ("shape", "other", "every"),
-    [((6,), (6,), 1), ((2, 3), (2, 1), 3), ((2, 3), (1,), 6), ((2, 3), (), 6), ((2, 3), (1, 1), 6)],
-)
-def test_simple_differences_are_left_to_the_kernel(shape: tuple[int, ...], other: tuple[int, ...], every: int) -> None:
-    base = torch.zeros(other, dtype=torch.int32)
-    job = _make(("oob",), torch.ones(shape, dtype=torch.int64), 0, 9, base)
-    assert job.other is base
-    assert job.every == every
 
 
 def test_what_cannot_be_wrong_is_not_looked_for() -> None:

@@ -217,14 +217,6 @@ def test_the_ends_of_words_and_of_what_lies_behind_the_words(dtype: torch.dtype)
             assert (found.entry, found.index, found.count) == (0, index, 1)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_nans_of_either_sign(dtype: torch.dtype) -> None:
-    word = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    for bits in (-1, torch.iinfo(word).max):
-        (found,) = _found(("nan", "inf"), torch.full((64,), bits, dtype=word).view(dtype))
-        assert (found.entry, found.index, found.count) == (0, 0, 64)
-
-
 def test_indices_that_need_an_int64() -> None:
     """The code for more than 2^31 elements, on few."""
     tensor = torch.ones(5000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import importlib
 import importlib.resources
 import inspect
@@ -231,19 +230,6 @@ def test_a_spawned_process_begins_patched_and_its_runs_are_counted(toys):
         mod.value()
     assert applied.hits() == {"t#1": 3}
     assert ask(mod.put) == 1
-
-
-def test_what_runs_at_import_is_patched_there_too(toys):
-    name = toys.write(SPAWNED)
-    patches = [
-        Patch.of("t", name, ("LIMIT = 1", "LIMIT = 5")),
-        Patch.of("t", f"{name}:value", ("return LIMIT", "return LIMIT + 1")),
-    ]
-    with apply(patches, "import") as applied:
-        mod = importlib.import_module(name)
-        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            assert pool.submit(mod.value).result() == 6
-        assert applied.hits() == {"t#1": 2, "t#2": 1}
 
 
 def test_a_process_that_finds_other_text_ends_with_the_reason(toys, capfd):

@@ -99,15 +99,6 @@ def test_deleting_whole_statements_leaves_a_pass(target, match, lines):
     assert placed(target, match, "").lines == lines
 
 
-def test_no_place_names_the_nearest_line():
-    assert refused("top", "b = aa") == (
-        "<patch>: toggle 1: edit 1 of 1 matches 0 places in mod:top; nearest is mod.py:8: `b = a`"
-    )
-    assert "nearest is mod.py:9" in refused("top", "if b:\n    c = 7\n\n    d = 2")
-    assert "matches 0 places" in refused("top", "limit = 3"), "the text is outside the target"
-    assert "matches 0 places" in refused("top", "if b:\nc = 1"), "relative indentation counts"
-
-
 def test_useless_edits_are_refused():
     assert "text to match is empty" in refused("top", " \n\n")
     assert "replacement equals the match" in refused("top", "b = a", "    b = a\n")

@@ -323,12 +323,6 @@ def test_what_is_no_number_is_refused(root, wanted):
     assert "is not a pull request's number" in refusal(load_registry().select, wanted, error=SelectionError)
 
 
-def test_unknown_numbers_name_the_nearest_or_all(root):
-    registry = load_registry()
-    assert refusal(registry.select, "103", error=SelectionError) == "no toggle reverts 103; did you mean '102'?"
-    assert refusal(registry.select, 99999, error=SelectionError) == "no toggle reverts 99999; known: 101, 102, 55"
-
-
 def test_the_environment(root, monkeypatch):
     monkeypatch.delenv(REVERT_VARIABLE, raising=False)
     assert reverts_from_environment() == ()

@@ -25,7 +25,7 @@ from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan
 from specdebug.patching import Edit, Patch
 from specdebug.patching.drift import DriftReport, FixRow
-from specdebug.patching.drift.fit import EditProblem, Near
+from specdebug.patching.drift.check import EditProblem, Near
 from specdebug.patching.toggles import Detection, Toggle
 from specdebug.report.bisect import bisect_report
 from specdebug.report.compare import compare_report

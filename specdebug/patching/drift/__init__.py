@@ -5,8 +5,7 @@ of the engine's own registry of reverts where it ships one: a patch names lines 
 """
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.patching.drift.check import DriftReport, FixRow, check
+from specdebug.patching.drift.check import DriftReport, EditProblem, FixRow, check
 from specdebug.patching.drift.dist import Dist, open_dist
-from specdebug.patching.drift.fit import EditProblem
 
 __all__ = ["Dist", "DriftReport", "EditProblem", "FixRow", "SpecDebugError", "check", "open_dist"]

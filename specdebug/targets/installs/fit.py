@@ -19,9 +19,8 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.interpreters import other_python
 from specdebug.base.yamlio import load_yaml
 from specdebug.patching import Patch
-from specdebug.patching.drift.check import patches_for, why_none
+from specdebug.patching.drift.check import fit, patches_for, why_none
 from specdebug.patching.drift.dist import Dist, open_package
-from specdebug.patching.drift.fit import fit
 from specdebug.patching.toggles import Toggle, read_ranges
 from specdebug.targets.inside.source import Source
 from specdebug.targets.installs.store import Installed

@@ -15,8 +15,8 @@ from specdebug import __version__ as VERSION
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import SpecDebugError
 from specdebug.kernel_memory.finding import KernelRule
+from specdebug.patching.drift.check import Fit
 from specdebug.patching.drift.dist import Dist
-from specdebug.patching.drift.fit import Fit
 from specdebug.patching.toggles import load_registry
 from specdebug.targets.base import Opening, OverThere
 from specdebug.targets.inside.source import Source

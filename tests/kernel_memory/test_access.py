@@ -1,13 +1,17 @@
-"""Loads, stores and atomics outside what a kernel was given: each is told, and does what it would on a GPU."""
+"""Accesses of interpreted kernels, held against the tensors, rows and pointers that they were given."""
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from specdebug.kernel_memory.regions import MAX_TAG, base_of, live_tensors, plain, plain_of, tag_of, tags_of
 
 pytest.importorskip("triton")
 
@@ -50,21 +54,6 @@ def test_a_load_behind_the_end_names_argument_line_program_and_distance(watch: W
     assert found.count == 4
 
 
-def test_a_load_in_front(watch: Watch) -> None:
-    src, dst = ints(*range(8)), ints(*[0] * 8)
-    kernels.copy[(1,)](src, dst, -3, 8, BLOCK=8)
-    [found] = watch.poll()
-    assert found.words.startswith("1 to 3 elements in front of int32 [8], in ")
-    assert dst[3:].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_lanes_that_are_masked_off_are_not_told(watch: Watch) -> None:
-    src, dst = ints(1, 2, 3), ints(0, 0, 0)
-    kernels.copy[(1,)](src, dst, 0, 3, BLOCK=16)
-    assert watch.poll() == []
-    assert dst.tolist() == [1, 2, 3]
-
-
 def test_memory_of_nobody_reads_as_all_bits_set_and_is_not_written(watch: Watch) -> None:
     far, dst = 1 << 40, ints(0, 0)
     kernels.copy[(1,)](ints(5), dst, far, 2, BLOCK=2)
@@ -74,13 +63,6 @@ def test_memory_of_nobody_reads_as_all_bits_set_and_is_not_written(watch: Watch)
     assert (load.signature, store.signature) == ("oob@copy.src", "oob@fill.dst")
     assert load.words.endswith("in memory of no tensor")
     assert store.access.line == line_of("the store of fill")
-
-
-def test_poison_of_floats_is_no_number(watch: Watch) -> None:
-    dst = torch.zeros(2)
-    kernels.copy[(1,)](torch.ones(2), dst, 1 << 40, 2, BLOCK=2)
-    assert dst.isnan().all()
-    assert [found.signature for found in watch.poll()] == ["oob@copy.src"]
 
 
 def test_an_access_that_lands_in_another_argument_is_carried_out_and_names_it(watch: Watch) -> None:
@@ -111,16 +93,6 @@ def test_a_slice_is_left_though_its_allocation_is_not(watch: Watch) -> None:
     [found] = watch.poll()
     assert whole.tolist() == [0] * 6 + [7] * 4 + [0] * 6
     assert found.words.startswith("1 to 2 elements behind the end of the slice int32 [8]")
-
-
-def test_a_strided_view_reaches_from_its_first_to_its_last_element(watch: Watch) -> None:
-    every_third, out = ints(*range(30))[1:29:3], ints(0, 0)
-    kernels.gather[(1,)](every_third, torch.tensor([0, 27]), out, 2, BLOCK=2)
-    assert watch.poll() == []
-    assert out.tolist() == [1, 28]
-    kernels.gather[(1,)](every_third, torch.tensor([-1, 28]), out, 2, BLOCK=2)
-    [found] = watch.poll()
-    assert (found.signature, found.count, out.tolist()) == ("oob@gather.src", 2, [0, 29])
 
 
 def test_atomics(watch: Watch) -> None:
@@ -177,3 +149,138 @@ def test_against_every_lane_looked_at_by_itself(size: int, places: list[int], me
         if 0 <= place < size:
             assert out[lane] == place
     assert out[meant:].tolist() == [99] * (8 - meant)
+
+
+def table(rows: int = 4, width: int = 8) -> torch.Tensor:
+    return torch.full((rows, width), -1, dtype=torch.int32)
+
+
+def test_a_row_that_runs_into_the_next_is_told_with_both(watch: Watch) -> None:
+    cells = table()
+    kernels.fill_row[(3,)](cells, 8, 5, 6, BLOCK=8)
+    [found] = watch.poll()
+    assert found.signature == "oob@fill_row.table"
+    assert found.access.program == (1, 0, 0)
+    assert found.words == "1 to 3 elements behind the end of row 1 of int32 [4, 8], in table (int32 [4, 8])"
+    assert cells[2, :3].tolist() == [3, 4, 5]
+
+
+def test_a_row_of_number_0_is_known_once_another_was(watch: Watch) -> None:
+    cells = table()
+    kernels.fill_row[(2,)](cells, 8, 0, 8, BLOCK=8)
+    assert watch.poll() == []
+    kernels.fill_row[(1,)](cells, 8, 0, 9, BLOCK=16)
+    [found] = watch.poll()
+    assert found.words.startswith("1 element behind the end of row 0 of int32 [4, 8]")
+
+
+def test_a_row_in_front(watch: Watch) -> None:
+    kernels.fill_row[(2,)](table(), 8, -2, 2, BLOCK=2)
+    found = watch.poll()
+    assert any(each.words.startswith("1 to 2 elements in front of row 1 of int32 [4, 8]") for each in found)
+
+
+def test_the_cells_between_the_columns_of_a_slice_and_the_next_row_are_not_the_rows(watch: Watch) -> None:
+    kernels.fill_row[(3,)](table()[:, :5], 8, 0, 6, BLOCK=8)
+    [found] = watch.poll()
+    assert found.words.startswith("1 element behind the end of row 1 of int32 [4, 5]")
+
+
+def test_a_block_of_two_dimensions_may_span_rows(watch: Watch) -> None:
+    cells = table()
+    kernels.fill_tile[(1,)](cells, 8, 1, ROWS=2, WIDTH=8)
+    assert watch.poll() == []
+    assert cells[1:3].eq(1).all()
+
+
+def test_a_kernel_without_the_stride_may_take_it_as_flat(watch: Watch) -> None:
+    kernels.fill_flat[(2,)](table(), 16, BLOCK=16)
+    assert watch.poll() == []
+
+
+def test_a_place_that_has_moved_by_part_of_a_row_does_not_move_by_rows(watch: Watch) -> None:
+    cells = table(8, 4)
+    kernels.fill_flat[(2,)](cells, 6, BLOCK=8)  # 4 is no argument; nothing is learned that could harm
+    kernels.fill_row[(2,)](cells, 4, 0, 4, BLOCK=4)
+    assert watch.poll() == []
+
+
+def layers(count: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Some tensors of 4 elements, and their addresses."""
+    buffers = [torch.arange(4, dtype=torch.int32) + 10 * n for n in range(count)]
+    return buffers, torch.tensor([each.data_ptr() for each in buffers])
+
+
+def test_what_they_lead_to_may_be_read(watch: Watch) -> None:
+    buffers, pointers = layers(2)
+    out = torch.zeros(2, dtype=torch.int32)
+    kernels.through_pointers[(2,)](pointers, out, 3)
+    assert out.tolist() == [3, 13]
+    assert watch.poll() == []
+    assert len(buffers) == 2
+
+
+def test_leaving_it_is_charged_to_the_argument_that_held_the_pointer(watch: Watch) -> None:
+    buffers, pointers = layers(2)
+    out = torch.zeros(2, dtype=torch.int32)
+    kernels.through_pointers[(2,)](pointers, out, 1 << 40)
+    [found] = watch.poll()
+    assert (found.signature, found.count) == ("oob@through_pointers.pointers", 2)
+    assert "behind the end of int32 [4]" in found.words
+    assert out.tolist() == [-1, -1]
+    assert len(buffers) == 2
+
+
+def test_a_pointer_that_is_an_argument_by_itself(watch: Watch) -> None:
+    buffer, out = torch.arange(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    kernels.through_number[(1,)](buffer.data_ptr(), out, 2)
+    assert (out.item(), watch.poll()) == (2, [])
+    kernels.through_number[(1,)](buffer.data_ptr(), out, 1 << 40)
+    assert [found.signature for found in watch.poll()] == ["oob@through_number.address"]
+
+
+def test_memory_that_torch_does_not_know_is_read_and_not_told(watch: Watch) -> None:
+    foreign = (ctypes.c_int32 * 4)(7, 8, 9, 10)
+    out = torch.zeros(1, dtype=torch.int32)
+    kernels.through_number[(1,)](ctypes.addressof(foreign), out, 1)
+    assert (out.item(), watch.poll()) == (8, [])
+
+
+def test_an_address_that_is_nobodys_is_told_and_does_not_end_the_process(watch: Watch) -> None:
+    out = torch.zeros(1, dtype=torch.int32)
+    kernels.through_number[(1,)](1 << 45, out, 0)
+    [found] = watch.poll()
+    assert found.words == "address 0x200000000000 is memory of no tensor"
+    assert found.signature == "oob@through_number.address"
+    assert out.item() == -1
+
+
+def test_a_tensor_that_has_gone_is_not_an_owner(watch: Watch) -> None:
+    buffers, pointers = layers(1)
+    out = torch.zeros(1, dtype=torch.int32)
+    kernels.through_pointers[(1,)](pointers, out, 0)
+    fresh, moved = layers(1)
+    kernels.through_pointers[(1,)](moved, out, 1)
+    assert (out.item(), watch.poll()) == (1, [])
+    assert len(buffers) == len(fresh) == 1
+
+
+def test_what_only_stands_for_a_tensor_is_passed_over() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.empty(3)
+    assert fake.device.type == "cpu"
+    assert all(each is not fake for each in live_tensors())
+
+
+ADDRESSES = st.integers(0, (1 << 48) - 1)
+OFFSETS = st.integers(-(1 << 48), 1 << 48)
+
+
+@given(st.integers(0, MAX_TAG), ADDRESSES, OFFSETS)
+def test_tag_and_address_are_told_apart(tag: int, address: int, offset: int) -> None:
+    pointer = (base_of(tag) + address + offset) % (1 << 64)
+    assert (tag_of(pointer), plain_of(pointer)) == (tag, address + offset)
+    block = np.array([pointer], dtype=np.uint64)
+    assert (tags_of(block).tolist(), plain(block).tolist()) == ([tag], [address + offset])

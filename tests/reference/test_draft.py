@@ -15,10 +15,7 @@ from specdebug.reference import (
     DraftHead,
     LatentAttention,
     ModelConfig,
-    accept_lengths,
-    chain_matches,
     draft_kv,
-    draft_logits,
     draft_unroll,
 )
 from tests.tolerance import layers_rounding
@@ -224,29 +221,3 @@ def test_written_keys_and_values_depend_on_pair_and_position_alone(head: DraftHe
         expected_k, expected_v = one_step(head, int(ids[p + 1]), states[p], p, [])[1]
         torch.testing.assert_close(k[:, row], expected_k, **NEAR)
         torch.testing.assert_close(v[:, row], expected_v, **NEAR)
-
-
-def test_batched_unroll_equals_single(head: DraftHead) -> None:
-    ids, hidden = text(head)
-    both = draft_unroll(head, ids[1:].expand(2, -1), hidden[:-1].expand(2, -1, -1), 3)
-    for batched, single in zip(both, draft_unroll(head, ids[1:], hidden[:-1], 3), strict=True):
-        torch.testing.assert_close(batched[1], single)
-
-
-def test_matches_map_draft_ids_by_offset(head: DraftHead) -> None:
-    ids, hidden = text(head)
-    matches = chain_matches(head, ids, hidden, 2)
-    guess = draft_logits(head, draft_unroll(head, ids[1:], hidden[:-1], 2)[1]).argmax(-1)
-    guess = 2 * guess + 1 if head.is_eagle3 else guess  # the kept ids are the odd ones
-    assert matches.shape == (2, len(ids) - 2)
-    assert matches[1].tolist() == (guess[:-1] == ids[2:]).tolist()
-    ids[2:] = guess[:-1]  # a text that step 1 guessed right cannot match nowhere
-    assert (chain_matches(head, ids, hidden, 1).shape) == (1, len(ids) - 2)
-
-
-def test_accept_lengths_walk_from_verify_to_verify() -> None:
-    # A text of 10 tokens, 4 of them prompt; chains of 2. matches[k, p]: step k guessed token p+2.
-    matches = torch.zeros(2, 8, dtype=torch.bool)
-    matches[0, 3] = matches[1, 4] = True  # newest token 4: both guesses (tokens 5, 6) right, then the bonus 7
-    matches[1, 7] = True  # newest token 7: first guess wrong, so the second does not count
-    assert accept_lengths(matches, prompt_length=4) == [3, 1]

@@ -1,4 +1,4 @@
-"""The dense targets, Llama's and DeepSeek's, against transformers, an implementation of others."""
+"""The target against transformers, its config, and which tokens sampling keeps."""
 
 from __future__ import annotations
 
@@ -8,9 +8,70 @@ from typing import Any
 import pytest
 import torch
 
-from specdebug.base.errors import CheckpointError
+from specdebug.engine.model.config import Eagle3Options
+from specdebug.engine.textbook.request import SamplingParams
+from specdebug.engine.textbook.sampler import target_probs
 from specdebug.reference import DenseCache, ModelConfig, greedy_generate, load_weights, target_forward
+from specdebug.reference.sampling import kept_probs, may_be_kept
 from tests.tolerance import layers_rounding
+
+HEAD = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 24,
+    "draft_vocab_size": 18,
+}
+
+
+@pytest.mark.parametrize(("named", "inputs"), [([1, 5, 8], (2, 6, 9)), ([2, 5, 8], (2, 5, 8)), ([0, 1, 9], (0, 1, 9))])
+def test_auxiliary_layers_are_outputs_if_the_list_starts_with_one_and_inputs_if_not(
+    named: list[int], inputs: tuple[int, ...]
+) -> None:
+    raw = {**HEAD, "eagle_config": {"eagle_aux_hidden_state_layer_ids": named}}
+    assert ModelConfig.from_dict(raw).aux_layers == inputs
+    assert Eagle3Options.from_dict(raw, "config.json").aux_layers_for(12, "config.json") == inputs
+
+
+CUTS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.6), (0.9, 8, 0.5), (1.1, 1, 0.9)]
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), CUTS)
+def test_it_is_the_engine_s_distribution(temperature: float, top_k: int, top_p: float) -> None:
+    logits = 3 * torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
+    logits[3, 5:9] = logits[3].max()  # equals
+    ours = target_probs(logits, SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p))
+    probs, tokens = kept_probs(logits, temperature, top_k, top_p)
+    torch.testing.assert_close(ours.gather(-1, tokens).double(), probs, atol=1e-6, rtol=1e-5)
+    everything = torch.arange(64).expand(20, 64)
+    for row in range(20):
+        kept = may_be_kept(
+            logits[row].expand(64, 64), everything[row], torch.full((64,), 1e-4), temperature, top_k, top_p
+        )
+        assert torch.equal(kept, ours[row] > 0)
+
+
+def test_what_lies_at_the_border_may_be_kept_by_rounding_and_what_lies_beyond_may_not() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.999, 0.9]]).expand(4, 4)
+    tokens = torch.arange(4)
+    assert may_be_kept(logits, tokens, torch.full((4,), 0.01), 1.0, 2, 1.0).tolist() == [True, True, True, False]
+    assert may_be_kept(logits, tokens, torch.full((4,), 0.0001), 1.0, 2, 1.0).tolist() == [True, True, False, False]
+    before = float(torch.softmax(logits[0].double(), -1)[:2].sum())
+    for top_p, kept in ((before + 0.01, True), (before - 0.0005, True), (before - 0.3, False)):
+        assert may_be_kept(logits, tokens, torch.full((4,), 0.01), 1.0, 0, top_p).tolist()[2] is kept
+
+
+def test_cut_jointly_top_p_is_of_the_whole_distribution() -> None:
+    logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
+    one_by_one, tokens = kept_probs(logits, 1.0, 2, 0.5)  # of 0.57 and 0.43 the first is enough
+    assert one_by_one.tolist() == [[1.0, 0.0, 0.0, 0.0]]
+    jointly, _ = kept_probs(logits, 1.0, 2, 0.5, joint=True)
+    torch.testing.assert_close(jointly, torch.tensor([[4 / 7, 3 / 7, 0, 0]], dtype=torch.float64))
+    margins, each = torch.full((4,), 1e-4), logits.expand(4, 4)
+    assert may_be_kept(each, tokens[0], margins, 1.0, 2, 0.5).tolist() == [True, False, False, False]
+    assert may_be_kept(each, tokens[0], margins, 1.0, 2, 0.5, joint=True).tolist() == [True, True, False, False]
+
 
 transformers = pytest.importorskip("transformers")
 
@@ -106,23 +167,3 @@ def test_greedy_output_equals_generate(checkpoint) -> None:
         ids, max_new_tokens=20, min_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0
     )
     assert out.tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("checkpoint", list(DEEPSEEKS), indirect=True)
-def test_what_positions_of_latents_keep_equals_transformers_cache(checkpoint) -> None:
-    model, path = checkpoint
-    weights, config = load_weights(path)
-    ids = torch.randint(97, (1, 30), generator=torch.Generator().manual_seed(4))
-    cache = DenseCache(config, 30, batch=(1,))
-    target_forward(weights, config, ids, cache=cache)
-    with torch.no_grad():
-        expected = model(ids, use_cache=True).past_key_values
-    for layer in range(config.num_layers):
-        latent, key = expected.layers[layer].keys, expected.layers[layer].values
-        torch.testing.assert_close(cache.values[layer], latent, **NEAR)
-        torch.testing.assert_close(cache.keys[layer], key, **NEAR)
-
-
-def test_yarn_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="RoPE scaling 'yarn' is not supported"):
-        ModelConfig.from_dict({**LATENT, "rope_scaling": {"type": "yarn", "factor": 40}})

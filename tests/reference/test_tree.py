@@ -72,17 +72,6 @@ def test_a_path_is_in_the_tree_when_it_has_slack(kind: str, shape: TreeShape, se
             assert (found.slack > 0) == (path in members), path
 
 
-def test_the_slack_of_a_chain_is_what_its_token_leads_by() -> None:
-    head, (ids, hidden) = make_head("eagle"), text("eagle", 0)
-    after = continuations(head, ids, hidden, ())
-    first, second, third = sorted(after, key=lambda token: -after[token])[:3]
-    shape = TreeShape(1, 2, 3)
-    read = HeadText(head, ids, hidden)
-    leads, lacks = (standing(read, LENGTH - 1, [token], shape).slack for token in (first, third))
-    assert leads == pytest.approx(after[first] - after[second], abs=1e-5)
-    assert lacks == pytest.approx(after[third] - after[first], abs=1e-5)
-
-
 def test_a_token_that_the_head_does_not_have_is_never_drafted() -> None:
     head, (ids, hidden) = make_head("eagle3"), text("eagle3", 0)
     absent = min(set(range(50)) - set(continuations(head, ids, hidden, ())))

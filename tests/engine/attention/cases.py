@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -392,3 +393,15 @@ def ragged_of(indptr: list[int], indices: Tensor) -> RaggedMetadata:
     """Lists for one query per sequence."""
     ends = torch.tensor(indptr, dtype=torch.int32)
     return RaggedMetadata(ends, indices, torch.arange(len(indptr), dtype=torch.int32), q_len=1)
+
+
+FORWARDS: dict[str, Callable[[PlannerType, Case, bool], Result]] = {
+    "prefill": lambda planner, case, graph: prefill(planner, case),
+    "cold prefill": lambda planner, case, graph: cold_prefill(planner, case),
+    "decode": lambda planner, case, graph: uniform(planner, case, 1, graph=graph),
+    "extend": lambda planner, case, graph: uniform(planner, case, case.nodes, graph=graph),
+    "verify": lambda planner, case, graph: verify(planner, case, graph=graph),
+    "draft": lambda planner, case, graph: draft(planner, case, graph=graph, padding=case.seed % 3),
+}
+"""Every forward of a plan over a case; the last says whether its metadata lies in static buffers, if it ever does."""
+every_forward = pytest.mark.parametrize("forward", FORWARDS.values(), ids=FORWARDS.keys())

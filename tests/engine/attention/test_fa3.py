@@ -9,7 +9,7 @@ from specdebug.engine.attention.fa3 import FlashAttention3Planner
 from specdebug.engine.errors import PlanAssertion
 from specdebug.engine.memory.arena import ArenaLayout, FillPolicy
 from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata
-from tests.engine.attention.cases import Case, World, build, check_equal_bits, draft, draft_layout, eager, random_tree
+from tests.engine.attention.cases import Case, World, build, draft_layout, eager, random_tree
 
 PLANNER = FlashAttention3Planner
 
@@ -35,28 +35,6 @@ def _cascade(plan: Metadata) -> tuple[PagedMetadata, PagedMetadata]:
 def _pages(world: World, b: int, length: int) -> list[int]:
     page = world.case.page_size
     return [slot // page for slot in world.slots(b, 0, length).tolist()[::page]]
-
-
-def test_a_prefill_names_the_pages_of_prefix_and_chunk() -> None:
-    world, planner = _planned(Case((3, 6), 4))
-    plan = _paged(planner.extend(world.chunks([2, 5]), eager()))
-    assert (plan.q_len, plan.causal, plan.page_size) == (None, True, 4)
-    assert plan.cu_seqlens_q.tolist() == [0, 2, 7]
-    assert plan.cache_seqlens.tolist() == [5, 11]
-    assert plan.page_table[0, :2].tolist() == _pages(world, 0, 5)
-    assert plan.page_table[1].tolist() == _pages(world, 1, 11)
-
-
-def test_a_chain_is_verified_in_one_causal_pass_and_drafted_on_the_row_itself() -> None:
-    world, planner = _planned(Case((3, 6), 4, topk=1, steps=4))
-    verify_plan = _paged(planner.verify(world.layout, torch.ones(2, 5, 5).bool().tril(), eager()))
-    assert (verify_plan.q_len, verify_plan.causal) == (5, True)
-    assert verify_plan.cache_seqlens.tolist() == [8, 11]
-    plans = [_paged(plan) for plan in planner.draft_decode(draft_layout(world)[0], eager())]
-    assert [plan.cache_seqlens.tolist() for plan in plans] == [[4, 7], [5, 8], [6, 9]]
-    for plan in plans:
-        assert plan.q_len == 1
-        assert plan.page_table[1].tolist() == _pages(world, 1, 9)
 
 
 @pytest.mark.parametrize(("page_size", "tails"), [(1, [0, 0]), (4, [3, 2])])
@@ -89,13 +67,6 @@ def test_a_tree_expands_each_node_to_its_ancestors_first() -> None:
         expected = world.slots(b, length, length + 7)[own].tolist()
         assert int(expand.cache_seqlens[node]) == len(expected)
         assert expand.page_table[node, : len(expected)].tolist() == expected
-
-
-@pytest.mark.parametrize("page_size", [2, 4])
-def test_pages_of_steps_not_yet_drafted_are_left_out_of_a_narrow_table(page_size: int) -> None:
-    """All S slots of a branch would span more pages than step + 2 columns (SGLang PR 27360)."""
-    case = Case((page_size + page_size - 1,) * 2, page_size, topk=2, steps=3 * page_size)
-    check_equal_bits(draft(PLANNER, case), draft(PLANNER, case, graph=True))
 
 
 def test_a_padded_branch_names_no_page_but_the_padding_page() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
 from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
@@ -19,18 +19,13 @@ from tests.engine.attention.cases import (
     build,
     cases,
     check_equal_bits,
-    cold_prefill,
-    draft,
     draft_layout,
-    prefill,
+    every_forward,
     random_tree,
     static,
-    uniform,
-    verify,
 )
 
 Planner = type[AttentionPlanner]
-by_head = pytest.mark.parametrize("planner", [FlashInferPlanner, FlashAttention3Planner, TritonPlanner])
 every = pytest.mark.parametrize(
     "planner", [FlashInferPlanner, FlashAttention3Planner, TritonPlanner, FlashInferMLAPlanner]
 )
@@ -41,50 +36,14 @@ def stored(planner: Planner, case: Case) -> Case:
     return replace(case, latent=planner is FlashInferMLAPlanner)
 
 
-@by_head
-@given(case=cases())
-@settings(max_examples=15)
-def test_prefill_after_prefixes_is_dense_attention(planner: Planner, case: Case) -> None:
-    prefill(planner, case).check()
-
-
-@by_head
-@given(case=cases())
-@settings(max_examples=8)
-def test_cold_prefill_is_dense_attention(planner: Planner, case: Case) -> None:
-    cold_prefill(planner, case).check()
-
-
-@by_head
-@given(case=cases(max_topk=1))
-@settings(max_examples=15)
-def test_plain_decode_is_dense_attention_from_static_buffers_too(planner: Planner, case: Case) -> None:
-    check_equal_bits(uniform(planner, case, 1), uniform(planner, case, 1, graph=True))
-
-
-@by_head
-@given(case=cases())
-@settings(max_examples=15)
-def test_draft_extend_is_dense_attention_from_static_buffers_too(planner: Planner, case: Case) -> None:
-    check_equal_bits(uniform(planner, case, case.nodes), uniform(planner, case, case.nodes, graph=True))
-
-
 @every
-@given(case=cases())
-@settings(max_examples=15)
-def test_verify_is_dense_attention_over_ancestors_from_static_buffers_too(planner: Planner, case: Case) -> None:
+@every_forward
+@given(case=cases(max_topk=4, min_steps=2))
+@settings(max_examples=12)
+def test_every_forward_is_dense_attention_from_static_buffers_too(planner: Planner, forward: Any, case: Case) -> None:
+    """Verifies over ancestors, drafts over their branches; padded rows must not change what live ones see."""
     case = stored(planner, case)
-    check_equal_bits(verify(planner, case), verify(planner, case, graph=True))
-
-
-@every
-@given(case=cases(max_topk=4, min_steps=2), padding=st.integers(0, 2))
-@settings(max_examples=25)
-def test_draft_branches_are_dense_attention_from_static_buffers_too(planner: Planner, case: Case, padding: int) -> None:
-    """Padded rows ride along; they must not change what live ones see."""
-    case = stored(planner, case)
-    eager_result = draft(planner, case, padding=padding)
-    check_equal_bits(eager_result, draft(planner, case, graph=True, padding=padding))
+    check_equal_bits(forward(planner, case, False), forward(planner, case, True))
 
 
 @every

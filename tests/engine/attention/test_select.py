@@ -15,12 +15,10 @@ from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.errors import InvalidOption
 from specdebug.engine import progress
 from specdebug.engine.attention import select
-from specdebug.engine.attention.backend import TorchBackend, TritonBackend
-from specdebug.engine.attention.flashinfer_mla import FlashInferMLAPlanner
+from specdebug.engine.attention.backend import TritonBackend
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.gpu import flash_attn as library
 from specdebug.engine.gpu.flash_attn import FlashAttnExecutor
-from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner
 from tests.engine.attention.fake_flash_attn import Interface3, Package2
 
 CUDA = torch.device("cuda")
@@ -42,12 +40,6 @@ def config(plan: str) -> EngineConfig:
 
 
 PLANS = [plan.name for plan in SHIPPED]
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_a_cpu_runs_the_reference(plan: str) -> None:
-    backends = select.make_backends(config(plan), [Geometry()], torch.bfloat16, torch.device("cpu"))
-    assert [type(backend) for backend in backends] == [TorchBackend]
 
 
 def test_models_of_one_geometry_share_a_backend() -> None:
@@ -79,12 +71,6 @@ def test_rows_that_no_kernel_has_are_refused_by_the_names_of_their_config(
 ) -> None:
     with pytest.raises(InvalidOption, match=re.escape(f"engine.device: no kernels for this model's {problem}")):
         select.make_backends(config(plan), [latent(rank, part)], torch.bfloat16, CUDA)
-
-
-def test_a_planner_of_latents_is_asked_for_by_layout() -> None:
-    classes = {plan: (select.planner_class(plan), select.planner_class(plan, "mla")) for plan in PLANS}
-    assert classes["flashinfer"] == (FlashInferPlanner, FlashInferMLAPlanner)
-    assert all(plain is packed for plan, (plain, packed) in classes.items() if plan != "flashinfer")
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,16 +26,14 @@ from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from tests.engine.attention import cases as worlds
 from tests.engine.attention.cases import (
     DIM,
+    FORWARDS,
     KV_HEADS,
     LAYERS,
     Q_HEADS,
     Case,
     cases,
-    cold_prefill,
-    draft,
-    prefill,
+    every_forward,
     two_sequences,
-    uniform,
     verify,
 )
 from tests.engine.attention.fake_flash_attn import Interface3, Package2
@@ -60,37 +59,17 @@ def interface(monkeypatch: pytest.MonkeyPatch) -> Interface3:
     return module
 
 
-@given(case=cases())
+@every_forward
+@given(case=cases(min_steps=2))
 @FEW
-def test_prefills_are_dense_attention(interface: Interface3, case: Case) -> None:
-    prefill(PLANNER, case).check()
-    cold_prefill(PLANNER, case).check()
-
-
-@given(case=cases())
-@FEW
-def test_decode_and_draft_extend_are_dense_attention_from_static_buffers(interface: Interface3, case: Case) -> None:
-    uniform(PLANNER, case, 1).check()
-    uniform(PLANNER, case, case.nodes, graph=True).check()
-
-
-@given(case=cases())
-@FEW
-def test_verify_is_dense_attention_over_ancestors_from_static_buffers(interface: Interface3, case: Case) -> None:
-    verify(PLANNER, case, graph=True).check()
-
-
-@given(case=cases(min_steps=2), padding=st.integers(0, 2))
-@FEW
-def test_draft_forwards_are_dense_attention_whatever_pads_them(interface: Interface3, case: Case, padding: int) -> None:
-    draft(PLANNER, case, graph=True, padding=padding).check()
+def test_every_forward_is_dense_attention_from_static_buffers(interface: Interface3, forward: Any, case: Case) -> None:
+    forward(PLANNER, case, True).check()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_half_precision(interface: Interface3, dtype: torch.dtype) -> None:
-    case = Case((9,), 4, topk=2, steps=2, dtype=dtype)
-    for result in (prefill(PLANNER, case), uniform(PLANNER, case, 1), verify(PLANNER, case), draft(PLANNER, case)):
-        result.check()
+    for forward in FORWARDS.values():
+        forward(PLANNER, Case((9,), 4, topk=2, steps=2, dtype=dtype), False).check()
 
 
 def test_a_tree_is_two_calls_a_layer_over_pages_and_over_slots(interface: Interface3) -> None:
@@ -109,13 +88,8 @@ def test_the_second_generation_attends_chains_over_large_pages(
 ) -> None:
     attended_by(FlashAttention2(Package2()), monkeypatch)
     case = Case(lengths, 256, topk=1, steps=3, seed=seed)
-    for result in (
-        prefill(PLANNER, case),
-        uniform(PLANNER, case, 1, graph=True),
-        verify(PLANNER, case, graph=True),
-        draft(PLANNER, case, graph=True, padding=1),
-    ):
-        result.check()
+    for forward in FORWARDS.values():
+        forward(PLANNER, case, True).check()
 
 
 def test_a_sequence_without_keys_attends_nothing() -> None:

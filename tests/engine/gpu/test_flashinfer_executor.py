@@ -5,7 +5,6 @@ The planning logic runs against a stand-in for the library on CPU tensors; what 
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -169,12 +168,6 @@ def test_where_host_and_device_disagree_the_device_is_attended(kernels: Kernels,
     assert device.kv_indptr.tolist() == (planned.metadata.kv_indptr - torch.tensor([0, 1, 2, 2])).tolist()
 
 
-def test_lengths_the_host_does_not_know_are_read_off_the_device(kernels: Kernels) -> None:
-    planned = plan("prefill", make_world("prefill"), eager())
-    unknown = replace(planned.metadata, kv_lens_host=None, q_lens_host=None)
-    planned.check(make_executor().bind(unknown, planned.world.pool, planned.loc))
-
-
 def test_schedules_take_turns_in_host_memory(kernels: Kernels) -> None:
     world = make_world("decode")
     planned = plan("decode", world, static_workspace("decode", world))
@@ -185,26 +178,6 @@ def test_schedules_take_turns_in_host_memory(kernels: Kernels) -> None:
     used = [done["staging"] for done in kernels.plans]
     assert used == [used[0], first, used[0], first]
     assert used[0] != first
-
-
-def test_an_eager_batch_leaves_its_schedule_space_to_the_next_and_a_graph_keeps_it(kernels: Kernels) -> None:
-    world = make_world("decode")
-    executor = make_executor()
-
-    def space(graph: bool, keep: list[Any]) -> int:
-        workspace = static_workspace("decode", world) if graph else eager()
-        planned = plan("decode", world, workspace)
-        keep.append(executor.bind(planned.metadata, world.pool, planned.loc, graph=graph))
-        found = Wrapper.made[-1].int_workspace.data_ptr()
-        Wrapper.made.clear()
-        return found
-
-    alive: list[Any] = []
-    captured, first, second = space(True, alive), space(False, alive), space(False, alive)
-    assert len({captured, first, second}) == 3
-    alive.clear()
-    gc.collect()
-    assert {space(False, alive), space(False, alive)} == {first, second}
 
 
 def test_scratch_grows_for_a_batch_that_needs_more_and_is_shared_otherwise(kernels: Kernels) -> None:

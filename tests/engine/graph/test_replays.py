@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from specdebug import async_probe
 from specdebug.engine.errors import IllegalAddress
 from specdebug.engine.memory.arena import FillPolicy
-from specdebug.engine.textbook.speculative.verify import PreparedVerify, VerifyStage
 from tests.engine.conftest import Lab
 from tests.engine.graph.benches import (
     LENGTHS,
@@ -24,7 +22,6 @@ from tests.engine.graph.benches import (
     ExtendBench,
     FrozenKVBench,
     MTPBench,
-    Outputs,
     VerifyBench,
     assert_near,
     cloned,
@@ -105,25 +102,6 @@ def test_replay_pads_to_the_next_captured_size(lab: Lab, kind: str, capture: lis
     assert_every_size_equals_eager(bench)
 
 
-@pytest.mark.parametrize("kind", BENCHES)
-def test_outputs_are_views_until_the_next_replay(lab: Lab, kind: str) -> None:
-    bench = BENCHES[kind](lab, capture=[5])
-    small, large = bench.given(1), bench.given(MAX_BS)
-    first = outputs(bench.replay(large))
-    kept = {name: value.clone() for name, value in first.items()}
-    second = outputs(bench.replay(small))
-    arena = bench.runner.buffers[bench.inputs[0]].untyped_storage().data_ptr()
-    for name, value in first.items():
-        assert value.untyped_storage().data_ptr() == arena, name
-        assert value.data_ptr() == second[name].data_ptr()
-        rows = second[name].shape[0]
-        assert torch.equal(value[:rows], second[name])
-        if value.is_floating_point():
-            assert not torch.equal(value[rows:], kept[name][rows:]), "padded rows were computed too"
-    again = outputs(bench.replay(large))
-    assert all(torch.equal(again[name], value) for name, value in kept.items())
-
-
 @pytest.mark.parametrize(("kind", "options"), SHAPED)
 def test_padding_cannot_influence_live_rows(lab: Lab, kind: str, options: dict[str, Any]) -> None:
     """Whatever all static memory held before a padded replay, the live rows come out the same, bit for bit."""
@@ -138,28 +116,6 @@ def test_padding_cannot_influence_live_rows(lab: Lab, kind: str, options: dict[s
         assert bench.runner.check_guards() == []
     for result in results[1:]:
         assert all(torch.equal(value, result[name]) for name, value in results[0].items())
-
-
-@pytest.mark.parametrize("kind", BENCHES)
-@pytest.mark.parametrize("fill", ["zeros", "nan", "garbage"])
-def test_inputs_are_repainted_between_replays(lab: Lab, kind: str, fill: str) -> None:
-    """Under a poisoning policy a replay leaves nothing behind; under ``zeros`` what was copied stays."""
-    bench = BENCHES[kind](lab, fill=fill)
-    buffers, given = bench.runner.buffers, bench.given(2)
-    left: list[Outputs] = []
-    for _ in range(2):
-        result = cloned(bench.replay(given))
-        left.append({name: buffers[name].clone() for name in bench.inputs})
-        assert all(torch.equal(value, outputs(bench.replay(given))[name]) for name, value in result.items())
-    for name in bench.inputs:
-        first, second = left[0][name], left[1][name]
-        if not bench.fill.poisons:
-            assert torch.equal(first, second), name
-            assert bool(first.any())
-        elif first.is_floating_point() and bench.fill.mode == "nan":
-            assert bool(first.isnan().all()), name
-        else:
-            assert not torch.equal(first, second), name
 
 
 @pytest.mark.parametrize("kind", ["draft extend", "MTP extend"])
@@ -227,46 +183,6 @@ def test_a_padded_row_that_is_not_cleared_is_seen(
     assert f"{found.kind}@{found.site}" == site
 
 
-def test_one_step_has_no_parents(lab: Lab) -> None:
-    bench = DraftBench(lab, speculative=ONE_STEP)
-    result = bench.replay(bench.given(3))
-    assert result.parent_list.shape == (3, 0)
-    assert result.draft_tokens.shape == result.top_scores_index.shape == (3, 3)
-
-
-@pytest.mark.parametrize("options", PLANS, ids=str)
-def test_what_is_planned_by_bounds_drafts_the_same(lab: Lab, options: dict[str, Any], recording: None) -> None:
-    """A step that is begun early knows its lengths to a tree's size, of which at least one token was accepted."""
-    bench = FrozenKVBench(lab, **options)
-    for raw in (3, 5):
-        given = bench.given(raw)
-        known = cloned(bench.replay(given))
-        bounds = tuple(length + bench.spec.tree_size - 1 for length in LENGTHS[:raw])
-        early = bench.runner.replay(given, bounds)
-        assert all(torch.equal(value, getattr(early, name)) for name, value in known.items())
-    assert async_probe.drain() == []
-
-
-def test_the_last_positions_are_kept_for_the_next_extend(lab: Lab) -> None:
-    """Those before the step move on as far as tokens were accepted; of four accepted ones the last two are kept."""
-    bench = MTPBench(lab)
-    found, nodes = bench.replay(bench.given(5)), bench.spec.tree_size
-    tokens, features = bench.tokens.view(5, nodes), bench.features.view(5, nodes, -1)
-    for b, accepted in enumerate(bench.accepted.tolist()):
-        ids = torch.cat([bench.recent[0][b], tokens[b, :accepted]])
-        hidden = torch.cat([bench.recent[1][b], features[b, :accepted]])
-        assert torch.equal(found.next_ids[b], ids[-2:])
-        assert torch.equal(found.hidden_states[b], hidden[-2:])
-
-
-@pytest.mark.parametrize(("algorithm", "layers"), [("EAGLE", 1), ("EAGLE3", 3)])
-def test_features_are_what_the_draft_reads(lab: Lab, algorithm: str, layers: int) -> None:
-    bench = VerifyBench(lab, speculative={"algorithm": algorithm})
-    result = bench.replay(bench.given(2))
-    assert result.logits.shape == (2 * bench.nodes, lab.vocab)
-    assert result.features.shape == (2 * bench.nodes, layers * bench.target.config.hidden_size)
-
-
 def test_a_verify_that_is_abandoned_leaves_nothing_behind(lab: Lab) -> None:
     bench = VerifyBench(lab, fill="nan")
     buffers, expected = bench.runner.buffers, cloned(bench.replay(bench.given(2)))
@@ -278,16 +194,6 @@ def test_a_verify_that_is_abandoned_leaves_nothing_behind(lab: Lab) -> None:
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def test_a_node_that_is_no_ancestor_is_not_seen(lab: Lab) -> None:
-    """Swap the token of a leaf: only its own row changes."""
-    bench = VerifyBench(lab)
-    leaf = bench.nodes - 1
-    before = cloned(bench.replay(bench.given(2)))
-    bench.tokens[leaf] = (bench.tokens[leaf] + 1) % bench.vocab
-    changed = (outputs(bench.replay(bench.given(2)))["logits"] != before["logits"]).any(dim=1)
-    assert changed.nonzero().flatten().tolist() == [leaf]
-
-
 def test_padded_rows_of_a_verify_see_everything(lab: Lab) -> None:
     """A row that may see nothing has no softmax."""
     bench = VerifyBench(lab, fill="zeros", capture=[5])
@@ -295,32 +201,3 @@ def test_padded_rows_of_a_verify_see_everything(lab: Lab) -> None:
     assert torch.equal(bench.runner.buffers["verify.tree_mask"][:3], bench.masks[:3])
     assert bool(bench.runner.buffers["verify.tree_mask"][3:].all())
     assert not bool(bench.runner.buffers["verify.logits"].isnan().any())
-
-
-@pytest.mark.parametrize(("kind", "options"), [one for one in SHAPED if one.values[0] == "verify"])
-@pytest.mark.parametrize("raw", [1, 3, 5])
-def test_lengths_of_a_verify_may_be_known_only_at_launch(
-    lab: Lab, kind: str, options: dict[str, Any], raw: int, recording: None
-) -> None:
-    """Planned for what they can be at most, in buffers of garbage: the same outputs, no probe finds anything, and
-    a library that schedules on the host is told what is."""
-    bench = VerifyBench(lab, **options)
-    given, start = bench.given(raw), bench.contents()
-    expected = cloned(bench.replay(given))
-    bench.restore(start)
-    again = VerifyBench(lab, **options)
-    parts: Any = SimpleNamespace(spec=again.spec, memory=SimpleNamespace(target=again.pool))
-    stage, lens = VerifyStage(parts, again.launcher), tuple(given.seq_lens.tolist())
-    longest = tuple(length + again.nodes - 1 for length in lens)
-    told: list[Any] = []
-    bind = again.launcher.attention.bind
-    again.launcher.attention.bind = lambda plan, *rest, **flags: told.append(plan) or bind(plan, *rest, **flags)
-    planned = again.runner.prepare(again.given(raw), longest, slack=raw * (again.nodes - 1))
-    found = outputs(stage.run(PreparedVerify(given, planned), lens))
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert async_probe.drain() == []
-    assert again.runner.check_guards() == []
-    if options["attention_backend"] != "fa3":
-        padding = planned.bs - raw
-        (plan,) = told
-        assert plan.kv_lens_host == tuple(length + again.nodes for length in lens) + (again.nodes,) * padding

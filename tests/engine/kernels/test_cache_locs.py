@@ -77,13 +77,6 @@ def test_branches_draft_where_the_layout_says(topk: int, num_steps: int, page_si
         assert not set(written) & set(table[row, :length].tolist()), "committed"
 
 
-def test_verify_takes_the_cells_after_the_committed_length() -> None:
-    table = torch.arange(40, dtype=torch.int32).view(4, 10)
-    slots = verify_cache_locs(table, torch.tensor([3, 1]), torch.tensor([2, 5]), 3)
-    assert slots.tolist() == [32, 33, 34, 15, 16, 17]
-    assert slots.dtype == torch.int64
-
-
 def test_guard_columns_count_in_the_row_stride() -> None:
     """A table with guard columns is a narrower view: cells must be found by stride, not by width."""
     table = torch.arange(48, dtype=torch.int32).view(4, 12)[:, :10]

@@ -77,14 +77,6 @@ def test_sequences_are_copied_one_after_another(batch: Batch, dtype: torch.dtype
     assert kv_indices.tolist() == [*expected.tolist(), -1, -1, -1]
 
 
-def test_sequences_may_lie_anywhere_in_the_list() -> None:
-    table = table_of()
-    kv_indices = torch.full((12,), -1)
-    create_kv_indices(table, torch.tensor([2, 1]), torch.tensor([3, 2]), torch.tensor([5, 0, 99]), kv_indices)
-    first, second = table[2, :3].tolist(), table[1, :2].tolist()
-    assert kv_indices.tolist() == [*second, -1, -1, -1, *first, -1, -1, -1, -1]
-
-
 @pytest.mark.parametrize(
     ("row", "length", "start", "buffer"),
     [

@@ -248,13 +248,6 @@ def test_descending_and_of_equals_the_first(rows: list[list[int]], k: int) -> No
         assert found == [place for _, place in sorted((-logit, place) for place, logit in enumerate(row))][:k]
 
 
-def test_half_precision_is_weighed_in_single() -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0, -1.0]], dtype=torch.bfloat16)
-    probs, ids = softmax_topk(logits, 2)
-    assert ids.tolist() == [[1, 2]]
-    torch.testing.assert_close(probs, torch.softmax(logits.float(), -1)[:, [1, 2]])
-
-
 def test_a_row_without_a_softmax_is_nan_at_the_first_places() -> None:
     logits = torch.tensor([[0.0, NAN, 1.0, 2.0], [0.0, INF, 1.0, 2.0], [-INF] * 4, [0.0, 3.0, 1.0, 2.0]])
     probs, ids = softmax_topk(logits, 3)

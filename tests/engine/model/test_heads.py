@@ -152,12 +152,6 @@ def test_speculators_layout_nests_the_config_and_norms_the_residual(tmp_path, ta
     check_eagle3(draft, tensors, target, EAGLE3 | {"norm_before_residual": True}, "layers.0")
 
 
-def test_names_may_carry_a_model_prefix(tmp_path, target):
-    tensors, top = eagle3_tensors(), ("lm_head.weight", "d2t", "t2d")
-    spelled = {name if name in top else f"model.{name}": tensor for name, tensor in tensors.items()}
-    check_eagle3(load_eagle3(tmp_path / "head", target, spelled), tensors, target)
-
-
 def test_a_head_may_be_narrower_than_its_target(tmp_path, target):
     tensors = eagle3_tensors(size=32, embedding=True)
     config = EAGLE3 | {"hidden_size": 32, "target_hidden_size": 64}

@@ -210,16 +210,6 @@ def test_geometry_is_its_own_and_a_step_continues_from_the_normed_output(layer_f
     torch.testing.assert_close(stepped[0], whole[30], **LATENT_NEAR)
 
 
-def test_the_folder_may_be_the_whole_published_checkpoint(tmp_path, layer_folder, latent_target):
-    alone, whole = loaded_layer(layer_folder, latent_target), tmp_path / "target"
-    stored = load_file(whole / "model.safetensors") | load_file(layer_folder / "model.safetensors")
-    save_file(stored, whole / "model.safetensors", metadata={"format": "pt"})
-    beside = loaded_layer(whole, load_target(whole))
-    with torch.inference_mode():
-        outs = [each.forward(IDS, POSITIONS, HIDDEN, attention(each)) for each in (alone, beside)]
-    assert torch.equal(*outs)
-
-
 @pytest.mark.parametrize(
     ("config", "tensors", "message"),
     [

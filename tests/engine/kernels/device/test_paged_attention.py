@@ -207,13 +207,6 @@ def test_prefills(
     batch.check(batch.run())
 
 
-@pytest.mark.parametrize(("q_len", "group"), [(70, 1), (10, 8)])
-@pytest.mark.parametrize("masked", [False, True])
-def test_more_rows_than_a_tile_has(device: torch.device, q_len: int, group: int, masked: bool) -> None:
-    batch = make(device, (torch.float32, 32, group), [75, 33], [q_len] * 2, causal=not masked, masked=masked)
-    batch.check(batch.run(2))
-
-
 @given(
     lengths=LENGTHS, splits=st.sampled_from([1, 2, 4]), counts=st.none() | st.integers(-1, 9), seed=st.integers(0, 99)
 )
@@ -236,14 +229,6 @@ def test_parts_carry_the_log_of_their_weights(
     expected = batch.expected()[1]
     torch.testing.assert_close(torch.logsumexp(lse.cpu().double(), -1), expected, atol=1e-5, rtol=1e-5)
     batch.check(batch.run(splits))
-
-
-def test_keys_are_shared_out_evenly_in_whole_blocks(device: torch.device) -> None:
-    """130 keys are five blocks of 32: of four parts three have two, two and one; of eight, five have one."""
-    batch = make(device, (torch.float32, 32, 1), [130], [1])
-    for splits, used in ((2, 2), (4, 3), (8, 5)):
-        lse = batch.parts(splits)[1][0]
-        assert (lse > float("-inf")).tolist() == [[part < used for part in range(splits)]] * KV_HEADS
 
 
 @pytest.mark.parametrize("splits", [None, 3])

@@ -34,7 +34,6 @@ from triton.runtime.interpreter import interpreter_builder
 from specdebug.engine.kernels.triton import accept as accept_twins
 from specdebug.engine.kernels.triton import cache_locs as cache_locs_twins
 from specdebug.engine.kernels.triton import kv_cache as kv_cache_twins
-from specdebug.engine.kernels.triton import kv_indices as kv_indices_twins
 
 CPU = torch.device("cpu")
 INT32, INT64 = torch.int32, torch.int64
@@ -572,20 +571,6 @@ def test_more_slots_than_a_program_writes_are_all_written(device: torch.device) 
     with programs_in_order(5):
         call = Call(cache_locs.write_slots, (held("table"), *places, slots), {"table": ((3, 1100), INT32)})
         check(call, device)
-
-
-def test_a_row_before_the_table_is_read_where_it_would_be(device: torch.device) -> None:
-    whole = torch.arange(12, dtype=INT32)
-    rows, lengths, starts = torch.tensor([-2, 1]), torch.tensor([3, 2]), torch.tensor([0, 3, 5])
-    arguments = (whole[6:].view(2, 3), rows, lengths, starts, held("kv_indices"))
-    check(Call(kv_indices.create_kv_indices, arguments, {"kv_indices": ((5,), INT64)}), device)
-
-
-def test_spare_rows_and_columns_of_a_wider_table_are_left_alone(device: torch.device) -> None:
-    whole = torch.full((3, 8), -1, dtype=INT32, device=device)
-    kv_indices_twins.set_expand_page_table(torch.tensor([[4, 5], [8, 12]], device=device), 4, whole[:, :3])
-    assert whole[:, :3].tolist() == [[1, -1, -1], [2, 3, -1], [-1, -1, -1]]
-    assert bool((whole[:, 3:] == -1).all())
 
 
 def test_a_slot_outside_its_layer_lands_where_it_points(device: torch.device) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -61,35 +63,32 @@ def load() -> Any:
 def paged_kernels(dtype: torch.dtype, head_dim: int) -> Any:
     """The module that plans and runs attention over a paged cache with int32 indices, compiled on first use.
     Raises FlashInferError if it cannot be compiled or loaded."""
-    global _in_use
-    library = load()
-    what = f"attention, head_dim {head_dim}, {_name(dtype)}"
     # as the wrappers ask for it, so that theirs and ours is one module: no sliding window, no soft cap, no fp16 sums
     wanted = ("fa2", dtype, dtype, dtype, torch.int32, head_dim, head_dim, _NO_POSITIONS, False, False, False)
-    try:
-        announce_compile(library.jit.gen_batch_prefill_module(*wanted), what)
-        kernels = library.prefill.get_batch_prefill_module(*wanted)
-    except Exception as error:
-        raise compile_error(what, error) from error
-    _in_use = True
-    return kernels
+    with _compiling(f"attention, head_dim {head_dim}, {_name(dtype)}") as (library, announce):
+        announce(library.jit.gen_batch_prefill_module(*wanted))
+        return library.prefill.get_batch_prefill_module(*wanted)
 
 
 def latent_kernels(dtype: torch.dtype, device: torch.device) -> Any:
-    """The module that plans and runs latent attention over a paged cache with int32 indices, compiled on first use.
-    Raises FlashInferError if it cannot be compiled or loaded."""
-    global _in_use
-    library = load()
-    what = f"latent attention, {_name(dtype)}"
-    try:
+    """The same for latent attention."""
+    with _compiling(f"latent attention, {_name(dtype)}") as (library, announce):
         backend = library.utils.determine_mla_backend(device)
         wanted = (backend, dtype, dtype, dtype, torch.int32, *LATENT, False)  # no profiler
-        announce_compile(library.jit.gen_batch_mla_module(*wanted), what)
-        kernels = library.mla.get_batch_mla_module(*wanted)
+        announce(library.jit.gen_batch_mla_module(*wanted))
+        return library.mla.get_batch_mla_module(*wanted)
+
+
+@contextmanager
+def _compiling(what: str) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+    """Give the library, and what reports a module that is about to be compiled."""
+    global _in_use
+    library = load()
+    try:
+        yield library, lambda spec: announce_compile(spec, what)
     except Exception as error:
         raise compile_error(what, error) from error
     _in_use = True
-    return kernels
 
 
 def in_use() -> bool:

@@ -7,6 +7,7 @@ they are loaded until the callable has run, because memory may be shared: betwee
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +16,51 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
+from specdebug import async_probe
 from specdebug.engine import progress
 from specdebug.engine.attention.backend import AttentionBackend, BoundAttention
-from specdebug.engine.graph.capture import CapturedForward
 from specdebug.engine.graph.forward import EngineParts, ForwardLauncher, Inputs, Outputs, StepForward
 from specdebug.engine.memory.arena import Arena, ArenaLayout, FillPolicy, GuardViolation
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.textbook.attention.planner import Metadata, Workspace
 from specdebug.events import Launched
+
+_WARM_UPS = 2
+
+
+class CapturedForward:
+    """One forward at one batch size, which reads and writes static buffers."""
+
+    def __init__(self, forward: Callable[[], None], attentions: Sequence[BoundAttention], pool: Any) -> None:
+        """Run ``forward`` eagerly first, on the capture stream, so that nothing is compiled or tuned in the capture.
+
+        pool: a graph pool handle; graphs that are replayed one after another may share one.
+        """
+        self._attentions = tuple(attentions)
+        self.graph = torch.cuda.CUDAGraph()
+        cuda: Any = torch.cuda  # torch annotates only some of its CUDA classes
+        stream = cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                forward()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.graph(self.graph, pool=pool, stream=stream)
+        collecting = gc.isenabled()
+        gc.disable()  # a graph of an engine that is garbage by now, freed in a capture, would spoil it
+        try:
+            with graph, async_probe.capturing() as self._sites:
+                forward()
+        finally:
+            if collecting:
+                gc.enable()
+
+    def replay(self, metadata: Sequence[Metadata]) -> None:
+        """Launch it with attention planned for ``metadata``."""
+        for attention, plan in zip(self._attentions, metadata, strict=True):
+            attention.replan(plan)
+        self.graph.replay()
+        self._sites.replayed()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -72,24 +72,18 @@ def test_scatter_and_gather_agree_with_one_element_at_a_time(writes: list[tuple[
         assert read[:, 1].tolist() == list(unique.values())
 
 
-def _scatter(view: torch.Tensor, offsets: torch.Tensor) -> None:
-    raw_scatter(view, offsets, torch.zeros(offsets.shape, dtype=torch.int64), "a.site")
-
-
-def _gather(view: torch.Tensor, offsets: torch.Tensor) -> None:
-    raw_gather(view, offsets, "a.site")
-
-
-@pytest.mark.parametrize("access", [_scatter, _gather])
 @pytest.mark.parametrize("offset", [-9, 16, 2**40, -(2**40)])
-def test_one_bad_offset_among_good_ones_is_an_illegal_address(
-    access: Callable[[torch.Tensor, torch.Tensor], None], offset: int
-) -> None:
-    whole, view = _window()
-    low, high = min(offset, 0), max(offset, 3)
-    with pytest.raises(IllegalAddress, match=rf"in a\.site: offsets {low}\.\.{high} of a buffer of 6"):
-        access(view, torch.tensor([0, offset, 3]))
-    assert whole.numel() == 24
+def test_one_bad_offset_among_good_ones_is_an_illegal_address(offset: int) -> None:
+    _, view = _window()
+    offsets = torch.tensor([0, offset, 3])
+    for access in (
+        lambda: raw_scatter(view, offsets, torch.zeros(3, dtype=torch.int64), "a.site"),
+        lambda: raw_gather(view, offsets, "a.site"),
+    ):
+        with pytest.raises(
+            IllegalAddress, match=rf"in a\.site: offsets {min(offset, 0)}\.\.{max(offset, 3)} of a buffer of 6"
+        ):
+            access()
 
 
 def test_nothing_to_write_is_fine() -> None:
@@ -100,24 +94,13 @@ def test_nothing_to_write_is_fine() -> None:
     assert raw_gather(view, empty, "test").shape == (0, 3)
 
 
-@pytest.mark.parametrize(("offset", "landed"), [(0, 5), (12, 4), (15, 1), (16, 0), (40, 0)])
+@pytest.mark.parametrize(("offset", "landed"), [(0, 5), (12, 4), (15, 1), (16, 0), (40, 0), (-100, 0)])
 def test_a_store_that_runs_off_its_allocation_does_its_damage_first(offset: int, landed: int) -> None:
     """The window begins at element 8 of 24: 16 elements from there to the end of the allocation."""
     whole, view = _window()
-    before = whole.clone()
-    values = torch.full((5,), -1)
-    if landed == 5:
+    before, values = whole.clone(), torch.full((5,), -1)
+    with nullcontext() if landed == 5 else pytest.raises(IllegalAddress, match=r"in a\.site: elements"):
         raw_store(view, offset, values, "a.site")
-    else:
-        with pytest.raises(IllegalAddress, match=r"in a\.site: elements"):
-            raw_store(view, offset, values, "a.site")
     start = int(view.storage_offset()) + offset
     before[start : start + landed] = -1
     assert torch.equal(whole, before)
-
-
-def test_a_store_before_its_allocation_writes_nothing() -> None:
-    whole, view = _window()
-    with pytest.raises(IllegalAddress, match=r"in a\.site"):
-        raw_store(view, -100, torch.full((5,), -1), "a.site")
-    assert torch.equal(whole, torch.arange(24))

@@ -10,7 +10,7 @@ import pytest
 from specdebug.base.assets import NAMES, checkpoint_path
 from specdebug.base.errors import InvalidOption
 from specdebug.engine.model.checkpoint import Checkpoint
-from specdebug.engine.model.draft_kind import (
+from specdebug.engine.model.loader import (
     ASSISTANT,
     EAGLE3_HEAD,
     EAGLE_HEAD,
@@ -19,9 +19,9 @@ from specdebug.engine.model.draft_kind import (
     WHOLE_MODEL,
     DraftKind,
     kind_of,
+    load_target,
     require_kind,
 )
-from specdebug.engine.model.loader import load_target
 from specdebug.engine.model.models import TargetModel
 from specdebug.engine.workers.registry import SHIPPED, part_of
 from tests.engine.model.test_published_shapes import EAGLE, EAGLE3, HEAD_8B, LLAMA_3_1_8B, target_shapes

@@ -161,9 +161,7 @@ def make(
 @pytest.mark.parametrize("flavour", FLAVOURS, ids=FLAVOUR_IDS)
 @given(lengths=LENGTHS, q_len=st.integers(1, 5), kind=st.sampled_from(["causal", "all", "mask"]), data=st.data())
 @settings(max_examples=12, phases=UNSHRUNK)
-def test_packed_lists(
-    device: torch.device, flavour: Flavour, lengths: list[int], q_len: int, kind: str, data: st.DataObject
-) -> None:
+def test_packed_lists(device, flavour, lengths, q_len, kind, data):
     """Chains, prefixes and trees; index lists of either width; whole and in parts."""
     batch = make(
         device,
@@ -181,9 +179,7 @@ def test_packed_lists(
 @pytest.mark.parametrize("flavour", FLAVOURS, ids=FLAVOUR_IDS)
 @given(lengths=LENGTHS, q_len=st.integers(1, 5), page_size=st.sampled_from([1, 4, 6, 64]), data=st.data())
 @settings(max_examples=8, phases=UNSHRUNK)
-def test_page_tables(
-    device: torch.device, flavour: Flavour, lengths: list[int], q_len: int, page_size: int, data: st.DataObject
-) -> None:
+def test_page_tables(device, flavour, lengths, q_len, page_size, data):
     """Rows of a table are further apart than they are long."""
     q_lens = [q_len] * len(lengths)
     causal, seed = data.draw(st.booleans()), data.draw(st.integers(0, 999))
@@ -198,9 +194,7 @@ def test_page_tables(
     seed=st.integers(0, 999),
 )
 @settings(max_examples=8, phases=UNSHRUNK)
-def test_prefills(
-    device: torch.device, flavour: Flavour, chunks: list[tuple[int, int]], page_size: int, seed: int
-) -> None:
+def test_prefills(device, flavour, chunks, page_size, seed):
     """Causal chunks of different lengths after prefixes, some of them empty."""
     lengths, q_lens = [prefix + new for prefix, new in chunks], [new for _, new in chunks]
     batch = make(device, flavour, lengths, q_lens, page_size=page_size, uniform=False, seed=seed)
@@ -211,9 +205,7 @@ def test_prefills(
     lengths=LENGTHS, splits=st.sampled_from([1, 2, 4]), counts=st.none() | st.integers(-1, 9), seed=st.integers(0, 99)
 )
 @settings(max_examples=6, phases=UNSHRUNK)
-def test_parts_carry_the_log_of_their_weights(
-    device: torch.device, lengths: list[int], splits: int, counts: int | None, seed: int
-) -> None:
+def test_parts_carry_the_log_of_their_weights(device, lengths, splits, counts, seed):
     """Together they weigh what all keys weigh; a part without keys has -inf and is not written."""
     batch = make(device, (torch.float32, 32, 1), lengths, [2] * len(lengths), seed=seed)
     if counts is not None:
@@ -234,9 +226,7 @@ def test_parts_carry_the_log_of_their_weights(
 @pytest.mark.parametrize("splits", [None, 3])
 @pytest.mark.parametrize("page_size", [0, 4])
 @pytest.mark.parametrize(("kind", "position"), [("k", 0), ("v", 40), ("k", 89), ("all", 0)])
-def test_a_nan_among_the_keys_is_seen_by_who_sees_it(
-    device: torch.device, splits: int | None, page_size: int, kind: str, position: int
-) -> None:
+def test_a_nan_among_the_keys_is_seen_by_who_sees_it(device, splits, page_size, kind, position):
     """Also where every key is NaN and there is no largest score."""
     batch = make(device, (torch.float32, 32, 2), [90, 20], [2, 2], page_size=page_size)
     clean = batch.run(splits)
@@ -277,9 +267,7 @@ def test_a_query_that_sees_no_key_gets_zeros(device: torch.device) -> None:
     seed=st.integers(0, 99),
 )
 @settings(max_examples=15, phases=UNSHRUNK)
-def test_a_merge_weighs_parts_and_reads_no_empty_one(
-    device: torch.device, rows: int, splits: int, dim: int, seed: int
-) -> None:
+def test_a_merge_weighs_parts_and_reads_no_empty_one(device, rows, splits, dim, seed):
     generator = torch.Generator().manual_seed(seed)
     partial = torch.randn((rows, 2, splits, dim), generator=generator)
     lse = 20 * torch.randn((rows, 2, splits), generator=generator)
@@ -299,9 +287,7 @@ def test_a_merge_weighs_parts_and_reads_no_empty_one(
     width=st.integers(1, 64),
     pool=st.integers(1, 10**6),
 )
-def test_splits_fill_the_device_but_are_no_more_than_blocks_of_keys(
-    device: torch.device, lengths: list[int], q_len: int | None, page_size: int, width: int, pool: int
-) -> None:
+def test_splits_fill_the_device_but_are_no_more_than_blocks_of_keys(device, lengths, q_len, page_size, width, pool):
     extents = torch.empty(len(lengths) + (page_size == 0), dtype=torch.int32)
     slots = torch.empty((len(lengths), width) if page_size else (5 * len(lengths),), dtype=torch.int32)
     q = torch.empty((1, 8, 64), device=device)

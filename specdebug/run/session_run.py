@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,7 @@ def violation_of(error: BaseException, step: int) -> Violation:
 
     text = " ".join(str(error).split())
     detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    sites = _engine_sites(error.__traceback__)
     if isinstance(error, SessionFailed):
         return Violation(error.kind, error.site, step, text)
     probe = parse_message(str(error))
@@ -62,7 +64,7 @@ def violation_of(error: BaseException, step: int) -> Violation:
         return Violation(probe.kind, probe.site, step, probe.message(), count=probe.count or 1)
     if isinstance(error, IllegalAddress | PlanAssertion):
         kind = "assert" if isinstance(error, PlanAssertion) else "illegal-address"
-        caller = _caller(error.__traceback__)
+        caller = next((site for site in reversed(sites) if not site.startswith(SHARED)), "")
         called = f"; called by {caller}" if caller else ""
         return Violation(kind, error.site, step, f"{text}{called}", data={"caller": caller} if caller else {})
     device = device_failure(error)
@@ -70,45 +72,30 @@ def violation_of(error: BaseException, step: int) -> Violation:
         memory = out_of_memory(error)
         where, told = ("cuda", memory) if memory else (noticed_in(error.__traceback__), device.line)
         return Violation(device.kind, where, step, told, data={"device": "cuda", "lost": device.lost})
-    if out_of_host_memory(error):
+    if _out_of_host_memory(error):
         return Violation("oom", "", step, detail)
     kind = "assert" if isinstance(error, AssertionError) else "error"
     if isinstance(error, IndexError | RuntimeError) and _OUT_OF_RANGE.search(text):
         kind = "illegal-address"
-    return Violation(kind, engine_site(error.__traceback__), step, detail)
+    return Violation(kind, sites[-1] if sites else "engine", step, detail)
 
 
 def beyond_the_machine(error: BaseException) -> str | None:
     """One line for memory that this machine does not have; ask ``machine_failure`` first for what is used up."""
-    if device_failure(error) is not None or not out_of_host_memory(error):
+    if device_failure(error) is not None or not _out_of_host_memory(error):
         return None
     return f"the engine asks for more memory than this machine has: {' '.join(str(error).split())}"
 
 
-def out_of_host_memory(error: BaseException) -> bool:
-    """Return True if ``error``, which is not about a device, says that an allocation failed."""
+def _out_of_host_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
 
 
-def engine_site(trace: TracebackType | None) -> str:
-    """``module.qualname`` of the innermost engine frame, ``engine`` when there is none."""
-    return (_engine_sites(trace) or ["engine"])[-1]
-
-
-def _caller(trace: TracebackType | None) -> str:
-    """The innermost engine function on a stack that is not in what all stages share, as a kernel is; or empty."""
-    return next((site for site in reversed(_engine_sites(trace)) if not site.startswith(SHARED)), "")
-
-
 def _engine_sites(trace: TracebackType | None) -> list[str]:
-    sites = []
-    while trace is not None:
-        module = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if module.startswith(ENGINE):
-            module = module.removeprefix(ENGINE).removeprefix("textbook.")
-            sites.append(f"{module}.{trace.tb_frame.f_code.co_qualname}")
-        trace = trace.tb_next
-    return sites
+    """``module.qualname`` of each engine frame, the innermost last."""
+    frames = [frame for frame, _ in walk_tb(trace) if str(frame.f_globals.get("__name__", "")).startswith(ENGINE)]
+    modules = [frame.f_globals["__name__"].removeprefix(ENGINE).removeprefix("textbook.") for frame in frames]
+    return [f"{module}.{frame.f_code.co_qualname}" for module, frame in zip(modules, frames, strict=True)]
 
 
 Hits = dict[str, dict[str, int]]  # by fix, and by edit, how often it has run

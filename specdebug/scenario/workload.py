@@ -196,16 +196,13 @@ class _Expander:
     def _prompt(self, group: WorkloadGroup, rid: str) -> Tokens:
         prompt = group.prompt if group.turns is None else CorpusPrompt(group.turns.input_tokens, group.turns.corpus)
         if isinstance(prompt, SharedPrefixPrompt):
-            return self._prefix(group, prompt) + self._simple(prompt.suffix, "prompt", rid)
+            key = ("group", group.id) if prompt.name is None else ("name", prompt.name)
+            if key not in self._prefixes:
+                self._prefixes[key] = self._simple(prompt.prefix, "prefix", *key)
+            return self._prefixes[key] + self._simple(prompt.suffix, "prompt", rid)
         if prompt is None:
             raise ValueError(f"group {group.id} has neither prompt nor turns")
         return self._simple(prompt, "prompt", rid)
-
-    def _prefix(self, group: WorkloadGroup, prompt: SharedPrefixPrompt) -> Tokens:
-        key = ("group", group.id) if prompt.name is None else ("name", prompt.name)
-        if key not in self._prefixes:
-            self._prefixes[key] = self._simple(prompt.prefix, "prefix", *key)
-        return self._prefixes[key]
 
     def _simple(self, prompt: SimplePrompt, *stream_name: str) -> Tokens:
         if isinstance(prompt, TextPrompt):

@@ -78,15 +78,11 @@ def at_risk_limit() -> int:
 
 
 def slots_at_risk(device: str) -> Slots:
-    """Return the slots of a device, ``cuda`` or ``cuda:N``. Raises SpecDebugError."""
-    return Slots("gpu", _physical(device), at_risk_limit())
-
-
-def _physical(device: str) -> str:
-    """Return the name of the GPU that ``CUDA_VISIBLE_DEVICES`` puts in this place."""
+    """Return the slots of the GPU that ``CUDA_VISIBLE_DEVICES`` puts in the place of a device, ``cuda`` or ``cuda:N``.
+    Raises SpecDebugError."""
     index = int(device.partition(":")[2] or 0)
     visible = [entry.strip() for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
-    return visible[index] if index < len(visible) else str(index)
+    return Slots("gpu", visible[index] if index < len(visible) else str(index), at_risk_limit())
 
 
 BUSY_LIMIT_S = 300.0  # seconds that one thing which a worker reports to be busy with may take beyond its deadline

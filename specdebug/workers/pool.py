@@ -15,6 +15,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from specdebug.base import interrupts
@@ -122,7 +123,9 @@ class WorkerPool:
             if self._selector.get_map().get(key.fd) == key:
                 key.data(listener)
         self._watch()
-        self._mind_server()
+        # See that the server starts the jobs, and ends the workers, that it was told to.
+        if self._server is not None and any(not each.pid or each.kill_sent for each in self._workers.values()):
+            self._server.mind()
         listener.waiting()
         interrupts.check()
 
@@ -185,12 +188,6 @@ class WorkerPool:
         self._server.close()
         self._server = None
 
-    def _listen(self, worker: Worker) -> None:
-        """Listen from when it is known to have started, so that no event is heard before its job's start."""
-        events, log = worker.event_fd, worker.log_fd
-        self._selector.register(events, selectors.EVENT_READ, lambda on: self._on_events(worker, on))
-        self._selector.register(log, selectors.EVENT_READ, lambda on: self._on_log(worker))
-
     def _on_reply(self, listener: Listener) -> None:
         assert self._server is not None
         replies = self._server.hear()
@@ -204,9 +201,10 @@ class WorkerPool:
                 raise cannot_start(f"the worker process could not get ready: {why}", failure_in_log(why))
             if "started" in reply:
                 worker = self._workers.get(reply["started"])
-                if worker is not None:
+                if worker is not None:  # from now on it is listened to, so no event is heard before its job's start
                     worker.start(reply["pid"], time.monotonic())
-                    self._listen(worker)
+                    for fd, take in ((worker.event_fd, self._on_events), (worker.log_fd, self._on_log)):
+                        self._selector.register(fd, selectors.EVENT_READ, partial(take, worker))
                     listener.started(worker.job)
             elif "refused" in reply and reply["refused"] in self._workers:
                 worker = self._workers[reply["refused"]]
@@ -242,7 +240,7 @@ class WorkerPool:
             listener.event(worker.job, event)
         return bool(data)
 
-    def _on_log(self, worker: Worker) -> bool:
+    def _on_log(self, worker: Worker, listener: Listener) -> bool:
         data = self._read(worker.log_fd)
         worker.take_log(data)
         return bool(data)
@@ -275,12 +273,6 @@ class WorkerPool:
                 worker.dump_until = now + DUMP_GRACE_S
                 self._signal(worker, DUMP_SIGNAL)
 
-    def _mind_server(self) -> None:
-        """See that it starts the jobs, and ends the workers, that it was told to."""
-        idle = all(worker.pid and not worker.kill_sent for worker in self._workers.values())
-        if self._server is not None and not idle:
-            self._server.mind()
-
     def _signal(self, worker: Worker, number: int) -> None:
         worker.kill_sent = worker.kill_sent or number == signal.SIGKILL
         assert self._server is not None
@@ -291,7 +283,7 @@ class WorkerPool:
             listener.started(worker.job)
         while self._on_events(worker, listener):
             pass
-        while self._on_log(worker):
+        while self._on_log(worker, listener):
             pass
         self._release(worker)
         listener.ended(worker.job, worker.end(status, time.monotonic()))

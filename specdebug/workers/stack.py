@@ -90,17 +90,13 @@ def executor_of(plan: str, device: str, dtype: str, found: Mapping[str, Any], ca
     installed = [generation for generation in library.generations if _is_installed(generation, found)]
     if not installed:
         return f"Triton kernels ({library.package} is not installed)"
-    newest = (each for each in installed if _fits(each, capability))
+    sm = None if capability is None else int(capability.partition(".")[0])
+    newest = (each for each in installed if sm is None or each.capability in (None, sm))
     if (fitting := next(newest, None)) is None:
         return f"Triton kernels ({installed[0].name} is not for sm {capability})"
     if dtype not in library.dtypes:
         return f"Triton kernels ({library.name} has no {dtype})"
     return f"{fitting.name} with {fitting.limits}, else Triton kernels" if fitting.limits else fitting.name
-
-
-def _fits(generation: Generation, capability: str | None) -> bool:
-    wanted = generation.capability
-    return capability is None or wanted is None or capability.startswith(f"{wanted}.")
 
 
 def _is_installed(generation: Generation, found: Mapping[str, Any]) -> bool:

@@ -130,8 +130,7 @@ class AcceptanceOracle(Oracle):
 
     def _report(self, rid: str, wrong: _Wrong, step: int) -> None:
         detail = f"{rid}: at node {wrong.node} of its tree was accepted {wrong.got}, expected {wrong.expected}"
-        data = {"rid": rid, "node": wrong.node, "got": wrong.got, "expected": wrong.expected}
-        self.bench.report(Violation("mismatch", "acceptance", step, detail, data=data))
+        self.bench.report(Violation("mismatch", "acceptance", step, detail, data={"rid": rid, **vars(wrong)}))
 
 
 def _first_wrong(
@@ -149,14 +148,11 @@ def _first_wrong(
             return None
         child, wanted, missed = choice
         after = path[index + 1] if index + 1 < len(path) else None
-        got, expected = (f"{what} as {_named(to)}" for what, to in ((token, after), (wanted, child)))
+        ways = ((token, after), (wanted, child))
+        got, expected = (f"{what} as {'bonus' if to is None else f'node {to}'}" for what, to in ways)
         if after != child or not 0 <= token < vocab_size or wanted not in (None, token):
             return _Wrong(node, got, expected + missed)
     return None
-
-
-def _named(node: int | None) -> str:
-    return "bonus" if node is None else f"node {node}"
 
 
 def _greedy(walked: _Walked, wanted: Sequence[int], num_steps: int, index: int) -> _Choice:

@@ -6,6 +6,7 @@ How often tokens are drawn is tested in float32 only (``specdebug/search/draws.p
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +43,8 @@ class SampledTokens(Oracle):
             return
         self.bench.looked(self.name)
         ids, start = [*request.prompt_ids, *request.output_ids], len(request.prompt_ids)
-        for first, stop in _parts(start, len(ids)):
+        bounds = [start, *range(start + 1, len(ids), AT_ONCE), len(ids)]  # the first, which is a prefill's, is alone
+        for first, stop in itertools.pairwise(bounds):
             logits = reference.logits(ids[:stop], first)
             joint = target.joint == "all" or (target.joint == "first" and first == start)
             if self._unsupported(request, logits, first - start, joint=joint):
@@ -91,13 +93,6 @@ class SampledTokens(Oracle):
         ranks = torch.minimum((order == tokens[:, None]).int().argmax(-1), left - 1)
         coins = [_coin(request.rid, position + row) for row in range(len(logits))]
         self._test.add(probs[:, : int(left.max())].numpy(), ranks.numpy(), np.array(coins), sampling.temperature)
-
-
-def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Positions from ``start`` on, so many at once as logits are kept of; the first, which is a prefill's, alone."""
-    yield start, min(start + 1, end)
-    for first in range(start + 1, end, AT_ONCE):
-        yield first, min(first + AT_ONCE, end)
 
 
 def _coin(rid: str, position: int) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import fnmatch
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -131,6 +131,7 @@ class MinimiseWatcher:
     def closing(self, seen: TrialResult, failures: int, trials: int) -> None: ...
 
 
+@dataclass
 class Minimiser(Generic[C]):
     """One search.
 
@@ -140,26 +141,18 @@ class Minimiser(Generic[C]):
     wildcards) are followed, instead of the most frequent one.
     """
 
-    def __init__(
-        self,
-        space: Space[C],
-        trials: Trials,
-        leave: Callable[[int, C], None],
-        *,
-        seeds: Callable[[int], int],
-        max_trials: int,
-        confidence: float = 0.95,
-        pattern: str | None = None,
-    ) -> None:
-        self._space = space
-        self._trials = trials
-        self._leave = leave
-        self._seeds = seeds
-        self._max_trials = max_trials
-        self._confidence = confidence
-        self._pattern = pattern
-        self._followed: str | None = pattern
-        self._smallest = space.start
+    space: Space[C]
+    trials: Trials
+    leave: Callable[[int, C], None]
+    _: KW_ONLY
+    seeds: Callable[[int], int]
+    max_trials: int
+    confidence: float = 0.95
+    pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        self._followed: str | None = self.pattern
+        self._smallest = self.space.start
         self._signatures: Counter[str] = Counter()
         self._opening: list[tuple[int, TrialResult]] = []
         self._whole = self._left = (0, 0)
@@ -171,7 +164,7 @@ class Minimiser(Generic[C]):
 
     def run(self, watcher: MinimiseWatcher) -> Summary[C]:
         """Search to the end, or as far as it goes; whatever stops it, the summary says what is known."""
-        reason, trouble = self._trials.run(lambda: self._run(watcher))
+        reason, trouble = self.trials.run(lambda: self._run(watcher))
         if self._under_way is not None:
             self._end_stage(*self._under_way)
         return Summary(
@@ -190,7 +183,7 @@ class Minimiser(Generic[C]):
 
     def _run(self, watcher: MinimiseWatcher) -> Reason:
         while self._opening_failures() < OPENING_FAILURES and len(self._opening) < OPENING_TRIALS:
-            pair = self._next(lambda number, _: (Trial(number, frozenset(), self._seeds(number)), self._space.start))
+            pair = self._next(lambda number, _: (Trial(number, frozenset(), self.seeds(number)), self.space.start))
             if pair is None:  # there may be no more trials
                 break
             trial, seen = pair
@@ -198,13 +191,13 @@ class Minimiser(Generic[C]):
             watcher.opening(seen, self._opening_failures(), len(self._opening))
         if not self._open():
             return "silent"
-        while (stage := self._space.next_stage()) is not None:
-            if self._counted >= self._max_trials:
+        while (stage := self.space.next_stage()) is not None:
+            if self._counted >= self.max_trials:
                 return "max-trials"
             search = self._begin_stage(stage)
             while (pair := self._next(partial(self._probe, stage, search))) is not None:
                 self._observe(stage, search, *pair, watcher)
-                if self._counted >= self._max_trials:
+                if self._counted >= self.max_trials:
                     return "max-trials"
             watcher.ended(self._end_stage(stage, search))
         while self._left[1] < CLOSING_TRIALS:
@@ -222,10 +215,10 @@ class Minimiser(Generic[C]):
 
     def _opening_failures(self) -> int:
         counts = Counter(seen.signature for _, seen in self._opening if self._may_follow(seen.signature))
-        return sum(counts.values()) if self._pattern else max(counts.values(), default=0)
+        return sum(counts.values()) if self.pattern else max(counts.values(), default=0)
 
     def _may_follow(self, signature: str | None) -> bool:
-        return signature is not None and (self._pattern is None or fnmatch.fnmatchcase(signature, self._pattern))
+        return signature is not None and (self.pattern is None or fnmatch.fnmatchcase(signature, self.pattern))
 
     def _open(self) -> bool:
         """Settle what is followed, and its rate. Return False when nothing was seen that could be."""
@@ -233,7 +226,7 @@ class Minimiser(Generic[C]):
         self._whole = failures, trials
         if not failures:
             return False
-        if self._pattern is None:
+        if self.pattern is None:
             self._followed = Counter(seen.signature for _, seen in self._opening if seen.signature).most_common(1)[0][0]
         self._failing = [seed for seed, seen in self._opening if self._is_followed(seen.signature)]
         # Stopping at a failure makes the plain ratio too high; this one is unbiased.
@@ -243,12 +236,12 @@ class Minimiser(Generic[C]):
         return True
 
     def _is_followed(self, signature: str | None) -> bool:
-        return signature == self._followed is not None if self._pattern is None else self._may_follow(signature)
+        return signature == self._followed is not None if self.pattern is None else self._may_follow(signature)
 
     def _smallest_again(self, number: int, pending: Sequence[Trial]) -> tuple[Trial, C] | None:
         if self._left[1] + sum(map(self._is_closing, pending)) >= CLOSING_TRIALS:
             return None
-        return Trial(number, self._gone, self._seeds(number)), self._smallest
+        return Trial(number, self._gone, self.seeds(number)), self._smallest
 
     def _is_closing(self, trial: Trial) -> bool:
         return trial.reverted == self._gone and not self._is_known(trial)
@@ -257,10 +250,10 @@ class Minimiser(Generic[C]):
         search = SubsetSearch(
             len(stage.labels),
             self._rates,
-            lambda: self._seeds(self._number),
+            lambda: self.seeds(self._number),
             self._failing,
             lambda removed: stage.without(removed) is not None,
-            self._confidence,
+            self.confidence,
             failures=SURE_FAILURES[bool(self._steps)],
         )
         self._under_way, self._stage_began = (stage, search), self._counted
@@ -290,7 +283,7 @@ class Minimiser(Generic[C]):
         return Probe(removed, trial.seed, self._is_known(trial))
 
     def _is_known(self, trial: Trial) -> bool:
-        return trial.seed != self._seeds(trial.number)
+        return trial.seed != self.seeds(trial.number)
 
     def _observe(
         self, stage: Stage[C], search: SubsetSearch, trial: Trial, seen: TrialResult, watcher: MinimiseWatcher
@@ -314,7 +307,7 @@ class Minimiser(Generic[C]):
             self._failing = search.failing_seeds()
         # However many stages there are, the failure is not to become much rarer.
         self._rates = replace(search.rates, fresh=max(search.rates.fresh, _LEAST_RATE * self._whole_rate))
-        self._space.took(removed, confirmed)
+        self.space.took(removed, confirmed)
         self._gone = self._gone_with(stage, removed)
         step = StageResult(
             stage.title,
@@ -335,10 +328,10 @@ class Minimiser(Generic[C]):
         def chosen(number: int, pending: Sequence[Trial]) -> Trial | None:
             pair = choose(number, pending)
             if pair is not None:
-                self._leave(number, pair[1])
+                self.leave(number, pair[1])
             return None if pair is None else pair[0]
 
-        counted = self._trials.next(chosen)
+        counted = self.trials.next(chosen)
         if counted is None:
             return None
         trial, seen, kept = counted

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
-import json
 import os
 import subprocess
 import sys
@@ -13,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdebug.base.trial import Trial, TrialResult, trial_seed
-from specdebug.campaign.trials.journal import Journal
 from tools.portable import playable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,30 +75,3 @@ def test_every_setting_chooses_the_same_trials(threads: int, instructions: str) 
     cores = ("Haswell", "Zen", "SkylakeX", "Sandybridge", "Prescott")
     found = digests([setting(core, threads, instructions) for core in cores])
     assert dict(zip(cores, found, strict=True)) == dict.fromkeys(cores, EVERYWHERE)
-
-
-def printed(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *words]
-    return subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-
-
-def test_a_journal_is_followed(tmp_path: Path) -> None:
-    outcomes = itertools.cycle([("fail", "exit:1"), ("pass", None), ("untestable", None)])
-    with Journal(tmp_path / "j.sqlite", "id", "about") as journal:
-        for number, names in enumerate(["abcd", "ab", "cd", "b"]):
-            outcome, signature = next(outcomes)
-            trial = Trial(number, frozenset(names), trial_seed(0, number))
-            journal.record(trial, TrialResult(outcome, signature, 0.1))  # type: ignore[arg-type]
-    lines = printed(str(tmp_path / "j.sqlite")).stdout.splitlines()
-    assert len(lines) == 2 * 4 + 1 + 1
-    assert lines[-1].startswith("trials ")
-    same = {"candidates": list("abcd"), "trials": [["abcd", True], ["ab", False], ["cd", None], ["b", True]]}
-    (tmp_path / "j.json").write_text(json.dumps(same), "utf-8")
-    assert printed(str(tmp_path / "j.json"), "--digest").stdout.strip() == lines[-1]
-
-
-def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "j.sqlite").write_text("no database", "utf-8")
-    ended = printed(str(tmp_path / "j.sqlite"))
-    assert ended.returncode == 2
-    assert "cannot be read as a journal" in ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -104,18 +105,14 @@ def source_of(file: str) -> ModuleSource:
 def mutants_of(file: str) -> list[Mutant]:
     source = source_of(file)
     found: list[Mutant] = []
-    numbers: dict[tuple[int, str], int] = {}
+    numbers: Counter[tuple[int, str]] = Counter()
     for name, node in walk_scopes(source.tree):
-        if isinstance(node, FunctionNode) and not _is_spared(file, name):
+        spared = any(fnmatchcase(f"{file}:{name}", each) for each in SPARED)
+        if isinstance(node, FunctionNode) and node.name not in CHECKS and not spared:
             for change in changes(node):
-                key = change.node.lineno, change.operator
-                numbers[key] = numbers.get(key, 0) + 1
-                found.append(_mutant(source, file, name, change, numbers[key]))
+                numbers[change.node.lineno, change.operator] += 1
+                found.append(_mutant(source, file, name, change, numbers[change.node.lineno, change.operator]))
     return found
-
-
-def _is_spared(file: str, function: str) -> bool:
-    return function.rpartition(".")[2] in CHECKS or any(fnmatchcase(f"{file}:{function}", each) for each in SPARED)
 
 
 def all_mutants(*globs: str) -> list[Mutant]:
@@ -131,32 +128,36 @@ def _mutant(source: ModuleSource, file: str, function: str, change: Change, numb
     first, last = node.lineno, node.end_lineno or node.lineno
     before = source.lines[first - 1].encode()[: node.col_offset].decode()
     after = source.lines[last - 1].encode()[node.end_col_offset :].decode()
-    old, new = source.lines[first - 1 : last], before + change.text + after
+    new = before + change.text + after
+    body: Sequence[ast.stmt] = getattr(statement, "body", ())
+    end = max(statement.lineno, body[0].lineno - 1) if body else statement.end_lineno or statement.lineno
     return Mutant(
         file=file,
         function=function,
         line=first,
         operator=change.operator,
         number=number,
-        lines=(statement.lineno, _header_end(statement)),
-        old=tuple(old),
+        lines=(statement.lineno, end),
+        old=tuple(source.lines[first - 1 : last]),
         new=new,
         edit=_unique(source, function, (first, last), new),
     )
 
 
-def _header_end(statement: ast.stmt) -> int:
-    """The last line of a statement, of one with blocks the last before its first block."""
-    body: Sequence[ast.stmt] = getattr(statement, "body", ())
-    return max(statement.lineno, body[0].lineno - 1) if body else statement.end_lineno or statement.lineno
-
-
 def _unique(source: ModuleSource, function: str, span: tuple[int, int], new: str) -> tuple[str, str]:
     """The text to match and its replacement, with as many lines around them as tell the place from others."""
-    lowest, highest = min(_spans(source, function)), max(stop for _, stop in _spans(source, function))
+    spans = source.spans[function.replace("<locals>.", "")]
+    lowest, highest = min(spans)[0], max(stop for _, stop in spans)
     first, last = span
-    while _count(source, function, source.lines[first - 1 : last]) > 1:
-        if first > lowest[0]:
+
+    def places(wanted: list[str]) -> int:
+        """The number of places of the function that read so, whatever their indentation."""
+        size, text = len(wanted), dedent(wanted)[0]
+        starts = (at for start, stop in spans for at in range(start - 1, stop - size + 1))
+        return sum(dedent(source.lines[at : at + size])[0] == text for at in starts)
+
+    while places(source.lines[first - 1 : last]) > 1:
+        if first > lowest:
             first -= 1
         elif last < highest:
             last += 1
@@ -164,13 +165,3 @@ def _unique(source: ModuleSource, function: str, span: tuple[int, int], new: str
             break
     above, below = source.lines[first - 1 : span[0] - 1], source.lines[span[1] : last]
     return "\n".join(source.lines[first - 1 : last]), "\n".join([*above, new, *below])
-
-
-def _spans(source: ModuleSource, function: str) -> list[tuple[int, int]]:
-    return source.spans[function.replace("<locals>.", "")]
-
-
-def _count(source: ModuleSource, function: str, wanted: list[str]) -> int:
-    size, text = len(wanted), dedent(wanted)[0]
-    starts = (at for first, last in _spans(source, function) for at in range(first - 1, last - size + 1))
-    return sum(dedent(source.lines[at : at + size])[0] == text for at in starts)

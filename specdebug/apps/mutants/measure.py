@@ -7,19 +7,19 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from specdebug.apps.mutants.find import ROOT, Mutant
-from specdebug.apps.mutants.sound import Sound, commons, measure_sound
+from specdebug.apps.mutants.sound import commons, measure_sound
 from specdebug.apps.mutants.source import MutantRow, MutantSource, Score, score
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, trial_seed
 from specdebug.campaign.loops.replay import ArmRun
 from specdebug.campaign.loops.warm import WarmPool
-from specdebug.campaign.trials.campaign import Campaign, TrialSource
+from specdebug.campaign.trials.campaign import Campaign, TrialSource, until_stopped
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.state import digest_of
 
@@ -131,18 +131,12 @@ class MutantSearch:
 
     def run(self, journal: Journal, watcher: MutantWatcher) -> Measured:
         """Measure, as far as it goes; what was known before stands where not even the sound engine could be run."""
-        try:
-            return self._run(journal, watcher)
-        except KeyboardInterrupt:
-            return self._known(journal, "interrupted")
-        except SpecDebugError as error:
-            return self._known(journal, "trouble", error)
-
-    def _known(self, journal: Journal, reason: str, trouble: SpecDebugError | None = None) -> Measured:
+        measured, trouble = until_stopped(lambda: self._run(journal, watcher))
+        if isinstance(measured, Measured):
+            return measured
         kept = [result.besides[0] for _, result in journal.trials.values() if result.besides]
-        rows = tuple(map(MutantRow.from_text, kept))
-        planned = self.number or len(self.mutants)
-        return Measured(rows, planned, {}, len(rows), reason=reason, trouble=trouble)
+        rows, planned = tuple(map(MutantRow.from_text, kept)), self.number or len(self.mutants)
+        return Measured(rows, planned, {}, len(rows), reason=measured, trouble=trouble)
 
     def _run(self, journal: Journal, watcher: MutantWatcher) -> Measured:
         first, *rest = commons(self.arms)
@@ -152,19 +146,21 @@ class MutantSearch:
         ):
             files = sorted({mutant.file for mutant in self.mutants})
             sound = measure_sound(pool, self.arms, files, Path(folder), watcher.sound)
-            return self._measured(pool, sound, Path(folder), journal, watcher)
+            reached = [mutant for mutant in self.mutants if any(arm.reaches(mutant) for arm in sound)]
+            if not reached:
+                raise SpecDebugError("no scenario runs any line that could be mutated there: nothing can be measured")
+            drawn = draw(reached, self.number or len(reached), self.seed)
+            source: TrialSource = MutantSource(pool, sound, drawn, Path(folder), digest_of(*_deciding(self.arms)))
+            if self.spread is not None:
+                pool.close()
+                source = self.spread(source, partial(NodeSource, tuple(self.arms), tuple(drawn)))
+            measured = self._measured(source, drawn, journal, watcher)
+        every, within = (Counter(mutant.file for mutant in some) for some in (self.mutants, reached))
+        return replace(measured, unreached={file: (count - within[file], count) for file, count in every.items()})
 
     def _measured(
-        self, pool: WarmPool, sound: Sequence[Sound], folder: Path, journal: Journal, watcher: MutantWatcher
+        self, source: TrialSource, drawn: Sequence[Mutant], journal: Journal, watcher: MutantWatcher
     ) -> Measured:
-        reached = [mutant for mutant in self.mutants if any(arm.reaches(mutant) for arm in sound)]
-        if not reached:
-            raise SpecDebugError("no scenario runs any line that could be mutated there: nothing can be measured")
-        drawn = draw(reached, self.number or len(reached), self.seed)
-        source: TrialSource = MutantSource(pool, sound, drawn, folder, digest_of(*_deciding(self.arms)))
-        if self.spread is not None:
-            pool.close()
-            source = self.spread(source, partial(NodeSource, tuple(self.arms), tuple(drawn)))
         trials = Campaign(source, journal, self.seed, len(drawn))
         rows: list[MutantRow] = []
         resumed = 0
@@ -183,9 +179,7 @@ class MutantSearch:
             return "done"
 
         reason, trouble = trials.run(all_rows)
-        every, within = (Counter(mutant.file for mutant in some) for some in (self.mutants, reached))
-        unreached = {file: (count - within[file], count) for file, count in every.items()}
-        return Measured(tuple(rows), len(drawn), unreached, resumed, source.rerun, reason, trouble)
+        return Measured(tuple(rows), len(drawn), {}, resumed, source.rerun, reason, trouble)
 
 
 def _by_id(mutant: Mutant) -> tuple[str, int, str, int]:

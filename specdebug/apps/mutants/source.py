@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections import deque
@@ -106,9 +105,6 @@ def scores(rows: Sequence[MutantRow], key: Callable[[MutantRow], str]) -> list[S
     return [score(name, [row for row in rows if key(row) == name]) for name in sorted(set(map(key, rows)))]
 
 
-HANG = "hang"
-
-
 @dataclass
 class _Going:
     """A mutant under way. ``left``: arms that it has not been run in."""
@@ -146,7 +142,7 @@ class _Going:
             signature=signature,
             scenario=None if ended is None or self.arm is None else self.arm.name,
             step=None if outcome is None else outcome.where_step,
-            by_time=signature == HANG,
+            by_time=signature == "hang",
             rounding=best is not None and not certain,
             difference=self.differences[-1] if outcome is not None and self.differences else best,
             ran=self.ran,
@@ -199,11 +195,10 @@ class MutantSource:
                 self._look_again(going, None)
                 continue
             row = row or going.row()
-            outcome = "fail" if row.caught else "pass"
-            result = TrialResult("pass", None, row.seconds, besides=(row.to_text(),))
-            if outcome == "fail":
-                result = dataclasses.replace(result, outcome="fail", signature=row.signature, detail=row.diff)
-            return going.trial, result
+            besides = (row.to_text(),)
+            if row.caught:
+                return going.trial, TrialResult("fail", row.signature, row.seconds, row.diff, besides)
+            return going.trial, TrialResult("pass", None, row.seconds, besides=besides)
 
     def close(self) -> None:
         self._pool.close()

@@ -17,11 +17,11 @@ from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.base.files import replace_file
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import MAX_BYTES, load_yaml
-from specdebug.campaign.loops.compare import SLOWER, Against, GroupAgainst, beside
+from specdebug.campaign.loops.compare import SLOWER, Against, beside
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, as_it_should
 from specdebug.scenario.grammar import merge
 from specdebug.verdict.accept import AcceptSample, accept_drop, samples
-from specdebug.verdict.outcome import Outcome, Violation, with_violations
+from specdebug.verdict.outcome import Outcome, with_violations
 from specdebug.workers.records import Lock, Record
 
 FORMAT = "specdebug baseline"
@@ -136,7 +136,14 @@ class Baseline:
         drop = None if accept is None else accept.drop
         now = samples(outcome, _speculative(run))
         groups = [beside(name, entry.groups[name], now[name], drop) for name in now]
-        lost = [_lost(group) for group in groups if group.status == "lost"]
+        lost = []
+        for group in (group for group in groups if group.status == "lost"):
+            got = group.got or 0.0
+            detail = (
+                f"requests of group {group.group} accept {got:.2f} tokens a verify over {group.verifies} verifies, "
+                f"{group.baseline:.2f} in the baseline: less than {group.wanted:.2f}"
+            )
+            lost.append(accept_drop(group.group, got, group.wanted, group.verifies, detail))
         speed, machine = outcome.metrics.tokens_per_s, entry.machine == machine_of(outcome)
         slower = bool(machine and speed and entry.tokens_per_s and speed * SLOWER < entry.tokens_per_s)
         against = Against(
@@ -217,27 +224,17 @@ def machine_of(outcome: Outcome) -> str:
 
 def lines_of(results: Iterable[ArmResult]) -> Iterator[str]:
     """A line on all runs that were held against a baseline; none if there are none."""
-    told = [result for result in results if result.against is not None]
     counts: dict[str, list[str]] = {}
-    for result in told:
-        counts.setdefault(result.against.status if result.against else "", []).append(
-            f"{result.run.scenario.name}::{result.run.arm}"
-        )
-    if told:
-        parts = [
-            f"{len(names)} {status}" + ("" if status == "kept" else f" ({', '.join(names)})")
-            for status, names in counts.items()
-        ]
+    for result in results:
+        if result.against is not None:
+            named = f"{result.run.scenario.name}::{result.run.arm}"
+            counts.setdefault(result.against.status, []).append(named)
+    parts = [
+        f"{len(names)} {status}" + ("" if status == "kept" else f" ({', '.join(names)})")
+        for status, names in counts.items()
+    ]
+    if parts:
         yield f"against the baseline: {'; '.join(parts)}"
-
-
-def _lost(group: GroupAgainst) -> Violation:
-    got = group.got or 0.0
-    detail = (
-        f"requests of group {group.group} accept {got:.2f} tokens a verify over {group.verifies} verifies, "
-        f"{group.baseline:.2f} in the baseline: less than {group.wanted:.2f}"
-    )
-    return accept_drop(group.group, got, group.wanted, group.verifies, detail)
 
 
 def _speculative(run: ArmRun) -> list[str]:

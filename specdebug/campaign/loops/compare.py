@@ -133,22 +133,19 @@ def compare(
     """Line the two up by request id, in the left one's order. ``decode`` turns token ids into text."""
     left = {request.rid: request for request in outcomes[0].requests}
     right = {request.rid: request for request in outcomes[1].requests}
-    requests = tuple(_difference(rid, left.get(rid), right.get(rid), decode) for rid in left | right)
+    requests = []
+    for rid in left | right:
+        one, other = left.get(rid), right.get(rid)
+        position = first_difference(one.output_ids, other.output_ids) if one and other else None
+        texts = ("", "")
+        if one and other and position is not None:
+            part = slice(position, position + CONTEXT_TOKENS)
+            texts = decode(one.output_ids[part]), decode(other.output_ids[part])
+        requests.append(RequestDifference(rid, one, other, position, *texts))
     groups = list(dict.fromkeys(request.group for outcome in outcomes for request in outcome.requests))
     ours, theirs = (samples(outcome, groups) for outcome in outcomes)
     drafts = tuple(beside(name, ours[name], theirs[name]) for name in groups)
-    return Comparison(names, outcomes, requests, drafts, against)
-
-
-def _difference(
-    rid: str, left: RequestResult | None, right: RequestResult | None, decode: Callable[[Sequence[int]], str]
-) -> RequestDifference:
-    position = first_difference(left.output_ids, right.output_ids) if left and right else None
-    if left is None or right is None or position is None:
-        return RequestDifference(rid, left, right, None)
-    stop = position + CONTEXT_TOKENS
-    texts = [decode(request.output_ids[position:stop]) for request in (left, right)]
-    return RequestDifference(rid, left, right, position, texts[0], texts[1])
+    return Comparison(names, outcomes, tuple(requests), drafts, against)
 
 
 SLOWER = 2.0

@@ -1,4 +1,6 @@
-"""The servers that runs of a search start, kept for those that come after."""
+"""Warm arms, the parent's side: run arms of some scenarios, over and over, at a fraction of a fresh arm's cost.
+
+A :class:`WarmPool` starts and waits arm by arm, so that a search can choose the next arm by the last one's result."""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class KeptServers:
-    """Starts the process that keeps servers once the first run needs one. ``jobs``: runs at a time, each of which may
-    come back for its server."""
+    """The servers that runs of a search start, kept for those that come after, by a process that starts once the first
+    run needs one. ``jobs``: runs at a time, each of which may come back for its server."""
 
     def __init__(self, jobs: int = 1) -> None:
         self._jobs = jobs

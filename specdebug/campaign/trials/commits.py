@@ -8,6 +8,7 @@ end; those of a process that was killed are removed by the next.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -191,21 +192,15 @@ class CommitSource(ThreadedSource):
 
 
 def _make_root(top: Path) -> Path:
-    """Return a new folder for worktrees; those of processes that are gone are removed."""
+    """Return a new folder for worktrees; those of this user's processes that are gone are removed, and no links."""
     for old in Path(tempfile.gettempdir()).glob("specdebug-commits-*"):
         owner = re.fullmatch(r"specdebug-commits-(\d{1,9})-\w+", old.name)
-        if owner and is_gone(int(owner[1])) and _is_our_folder(old):
-            _remove(top, old)
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            found = old.lstat()
+            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if owner and ours and is_gone(int(owner[1])):
+                _remove(top, old)
     return Path(tempfile.mkdtemp(prefix=f"specdebug-commits-{os.getpid()}-"))
-
-
-def _is_our_folder(path: Path) -> bool:
-    """Return True for this user's folder, but no link; False once another process has removed it."""
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def _remove(top: Path, root: Path) -> None:

@@ -44,14 +44,6 @@ def facts_in(database: sqlite3.Connection) -> dict[str, str]:
     return {name: value for name, value in stated if isinstance(name, str) and isinstance(value, str)}
 
 
-def state_of(facts: dict[str, str]) -> State | None:
-    """Return the state that a journal states; None where it states none that can be read."""
-    try:
-        return read_state(json.loads(facts.get("state", "null")))
-    except (ValueError, RecursionError):
-        return None
-
-
 def kept_in(path: Path) -> Kept | None:
     """Return what the journal in a file is of; None where there is none, or none that can be read."""
     if not path.is_file():
@@ -62,7 +54,10 @@ def kept_in(path: Path) -> Kept | None:
             count = database.execute("SELECT count(*) FROM trials").fetchone()[0]
     except (sqlite3.Error, UnicodeDecodeError):
         return None
-    return Kept(facts.get("identity", ""), state_of(facts), count)
+    state = None
+    with contextlib.suppress(ValueError, RecursionError):
+        state = read_state(json.loads(facts.get("state", "null")))
+    return Kept(facts.get("identity", ""), state, count)
 
 
 def aside_of(path: Path, state: State | None) -> Path:

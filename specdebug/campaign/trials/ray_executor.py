@@ -18,6 +18,7 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -94,7 +95,13 @@ class RaySource:
             # Two threads, so that one can end what the other waits for.
             options = {"num_cpus": 1, "num_gpus": gpus, "max_concurrency": 2, "max_restarts": 0}
             self._worker = self._ray.remote(**options)(_Worker)
-            self.capacity = jobs or self._room()
+            fit = (
+                int(min(has["CPU"], has.get("GPU", 0) / gpus if gpus else has["CPU"])) for has in self._nodes().values()
+            )
+            self.capacity = jobs or sum(fit)
+            if not self.capacity:
+                what = "a CPU and a GPU" if gpus else "a CPU"
+                raise SpecDebugError(f"the Ray cluster has no node with {what} to run trials on")
         except BaseException:
             self.close()
             raise
@@ -202,21 +209,15 @@ class RaySource:
         wanted = {"CPU": 1, **({"GPU": self._gpus} if self._gpus else {})}.items()
         return {name: has for name, has in nodes.items() if all(has.get(kind, 0) >= count for kind, count in wanted)}
 
-    def _room(self) -> int:
-        gpus = self._gpus
-        fit = (int(min(has["CPU"], has.get("GPU", 0) / gpus if gpus else has["CPU"])) for has in self._nodes().values())
-        if room := sum(fit):
-            return room
-        raise SpecDebugError(f"the Ray cluster has no node with a CPU{' and a GPU' if gpus else ''} to run trials on")
 
-
+@dataclass
 class _Slot:
     """A worker as seen from here; without a trial it is idle, or getting ready."""
 
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
-        self.trial: Trial | None = None
-        self.node = self.host = ""
+    actor: Any
+    trial: Trial | None = None
+    node: str = ""
+    host: str = ""
 
 
 class _Worker:

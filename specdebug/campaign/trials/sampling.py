@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from fnmatch import fnmatchcase
 
 from specdebug.base.errors import SpecDebugError
@@ -46,6 +46,7 @@ class Sampled:
 Watcher = campaign.Watcher[Tally]
 
 
+@dataclass
 class RateSampling:
     """One measurement; a campaign makes its trials.
 
@@ -53,24 +54,19 @@ class RateSampling:
     With a ``pattern`` (shell wildcards) only failures that fit it are measured, else any.
     """
 
-    def __init__(
-        self,
-        enough: Callable[[int, int], bool],
-        *,
-        reverted: frozenset[str],
-        max_trials: int,
-        pattern: str | None = None,
-    ) -> None:
-        self._enough = enough
-        self._reverted = reverted
-        self._max_trials = max_trials
-        self._pattern = pattern or "*"
+    enough: Callable[[int, int], bool]
+    _: KW_ONLY
+    reverted: frozenset[str]
+    max_trials: int
+    pattern: str | None = None
+
+    def __post_init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._first: dict[str, Trial] = {}
         self._trials = self._resumed = self._runs = self._failures = self._untestable = 0
 
     def pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
-        return self._reverted
+        return self.reverted
 
     def end(self, reason: str, trouble: SpecDebugError | None = None) -> Sampled:
         return Sampled(reason, self.standing(0), trouble)
@@ -82,13 +78,13 @@ class RateSampling:
         if result.outcome == "fail":
             self._counts[name] += 1
             self._first.setdefault(name, trial)
-            measured = fnmatchcase(name, self._pattern)
+            measured = fnmatchcase(name, self.pattern or "*")
             self._failures += measured
         self._runs += measured
         self._untestable += result.outcome == "untestable"
-        if result.outcome != "untestable" and self._runs and self._enough(self._failures, self._runs):
+        if result.outcome != "untestable" and self._runs and self.enough(self._failures, self._runs):
             return "enough"
-        if self._trials >= self._max_trials:
+        if self._trials >= self.max_trials:
             return "max-trials"
         return "untestable" if self._trials == self._untestable >= HOPELESS else None
 
@@ -102,6 +98,6 @@ class RateSampling:
             untestable=self._untestable,
             masked=self._trials - self._runs - self._untestable,
             signatures=tuple(self._counts.most_common()),
-            measured=tuple(name for name, _ in self._counts.most_common() if fnmatchcase(name, self._pattern)),
+            measured=tuple(name for name, _ in self._counts.most_common() if fnmatchcase(name, self.pattern or "*")),
             first=tuple(self._first.items()),
         )

@@ -334,7 +334,12 @@ class FaultSource(WarmSource):
         return _with_faults(self._scenario, self.arm, self._switched(trial)), ()
 
     def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
-        return result_of(_but_for_idle(ended.outcome, self._switched(trial)))
+        outcome = ended.outcome
+        if outcome.verdict == "unknown":  # what is said of faults that were never due or changed nothing does not count
+            idle = tuple(f"fault {fault} " for fault in self._switched(trial))
+            left = tuple(reason for reason in outcome.reasons if not reason.startswith(idle))
+            outcome = replace(outcome, verdict="unknown" if left else "pass", reasons=left, detail="; ".join(left))
+        return result_of(outcome)
 
     def _switched(self, trial: Trial) -> tuple[Fault, ...]:
         return tuple(fault for name, fault in self._faults.items() if name in trial.reverted)
@@ -342,12 +347,3 @@ class FaultSource(WarmSource):
 
 def _with_faults(scenario: Scenario, arm: str, faults: tuple[Fault, ...]) -> Scenario:
     return replace(scenario, arms={**scenario.arms, arm: replace(scenario.arms[arm], faults=faults)})
-
-
-def _but_for_idle(outcome: Outcome, faults: Sequence[Fault]) -> Outcome:
-    """Return the outcome without what is said of faults that were never due or changed nothing."""
-    if outcome.verdict != "unknown":
-        return outcome
-    idle = tuple(f"fault {fault} " for fault in faults)
-    left = tuple(reason for reason in outcome.reasons if not reason.startswith(idle))
-    return replace(outcome, verdict="unknown" if left else "pass", reasons=left, detail="; ".join(left))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from fnmatch import fnmatchcase
 
 from specdebug.base.errors import SpecDebugError
@@ -168,6 +168,7 @@ class Findings:
 Watcher = campaign.Watcher[Standing]
 
 
+@dataclass
 class CulpritSearch:
     """One search among ``candidates``; a campaign makes its trials.
 
@@ -176,42 +177,39 @@ class CulpritSearch:
     instead of the most frequent. ``proven``: what a trial switches on takes effect; else no candidate is acquitted.
     """
 
-    def __init__(
-        self,
-        candidates: Sequence[Candidate],
-        chooser: Callable[[], BayesianSearch],
-        *,
-        opening: Sequence[frozenset[str]],
-        max_trials: int,
-        pattern: str | None = None,
-        proven: bool = True,
-    ) -> None:
-        self._make_chooser = chooser
-        self._chooser = chooser()
-        self._opening = tuple(opening)
-        self._alone = [frozenset((candidate.id,)) for candidate in candidates]
-        self._proven = proven
-        self._max_trials = max_trials
-        self._clusters = Clusters(pattern)
+    candidates: Sequence[Candidate]
+    chooser: Callable[[], BayesianSearch]
+    _: KW_ONLY
+    opening: Sequence[frozenset[str]]
+    max_trials: int
+    pattern: str | None = None
+    proven: bool = True
+
+    def __post_init__(self) -> None:
+        self._chooser = self.chooser()
+        self._clusters = Clusters(self.pattern)
         self._counted: list[tuple[Trial, TrialResult]] = []
         self._resumed = 0
         self._masked = False
 
     def end(self, reason: str, trouble: SpecDebugError | None = None) -> Findings:
         answer = self._chooser.answer if reason == "answered" else None
-        if answer is not None and not answer.culprits and not self._proven:
+        if answer is not None and not answer.culprits and not self.proven:
             reason, answer = "unproven", None
         needed = answer.culprits if answer is not None else frozenset()
         shown = (trial for trial, result in self._counted if self._clusters.verdict(result) is True)
         shown_by = min(shown, key=lambda t: (not needed <= t.reverted, len(t.reverted), t.number), default=None)
         passed = Counter(trial.reverted for trial, result in self._counted if result.outcome == "pass")
-        silent = min((passed[each] for each in self._opening or self._alone), default=0)
+        silent = min(
+            (passed[each] for each in self.opening or [frozenset((candidate.id,)) for candidate in self.candidates]),
+            default=0,
+        )
         untestable = dict.fromkeys(trial.reverted for trial, r in self._counted if r.outcome == "untestable")
         return Findings(answer, reason, self.standing(0), shown_by, silent, tuple(untestable), trouble)
 
     def pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
-        if self._opening and not self._clusters.settled:
-            return self._opening[(len(self._counted) + len(pending)) % len(self._opening)]
+        if self.opening and not self._clusters.settled:
+            return self.opening[(len(self._counted) + len(pending)) % len(self.opening)]
         if pending.count(CONTROL) < self._controls_due():
             return CONTROL
         return self._chooser.next_trial(pending)
@@ -225,14 +223,14 @@ class CulpritSearch:
         self._masked = self._masked or verdict is None
         if followed is not None and self._clusters.followed != followed:
             # Another signature has taken the lead: every verdict so far was on the wrong one.
-            self._chooser = self._make_chooser()
+            self._chooser = self.chooser()
             for earlier, its_result in self._counted:
                 self._chooser.observe(earlier.reverted, self._clusters.verdict(its_result))
         else:
             self._chooser.observe(trial.reverted, verdict)
         if self._chooser.answer is not None and not self._controls_due():
             return "answered"
-        if len(self._counted) >= self._max_trials:
+        if len(self._counted) >= self.max_trials:
             return "max-trials"
         if len(self._counted) == self._clusters.untestable >= UNTESTABLE:
             return "untestable"

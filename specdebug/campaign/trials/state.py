@@ -109,7 +109,12 @@ def files_of(command: Sequence[str], cwd: Path) -> dict[str, Path]:
     found = {}
     for number, word in enumerate(command):
         program = shutil.which(word) if number == 0 and os.sep not in word else None
-        words = _words(word) if number and any(map(str.isspace, word)) else [word]
+        words = [word]
+        if number and any(map(str.isspace, word)):  # a shell's command line, as far as it can be read
+            try:
+                words = shlex.split(word)
+            except ValueError:
+                words = word.split()
         for each in words:
             with contextlib.suppress(OSError, ValueError):  # a word that only looks like a path
                 if (path := cwd / (program or each)).is_file():
@@ -205,13 +210,6 @@ def _checkouts(site: Path) -> Iterator[Path]:
             place = Path(unquote(urlsplit(told["url"]).path))
             if told.get("dir_info", {}).get("editable") and place.is_dir():
                 yield place
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
 
 
 def _script(path: Path, *, anything: bool = False) -> str | None:

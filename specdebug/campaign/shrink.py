@@ -40,6 +40,7 @@ from specdebug.scenario.grammar import (
     merge,
 )
 from specdebug.scenario.packs import ProbePack
+from specdebug.search.minimise import Stage
 from specdebug.targets.options import options_of
 
 
@@ -255,22 +256,18 @@ PRECISION = 4
 """A number is small enough when one smaller by no more than a fourth of it does not fail any more."""
 
 
-@dataclass(frozen=True)
-class Elements:
-    """A stage of the search: some of what can be taken away."""
+def _stage(title: str, labels: Sequence[str], make: Callable[[frozenset[int]], Scenario]) -> Stage[Scenario]:
+    """Some of what can be taken away; the rules of scenarios forbid some of what would be left."""
 
-    title: str
-    labels: tuple[str, ...]
-    make: Callable[[frozenset[int]], Scenario]
-
-    def without(self, removed: frozenset[int]) -> Scenario | None:
-        """Return the scenario without these; None where the rules of scenarios forbid it."""
+    def without(removed: frozenset[int]) -> Scenario | None:
         with contextlib.suppress(SpecDebugError):
-            scenario = self.make(removed)
+            scenario = make(removed)
             if scenario.workload:
                 check_scenario(scenario, None)
                 return scenario
         return None
+
+    return Stage(title, tuple(labels), without)
 
 
 class ScenarioSpace:
@@ -281,35 +278,34 @@ class ScenarioSpace:
         self.start, self.origin = written_out(scenario, arm, reverts)
         self._current = self.start
         self.arm = arm
-        self._elements: Elements | None = None
+        self._stage: Stage[Scenario] | None = None
         self._knobs: list[Knob] = []
         self._rounds = 0
         self._rejected: dict[str, int] = {}
 
-    def next_stage(self) -> Elements | None:
+    def next_stage(self) -> Stage[Scenario] | None:
         """Return the requests first; then their numbers, round by round; then the engine's, which small requests need
         less of."""
-        if self._elements is None:
-            whole, names = self._current, tuple(group.id for group in self._current.workload)
-            self._elements = Elements("requests", names, lambda gone: dropped(whole, gone))
-            return self._elements
-        self._knobs = []
+        if self._stage is None:
+            whole, names = self._current, [group.id for group in self._current.workload]
+            self._stage = _stage("requests", names, lambda gone: dropped(whole, gone))
+            return self._stage
         for knobs in (request_knobs, engine_knobs):
             self._knobs = [knob for knob in self._proposals(knobs) if knob.target < knob.value]
             if self._knobs:
-                self._elements = self._numbers(tuple(self._knobs))
-                return self._elements
+                self._stage = self._numbers(tuple(self._knobs))
+                return self._stage
         return None
 
     def took(self, removed: frozenset[int], confirmed: frozenset[int]) -> None:
         """Go on from what is left; what is confirmed needed bounds the numbers from below."""
-        assert self._elements is not None
-        self._current = self._elements.make(removed)
+        assert self._stage is not None
+        self._current = self._stage.without(removed) or self._current
         for index, knob in enumerate(self._knobs):
             if index not in removed:
                 self._rejected[knob.label] = max(knob.target, self._rejected.get(knob.label, -1))
 
-    def _numbers(self, knobs: tuple[Knob, ...]) -> Elements:
+    def _numbers(self, knobs: tuple[Knob, ...]) -> Stage[Scenario]:
         whole = self._current
         self._rounds += 1
 
@@ -320,7 +316,7 @@ class ScenarioSpace:
             return made_consistent(scenario)
 
         labels = tuple(f"{knob.label} {knob.value} -> {knob.target}" for knob in knobs)
-        return Elements(f"numbers, round {self._rounds}", labels, turned)
+        return _stage(f"numbers, round {self._rounds}", labels, turned)
 
     def _proposals(self, knobs: Callable[[Scenario], Iterator[Knob]]) -> Iterator[Knob]:
         for knob in knobs(self._current):

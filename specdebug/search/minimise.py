@@ -28,18 +28,14 @@ R = TypeVar("R", bound=str)
 Stopped = Literal["interrupted", "trouble"]
 
 
-class Stage(Protocol[C_co]):
-    """Elements that can be taken away in any combination (dropped, or made smaller)."""
+@dataclass(frozen=True)
+class Stage(Generic[C_co]):
+    """Elements that can be taken away in any combination (dropped, or made smaller), by names that no other stage has.
+    ``without``: what is left without some of them, None where that cannot be."""
 
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """Return the elements' names, which together with ``title`` no element of another stage has."""
-
-    def without(self, removed: frozenset[int]) -> C_co | None:
-        """Return what is left without these; None where that cannot be."""
+    title: str
+    labels: Sequence[str]
+    without: Callable[[frozenset[int]], C_co | None]
 
 
 class Space(Protocol[C_co]):

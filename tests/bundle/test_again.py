@@ -20,7 +20,6 @@ from specdebug.run.dense import DenseReference
 from specdebug.run.oracles.lossless import TIE_MARGIN
 from specdebug.scenario.library import Library
 from specdebug.targets.options import EngineShape
-from specdebug.workers.child import WorkerStartError
 from specdebug.workers.job import WorkerEnd
 from tests.bundle.bundles import MINI, arm_run
 from tests.run.fakes import FakePool, ListSink
@@ -111,20 +110,6 @@ def test_a_narrow_choice_is_rounding(scenario: Path) -> None:
     assert answer.replay.exit_code == 1  # the plain verdict
 
 
-def test_a_wide_choice_is_no_rounding(scenario: Path) -> None:
-    best, second, far = ranked(narrowest())
-    answer = again(scenario, serving(best, best), serving(second, far))
-    document = told(answer)
-    assert (document["status"], document["reproduced"]) == ("different", False)
-    first = document["first_difference"]  # not the narrow one before it
-    assert (first["request"], first["narrow"], first["now"]) == ("again.0", False, far)
-    assert first["gap"] > first["allowed"]
-    assert [one["narrow"] for one in document["choices"]] == [True, False]
-    assert answer.lines[0].startswith("not as recorded in ")
-    assert "  not by rounding: step 1, again.0 output 0: token " in "\n".join(answer.lines)
-    assert answer.replay.exit_code == 0
-
-
 def test_another_schedule_is_different(scenario: Path) -> None:
     best, *_ = ranked(narrowest())
     document = told(again(scenario, serving(best, best), serving(best, best, kind="decode")))
@@ -146,19 +131,6 @@ def test_what_cannot_be_weighed_is_not_excused(scenario: Path) -> None:
     assert told(answer)["status"] == "different"
     assert told(answer)["first_difference"]["gap"] is None
     assert "how narrow that was could not be found out" in "\n".join(answer.lines)
-
-
-def test_a_machine_that_starts_no_more_workers_does_not_lose_the_run(scenario: Path) -> None:
-    best, second, _ = ranked(narrowest())
-    serve = serving(second, best)
-
-    def refused(job: Any) -> tuple[list[dict[str, Any]], WorkerEnd]:
-        if job.name == "weighing":
-            raise WorkerStartError("no more processes")
-        ended: tuple[list[dict[str, Any]], WorkerEnd] = serve(job)
-        return ended
-
-    assert told(again(scenario, serving(best, best), refused))["status"] == "different"
 
 
 def test_an_interrupt_of_the_run_or_of_the_weighing_is_one(scenario: Path) -> None:
@@ -218,15 +190,6 @@ def test_two_tokens_are_as_near_as_the_worse_is_to_the_best(swapped: bool) -> No
     assert found["gap"] < found["allowed"]
     wide = weighed(Parting(1, "token", "a.0", 0, far, pair[1], ids))
     assert wide["gap"] > wide["allowed"]
-
-
-def test_what_is_narrow_depends_on_the_dtype() -> None:
-    best, second, _ = ranked(narrowest())
-    allowed = [
-        weighed(Parting(1, "token", "a.0", 0, best, second, narrowest()), dtype)["allowed"] for dtype in TIE_MARGIN
-    ]
-    assert sorted(allowed) == allowed
-    assert allowed[0] < allowed[1] < allowed[2]
 
 
 def test_more_drafts_than_a_tree_is_deep_are_not_excused() -> None:

@@ -17,14 +17,7 @@ from specdebug.base import corpus, redaction
 from specdebug.base.errors import SpecDebugError
 from specdebug.bundle import content
 from specdebug.bundle.archive import MANIFEST
-from specdebug.bundle.content import (
-    Recorded,
-    differences,
-    read_bundle,
-    recorded_of,
-    steps_hash,
-    write_bundle,
-)
+from specdebug.bundle.content import Recorded, differences, read_bundle, recorded_of, steps_hash, write_bundle
 from specdebug.scenario.library import Library
 from specdebug.targets.settings import LaunchedServer
 from specdebug.workers.job import WorkerEnd

@@ -106,13 +106,3 @@ def check_alike(here: Mapping[str, Traced], there: Mapping[str, Traced]) -> None
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_another_processor_changes_no_more_than_narrow_choices(dtype: str) -> None:
     check_alike(traces((MINI,), dtype, "this"), traces((MINI,), dtype, "default"))
-
-
-def test_the_workers_compute_as_they_are_told() -> None:
-    """Or the others would compare a run with itself. A processor may lack what a setting asks for, but not the rest."""
-    told = traces((MINI,), "bfloat16", "default")
-    settings = " ".join(f"{name}={value}" for name, value in PROCESSORS["default"].items())
-    for traced in told.values():
-        found = traced.result.outcome.stack["arithmetic"]
-        assert (found["cpu capability"], found["settings"]) == ("DEFAULT", settings)
-        assert found["threads"] == "1"

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from specdebug.base.errors import ContentError
 from specdebug.bundle.requests import read_requests, write_requests
-from specdebug.scenario.library import Library
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 
 GOOD = {
@@ -48,14 +47,6 @@ requests = st.builds(
 def test_any_requests_survive(planned: list[WorkloadRequest]) -> None:
     text = write_requests(Workload(tuple(planned)))
     assert read_requests(text, "r", ["g0"]) == tuple(planned)
-
-
-@pytest.mark.parametrize("name", ["multiturn_cache_hit", "cache_hit"])
-def test_shipped_workloads_survive(name: str) -> None:
-    library = Library()
-    scenario = library.scenario(name)
-    workload = library.workload(scenario, next(iter(scenario.arms)), 7)
-    assert read_requests(write_requests(workload), "r", list(workload.after)) == workload.requests
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from specdebug.diverge.align import (
-    by_request,
-    in_common,
-    in_lockstep,
-    same_schedule,
-    unlike_by_worker,
-)
+from specdebug.diverge.align import by_request, in_common, in_lockstep, same_schedule, unlike_by_worker
 from specdebug.diverge.recording import BATCH, Descriptor, RecordedStep
 
 BONUS, LOGITS, SLOTS = "draft.bonus", "verify.logits", "kv_pool.write.loc"
@@ -42,10 +36,7 @@ def test_in_lockstep_differences_come_in_program_order() -> None:
 def test_other_requests_other_calls_and_an_end_are_told() -> None:
     one = [step(1, "a", bonus=[1])]
     (found,) = in_lockstep(one, [step(1, "b", bonus=[1])])
-    assert (found.what, found.text) == (
-        "schedule",
-        "requests a are computed in the first arm, b in the second",
-    )
+    assert (found.what, found.text) == ("schedule", "requests a are computed in the first arm, b in the second")
     (found,) = in_lockstep(one, [step(1, "a", bonus=[1], logits=[2])])
     assert (found.what, found.site) == ("schedule", LOGITS)
     assert found.text == f"the first arm reaches nothing more, the second reaches {LOGITS}"

@@ -86,14 +86,6 @@ def test_order_and_the_sign_of_zero_count(hashes: Callable[[Tensor], list[int]])
     assert hashes(torch.full((6, 3), torch.nan)) == hashes(torch.full((6, 3), torch.nan))
 
 
-def test_a_share_has_the_same_hash_wherever_it_lies() -> None:
-    rows = torch.arange(12.0).reshape(6, 2)
-    elsewhere = torch.cat([rows[2:5], rows[5:], rows[:2]])
-    sums = reference(call_of(elsewhere), Groups(6, 1)).numpy().view("uint64")
-    moved: list[Segment] = [(0, 4, 6), (1, 0, 3), (-1, 3, 4)]
-    assert Layout([(moved, 6)]).hashes(sums).tolist() == on_device(rows)
-
-
 def test_calls_without_rows_have_a_hash() -> None:
     empty: list[Segment] = [(0, 0, 0)]
     one: list[Segment] = [(0, 0, 1)]

@@ -52,13 +52,6 @@ def place(
     return place_of(sound, failing, Suspect(RUN, RUN, seen, until, "its twin"))
 
 
-def test_the_first_tensor_that_differs_is_named_with_its_step_request_and_stage() -> None:
-    found = place(steps(), steps(changed=2))
-    assert found == Located(2, "b", K, "float32, 6 rows", "mismatch@request", "its twin", "verify")
-    assert found.signature == f"mismatch@verify.{K}"
-    assert found.text == f"began at verify.{K}, step 2, request b: float32, 6 rows; beside its twin"
-
-
 def test_what_a_probe_finds_is_named_where_the_tensor_that_it_came_from_first_differs() -> None:
     found = place(steps(), steps(changed=2), seen="nan@verify.logits")
     assert isinstance(found, Located)

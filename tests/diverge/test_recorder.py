@@ -74,22 +74,6 @@ def test_what_an_earlier_listener_does_is_recorded(tmp_path: Path) -> None:
     assert damaged.digests[1] != clean.digests[1]
 
 
-def test_a_step_that_fails_is_written_up_to_there(tmp_path: Path) -> None:
-    recorder = HashRecorder(Writer(tmp_path / "h"))
-    engine = Engine()
-
-    def fails(requests: Any) -> None:
-        Engine._compute(engine, requests)
-        raise RuntimeError("after the site")
-
-    engine.decode = fails
-    recorder.attach(engine)
-    with pytest.raises(RuntimeError, match="after the site"):
-        engine.step()
-    assert [len(step.calls) for step in read(tmp_path / "h")] == [1]  # before anybody finishes
-    recorder.finish()
-
-
 def test_steps_of_several_sites_are_told_apart(tmp_path: Path) -> None:
     """Lists whose length changes, rows of slots, large tensors: each again and again, in steps that are not alike."""
     pool = torch.arange(2 * 9 * 2.0).reshape(2, 9, 2)

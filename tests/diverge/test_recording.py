@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdebug.diverge.recording import PADDING, Batch, Descriptor, RecordedStep, Writer, read
+from specdebug.diverge.recording import Batch, Descriptor, Writer, read
 
 DESCRIPTORS = st.builds(
     Descriptor,
@@ -47,17 +47,6 @@ def test_whole_steps_come_back_and_a_cut_one_is_dropped(
         path.write_bytes(data[: max(len(data) - cut, 0)])
         less = [(step.rids, list(step.calls), list(step.digests)) for step in read(path)]
         assert less == found[: len(less)]
-
-
-def test_rows_are_their_owners() -> None:
-    logits = Descriptor("verify.logits", "float32", (0, 1, PADDING), (6, 6, 12))
-    step = RecordedStep(3, ("a", "b"), (logits,), [7, 8, 9])
-    parts = list(step.parts())
-    assert [(part.owner, part.first_row, part.rows, part.digest) for part in parts] == [
-        ("a", 0, 6, 7),
-        ("b", 6, 6, 8),
-        (None, 12, 12, 9),
-    ]
 
 
 def test_ten_thousand_steps_take_less_than_64_mib() -> None:

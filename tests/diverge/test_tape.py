@@ -46,15 +46,6 @@ def test_a_prompt_is_cut_as_the_other_engine_cut_it(tmp_path: Path) -> None:
     assert list(by_request(theirs, mine)) == []
 
 
-def test_a_row_that_differs_is_found_at_its_position_whatever_the_cuts(tmp_path: Path) -> None:
-    theirs = recording(taped(tmp_path / "x", (0, 4), (4, 6))).steps
-    mine = recording(taped(tmp_path / "y", (0, 7), (7, 3), other=8), chunks_of(theirs, whole=True)).steps
-    (found,) = by_request(theirs, mine)
-    assert (found.site, found.owner) == (PREFILL, "a")
-    assert found.left is not None
-    assert found.left.step == 2
-
-
 def test_what_one_engine_had_cached_and_the_other_computed_is_counted_and_not_compared(tmp_path: Path) -> None:
     theirs = recording(taped(tmp_path / "x", (6, 4)))
     mine = recording(taped(tmp_path / "y", (0, 7), (7, 3)), chunks_of(theirs.steps, whole=True))

@@ -17,7 +17,7 @@ import specdebug.logs
 from specdebug.logs import patterns, scan
 from specdebug.logs.patterns import Match, Pattern, compiled
 from specdebug.logs.rule import Hit, LogRule
-from specdebug.logs.rules import AHEAD, FINDERS, REACH, RULES, named
+from specdebug.logs.rules import FINDERS, RULES, named
 from specdebug.logs.scan import BLOCK, scan_bytes
 
 ROOM = Path(specdebug.logs.__file__).parent
@@ -181,20 +181,6 @@ def test_a_finder_never_leaves_its_line_nor_finds_two_in_one(rule: int) -> None:
         assert b"\n" not in text[found.start() : found.end()]
         ends.append(text.find(b"\n", found.start()) % (len(text) + 1))
     assert len(set(ends)) == len(ends)
-
-
-def test_a_name_is_made_from_a_bounded_part_of_a_line() -> None:
-    seen: list[int] = []
-
-    def name(line: bytes, at: int) -> tuple[Hit, ...]:
-        seen.append(len(line))
-        return ()
-
-    rule = LogRule((), (), name)
-    for size, at in ((10, 3), (REACH, 0), (REACH + 1, REACH), (50 * REACH, 7 * REACH), (50 * REACH, 0)):
-        named(rule, b"x" * size, at)
-    assert max(seen) <= REACH
-    assert AHEAD < REACH
 
 
 def test_where_re2_is_missing_the_same_is_said_of_real_logs(monkeypatch: pytest.MonkeyPatch) -> None:

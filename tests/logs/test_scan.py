@@ -38,14 +38,6 @@ def test_logs_quoted_in_issues_of_sglang(name: str) -> None:
     assert (main.signature, main.means, main.line) == UPSTREAM[name]
 
 
-def test_every_upstream_log_is_listed_and_says_where_it_is_from() -> None:
-    files = {file.stem: file for file in LOGS.glob("sglang-*.txt")}
-    assert files.keys() == UPSTREAM.keys()
-    for name, file in files.items():
-        assert file.read_text().startswith("# sgl-project/sglang ")
-        assert file.read_text().splitlines()[0].endswith(f" {name.removeprefix('sglang-')}")
-
-
 def test_settings_are_read() -> None:
     with open(LOGS / "sglang-5491.txt", "rb") as stream:
         facts = scan(stream).facts

@@ -64,12 +64,6 @@ def named(*violations: Violation) -> list[str]:
     return [violation.signature for violation in merge_violations(violations)]
 
 
-def test_the_earliest_step_names_the_failure() -> None:
-    late_guard = Violation("guard", "a->b", 9)
-    early_mismatch = Violation("mismatch", "request", 2)
-    assert named(late_guard, early_mismatch) == ["mismatch@request", "guard@a->b"]
-
-
 def test_within_a_step_the_cause_comes_before_its_effects() -> None:
     ranked = sorted(RANK, key=lambda kind: RANK[kind])
     backwards = [Violation(kind, "x", 5) for kind in reversed(ranked)]
@@ -81,10 +75,7 @@ def test_one_signature_is_one_violation_with_its_first_step_and_all_counts() -> 
     merged = merge_violations(
         [Violation("nan", "x", 7, "later", 2), Violation("nan", "x", 4, "first", 3), Violation("inf", "x", 5)]
     )
-    assert [(v.signature, v.step, v.detail, v.count) for v in merged] == [
-        ("nan@x", 4, "first", 5),
-        ("inf@x", 5, "", 1),
-    ]
+    assert [(v.signature, v.step, v.detail, v.count) for v in merged] == [("nan@x", 4, "first", 5), ("inf@x", 5, "", 1)]
 
 
 def test_json_round_trip() -> None:
@@ -98,12 +89,7 @@ def test_json_round_trip() -> None:
         reasons=("none",),
         notes=("a note",),
         metrics=Metrics(
-            steps=4,
-            generated_tokens=9,
-            accept_mean=2.5,
-            accept_hit=2.0,
-            accept_cold=2.5,
-            stages_s={"run": 1.5},
+            steps=4, generated_tokens=9, accept_mean=2.5, accept_hit=2.0, accept_cold=2.5, stages_s={"run": 1.5}
         ),
         trace_hash="ab",
         reverted_hits={"27338": {"27338#1": 4}},

@@ -201,11 +201,7 @@ def read_chat(
 
 
 def _openai_body(
-    fields: Fields,
-    prompts: Sequence[Sequence[int]],
-    sampling: SamplingFields,
-    top: int | None,
-    neutral: Neutral,
+    fields: Fields, prompts: Sequence[Sequence[int]], sampling: SamplingFields, top: int | None, neutral: Neutral
 ) -> AskedBody:
     stream, usage = fields.switch("stream", False), False
     if (stream_options := fields.get("stream_options")) is not None:

@@ -231,11 +231,7 @@ class Tried:
 
 
 def try_out(
-    pool: WorkerPool,
-    library: Library,
-    best: Sequence[CandidateFix],
-    main: Finding,
-    progress: Progress | None = None,
+    pool: WorkerPool, library: Library, best: Sequence[CandidateFix], main: Finding, progress: Progress | None = None
 ) -> tuple[tuple[Tried, ...], bool]:
     """Run each candidate's scenario without its fix; returns the trials and True if a Ctrl-C cut them short.
 

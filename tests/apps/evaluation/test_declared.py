@@ -99,16 +99,6 @@ def test_what_is_no_threshold_is_refused(text: str, bounds: tuple[float, float],
     assert str(caught.value).startswith(said)
 
 
-def test_the_mean_itself_decides_and_a_threshold_inside_the_interval_is_said_to_be() -> None:
-    score = score_of(46, 64, 0.95)
-    assert score.value == 46 / 64
-    (near,) = check(score, Threshold(0.72), "")
-    assert (near.held, near.inside) == (False, True)
-    (far,) = check(score, Threshold(0.5), "")
-    assert (far.held, far.inside) == (True, False)
-    assert check(score, None, "") == []
-
-
 def test_nothing_is_decided_of_what_was_not_measured_or_not_measured_to_the_end() -> None:
     (blind,) = check(accept_length_of([], 0.95, "this target tells none"), Threshold(2.0), "")
     assert (blind.held, blind.why) == (None, "this target tells none")

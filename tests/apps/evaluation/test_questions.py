@@ -37,11 +37,7 @@ def test_mmlu_s_folder_has_questions_by_subject_and_examples(tmp_path: Path) -> 
     found = read_questions(tmp_path)
     assert [each.subject for each in found.questions] == ["algebra", "world_history", "world_history"]
     assert found.questions[1] == ChoiceQuestion(
-        "When,\nand where?",
-        ("a", "b", "c", "d"),
-        1,
-        "world_history",
-        f"{tmp_path}/test/world_history_test.csv:1",
+        "When,\nand where?", ("a", "b", "c", "d"), 1, "world_history", f"{tmp_path}/test/world_history_test.csv:1"
     )
     assert found.questions[2].place.endswith("_test.csv:3"), "the first question has two lines"
     assert [each.text for each in found.examples["world_history"]] == ["Why?"]

@@ -132,8 +132,7 @@ def test_parameters_become_the_engine_s(params: dict[str, Any], name: str, value
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"", b"{nonsense", b"\xff\xfe{}", b'{"text": NaN}', b'{"text": ' + b"9" * 5000 + b"}", b"[" * 100_000],
+    "body", [b"", b"{nonsense", b"\xff\xfe{}", b'{"text": NaN}', b'{"text": ' + b"9" * 5000 + b"}", b"[" * 100_000]
 )
 def test_what_is_no_json_is_said_to_be_none(body: bytes) -> None:
     with pytest.raises(BadField, match="the body is not JSON"):

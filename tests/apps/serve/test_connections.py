@@ -217,10 +217,7 @@ def connected(serving: Serving, data: bytes) -> socket.socket:
     return sock
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"POST /generate HTTP/1.1\r\nHost: localh", HEAD + b"{"],
-)
+@pytest.mark.parametrize("data", [b"", b"POST /generate HTTP/1.1\r\nHost: localh", HEAD + b"{"])
 def test_half_a_request_is_cut_and_others_are_served(hasty: Serving, data: bytes) -> None:
     socks = [connected(hasty, data) for _ in range(30)]
     assert hasty.generate(text="x", sampling_params={"max_new_tokens": 1})["text"]

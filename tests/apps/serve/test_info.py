@@ -40,14 +40,6 @@ def test_the_state_holds_the_mean_accept_length(serving: Serving, path: str) -> 
     assert serving.http.get(path).json()["internal_states"][0]["avg_spec_accept_length"] == 0
 
 
-def test_what_no_flag_was_given_for_is_told_as_it_is(serving: Serving) -> None:
-    """SGLang's tests reckon with the page size that a server tells, given or not."""
-    info = serving.http.get("/server_info").json()
-    told = ("page_size", "speculative_num_steps", "speculative_num_draft_tokens", "speculative_draft_model_path",
-            "chunked_prefill_size", "disable_radix_cache", "dtype", "attention_backend")  # fmt: skip
-    assert [info[name] for name in told] == [1, 3, 4, "tiny-eagle", -1, False, "float32", "flashinfer"]
-
-
 def test_metrics_add_up(serving: Serving) -> None:
     before = metrics(serving)
     answers = [serving.generate(text="def f(x, y):\n" * 3, sampling_params=GREEDY)["meta_info"] for _ in range(3)]

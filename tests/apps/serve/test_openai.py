@@ -26,16 +26,6 @@ def test_the_model_is_listed(client: openai.OpenAI) -> None:
         client.models.retrieve("gpt")
 
 
-def test_a_completion_says_what_it_cost(client: openai.OpenAI, serving: Serving) -> None:
-    answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=5, temperature=0)
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage is not None
-    prompt = len(serving.state.model.encode(PROMPT))
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (prompt, 5)
-    own = serving.generate(text=PROMPT, sampling_params={"temperature": 0, "max_new_tokens": 5})
-    assert answer.choices[0].text == own["text"]
-
-
 def test_a_completion_s_stream_is_its_text(client: openai.OpenAI) -> None:
     whole = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=30, temperature=0)
     *chunks, last = client.completions.create(

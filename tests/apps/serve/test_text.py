@@ -40,14 +40,6 @@ def test_pieces_of_any_text_make_up_the_text(text: str, sizes: list[int]) -> Non
     assert "".join(pieces) == model().decode(ids)
 
 
-def test_a_character_comes_whole() -> None:
-    ids = model().encode("naïve 🙂 text")
-    assert any("\ufffd" in model().decode(ids[:end]) for end in range(len(ids))), "its bytes lie in several tokens"
-    pieces = grown(GrowingText(model()), ids, [1] * len(ids))
-    assert not any("\ufffd" in piece for piece in pieces)
-    assert "🙂" in "".join(pieces)
-
-
 @settings(max_examples=200)
 @given(st.text("ab\n", max_size=30), st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3), SIZES)
 def test_nothing_of_a_stop_is_shown(text: str, stops: list[str], sizes: list[int]) -> None:

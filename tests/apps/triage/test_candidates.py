@@ -40,15 +40,6 @@ def test_logs_of_our_own_scenarios_lead_back_to_the_fix(toggle: Toggle) -> None:
     assert told[0] == f"specdebug replay {toggle.detected_by.scenario} --arm reverted"
 
 
-def test_the_backend_decides_between_fixes_of_backends() -> None:
-    crash = "CUDA error: an illegal memory access was encountered\n"
-    fa3, flashinfer = (f"--attention-backend {name} --speculative-eagle-topk 4\n" for name in ("fa3", "flashinfer"))
-    assert numbers(fa3 + crash)[0] == 27360
-    assert 27338 not in numbers(fa3 + crash)
-    assert 27338 in numbers(flashinfer + crash)[:2]
-    assert 27360 not in numbers(flashinfer + crash)
-
-
 def test_a_cache_hit_before_nan_points_at_draft_kv() -> None:
     log = "Prefill batch. #new-token: 12, #cached-token: 640\nDetected errors during sampling! NaN in the logits.\n"
     assert numbers(log)[0] == 19897
@@ -60,16 +51,6 @@ def test_a_traceback_through_changed_code_counts() -> None:
     _found, best = triaged(frame + crash)
     assert best[0].toggle.pr == 27338
     assert "a traceback passes through common_template, which it changes" in best[0].reasons
-
-
-def test_nothing_is_guessed_from_nothing() -> None:
-    assert numbers("all 12 passed\n") == []
-    found, best = triaged("ValueError: something else\n")
-    assert best == ()
-    assert commands(found, best, LIBRARY) == (
-        "specdebug bisect --over commits --good REV -- COMMAND   # which commit broke it",
-        "specdebug flake -- COMMAND   # how often it fails, and in which ways",
-    )
 
 
 FAULT = "CUDA error: an illegal memory access was encountered\n"
@@ -94,13 +75,6 @@ def test_only_the_fixes_of_the_engine_that_wrote_a_log_are_suspects(engine: str)
     assert all(("replay" not in line and "bisect --over commits" in line) or "flake" in line for line in told) != bool(
         best
     )
-
-
-def test_the_test_that_failed_stands_in_the_commands() -> None:
-    found, best = triaged("FAILED tests/a b.py::test_x\nFAILED tests/x.py::Case::test_y[a-1] - ValueError: z\n")
-    (commits, flake) = commands(found, best, LIBRARY)
-    assert "-- python -m pytest 'tests/x.py::Case::test_y[a-1]'   #" in commits
-    assert flake.startswith("specdebug flake -- python -m pytest ")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from specdebug.apps.triage.scenario import scenario_text
-from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.logs.scan import scan_bytes
 from specdebug.scenario.checks import scenario_of
@@ -51,8 +50,3 @@ def test_flags_of_vllm_become_ours_of_the_same_meaning() -> None:
 
 def test_no_secret_is_kept_of_a_log() -> None:
     assert "SECRET" not in str(scan_bytes(f"{SGLANG}\n{SERVER_ARGS}".encode()).facts.to_dict())
-
-
-def test_a_log_without_flags_makes_no_scenario() -> None:
-    with pytest.raises(SpecDebugError, match=r"^server\.log: shows no launch flags"):
-        scenario_text(scan_bytes(b"ValueError: x").facts, "server.log")

@@ -133,7 +133,12 @@ def write_bundle(
     }
     data = {name: text.encode() for name, text in members.items()}
     _steps(path, data[TRACE])  # what is too much to be read is not written
-    write_archive(path, facts, data | {name: _bytes_of(file) for name, file in files.items()}, force, room)
+    for name, file in files.items():
+        try:
+            data[name] = read_file(file, _ROOM_FOR_CONTENT)
+        except OSError as error:
+            raise SpecDebugError(f"{file}: cannot be read: {error.strerror}") from None
+    write_archive(path, facts, data, force, room)
 
 
 def room(name: str) -> int:
@@ -171,13 +176,6 @@ def read_bundle(path: str | Path, known: Collection[Toggle] | None) -> Bundle:
         recorded=recorded,
         versions={one_line(name, 40): one_line(each, 80) for name, each in versions.items() if isinstance(each, str)},
     )
-
-
-def _bytes_of(file: Path) -> bytes:
-    try:
-        return read_file(file, _ROOM_FOR_CONTENT)
-    except OSError as error:
-        raise SpecDebugError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def _text(path: str | Path, name: str, data: bytes) -> str:

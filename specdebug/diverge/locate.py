@@ -191,8 +191,12 @@ class Locator:
         for side, name in ((failing, "it"), (sound, "its twin")):
             if side.outcome.machine is not None or side.outcome.unavailable or not side.steps:
                 return f"{name} could not be run again: {side.outcome.detail or 'it made no step'}"
-        if suspect.sound is None:
-            return _first_seen(failing.outcome, suspect)
+        if suspect.sound is None:  # oracles have looked after every step
+            first = next((each for each in failing.outcome.violations if each.kind in OUTPUTS), None)
+            if first is None or first.step is None or first.signature == suspect.seen:
+                return f"no fix is reverted and no fault injected, and {suspect.beside} sees nothing before"
+            rid = first.data.get("rid")
+            return Located(first.step, rid, first.site, first.detail, suspect.seen, suspect.beside)
         wrong = next((each for each in sound.outcome.violations if each.kind != "hang"), None)
         if wrong is not None:  # a hang is a run that stops where it is told to
             return f"{suspect.beside} fails, too: {wrong.signature}"
@@ -223,14 +227,6 @@ def place_of(sound: Sequence[RecordedStep], failing: Sequence[RecordedStep], sus
         later = (call.site for call in step.calls[share.call :])
         stage = next((site.partition(".")[0] for site in later if not site.startswith(SHARED)), "")
     return Located(found.step, found.owner, site, _tensor(found), suspect.seen, suspect.beside, stage)
-
-
-def _first_seen(outcome: Outcome, suspect: Suspect) -> Located | str:
-    """Where oracles that looked after every step saw a failure first."""
-    first = next((each for each in outcome.violations if each.kind in OUTPUTS), None)
-    if first is None or first.step is None or first.signature == suspect.seen:
-        return f"no fix is reverted and no fault injected, and {suspect.beside} sees nothing before"
-    return Located(first.step, first.data.get("rid"), first.site, first.detail, suspect.seen, suspect.beside)
 
 
 def _kind(signature: str) -> str:

@@ -31,7 +31,6 @@ from specdebug.diverge.recording import (
     Descriptor,
     Layout,
     RecordedStep,
-    Segment,
     keep_array,
     row_sums,
 )
@@ -120,20 +119,17 @@ class Recut:
         self._chunks = chunks
         self._rows: dict[tuple[str, str], list[tuple[int, int]]] = {}  # request, site: position and place of each row
         self._counted: dict[str, tuple[int, int]] = {}
-        self.steps = [dataclasses.replace(step, number=n) for n, step in enumerate(self._cut(steps), 1)]
+        cut: list[TapedStep] = []
+        for step in steps:
+            cut += [each for place in range(len(step.starts)) for each in self._of_request(step, place)]
+            cut += [] if step.starts else [step]
+        self.steps = [dataclasses.replace(step, number=number) for number, step in enumerate(cut, 1)]
 
     @property
     def positions(self) -> dict[str, Positions]:
         """By request that both engines have, what was computed of its prompt."""
         counted = self._counted.items()
         return {rid: Positions(both, sum(self._chunks[rid]) - both, own - both) for rid, (both, own) in counted}
-
-    def _cut(self, steps: Sequence[TapedStep]) -> Iterator[TapedStep]:
-        for step in steps:
-            if not step.starts:
-                yield step
-            for place in range(len(step.starts)):
-                yield from self._of_request(step, place)
 
     def _of_request(self, step: TapedStep, place: int) -> Iterator[TapedStep]:
         rid, name = step.rids[place], self._names.get(step.rids[place], "")
@@ -289,7 +285,11 @@ class TapeRecording:
                 for number, (_, start, stop) in enumerate(segments):
                     own = values[start:stop]
                     own[own >= 0] -= number * self._nodes
-            digests.extend(_hashes(values, segments, summed=self._summed))
+            if self._summed:  # as a recording on a device has them, else as hashes.HostHasher
+                digests.extend(Layout([(segments, values.shape[0])]).hashes(row_sums(values)).tolist())
+            else:
+                pieces = (np.ascontiguousarray(values[start:stop]) for _, start, stop in segments)
+                digests.extend(xxh3_64_intdigest(piece.data) for piece in pieces)
         before = {_name(rid): rows for rid, rows in step.before.items()}
         return RecordedStep(step.number, names, tuple(calls), digests, before)
 
@@ -314,11 +314,3 @@ def _typed(values: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bfloat16":  # written as float32, whose upper half it is
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(dtype) if "int" in dtype else values
-
-
-def _hashes(values: np.ndarray, segments: Sequence[Segment], *, summed: bool) -> list[int]:
-    """Of each segment, as ``hashes.HostHasher`` has them, or ``summed``: as a recording on a device has them."""
-    if not summed:
-        return [xxh3_64_intdigest(np.ascontiguousarray(values[start:stop]).data) for _, start, stop in segments]
-    found: list[int] = Layout([(segments, values.shape[0])]).hashes(row_sums(values)).tolist()
-    return found

@@ -269,17 +269,15 @@ class Around:
             elif _TRACEBACK in line:
                 begun = offset
                 break
-            elif any(mark in line for mark in _CHAINED) or self._raised_before(line):
+            elif any(mark in line for mark in _CHAINED):
                 break
+            elif line.startswith(self._head) and _RAISED.search(line[len(self._head) :].lstrip()) is not None:
+                break  # another exception of the same process
             else:
                 gap += 1
                 if gap > _GAP:
                     break
         return found, begun
-
-    def _raised_before(self, line: bytes) -> bool:
-        """Return True for a line with another exception of the same process."""
-        return line.startswith(self._head) and _RAISED.search(line[len(self._head) :].lstrip()) is not None
 
     @cached_property
     def _frames(self) -> list[tuple[int, Frame]]:

@@ -138,16 +138,13 @@ class LogOrigin:
         if self.version is None and not words.isdisjoint(_VERSION_WORDS) and (found := _VERSION.search(lines)):
             self.version = _text(found[1] or found[2]).rstrip(".-+")[:40]
         if not self.flags and not words.isdisjoint(_LAUNCH_WORDS):
-            self._read_flags(lines)
+            for start, pair in ((_LAUNCH, _FLAG), (_ARGUMENTS, _PAIR)):
+                for found in start.finditer(lines):
+                    for name, value in _pairs(pair, found[1][:_LAUNCH_BYTES]):
+                        if name in _KNOWN and value not in ("None", "False", ""):
+                            self.flags.setdefault(name, value)
         if not self.test and not words.isdisjoint(_TEST_WORDS):
             self.test = _test_in(lines)
-
-    def _read_flags(self, lines: bytes) -> None:
-        for start, pair in ((_LAUNCH, _FLAG), (_ARGUMENTS, _PAIR)):
-            for found in start.finditer(lines):
-                for name, value in _pairs(pair, found[1][:_LAUNCH_BYTES]):
-                    if name in _KNOWN and value not in ("None", "False", ""):
-                        self.flags.setdefault(name, value)
 
 
 def _pairs(pattern: Pattern, text: bytes) -> Iterator[tuple[str, str]]:
@@ -250,13 +247,10 @@ class Facts:
         if self.scenario is None and b" fail " in words and (found := _CLOSING.search(lines)):
             self.scenario, self.arm = found[1].decode(), found[2].decode()
         if b", in " in words:
-            self._read_frames(lines)
+            frames = _FRAME.finditer(lines)
+            while len(self.functions) < MAX_FUNCTIONS and (found := next(frames, None)):
+                self.functions.add(found[1].decode())
         self.origin.read(lines, words)
-
-    def _read_frames(self, lines: bytes) -> None:
-        frames = _FRAME.finditer(lines)
-        while len(self.functions) < MAX_FUNCTIONS and (found := next(frames, None)):
-            self.functions.add(found[1].decode())
 
     def to_dict(self) -> dict[str, object]:
         """Plain data; functions are many and say little by themselves, so they are left out."""

@@ -102,8 +102,13 @@ class Notes:
             self.lengths.update(found[1] for found in _LENGTH.finditer(text))
         for word in _METERS.keys() & words:
             self._measure(text, word, lines)
-        if b"NumelIn=" in words and not self.unlike:
-            self._compare(text)
+        for found in _WORK.finditer(text) if b"NumelIn=" in words and not self.unlike else ():
+            key, size = (found[1] or b"", found[2], found[3]), found[4]
+            if found[3] not in _POINT_TO_POINT and len(self._works) < MAX_VALUES:
+                known = self._works.setdefault(key, size)
+                if known != size:
+                    self.unlike = _told(found[3], known, size)
+                    break
         if not words.isdisjoint(_SIZED_WORDS) and len(self._last) < MAX_VALUES:
             self._last.update((found[1], (found[2].lower(), found[3])) for found in _SIZED.finditer(text))
 
@@ -139,16 +144,6 @@ class Notes:
             meter.line = lines + 1 + text.count(b"\n", 0, at)
             meter.text = text[text.rfind(b"\n", 0, at) + 1 :].split(b"\n", 1)[0][:2000]
         meter.low = meter.low + row if whole else row
-
-    def _compare(self, text: bytes) -> None:
-        for found in _WORK.finditer(text):
-            key, size = (found[1] or b"", found[2], found[3]), found[4]
-            if found[3] in _POINT_TO_POINT or len(self._works) >= MAX_VALUES:
-                continue
-            known = self._works.setdefault(key, size)
-            if known != size:
-                self.unlike = _told(found[3], known, size)
-                return
 
 
 def _told(what: bytes, one: bytes, other: bytes) -> str:
@@ -268,7 +263,11 @@ class FoundFailures:
                 "accept-drop@metrics",
                 Finding("accept-drop@metrics", Strength.SAID, "accept-drop", line, excerpt(text, 0), 1, line),
             )
-        _name_the_test(found)
+        drop = found.get(accept_drop(""))
+        test = next((one for one in found.values() if one.means == "test" and one.signature != UNNAMED), None)
+        if drop is not None and test is not None:  # the name of the test stands in another line
+            drop.signature = accept_drop(test.signature.rpartition("::")[2].partition("[")[0])
+            found[drop.signature] = found.pop(accept_drop(""))
         _weigh(found, notes)
         return found
 
@@ -277,16 +276,6 @@ def _is_length(finding: Finding, notes: Notes) -> bool:
     """Return True if the number that an assertion found too small was printed as an accept length."""
     number = compared_in(finding.text.partition("AssertionError")[2].encode() or finding.text.encode())
     return len(number) > 2 and any(one.startswith(number) or number.startswith(one) for one in notes.lengths)
-
-
-def _name_the_test(found: dict[str, Finding]) -> None:
-    """Give an accept length that some test found too small the test's name, which stands in another line."""
-    drop = found.get(accept_drop(""))
-    test = next((one for one in found.values() if one.means == "test" and one.signature != UNNAMED), None)
-    if drop is not None and test is not None:
-        name = accept_drop(test.signature.rpartition("::")[2].partition("[")[0])
-        drop.signature = name
-        found[name] = found.pop(accept_drop(""))
 
 
 def _weigh(found: dict[str, Finding], notes: Notes) -> None:

@@ -39,10 +39,6 @@ _LEAK = (
 )
 
 
-def _leak(found: Match) -> Hit:
-    return Hit(f"pools@{slug(printable(found[1] or found[2] or found[3]))}", Strength.CHECK, "pools")
-
-
 def _of_a_request(hit: Hit, around: Around) -> Hit:
     """A refusal that an engine logs of one request is weaker than the death of a process, unless that died of it."""
     died = around.fatal or b"what():" in around.head
@@ -62,7 +58,8 @@ _VALUES = (
     said("oob@index", Strength.CHECK, (b"out of bounds for",),
          rb"index -?\d+ is out of bounds for (?:dimension|axis) \d+ with size"),
     said("oob@tensor", Strength.CHECK, (b"Out Of Bound",), rb"Out Of Bound Tensor access detected"),
-    matched((b" Leak ", b" leak", b"eaked "), _LEAK, _leak),
+    matched((b" Leak ", b" leak", b"eaked "), _LEAK, lambda found: Hit(
+        f"pools@{slug(printable(found[1] or found[2] or found[3]))}", Strength.CHECK, "pools")),
     said("error@grammar", Strength.REQUEST, (b"rammar", b"FSM", b"not accepted", b"atcher"),
          rb"(?i:\bgrammar\b[^\n]{0,30}\b(?:rejected|did not accept|refused)|failed to (?:advance|accept)[^\n]{0,40}"
          rb"\b(?:fsm|grammar|matcher|token)|\btokens? (?:was |were )?not accepted\b|empty grammar stack|"
@@ -109,14 +106,6 @@ def _stated(found: Match) -> Hit:
     return _asserted(expression_of(text), file)
 
 
-def _tensorrt(found: Match) -> Hit:
-    return _asserted(message_of(found[1]), found[2] or b"")
-
-
-def _ggml(found: Match) -> Hit:
-    return _asserted(message_of(found[2] or found[3] or b"") or "abort", found[1] or b"")
-
-
 def _asserted(words: str, file: bytes) -> Hit:
     site = f"@{printable(file[:60])}" if file else ""
     vague = words in ("", "false", "False", "#")
@@ -149,10 +138,6 @@ _WHAT = compiled(rb"^[^\n]*?what\(\):[ ]*([^\n]*)")
 _THROWN = rb"terminate called after throwing an instance of '([^'\n]*)'"
 
 
-def _thrown(found: Match) -> Hit:
-    return Hit(f"error:{printable(found[1][:60])}", Strength.DEATH, "crash", vague=True)
-
-
 def _thrown_said(hit: Hit, around: Around) -> Hit:
     """An exception of C++ that ended the process, with what it says of itself on the next line."""
     found = _WHAT.search(around.line(1)) or _WHAT.search(around.line(2))
@@ -166,8 +151,9 @@ _STATEMENTS = (
     LogRule((b"Assertion `",), (ASSERTION,), _device_assertion),
     matched((b"GGML_ASSERT", b"Assertion `", b"Assertion '", b'Assertion "', b"Check '", b"Check `", b"Check failed: "),
             _STATED, _stated, complete=_asserted_said),
-    matched((b"Assertion failed: ",), _TENSORRT, _tensorrt),
-    matched((b"fatal error", b"GGML_ABORT"), _GGML, _ggml),
+    matched((b"Assertion failed: ",), _TENSORRT, lambda found: _asserted(message_of(found[1]), found[2] or b"")),
+    matched((b"fatal error", b"GGML_ABORT"), _GGML,
+            lambda found: _asserted(message_of(found[2] or found[3] or b"") or "abort", found[1] or b"")),
     matched((b"panicked at ",), _PANIC, _panic, complete=_panic_said),
 )  # fmt: skip
 
@@ -270,7 +256,8 @@ def _exit(strength: Strength) -> LogRule:
 _DEATHS = (
     said("oom", Strength.DEATH, (b"oom-kill", b"Out of memory: Kill", b"OOMKilled", b"oom_reaper", b"out of memory"),
          rb"oom-kill|Out of memory: Kill|OOMKilled|oom_reaper|Memory cgroup out of memory"),
-    matched((b"terminate called",), _THROWN, _thrown, complete=_thrown_said),
+    matched((b"terminate called",), _THROWN, complete=_thrown_said, make=lambda found: Hit(
+        f"error:{printable(found[1][:60])}", Strength.DEATH, "crash", vague=True)),
     *(said(f"crash:{name}", Strength.DEATH, words, pattern) for name, words, pattern in _FATAL_SIGNALS),
     _exit(Strength.DEATH),
 )  # fmt: skip

@@ -50,15 +50,14 @@ class AcceptSample:
         """Where a sound run's mean lies: of ``now``, which may have put out some of the same texts, or of any."""
         if self.accept is None:
             return 1.0, 1.0
-        same = 0 if now is None else sum(_verifies(text) for rid, text in self.texts.items() if self._same(rid, now))
+        digests = {} if now is None else {rid: text.partition(":")[0] for rid, text in now.texts.items()}
+        alike = (text for rid, text in self.texts.items() if digests.get(rid) == text.partition(":")[0])
+        same = sum(map(_verifies, alike))
         ties = most_events(TIE_RATE * same) if same else 0
         part = same / self.verifies
         drawn = repeat_margin(self.sd, self.verifies, self.verifies - same)
         margin = drawn + part * self.accept * ties / (same + ties or 1)
         return max(1.0, self.accept - margin), self.accept + margin
-
-    def _same(self, rid: str, now: AcceptSample) -> bool:
-        return rid in now.texts and self.texts[rid].partition(":")[0] == now.texts[rid].partition(":")[0]
 
     def to_dict(self) -> dict[str, Any]:
         low, high = (round(bound, 4) for bound in self.interval())

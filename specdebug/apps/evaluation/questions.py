@@ -195,7 +195,14 @@ def prompts_of(found: QuestionSet, ask: Ask, shots: int | None) -> list[str]:
         if shots:
             raise SpecDebugError("worked examples (shots) go with letters; a continuation has none")
         return [question.text for question in found.questions]
-    return [_lettered(question, _examples(found, question, shots)) for question in found.questions]
+    prompts = []
+    for question in found.questions:
+        about = f" about {question.subject.replace('_', ' ')}" if question.subject else ""
+        head = f"The following are multiple choice questions (with answers){about}.\n\n"
+        examples = _examples(found, question, shots)
+        worked = "".join(f"{_block(each)} {ascii_uppercase[each.answer]}\n\n" for each in examples)
+        prompts.append(f"{head}{worked}{_block(question)}")
+    return prompts
 
 
 def _examples(found: QuestionSet, question: ChoiceQuestion, shots: int | None) -> Sequence[ChoiceQuestion]:
@@ -207,13 +214,6 @@ def _examples(found: QuestionSet, question: ChoiceQuestion, shots: int | None) -
             "they are read from *_dev.csv beside *_test.csv"
         )
     return there[:shots]
-
-
-def _lettered(question: ChoiceQuestion, examples: Sequence[ChoiceQuestion]) -> str:
-    about = f" about {question.subject.replace('_', ' ')}" if question.subject else ""
-    head = f"The following are multiple choice questions (with answers){about}.\n\n"
-    worked = "".join(f"{_block(each)} {ascii_uppercase[each.answer]}\n\n" for each in examples)
-    return f"{head}{worked}{_block(question)}"
 
 
 def _block(question: ChoiceQuestion) -> str:

@@ -229,7 +229,10 @@ class ServerAsker(Asker):
         self._tasks: dict[asyncio.Task[Answered], Put] = {}
 
     def ask(self, put: Put) -> None:
-        self._tasks[self._session.call(self._begun(put))] = put
+        async def begin() -> asyncio.Task[Answered]:
+            return asyncio.create_task(self._served(put))
+
+        self._tasks[self._session.call(begin())] = put
 
     def wait(self) -> Sequence[Answered]:
         done, _ = self._session.call(asyncio.wait(list(self._tasks), return_when=asyncio.FIRST_COMPLETED))
@@ -251,9 +254,6 @@ class ServerAsker(Asker):
             return await task
 
         return self._session.call(result())  # which names what became of the server
-
-    async def _begun(self, put: Put) -> asyncio.Task[Answered]:
-        return asyncio.create_task(self._served(put))
 
     async def _served(self, put: Put) -> Answered:
         from specdebug.targets.http.checked import MOST_ENTRIES, BadAnswer

@@ -156,7 +156,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
             await gone
 
 
-async def _all_finished(requests: Sequence[ServedRequest]) -> None:
+async def _finished(requests: Sequence[ServedRequest]) -> None:
     """Wait until all have ended. Raises Refusal where one has by an error."""
     for request in requests:
         while not request.done:
@@ -299,7 +299,7 @@ class Form(ABC):
             if self.body.stream:
                 await _while_connected(http, _begun(requests))
                 return _Streamed(self.state.client, requests, self._stream(requests))
-            await _while_connected(http, _all_finished(requests))
+            await _while_connected(http, _finished(requests))
         except BaseException:
             _abort_all(self.state.client, requests)
             raise

@@ -158,7 +158,13 @@ class EngineClient:
         reader, self._writer = await asyncio.open_connection(sock=self._process.channel)
         log = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(log), self._process.log)
-        self._log_read = asyncio.create_task(self._read_log(log))
+
+        async def read_log() -> None:
+            while data := await log.read(1 << 16):
+                self._process.take_log(data)
+                self._pass_on(data)
+
+        self._log_read = asyncio.create_task(read_log())
         self._tasks = [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._watch())]
 
     async def close(self) -> None:
@@ -353,11 +359,6 @@ class EngineClient:
                 await asyncio.sleep(DUMP_S)
                 self._process.give_up()
                 return
-
-    async def _read_log(self, log: asyncio.StreamReader) -> None:
-        while data := await log.read(1 << 16):
-            self._process.take_log(data)
-            self._pass_on(data)
 
     async def _end(self) -> None:
         """The engine is gone, or about to be: find out of what, and end what is open."""

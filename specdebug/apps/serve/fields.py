@@ -42,15 +42,15 @@ class ClientGone(Exception):
 
 def parse(body: bytes | bytearray) -> Any:
     """JSON as it stands in a body. Raises BadField for anything else, NaN included."""
+
+    def no_constant(word: str) -> NoReturn:
+        raise ValueError(f"{word} is no JSON number")
+
     try:
-        return json.loads(body, parse_constant=_no_constant)
+        return json.loads(body, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else one_line(str(error), 100)
         raise BadField("", f"the body is not JSON: {why}") from None
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON number")
 
 
 class Fields:

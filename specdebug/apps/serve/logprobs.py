@@ -88,18 +88,18 @@ class LogprobRecorder:
         begin = 0
         for request, start, length in zip(computed.requests, computed.starts, computed.lens, strict=True):
             wanted = self._wanted.get(request.rid)
-            if wanted is not None and wanted.start is not None and not request.output_ids:
-                self._keep_prompt(wanted, request.prompt_ids, start, computed.hidden[begin : begin + length])
+            hidden = computed.hidden[begin : begin + length]
             begin += length
-
-    def _keep_prompt(self, wanted: _Wanted, prompt: list[int], start: int, hidden: Tensor) -> None:
-        """hidden [n, H] of the positions from ``start`` on; each tells of the token after it."""
-        first, last = max(start, wanted.start or 0), min(start + hidden.shape[0], len(prompt) - 1)
-        del wanted.prompt[max(first - (wanted.start or 0), 0) :]  # of one that was put back and comes again
-        for begin in range(first, last, ROWS):
-            end = min(begin + ROWS, last)
-            ids = torch.tensor(prompt[begin + 1 : end + 1], device=hidden.device)
-            wanted.prompt += self._told(wanted, self._engine.model.logits(hidden[begin - start : end - start]), ids)
+            if wanted is None or wanted.start is None or request.output_ids:
+                continue
+            # hidden [n, H] of the positions from start on; each tells of the token after it
+            prompt = request.prompt_ids
+            first, last = max(start, wanted.start), min(start + hidden.shape[0], len(prompt) - 1)
+            del wanted.prompt[max(first - wanted.start, 0) :]  # of one that was put back and comes again
+            for at in range(first, last, ROWS):
+                end = min(at + ROWS, last)
+                ids = torch.tensor(prompt[at + 1 : end + 1], device=hidden.device)
+                wanted.prompt += self._told(wanted, self._engine.model.logits(hidden[at - start : end - start]), ids)
 
     def _told(self, wanted: _Wanted, logits: Tensor, ids: Tensor) -> list[Any]:
         """logits [n, V], ids [n]."""

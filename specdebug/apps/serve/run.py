@@ -100,7 +100,7 @@ def serve(
             await client.start()
             serving = asyncio.create_task(server.serve(sockets=[bound]))
             try:
-                served = await _until_over(client, serving, over, lambda: say(f"{READY} {_url(bound)}"))
+                served = await _until_over(client, serving, over, lambda: say(f"{READY} {url}"))
             finally:
                 await client.close()
                 server.should_exit = True
@@ -113,6 +113,8 @@ def serve(
             raise error
 
     with contextlib.closing(listen(address, keyed=settings.api_key is not None)) as bound:
+        host, port = bound.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         try:
             asyncio.run(main())
         finally:
@@ -145,11 +147,6 @@ async def _until_over(
     finally:
         told.cancel()
         settled.cancel()
-
-
-def _url(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specdebug.base.attention_plans import PLANS
-from specdebug.campaign.loops.replay import ArmRun, Choices, Progress, plan, run_arms
+from specdebug.campaign.loops.replay import Choices, Progress, plan, run_arms
 from specdebug.campaign.loops.verify import exists_in
 from specdebug.logs.facts import Facts
 from specdebug.logs.findings import Finding
@@ -238,7 +238,11 @@ def try_out(
     Raises ContentError or SpecDebugError.
     """
     by_key = {str(candidate.toggle.pr): candidate for candidate in best}
-    runs = [_run_of(candidate, key, library) for key, candidate in by_key.items()]
+    runs = []
+    for key, candidate in by_key.items():
+        reverted = Choices(reverts=(candidate.toggle.pr,))
+        (run,) = plan(candidate.scenario, Choices(arms=(candidate.arm,)) if candidate.arm else reverted, library)
+        runs.append(replace(run, key=key))
     results, interrupted = run_arms(pool, library, runs, progress=progress)
     tried = []
     for result in results:
@@ -246,10 +250,3 @@ def try_out(
         alike = same or any(violation.kind == main.means for violation in result.outcome.violations)
         tried.append(Tried(by_key[result.run.key], result.outcome, same, alike))
     return tuple(tried), interrupted
-
-
-def _run_of(candidate: CandidateFix, key: str, library: Library) -> ArmRun:
-    arm = candidate.arm
-    choices = Choices(reverts=(candidate.toggle.pr,)) if arm is None else Choices(arms=(arm,))
-    (run,) = plan(candidate.scenario, choices, library)
-    return replace(run, key=key)

@@ -32,7 +32,8 @@ def scenario_text(facts: Facts, log: str) -> str:
     wrote = " ".join(word for word in (origin.engine or "an engine", origin.version) if word)
     comments = [f"The launch flags of {wrote} as {log} shows them, on the model that ships here."]
     comments += [f"left out: {one}" for one in left]
-    lines = [*(f"# {_plain(one)}" for one in comments), "name: from-log"]
+    comments = ["".join(char if char.isprintable() else " " for char in one)[:200] for one in comments]
+    lines = [*(f"# {one}" for one in comments), "name: from-log"]
     lines += [f"engine: {as_json(engine)}", "workload:"]
     lines += [
         "  - {requests: 4, prompt: {corpus: stdlib, tokens: [40, 120]}, max_new_tokens: [8, 40]}",
@@ -93,7 +94,3 @@ def _value(flag: EngineFlag, text: str) -> Any:
         return int(text) if flag.kind == "whole" else float(text) if flag.kind == "number" else text
     except ValueError:
         return None
-
-
-def _plain(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)[:200]

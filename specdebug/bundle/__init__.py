@@ -5,5 +5,4 @@
 more and says how the two runs differ. ``docs/bundles.md`` describes the format.
 """
 
-ENDING = ".specdebug"
-"""Of a bundle's file name; ``specdebug replay`` recognises a bundle by it."""
+ENDING = ".specdebug"  # of a bundle's file name; specdebug replay recognises a bundle by it

@@ -28,15 +28,13 @@ from specdebug.workers.machine_failure import blamed
 
 MANIFEST = "manifest.json"
 FORMAT = "specdebug-bundle"
-VERSION = 2
-"""Of the format, the one that is read; raised with every change of it."""
+VERSION = 2  # of the format, the one that is read; raised with every change of it
 
 MAX_MEMBERS = 1000
 MAX_MEMBER = 64 << 20
 MAX_TOTAL = 256 << 20
 MAX_MANIFEST = 1 << 20
-MAX_HELD = 100 << 20
-"""Bytes of all members together that are held."""
+MAX_HELD = 100 << 20  # bytes of all members together that are held
 MAX_DIRECTORY = 1 << 20
 """Bytes of the archive's list of its members, which zipfile reads before it says how many there are."""
 
@@ -48,8 +46,7 @@ _LOCAL_HEADER = b"PK\x03\x04"
 _END = struct.Struct("<4s4H2LH")
 _END_MARK, _END64_MARK = b"PK\x05\x06", b"PK\x06\x07"
 _CHUNK = 1 << 20
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The first moment a zip archive can state; no member's time says anything."""
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment a zip archive can state; no member's time says anything
 _REGULAR_FILE = 0o100644 << 16
 _ENCRYPTED = 1
 _DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, struct.error, RuntimeError, OverflowError, ValueError)

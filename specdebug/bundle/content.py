@@ -52,8 +52,7 @@ PROBES = "probes"
 _ROOM = {SCENARIO: 4 << 20, REQUESTS: 32 << 20, TRACE: 64 << 20}
 _ROOM_FOR_CONTENT = MAX_BYTES  # as for a user's own files
 MAX_STEPS = 1 << 20
-MAX_STEP = 1 << 20
-"""Lines of a trace, and bytes of one; a line of a real step has some 70 bytes at least."""
+MAX_STEP = 1 << 20  # lines of a trace, and bytes of one; a line of a real step has some 70 bytes at least
 
 
 @dataclass(frozen=True)
@@ -234,8 +233,7 @@ def _recorded(path: str | Path, manifest: Mapping[str, Any], steps: tuple[str, .
     return Recorded(verdict, signature, digest, steps)
 
 
-MAX_SHOWN = 160
-"""Characters of a step in a difference."""
+MAX_SHOWN = 160  # characters of a step in a difference
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,8 @@ from specdebug.verdict.ledger import TRACED
 
 Kind = Literal["token", "draft", "sampled", "schedule"]
 
-_NO_CHOICES = ("step", "kind", "rids", "cached", "retracted")
-"""Facts that no choice of their own step decides."""
-MAX_VALUES = 1 << 22
-"""Of a trace that is compared: a short one takes some thirty times its text as an object."""
+_NO_CHOICES = ("step", "kind", "rids", "cached", "retracted")  # facts that no choice of their own step decides
+MAX_VALUES = 1 << 22  # of a trace that is compared: a short one takes some thirty times its text as an object
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ _SAMPLING: dict[str, Callable[[Item], Any]] = {
 }
 _OPTIONAL = ("speculative", "continues", "delay", "abort_after", "flush")
 MAX_REQUESTS = 1 << 16
-MAX_TOKENS = 1 << 22
-"""Of all prompts together; each is held as an integer."""
+MAX_TOKENS = 1 << 22  # of all prompts together; each is held as an integer
 
 
 def write_requests(workload: Workload) -> str:

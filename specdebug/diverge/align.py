@@ -24,12 +24,9 @@ from specdebug.engine.sites import held_at
 SharePlace = tuple[str, str, int, str, int]
 """The place of a request's share in its run: request, kind and number of its step, site, and which call of that."""
 
-PREFILL = "target_prefill.input_ids"
-"""The site that a step passes if it is a prefill."""
-EXTENDED = "draft_extend."
-"""Sites of what a draft is extended over, and of what comes of it."""
-WRITTEN = "kv_pool.write."
-"""Sites of what is written to a pool of KV."""
+PREFILL = "target_prefill.input_ids"  # the site that a step passes if it is a prefill
+EXTENDED = "draft_extend."  # sites of what a draft is extended over, and of what comes of it
+WRITTEN = "kv_pool.write."  # sites of what is written to a pool of KV
 
 Sides = Literal["engines", "workers", "arms"]
 """Two engines, two workers of our own, or one worker's arms that are configured otherwise."""

@@ -23,8 +23,7 @@ from xxhash import xxh3_64_intdigest
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.recording import LISTS, Segment, keys_and_weights
 
-BLOCK = 4096
-"""Sums in a piece of memory."""
+BLOCK = 4096  # sums in a piece of memory
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _compiled: dict[tuple[object, ...], Any] = {}

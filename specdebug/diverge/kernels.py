@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 
 TILE = 1024
-LOOPS = 4
-"""A program adds up that many tiles."""
+LOOPS = 4  # a program adds up that many tiles
 
 
 _NUMBERS = ("first", "size", "width", "layers", "rows", "layer_stride", "row_stride", "unit", "shares")

@@ -37,8 +37,7 @@ from specdebug.verdict.signatures import OUTPUTS, SCHEDULE, SHARED
 from specdebug.workers.pool import WorkerPool
 
 REFERENCE = "the dense reference after every step"
-IN_PLACE = ""
-"""Why a failure is not located that is named where it began: nothing needs to be said of it."""
+IN_PLACE = ""  # why a failure is not located that is named where it began: nothing needs to be said of it
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,7 @@ class Locator:
         self._progress = progress
         self._sound: dict[str, _Recorded] = {}
         self._passed: set[str] = set()
-        self.interrupted = False
-        """True once a signal has cut a search short."""
+        self.interrupted = False  # True once a signal has cut a search short
 
     def in_replays(self, replays: Sequence[Replay]) -> tuple[Replay, ...]:
         """Return replays with their failures located, all at once. One that a signal cuts short is ``interrupted``."""

@@ -30,8 +30,7 @@ from specdebug.events import (
 if TYPE_CHECKING:
     from specdebug.engine import Engine
 
-BATCHES = 64
-"""Batches remembered, because the next step mostly has the same."""
+BATCHES = 64  # batches remembered, because the next step mostly has the same
 
 
 class RunListener(ABC):

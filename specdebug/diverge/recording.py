@@ -28,15 +28,11 @@ from specdebug.events import BatchKind
 if TYPE_CHECKING:
     from torch import Tensor
 
-CallPlace = tuple[int, int]
-"""A step, and which of its calls."""
-PADDING = -1
-"""Owner of rows that belong to no request."""
-BATCH = -2
-"""Owner of a tensor whose rows cannot be told apart."""
+CallPlace = tuple[int, int]  # a step, and which of its calls
+PADDING = -1  # owner of rows that belong to no request
+BATCH = -2  # owner of a tensor whose rows cannot be told apart
 
-GROWTH = 1 << 20
-"""Bytes by which the file grows. What is not written yet is zeros."""
+GROWTH = 1 << 20  # bytes by which the file grows. What is not written yet is zeros.
 _END = b"\0"
 _HEADER = struct.Struct("<cI")
 _STEP = struct.Struct("<III")
@@ -189,8 +185,7 @@ def read(path: Path) -> list[RecordedStep]:
 LISTS = frozenset(name for name, each in SITES.items() if each.rows == "positions")
 """Sites whose tensors' length changes with each step."""
 
-Segment = tuple[int, int, int]
-"""Owner, first row and the row behind the last."""
+Segment = tuple[int, int, int]  # owner, first row and the row behind the last
 
 
 @dataclass(eq=False)

@@ -28,24 +28,18 @@ from specdebug.diverge.recording import RecordedStep, Share, kept
 from specdebug.reference.config import read_config
 from specdebug.targets.options import EngineShape
 
-AFTER = 8
-"""Sites named that differed right after the first."""
-WINDOW = 3000
-"""Tensors of each arm kept at a time, to tell rounding from more."""
+AFTER = 8  # sites named that differed right after the first
+WINDOW = 3000  # tensors of each arm kept at a time, to tell rounding from more
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """By an engine's dtype: how far rounding moves a number, as a part of it."""
-ROUNDINGS = 16
-"""Roundings of a layer: norms, q, k, v, rotations, attention, projections, residuals."""
+ROUNDINGS = 16  # roundings of a layer: norms, q, k, v, rotations, attention, projections, residuals
 LARGEST_LOGIT = 10.0
 """About that of a row. A logit that moves by a part of it moves its probability by that part times its size."""
 PROBABILITIES = ("draft_extend.topk_p", "draft_graph.replay.topk_p", "draft.organize.scores", "sampler.*.probs")
 
-Place = tuple[str, int]
-"""A site, and which of its calls in the step."""
-Tensors = Mapping[Place, np.ndarray]
-"""A request's rows at places of one step of one arm."""
-Pairs = Sequence[tuple[Share | None, Share | None]]
-"""Parts of the first arm and of the second."""
+Place = tuple[str, int]  # a site, and which of its calls in the step
+Tensors = Mapping[Place, np.ndarray]  # a request's rows at places of one step of one arm
+Pairs = Sequence[tuple[Share | None, Share | None]]  # parts of the first arm and of the second
 Look = Callable[[Pairs], AbstractContextManager[tuple[Path, Path]]]
 """Runs both arms again and gives the folders in which they kept those parts."""
 
@@ -72,8 +66,7 @@ DRAFTED = frozenset(
     }
 )
 """Sites of what the draft loop chose, and of what follows from that alone."""
-DRAFT_LOGITS = "draft.forward.logits"
-"""Their grounds. An engine that drafts within a CUDA graph need not show them."""
+DRAFT_LOGITS = "draft.forward.logits"  # their grounds. An engine that drafts within a CUDA graph need not show them.
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,9 @@ from specdebug.workers.job import Job
 from specdebug.workers.machine_failure import MachineFailed
 from specdebug.workers.pool import WorkerPool
 
-LOOK_AHEAD = 2000
-"""Differences looked through for them."""
+LOOK_AHEAD = 2000  # differences looked through for them
 
-NamedCall = tuple[int, int, str]
-"""Step, call and site."""
+NamedCall = tuple[int, int, str]  # step, call and site
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,8 @@ RELATIVE = frozenset(name for name, each in SITES.items() if each.flat)
 """Sites whose values are rows of the flat batch, as many for each request as the tree has nodes."""
 LOC = "kv_pool.write.loc"
 """The site that the draft loop's forwards and all others pass, and that does not show which it was."""
-LARGE = 4096
-"""Bytes from which a tensor is hashed for each request at once; a smaller one is copied and hashed later."""
-_ALL = 1 << 62
-"""Stands for the row behind the last of a tensor, however long."""
+LARGE = 4096  # bytes from which a tensor is hashed for each request at once; a smaller one is copied and hashed later
+_ALL = 1 << 62  # stands for the row behind the last of a tensor, however long
 
 
 class _Mark(NamedTuple):
@@ -59,8 +57,7 @@ class _Enqueued(NamedTuple):
     sums: int
 
 
-_Late = list[tuple[Sequence[Segment], int]]
-"""Segments and number of sums of a step's calls on a device."""
+_Late = list[tuple[Sequence[Segment], int]]  # segments and number of sums of a step's calls on a device
 
 
 class _Hashing(NamedTuple):

@@ -39,8 +39,7 @@ from specdebug.engine.sites import held_at
 _RID = re.compile(r"[0-9a-f]{8}-(.+)")
 """The id that a session gives a request: a number of its own before the scenario's."""
 
-Chunks = Mapping[str, tuple[int, ...]]
-"""By request, the tokens of each chunk of its prefill, in order."""
+Chunks = Mapping[str, tuple[int, ...]]  # by request, the tokens of each chunk of its prefill, in order
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from typing import NamedTuple
 from specdebug.logs.patterns import Match, Pattern, compiled
 
 MAX_PLACE = 60
-LOOKED_AT = 2000
-"""Bytes of a line in which a frame is looked for."""
+LOOKED_AT = 2000  # bytes of a line in which a frame is looked for
 
 PACKAGES = frozenset(
     {"sglang", "sgl_kernel", "sgl_jax", "vllm", "vllm_ascend", "tensorrt_llm", "text_generation_server", "openvino",
@@ -134,12 +133,9 @@ def _frame(path: bytes, function: bytes) -> Frame:
     return Frame(path.decode("utf-8", "replace"), function.split(b" ")[0].decode("utf-8", "replace").strip())
 
 
-REACH = 200
-"""Lines above a line in which its stack, or the headline of its test, is looked for."""
-_GAP = 12
-"""Lines of others that may stand between two of a stack."""
-_STACKS = 80
-"""Lines above and below a hang in which stacks are looked for."""
+REACH = 200  # lines above a line in which its stack, or the headline of its test, is looked for
+_GAP = 12  # lines of others that may stand between two of a stack
+_STACKS = 80  # lines above and below a hang in which stacks are looked for
 
 _TRACEBACK = b"Traceback (most recent call last)"
 _CHAINED = (b"During handling of the above", b"The above exception was the direct cause")

@@ -13,8 +13,7 @@ from specdebug.logs.raised import UNNAMED, accept_drop, compared_in
 from specdebug.logs.rule import Hit, LogRule, Strength, printable
 
 MAX_VALUES = 1000
-FEW = 2
-"""Metrics in a row at the end of a log that must be low to tell of a drop."""
+FEW = 2  # metrics in a row at the end of a log that must be low to tell of a drop
 
 _METERS = {
     b"accept len: ": b"1.0",
@@ -153,8 +152,7 @@ def _told(what: bytes, one: bytes, other: bytes) -> str:
 
 MAX_FINDINGS = 500
 MAX_TEXT = 240
-MAX_COMPLETED = 2000
-"""Lines of a log of which the surroundings are looked at."""
+MAX_COMPLETED = 2000  # lines of a log of which the surroundings are looked at
 _ABORT = "crash:SIGABRT"
 _HANG = "hang"
 

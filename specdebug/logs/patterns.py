@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-SHORT = 4096
-"""Bytes of a line that are looked at where the engine is not linear."""
+SHORT = 4096  # bytes of a line that are looked at where the engine is not linear
 
 
 Match, Pattern = re.Match[bytes], re.Pattern[bytes]

@@ -19,8 +19,7 @@ from specdebug.logs.rule import (
     unless_passed_over,
 )
 
-MAX_TEST = 240
-"""Characters of a test's name."""
+MAX_TEST = 240  # characters of a test's name
 
 _PREFIX = rb"^(?:[^\n]*[ \t])?"
 _ASSERTED = rb"(?:^|[ \t])AssertionError(?::[ \t]+[^\n]*)?$"

@@ -28,38 +28,23 @@ KINDS = (
 class Strength(IntEnum):
     """The weight of a message, the greatest first: one that names a place outranks one that names only the end."""
 
-    VERDICT = 0
-    """A verdict of ours: the signature that names a failure, of all that was found."""
-    NAMED = 1
-    """Any other of our signatures."""
-    PROBE = 2
-    """An asynchronous probe of SGLang's, in its own words."""
+    VERDICT = 0  # a verdict of ours: the signature that names a failure, of all that was found
+    NAMED = 1  # any other of our signatures
+    PROBE = 2  # an asynchronous probe of SGLang's, in its own words
     CHECK = 3
     """A check that says what it found: an assertion on the device or of C++, NaN in the logits, a leaking pool."""
-    DEVICE = 4
-    """A CUDA error, which surfaces later and elsewhere than what caused it."""
-    FATAL = 5
-    """An exception of which the engine says that a process of its own ended with it."""
-    DEATH = 6
-    """The end of a process by a fault of its own, or of the machine's memory."""
-    HANG = 7
-    """A watchdog of the engine's, or a call between its processes that was not answered."""
-    REQUEST = 8
-    """A request that the engine gives up, and goes on without."""
-    REPORTED = 9
-    """The reason that a test runner gives for a failed test."""
-    EXCEPTION = 10
-    """Any other exception or failed assertion of Python's; a time limit that was exceeded."""
-    SAID = 11
-    """An error of drafting or verifying that an engine logs without an exception."""
-    LOGGED = 12
-    """Any other error that an engine logs without an exception."""
-    LEFT = 13
-    """A consequence of another failure: killed from outside, waiting for a rank or a server that is gone."""
-    TEST = 14
-    """A test that failed, without a reason."""
-    MENTION = 15
-    """A failure that was tried again or is said as a warning; an exception that another message quotes."""
+    DEVICE = 4  # a CUDA error, which surfaces later and elsewhere than what caused it
+    FATAL = 5  # an exception of which the engine says that a process of its own ended with it
+    DEATH = 6  # the end of a process by a fault of its own, or of the machine's memory
+    HANG = 7  # a watchdog of the engine's, or a call between its processes that was not answered
+    REQUEST = 8  # a request that the engine gives up, and goes on without
+    REPORTED = 9  # the reason that a test runner gives for a failed test
+    EXCEPTION = 10  # any other exception or failed assertion of Python's; a time limit that was exceeded
+    SAID = 11  # an error of drafting or verifying that an engine logs without an exception
+    LOGGED = 12  # any other error that an engine logs without an exception
+    LEFT = 13  # a consequence of another failure: killed from outside, waiting for a rank or a server that is gone
+    TEST = 14  # a test that failed, without a reason
+    MENTION = 15  # a failure that was tried again or is said as a warning; an exception that another message quotes
 
 
 class Hit(NamedTuple):
@@ -144,8 +129,7 @@ def slug(text: str) -> str:
     return ".".join(part for part in parts if part)[:MAX_SITE] or "unknown"
 
 
-MAX_WORDS = 80
-"""Characters of a message or an expression in a name."""
+MAX_WORDS = 80  # characters of a message or an expression in a name
 _LOOKED_AT = 8 * MAX_WORDS
 
 _ADDRESS = compiled(rb"(?i:https?://[^\s'\"<>)]+)")

@@ -303,8 +303,7 @@ _LEFT = (
 )  # fmt: skip
 
 
-MAX_SIGNATURE = 240
-"""Characters of a signature of ours at most."""
+MAX_SIGNATURE = 240  # characters of a signature of ours at most
 
 # Our own signatures: verdicts, probes' messages, anything that prints kind@site.
 
@@ -398,12 +397,9 @@ RULES: tuple[LogRule, ...] = (
 )
 """Every rule, the strongest first; the first that names something of a line has the line."""
 
-FINDERS = tuple(line_finder(rule.patterns) for rule in RULES)
-"""The finders of each rule's lines."""
-REACH = 16_384
-"""Bytes of a line that a rule sees, from a little before the place where it was found."""
-AHEAD = 256
-"""Bytes of these that lie before that place."""
+FINDERS = tuple(line_finder(rule.patterns) for rule in RULES)  # the finders of each rule's lines
+REACH = 16_384  # bytes of a line that a rule sees, from a little before the place where it was found
+AHEAD = 256  # bytes of these that lie before that place
 
 
 def named(rule: LogRule, line: bytes, at: int) -> Sequence[Hit]:

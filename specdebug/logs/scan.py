@@ -28,8 +28,7 @@ MAX_NAMED = 1000
 """Different lines of one block that one rule names. Weaker rules do not look at the lines that follow them."""
 MAX_ALIKE = 8
 """Equal lines of one block of which each is looked at with what stands around it, where the line alone is vague."""
-MAX_ASKED = 3000
-"""Different lines of one block that one rule finds and tries to name."""
+MAX_ASKED = 3000  # different lines of one block that one rule finds and tries to name
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]{0,32}[A-Za-z]")
 _CONTROL = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
 _TABLE = ("│".encode(), "┃".encode())
@@ -73,8 +72,7 @@ class LogReader:
         self._settings = settings
         self._findings = FoundFailures()
         self._notes = Notes()
-        self._before: list[bytes] = []
-        """The last lines of the block before."""
+        self._before: list[bytes] = []  # the last lines of the block before
         self._rest = bytearray()
         self._searched = 0
         self._ended = True
@@ -167,8 +165,7 @@ class _Block:
         self._first = lines + 1
         self._findings = findings
         self._tables = any(mark in text for mark in _TABLE)
-        self._left: dict[bytes, list[bytes]] = {}
-        """Of kinds of which some lines are named, the others."""
+        self._left: dict[bytes, list[bytes]] = {}  # of kinds of which some lines are named, the others
 
     @cached_property
     def _lines(self) -> list[bytes]:
@@ -330,8 +327,7 @@ _AFTER = {
     "BrokenPipeError", "ConnectionRefusedError", "ConnectionResetError", "EOFError", "KeyboardInterrupt", "SystemExit",
 }  # fmt: skip
 """What is raised where another process has ended, or was told to."""
-_LINES = 400
-"""Most lines of one traceback."""
+_LINES = 400  # most lines of one traceback
 
 
 def last_words(text: str) -> str:

@@ -39,14 +39,11 @@ from specdebug.workers.machine_failure import MachineFailure
 TRACED = ("step", "kind", "rids", "emitted", "accept", "cached", "finished", "retracted")
 """The facts of a step that enter the trace hash: everything it decides, nothing of how long it took."""
 
-START = "start"
-"""The stage before the first that a worker reports."""
+START = "start"  # the stage before the first that a worker reports
 
-STANDS_STILL = 64
-"""Steps in which a request that is computed advances, or else it stands still."""
+STANDS_STILL = 64  # steps in which a request that is computed advances, or else it stands still
 
-LOG_TAIL = 4000
-"""Characters of a worker's log kept in its outcome."""
+LOG_TAIL = 4000  # characters of a worker's log kept in its outcome
 
 
 @dataclass
@@ -100,15 +97,12 @@ class Ledger:
     def __init__(self, target: str = DEFAULT, *, deadline: bool = False) -> None:
         self.step = 0
         self.stage = START
-        self.activity = ""
-        """The engine's work beside its steps, such as ``compiling a kernel``; empty most of the time."""
+        self.activity = ""  # the engine's work beside its steps, such as compiling a kernel; empty most of the time
         self.usage_error: str | None = None
-        self.usage_option: tuple[str, ...] = ()
-        """The engine option that a usage error is about, if it is about one."""
+        self.usage_option: tuple[str, ...] = ()  # the engine option that a usage error is about, if it is about one
         self._target = target
         self._deadline = deadline
-        self._last: dict[str, Mapping[str, Any]] = {}
-        """The last event of each kind that tells of one thing."""
+        self._last: dict[str, Mapping[str, Any]] = {}  # the last event of each kind that tells of one thing
         self._requests: dict[str, _Request] = {}
         self._ways: dict[str, _Way] = {}
         self._violations: list[Violation] = []

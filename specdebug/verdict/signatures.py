@@ -15,10 +15,8 @@ from specdebug.verdict.outcome import PASSED_ON, RANK, Outcome
 
 SITE_KINDS = tuple(sorted({*RANK, "oom"}))
 """Kinds written ``kind@site``; ``oom@cuda`` is the device's memory, ``oom`` alone the worker's own."""
-BARE_KINDS = ("hang", "oom")
-"""Kinds that can stand without a site."""
-CRASH = "crash:"
-"""A worker that died of a signal: ``crash:SIGSEGV``."""
+BARE_KINDS = ("hang", "oom")  # kinds that can stand without a site
+CRASH = "crash:"  # a worker that died of a signal: crash:SIGSEGV
 
 OUTPUTS = ("mismatch", "accept-drop", "sampling")
 """Kinds of what is found in outputs and in stored state, which began somewhere before. How a request ends (``ends``) is

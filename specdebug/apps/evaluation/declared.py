@@ -56,8 +56,7 @@ def parse_threshold(text: str, low: float, high: float) -> Threshold:
     return Threshold(least, match[1] == ">")
 
 
-SCORE, ACCEPT_LENGTH = (0.0, 1.0), (1.0, 1024.0)
-"""Bounds of thresholds."""
+SCORE, ACCEPT_LENGTH = (0.0, 1.0), (1.0, 1024.0)  # bounds of thresholds
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,7 @@ def check(measured: Estimate, threshold: Threshold | None, incomplete: str) -> l
 
 
 SHIPPED = Path(__file__).resolve().parents[2] / "_assets" / "evaluations"
-DEFAULT_NAME = "code"
-"""The evaluation that is meant where none is named."""
+DEFAULT_NAME = "code"  # the evaluation that is meant where none is named
 ARM = "eval"
 
 

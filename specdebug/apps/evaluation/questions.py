@@ -18,8 +18,7 @@ from typing import Any, Literal, TypeAlias
 from specdebug.base.errors import ContentError, SpecDebugError, Where, one_line
 from specdebug.base.files import read_file
 
-MAX_BYTES = 256 << 20
-"""Of one file."""
+MAX_BYTES = 256 << 20  # of one file
 TEST, DEV = "_test.csv", "_dev.csv"
 """The endings of MMLU's files: questions to ask, and worked examples of the same subject."""
 _COLUMNS = ("question", "a", "b", "c", "d", "answer")
@@ -224,8 +223,7 @@ def _block(question: ChoiceQuestion) -> str:
 
 
 By = Literal["generation", "logprob"]
-Top: TypeAlias = Sequence[tuple[float, str]]
-"""The likeliest first tokens: of each the log probability, and its text."""
+Top: TypeAlias = Sequence[tuple[float, str]]  # the likeliest first tokens: of each the log probability, and its text
 
 
 def taken_by_text(question: ChoiceQuestion, ask: Ask, text: str) -> int | None:

@@ -114,8 +114,7 @@ class _Evaluating(SessionRun):
         self._sink.emit("answer", number=answer.number, prompt_tokens=answer.prompt_tokens, top=list(answer.top))
 
 
-TOP = 100
-"""Likeliest first tokens that are looked at; one of a choice's that is not among them is next to impossible."""
+TOP = 100  # likeliest first tokens that are looked at; one of a choice's that is not among them is next to impossible
 
 
 @dataclass(frozen=True)

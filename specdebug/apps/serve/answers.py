@@ -45,10 +45,8 @@ KINDS = {
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
-ASIDE_BYTES = 16 << 10
-"""Bodies of so many bytes are read in a thread."""
-MOST_BYTES = 16 << 20
-"""Bytes of memory that the objects of one body may take."""
+ASIDE_BYTES = 16 << 10  # bodies of so many bytes are read in a thread
+MOST_BYTES = 16 << 20  # bytes of memory that the objects of one body may take
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(")(?:[^"\\]++|\\.)*+(\\?)\Z', re.DOTALL)
 """A string, or the beginning of one: its quote, and a backslash whose character is yet to come."""
 _NUMBER, _TEXT, _CONTAINER = 36, 60, 100

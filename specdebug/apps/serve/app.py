@@ -28,10 +28,8 @@ from specdebug.base.errors import one_line
 
 Route = Callable[[ServerState, Request], Awaitable[Response]]
 
-CLIENT_CLOSED = 499
-"""The status, for the log alone, of an answer whose client had gone."""
-OPEN = ("/health", "/metrics")
-"""Routes that need no key: monitors have none. They give the engine nothing to do."""
+CLIENT_CLOSED = 499  # the status, for the log alone, of an answer whose client had gone
+OPEN = ("/health", "/metrics")  # routes that need no key: monitors have none. They give the engine nothing to do.
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\\\[\]]+)(:\d{0,5})?", re.IGNORECASE)
 
 

@@ -14,8 +14,7 @@ from specdebug.apps.serve.text import ChatTemplate, ModelText
 from specdebug.base.errors import one_line
 from specdebug.base.schema import Item
 
-MAX_BATCH = 1024
-"""Prompts of one body."""
+MAX_BATCH = 1024  # prompts of one body
 MAX_SAMPLES = 128
 MAX_STOPS = 64
 MAX_LOGPROBS = 128
@@ -25,12 +24,10 @@ MAX_STOP_IDS = 1024
 MAX_MESSAGES = 10_000
 REQUEST_BYTES, TOKEN_BYTES, LOGPROB_BYTES = 48 << 10, 64, 150
 """Memory of a request, of a token of its output with its text, and of a log probability, on their way to a client."""
-GREEDY_BELOW = 1e-6
-"""Lower temperatures are greedy, as in SGLang: logits divided by them would be infinite."""
+GREEDY_BELOW = 1e-6  # lower temperatures are greedy, as in SGLang: logits divided by them would be infinite
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-Neutral = Mapping[str, tuple[Any, ...]]
-"""Fields that this server lacks, and the values of each that ask for nothing."""
+Neutral = Mapping[str, tuple[Any, ...]]  # fields that this server lacks, and the values of each that ask for nothing
 _NOTHING: tuple[Any, ...] = (False, [], {}, "")
 
 SAMPLING_NEUTRAL: Neutral = {

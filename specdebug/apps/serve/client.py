@@ -27,15 +27,13 @@ from specdebug.workers.wire import LineReader
 
 State = Literal["starting", "ready", "dead", "closed"]
 
-DUMP_S = 0.3
-"""Seconds that a hanging engine has to print where it is before it is killed."""
+DUMP_S = 0.3  # seconds that a hanging engine has to print where it is before it is killed
 MAX_VIOLATIONS = 1000
 ONE_TOKEN: Mapping[str, Any] = {"max_new_tokens": 1, "temperature": 0.0}
 TICK_S = 0.25
 """Seconds between two looks at the clock, and what one look counts for at most: should this machine have been asleep,
 the engine is not to blame."""
-WINDOW_S = 5.0
-"""Seconds over which the throughput is measured."""
+WINDOW_S = 5.0  # seconds over which the throughput is measured
 
 
 @dataclass
@@ -130,16 +128,14 @@ class EngineClient:
     ) -> None:
         self.state: State = "starting"
         self.failure: EngineFailure | None = None
-        self.refused: SpecDebugError | None = None
-        """Why the engine cannot be built as asked, if so."""
+        self.refused: SpecDebugError | None = None  # why the engine cannot be built as asked, if so
         self.totals = Totals()
         self.stack: Mapping[str, Any] = {}
         self.violations: list[Violation] = []
         self.open: dict[str, ServedRequest] = {}
         self._by_key: dict[str, ServedRequest] = {}
         self._numbers = itertools.count()
-        self.settled = asyncio.Event()
-        """Set once the engine is ready, or never will be."""
+        self.settled = asyncio.Event()  # set once the engine is ready, or never will be
         self._say, self._pass_on = say, pass_on
         self._watchdog_s = watchdog_s
         self._launch, self._start = launch, start

@@ -19,12 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specdebug.apps.serve.fields import ClientGone, Refusal
 
-HEAD_BYTES = 16 << 10
-"""Bytes of a request's head at most."""
-UNSENT_BYTES = 16 << 10
-"""Bytes of an answer that wait in this process before its next piece is asked for."""
-STILL_S = 2.0
-"""Seconds for which an answer must have stood still to be cut for want of memory."""
+HEAD_BYTES = 16 << 10  # bytes of a request's head at most
+UNSENT_BYTES = 16 << 10  # bytes of an answer that wait in this process before its next piece is asked for
+STILL_S = 2.0  # seconds for which an answer must have stood still to be cut for want of memory
 _AT_ONCE = 8
 """The part of all connections that is cut, by its inverse, when there are too many: looking through them all for each
 new one would take longer than serving it."""

@@ -42,12 +42,10 @@ from specdebug.workers.wire import LineReader, PipeSink, Sink, receive
 
 T = TypeVar("T")
 
-IDLE_LIMIT = 64
-"""Steps an engine with work may do nothing at all before it counts as hanging."""
+IDLE_LIMIT = 64  # steps an engine with work may do nothing at all before it counts as hanging
 FRONT_GONE = (BrokenPipeError, ConnectionResetError)
 """What telling it something raises then; that is no failure of the engine."""
-QUIET_S = 0.5
-"""Seconds without anything to do, after which the books of memory are checked."""
+QUIET_S = 0.5  # seconds without anything to do, after which the books of memory are checked
 
 
 def main(argv: Sequence[str]) -> int:

@@ -23,8 +23,7 @@ from specdebug.apps.serve.fields import BadField, Fields, Refusal, parse
 from specdebug.apps.serve.state import ServerState
 from specdebug.base.engine_flags import values_of
 
-GENERATE_S = 20.0
-"""Seconds that one token may take when ``/health_generate`` asks for it."""
+GENERATE_S = 20.0  # seconds that one token may take when /health_generate asks for it
 
 _LABEL = "model_name"
 # fmt: off

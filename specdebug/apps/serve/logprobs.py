@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from specdebug.engine import Engine
 
-ROWS = 256
-"""Positions whose logits are computed at a time."""
+ROWS = 256  # positions whose logits are computed at a time
 
 
 @dataclass

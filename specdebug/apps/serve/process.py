@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle
     from specdebug.scenario.packs import ProbePack
 
-GONE_S = 1.0
-"""Seconds that the engine's process may take to be gone once its socket is closed."""
+GONE_S = 1.0  # seconds that the engine's process may take to be gone once its socket is closed
 _BOOT = """
 from specdebug.apps.serve.engine_loop import main
 from specdebug.workers.device import leave_now
@@ -100,8 +99,7 @@ class EngineFailure:
         return f"the engine has died: {named}{self.detail}"
 
 
-ENDING = EngineFailure(None, None, "the server is ending")
-"""The end of an engine that was told to."""
+ENDING = EngineFailure(None, None, "the server is ending")  # the end of an engine that was told to
 
 
 def failure_of(

@@ -20,8 +20,7 @@ from typing import Any
 
 from specdebug.apps.serve.process import EngineFailure
 
-TURN = 32
-"""Tokens that a request puts out before another may have its place: shorter outputs are never put back."""
+TURN = 32  # tokens that a request puts out before another may have its place: shorter outputs are never put back
 
 TokenLogprobs = tuple[float, list[tuple[float, int]], list[float]]
 """The token's own, the greatest of its position with their tokens, and those of the tokens asked for."""

@@ -15,8 +15,7 @@ from specdebug.patching import apply
 if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle
 
-Hits = Mapping[str, Mapping[str, int]]
-"""By fix, and by edit, how often it has run."""
+Hits = Mapping[str, Mapping[str, int]]  # by fix, and by edit, how often it has run
 
 
 class FrontReverts:

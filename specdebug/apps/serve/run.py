@@ -27,15 +27,13 @@ from specdebug.base.errors import SpecDebugError
 
 READY = "The server is fired up and ready to roll!"
 """SGLang's line, which programs that start a server wait for; ours ends with the address."""
-GRACE_S = 3
-"""Seconds that answers under way have to end once the server is told to."""
+GRACE_S = 3  # seconds that answers under way have to end once the server is told to
 
 MAPPED_BYTES = 128 << 10
 """Bytes of a buffer that the C library maps by itself, and gives back to the machine as soon as it is free."""
 KERNEL_BYTES = 64 << 10
 """Bytes of a connection that lie in the kernel each way: at most what one read gives, and soon full if none reads."""
-CUT_S = 2
-"""Seconds after which answers that do not end are cut."""
+CUT_S = 2  # seconds after which answers that do not end are cut
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 
 

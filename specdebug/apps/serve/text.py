@@ -113,8 +113,7 @@ class GrowingText:
     skip_special: bool = True
     keep_stop: bool = False
     sent: str = ""
-    _whole: str = ""
-    """The text of the first ``_read`` ids, whose last characters are whole."""
+    _whole: str = ""  # the text of the first _read ids, whose last characters are whole
     _read: int = 0
     _context: int = 0
     """The ids from here on are decoded together with what follows, for a token's text depends on those before it."""

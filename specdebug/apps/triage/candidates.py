@@ -33,15 +33,11 @@ if TYPE_CHECKING:
 
 MAX_CANDIDATES = 5
 MAX_REPLAYS = 3
-OWN = "specdebug"
-"""The engine that ships here; its fixes are SGLang's."""
-REGISTRY = "sglang"
-"""The engine whose debug variable takes the fixes to revert."""
-CONSEQUENCE = 8
-"""Points for a signature of a fix among the consequences. Only evidence that settles it has more."""
+OWN = "specdebug"  # the engine that ships here; its fixes are SGLang's
+REGISTRY = "sglang"  # the engine whose debug variable takes the fixes to revert
+CONSEQUENCE = 8  # points for a signature of a fix among the consequences. Only evidence that settles it has more.
 
-SYMPTOM = 3
-"""Points for damage that the fix's symptom speaks of."""
+SYMPTOM = 3  # points for damage that the fix's symptom speaks of
 
 _SYMPTOMS: dict[str, re.Pattern[str]] = {
     "nan": re.compile(r"\bNaN\b"),

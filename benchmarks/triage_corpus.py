@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from specdebug.apps.triage.candidates import candidates
+from specdebug.apps.triage import candidates
 from specdebug.logs.scan import scan_bytes
 from specdebug.scenario.library import Library
 

@@ -25,8 +25,7 @@ from specdebug.bundle.content import (
     run_traced,
     versions_here,
 )
-from specdebug.bundle.partings import Parting, partings
-from specdebug.bundle.weigh import TARGET
+from specdebug.bundle.partings import TARGET, Parting, partings
 from specdebug.campaign.loops.replay import Progress, Replay
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.workers.child import WorkerStartError

@@ -19,7 +19,7 @@ from specdebug.cli import options as opt
 from specdebug.cli.output import UNDECIDED, check_writable, note, progress, tell, workers
 
 if TYPE_CHECKING:
-    from specdebug.apps.triage.candidates import Tried
+    from specdebug.apps.triage import Tried
     from specdebug.logs.scan import Scan
 
 QUIET_S = 3.0
@@ -59,7 +59,7 @@ class TriageCommand(opt.JsonOptions, opt.ContentOptions):
 
     def _answer(self, found: Scan) -> int:
         """Rank the candidates, try them if that is wanted, tell the results, and return the exit code."""
-        from specdebug.apps.triage.candidates import candidates, commands, try_out
+        from specdebug.apps.triage import candidates, commands, try_out
         from specdebug.report.listings import triage_report
 
         library = self.library()
@@ -85,7 +85,7 @@ class TriageCommand(opt.JsonOptions, opt.ContentOptions):
     def _as_scenario(self, found: Scan) -> tuple[list[str], str, SpecDebugError | None]:
         """The command to run next for a scenario of the launch flags; its text, empty where none is wanted or can be
         made; and why none can."""
-        from specdebug.apps.triage.scenario import scenario_text
+        from specdebug.apps.triage import scenario_text
 
         if self.scenario is not None:
             try:

@@ -11,7 +11,7 @@ from specdebug.report.parts import Column, Line, Part, Report, Table, columns, l
 from specdebug.report.words import counted
 
 if TYPE_CHECKING:  # a list needs none of the others' modules
-    from specdebug.apps.triage.candidates import CandidateFix, Tried
+    from specdebug.apps.triage import CandidateFix, Tried
     from specdebug.base.configuration import Configuration
     from specdebug.campaign.loops.replays import EngineChecked
     from specdebug.logs.findings import Finding
@@ -218,7 +218,7 @@ def triage_report(
 
 
 def _found(name: str, found: Scan, main: Finding | None, best: Sequence[CandidateFix]) -> Iterator[Line]:
-    from specdebug.apps.triage.candidates import engine_of
+    from specdebug.apps.triage import engine_of
 
     def told(finding: Finding, *, named: bool = True) -> Line:
         times = f", {finding.count} times" if finding.count > 1 else ""

@@ -20,7 +20,7 @@ from specdebug.events import (
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings, Reference
 from specdebug.run.oracles.registry import oracles_of
 from specdebug.targets.base import NotShown, Session
-from specdebug.verdict.device_errors import device_lost
+from specdebug.verdict.deaths import device_lost
 from specdebug.verdict.outcome import Tie, Violation
 
 _ABOUT = {

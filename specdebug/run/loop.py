@@ -15,7 +15,7 @@ from specdebug.run.judge import Judge
 from specdebug.run.session_run import beyond_the_machine, violation_of
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
 from specdebug.targets.base import RequestView, Session
-from specdebug.verdict.device_errors import device_lost
+from specdebug.verdict.deaths import device_lost
 from specdebug.verdict.outcome import EXIT_CODES, Violation
 from specdebug.workers.machine_failure import machine_failure
 from specdebug.workers.wire import Sink

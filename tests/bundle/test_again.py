@@ -11,8 +11,7 @@ import pytest
 
 from specdebug.bundle.again import Again, run_again
 from specdebug.bundle.content import read_bundle, run_traced, write_bundle
-from specdebug.bundle.partings import Parting
-from specdebug.bundle.weigh import weigh
+from specdebug.bundle.partings import Parting, weigh
 from specdebug.campaign.loops.replay import Replay
 from specdebug.report.formats import to_json
 from specdebug.report.replay import replay_document

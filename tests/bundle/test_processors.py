@@ -16,8 +16,7 @@ import pytest
 
 from specdebug.bundle.again import Weighed
 from specdebug.bundle.content import Traced, run_traced
-from specdebug.bundle.partings import partings
-from specdebug.bundle.weigh import weigh
+from specdebug.bundle.partings import partings, weigh
 from specdebug.campaign.loops.replay import ArmRun, Choices, plan
 from specdebug.campaign.preload import PRELOAD
 from specdebug.scenario.library import Library

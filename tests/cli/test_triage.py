@@ -42,7 +42,7 @@ def test_what_the_log_tells_is_said_whatever_stops_the_tries(
     def stop(*given: object) -> None:
         raise stopped_by
 
-    monkeypatch.setattr("specdebug.apps.triage.candidates.try_out", stop)
+    monkeypatch.setattr("specdebug.apps.triage.try_out", stop)
     assert run(["triage", str(CRASH), "--run"]) == code
     out, err = capsys.readouterr()
     assert out.startswith(f"{CRASH}: illegal-address@cuda\n")

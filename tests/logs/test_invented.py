@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.apps.triage.candidates import candidates
+from specdebug.apps.triage import candidates
 from specdebug.logs.scan import Scan, scan_bytes
 from specdebug.scenario.library import Library
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from specdebug.apps.triage.candidates import CandidateFix, Tried
+from specdebug.apps.triage import CandidateFix, Tried
 from specdebug.base.errors import Where
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.compare import compare

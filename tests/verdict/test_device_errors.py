@@ -7,7 +7,7 @@ import torch
 
 from specdebug.logs.device import assertion_in
 from specdebug.run.session_run import violation_of
-from specdebug.verdict.device_errors import device_failure, device_lost, noticed_in, out_of_memory
+from specdebug.verdict.deaths import device_failure, device_lost, noticed_in, out_of_memory
 
 ADVICE = (
     "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/ for more information.\n"

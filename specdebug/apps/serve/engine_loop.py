@@ -33,7 +33,7 @@ from specdebug.scenario.grammar import OracleSpec
 from specdebug.scenario.packs import activate, kernel_rules
 from specdebug.targets.base import Asked, Busy, Opening, OverThere
 from specdebug.targets.registry import find_target
-from specdebug.verdict.device_errors import device_lost
+from specdebug.verdict.deaths import device_lost
 from specdebug.verdict.outcome import Violation
 from specdebug.workers.device import before_termination, leave_now
 from specdebug.workers.forkserver import be_ours

@@ -16,7 +16,7 @@ from specdebug.base.abilities import Ability
 from specdebug.events import Event, Stepped
 from specdebug.scenario.grammar import OracleSpec
 from specdebug.targets.base import Asked, Session, SessionFailed
-from specdebug.verdict.device_errors import device_lost
+from specdebug.verdict.deaths import device_lost
 from specdebug.verdict.outcome import Tie, Violation
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ two are as good as each other, and which drafts are in the tree. Everything else
 compared one by one: a token depends on those before it and not on the schedule, and a verify on what was emitted
 before it. What a request does after its first other token has no counterpart.
 
-How narrow a choice was is weighed by the dense model of the oracles, in float32, in a worker (it takes torch). A token is
-as good as the best if its logit is no further below than rounding moves logits in the engine's dtype
-(``lossless.TIE_MARGIN``, a part of the largest logit there). A draft is as good as in the tree, or out of it, if no more
-log-probability than that decides it.
+How narrow a choice was is weighed by the dense model of the oracles, in float32, in a worker (it takes torch). A token
+is as good as the best if its logit is no further below than rounding moves logits in the engine's dtype
+(``lossless.TIE_MARGIN``, a part of the largest logit there). A draft is as good as in the tree, or out of it, if no
+more log-probability than that decides it.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def test_a_server_of_which_nothing_says_what_is_right_is_not_called_lossless(fil
     ("switches", "told"),
     [
         ({"event": {"text": None}}, "/generate: text is null"),
-        ({"event": {"output_ids": ["5"]}}, "/generate: output_ids is '5', not a token id"),
+        ({"event": {"output_ids": ["5"]}}, "/generate: output_ids.0 is '5', not a valid integer"),
         ({"meta": {"spec_accept_histogram": [1, 10**12]}}, "/generate: meta_info.spec_accept_histogram.1 is 100000"),
     ],
 )

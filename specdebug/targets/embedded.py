@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from specdebug import kernel_memory
 from specdebug.base.abilities import DEFAULT, OF_SERVERS, SHOWN, Ability
@@ -13,7 +13,12 @@ from specdebug.events import Stepped
 from specdebug.targets.base import Asked, Opening, RequestView, Sampling, Session, Target, Traits
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from specdebug.engine import Engine, EngineConfig
+    from specdebug.engine.memory.arena import GuardViolation
+    from specdebug.engine.textbook.request import Request
+    from specdebug.targets.base import StoredDrafts
 
 EVERYTHING: frozenset[Ability] = frozenset(SHOWN) - OF_SERVERS
 
@@ -94,10 +99,6 @@ class EmbeddedTarget(Target):
         return EmbeddedSession(engine, asked, forget)
 
 
-_LOOKS = ("flush_cache", "check_guards", "damage_seen", "draft_kv", "target_kv", "draft_state")
-"""Methods of a session that are the engine's own."""
-
-
 class EmbeddedSession(Session):
     """The engine, serving."""
 
@@ -111,8 +112,6 @@ class EmbeddedSession(Session):
 
         self.inside: Engine = engine
         self.observers = engine.observers
-        for name in _LOOKS:
-            setattr(self, name, getattr(engine, name))
         self._forget = forget
         self.vocab_size = read_config(checkpoint_path(asked.model)).vocab_size
         self._on_gpu = asked.device != "cpu"
@@ -155,10 +154,29 @@ class EmbeddedSession(Session):
         """Tell no more what the engine is busy with; it ends with its worker."""
         self._forget()
 
+    def flush_cache(self) -> None:
+        self.inside.flush_cache()
+
     def check_pools(self) -> Sequence[str]:
         from specdebug.targets.laws import broken_laws
 
         return broken_laws(self.inside)
+
+    def check_guards(self) -> Sequence[GuardViolation]:
+        return self.inside.check_guards()
+
+    def damage_seen(self) -> Sequence[GuardViolation]:
+        return self.inside.damage_seen()
+
+    def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self.inside.draft_kv(cast("Request", request), start, stop)
+
+    def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self.inside.target_kv(cast("Request", request), start, stop)
+
+    def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
+        stored: StoredDrafts = self.inside.draft_state([cast("Request", each) for each in requests])
+        return stored
 
 
 TARGET = EmbeddedTarget()

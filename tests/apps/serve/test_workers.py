@@ -15,8 +15,9 @@ from specdebug.apps.serve import engine_loop
 from specdebug.apps.serve.engine_loop import FRONT_GONE, serve
 from specdebug.apps.serve.process import Launch
 from specdebug.apps.serve.requests import Wish
-from specdebug.engine import Engine, progress
+from specdebug.engine import progress
 from specdebug.engine.workers.registry import LINEUP
+from specdebug.targets.embedded import EmbeddedSession
 from specdebug.workers.wire import PipeSink
 from tests.apps.serve.serving import Serving, events_of
 
@@ -77,11 +78,11 @@ def test_a_front_that_goes_is_no_failure_of_the_engine(since: str, capfd: pytest
 
 
 def test_of_a_device_that_the_look_at_guards_finds_lost_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(engine: Engine) -> None:
+    def lost(session: EmbeddedSession) -> None:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
     seen = async_probe.ProbeFinding("draft.input_ids", "oob", 1, 0, 9, 1)
-    monkeypatch.setattr(Engine, "check_guards", lost)
+    monkeypatch.setattr(EmbeddedSession, "check_guards", lost)
     monkeypatch.setattr(async_probe, "salvage", lambda: [seen])
     monkeypatch.setattr(engine_loop, "leave_now", lambda: None)
     events = told_of_one_request()
@@ -97,14 +98,14 @@ def test_what_was_found_in_the_step_that_c_plus_plus_ends_is_told(monkeypatch: p
         speaking.append(say)
         return speaking.clear
 
-    def end(engine: Engine) -> None:
+    def end(session: EmbeddedSession) -> None:
         (say,) = speaking
         say()
         raise AssertionError("here C++ ends the process")
 
     seen = async_probe.ProbeFinding("draft.input_ids", "oob", 1, 0, 9, 1)
     monkeypatch.setattr(engine_loop, "before_termination", arrange)
-    monkeypatch.setattr(Engine, "check_guards", end)
+    monkeypatch.setattr(EmbeddedSession, "check_guards", end)
     monkeypatch.setattr(async_probe, "salvage", lambda: [seen])
     found = [each for each in told_of_one_request() if each["event"] == "violation"]
     assert [(each["kind"], each["step"]) for each in found] == [("oob", 1), ("assert", 1)]

@@ -203,32 +203,6 @@ def test_only_algorithms_that_have_a_first_worker_take_it(monkeypatch: pytest.Mo
         EngineConfig.from_dict({"speculative": {"worker": "v1"}})
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"speculative": {"algorithm": "EAGLE3", "eagle_topk": 4, "num_steps": 3, "num_draft_tokens": 8}},
-        {"cuda_graph": {"capture_bs": [1, 3], "enabled": False}, "chunked_prefill_size": 64},
-        {"memory": {"fill": "garbage", "guards": True, "num_slots": 512}, "dtype": "bfloat16", "seed": 9},
-        {"speculative": {"threshold_single": 1, "draft_kv_on_hit": "zero_fill", "draft_model": "x"}},
-    ],
-)
-def test_plain_data_makes_the_same_config_again(options: dict[str, Any]) -> None:
-    config = EngineConfig.from_dict(options)
-    plain = config.to_dict()
-    assert EngineConfig.from_dict(plain) == config
-    assert hash(config) == hash(EngineConfig.from_dict(plain))
-    assert _plain(plain)
-
-
-def _plain(data: Any) -> bool:
-    if isinstance(data, dict):
-        return all(isinstance(key, str) and _plain(value) for key, value in data.items())
-    if isinstance(data, list):
-        return all(_plain(item) for item in data)
-    return data is None or isinstance(data, (bool, int, float, str))
-
-
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=2),

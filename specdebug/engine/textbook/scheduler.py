@@ -189,7 +189,10 @@ class Scheduler:
             return False
         request.row = row
         self._cache.attach(request)
-        if self._lacks(request) > self._cache.available - self._promised():
+        # others count on what a half prefilled one lacks, and on what a step of the running ones borrows
+        chunked = 0 if self.chunked is None else max(self._lacks(self.chunked), 0)
+        promised = chunked + self.reservation.borrowed(self.running)
+        if self._lacks(request) > self._cache.available - promised:
             self._cache.release(request, keep=False)
             return False
         request.status = Status.PREFILLING
@@ -197,11 +200,6 @@ class Scheduler:
         if request.retractions == 0:
             request.cached_tokens = request.hit_len
         return True
-
-    def _promised(self) -> int:
-        """Slots that others count on: a half prefilled request's, and those that a step of the running ones borrows."""
-        chunked = 0 if self.chunked is None else max(self._lacks(self.chunked), 0)
-        return chunked + self.reservation.borrowed(self.running)
 
     def _lacks(self, request: Request) -> int:
         """Slots that a request needs for its whole prompt and first decode steps beyond those that it has."""

@@ -46,14 +46,11 @@ class AttentionPass:
         if value_dim != k.shape[-1]:
             assert v.data_ptr() == k.data_ptr(), "values of another width than keys must be their first columns"
             v = k
-        return *self._fetch(k, v, pool.size), value_dim
-
-    def _fetch(self, k: Tensor, v: Tensor, pool_size: int) -> tuple[Tensor, Tensor]:
         if self.span is not None:
             start, stop = self.span
-            if stop > pool_size:
-                raise IllegalAddress("attention.kv_cache", f"slot {stop - 1} of a pool of {pool_size}")
-            return k[start:stop].unsqueeze(0).transpose(1, 2), v[start:stop].unsqueeze(0).transpose(1, 2)
+            if stop > pool.size:
+                raise IllegalAddress("attention.kv_cache", f"slot {stop - 1} of a pool of {pool.size}")
+            return *(side[start:stop].unsqueeze(0).transpose(1, 2) for side in (k, v)), value_dim
         assert self.slots is not None
         flat = self.slots.view(-1)
         shape = (*self.slots.shape, *k.shape[1:])
@@ -61,9 +58,9 @@ class AttentionPass:
             keys = k.index_select(0, flat)
             values = keys if v is k else v.index_select(0, flat)
         except (IndexError, RuntimeError) as error:
-            detail = f"slots {int(flat.min())}..{int(flat.max())} of a pool of {pool_size}"
+            detail = f"slots {int(flat.min())}..{int(flat.max())} of a pool of {pool.size}"
             raise IllegalAddress("attention.kv_cache", detail) from error
-        return keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
+        return keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2), value_dim
 
     def run_sequence(self, q: Tensor, pool: KVPool, layer: int, scale: float | None = None) -> Tensor:
         """Attend one sequence of many queries (a prefill): [n, Hq, D] -> [n, Hq * Dv]."""

@@ -83,7 +83,13 @@ class SlotAllocator:
         if ids.min() < self.page_size or ids.max() > last:
             bad = ids[(ids < self.page_size) | (ids > last)][0]
             raise InvalidFree(f"slot {bad} cannot be freed: usable slots are {self.page_size}..{last}")
-        pages = self._pages_of(ids)
+        if self.page_size > 1:
+            pages = np.unique(ids // self.page_size)
+        else:
+            pages = np.sort(ids)
+            repeated = pages[1:] == pages[:-1]
+            if repeated.any():
+                raise DoubleFree(f"slot {pages[1:][repeated][0]} is freed twice in one call")
         owned = self._owned[pages]
         if not owned.all():
             page = pages[~owned][0]
@@ -117,15 +123,6 @@ class SlotAllocator:
 
     def _slots_of(self, pages: _Ids) -> _Ids:
         return (pages[:, None] * self.page_size + self._within).reshape(-1)
-
-    def _pages_of(self, slots: _Ids) -> _Ids:
-        if self.page_size > 1:
-            return np.unique(slots // self.page_size)
-        pages = np.sort(slots)
-        repeated = pages[1:] == pages[:-1]
-        if repeated.any():
-            raise DoubleFree(f"slot {pages[1:][repeated][0]} is freed twice in one call")
-        return pages
 
 
 class KVMemory:

@@ -185,7 +185,12 @@ class RadixCache:
             done += len(node.key)
         if done < length:
             own = slots[done:length].to(torch.int64, copy=True)
-            node = self._add_leaf(node, key.part(done, length), own, draft_written=draft_written)
+            self._leaves.pop(node.serial, None)
+            # The key is copied: a view would keep the whole prompt alive for as long as the node lives.
+            rest = RadixKey(key.part(done, length).array.copy(), key.lookahead)
+            node = self._add_child(node, rest, own, draft_written)
+            self._leaves[node.serial] = node
+            self.evictable_size += len(rest)
         return InsertResult(done, length, node, torch.cat(heal_src), torch.cat(heal_dst))
 
     def lock(self, node: TreeNode) -> None:
@@ -259,14 +264,6 @@ class RadixCache:
         node.parent = upper
         upper.children[node.key.child_key(self.page_size)] = node
         return upper
-
-    def _add_leaf(self, parent: TreeNode, key: RadixKey, slots: torch.Tensor, *, draft_written: bool) -> TreeNode:
-        # The key is copied: a view would keep the whole prompt alive for as long as the node lives.
-        leaf = self._add_child(parent, RadixKey(key.array.copy(), key.lookahead), slots, draft_written)
-        self._leaves.pop(parent.serial, None)
-        self._leaves[leaf.serial] = leaf
-        self.evictable_size += len(key)
-        return leaf
 
     def _add_child(self, parent: TreeNode, key: RadixKey, slots: torch.Tensor, draft_written: bool) -> TreeNode:
         self._serial += 1

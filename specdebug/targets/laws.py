@@ -4,8 +4,7 @@ who holds that; nothing else fails of a request that waits though it fits, or of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -255,31 +254,6 @@ class Needs:
         return (first + branches * (last - first + 1)) * self.page
 
 
-class _Holder(NamedTuple):
-    """A request that holds a row as a step begins; ``running``, or half prefilled."""
-
-    request: Request
-    length: int
-    retractions: int
-    running: bool
-
-
-@dataclass(frozen=True)
-class _Start:
-    """A step's beginning. lacking: slots that a decode of the running requests takes. free: those that it could get.
-    spare: those of them that no request counts on. first: the next to be admitted, None if none can be; it needs
-    ``wanted`` slots, and a step that admits has to admit it if it is ``due``.
-    """
-
-    holders: tuple[_Holder, ...]
-    lacking: int
-    free: int
-    spare: int
-    first: Request | None
-    wanted: int
-    due: bool
-
-
 class Room:
     """Watches every step from its beginning to its end, and tells of the last at the next look."""
 
@@ -287,24 +261,46 @@ class Room:
         self._cache = cache
         self._needs = Needs(config)
         self._on_hold = False
-        self._start: _Start | None = None
+        self._over: Callable[[], Iterator[str]] | None = None
         self._found: list[str] = []
         self._seen: dict[Request, tuple[int, bool]] = {}
         """All requests at the last beginning: with retractions, and True of holders."""
 
     def begin(self, running: Sequence[Request], chunked: Request | None, waiting: Sequence[Request]) -> None:
         """A step begins, of these."""
-        holders = [_Holder(request, request.kv_len, request.retractions, True) for request in running]
         needs, free, promised = self._needs, self._cache.available, self._needs.borrowed(running)
+        runs = [(one, one.kv_len, one.retractions) for one in running]
         lacking = promised + sum(needs.lacking(one, one.kv_len + needs.held(one)) for one in running)
+        holders = [*running]
         if chunked is not None:
-            holders.append(_Holder(chunked, chunked.kv_len, chunked.retractions, False))
+            holders.append(chunked)
             promised += max(needs.prompt(chunked) - chunked.kv_allocated, 0)
-        self._note_hold([each.request for each in holders], waiting)
+        retracted = [(one, one.retractions) for one in holders]
+        self._note_hold(holders, waiting)
         first = waiting[0] if waiting and self._cache.req_to_token.num_free_rows else None
-        wanted = 0 if first is None else needs.prompt(first)
-        due = first is not None and chunked is None and not self._on_hold and wanted <= free - promised
-        self._start = _Start(tuple(holders), lacking, free, free - promised, first, wanted, due)
+        wanted, spare = 0 if first is None else needs.prompt(first), free - promised
+        due = first is not None and chunked is None and not self._on_hold and wanted <= spare
+
+        def over() -> Iterator[str]:
+            for request, length, retractions in runs:
+                ahead, slots = needs.held(request), request.kv_allocated
+                must = needs.whole(length + ahead)
+                decoded = request.kv_len > length and request.retractions == retractions
+                if decoded and (slots < must or (ahead and slots > must)):
+                    yield f"reserve: {request.rid} went on from {length} with {slots} slots, not {must}"
+            back = [request.rid for request, before in retracted if request.retractions > before]
+            if back and lacking <= free:
+                yield f"room: {back[0]} was set back, for {lacking} slots when {free} could be had"
+            if first is None or first.finish_reason == "abort":
+                return
+            needed = f"with {spare} slots to spare, and needs {wanted}"
+            if first.status is Status.WAITING:
+                if due:
+                    yield f"room: {first.rid} waits {needed}"
+            elif first.retractions == 0 and wanted - first.cached_tokens > spare:
+                yield f"room: {first.rid} was admitted {needed}, of which {first.cached_tokens} are cached"
+
+        self._over = over
 
     def _note_hold(self, holders: Sequence[Request], waiting: Sequence[Request]) -> None:
         """After a request was set back none is admitted until one ends. Where either may have come first, none
@@ -319,9 +315,9 @@ class Room:
 
     def end(self) -> None:
         """The step that began has ended."""
-        start, self._start = self._start, None
-        if start is not None:
-            self._found = [*self._reserved(start), *self._set_back(start), *self._admitted(start)]
+        over, self._over = self._over, None
+        if over is not None:
+            self._found = list(over())
 
     def check(self, holders: Iterable[Request]) -> list[str]:
         """Violated laws as ``"<law>: <detail>"``; an empty list when both hold.
@@ -340,30 +336,6 @@ class Room:
             due = f"{least}" if least == most else f"{least} to {most}"
             committed = f"has committed {request.kv_len} positions"
             yield f"reserve: {request.rid} {committed} and holds {held} slots, not {due} in whole pages"
-
-    def _reserved(self, start: _Start) -> Iterator[str]:
-        for request, length, retractions, running in start.holders:
-            ahead, slots = self._needs.held(request), request.kv_allocated
-            due = self._needs.whole(length + ahead)
-            decoded = running and request.kv_len > length and request.retractions == retractions
-            if decoded and (slots < due or (ahead and slots > due)):
-                yield f"reserve: {request.rid} went on from {length} with {slots} slots, not {due}"
-
-    def _set_back(self, start: _Start) -> Iterator[str]:
-        back = [each.request.rid for each in start.holders if each.request.retractions > each.retractions]
-        if back and start.lacking <= start.free:
-            yield f"room: {back[0]} was set back, for {start.lacking} slots when {start.free} could be had"
-
-    def _admitted(self, start: _Start) -> Iterator[str]:
-        first = start.first
-        if first is None or first.finish_reason == "abort":
-            return
-        needed = f"with {start.spare} slots to spare, and needs {start.wanted}"
-        if first.status is Status.WAITING:
-            if start.due:
-                yield f"room: {first.rid} waits {needed}"
-        elif first.retractions == 0 and start.wanted - first.cached_tokens > start.spare:
-            yield f"room: {first.rid} was admitted {needed}, of which {first.cached_tokens} are cached"
 
 
 class _Path(NamedTuple):

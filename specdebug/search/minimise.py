@@ -1,13 +1,8 @@
 """Make a failing thing smaller while it keeps failing in the same way, by trials that fail only some of the time.
 
-The caller says what the thing is, what can be taken away from it, and how it is tried. The method is that of
-probabilistic delta debugging (Wang et al., "Probabilistic Delta Debugging", ESEC/FSE 2021), which keeps for every
-element a probability that it is needed and tries next what promises most to go, carried over to flaky trials: a trial
-shifts probabilities by its likelihood ratio, so none is repeated more often than what it decides is worth.
-
-The search is a function of what its trials show, in the order of their numbers: with these kept, it goes on where it
-was stopped. Every trial names all that was taken away from the whole: so one that a search with more trials at a time
-had chosen for something else is told apart."""
+The method is that of probabilistic delta debugging (Wang et al., ESEC/FSE 2021), carried over to flaky trials: a trial
+shifts probabilities by its likelihood ratio. The search is a function of what its trials show, in the order of their
+numbers: with these kept, it goes on where it was stopped."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """Take away as many of some elements as can be taken away, one trial at a time, by what is believed of each.
 
-Nothing is decided for good before the end. What counts as taken away is the largest set that has failed as it should
-and is as good as certain to need nothing of what is gone; when later trials cast doubt on that, the search goes on from
-a smaller one.
-
-Promises, probabilities and evidence are compared by their levels (``base.reproducible``), so that ties are not
-decided by rounding: of equal promises the one that takes away least is taken, then the first to have come up; of
-equally probable elements, the first."""
+What counts as taken away is the largest set that has failed as it should and is as good as certain to need nothing of
+what is gone. Promises and probabilities are compared by their levels (``base.reproducible``): of equal promises the one
+that takes away least is taken, then the first to have come up; of equally probable elements, the first."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""The operators: small faults that people make, each made at every place of one function where it could be.
-
-An operator yields changes of the text: a node of the syntax tree, and what is to stand in its place. Nothing is changed
-that only checks, explains or watches: raises, assertions, checks that do nothing but raise, messages, probes and
-observers.
-"""
+"""The operators: small faults that people make, each made at every place of one function where it could be. Nothing is
+changed that only checks, explains or watches: raises, assertions, messages, probes and observers."""
 
 from __future__ import annotations
 

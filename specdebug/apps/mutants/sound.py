@@ -1,10 +1,6 @@
-"""A mutant's differences, with the values in hand: no more than rounding, or a wrong value.
-
-Where the sound engine sums in another order, as with another number of parts, every later value moves by its rounding
-and nothing is wrong. A mutant that does no more is not effective. Looked at is a mutant that no verdict saw and of
-which nothing but floating-point values differed, in each arm that has such differences: the sound engine and the
-mutant run again and keep those tensors.
-"""
+"""The arms that mutants are run in (of shipped scenarios, on the CPU, that revert and damage nothing and are to pass),
+and what the sound engine does in each: its verdict, its record, the lines it runs. Which differences are no more than
+rounding is told with the values in hand: both run again and keep those tensors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """One arm of a mutant, or of the sound engine, inside a warm worker: recorded, and of the sound one what lines ran.
 
-The verdict is the arm's own: the same oracles, the same events. What records it watches from outside and swallows its
-own troubles, so that a mutant which confuses the recorder is not taken for one that a verdict saw. The engine's books
-on the host are kept as a digest of each after every step: what no probe's site sees."""
+The verdict is the arm's own. What records it watches from outside and swallows its own troubles. The engine's books on
+the host are kept as a digest of each after every step: what no probe's site sees."""
 
 from __future__ import annotations
 

@@ -1,13 +1,8 @@
 """The detection matrix: every class of faults, injected seed by seed, and its detectors.
 
-A run of the matrix is a class's minimal scenario under one seed. An injection is **effective** when the ledger says
-that it changed something and the class is one that corrupts, or ends the worker. An effective injection must be caught,
-by a probe, a guard, an oracle, the engine's own checks or the worker's end. A benign one must pass. The same scenarios
-also run clean: a finding there is a false alarm. The **sole detector** of an injection caught it alone.
-
-All runs of a seed and a worker serve the same requests, and most come out right. So their processes are forked from a
-server that already has the reference's view of the right text (``WarmPool.foresee``); an oracle still looks at every
-step of every run, and computes what went otherwise."""
+A run is a class's minimal scenario under one seed. An injection is **effective** when it changed something and the
+class corrupts, or ends the worker: it must be caught, and a benign one must pass. The same scenarios also run clean: a
+finding there is a false alarm. The **sole detector** of an injection caught it alone."""
 
 from __future__ import annotations
 

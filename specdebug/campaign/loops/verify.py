@@ -1,15 +1,9 @@
 """The matrix: every registered fix, applied and reverted, seed by seed.
 
-A toggle is **live** when its scenario is silent with the fix applied and fails with the stated signature with the fix
-reverted, and each of its edits has run. Otherwise it is **rotten**: its detector cannot see its bug or some part of it,
-or sees one where there is none. So the registry is a set of mutation tests of this package. A toggle that the machine
-cannot run is **untested**.
-
-The matrix runs the scenario's arm that reverts exactly this fix, else its first one. A fix that several scenarios show
-has a row for each of them; an edit has run if it ran in one of them. Where one never ran in those arms, the scenarios'
-other arms are run with the fix reverted, too, each once: for their counts, not for their verdicts. All of them can be
-run on another device, in another dtype, or with another attention plan than the scenario's. A fix that only exists in
-one plan (:func:`exists_in`) is then still run with that plan, and its check says so."""
+A toggle is **live** when its scenario is silent with the fix applied and fails as stated with the fix reverted, and
+each of its edits has run in one of its scenarios (whose other arms are run, too, for the counts of edits that never
+ran). One that the machine cannot run is **untested**, any other **rotten**. A fix that only exists in one attention
+plan (:func:`exists_in`) is run with that plan, whichever was asked for, and its check says so."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
-"""Trials of any command: the reverted fixes reach it through the environment, its exit status is the verdict.
+"""Trials of any command: the reverted fixes reach it through the environment, its exit status is the verdict: 0 passes,
+125 says that it cannot be tested, anything else fails, as for ``git bisect run``. Nothing proves that it reverts them.
 
-No more reach it at a time than its engine takes, and never two that edit one line. Nothing proves that it reverts them.
-0 is a pass, 125 says that it cannot be tested, anything else is a failure, as for ``git bisect run``. Triage's rules
-(``specdebug.logs``) name a failure by what the command printed. Each trial's seed is in ``SPECDEBUG_TRIAL_SEED``.
-
-Commands run as process groups of their own, so that nothing of them is left when they are over or unwanted, nor when
-this process is killed (``workers/child.py``). All of the output is read while the command runs, for what it says went
-wrong; only its two ends are kept."""
+Commands run as process groups of their own, so that nothing of them is left when they are over or unwanted."""
 
 from __future__ import annotations
 

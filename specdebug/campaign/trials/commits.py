@@ -1,10 +1,7 @@
 """Trials of a command at the commits of a git repository, each checked out in a worktree beside the user's own.
 
-A trial's set holds the one commit that is checked out, or nothing for the good one. Only first parents are followed,
-so a merge counts as one commit. Worktrees lie in the temporary folder, one for each trial that may run at a time, and
-go from commit to commit as git does: files that the repository ignores (what was built) stay. They are removed at the
-end; those of a process that was killed are removed by the next.
-"""
+A trial's set holds the commit that is checked out, or nothing for the good one. Only first parents are followed. Files
+that the repository ignores (what was built) stay in a worktree as it goes from commit to commit."""
 
 from __future__ import annotations
 

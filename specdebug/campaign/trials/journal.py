@@ -1,4 +1,8 @@
-"""Journals beside each other: of a search that was started over, and of other states of what is searched."""
+"""The journal of a search: one sqlite row for every finished trial, on the disk before the trial counts.
+
+It belongs to what is searched (its identity) in one state (``state.py``): where that has changed another begins, and
+the one of before waits beside it. It belongs to one process at a time: no trial runs beside an orphan of a killed
+process."""
 
 from __future__ import annotations
 

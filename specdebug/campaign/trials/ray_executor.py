@@ -1,14 +1,8 @@
 """Trials on a Ray cluster: each node's workers hold the very source that this machine would use, and run its trials.
 
-A worker is a Ray actor of one CPU (and a GPU where a scenario wants one) with a source for one trial at a time, so that
-what is warm stays warm. A trial whose worker is lost, with its node or alone, is run again by another under the same
-number; only a result that came back is seen, so nothing is counted for the lost one and nothing twice. How many trials
-run at a time does not shrink with the cluster: those without a worker wait for one, and the search picks the same
-trials as it would on this machine with as many jobs.
-
-Every node needs the same specdebug, content folders and command, in the same places; workers compare their source's
-identity with ours before their first trial.
-"""
+A worker is a Ray actor of one CPU (and a GPU where a scenario wants one), so that what is warm stays warm. A trial
+whose worker is lost is run again by another under the same number; only a result that came back is seen. How many run
+at a time does not shrink with the cluster, so that the search picks the same trials as on this machine."""
 
 from __future__ import annotations
 

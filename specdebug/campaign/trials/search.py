@@ -1,16 +1,8 @@
 """The search for a culprit: what is known picks the next trial, until the answer is certain.
 
-Trials count in order (``campaign.py``), so the same results give the same answer however the work is timed. A test that
-fails at random whatever is switched on can spell a culprit by chance. So before one is named, trials with nothing
-switched on are run until, if they failed as often as with the culprit, one would have shown it.
-
-Where trials fail in several ways, a search follows one signature. A failure with another is no verdict on it if it
-ended the run, for it may only have come first, nor if the followed one was found after it, for that may be its
-consequence. Of a run that went on to its end and found nothing of the kind it is a verdict: the failure did not show.
-The one to follow is the most frequent among the first trials, which switch everything on, of those that tell of damage
-(``nan@sampler.logits``) if there are any. An exception or an exit code (``error:ReadTimeout``, ``exit:1``) is followed
-only where nothing better is known, and gives way to damage that shows within ``OPENING`` trials, or later if that is
-not rare beside it."""
+A test that fails at random whatever is switched on can spell a culprit by chance: before one is named, trials with
+nothing switched on (:data:`CONTROL`) are run until, if they failed as often as with the culprit, one would have shown
+it."""
 
 from __future__ import annotations
 
@@ -46,11 +38,13 @@ class SeenSignature:
 
 
 class Clusters:
-    """Counts the ways to fail, and picks one to follow, or those that fit ``pattern`` (shell wildcards).
+    """Counts the ways to fail, and picks one to follow, or those that fit ``pattern`` (shell wildcards): the most
+    frequent of the first trials, which switch everything on, of those that tell of damage if there are any. A failure
+    with another signature is no verdict on it if it ended the run, for it may only have come first, nor if the followed
+    one was found after it. An exception or exit code gives way to damage that shows within ``OPENING`` trials, or later
+    if not rare.
 
-    Attributes:
-        settled: the opening is over: no more trials are needed only to see how things fail.
-        untestable: trials that came to no verdict at all.
+    ``settled``: the opening is over; ``untestable``: trials that came to no verdict at all.
     """
 
     def __init__(self, pattern: str | None = None) -> None:

@@ -1,9 +1,7 @@
 """The state of what trials run: a result belongs to it, however alike the command stays.
 
-A state is facts by name, each the same until something changes: the files that a command names, the git working trees
-that these and its folder lie in (or the code there, where there is no git), and the packages of the interpreters that
-it finds. A value is text for a reader, and behind ``#`` a digest of all that the text does not tell.
-"""
+Facts by name: the files that a command names, the git working trees (or code) that these and its folder lie in, and the
+packages of its interpreters. A value is text for a reader, and behind ``#`` a digest of what the text does not tell."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.replay import ArmResult
 from specdebug.campaign.trials.campaign import Candidate
-from specdebug.campaign.trials.scenario import WarmSource, texts_of
+from specdebug.campaign.trials.scenario import WarmSource
 from specdebug.faults.model import Fault
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.checks import check_scenario
@@ -386,17 +386,8 @@ class ShrunkSource(WarmSource):
     def __init__(
         self, space: ScenarioSpace, packs: Sequence[ProbePack], toggles: Sequence[Toggle], jobs: int = 1
     ) -> None:
-        super().__init__(
-            "minimise",
-            space.start,
-            space.arm,
-            packs,
-            asked=[str(toggle.pr) for toggle in toggles],
-            own=toggles,
-            toggles=toggles,
-            texts=texts_of(toggles),
-            jobs=jobs,
-        )
+        asked = [str(toggle.pr) for toggle in toggles]
+        super().__init__("minimise", space.start, space.arm, packs, asked=asked, own=toggles, jobs=jobs)
         self._origin = space.origin
         self._left: dict[int, Scenario] = {}
 

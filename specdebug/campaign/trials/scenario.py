@@ -51,22 +51,22 @@ class WarmSource(ABC):
         *,
         asked: Sequence[str],
         own: Sequence[Toggle],
-        toggles: Sequence[Toggle],
-        texts: Sequence[str],
+        toggles: Sequence[Toggle] | None = None,
+        texts: Sequence[str] | None = None,
         jobs: int,
     ) -> None:
         self.arm = arm
         self._scenario = scenario
         self._packs = tuple(packs)
         self._own = tuple(own)
-        self._pool = WarmPool(scenario, (arm,), toggles, jobs)
+        self._pool = WarmPool(scenario, (arm,), own if toggles is None else toggles, jobs)
         self._trials: dict[str, Trial] = {}
         self._refused: deque[tuple[Trial, TrialResult]] = deque()
         self._has_run = False
         over = json.dumps([scenario.overrides, scenario.limits.timeout_s], sort_keys=True)
         path, target = str(Path(scenario.path).resolve()), str(scenario.target_of(arm))
         self.question = digest_of(kind, path, target, arm, over, *asked)
-        self._texts = digest_of(*texts)
+        self._texts = digest_of(*(texts_of(own) if texts is None else texts))
         self._facts = digest_of(
             __version__,
             platform.python_version(),  # prompts are cut from its library
@@ -92,9 +92,9 @@ class WarmSource(ABC):
         """Return the scenario as the trial has it, and the fixes that are reverted besides the arm's own. Raises
         InvalidOption for options that do not go together."""
 
-    @abstractmethod
     def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
         """Return what an arm's end says of its trial. What it raises, :meth:`wait` raises."""
+        return result_of(ended.outcome)
 
     def may_be_wrong(self, trial: Trial) -> bool:
         """Return True if the change alone can have made the scenario wrong, so that a trial is untestable where any
@@ -206,9 +206,6 @@ class ScenarioSource(WarmSource):
 
     def may_be_wrong(self, trial: Trial) -> bool:
         return bool(self._options) and bool(trial.reverted)
-
-    def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
-        return result_of(ended.outcome)
 
     def changed(self, trial: Trial) -> tuple[Scenario, Sequence[Toggle]]:
         if not self._options:
@@ -324,8 +321,6 @@ class FaultSource(WarmSource):
             packs,
             asked=tuple(self._faults),
             own=own,
-            toggles=own,
-            texts=texts_of(own),
             jobs=jobs,
         )
 

@@ -15,10 +15,6 @@ from .gate import PROBES
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 
 
-class SiteNameError(ValueError):
-    """A probe whose site cannot be read from the source; the message lists all of them, one a line."""
-
-
 @dataclass(frozen=True, order=True)
 class Site:
     """One kind (nan, inf, oob or page_aligned) of one probe call. ``path``: relative to the package folder."""
@@ -32,7 +28,7 @@ class Site:
 def find_sites(package_dir: Path | str) -> list[Site]:
     """Every probe call in the ``*.py`` files beneath a folder (one of two kinds twice), by name, kind and place.
 
-    Raises SiteNameError if a site is no string literal or no dotted name, and SyntaxError if a file is not Python.
+    Raises ValueError, a line for each, where a site is no string literal or no dotted name, and SyntaxError.
     """
     root = Path(package_dir)
     sites: list[Site] = []
@@ -53,7 +49,7 @@ def find_sites(package_dir: Path | str) -> list[Site]:
             else:
                 sites += [Site(argument.value, kind, path, node.lineno) for kind in kinds]
     if problems:
-        raise SiteNameError("\n".join(problems))
+        raise ValueError("\n".join(problems))
     return sorted(sites)
 
 

@@ -136,14 +136,6 @@ def _make(
     return job
 
 
-def test_contiguous_tensors_are_taken_as_they_are() -> None:
-    tensor = torch.ones(6, 10)
-    for given_tensor in (tensor, tensor[2:4], tensor.view(3, 2, 10)):
-        job = _make(BOTH, given_tensor)
-        assert job.tensor is given_tensor
-        assert (job.look, job.layout, job.size) == (NONFINITE, FLAT, given_tensor.numel())
-
-
 def test_strided_tensors_are_not_copied_up_to_four_dimensions() -> None:
     tensor = torch.ones(3, 4, 5, 6, 7)
     job = _make(BOTH, tensor.transpose(0, 4)[1:])
@@ -164,14 +156,6 @@ def test_rows_picked_from_a_pool() -> None:
     assert (columns.layout, columns.sizes[1], columns.sizes[3], columns.strides[3]) == (PICKED, 15, 3, 4)
     # Rows in pieces are gathered first.
     assert _make(("nan",), pool.transpose(2, 3), at=torch.tensor([3])).layout == FLAT
-
-
-def test_picked_rows_are_words_if_they_are_aligned_blocks() -> None:
-    flat, at = torch.ones(4 * 12 * 32 + 16), torch.tensor([3])
-    assert _make(("nan",), flat[:-16].view(4, 12, 32), at=at).in_words
-    assert not _make(("nan",), flat[1:-15].view(4, 12, 32), at=at).in_words
-    assert not _make(("nan",), flat[:-16].view(4, 48, 8), at=at).in_words
-    assert not _make(("nan",), flat[:-16].view(4, 12, 32)).in_words
 
 
 def test_what_cannot_be_wrong_is_not_looked_for() -> None:

@@ -48,14 +48,6 @@ def test_environment_that_says_neither_is_an_error() -> None:
         mode_from_environment({"SGLANG_ENABLE_ASYNC_ASSERT": "maybe"})
 
 
-def test_live_kinds_are_those_that_are_not_off() -> None:
-    gate = Gate("assert", [Rule("a.*"), Rule("a.b", "record", ("inf",)), Rule("a.c", "off", ("nan",))])
-    assert gate.live("a.b", ("nan", "inf")) == {"nan": "assert", "inf": "record"}
-    assert gate.live("a.c", ("nan", "inf")) == {"inf": "assert"}
-    assert gate.live("b.c", ("nan", "inf")) == {}
-    assert gate.live("a.c", ("inf",)) == {"inf": "assert"}
-
-
 @pytest.mark.parametrize(
     "violation",
     [

@@ -85,20 +85,6 @@ def test_finds_the_one_place(target, match, lines):
     assert (found.start, found.stop) == lines
 
 
-@pytest.mark.parametrize(
-    ("target", "match", "lines"),
-    [
-        ("top", "if b:\n    c = 1\n\n    d = 2", ("    pass",)),
-        ("top", "c = 1", ("        pass",)),
-        ("top", "@decorated(\n    1,\n)", ()),
-        ("top", "    1,", ()),
-        ("Box.size", "def size(self, value):\n    self.value = value", ()),
-    ],
-)
-def test_deleting_whole_statements_leaves_a_pass(target, match, lines):
-    assert placed(target, match, "").lines == lines
-
-
 def test_useless_edits_are_refused():
     assert "text to match is empty" in refused("top", " \n\n")
     assert "replacement equals the match" in refused("top", "b = a", "    b = a\n")

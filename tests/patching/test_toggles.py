@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import re
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specdebug.base import content
 from specdebug.base.errors import ContentError
@@ -140,18 +136,6 @@ def test_every_field(root):
     assert first.replacement_line(1).line == 19
     second = toggle.patches[0].edits[1]
     assert (second.match_at.line, second.match_at.column) == (20, 18)
-
-
-def test_a_fix_may_be_shown_by_several_scenarios(tmp_path):
-    text = OTHER.replace(
-        '{scenario: rows, signature: "mismatch@request"}',
-        '[{scenario: rows, signature: "mismatch@request"}, {scenario: layers, signature: ["oob@a", "oob@b"]}]',
-    )
-    toggle = load(tmp_path, text)
-    first, second = Detection("rows", ("mismatch@request",)), Detection("layers", ("oob@a", "oob@b"))
-    assert (toggle.detected_by, toggle.also_detected_by, toggle.detections) == (first, (second,), (first, second))
-    other = toggle.shown_by(second)
-    assert (other.pr, other.detected_by, other.also_detected_by) == (55, second, (first,))
 
 
 @pytest.mark.parametrize(
@@ -301,23 +285,6 @@ def test_one_number_in_two_files_names_both(root):
     assert "101.yaml already" in text
 
 
-@pytest.mark.parametrize(
-    ("wanted", "chosen"),
-    [
-        ("101", [101]),
-        (" 55 , #101 ", [55, 101]),
-        ("102", [101]),
-        ("102,101,102", [101]),
-        ("", []),
-        ("  ", []),
-        (55, [55]),
-        ([101, 55, 102], [101, 55]),
-    ],
-)
-def test_select(root, wanted, chosen):
-    assert [toggle.pr for toggle in load_registry().select(wanted)] == chosen
-
-
 @pytest.mark.parametrize("wanted", ["x", "101,", ",", "1.5", "-5", "101 55", "٣", "9" * 30, "101;55", "1e3", "\n,"])
 def test_what_is_no_number_is_refused(root, wanted):
     assert "is not a pull request's number" in refusal(load_registry().select, wanted, error=SelectionError)
@@ -330,25 +297,6 @@ def test_the_environment(root, monkeypatch):
     assert reverts_from_environment() == (55, 102)
     monkeypatch.setenv(REVERT_VARIABLE, "55,x")
     assert refusal(reverts_from_environment, error=SelectionError).startswith(f"{REVERT_VARIABLE}: 'x' is not")
-
-
-def test_apply_reverts_before_the_import(root):
-    with reverted("101,55") as applied:
-        engine = importlib.import_module("toy_engine")
-        assert engine.pick((1, 2, 3), 2) == [1, 2, 3]
-        assert engine.Engine().step() == 1
-        assert applied.hits() == {"101#1": 1, "101#2": 1, "101#3": 1, "55#1": 1}
-    assert engine.pick((1, 2, 3), 2) == (1, 2)
-    assert engine.Engine().step() == 1
-
-
-def test_a_toggle_that_does_not_fit_points_into_its_file(root):
-    (root / "toy_engine.py").write_text(ENGINE.replace("rows[:width]", "rows[0:width]"))
-    text = refusal(reverted, "101", error=PatchError)
-    assert text == (
-        f"{root / 'toggles' / '101.yaml'}:17: toggle 101: edit 1 of 2 matches 0 places in toy_engine:pick; "
-        f"nearest is {root / 'toy_engine.py'}:2: `row = rows[0:width]`"
-    )
 
 
 def test_a_broken_replacement_points_at_its_own_line(root):
@@ -379,45 +327,18 @@ def test_the_template_in_the_readme_is_a_toggle(tmp_path):
     assert toggle.patches[0].edits[0].replacement == ""
 
 
-@settings(max_examples=150)
-@given(
-    match=st.text(alphabet="row =s[:width]\n\t ()", max_size=30),
-    replacement=st.text(alphabet="row =s[:width]\n\t ()'\"#\\", max_size=40),
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ("101", [101]),
+        (" 55 , #101 ", [55, 101]),
+        ("102", [101]),
+        ("102,101,102", [101]),
+        ("", []),
+        ("  ", []),
+        (55, [55]),
+        ([101, 55, 102], [101, 55]),
+    ],
 )
-def test_any_edit_fits_or_is_refused(tmp_path_factory, match, replacement):
-    folder = tmp_path_factory.mktemp("edit")
-    name = f"toy_edit_{folder.name.replace('-', '_')}"
-    (folder / f"{name}.py").write_text(ENGINE)
-    data = yaml.safe_load(TOGGLE)
-    data["patches"] = {
-        "specdebug": [{"target": f"{name}:pick", "edits": [{"match": match, "replacement": replacement}]}]
-    }
-    (folder / "t.yaml").write_text(yaml.safe_dump(data))
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    try:
-        with contextlib.suppress(ContentError):
-            apply(load_toggle(folder / "t.yaml").patches, "import").restore()
-    finally:
-        sys.path.remove(str(folder))
-
-
-def test_a_fix_that_is_latent_elsewhere_names_its_guard(tmp_path: Path) -> None:
-    text = """
-pr: 1
-title: t
-url: https://x.y
-family: f
-symptom: s
-latent_in:
-  other: {target: "a.b:C.__init__", guard: "if topk > 1:", why: "it is refused"}
-patches:
-  other:
-    ">=1": [{target: "a.b:C.run", edits: [{match: "x = 1", replacement: "x = 2"}]}]
-"""
-    guard = load(tmp_path, text).latent_in["other"]
-    assert (guard.patch.module, guard.patch.qualname, guard.why) == ("a.b", "C.__init__", "it is refused")
-    (edit,) = guard.patch.edits
-    assert edit.match == "if topk > 1:"
-    with pytest.raises(ContentError, match="'another' has no patches here"):
-        load(tmp_path, text.replace("  other: {target", "  another: {target"))
+def test_select(root, wanted, chosen):
+    assert [toggle.pr for toggle in load_registry().select(wanted)] == chosen

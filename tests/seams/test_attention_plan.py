@@ -98,16 +98,6 @@ def test_every_list_of_plans_has_it(bring: Callable[..., None]) -> None:
         EngineConfig.from_dict({"attention_backend": "flatt"})
 
 
-def test_to_use_a_shipped_plan_reads_no_other_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "names", lambda kind: pytest.fail("packages were read"))
-    monkeypatch.setattr(plugins, "load", lambda kind, name: pytest.fail("packages were read"))
-    assert [EngineConfig.from_dict({"attention_backend": plan.name}).attention_backend for plan in SHIPPED] == [
-        "flashinfer",
-        "fa3",
-        "triton",
-    ]
-
-
 @pytest.mark.parametrize(
     ("contents", "said"),
     [

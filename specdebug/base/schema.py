@@ -187,7 +187,7 @@ def describe(value: Any) -> str:
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:
-    return (low is None or value >= low) and (high is None or value <= high)
+    return not (low is not None and value < low) and not (high is not None and value > high)  # NaN is told by another
 
 
 def _range(low: float | None, high: float | None) -> str:

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specdebug.base.attention_plans import PLANS
 from specdebug.base.errors import ContentError, SpecDebugError, Where, did_you_mean
@@ -27,8 +27,7 @@ _TABLE = ("tool", "specdebug")
 _MAX_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """The value of one option, and its place."""
 
     value: Any

@@ -53,8 +53,7 @@ def content_files(kind: Kind, extra: Sequence[str | Path] = ()) -> dict[str, Pat
     """Every file of a kind by name, sorted. Raises ContentError: two have one name, or a user's folder is missing."""
     found: dict[str, Path] = {}
     for root in content_roots(extra):
-        folder = root / kind
-        for own, file in _named(folder, packs=kind == "scenarios"):
+        for own, file in _named(root / kind, packs=kind == "scenarios"):
             twin = next((path for name, path in found.items() if same_name(name, own)), None)
             if twin is not None:
                 raise ContentError(f"has the same name as {twin}; rename one of them", Where(str(file)))

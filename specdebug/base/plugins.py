@@ -113,15 +113,10 @@ def _staying() -> Iterator[None]:
 
 
 class PluginRegistry(Mapping[str, T], Generic[T]):
-    """The parts of one kind by name: ours, then those of installed packages.
+    """The parts of one kind by name: ``ours``, then those of installed packages, of the group ``specdebug.<kind>``.
 
-    To look up one of ours reads nothing of the installed packages; to go through all of them does.
-
-    Args:
-        kind: the plugins' group is ``specdebug.<kind>``.
-        called: a part, as messages have it with its article.
-        fits: tells whether an object that an entry point leads to is such a part.
-        ours: those that ship with this package.
+    To look up one of ours reads nothing of the installed packages; to go through all of them does. ``called``: a part,
+    as messages have it with its article. ``fits``: tells whether an object that an entry point leads to is such a part.
     """
 
     def __init__(self, kind: str, called: str, fits: Callable[[Any], bool], ours: Mapping[str, T]) -> None:
@@ -137,23 +132,21 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         """Raises KeyError for a name that no part has, PluginError for a plugin that cannot be used."""
-        return self._ours[name] if name in self._ours else self._load(name)
+        if name in self._ours:
+            return self._ours[name]
+        part: T = load(self.kind, name)
+        who = f"plugin '{name}' of group specdebug.{self.kind}"
+        if not self._fits(part):
+            raise PluginError(f"{who} must be {self._called}, not {type(part).__name__}")
+        if (own := getattr(part, "name", name)) != name:
+            raise PluginError(f"{who} names itself '{own}'; the entry point and the part must have one name")
+        return part
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys((*self._ours, *names(self.kind))))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
-
-    def _load(self, name: str) -> T:
-        part: T = load(self.kind, name)
-        who = f"plugin '{name}' of group specdebug.{self.kind}"
-        if not self._fits(part):
-            raise PluginError(f"{who} must be {self._called}, not {type(part).__name__}")
-        own = getattr(part, "name", name)
-        if own != name:
-            raise PluginError(f"{who} names itself '{own}'; the entry point and the part must have one name")
-        return part
 
 
 def forget() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -196,7 +195,7 @@ class _Builder:
 
     def build(self, text: str) -> _Node:
         try:
-            for event in self._events(text):
+            for event in yaml.parse(text, _Loader):
                 self._take(event)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
@@ -211,29 +210,20 @@ class _Builder:
             raise ContentError("is empty", Where(self.path, 1, 1))
         return self.root
 
-    @staticmethod
-    def _events(text: str) -> Iterator[Any]:
-        loader = _Loader(text)
-        try:
-            while loader.check_event():
-                yield loader.get_event()
-        finally:
-            loader.dispose()
-
     def _fail(self, message: str, event: Any) -> ContentError:
-        mark = event.start_mark
-        return ContentError(message, Where(self.path, mark.line + 1, mark.column + 1))
+        return ContentError(message, Where(self.path, event.start_mark.line + 1, event.start_mark.column + 1))
 
     def _take(self, event: Any) -> None:
         if isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
             raise self._fail("holds a second document; one file is one document", event)
         if getattr(event, "tag", None) is not None:
             raise self._fail(f"tags are not allowed: {one_line(event.tag)}", event)
+        line, column = event.start_mark.line + 1, event.start_mark.column + 1
         if isinstance(event, yaml.AliasEvent):
             self._attach(self._resolve_alias(event), event)
         elif isinstance(event, yaml.ScalarEvent):
             value = event.value if event.style else self._resolve(event)
-            node = self._node(event, value, is_block=event.style == "|")
+            node = _Node(line, column, value, event.style == "|")
             if event.anchor:
                 self.anchors[event.anchor] = node
             self._attach(node, event)
@@ -244,18 +234,13 @@ class _Builder:
                 self.anchors[event.anchor] = None
             if self.stack and isinstance(self.stack[-1].node.value, dict) and self.stack[-1].key is None:
                 raise self._fail("a list or mapping cannot be a key", event)
-            node = self._node(event, {} if isinstance(event, yaml.MappingStartEvent) else [])
+            node = _Node(line, column, {} if isinstance(event, yaml.MappingStartEvent) else [])
             self.stack.append(_Open(node, event.anchor))
         elif isinstance(event, yaml.CollectionEndEvent):
             done = self.stack.pop()
             if done.anchor:
                 self.anchors[done.anchor] = done.node
             self._attach(done.node, event)
-
-    @staticmethod
-    def _node(event: Any, value: Any, is_block: bool = False) -> _Node:
-        mark = event.start_mark
-        return _Node(mark.line + 1, mark.column + 1, value, is_block)
 
     def _resolve_alias(self, event: Any) -> _Node:
         name = event.anchor

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdebug.events import AfterStep, AllServed, Event, Prefilled, Stepped
-from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.run.oracles.base import Oracle, OracleSettings
 from specdebug.targets.http.checked import DRAFTS, HISTOGRAMS
 from specdebug.verdict.outcome import Violation
 
@@ -51,10 +51,7 @@ class ServerAlive(OfServer):
     needs = frozenset({"alive"})
     hears = (Stepped, AllServed)
 
-    def __init__(self, bench: Bench) -> None:
-        super().__init__(bench)
-        self._ended = 0
-        self._sick = False
+    _ended, _sick = 0, False
 
     def on(self, event: Event) -> None:
         match event:
@@ -97,8 +94,7 @@ class ServerCounts(OfServer):
             if not meta:
                 continue
             self.bench.looked(self.name)
-            revised = server.revised(rid)
-            owed = server.owed(rid)
+            revised, owed = server.revised(rid), server.owed(rid)
             wrong = [*wrong_counts(request, meta), *([revised] if revised else [])]
             # Of another's engine no more is known than that it has a cache.
             if request.cached_tokens < (owed if server.own else min(owed, 1)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,42 +29,25 @@ GOOD: dict[str, Any] = {
 RATE: dict[str, Any] = {"spec_accept_token_num": 2, "spec_draft_token_num": 9}
 
 
-class Server:
+def a_server() -> Any:
     """What oracles are shown of a server."""
+    it = SimpleNamespace(
+        asked=[], wrong=None, meta=GOOD, taken_back=None, mean=2.0, told=[], own=True, owes=0, exact=None
+    )
 
-    def __init__(self) -> None:
-        self.asked: list[bool] = []
-        self.wrong: SessionFailed | None = None
-        self.meta: Mapping[str, Any] = GOOD
-        self.taken_back: str | None = None
-        self.mean: Any = 2.0
-        self.told: list[tuple[str, str]] = []
-        self.own = True
-        self.owes = 0
-        self.exact: float | None = None
+    def check_alive(*, generates: bool) -> SessionFailed | None:
+        it.asked.append(generates)
+        return it.wrong
 
-    def owed(self, rid: str) -> int:
-        return self.owes
-
-    def mean_accepted(self) -> float | None:
-        return self.exact
-
-    def check_alive(self, *, generates: bool) -> SessionFailed | None:
-        self.asked.append(generates)
-        return self.wrong
-
-    def counted(self, rid: str) -> Mapping[str, Any]:
-        return self.meta
-
-    def revised(self, rid: str) -> str | None:
-        return self.taken_back
-
-    def totals(self) -> Mapping[str, Any]:
-        return {"avg_spec_accept_length": self.mean}
-
-    def findings(self) -> Sequence[tuple[str, str]]:
-        told, self.told = self.told, []
+    def findings() -> Sequence[tuple[str, str]]:
+        told, it.told = it.told, []
         return told
+
+    it.check_alive, it.findings = check_alive, findings
+    it.owed, it.mean_accepted = lambda rid: it.owes, lambda: it.exact
+    it.counted, it.revised = lambda rid: it.meta, lambda rid: it.taken_back
+    it.totals = lambda: {"avg_spec_accept_length": it.mean}
+    return it
 
 
 def request() -> FakeRequest:
@@ -79,7 +62,7 @@ class Watching:
 
     def __init__(self, kind: type[Any]) -> None:
         self.found: list[Violation] = []
-        self.server = Server()
+        self.server = a_server()
         settings = OracleSettings(OracleSpec(), Asked("tiny", server=True))
         self.session: Any = SimpleNamespace(server=self.server, request=lambda rid: request(), has_work=True)
         self.oracle = kind(Bench(settings, self.session, None, self.found.append, print, str))

@@ -1,8 +1,6 @@
 """Tell if a failure is the machine's (``docs/machines.md``), by its errno or by words of CUDA, torch, libc, the kernel.
-
-CUDA's words count that a process hears before it could have broken anything, or that name hardware; an illegal
-address, a failed assertion or launch is the arm's own once it has used its device.
-"""
+CUDA's words count that a process hears before it could have broken anything, or that name hardware; an illegal address,
+a failed assertion or launch is the arm's own once it has used its device."""
 
 from __future__ import annotations
 
@@ -99,10 +97,8 @@ class MachineFailed(SpecDebugError):
 
 
 def machine_failure(error: BaseException) -> MachineFailure | None:
-    """Return what of the machine ``error``, or an error that it was explicitly raised from, tells of, if anything.
-
-    An allocation of more memory than the machine has at all is not the machine's failure, in any process.
-    """
+    """Return what of the machine ``error``, or an error that it was explicitly raised from, tells of, if anything. An
+    allocation of more memory than the machine has at all is not the machine's failure, in any process."""
     current: BaseException | None = error
     while current is not None:
         if failure := _of_one(current):

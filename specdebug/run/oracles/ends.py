@@ -1,7 +1,5 @@
-"""Ends of requests: each stops where its length, a stop token or a stop string says, and streams what it keeps.
-
-Seen from outside only: after each token the whole output so far is decoded anew.
-"""
+"""Ends of requests: each stops where its length, a stop token or a stop string says, and streams what it keeps. Seen
+from outside only: after each token the whole output so far is decoded anew."""
 
 from __future__ import annotations
 

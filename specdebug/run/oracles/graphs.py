@@ -1,7 +1,5 @@
-"""Graphs: a forward runs as a graph of the smallest captured size that holds its batch, and eagerly if none does.
-
-What is expected follows from the sizes that the scenario asks for, not from what the engine believes it has.
-"""
+"""Graphs: a forward runs as a graph of the smallest captured size that holds its batch, and eagerly if none does. What
+is expected follows from the sizes that the scenario asks for, not from what the engine believes it has."""
 
 from __future__ import annotations
 

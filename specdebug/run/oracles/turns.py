@@ -1,8 +1,6 @@
-"""Turns: no request waits while others are served again and again.
-
-Prompts are served first come, first served, before decodes, and a decode step decodes all that runs; one that is
-passed over gets the right tokens in the end, so nothing else can tell.
-"""
+"""Turns: no request waits while others are served again and again. Prompts are served first come, first served, before
+decodes, and a decode step decodes all that runs; one that is passed over gets the right tokens in the end, so nothing
+else can tell."""
 
 from __future__ import annotations
 

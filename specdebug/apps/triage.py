@@ -234,10 +234,8 @@ class Tried:
 def try_out(
     pool: WorkerPool, library: Library, best: Sequence[CandidateFix], main: Finding, progress: Progress | None = None
 ) -> tuple[tuple[Tried, ...], bool]:
-    """Run each candidate's scenario without its fix; returns the trials and True if a Ctrl-C cut them short.
-
-    Raises ContentError or SpecDebugError.
-    """
+    """Run each candidate's scenario without its fix; returns the trials and True if a Ctrl-C cut them short. Raises
+    ContentError or SpecDebugError."""
     by_key = {str(candidate.toggle.pr): candidate for candidate in best}
     runs = []
     for key, candidate in by_key.items():
@@ -260,10 +258,8 @@ _OF_THE_MODEL = frozenset({"model_path", "speculative_draft_model_path", "dtype"
 
 
 def scenario_text(facts: Facts, log: str) -> str:
-    """A scenario of the flags that a log shows; what was left out stands in its comments.
-
-    Raises SpecDebugError where the log shows none, or where our engine takes none of them.
-    """
+    """A scenario of the flags that a log shows; what was left out stands in its comments. Raises SpecDebugError where
+    the log shows none, or where our engine takes none of them."""
     origin = facts.origin
     values, left = _values(facts)
     if not values:

@@ -38,11 +38,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weighed:
-    """A parting and, by the reference, how narrow its choice was; the numbers are None where there are none.
-
-    ``gap``: how far the worse token's logit lies below the best, or by how much log-probability a draft is in the tree
-    or out of it; ``allowed``: how much rounding may move that; ``preferred``: the reference's token.
-    """
+    """A parting and, by the reference, how narrow its choice was; the numbers are None where there are none. ``gap``:
+    how far the worse token's logit lies below the best, or by how much log-probability a draft is in the tree or out of
+    it; ``allowed``: how much rounding may move that; ``preferred``: the reference's token."""
 
     parting: Parting
     gap: float | None = None

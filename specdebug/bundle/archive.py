@@ -75,11 +75,9 @@ def anything(name: str) -> int:
 def write_archive(
     path: Path, facts: Mapping[str, Any], members: Mapping[str, bytes], force: bool = False, room: Room = anything
 ) -> None:
-    """Write a bundle, whole or not at all: manifest first, then the members by name. Raises SpecDebugError.
-
-    ``facts``: those of the manifest beside format, version and members. ``force``: overwrite what is there. ``room``:
-    of its reader to come; what has none there is not written.
-    """
+    """Write a bundle, whole or not at all: manifest first, then the members by name. Raises SpecDebugError. ``facts``:
+    those of the manifest beside format, version and members. ``force``: overwrite what is there. ``room``: of its
+    reader to come; what has none there is not written."""
     check_target(path, force)
     listed = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(members.items())
@@ -114,11 +112,9 @@ def _store(path: Path, data: bytes, force: bool) -> None:
 
 
 def read_archive(path: str | Path, room: Room = anything) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The manifest and the members of a bundle that is whole and of a version that can be read.
-
-    A member for which there is no ``room`` is checked like the others; it is not among those that are returned, and the
-    manifest names it. Raises SpecDebugError, one line that names the file and what is wrong with it.
-    """
+    """The manifest and the members of a bundle that is whole and of a version that can be read. A member for which
+    there is no ``room`` is checked like the others; it is not among those that are returned, and the manifest names it.
+    Raises SpecDebugError, one line that names the file and what is wrong with it."""
     try:
         with open_file(path) as file:
             start = file.read(len(_LOCAL_HEADER))
@@ -140,11 +136,9 @@ def read_archive(path: str | Path, room: Room = anything) -> tuple[dict[str, Any
 
 
 def _check_directory(path: str | Path, file: BinaryIO) -> None:
-    """Refuse a list of members that is longer than any bundle's, before zipfile makes an object of every entry.
-
-    zipfile takes an end record without a comment if there is one, else the last mark in the last 64 KiB; a bundle is
-    read only if it ends with such a record, and is not of the large kind, whose numbers stand elsewhere.
-    """
+    """Refuse a list of members that is longer than any bundle's, before zipfile makes an object of every entry. zipfile
+    takes an end record without a comment if there is one, else the last mark in the last 64 KiB; a bundle is read only
+    if it ends with such a record, and is not of the large kind, whose numbers stand elsewhere."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _END.size - 20))
     tail = file.read()

@@ -36,15 +36,13 @@ MAX_VALUES = 1 << 22  # of a trace that is compared: a short one takes some thir
 
 @dataclass(frozen=True)
 class Parting:
-    """One difference. ``step`` is of the recorded trace, from 1.
-
-    ``kind``: ``token``: another token was emitted; ``draft``: the same tokens, but another number of them accepted;
-    ``sampled``: either, of a request that draws its tokens; ``schedule``: nothing that a choice decides.
-    ``position``: the token of the request's output that the choice is about; for a draft the last that both verifies
-    gave: one of them had it as a draft and went on. ``recorded``, ``now``: the two tokens, or for a draft how many were
-    accepted. ``ids``: prompt and output before the choice; for a draft, before the verify. ``path``: of a draft, the
-    tokens up to the choice; shorter than it should be (``depth``) where an output ended.
-    """
+    """One difference. ``step`` is of the recorded trace, from 1. ``kind``: ``token``: another token was emitted;
+    ``draft``: the same tokens, but another number of them accepted; ``sampled``: either, of a request that draws its
+    tokens; ``schedule``: nothing that a choice decides. ``position``: the token of the request's output that the choice
+    is about; for a draft the last that both verifies gave: one of them had it as a draft and went on. ``recorded``,
+    ``now``: the two tokens, or for a draft how many were accepted. ``ids``: prompt and output before the choice; for a
+    draft, before the verify. ``path``: of a draft, the tokens up to the choice; shorter than it should be (``depth``)
+    where an output ended."""
 
     step: int
     kind: Kind
@@ -69,11 +67,9 @@ class _Event:
 def partings(
     requests: Sequence[WorkloadRequest], recorded: Sequence[str], now: Sequence[str]
 ) -> tuple[Parting, ...] | None:
-    """The first difference of each request, and what no choice explains, in the order of the recorded steps.
-
-    Every request comes after the one it continues; ``recorded`` and ``now`` have a JSON line for each step. Returns
-    None where the recorded lines are no trace that this version can read.
-    """
+    """The first difference of each request, and what no choice explains, in the order of the recorded steps. Every
+    request comes after the one it continues; ``recorded`` and ``now`` have a JSON line for each step. Returns None
+    where the recorded lines are no trace that this version can read."""
     try:
         before, after = _read(recorded), _read(now)
         found = _of_requests(requests, before, after)
@@ -182,11 +178,9 @@ def _token(reference: DenseReference, parting: Parting) -> tuple[float, float, i
 
 
 def _draft(reference: DenseReference, shape: EngineShape, parting: Parting) -> tuple[float, float, int]:
-    """The amount by which the path that one trace accepted is in the tree, or is not.
-
-    What was accepted beyond the end of an output was not given out, so its tokens are the reference's. Then it may as
-    well be one of these that was narrow: by how far it is better than the second best.
-    """
+    """The amount by which the path that one trace accepted is in the tree, or is not. What was accepted beyond the end
+    of an output was not given out, so its tokens are the reference's. Then it may as well be one of these that was
+    narrow: by how far it is better than the second best."""
     from specdebug.reference.drafting import TreeShape, standing
 
     assert shape.tree is not None

@@ -38,11 +38,8 @@ def write_requests(workload: Workload) -> str:
 
 
 def read_requests(text: str, name: str, groups: Collection[str]) -> tuple[WorkloadRequest, ...]:
-    """The requests that ``text`` holds.
-
-    ``name``: of the text, in errors. ``groups``: ids of the scenario's groups; every request must be of one.
-    Raises ContentError with the line in ``name`` of whatever is wrong.
-    """
+    """The requests that ``text`` holds. ``name``: of the text, in errors. ``groups``: ids of the scenario's groups;
+    every request must be of one. Raises ContentError with the line in ``name`` of whatever is wrong."""
     lines = text.count("\n")
     if lines > MAX_REQUESTS:
         raise ContentError(f"{name} holds {lines} requests, more than the {MAX_REQUESTS} it may hold")

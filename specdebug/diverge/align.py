@@ -35,9 +35,7 @@ Sides = Literal["engines", "workers", "arms"]
 @dataclass(frozen=True)
 class Difference:
     """One difference: of values, of the number of rows, of who or what was computed, or that one run had ended.
-
-    ``left``, ``right``: the shares that differ, if any. ``step``: of the right one. ``text``: for people, else.
-    """
+    ``left``, ``right``: the shares that differ, if any. ``step``: of the right one. ``text``: for people, else."""
 
     what: Literal["value", "shape", "schedule", "end"]
     step: int
@@ -86,12 +84,9 @@ def by_request(
     left: Sequence[RecordedStep], right: Sequence[RecordedStep], unlike: Container[SharePlace] = ()
 ) -> Iterator[Difference]:
     """Differences of the shares of each request, in the order of the right run. Places that are ``unlike`` in the two
-    by right are passed over.
-
-    Of prefills only those that end at the same position are compared, and shares with as many rows: the cuts of a
-    prompt depend on the other requests. A request whose tensors cease to have counterparts is not looked at any
-    further.
-    """
+    by right are passed over. Of prefills only those that end at the same position are compared, and shares with as many
+    rows: the cuts of a prompt depend on the other requests. A request whose tensors cease to have counterparts is not
+    looked at any further."""
     counterpart = dict(_placed(left))
     lost: set[str] = set()
     for place, part in _placed(right):
@@ -159,14 +154,11 @@ def _shape(part: Share) -> str:
 
 @dataclass(frozen=True)
 class Looked:
-    """The part of two recordings that was compared.
-
-    ``what``: whose recordings they are. ``sites``: those of both. ``only``: sites of the first alone, and of the
-    second. ``alone``: requests that were not compared, and why not. ``left_out``: those that were up to a place, and
-    why no further. ``prompts``: positions of prompts that both computed, the first alone and the second alone, where an
-    engine cuts prompts otherwise. ``unlike``: by site, how many tensors were not compared, because the workers rightly
-    have other rows there.
-    """
+    """The part of two recordings that was compared. ``what``: whose recordings they are. ``sites``: those of both.
+    ``only``: sites of the first alone, and of the second. ``alone``: requests that were not compared, and why not.
+    ``left_out``: those that were up to a place, and why no further. ``prompts``: positions of prompts that both
+    computed, the first alone and the second alone, where an engine cuts prompts otherwise. ``unlike``: by site, how
+    many tensors were not compared, because the workers rightly have other rows there."""
 
     what: Sides
     sites: tuple[str, ...]
@@ -194,12 +186,10 @@ def in_common(
 
 
 def unlike_by_worker(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> frozenset[SharePlace]:
-    """The places in requests' decode steps where the workers v1 and v2 rightly have other rows.
-
-    v2 extends a draft over every node of a tree, v1 over what was accepted, so that they write other rows of KV. And
-    where a request ends inside an accepted path, v1 extends it no further than that; what comes of it is not read. A
-    step that only one of them made is a difference.
-    """
+    """The places in requests' decode steps where the workers v1 and v2 rightly have other rows. v2 extends a draft over
+    every node of a tree, v1 over what was accepted, so that they write other rows of KV. And where a request ends
+    inside an accepted path, v1 extends it no further than that; what comes of it is not read. A step that only one of
+    them made is a difference."""
     one, other = (dict(_placed(steps)) for steps in (left, right))
     made = [{place[:3] for place in side} for side in (one, other)]
     last: dict[str, int] = {}

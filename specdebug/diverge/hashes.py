@@ -73,11 +73,9 @@ def list_hash(tensor: Tensor) -> int:
 
 class HostHasher:
     """A way to hash, segment by segment, contiguous tensors of one ``shape`` (rows first); found once for many.
-
     ``layers``: L of a tensor [L, N, ...] whose rows are in dimension 1 (L is second in ``shape``), else 0.
     ``relative``: the values are rows of a tensor that has as many for each request; they are taken from the request's
-    first, so that its hash does not depend on its place in the batch. 0: they are not.
-    """
+    first, so that its hash does not depend on its place in the batch. 0: they are not."""
 
     def __init__(
         self, shape: Sequence[int], dtype: torch.dtype, segments: Sequence[Segment], layers: int = 0, relative: int = 0

@@ -23,10 +23,9 @@ def add_sums(
     BITS: tl.constexpr, PICKED: tl.constexpr, TILE: tl.constexpr, LOOPS: tl.constexpr,
 ):  # fmt: skip
     """Add to ``out[first + group]`` what the ``size`` elements of a group come to: a program for each share of a group.
-
     x: contiguous. PICKED: [layers, rows, width] with the strides given, of which ``unit`` rows ``at`` make a group (for
-    those outside 0..rows-1 the nearest inside); an element's place counts rows first, then layers. BITS: of an element.
-    """
+    those outside 0..rows-1 the nearest inside); an element's place counts rows first, then layers. BITS: of an
+    element."""
     group = tl.program_id(0).to(tl.int64) // shares
     share = tl.program_id(0).to(tl.int64) % shares
     end = size

@@ -43,10 +43,8 @@ IN_PLACE = ""  # why a failure is not located that is named where it began: noth
 @dataclass(frozen=True)
 class Suspect:
     """A failing run and the sound one to hold it against; without one, the dense reference is asked at every step.
-
     ``seen``: the signature of what was found. ``until``: the last step to look at, None for all. ``beside``: the sound
-    run, in words.
-    """
+    run, in words."""
 
     failing: ArmRun
     sound: ArmRun | None

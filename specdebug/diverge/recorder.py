@@ -35,9 +35,7 @@ BATCHES = 64  # batches remembered, because the next step mostly has the same
 
 class RunListener(ABC):
     """Listens to one engine's run, after the one that did before (the injector), so to what the engine goes on with.
-
-    Graphs are listened to when they are captured, so call :meth:`listen`, build the engine, then :meth:`attach`.
-    """
+    Graphs are listened to when they are captured, so call :meth:`listen`, build the engine, then :meth:`attach`."""
 
     hears: Collection[type[Event]] = (StepBegan, StepOver, AheadBegan, AheadEnded, AheadDropped)
 
@@ -173,11 +171,9 @@ class HashRecorder(RunListener):
 
 
 class Keeper(RunListener):
-    """Writes the tensors of calls to files in ``folder``. ``keep``: (step, call) of each, and its site.
-
-    A call is known by its place in its step, and that only once it is certain that what was drafted ahead of the step
-    is used. So with such drafts tensors are copied, and written when the step is over; otherwise at once.
-    """
+    """Writes the tensors of calls to files in ``folder``. ``keep``: (step, call) of each, and its site. A call is known
+    by its place in its step, and that only once it is certain that what was drafted ahead of the step is used. So with
+    such drafts tensors are copied, and written when the step is over; otherwise at once."""
 
     def __init__(self, keep: Mapping[CallPlace, str], folder: Path) -> None:
         super().__init__()

@@ -40,11 +40,9 @@ _STEP = struct.Struct("<III")
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """The tensor that a call of a site handed over.
-
-    ``owners``: places in the step's batch, ascending rows, or PADDING or BATCH; a call has a hash for each.
-    ``rows``: how many rows each has, empty where that changes from step to step.
-    """
+    """The tensor that a call of a site handed over. ``owners``: places in the step's batch, ascending rows, or PADDING
+    or BATCH; a call has a hash for each. ``rows``: how many rows each has, empty where that changes from step to
+    step."""
 
     site: str
     dtype: str
@@ -60,9 +58,7 @@ class Descriptor:
 @dataclass(frozen=True, slots=True)
 class Share:
     """One owner's share of a call. ``call``: its number among the step's calls; ``nth``: among those of its site.
-
-    ``owner``: a request, None for padding or the whole batch. ``place``: number among the call's owners.
-    """
+    ``owner``: a request, None for padding or the whole batch. ``place``: number among the call's owners."""
 
     step: int
     call: int
@@ -190,10 +186,8 @@ Segment = tuple[int, int, int]  # owner, first row and the row behind the last
 
 @dataclass(eq=False)
 class Batch:
-    """The batch that is computed at the moment: requests by their place in the step's batch.
-
-    ``lens``: rows that each has of a prefill. ``known``: segments found before, by the key of their finder.
-    """
+    """The batch that is computed at the moment: requests by their place in the step's batch. ``lens``: rows that each
+    has of a prefill. ``known``: segments found before, by the key of their finder."""
 
     kind: BatchKind | Literal["none"]
     requests: Sequence[Any]
@@ -206,11 +200,9 @@ class Batch:
     def segments(
         self, name: str, rows: int, *, grid: bool = False, drafting: bool = False, nth: int = 0
     ) -> list[Segment]:
-        """The owners of the rows that a site handed over, in their order.
-
-        ``grid``: they are slots that the draft loop wrote, a row for each branch. ``drafting``: the draft loop runs.
-        ``nth``: the number of calls of the site before in this step.
-        """
+        """The owners of the rows that a site handed over, in their order. ``grid``: they are slots that the draft loop
+        wrote, a row for each branch. ``drafting``: the draft loop runs. ``nth``: the number of calls of the site before
+        in this step."""
         count, held = len(self.places), held_at(name)
         whole = [(BATCH, 0, rows)]
         if not count or held.rows == "untold":

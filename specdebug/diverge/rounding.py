@@ -72,10 +72,8 @@ DRAFT_LOGITS = "draft.forward.logits"  # their grounds. An engine that drafts wi
 @dataclass(frozen=True)
 class ValueDifference:
     """Two shares of a tensor that differ. ``index``: of the first element that does; its values ``left`` and ``right``.
-
     ``count``: elements that differ. ``gap``: the widest difference, as a part of the largest value of its row; infinite
-    where one of the two is no finite number.
-    """
+    where one of the two is no finite number."""
 
     index: tuple[int, ...]
     left: Any
@@ -95,11 +93,9 @@ class ValueDifference:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Differences that another batch shape explains. ``widest``: as a part of a row's largest value.
-
-    ``parted``: choices that rounding explains, after which their requests have no counterparts. ``unseen``: choices of
-    the draft in half precision, of which there is no telling, for an arm does not show what it chose from; likewise.
-    """
+    """Differences that another batch shape explains. ``widest``: as a part of a row's largest value. ``parted``:
+    choices that rounding explains, after which their requests have no counterparts. ``unseen``: choices of the draft in
+    half precision, of which there is no telling, for an arm does not show what it chose from; likewise."""
 
     shares: int = 0
     widest: float = 0.0
@@ -124,11 +120,9 @@ def judge(
     shape: EngineShape,
     unlike: Container[SharePlace] = (),
 ) -> Judgement:
-    """Find the first difference between two arms that rounding does not explain.
-
-    ``left``, ``right``: their steps, with a hash for each request's share. ``look`` gets at values. ``shape``: of
-    both engines. ``unlike``: places not to compare.
-    """
+    """Find the first difference between two arms that rounding does not explain. ``left``, ``right``: their steps, with
+    a hash for each request's share. ``look`` gets at values. ``shape``: of both engines. ``unlike``: places not to
+    compare."""
     model = read_config(checkpoint_path(shape.model))
     topk = 1 if shape.tree is None else shape.tree[0]
     found, rounding = list(by_request(left, right, unlike)), Rounding()
@@ -252,10 +246,8 @@ def grounds(part: Share, step: RecordedStep) -> dict[Place, Share]:
 
 
 def explained(place: Place, arms: tuple[Tensors, Tensors], topk: int) -> bool:
-    """True if two arms' unequal choices at ``place`` are both right by what the arms computed.
-
-    ``arms``: in each, the tensors that :func:`grounds` names. ``topk``: branches of the draft tree.
-    """
+    """True if two arms' unequal choices at ``place`` are both right by what the arms computed. ``arms``: in each, the
+    tensors that :func:`grounds` names. ``topk``: branches of the draft tree."""
     site, nth = place
     if site not in GROUNDS or any(place not in arm for arm in arms):
         return False

@@ -127,14 +127,11 @@ class TapeSide(Side):
 
 @dataclass(frozen=True)
 class Divergence:
-    """The answer: the place where two arms part.
-
-    ``names``: of the arms, with what was done to them. ``alike``: their engines are configured alike, so everything
-    must be equal to the bit. ``first``: the first difference (beyond rounding), with its ``values`` if those differ;
-    ``after``: the first at each of the next sites. ``rescheduled``: the first step in which they computed other
-    requests or shapes. ``reason``: why they cannot be compared, empty if they can. ``looked``: what was compared, if
-    they are not alike.
-    """
+    """The answer: the place where two arms part. ``names``: of the arms, with what was done to them. ``alike``: their
+    engines are configured alike, so everything must be equal to the bit. ``first``: the first difference (beyond
+    rounding), with its ``values`` if those differ; ``after``: the first at each of the next sites. ``rescheduled``: the
+    first step in which they computed other requests or shapes. ``reason``: why they cannot be compared, empty if they
+    can. ``looked``: what was compared, if they are not alike."""
 
     names: tuple[str, str]
     outcomes: tuple[Outcome, ...] = ()

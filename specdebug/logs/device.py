@@ -87,11 +87,8 @@ def fault_in(text: str) -> DeviceFailure | None:
 
 
 def assertion_in(log: str) -> DeviceAssertion | None:
-    """The first assertion that the driver printed to a log.
-
-    A probe's names its kind and site. Any other is ``assert`` at the kernel, which Triton names; of torch's kernels,
-    often lambdas, the file is more telling.
-    """
+    """The first assertion that the driver printed to a log. A probe's names its kind and site. Any other is ``assert``
+    at the kernel, which Triton names; of torch's kernels, often lambdas, the file is more telling."""
     found = _ASSERTION.search(bounded(log.encode("utf-8", "replace"), (b"Assertion `",)))
     if found is None:
         return None

@@ -232,10 +232,8 @@ class Facts:
     origin: LogOrigin = field(default_factory=LogOrigin)
 
     def read(self, lines: bytes, words: Set[bytes]) -> None:
-        """Take in some whole lines, which hold these ``words`` of ``FACT_WORDS``.
-
-        A known fact is not looked for again: a server's log says most things over and over.
-        """
+        """Take in some whole lines, which hold these ``words`` of ``FACT_WORDS``. A known fact is not looked for again:
+        a server's log says most things over and over."""
         if self.backend is None and not words.isdisjoint(_OF_BACKEND) and (found := _BACKEND.search(lines)):
             self.backend = _PLANS[(found[1] or found[2] or found[3]).decode()]
         for name, (wanted, pattern) in _NUMBERS.items():

@@ -159,10 +159,8 @@ _HANG = "hang"
 
 @dataclass
 class Finding:
-    """One signature in a log: where it stood first and how often.
-
-    ``last``: a line behind which it is not said again. ``over``: what came later says that it was overcome.
-    """
+    """One signature in a log: where it stood first and how often. ``last``: a line behind which it is not said again.
+    ``over``: what came later says that it was overcome."""
 
     signature: str
     strength: Strength

@@ -47,18 +47,14 @@ def bounded(text: bytes, words: Sequence[bytes] = ()) -> bytes:
 
 
 def compiled(pattern: bytes) -> Pattern:
-    """Compile a pattern. ``^`` and ``$`` are the ends of a line, ``.`` is any byte but a newline.
-
-    Raises ValueError if it is no pattern, or one that needs going back (look-arounds, back references).
-    """
+    """Compile a pattern. ``^`` and ``$`` are the ends of a line, ``.`` is any byte but a newline. Raises ValueError if
+    it is no pattern, or one that needs going back (look-arounds, back references)."""
     return _compile(b"(?m)" + pattern, captures=True)
 
 
 def line_finder(patterns: Sequence[bytes]) -> Pattern:
     """Compile patterns into one that finds each line that any of them is in, once: it runs on to the end of the line.
-
-    Raises ValueError as :func:`compiled` does.
-    """
+    Raises ValueError as :func:`compiled` does."""
     return _compile(b"(?m)(?:" + b"|".join(b"(?:" + one + b")" for one in patterns) + rb")[^\n]*", captures=False)
 
 

@@ -62,10 +62,8 @@ class Scan:
 
 
 class LogReader:
-    """Reads a log that comes in pieces into ``scan``. Memory does not grow with the log.
-
-    ``settings``: read ``scan.facts`` as well.
-    """
+    """Reads a log that comes in pieces into ``scan``. Memory does not grow with the log. ``settings``: read
+    ``scan.facts`` as well."""
 
     def __init__(self, *, settings: bool = True) -> None:
         self.scan = Scan()
@@ -237,10 +235,8 @@ class _Block:
         return list(compress(kinds, weaker))
 
     def _name(self, rule: LogRule, kind: bytes, at: int, room: int) -> tuple[int, bool]:
-        """Keep the hits of a rule that was found at ``at`` in the lines of a kind.
-
-        Returns the number of different lines that it named, and False if weaker rules are to look at others of them.
-        """
+        """Keep the hits of a rule that was found at ``at`` in the lines of a kind. Returns the number of different
+        lines that it named, and False if weaker rules are to look at others of them."""
         lines = self._left.get(kind) or self._several.get(kind) or (self._one[kind],)
         if len(lines) > 1 and not rule.numbers:
             hits = named(rule, kind, at)

@@ -122,12 +122,10 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def noticed_in(trace: TracebackType | None) -> str:
-    """The engine's doings when a failure of the device came to light: ``prefill``, ``decode``, ``load``.
-
-    A failed kernel is noticed at whichever later call happens to look, so the innermost function means nothing and
-    is not the same every time. What the outermost engine function was called for is: the method that ``Engine.step``
-    went into, ``load`` for the constructor (which captures graphs, too), else that function's own name.
-    """
+    """The engine's doings when a failure of the device came to light: ``prefill``, ``decode``, ``load``. A failed
+    kernel is noticed at whichever later call happens to look, so the innermost function means nothing and is not the
+    same every time. What the outermost engine function was called for is: the method that ``Engine.step`` went into,
+    ``load`` for the constructor (which captures graphs, too), else that function's own name."""
     names: list[str] = []
     while trace is not None and len(names) < 2:
         frame = trace.tb_frame

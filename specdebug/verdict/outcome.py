@@ -71,11 +71,9 @@ class Violation:
 
 @dataclass(frozen=True)
 class Tie:
-    """A greedy token that is as good as the reference's argmax: either is a legitimate continuation.
-
-    ``margin``: how far its logit lies below the argmax's; ``allowed``: how far it might, given the dtype and the size
-    of the logits there. ``position`` counts output tokens, ``token`` was emitted, ``preferred`` is the argmax.
-    """
+    """A greedy token that is as good as the reference's argmax: either is a legitimate continuation. ``margin``: how
+    far its logit lies below the argmax's; ``allowed``: how far it might, given the dtype and the size of the logits
+    there. ``position`` counts output tokens, ``token`` was emitted, ``preferred`` is the argmax."""
 
     position: int
     margin: float
@@ -136,11 +134,9 @@ class Metrics:
 @dataclass(frozen=True)
 class Located:
     """Where a failure began that was ``seen`` in outputs: the first thing computed otherwise than by its ``twin``.
-
-    ``seen``: the signature of what was found. ``site``: the place of a probe, or :data:`SCHEDULE`. ``stage``: the
-    stage whose forward it was in, where the site does not say. ``rid``: None for rows of several requests or of none.
-    ``tensor``: what differs there.
-    """
+    ``seen``: the signature of what was found. ``site``: the place of a probe, or :data:`SCHEDULE`. ``stage``: the stage
+    whose forward it was in, where the site does not say. ``rid``: None for rows of several requests or of none.
+    ``tensor``: what differs there."""
 
     step: int
     rid: str | None
@@ -171,17 +167,15 @@ class Located:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Verdict, signature and evidence of one arm; survives a round trip through JSON.
-
-    ``stack``: of device, versions, plan and who executed it, empty when that was never known. ``unavailable``: this
-    machine lacks something that the arm needs, so its verdict says nothing of the code. ``machine``: the machine's
-    failure, if it was that. ``injections``: the damage done on purpose, in order. ``complete``: every planned request
-    came to its end, so that what was not found did not happen. ``looks``: by oracle, how often it compared something
-    with the reference. ``interrupted``: its worker was ended before it was done. ``cannot_show``: oracles that were
-    asked for and could not look, each with what the target does not show. ``not_engine_code``: what ran in the place of
-    another engine's own code, as on a CPU: names of stand-ins, and what that engine lacks there. ``located``: where the
-    failure began, if that was looked for and found; ``signature``, ``site`` and ``where_step`` are then of that place.
-    """
+    """Verdict, signature and evidence of one arm; survives a round trip through JSON. ``stack``: of device, versions,
+    plan and who executed it, empty when that was never known. ``unavailable``: this machine lacks something that the
+    arm needs, so its verdict says nothing of the code. ``machine``: the machine's failure, if it was that.
+    ``injections``: the damage done on purpose, in order. ``complete``: every planned request came to its end, so that
+    what was not found did not happen. ``looks``: by oracle, how often it compared something with the reference.
+    ``interrupted``: its worker was ended before it was done. ``cannot_show``: oracles that were asked for and could not
+    look, each with what the target does not show. ``not_engine_code``: what ran in the place of another engine's own
+    code, as on a CPU: names of stand-ins, and what that engine lacks there. ``located``: where the failure began, if
+    that was looked for and found; ``signature``, ``site`` and ``where_step`` are then of that place."""
 
     verdict: Verdict
     signature: str | None
@@ -329,16 +323,13 @@ def with_violations(outcome: Outcome, found: Sequence[Violation]) -> Outcome:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence that :func:`decide` weighs beside the violations.
-
-    ``reverts``: per reverted fix (by number), how often each of its edits ran; empty where the target does not tell.
-    ``probes_enabled``: probe sites that the packs switched on, ``sites_reached``: those of them that were evaluated.
-    ``generated``: tokens emitted. ``impossible``: why the run could not take place, if so. ``idle_faults``: a
-    sentence for each declared fault that did no damage. ``blind``: no oracle could look, though some were asked for.
-    ``cut_short``: why it was ended before it was done, if neither by itself nor for what was found. ``lost``: what of
-    ours did not fit another engine's release, a sentence each, and if that was a stand-in, of whose lack what was found
-    may come.
-    """
+    """The evidence that :func:`decide` weighs beside the violations. ``reverts``: per reverted fix (by number), how
+    often each of its edits ran; empty where the target does not tell. ``probes_enabled``: probe sites that the packs
+    switched on, ``sites_reached``: those of them that were evaluated. ``generated``: tokens emitted. ``impossible``:
+    why the run could not take place, if so. ``idle_faults``: a sentence for each declared fault that did no damage.
+    ``blind``: no oracle could look, though some were asked for. ``cut_short``: why it was ended before it was done, if
+    neither by itself nor for what was found. ``lost``: what of ours did not fit another engine's release, a sentence
+    each, and if that was a stand-in, of whose lack what was found may come."""
 
     reverts: Mapping[str, Mapping[str, int]]
     probes_enabled: int
@@ -352,13 +343,11 @@ class Evidence:
 
 
 def decide(violations: Sequence[Violation], evidence: Evidence) -> tuple[Verdict, tuple[str, ...]]:
-    """Verdict of a run and, unless it is a plain pass or fail, the reasons.
-
-    Unknown, in the absence of violations, is a run that was cut short, of which no more is said; that could not take
-    place; in which none of a reverted fix's edits ever ran (of edits on exclusive paths one suffices); whose enabled
-    probes were never evaluated; that generated nothing; or in which a declared fault was not injected or changed
-    nothing; or in which a look of ours did not fit the engine. One that lacks a stand-in is unknown whatever was found.
-    """
+    """Verdict of a run and, unless it is a plain pass or fail, the reasons. Unknown, in the absence of violations, is a
+    run that was cut short, of which no more is said; that could not take place; in which none of a reverted fix's edits
+    ever ran (of edits on exclusive paths one suffices); whose enabled probes were never evaluated; that generated
+    nothing; or in which a declared fault was not injected or changed nothing; or in which a look of ours did not fit
+    the engine. One that lacks a stand-in is unknown whatever was found."""
     reasons = [*filter(None, (evidence.impossible,)), *evidence.lost]
     if any(evidence.lost.values()):
         return "unknown", tuple(reasons)

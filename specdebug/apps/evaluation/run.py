@@ -56,9 +56,7 @@ class MarkedAnswer:
 @dataclass(frozen=True)
 class Evaluated:
     """The result. ``answers``: those that came, by question. ``server_accept_length``: the server's own mean.
-
-    ``outcome``: of the run, whatever the answers: how it failed, if it did.
-    """
+    ``outcome``: of the run, whatever the answers: how it failed, if it did."""
 
     evaluation: Evaluation
     asked: QuestionSet

@@ -32,10 +32,8 @@ class _Wanted:
 
 
 class LogprobRecorder:
-    """Keeps log probabilities until :meth:`take` asks for them.
-
-    Of each token a triple: its own, pairs of the greatest and their tokens, and those of the tokens asked for.
-    """
+    """Keeps log probabilities until :meth:`take` asks for them. Of each token a triple: its own, pairs of the greatest
+    and their tokens, and those of the tokens asked for."""
 
     hears = (PromptComputed, TokensSampled, Decided)
 

@@ -112,10 +112,8 @@ def failure_of(
     coredump: str | None = None,
 ) -> EngineFailure:
     """The failure that an engine's end amounts to, with the signature that names it by the rules of every verdict.
-
     ``told``: violations that it reported before it died; the first in order names the failure, so that a probe's
-    finding comes before the crash that followed from it. ``machine``: the machine's failure, if it told of one.
-    """
+    finding comes before the crash that followed from it. ``machine``: the machine's failure, if it told of one."""
     if machine is not None:
         return EngineFailure(None, step, f"machine: {TOLD[machine['cause']]}: {machine['line']}")
     found = [explained(each, end.log, step, coredump) for each in told]

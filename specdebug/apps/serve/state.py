@@ -64,11 +64,9 @@ class ServerState:
         return None if self.config.speculative is None else self.config.speculative.tree_size
 
     def submit(self, asked: Sequence[AskedPrompt], connection: Connection) -> list[ServedRequest]:
-        """Send the prompts of one body to the engine, all or none.
-
-        Raises Refusal: 503 where the engine is not there, the queue is full or memory short, 400 for a prompt that is
-        too long with its output, or a name that is taken.
-        """
+        """Send the prompts of one body to the engine, all or none. Raises Refusal: 503 where the engine is not there,
+        the queue is full or memory short, 400 for a prompt that is too long with its output, or a name that is
+        taken."""
         self.require_engine()
         context = self.config.context_length
         for each in asked:

@@ -102,11 +102,9 @@ def _raise(message: str) -> None:
 
 @dataclass
 class GrowingText:
-    """The text of an output, piece by piece; the pieces make up the text of the whole.
-
-    A piece ends neither inside a character nor with what may be the beginning of one of the ``stops``, which are cut
-    off where they end the text, unless ``keep_stop``.
-    """
+    """The text of an output, piece by piece; the pieces make up the text of the whole. A piece ends neither inside a
+    character nor with what may be the beginning of one of the ``stops``, which are cut off where they end the text,
+    unless ``keep_stop``."""
 
     model: ModelText
     stops: tuple[str, ...] = ()

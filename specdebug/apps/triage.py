@@ -111,7 +111,7 @@ def candidates(found: Scan, library: Library) -> tuple[CandidateFix, ...]:
 def engine_of(found: Scan) -> str | None:
     """The engine that wrote a log: ours where a signature of ours names the failure, unless it is said to be another's;
     None where nothing shows one."""
-    engine = found.facts.origin.engine
+    engine = found.facts.engine
     ours = found.main is not None and found.main.strength <= Strength.NAMED
     return OWN if ours and engine in (None, REGISTRY) else engine
 
@@ -124,7 +124,7 @@ def _is_of(toggle: Toggle, engine: str) -> bool:
 
 def commands(found: Scan, best: tuple[CandidateFix, ...], library: Library) -> tuple[str, ...]:
     """The commands to run next, the most telling first, as they fit the engine. Raises ContentError."""
-    job = shlex.join(found.facts.origin.test) or "COMMAND"
+    job = shlex.join(found.facts.test) or "COMMAND"
     how_often = f"specdebug flake -- {job}   # how often it fails, and in which ways"
     if found.main is None:
         return (how_often,)
@@ -260,14 +260,13 @@ _OF_THE_MODEL = frozenset({"model_path", "speculative_draft_model_path", "dtype"
 def scenario_text(facts: Facts, log: str) -> str:
     """A scenario of the flags that a log shows; what was left out stands in its comments. Raises SpecDebugError where
     the log shows none, or where our engine takes none of them."""
-    origin = facts.origin
     values, left = _values(facts)
     if not values:
         raise SpecDebugError(
             f"{log}: shows no launch flags to make a scenario of; give the log from the server's start on"
         )
     engine: dict[str, Any] = {"model": "tiny", **options_of(values)}
-    wrote = " ".join(word for word in (origin.engine or "an engine", origin.version) if word)
+    wrote = " ".join(word for word in (facts.engine or "an engine", facts.version) if word)
     comments = [f"The launch flags of {wrote} as {log} shows them, on the model that ships here."]
     comments += [f"left out: {one}" for one in left]
     comments = ["".join(char if char.isprintable() else " " for char in one)[:200] for one in comments]
@@ -294,7 +293,7 @@ def _values(facts: Facts) -> tuple[dict[str, Any], list[str]]:
     refused = {name.removeprefix("--").replace("-", "_"): (name, why) for name, why in NOT_SUPPORTED.items()}
     values: dict[str, Any] = {}
     left = []
-    for name, text in facts.origin.flags.items():
+    for name, text in facts.flags.items():
         flag = by_name.get(name)
         if name in _OF_THE_MODEL:
             left.append(f"--{name.replace('_', '-')} {text}")

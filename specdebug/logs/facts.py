@@ -3,12 +3,12 @@ attention backend, page size, branches, cache hits, reverts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field, fields
 
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.engine_flags import ENGINE_FLAGS, NOT_SUPPORTED
-from specdebug.logs.patterns import Pattern, compiled
+from specdebug.logs.patterns import Match, Pattern, compiled
 
 MAX_VALUE = 200
 _LAUNCH_BYTES = 8000
@@ -90,11 +90,30 @@ _KNOWN = {flag.parameter for flag in ENGINE_FLAGS if not flag.ours} | {
     name.removeprefix("--").replace("-", "_") for name in NOT_SUPPORTED
 }
 
-_NODE = compiled(rb"\b(?:FAILED|ERROR) ([^\s:]+\.py(?:::[\w.-]+)+(?:\[[^\s\]]*\])?)")
-_UNIT = compiled(rb"\b(?:FAIL|ERROR): (\w+) \(([\w.]+)\)")
-_CTEST = compiled(rb"^(?:\S+Z )?[ \t]*\d+ - (\S+) \((?:Failed|SEGFAULT|Timeout|\w+ aborted|ILLEGAL)")
-_GTEST = compiled(rb"\[  FAILED  \] (\w[\w/]*\.[\w/]+)")
-_CARGO = compiled(rb"\btest (\S+) \.\.\. FAILED")
+Make = Callable[[bytes, Match], tuple[str, ...]]
+_TESTS: tuple[tuple[Pattern, Make], ...] = (
+    (
+        compiled(rb"\b(?:FAILED|ERROR) ([^\s:]+\.py(?:::[\w.-]+)+(?:\[[^\s\]]*\])?)"),
+        lambda lines, found: ("python", "-m", "pytest", _text(found[1])),
+    ),
+    (
+        compiled(rb"\b(?:FAIL|ERROR): (\w+) \(([\w.]+)\)"),
+        lambda lines, found: _unittest(lines, _text(found[1]), _text(found[2])),
+    ),
+    (
+        compiled(rb"^(?:\S+Z )?[ \t]*\d+ - (\S+) \((?:Failed|SEGFAULT|Timeout|\w+ aborted|ILLEGAL)"),
+        lambda lines, found: ("ctest", "-R", f"^{_text(found[1])}$"),
+    ),
+    (
+        compiled(rb"\[  FAILED  \] (\w[\w/]*\.[\w/]+)"),
+        lambda lines, found: ("./TEST_BINARY", f"--gtest_filter={_text(found[1])}"),
+    ),
+    (
+        compiled(rb"\btest (\S+) \.\.\. FAILED"),
+        lambda lines, found: ("cargo", "test", _text(found[1]), "--", "--exact"),
+    ),
+)
+"""How runners say that a test failed, and the words of the command that runs it again."""
 _TEST_WORDS = (b"FAILED", b"ERROR ", b"FAIL: ", b"ERROR: ", b"(Failed", b"(SEGFAULT", b"(Timeout")
 
 _ORIGIN_WORDS = (
@@ -110,62 +129,11 @@ _FINDERS: dict[str, tuple[frozenset[bytes], Pattern]] = {
 }
 
 
-@dataclass
-class LogOrigin:
-    """The origin of a log, as far as it is known.
-
-    Attributes:
-        version: as the engine prints it.
-        flags: those of its launch that our engine has, or refuses by name, by parameter; switches are ``true``.
-        test: the words of the command that runs the failed test again; empty where none is known.
-    """
-
-    version: str | None = None
-    flags: dict[str, str] = field(default_factory=dict)
-    test: tuple[str, ...] = ()
-    _seen: set[str] = field(default_factory=set)
-
-    @property
-    def engine(self) -> str | None:
-        """The engine that wrote the log; None where nothing shows one."""
-        return next((name for name in _MARKS if name in self._seen), None)
-
-    def read(self, lines: bytes, words: Set[bytes]) -> None:
-        """Take in some whole lines, which hold these ``words`` of ``WORDS``."""
-        for name, (wanted, pattern) in _FINDERS.items():
-            if name not in self._seen and not words.isdisjoint(wanted) and pattern.search(lines) is not None:
-                self._seen.add(name)
-        if self.version is None and not words.isdisjoint(_VERSION_WORDS) and (found := _VERSION.search(lines)):
-            self.version = _text(found[1] or found[2]).rstrip(".-+")[:40]
-        if not self.flags and not words.isdisjoint(_LAUNCH_WORDS):
-            for start, pair in ((_LAUNCH, _FLAG), (_ARGUMENTS, _PAIR)):
-                for found in start.finditer(lines):
-                    for name, value in _pairs(pair, found[1][:_LAUNCH_BYTES]):
-                        if name in _KNOWN and value not in ("None", "False", ""):
-                            self.flags.setdefault(name, value)
-        if not self.test and not words.isdisjoint(_TEST_WORDS):
-            self.test = _test_in(lines)
-
-
 def _pairs(pattern: Pattern, text: bytes) -> Iterator[tuple[str, str]]:
     for found in pattern.finditer(text):
         name = _text(found[1]).replace("-", "_")
         value = found[2] or found[3] or found[4]
         yield _ALIASES.get(name, name), "true" if value in (None, b"True") else _text(value)[:MAX_VALUE]
-
-
-def _test_in(lines: bytes) -> tuple[str, ...]:
-    if found := _NODE.search(lines):
-        return ("python", "-m", "pytest", _text(found[1]))
-    if found := _UNIT.search(lines):
-        return _unittest(lines, _text(found[1]), _text(found[2]))
-    if found := _CTEST.search(lines):
-        return ("ctest", "-R", f"^{_text(found[1])}$")
-    if found := _GTEST.search(lines):
-        return ("./TEST_BINARY", f"--gtest_filter={_text(found[1])}")
-    if found := _CARGO.search(lines):
-        return ("cargo", "test", _text(found[1]), "--", "--exact")
-    return ()
 
 
 def _unittest(lines: bytes, name: str, where: str) -> tuple[str, ...]:
@@ -214,13 +182,16 @@ class Facts:
     """The facts read so far. Of each, the first mention counts, except that reverts and functions add up.
 
     Attributes:
+        version: of the engine that wrote the log, as it prints it.
         backend: the attention plan, by our name for it.
         cached_tokens: those of the first batch that hit the prefix cache.
         functions: those that tracebacks pass through.
         scenario, arm: those of ours of which the log says that they failed.
-        origin: the engine that wrote it, its version and flags, and the test that failed.
+        flags: of the launch, those that our engine has, or refuses by name, by parameter; switches are ``true``.
+        test: the words of the command that runs the failed test again; empty where none is known.
     """
 
+    version: str | None = None
     backend: str | None = None
     page_size: int | None = None
     topk: int | None = None
@@ -229,7 +200,14 @@ class Facts:
     functions: set[str] = field(default_factory=set)
     scenario: str | None = None
     arm: str | None = None
-    origin: LogOrigin = field(default_factory=LogOrigin)
+    flags: dict[str, str] = field(default_factory=dict)
+    test: tuple[str, ...] = ()
+    _seen: set[str] = field(default_factory=set)
+
+    @property
+    def engine(self) -> str | None:
+        """The engine that wrote the log; None where nothing shows one."""
+        return next((name for name in _MARKS if name in self._seen), None)
 
     def read(self, lines: bytes, words: Set[bytes]) -> None:
         """Take in some whole lines, which hold these ``words`` of ``FACT_WORDS``. A known fact is not looked for again:
@@ -248,16 +226,23 @@ class Facts:
             frames = _FRAME.finditer(lines)
             while len(self.functions) < MAX_FUNCTIONS and (found := next(frames, None)):
                 self.functions.add(found[1].decode())
-        self.origin.read(lines, words)
+        for name, (wanted, pattern) in _FINDERS.items():
+            if name not in self._seen and not words.isdisjoint(wanted) and pattern.search(lines) is not None:
+                self._seen.add(name)
+        if self.version is None and not words.isdisjoint(_VERSION_WORDS) and (found := _VERSION.search(lines)):
+            self.version = _text(found[1] or found[2]).rstrip(".-+")[:40]
+        if not self.flags and not words.isdisjoint(_LAUNCH_WORDS):
+            for start, pair in ((_LAUNCH, _FLAG), (_ARGUMENTS, _PAIR)):
+                for found in start.finditer(lines):
+                    for name, value in _pairs(pair, found[1][:_LAUNCH_BYTES]):
+                        if name in _KNOWN and value not in ("None", "False", ""):
+                            self.flags.setdefault(name, value)
+        if not self.test and not words.isdisjoint(_TEST_WORDS):
+            tests = ((make, pattern.search(lines)) for pattern, make in _TESTS)
+            self.test = next((make(lines, found) for make, found in tests if found is not None), ())
 
     def to_dict(self) -> dict[str, object]:
         """Plain data; functions are many and say little by themselves, so they are left out."""
-        facts = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("functions", "origin")}
-        return {
-            "engine": self.origin.engine,
-            "version": self.origin.version,
-            **facts,
-            "reverted": sorted(self.reverted),
-            "flags": dict(self.origin.flags),
-            "test": list(self.origin.test),
-        }
+        facts = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("functions", "_seen")}
+        lists = {"reverted": sorted(self.reverted), "flags": dict(self.flags), "test": list(self.test)}
+        return {"engine": self.engine, **facts, **lists}

@@ -72,7 +72,7 @@ FRAMES = {
 @pytest.mark.parametrize("engine", FRAMES)
 def test_only_the_fixes_of_the_engine_that_wrote_a_log_are_suspects(engine: str) -> None:
     found, best = triaged(FRAMES[engine] + FAULT)
-    assert found.facts.origin.engine == engine
+    assert found.facts.engine == engine
     assert bool(best) == (engine == "sglang")
     told = commands(found, best, LIBRARY)
     assert all(("replay" not in line and "bisect --over commits" in line) or "flake" in line for line in told) != bool(

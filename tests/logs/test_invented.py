@@ -33,7 +33,7 @@ def named(found: Scan) -> str:
 def test_a_log_is_named_by_its_failure_its_engine_and_its_test(path: Path) -> None:
     told, log = read(path)
     found = scan_bytes(log)
-    origin = found.facts.origin
+    origin = found.facts
     assert named(found) == told["expect"]
     assert origin.engine == told["engine"]
     assert origin.version == told.get("version", origin.version)

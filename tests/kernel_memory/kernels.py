@@ -75,5 +75,5 @@ def through_pointers(pointers, out, place):
 
 @triton.jit
 def through_number(address, out, place):
-    base = address.to(tl.pointer_type(tl.int32))
+    base = address.to(tl.int64).to(tl.pointer_type(tl.int32))  # a small address is passed as an int32
     tl.store(out, tl.load(base + place))

@@ -116,11 +116,3 @@ def test_assistants_draft_behind_every_prefix_what_they_draft_behind_it_alone() 
         expected.append(drafted)
     assert chains(text).tolist() == expected
     assert torch.equal(text.stored(LENGTHS, text.outputs(LENGTHS)), hidden[:7])
-
-
-def test_a_guide_decides_what_a_layer_drafts_where_that_is_narrow() -> None:
-    head, (ids, hidden) = layers.make_mtp(), layers.text()
-    text = MTPText(head, ids, hidden[:-1])
-    guide = torch.randint(50, (len(LENGTHS), 3), generator=torch.Generator().manual_seed(7))
-    assert chains(text, margin=4.0, guide=guide).tolist() == guide.tolist()
-    assert chains(text, margin=0.0, guide=guide).tolist() == chains(text).tolist()

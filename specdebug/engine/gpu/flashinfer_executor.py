@@ -285,28 +285,15 @@ class FlashInferAttention(DeviceAttention):
         The result is what it was at bind, because under a graph it depends on shapes only.
         """
         owner = self._executor
+        lists = (schedule.qo_indptr, schedule.kv_indptr, schedule.kv_lens, schedule.rows, schedule.batch)
+        heads = (owner.num_heads, owner.num_kv_heads)
+        shape = (1, True, owner.head_dim, owner.head_dim)  # slots of a page; for a graph
+        causal = metadata.causal and metadata.q_len != 1
+        # no sliding window; keys are cut as the planner sees fit, and may be cut; no blocks are set aside for others
+        rest = (-1, -1, False, 0)
         with self._space.staging() as staging:
-            owner.kernels.plan(
-                self._scratch,
-                self._space.on_device,
-                staging,
-                schedule.qo_indptr,
-                schedule.kv_indptr,
-                schedule.kv_lens,
-                schedule.rows,
-                schedule.batch,
-                owner.num_heads,
-                owner.num_kv_heads,
-                1,  # slots per page
-                True,  # for a graph
-                owner.head_dim,
-                owner.head_dim,
-                metadata.causal and metadata.q_len != 1,
-                -1,  # no sliding window
-                -1,  # keys are cut as the planner sees fit
-                False,  # and may be cut
-                0,  # no blocks set aside for others
-            )
+            spaces = (self._scratch, self._space.on_device, staging)
+            owner.kernels.plan(*spaces, *lists, *heads, *shape, causal, *rest)
 
     def _pack_mask(self, metadata: RaggedMetadata) -> None:
         if self._packed is None:
@@ -382,38 +369,19 @@ class FlashInferMLAAttention(DeviceAttention):
         owner, schedule = self._executor, schedule_of(metadata)
         self._slots = metadata.kv_indices
         self._mask = _CAUSAL if metadata.causal and metadata.q_len != 1 else _NO_MASK
+        lists = (schedule.qo_indptr, schedule.kv_indptr, schedule.kv_lens)
         with self._space.staging() as staging:
-            self._plan: Any = owner.kernels.plan(
-                owner.scratch,
-                self._space.on_device,
-                staging,
-                schedule.qo_indptr,
-                schedule.kv_indptr,
-                schedule.kv_lens,
-                owner.num_heads,
-                LATENT[0],
-                self._mask == _CAUSAL,
-            )
+            spaces = (owner.scratch, self._space.on_device, staging)
+            causal = self._mask == _CAUSAL
+            self._plan: Any = owner.kernels.plan(*spaces, *lists, owner.num_heads, LATENT[0], causal)
 
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
-        latent = LATENT[0]
+        owner, latent = self._executor, LATENT[0]
         rows, _ = self._pool.kv_buffer(layer_id)  # [N, 1, C + R]: pages of one slot
         out = q.new_empty(*q.shape[:2], latent)
-        self._executor.kernels.run(
-            self._executor.scratch,
-            self._space.on_device,
-            self._plan,
-            q[..., :latent],
-            q[..., latent:],
-            rows[..., :latent],
-            rows[..., latent:],
-            self._slots,
-            out,
-            None,  # no log-sum-exp
-            self._mask,
-            self._executor.num_heads,
-            1,  # slots per page
-            self._executor.scale,
-            False,  # of the log-sum-exp that is not asked for
-        )
+        halves = (q[..., :latent], q[..., latent:], rows[..., :latent], rows[..., latent:])
+        how = (self._mask, owner.num_heads, 1, owner.scale)  # slots of a page
+        # no log-sum-exp, to no base
+        planned = (owner.scratch, self._space.on_device, self._plan)
+        owner.kernels.run(*planned, *halves, self._slots, out, None, *how, False)
         return out.flatten(1)

@@ -101,15 +101,23 @@ def refuse_the_unsupported(keys: Keys) -> None:
         raise keys.error(f"sliding_window {shown(data['sliding_window'])} is not supported, only full attention")
 
 
-def eos_token_ids_of(keys: Keys) -> tuple[int, ...]:
-    """The ids that end a text: none, one or several."""
-    value = keys.data.get("eos_token_id")
-    if value is None:
-        return ()
-    ids = value if isinstance(value, list) else [value]
+def common_of(keys: Keys) -> dict[str, Any]:
+    """What every decoder's config has to say alike."""
+    eos = keys.data.get("eos_token_id")  # the ids that end a text: none, one or several
+    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     if not all(type(i) is int and 0 <= i <= MAX_SIZE for i in ids):
-        raise keys.error(f"eos_token_id must be a token id or a list of them, not {shown(value)}")
-    return tuple(ids)
+        raise keys.error(f"eos_token_id must be a token id or a list of them, not {shown(eos)}")
+    return {
+        "hidden_size": keys.positive_int("hidden_size"),
+        "num_layers": keys.positive_int("num_hidden_layers"),
+        "num_heads": keys.positive_int("num_attention_heads"),
+        "intermediate_size": keys.positive_int("intermediate_size"),
+        "vocab_size": keys.positive_int("vocab_size"),
+        "rms_norm_eps": keys.positive_float("rms_norm_eps", 1e-6),
+        "tie_word_embeddings": keys.flag("tie_word_embeddings"),
+        "max_position_embeddings": keys.positive_int("max_position_embeddings", 2048),
+        "eos_token_ids": tuple(ids),
+    }
 
 
 @dataclass(frozen=True)
@@ -188,21 +196,13 @@ class LlamaConfig:
         theta, scaling = rope_of(keys)
         bias = keys.flag("attention_bias")
         return cls(
-            hidden_size=hidden_size,
-            num_layers=keys.positive_int("num_hidden_layers"),
-            num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            intermediate_size=keys.positive_int("intermediate_size"),
-            vocab_size=keys.positive_int("vocab_size"),
-            rms_norm_eps=keys.positive_float("rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
-            tie_word_embeddings=keys.flag("tie_word_embeddings"),
-            max_position_embeddings=keys.positive_int("max_position_embeddings", 2048),
-            eos_token_ids=eos_token_ids_of(keys),
             qkv_bias=bias or LLAMA_ARCHITECTURES.get(architecture_of(data), False),
             output_bias=bias,
+            **common_of(keys),
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdebug.engine.model.config import MAX_HEAD_DIM, Keys, eos_token_ids_of, refuse_the_unsupported, rope_of, shown
+from specdebug.engine.model.config import MAX_HEAD_DIM, Keys, common_of, refuse_the_unsupported, rope_of, shown
 
 DEEPSEEK_ARCHITECTURE = "DeepseekV3ForCausalLM"
 NEXTN_ARCHITECTURE = "DeepseekV3ForCausalLMNextN"
@@ -98,28 +98,19 @@ class DeepseekConfig:
         if num_kv_heads != num_heads:
             problem = f"num_key_value_heads {num_kv_heads} is not num_attention_heads {num_heads}"
             raise keys.error(f"{problem}; latent attention has a key for each query head")
-        num_layers = keys.positive_int("num_hidden_layers")
         theta, _ = rope_of(keys, kinds=("default",))
+        sizes = {name: _head_size(keys, name) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
+        common = common_of(keys)
         return cls(
-            hidden_size=keys.positive_int("hidden_size"),
-            num_layers=num_layers,
-            num_heads=num_heads,
             q_lora_rank=None if data.get("q_lora_rank") is None else keys.positive_int("q_lora_rank"),
-            kv_lora_rank=_head_size(keys, "kv_lora_rank"),
-            qk_nope_head_dim=_head_size(keys, "qk_nope_head_dim"),
             qk_rope_head_dim=_head_size(keys, "qk_rope_head_dim", even=True),
-            v_head_dim=_head_size(keys, "v_head_dim"),
-            intermediate_size=keys.positive_int("intermediate_size"),
-            first_k_dense_replace=_first_sparse(keys, num_layers),
+            **sizes,
+            first_k_dense_replace=_first_sparse(keys, common["num_layers"]),
             experts=None if data.get("n_routed_experts") is None else _experts(keys),
             num_nextn_layers=_count(keys, "num_nextn_predict_layers", 0),
-            vocab_size=keys.positive_int("vocab_size"),
-            rms_norm_eps=keys.positive_float("rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_interleave=keys.flag("rope_interleave", True),
-            tie_word_embeddings=keys.flag("tie_word_embeddings"),
-            max_position_embeddings=keys.positive_int("max_position_embeddings", 2048),
-            eos_token_ids=eos_token_ids_of(keys),
+            **common,
         )
 
 

@@ -10,6 +10,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+BATCH = ["scratch", "space", "staging", "qo_indptr", "kv_indptr", "kv_lens"]
+SIZES = ["rows", "batch", "heads", "kv_heads", "page", "graph", "dim", "value_dim"]
+PLANNED = [*BATCH, *SIZES, "causal", "window", "split", "whole", "colocated"]
+LATENT_PLANNED = [*BATCH, "heads", "latent", "causal"]
+"""The arguments of the library's two ``plan`` functions, in order."""
+
+
+def planned(names: list[str], arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """Arguments by name: lists and numbers as they are, workspaces by their addresses."""
+    given = dict(zip(names, arguments, strict=True))
+    assert given["space"].numel() == given["staging"].numel()
+    for name in ("qo_indptr", "kv_indptr", "kv_lens"):
+        assert given[name].dtype == torch.int32
+        given[name] = given[name].tolist()
+    return given | {name: given[name].data_ptr() for name in ("scratch", "space", "staging")}
+
 
 class Kernels:
     """What ``get_batch_prefill_module`` returns: records what it was asked to schedule."""
@@ -17,55 +33,32 @@ class Kernels:
     def __init__(self) -> None:
         self.plans: list[dict[str, Any]] = []
 
-    def plan(
-        self,
-        float_workspace: Tensor,
-        int_workspace: Tensor,
-        pinned_workspace: Tensor,
-        qo_indptr: Tensor,
-        kv_indptr: Tensor,
-        kv_lens: Tensor,
-        total_num_rows: int,
-        batch_size: int,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        page_size: int,
-        enable_cuda_graph: bool,
-        head_dim_qk: int,
-        head_dim_vo: int,
-        causal: bool,
-        window_left: int,
-        fixed_split_size: int,
-        disable_split_kv: bool,
-        num_colocated_ctas: int,
-    ) -> None:
-        assert int_workspace.numel() == pinned_workspace.numel()
-        assert page_size == 1
-        assert enable_cuda_graph
-        assert (window_left, fixed_split_size, disable_split_kv, num_colocated_ctas) == (-1, -1, False, 0)
-        assert head_dim_qk == head_dim_vo
-        assert num_qo_heads % num_kv_heads == 0
-        self.plans.append(
-            {
-                "qo_indptr": qo_indptr.tolist(),
-                "kv_indptr": kv_indptr.tolist(),
-                "kv_lens": kv_lens.tolist(),
-                "rows": total_num_rows,
-                "batch": batch_size,
-                "causal": causal,
-                "staging": pinned_workspace.data_ptr(),
-                "scratch": float_workspace.data_ptr(),
-            }
-        )
+    def plan(self, *arguments: Any) -> None:
+        plan = planned(PLANNED, arguments)
+        assert (plan["page"], plan["graph"]) == (1, True)
+        assert [plan[name] for name in ("window", "split", "whole", "colocated")] == [-1, -1, False, 0]
+        assert plan["dim"] == plan["value_dim"]
+        assert plan["heads"] % plan["kv_heads"] == 0
+        names = ("qo_indptr", "kv_indptr", "kv_lens", "rows", "batch", "causal", "staging", "scratch")
+        self.plans.append({name: plan[name] for name in names})
 
 
 class Wrapper:
     """Either wrapper; ``q_len`` 1 is the decode wrapper."""
 
     made: ClassVar[list[Wrapper]] = []
+    suffix = "_buf"
+    """Of the names of its buffers."""
 
-    def __init__(self, float_workspace: Tensor, *, kv_layout: str, use_cuda_graph: bool, backend: str) -> None:
+    def __init__(
+        self, float_workspace: Tensor, *, kv_layout: str, use_cuda_graph: bool, backend: str, **buffers: Tensor
+    ) -> None:
         assert (kv_layout, backend) == ("NHD", "fa2")
+        names = [f"paged_kv_{name}{self.suffix}" for name in ("indptr", "indices", "last_page_len")]
+        assert set(buffers) == set(names if use_cuda_graph else [])
+        if use_cuda_graph:
+            self._paged_kv_indptr_buf, self._paged_kv_indices_buf, last_page_len = (buffers[name] for name in names)
+            assert (last_page_len == 1).all()
         self.float_workspace = float_workspace
         self.graph = use_cuda_graph
         self.plans = 0
@@ -125,83 +118,41 @@ class Wrapper:
 class DecodeWrapper(Wrapper):
     """``BatchDecodeWithPagedKVCacheWrapper``."""
 
-    def __init__(
-        self,
-        float_workspace: Tensor,
-        *,
-        use_tensor_cores: bool,
-        paged_kv_indptr_buffer: Tensor | None = None,
-        paged_kv_indices_buffer: Tensor | None = None,
-        paged_kv_last_page_len_buffer: Tensor | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(float_workspace, **options)
-        assert use_tensor_cores
-        if self.graph:
-            assert paged_kv_indptr_buffer is not None
-            assert paged_kv_indices_buffer is not None
-            assert paged_kv_last_page_len_buffer is not None
-            assert (paged_kv_last_page_len_buffer == 1).all()
-            self._paged_kv_indptr_buf, self._paged_kv_indices_buf = paged_kv_indptr_buffer, paged_kv_indices_buffer
-            self._qo_indptr_buf = torch.arange(len(paged_kv_indptr_buffer))
+    suffix = "_buffer"
 
-    def plan(
-        self,
-        indptr: Tensor,
-        indices: Tensor,
-        last_page_len: Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        page_size: int,
-        *,
-        q_data_type: torch.dtype,
-        kv_data_type: torch.dtype,
-    ) -> None:
-        assert page_size == 1
+    def __init__(self, float_workspace: Tensor, *, use_tensor_cores: bool, **options: Any) -> None:
+        assert use_tensor_cores
+        super().__init__(float_workspace, **options)
+        if self.graph:
+            self._qo_indptr_buf = torch.arange(len(self._paged_kv_indptr_buf))
+
+    def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, *sizes: int, **types: torch.dtype) -> None:
+        assert (len(sizes), sizes[-1], set(types)) == (4, 1, {"q_data_type", "kv_data_type"})
         self._take(torch.arange(len(indptr)), indptr, indices, last_page_len)
 
 
 class PrefillWrapper(Wrapper):
     """``BatchPrefillWithPagedKVCacheWrapper``."""
 
-    def __init__(
-        self,
-        float_workspace: Tensor,
-        *,
-        qo_indptr_buf: Tensor | None = None,
-        paged_kv_indptr_buf: Tensor | None = None,
-        paged_kv_indices_buf: Tensor | None = None,
-        paged_kv_last_page_len_buf: Tensor | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, float_workspace: Tensor, *, qo_indptr_buf: Tensor | None = None, **options: Any) -> None:
         super().__init__(float_workspace, **options)
         if self.graph:
             assert qo_indptr_buf is not None
-            assert paged_kv_indptr_buf is not None
-            assert paged_kv_indices_buf is not None
-            assert paged_kv_last_page_len_buf is not None
-            self._qo_indptr_buf, self._paged_kv_indptr_buf = qo_indptr_buf, paged_kv_indptr_buf
-            self._paged_kv_indices_buf = paged_kv_indices_buf
+            self._qo_indptr_buf = qo_indptr_buf
 
     def plan(
         self,
         qo_indptr: Tensor,
-        paged_kv_indptr: Tensor,
-        paged_kv_indices: Tensor,
-        paged_kv_last_page_len: Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        page_size: int,
-        *,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        *sizes: int,
         causal: bool,
-        q_data_type: torch.dtype,
-        kv_data_type: torch.dtype,
+        **types: Any,
     ) -> None:
-        assert page_size == 1
+        assert (len(sizes), sizes[-1], set(types)) == (4, 1, {"q_data_type", "kv_data_type"})
         self.causal = causal
-        self._take(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        self._take(qo_indptr, indptr, indices, last_page_len)
 
 
 class LatentKernels:
@@ -210,56 +161,19 @@ class LatentKernels:
     def __init__(self) -> None:
         self.plans: list[dict[str, Any]] = []
 
-    def plan(
-        self,
-        float_workspace: Tensor,
-        int_workspace: Tensor,
-        pinned_workspace: Tensor,
-        qo_indptr: Tensor,
-        kv_indptr: Tensor,
-        kv_lens: Tensor,
-        num_heads: int,
-        head_dim_out: int,
-        causal: bool,
-    ) -> int:
-        assert int_workspace.numel() == pinned_workspace.numel()
-        assert all(tensor.dtype == torch.int32 for tensor in (qo_indptr, kv_indptr, kv_lens))
-        self.plans.append(
-            {
-                "qo_indptr": qo_indptr.tolist(),
-                "kv_indptr": kv_indptr.tolist(),
-                "kv_lens": kv_lens.tolist(),
-                "heads": num_heads,
-                "latent": head_dim_out,
-                "causal": causal,
-                "space": int_workspace.data_ptr(),
-            }
-        )
+    def plan(self, *arguments: Any) -> int:
+        plan = planned(LATENT_PLANNED, arguments)
+        names = ("qo_indptr", "kv_indptr", "kv_lens", "heads", "latent", "causal", "space")
+        self.plans.append({name: plan[name] for name in names})
         return len(self.plans) - 1
 
-    def run(
-        self,
-        float_workspace: Tensor,
-        int_workspace: Tensor,
-        plan: int,
-        q_latent: Tensor,
-        q_part: Tensor,
-        latents: Tensor,
-        parts: Tensor,
-        kv_indices: Tensor,
-        out: Tensor,
-        lse: Tensor | None,
-        mask_mode: int,
-        num_heads: int,
-        page_size: int,
-        scale: float,
-        lse_base_e: bool,
-    ) -> None:
+    def run(self, scratch: Tensor, space: Tensor, plan: int, *arguments: Any) -> None:
+        """q's latents and parts, the cache's, its slots, out, and how to attend."""
+        q_latent, q_part, latents, parts, kv_indices, out, lse, mask_mode, num_heads, page_size, scale, _ = arguments
         made = self.plans[plan]
-        assert made["space"] == int_workspace.data_ptr()
+        assert made["space"] == space.data_ptr()
         assert (made["heads"], made["latent"]) == (num_heads, q_latent.shape[2])
-        assert made["causal"] == bool(mask_mode)
-        assert page_size == 1
+        assert (made["causal"], lse, page_size) == (bool(mask_mode), None, 1)
         queries, rows = torch.cat((q_latent, q_part), 2), torch.cat((latents, parts), 2)[:, 0]
         for b, length in enumerate(made["kv_lens"]):
             own = slice(*made["qo_indptr"][b : b + 2])

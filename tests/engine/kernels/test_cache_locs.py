@@ -114,16 +114,3 @@ def test_v1_puts_every_slot_in_its_row_and_s_of_them_in_each_branch(case: DraftC
     for b, (row, length) in enumerate(zip(case.rows.tolist(), case.seq_lens.tolist(), strict=True)):
         mine = locs.out_cache_loc[b * topk : (b + 1) * topk].flatten().tolist()
         assert set(mine) <= set(table[row, length:].tolist()), "not the request's own, or committed"
-
-
-def test_the_batch_of_upstream_is_one_whose_programs_race_there() -> None:
-    """There a request's slots begin with cell L, and program b packs what it reads to [b·K·S, (b + 1)·K·S)."""
-    topk, steps, page = (UPSTREAM.shape[name] for name in ("topk", "num_steps", "page_size"))
-    starts, reads = [0], []
-    for length in UPSTREAM.seq_lens.tolist():
-        whole = -(-(length % page + steps) // page) * page
-        reads.append({starts[-1] + branch * whole + step for branch in range(topk) for step in range(steps)})
-        starts.append(starts[-1] + topk * whole - length % page)
-    writes = [set(range(b * topk * steps, (b + 1) * topk * steps)) for b in range(len(reads))]
-    raced = [(low, high) for high in range(3) for low in range(high) if reads[low] & writes[high]]
-    assert raced == [(0, 1), (1, 2)]

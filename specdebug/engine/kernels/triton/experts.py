@@ -1,11 +1,9 @@
 """Routed experts: which a token goes to, and its products with them, limited by reading those experts' weights once.
 
-The choice is two launches: the router's product, and the choice by groups with its weights, in float32 by the rule of
-``RoutedExperts.route``. A program of a product takes some outputs of one expert for up to 64 of its tokens. Of few
-tokens it finds those that chose it by itself, so nothing is sorted; more are sorted by their experts first. Either way
-grids follow from shapes alone, and programs that are not needed end at once. Weights are the left operand, as in
-``products.skinny_gemm``. Each pair of a token and a place in its choice has a row of its own between the products, and
-a last launch adds these up in the order of places.
+A program of a product takes some outputs of one expert for up to 64 of its tokens. Of few tokens it finds those that
+chose it by itself, so nothing is sorted; more are sorted by their experts first. Either way grids follow from shapes
+alone, and programs that are not needed end at once. Each pair of a token and a place in its choice has a row of its own
+between the products, and a last launch adds these up in the order of places.
 """
 
 from __future__ import annotations
@@ -102,7 +100,8 @@ def _choose(
 
 
 def route(normed: Tensor, router: Tensor, bias: Tensor, config: ExpertsConfig) -> tuple[Tensor, Tensor]:
-    """Choose experts for normed [n, H]: int64 [n, k + S], and the factors of their results, float32 [n, k + S].
+    """Choose experts for normed [n, H] as ``RoutedExperts.route`` does, in float32: int64 [n, k + S], and the factors
+    of their results, float32 [n, k + S].
 
     router [H, E], inputs adjacent, and bias [E] in float32. The last S columns are the experts E .. E+S-1 that every
     token has, with factor 1. Raises ValueError for another layout.

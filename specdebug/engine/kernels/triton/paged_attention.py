@@ -4,11 +4,9 @@ Keys and values are rows of two caches, or, for latent attention, of one: then v
 each tile of keys is read once for both.
 
 It takes the online softmax over blocks of keys from FlashAttention-2 (Dao, 2023, arXiv 2307.08691), and shares out a
-sequence's keys among programs as Flash-Decoding does (Dao et al., 2023); the last to finish merges their results. The
-query heads of one kv head are rows of one tile, so keys are read once for all of them.
-
-Grids follow from shapes and host integers, and lengths are read on the device: a captured launch serves any batch of
-its shape. Addresses in metadata are read unchecked; what lies past a sequence's end is never read.
+sequence's keys among programs as Flash-Decoding does (Dao et al., 2023). The query heads of one kv head are rows of one
+tile. Grids follow from shapes and host integers: a captured launch serves any batch of its shape. Addresses in metadata
+are read unchecked; what lies past a sequence's end is never read.
 """
 
 from __future__ import annotations

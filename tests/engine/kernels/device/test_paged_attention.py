@@ -16,7 +16,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from specdebug.engine.kernels.triton.merging import merge_splits
-from specdebug.engine.kernels.triton.paged_attention import Merge, Sequences, attend, choose_splits, count_tiles
+from specdebug.engine.kernels.triton.paged_attention import Merge, Sequences, attend, count_tiles
 from tests.interpreter import float_types
 
 KV_HEADS = 2
@@ -258,49 +258,6 @@ def test_a_query_that_sees_no_key_gets_zeros(device: torch.device) -> None:
     batch.sequences.mask.zero_()
     assert bool((batch.run() == 0).all())
     assert bool((batch.run(2) == 0).all())
-
-
-@given(
-    rows=st.integers(1, 3),
-    splits=st.sampled_from([1, 2, 3, 5, 33]),
-    dim=st.sampled_from([8, 24, 32]),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=15, phases=UNSHRUNK)
-def test_a_merge_weighs_parts_and_reads_no_empty_one(device, rows, splits, dim, seed):
-    generator = torch.Generator().manual_seed(seed)
-    partial = torch.randn((rows, 2, splits, dim), generator=generator)
-    lse = 20 * torch.randn((rows, 2, splits), generator=generator)
-    lse[torch.rand(lse.shape, generator=generator) < 0.3] = float("-inf")
-    weights = torch.softmax(lse.double(), -1).nan_to_num(0.0)
-    expected = (weights.unsqueeze(-1) * partial.double()).sum(2)
-    partial[lse == float("-inf")] = float("nan")
-    out = torch.empty((rows, 2, dim), device=device)
-    merge_splits(partial.to(device), lse.to(device), out)
-    torch.testing.assert_close(out.cpu().double(), expected, atol=1e-5, rtol=1e-5)
-
-
-@given(
-    lengths=st.lists(st.just(5), min_size=1, max_size=300),
-    q_len=st.none() | st.integers(1, 64),
-    page_size=st.sampled_from([0, 1, 16]),
-    width=st.integers(1, 64),
-    pool=st.integers(1, 10**6),
-)
-def test_splits_fill_the_device_but_are_no_more_than_blocks_of_keys(device, lengths, q_len, page_size, width, pool):
-    extents = torch.empty(len(lengths) + (page_size == 0), dtype=torch.int32)
-    slots = torch.empty((len(lengths), width) if page_size else (5 * len(lengths),), dtype=torch.int32)
-    q = torch.empty((1, 8, 64), device=device)
-    keys = torch.empty((1, 2, 64), device=device).expand(pool, 2, 64)
-    splits = choose_splits(Sequences(slots, extents, page_size, q_len), q, keys)
-    assert splits & (splits - 1) == 0
-    assert 1 <= splits <= 64
-    longest = min(pool, width * page_size) if page_size else pool
-    assert splits <= max(-(-longest // 32), 1)
-    if q_len is None or len(lengths) >= 200:
-        assert splits == 1
-    if q_len == 1 and len(lengths) == 1 and longest >= 128:
-        assert splits >= 4
 
 
 @pytest.mark.gpu

@@ -98,7 +98,9 @@ _META = table(
         "output_top_logprobs": maybe(list_of(list_of(_LOGPROB, MOST_DRAFTS))),
     }
 )
-_FOUND = {"signature": form.str_schema(max_length=300, pattern=r"\A[\w:.-]+(@[^\s@]+)?\Z", regex_engine="python-re")}
+_FOUND: dict[str, Any] = {
+    "signature": form.str_schema(max_length=300, pattern=r"\A[\w:.-]+(@[^\s@]+)?\Z", regex_engine="python-re")
+}
 _FOUND |= {"detail": _LINE, **_STEP}
 _OWN = table(
     {

@@ -152,6 +152,7 @@ class _Going:
         )
 
 
+@dataclass
 class MutantSource:
     """Runs mutants, as a search's source. ``sound``: the arms, in the order in which they are tried.
 
@@ -159,29 +160,29 @@ class MutantSource:
     A trial's one candidate is a mutant's id. Its result's ``besides`` holds the mutant's row, as text.
     """
 
-    def __init__(
-        self, pool: WarmPool, sound: Sequence[Sound], mutants: Sequence[Mutant], folder: Path, identity: str
-    ) -> None:
-        self._pool = pool
-        self._sound = sound
-        self._mutants: Mapping[str, Mutant] = {mutant.id: mutant for mutant in mutants}
-        self._folder = folder
+    pool: WarmPool
+    sound: Sequence[Sound]
+    mutants: Sequence[Mutant]
+    folder: Path
+    identity: str
+
+    def __post_init__(self) -> None:
+        self._mutants: Mapping[str, Mutant] = {mutant.id: mutant for mutant in self.mutants}
         self._going: dict[str, _Going] = {}
-        self.candidates = tuple(Candidate(mutant.id, mutant.function) for mutant in mutants)
-        self.identity = identity
+        self.candidates = tuple(Candidate(mutant.id, mutant.function) for mutant in self.mutants)
 
     @property
     def capacity(self) -> int:
-        return self._pool.capacity
+        return self.pool.capacity
 
     @property
     def rerun(self) -> int:
-        return self._pool.rerun
+        return self.pool.rerun
 
     def start(self, trial: Trial) -> None:
         (name,) = trial.reverted
         mutant = self._mutants[name]
-        arms = deque(sound for sound in self._sound if sound.reaches(mutant))
+        arms = deque(sound for sound in self.sound if sound.reaches(mutant))
         self._next_arm(_Going(trial, mutant, arms, len(arms)))
 
     def wait(self) -> tuple[Trial, TrialResult]:
@@ -201,16 +202,16 @@ class MutantSource:
             return going.trial, TrialResult("pass", None, row.seconds, besides=besides)
 
     def close(self) -> None:
-        self._pool.close()
+        self.pool.close()
 
     def _next_arm(self, going: _Going) -> None:
         going.arm = going.left.popleft()
         going.ran += 1
         key = f"{going.trial.number}/{going.arm.name}"
-        folder = self._folder / str(going.trial.number)
+        folder = self.folder / str(going.trial.number)
         folder.mkdir()
         self._going[key] = going
-        self._pool.start(going.arm.of(going.mutant, key, folder))
+        self.pool.start(going.arm.of(going.mutant, key, folder))
 
     def _look_again(self, going: _Going, mutant: Mutant | None) -> None:
         """Run an arm again, of the sound engine or with the mutant, and keep the tensors that are to be looked at."""
@@ -218,10 +219,10 @@ class MutantSource:
         folder = self._kept_in(going)[mutant is not None]
         folder.mkdir()
         self._going[folder.name] = going
-        self._pool.start(arm.of(mutant, folder.name, folder, to_keep(found)))
+        self.pool.start(arm.of(mutant, folder.name, folder, to_keep(found)))
 
     def _kept_in(self, going: _Going) -> tuple[Path, Path]:
-        return self._folder / f"{going.trial.number}-sound", self._folder / f"{going.trial.number}-mutant"
+        return self.folder / f"{going.trial.number}-sound", self.folder / f"{going.trial.number}-mutant"
 
     def _looked(self, going: _Going, run: MutantRun) -> tuple[_Going, MutantRow | None]:
         """Take in an arm that was run again: of the sound engine first, then with the mutant."""
@@ -241,7 +242,7 @@ class MutantSource:
     def _turn(self) -> tuple[_Going, MutantRow | None]:
         """Wait for an arm; its mutant, and the mutant's row if that arm caught it."""
         try:
-            ended = self._pool.wait()
+            ended = self.pool.wait()
         except ArmAtFault as fault:
             return self._rejected(fault.run.key, str(fault)), None
         except ArmLost as lost:
@@ -254,7 +255,7 @@ class MutantSource:
         if ended.run.keep:
             return self._looked(going, ended.run)
         assert going.arm is not None
-        folder = self._folder / str(going.trial.number)
+        folder = self.folder / str(going.trial.number)
         difference, doubtful = going.arm.difference(folder, ended.outcome)
         shutil.rmtree(folder)
         if doubtful:
@@ -268,5 +269,5 @@ class MutantSource:
         going = self._going.pop(key)
         going.rejected = going.rejected or why
         for each in (str(going.trial.number), *self._kept_in(going)):
-            shutil.rmtree(self._folder / each, ignore_errors=True)
+            shutil.rmtree(self.folder / each, ignore_errors=True)
         return going

@@ -125,13 +125,19 @@ class Baseline:
 
     def judge(self, run: ArmRun, outcome: Outcome) -> tuple[Outcome, Against]:
         if not outcome.complete:
-            return outcome, self._silent("not compared", "the run did not come to its end")
-        entry = self.entries.get(RunKey.of(run))
+            return outcome, Against(str(self.path), "not compared", "the run did not come to its end")
+        key = RunKey.of(run)
+        entry = self.entries.get(key)
         if entry is None:
-            return outcome, self._silent("no baseline", self._lack(RunKey.of(run)))
+            near = (key.differences(other) for other in self.entries if other.scenario == key.scenario)
+            nearest = min(near, key=len, default=None)
+            which = f"scenario {key.scenario}" if nearest else f"no scenario {key.scenario}"
+            told = f" with {'; '.join(nearest)}" if nearest else ""
+            return outcome, Against(str(self.path), "no baseline", f"{self.path} has {which}{told}")
         if entry.content != _content(run):
             why = f"the workload or the engine of arm {run.arm} changed since {self.path} was written"
-            return outcome, self._silent("no baseline", f"{why}; write it again with --save-baseline {self.path}")
+            mend = f"write it again with --save-baseline {self.path}"
+            return outcome, Against(str(self.path), "no baseline", f"{why}; {mend}")
         accept = run.scenario.oracles_of(run.arm).accept
         drop = None if accept is None else accept.drop
         now = samples(outcome, _speculative(run))
@@ -166,16 +172,6 @@ class Baseline:
         if len(text) > MAX_BYTES:
             raise SpecDebugError(f"{self.path} would be larger than {MAX_BYTES >> 20} MiB; save fewer scenarios in it")
         return text
-
-    def _silent(self, status: str, why: str) -> Against:
-        return Against(str(self.path), status, why)
-
-    def _lack(self, key: RunKey) -> str:
-        near = [other for other in self.entries if other.scenario == key.scenario]
-        if not near:
-            return f"{self.path} has no scenario {key.scenario}"
-        nearest = min((key.differences(other) for other in near), key=len)
-        return f"{self.path} has scenario {key.scenario} with {'; '.join(nearest)}"
 
 
 def saveable(results: Sequence[ArmResult]) -> tuple[list[ArmResult], list[str]]:

@@ -280,8 +280,7 @@ def plan_all(
 def only_failed(plans: Sequence[PlannedRuns], record: LastFailed) -> tuple[list[PlannedRuns], str]:
     """Return the plans of arms that are recorded as failed, or all plans if none is, and words for that."""
     failed = _only(plans, lambda arm: isinstance(arm, ArmRun) and record.has(arm))
-    count = sum(len(each.runs) for each in failed)
-    if count:
+    if count := sum(len(each.runs) for each in failed):
         return failed, f"running {count} {'arm' if count == 1 else 'arms'} that failed last time"
     others = sum(map(len, record.arms.values()))
     why = f"none of these is among the {others} recorded failures" if others else "no failure is recorded here"

@@ -144,15 +144,17 @@ def as_they_end(runner: Runner[Work, End], waiting: Iterable[Work]) -> Iterator[
         under_way -= 1
 
 
+@dataclass
 class Campaign:
     """The trials 0, 1, 2 and so on of one search, ``max_trials`` at most; ``seed`` gives them their own seeds."""
 
-    def __init__(self, source: TrialSource, journal: Journal, seed: int, max_trials: int) -> None:
-        self._source = source
-        self._journal = journal
-        self._seed = seed
-        self._max_trials = max_trials
-        self._known = dict(journal.trials)
+    source: TrialSource
+    journal: Journal
+    seed: int
+    max_trials: int
+
+    def __post_init__(self) -> None:
+        self._known = dict(self.journal.trials)
         self._journalled = frozenset(self._known)
         self._chosen = 0
         self._pending: deque[Trial] = deque()
@@ -166,7 +168,7 @@ class Campaign:
         def choose(number: int, pending: Sequence[Trial]) -> Trial:
             if number in self._known:  # any trial that was ever made says something
                 return self._known[number][0]
-            return Trial(number, search.pick([trial.reverted for trial in pending]), trial_seed(self._seed, number))
+            return Trial(number, search.pick([trial.reverted for trial in pending]), trial_seed(self.seed, number))
 
         def whole() -> str:
             while True:
@@ -197,14 +199,14 @@ class Campaign:
             if self._pending[0].number in self._known:
                 trial = self._pending.popleft()
                 return trial, self._known[trial.number][1], trial.number in self._journalled
-            while self._waiting and len(self._running) < self._source.capacity:
+            while self._waiting and len(self._running) < self.source.capacity:
                 trial = self._waiting.popleft()
-                self._source.start(trial)
+                self.source.start(trial)
                 self._running.add(trial.number)
             moved()
-            trial, result = self._source.wait()
+            trial, result = self.source.wait()
             self._running.discard(trial.number)
-            self._journal.record(trial, result)
+            self.journal.record(trial, result)
             self._known[trial.number] = (trial, result)
 
     def run(self, whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:
@@ -212,13 +214,13 @@ class Campaign:
         try:
             return until_stopped(whole)
         finally:
-            self._source.close()
+            self.source.close()
             self._running.clear()
 
     def _choose_ahead(self, choose: Choose) -> None:
         """Keep enough trials chosen to keep the source busy, and no more."""
-        ahead = 2 * self._source.capacity - 1
-        while len(self._pending) < ahead and self._chosen < self._max_trials:
+        ahead = 2 * self.source.capacity - 1
+        while len(self._pending) < ahead and self._chosen < self.max_trials:
             trial = choose(self._chosen, self._pending)
             if trial is None:
                 return

@@ -23,6 +23,7 @@ from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.stack import arithmetic, driver_version, executor_of, versions
 from specdebug.workers.wire import Sink
 
+# asks for core dumps of a GPU: ``1`` (in the user's cache), or a folder; the driver reads it when it makes a context
 VARIABLE = "SPECDEBUG_CUDA_COREDUMP"
 
 _OFF = ("", "0", "false", "no", "off")

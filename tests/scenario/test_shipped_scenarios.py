@@ -1,7 +1,10 @@
 """The shipped scenarios say what their headers promise, before anything is run. Trigger conditions are worked out here
 from the numbers in the files, so that a scenario cannot be tuned until its bug no longer shows."""
 
+from __future__ import annotations
+
 import fnmatch
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ import yaml
 from tokenizers import Tokenizer
 
 from specdebug.base.assets import tokenizer_path
+from specdebug.base.content import content_files
+from specdebug.cli.main import run
 from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.workload import expand
 from specdebug.targets.settings import parse_target
@@ -207,3 +212,22 @@ def test_a_flaky_scenario_meets_its_bug_on_some_of_the_seeds_and_on_its_own(name
         met.append(FLAKY[name](sent, config))
     assert 0.15 < sum(met) / len(met) < 0.5
     assert met[-1]
+
+
+PACK = {name: path for name, path in content_files("scenarios").items() if name.startswith("server/")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["embedded", "serve"])
+@pytest.mark.parametrize("name", PACK)
+def test_the_pack_passes(
+    name: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["replay", name, "--target", target, "--json"]) == 0
+    (arm,) = json.loads(capsys.readouterr().out)["arms"]
+    assert arm["complete"]
+    if name == "server/flush_between_rounds":
+        cached = {request["rid"]: request["cached_tokens"] for request in arm["requests"]}
+        assert min(cached[f"hit.{n}"] for n in range(3)) > 100
+        assert cached["flushed.0"] == 0

@@ -1,5 +1,8 @@
 """Expanding a scenario: exact counts, streams that stay put, rules copied to each request."""
 
+from __future__ import annotations
+
+import random
 import re
 import zlib
 from types import SimpleNamespace
@@ -10,7 +13,7 @@ from specdebug.base import corpus
 from specdebug.base.errors import ContentError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.scenario.checks import KnownNames, Scenario, scenario_of
-from specdebug.scenario.workload import expand
+from specdebug.scenario.workload import CorpusTooShort, Slicer, expand
 
 
 class WordTokenizer:
@@ -117,3 +120,39 @@ def test_a_corpus_too_short_is_an_error_at_the_group():
     too_short = r"^test\.yaml:6:5: the corpus 'stdlib' has \d+ tokens, too few for 8000"
     with pytest.raises(ContentError, match=too_short):
         plan("  - prompt: {text: x}\n  - prompt: {corpus: stdlib, tokens: 8000}\n")
+
+
+def encode(text):
+    """A tokenizer that splits words into pairs of letters, so that a cut word changes its last tokens."""
+    ids = []
+    for word in re.findall(r"\s+|\w+|[^\s\w]+", text):
+        ids += [hash_of(word[i : i + 2]) for i in range(0, len(word), 2)]
+    return ids
+
+
+def hash_of(text):
+    return sum(ord(char) * 131**place for place, char in enumerate(text)) % 50_000
+
+
+LINES = [f"def function_{n}(argument, other={n * n}):\n    return argument + {n} * other" for n in range(400)]
+TEXT = "\n".join(LINES)
+WHOLE = encode(TEXT)
+
+
+def slicer(text=TEXT):
+    return Slicer("test", text, encode)
+
+
+def test_draw_starts_at_a_line_and_has_the_exact_count():
+    starts = {tuple(encode(line)[:6]) for line in TEXT.split("\n")}
+    for seed in range(50):
+        drawn = slicer().draw(random.Random(seed), 90)
+        assert len(drawn) == 90
+        assert drawn[:6] in starts
+
+
+def test_a_longer_slice_than_the_corpus_is_refused():
+    with pytest.raises(CorpusTooShort):
+        slicer().draw(random.Random(0), len(WHOLE) + 1)
+    with pytest.raises(CorpusTooShort):
+        slicer("").draw(random.Random(0), 1)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from specdebug.base.assets import checkpoint_path
 from specdebug.engine.model.models import Eagle3Draft
 from specdebug.engine.textbook.speculative import tree as selection
 from specdebug.engine.textbook.speculative.draft import DraftLoop, ExtendForward
 from specdebug.engine.textbook.speculative.eagle import EagleDrafter
 from specdebug.engine.textbook.speculative.tree import TreeBuilder, VerifyTree
-from specdebug.events import Aborting
+from specdebug.events import Aborting, AfterStep, Decided, Finishing, Prefilled
+from specdebug.reference import AssistantHead, MTPHead, assistant_logits, frozen_kv, mtp_draft
+from specdebug.reference.draft import assistant_pass
+from specdebug.run.dense import DenseReference
+from specdebug.run.oracles.base import Bench
+from specdebug.run.oracles.draft_state import DraftStateOracle
 from specdebug.verdict.outcome import Violation
-from tests.run.oracles.watched import EAGLE, TREE, Watched, prompts
+from tests.run.fakes import oracle_settings
+from tests.run.oracles.watched import EAGLE, TREE, Watched, prompts, text
 
 Patch = pytest.MonkeyPatch
 
@@ -183,3 +193,194 @@ def test_requests_under_way_are_compared_when_a_run_fails_or_they_are_aborted(mo
     assert [each.data["rid"] for each in watched.found] == ["r0"]
     watched.judge.inspect(watched.steps, failed=True)
     assert [(each.data["rid"], each.step) for each in watched.found] == [("r0", 1), ("r1", 1)]
+
+
+V1 = {**EAGLE, "worker": "v1"}
+MTP = {"algorithm": "MTP", "num_steps": 3}
+ASSISTANT = {"algorithm": "FROZEN_KV_MTP", "num_steps": 3}
+WORKERS = {"v2": EAGLE, "v1": V1, "mtp": MTP, "frozen-kv": ASSISTANT}
+LOOKS = {"lossless": True, "draft_kv": True}
+
+
+@pytest.fixture
+def chained(tmp_path: Path) -> str:
+    """The shipped next-n layers, each to read the one before it."""
+    shipped = checkpoint_path("tiny-mtp")
+    config = json.loads((shipped / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"mtp_chain_hidden_states": True}))
+    (tmp_path / "model.safetensors").symlink_to(shipped / "model.safetensors")
+    return str(tmp_path)
+
+
+def retractions(watched: Watched) -> int:
+    return sum(request.retractions for request in watched.engine.requests.values())
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_request_that_is_prefilled_again_in_part_is_not_judged_by_what_it_stored_before(worker: str) -> None:
+    watched = Watched(
+        WORKERS[worker],
+        spec={**LOOKS, "each_step": True},
+        context_length=96,
+        page_size=2,
+        chunked_prefill_size=3,
+        memory={"num_slots": 60},
+    )
+    assert watched.serve(prompts(12, 12, 12, 12), 30) == []
+    assert retractions(watched) > 0
+
+
+def zero_filled(worker: dict[str, Any], *, num_slots: int, **options: Any) -> Watched:
+    """Serve a text without drafts, then texts that begin like it with drafts: their prefixes have draft KV of zeros."""
+    watched = Watched(
+        {**worker, "draft_kv_on_hit": "zero_fill"},
+        spec=LOOKS,
+        context_length=128,
+        max_running_requests=4,
+        memory={"num_slots": num_slots},
+        **options,
+    )
+    (piece,) = prompts(24)
+    watched.serve([piece], 8, speculative=False)
+    watched.serve([piece, piece[:19], piece[:15]], 30)
+    return watched
+
+
+@pytest.mark.parametrize("worker", ["v2", "v1", "mtp"])
+def test_output_that_comes_out_of_the_cache_again_may_have_draft_kv_of_zeros(worker: str) -> None:
+    watched = zero_filled(WORKERS[worker], num_slots=86)
+    assert watched.found == []
+    assert retractions(watched) > 0
+    assert any(request.hit_len > request.cached_tokens for request in watched.engine.requests.values())
+
+
+def test_chained_layers_write_other_kv_behind_zeros(chained: str) -> None:
+    watched = zero_filled({**MTP, "draft_model": chained}, num_slots=512)
+    assert watched.found == []
+    assert max(request.cached_tokens for request in watched.engine.requests.values()) > 0
+
+
+PROMPT, STEPS = 9, 6
+IDS = list(text()[300 : 300 + PROMPT + STEPS + 1])
+CHAIN = torch.ones(4, 4, dtype=torch.bool).tril()
+NEXT = torch.tensor([1, 2, 3, -1])
+
+
+class Drafting:
+    """Accepts nothing but the root of each chain, so that a request grows along the text by one token a step."""
+
+    def __init__(self, draft: str, algorithm: str) -> None:
+        self.reference = DenseReference("tiny", draft, algorithm)
+        self.hidden = self.reference.features(IDS)
+        self.request = SimpleNamespace(
+            rid="a", speculative=True, prompt_ids=IDS[:PROMPT], output_ids=[IDS[PROMPT]], kv_len=PROMPT,
+            all_ids=IDS[: PROMPT + 1], accept_lengths=[1],
+        )  # fmt: skip
+        self.drafts = self.layers if isinstance(self.reference.head, MTPHead) else self.assistant
+
+    def layers(self, length: int) -> tuple[list[int], Tensor]:
+        """The chain behind a prefix, and what is stored for it."""
+        assert isinstance(self.reference.head, MTPHead)
+        found = mtp_draft(self.reference.head, torch.tensor(IDS[: length + 1]), self.hidden[:length])
+        return found.tokens.tolist(), self.hidden[length - 2 : length]
+
+    def assistant(self, length: int) -> tuple[list[int], Tensor]:
+        """As of layers."""
+        head = self.reference.head
+        assert isinstance(head, AssistantHead)
+        cache = self.reference._states(IDS).cache
+        kv = [(k[0, :, :length], v[0, :, :length]) for k, v in frozen_kv(head, cache)]
+        token, state, chain = IDS[length], self.hidden[length - 1 : length], []
+        for _ in range(3):
+            state = assistant_pass(head, torch.tensor([token]), state, torch.tensor([length - 1]), kv)
+            token = int(assistant_logits(head, state[0]).argmax())
+            chain.append(token)
+        return chain, self.hidden[length - 1]
+
+    def draft_state(self, requests: Sequence[Any]) -> SimpleNamespace:
+        length = self.request.kv_len
+        return SimpleNamespace(
+            seq_lens=torch.tensor([length]), bonus=torch.tensor([IDS[length]]), topk_p=None, topk_index=None,
+            hidden_states=self.drafts(length)[1][None].clone(),
+        )  # fmt: skip
+
+    def decision(self) -> Decided:
+        length = self.request.kv_len
+        tokens = torch.tensor([IDS[length], *self.drafts(length)[0]])
+        nothing = torch.empty(0)
+        return Decided(
+            [self.request], tokens[None], (torch.arange(4) + length)[None], CHAIN[None], NEXT[None],
+            torch.full((1, 4), -1), torch.zeros(4, 2048), nothing, nothing, nothing, None,
+            topk=1, num_steps=3, threshold_single=1.0, threshold_acc=1.0,
+        )  # fmt: skip
+
+    def grow(self) -> None:
+        """One token is accepted."""
+        self.request.kv_len += 1
+        self.request.output_ids.append(IDS[self.request.kv_len])
+        self.request.all_ids = IDS[: self.request.kv_len + 1]
+
+
+def served(engine: Any) -> tuple[list[Violation], dict[str, int]]:
+    """Serve the text to its end with the oracle looking on."""
+    found: list[Violation] = []
+    settings = oracle_settings(draft_state=True)
+    bench = Bench(settings, engine, engine.reference, found.append, lambda rid, tie: None, str)
+    oracle = DraftStateOracle(bench)
+    oracle.on(Prefilled(engine.request))
+    for step in range(STEPS - 1):
+        bench.step = step
+        oracle.on(engine.decision())
+        oracle.on(AfterStep(step))
+        engine.grow()
+    oracle.on(Finishing(engine.request))
+    return found, bench.looks
+
+
+KINDS = pytest.mark.parametrize(
+    ("draft", "algorithm"), [("tiny-mtp", "MTP"), ("tiny-assistant", "FROZEN_KV_MTP")], ids=["layers", "assistant"]
+)
+
+
+@KINDS
+def test_what_is_right_is_silent(draft: str, algorithm: str) -> None:
+    assert served(Drafting(draft, algorithm)) == ([], {"draft_state": 1})
+
+
+@KINDS
+@pytest.mark.parametrize("node", [1, 2, 3])
+def test_a_draft_that_the_model_does_not_make_is_named(draft: str, algorithm: str, node: int) -> None:
+    class Wrong(Drafting):
+        def decision(self) -> Decided:
+            made = super().decision()
+            if self.request.kv_len == PROMPT + 2:
+                made.tokens[0, node] ^= 1
+            return made
+
+    (violation,), _ = served(Wrong(draft, algorithm))
+    assert (violation.signature, violation.step, violation.data["tensor"]) == ("mismatch@draft_tree", 2, "tokens")
+    assert violation.data["node"] == node
+
+
+def test_a_state_that_is_nan_is_wrong_and_one_that_no_text_has_is_not_looked_at() -> None:
+    class Short(Drafting):
+        def __init__(self) -> None:
+            super().__init__("tiny-mtp", "MTP")
+            self.request.prompt_ids, self.request.output_ids = IDS[:1], IDS[1:2]
+            self.request.kv_len, self.request.all_ids = 1, IDS[:2]
+
+        def layers(self, length: int) -> tuple[list[int], Tensor]:
+            drafts, stored = super().layers(length)
+            before_the_text = torch.full((1, 256), 7.0)
+            return drafts, stored if length > 1 else torch.cat([before_the_text, self.hidden[:1]])
+
+    assert served(Short())[0] == []
+
+    class Nan(Short):
+        def draft_state(self, requests: Sequence[Any]) -> SimpleNamespace:
+            stored = super().draft_state(requests)
+            stored.hidden_states[0, 1, 5] = float("nan")
+            return stored
+
+    (violation,), _ = served(Nan())
+    assert violation.data["position"] == 1

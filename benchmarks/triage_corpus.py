@@ -88,7 +88,7 @@ def cases(folder: Path, library: Library) -> Iterator[str]:
         wanted = next((line.removeprefix("Wanted: ") for line in told if line.startswith("Wanted: ")), "")
         name = "none" if found.main is None else found.main.signature
         suspects = ", ".join(str(one.toggle.pr) for one in candidates(found, library)) or "none"
-        yield f"| {log.parent.name} | {wanted} | `{name}` | {found.facts.origin.engine} | {suspects} |"
+        yield f"| {log.parent.name} | {wanted} | `{name}` | {found.facts.engine} | {suspects} |"
 
 
 def main() -> None:

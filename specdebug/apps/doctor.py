@@ -60,7 +60,9 @@ def _worker_facts(pool: WorkerPool, problems: list[str]) -> dict[str, Any]:
 
 def _gpu_facts(packages: Mapping[str, Any], found: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the facts of the GPU stack. That there is none is no problem: everything runs on the CPU."""
-    facts: dict[str, Any] = {"worker memory limit": _limit_text()}
+    limit = f"enforced; on a GPU {GPU_MEMORY_MB:.0f} MiB above the scenario's"
+    limited = os.path.exists("/proc/self/statm")
+    facts: dict[str, Any] = {"worker memory limit": limit if limited else "no /proc: not enforced"}
     if found is not None:
         built = f"built for CUDA {found['cuda']}" if found["cuda"] else "built without CUDA"
         facts["torch"] = f"{found['torch']} ({built})"
@@ -68,9 +70,9 @@ def _gpu_facts(packages: Mapping[str, Any], found: Mapping[str, Any] | None) -> 
         facts["GPUs"] = gpus or "none; everything runs on the CPU"
         if gpus:
             facts["arms at risk on a GPU"] = _at_risk()
-    for name, label in _GPU_PACKAGES.items():
+    for name in ("driver", "nvcc", "triton", "flashinfer", "flash_attn"):
         if name in packages:
-            facts[label] = packages[name] or "not installed"
+            facts[_GPU_PACKAGES.get(name, name)] = packages[name] or "not installed"
     if found is not None:
         if found["gpus"] and packages.get("triton") is None:
             facts["GPUs"] = f"{', '.join(facts['GPUs'])}, but without triton everything runs on the CPU"
@@ -79,19 +81,7 @@ def _gpu_facts(packages: Mapping[str, Any], found: Mapping[str, Any] | None) -> 
     return facts
 
 
-_GPU_PACKAGES = {
-    "driver": "NVIDIA driver",
-    "nvcc": "nvcc",
-    "triton": "triton",
-    "flashinfer": "flashinfer",
-    "flash_attn": "flash-attn",
-}
-
-
-def _limit_text() -> str:
-    if not os.path.exists("/proc/self/statm"):
-        return "no /proc: not enforced"
-    return f"enforced; on a GPU {GPU_MEMORY_MB:.0f} MiB above the scenario's"
+_GPU_PACKAGES = {"driver": "NVIDIA driver", "flash_attn": "flash-attn"}
 
 
 def _at_risk() -> str:

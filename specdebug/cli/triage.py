@@ -93,7 +93,7 @@ class TriageCommand(opt.JsonOptions, opt.ContentOptions):
             except SpecDebugError as error:
                 return [], "", error
             return [shlex.join(("specdebug", "replay", str(self.scenario)))], text, None
-        if found.main is None or not found.facts.origin.flags:
+        if found.main is None or not found.facts.flags:
             return [], "", None
         log = "LOG" if self.name == "stdin" else self.name
         again = shlex.join(("specdebug", "triage", log, "--scenario", "from-log.yaml"))

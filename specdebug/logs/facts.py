@@ -226,8 +226,8 @@ class Facts:
             frames = _FRAME.finditer(lines)
             while len(self.functions) < MAX_FUNCTIONS and (found := next(frames, None)):
                 self.functions.add(found[1].decode())
-        for name, (wanted, pattern) in _FINDERS.items():
-            if name not in self._seen and not words.isdisjoint(wanted) and pattern.search(lines) is not None:
+        for name, (marks, pattern) in _FINDERS.items():
+            if name not in self._seen and not words.isdisjoint(marks) and pattern.search(lines) is not None:
                 self._seen.add(name)
         if self.version is None and not words.isdisjoint(_VERSION_WORDS) and (found := _VERSION.search(lines)):
             self.version = _text(found[1] or found[2]).rstrip(".-+")[:40]

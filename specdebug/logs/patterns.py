@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 SHORT = 4096  # bytes of a line that are looked at where the engine is not linear
 
 
-Match, Pattern = re.Match[bytes], re.Pattern[bytes]
-"""Patterns over bytes and their places, of either engine: RE2's have the same methods."""
+Match: TypeAlias = re.Match[bytes]
+Pattern: TypeAlias = re.Pattern[bytes]  # of either engine: RE2's patterns and matches have the same methods
 
 
 def _load() -> Any:

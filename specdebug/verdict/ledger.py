@@ -194,8 +194,8 @@ class Ledger:
         return self._of("overrun").get("steps")
 
     @property
-    def _lacks(self) -> Collection[str]:
-        return self._of("target").get("lacks", ())
+    def _lacks(self) -> tuple[str, ...]:
+        return tuple(self._of("target").get("lacks", ()))
 
     def outcome(self, end: WorkerEnd) -> Outcome:
         """Judge the run, now that its worker has ended."""

@@ -71,40 +71,27 @@ def test_a_bad_field_of_generate_is_named(body: dict[str, Any], field: str) -> N
     assert generate_field(**body) == field
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -1),
-        ("temperature", "hot"),
-        ("temperature", float("inf")),
-        ("temperature", 10**400),
-        ("top_p", 0),
-        ("top_p", 1.5),
-        ("top_k", 0),
-        ("top_k", 2.5),
-        ("top_k", True),
-        ("max_new_tokens", -1),
-        ("max_new_tokens", 10**400),
-        ("stop", [""]),
-        ("stop", ["\ufffd"]),
-        ("stop", 7),
-        ("stop", ["x"] * 65),
-        ("stop_token_ids", ["x"]),
-        ("ignore_eos", "yes"),
-        ("sampling_seed", -1),
-        ("n", 0),
-        ("n", 129),
-        ("min_p", 0.1),
-        ("min_new_tokens", 4),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", 0.5),
-        ("repetition_penalty", 1.1),
-        ("json_schema", "{}"),
-        ("regex", ".*"),
-        ("logit_bias", {"1": 2}),
-        ("temprature", 1),
-    ],
-)
+BAD: dict[str, list[Any]] = {
+    "temperature": [-1, "hot", float("inf"), 10**400],
+    "top_p": [0, 1.5],
+    "top_k": [0, 2.5, True],
+    "max_new_tokens": [-1, 10**400],
+    "stop": [[""], ["\ufffd"], 7, ["x"] * 65],
+    "stop_token_ids": [["x"]],
+    "ignore_eos": ["yes"],
+    "sampling_seed": [-1],
+    "n": [0, 129],
+    # what the engine lacks
+    **{name: [0.1] for name in ("min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")},
+    "min_new_tokens": [4],
+    "json_schema": ["{}"],
+    "regex": [".*"],
+    "logit_bias": [{"1": 2}],
+    "temprature": [1],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
 def test_a_bad_sampling_parameter_is_named(name: str, value: Any) -> None:
     assert generate_field(text="x", sampling_params={name: value}) == f"sampling_params.{name}"
 
@@ -139,6 +126,9 @@ def test_what_is_no_json_is_said_to_be_none(body: bytes) -> None:
         parse(body)
 
 
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -154,32 +144,23 @@ def test_what_is_no_json_is_said_to_be_none(body: bytes) -> None:
         ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": "x", "stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
         ({"prompt": "x", "promt": "y"}, "promt"),
-    ],
-)
-def test_a_bad_field_of_a_completion_is_named(body: dict[str, Any], field: str) -> None:
-    with pytest.raises(BadField) as raised:
-        read_completion(body, model(), ("tiny",), CONTEXT)
-    assert raised.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
         ({}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [5]}, "messages[0]"),
         ({"messages": [{"role": "queen", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools"),
-        ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs"),
-        ({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json"}}, "response_format"),
-        ({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 0}, "max_completion_tokens"),
+        ({**CHAT, "tools": [{}]}, "tools"),
+        ({**CHAT, "top_logprobs": 2}, "top_logprobs"),
+        ({**CHAT, "response_format": {"type": "json"}}, "response_format"),
+        ({**CHAT, "max_completion_tokens": 0}, "max_completion_tokens"),
     ],
 )
-def test_a_bad_field_of_a_chat_is_named(body: dict[str, Any], field: str) -> None:
+def test_a_bad_field_of_openai_s_bodies_is_named(body: dict[str, Any], field: str) -> None:
+    more = () if "prompt" in body else (ChatTemplate("tiny"),)
+    read: Any = read_completion if "prompt" in body else read_chat
     with pytest.raises(BadField) as raised:
-        read_chat(body, model(), ("tiny",), CONTEXT, ChatTemplate("tiny"))
+        read(body, model(), ("tiny",), CONTEXT, *more)
     assert raised.value.field == field
 
 

@@ -251,8 +251,7 @@ def _unused(name: str, taken: set[str]) -> str:
     return name
 
 
-PRECISION = 4
-"""A number is small enough when one smaller by no more than a fourth of it does not fail any more."""
+PRECISION = 4  # a number is small enough when one smaller by no more than a fourth of it does not fail any more
 
 
 def _stage(title: str, labels: Sequence[str], make: Callable[[frozenset[int]], Scenario]) -> Stage[Scenario]:

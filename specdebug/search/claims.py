@@ -22,8 +22,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.reproducible import log, log1p, total
 from specdebug.search.intervals import PRIOR, SLACK, reached
 
-_LONG = 150
-"""Runs, midway between the rates, beyond which limits are not drawn in."""
+_LONG = 150  # runs, midway between the rates, beyond which limits are not drawn in
 _STEPS = 2500
 _ALIVE = 1e-6
 """Runs after which, or probability of going on at which, to stop following; what is left is counted as an error."""

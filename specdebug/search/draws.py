@@ -17,18 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 BINS = 8
-PRIOR = 1.0
-"""Of each bin, the weight of the Dirichlet distribution."""
+PRIOR = 1.0  # of each bin, the weight of the Dirichlet distribution
 
-SETS = (1, 2, 4)
-"""The so many likeliest tokens whose odds a bet takes to be other than they are..."""
-ODDS = (1 / 3, 2 / 3, 1.5, 3.0)
-"""...by these factors."""
-POWERS = (0.6, 0.8, 1.25, 1.6)
-"""Powers of all probabilities, renormalised: below 1 they are flatter."""
+SETS = (1, 2, 4)  # the so many likeliest tokens whose odds a bet takes to be other than they are
+ODDS = (1 / 3, 2 / 3, 1.5, 3.0)  # ...by these factors
+POWERS = (0.6, 0.8, 1.25, 1.6)  # powers of all probabilities, renormalised: below 1 they are flatter
 
-DECIDED = 0.95
-"""A draw in which the likeliest token has more than this tells next to nothing, and is left out."""
+DECIDED = 0.95  # a draw in which the likeliest token has more than this tells next to nothing, and is left out
 
 FALSE_ALARM = 1e-6
 

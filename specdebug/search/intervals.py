@@ -30,12 +30,9 @@ def reached(value: ArrayLike, limit: ArrayLike) -> NDArray[np.bool_]:
 
 
 Floats = NDArray[np.float64]
-PRIOR = 0.5
-"""Both parameters of the mixture; 1/2 costs least where rates near 0 matter as much as others."""
-ENOUGH = 0.15
-"""An interval no wider than this says enough, whatever the rate."""
-ENOUGH_OF_RATE = 0.5
-"""So does one no wider than this part of the observed rate."""
+PRIOR = 0.5  # both parameters of the mixture; 1/2 costs least where rates near 0 matter as much as others
+ENOUGH = 0.15  # an interval no wider than this says enough, whatever the rate
+ENOUGH_OF_RATE = 0.5  # so does one no wider than this part of the observed rate
 _HALVINGS = 50
 
 
@@ -105,8 +102,7 @@ def _check(failures: int, runs: int, confidence: float) -> None:
         raise ValueError(f"confidence {confidence}")
 
 
-CONFIDENCE = 0.999
-"""Two-sided, of a single comparison."""
+CONFIDENCE = 0.999  # two-sided, of a single comparison
 
 
 def spread(values: Sequence[int]) -> float:

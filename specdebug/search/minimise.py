@@ -60,14 +60,10 @@ C = TypeVar("C")
 
 Reason = Literal["done", "max-trials", "silent", "interrupted", "trouble"]
 
-OPENING_FAILURES = 5
-"""The whole is tried until one signature was seen so often."""
-OPENING_TRIALS = 80
-"""Or so many times."""
-CLOSING_TRIALS = 12
-"""At the end, the smallest is tried so many times with fresh seeds."""
-SURE_FAILURES = (4, 2)
-"""So often must what a stage ends with have failed with fresh seeds: the first stage, the others."""
+OPENING_FAILURES = 5  # the whole is tried until one signature was seen so often
+OPENING_TRIALS = 80  # or so many times
+CLOSING_TRIALS = 12  # at the end, the smallest is tried so many times with fresh seeds
+SURE_FAILURES = (4, 2)  # so often must what a stage ends with have failed with fresh seeds: the first stage, the others
 _LEAST_RATE = 0.6
 _KNOWN_TO_START = 0.6
 _FALSE_TO_START = 0.012

@@ -124,8 +124,7 @@ Bools = NDArray[np.bool_]
 
 JOINT_GRID = GRID / RATE_GRID
 """Probabilities are rounded to multiples of this before they are multiplied by rates and added up."""
-SMALL = 2.0**-12
-"""A joint posterior with a smaller sum is scaled up first, or its grid would be too coarse."""
+SMALL = 2.0**-12  # a joint posterior with a smaller sum is scaled up first, or its grid would be too coarse
 
 
 @dataclass(frozen=True)
@@ -226,8 +225,7 @@ def _summary(values: Floats, weights: Floats) -> Rate:
     return Rate(float(total(values * mass) / so_far[-1]), float(values[low]), float(values[high]))
 
 
-Trial = frozenset[str]
-"""The candidates that are switched on in a trial."""
+Trial = frozenset[str]  # the candidates that are switched on in a trial
 
 NO_CULPRIT = 0.2  # share of the doubt that "none" may hold when a culprit is named
 SINGLES = 0.4  # share of the doubt that singles may hold when a pair is named

@@ -20,16 +20,13 @@ from specdebug.base.reproducible import exp, expm1, level, levels, log, log1p, l
 SLOWER = ((1.0, 0.75), (0.6, 0.25))
 """Changes of the rate that taking away something that is not needed may bring: the factor, and its probability. A
 higher rate only makes clean trials rarer."""
-FALSE_FAILURES = (0.6, 50.0)
-"""Beta prior of the rate at which a thing fails that should not: a mean of 1.2%."""
+FALSE_FAILURES = (0.6, 50.0)  # Beta prior of the rate at which a thing fails that should not: a mean of 1.2%
 FRESH_FAILED, FRESH_CLEAN, KNOWN_FAILED, KNOWN_CLEAN = range(4)
 """Columns of a tally: failing and clean trials, with fresh seeds and with known ones."""
-TALLY = (0, 0, 0, 0)
-"""No trials."""
+TALLY = (0, 0, 0, 0)  # no trials
 INCIDENTAL = 0.1
 """The rate at which a known seed fails by accident although something needed is gone; other seeds would not."""
-_STRENGTH = 10
-"""The number of trials that the rate that was measured before counts for."""
+_STRENGTH = 10  # the number of trials that the rate that was measured before counts for
 _LEAST_FRESH = 0.6
 _FALSE_SHARE = 0.2
 
@@ -89,8 +86,7 @@ _BEYOND_DOUBT = 7.0
 _SURE = 60.0
 _ROUNDS = 6
 _DAMPING = 0.3
-_NEARNESS = 0.8
-"""The evidence of a set on the present rate, for each element of the base that it lacks."""
+_NEARNESS = 0.8  # the evidence of a set on the present rate, for each element of the base that it lacks
 
 
 class NeedBelief:
@@ -217,24 +213,15 @@ def _sigmoid(log_odds: np.ndarray) -> np.ndarray:
     return exp(-logaddexp(0.0, -log_odds))
 
 
-ACCEPT = 0.99
-"""Probability that nothing needed is gone, from which on a set that has failed counts as taken away."""
-DOUBTFUL = 0.1
-"""A set that has failed is not tried again below this probability."""
-SETTLED = 0.995
-"""The same, for what the search ends with."""
-FRESH_TRIALS = 60
-"""Trials of what is left by itself before it is given up to find it failing as often as it should."""
-SOUNDINGS = 3
-"""So many small groups are taken away first with known seeds, to learn if these go on failing."""
-SOUNDING_SHARE = 25
-"""Such a group is this fraction of all elements."""
-EXPECTED_NEEDED = 2.5
-"""The number of elements that are needed, roughly, before anything is known."""
-KNOWN_SEEDS = 6
-"""At most so many known seeds are spent on one candidate."""
-KNOWN_MATTER = 1.15
-"""Known seeds are used while they fail so many times as often as others."""
+ACCEPT = 0.99  # probability that nothing needed is gone, from which on a set that has failed counts as taken away
+DOUBTFUL = 0.1  # a set that has failed is not tried again below this probability
+SETTLED = 0.995  # the same, for what the search ends with
+FRESH_TRIALS = 60  # trials of what is left by itself before it is given up to find it failing as often as it should
+SOUNDINGS = 3  # so many small groups are taken away first with known seeds, to learn if these go on failing
+SOUNDING_SHARE = 25  # such a group is this fraction of all elements
+EXPECTED_NEEDED = 2.5  # the number of elements that are needed, roughly, before anything is known
+KNOWN_SEEDS = 6  # at most so many known seeds are spent on one candidate
+KNOWN_MATTER = 1.15  # known seeds are used while they fail so many times as often as others
 
 
 @dataclass(frozen=True)

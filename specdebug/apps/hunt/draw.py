@@ -12,10 +12,8 @@ from specdebug.targets.options import TargetOptions
 Plain = dict[str, Any]
 
 ARM = "drawn"
-TOGETHER = 4
-"""Scenarios in a row that have one engine."""
-OFFSETS = (0, 64)
-"""Where documents begin that come back from workload to workload."""
+TOGETHER = 4  # scenarios in a row that have one engine
+OFFSETS = (0, 64)  # where documents begin that come back from workload to workload
 LONGEST_PROMPT, MOST_NEW = 40, 48
 """Tokens. With large pages documents are a page longer, or none of them would ever be found in the cache."""
 STOP_STRINGS = ("return", "self.", " in ", "):\n", "e_", "\n\n", "==", "import", "th", '""')

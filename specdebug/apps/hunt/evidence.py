@@ -85,8 +85,7 @@ def shrink(hunt: Hunt, one: Judged, max_trials: int) -> Path | None:
     return made
 
 
-RUNS = 3
-"""Runs in which a failure may show again."""
+RUNS = 3  # runs in which a failure may show again
 LOG_LINES = 60
 _MAX_BYTES = 4 << 20
 
@@ -131,8 +130,7 @@ class SeenFailure:
             return None
 
 
-Document = Callable[[Replay], Mapping[str, Any]]
-"""The report of a run that goes into its bundle."""
+Document = Callable[[Replay], Mapping[str, Any]]  # the report of a run that goes into its bundle
 
 
 def gather(hunt: Hunt, signature: str, file: Path, document: Document) -> SeenFailure | None:

@@ -16,8 +16,7 @@ from specdebug.workers.records import LineRecord, Record, RecordError
 
 RECORD = "hunt.jsonl"
 FORMAT = 2
-_STATE = "state"
-"""Its key in the first line; a line with nothing else says the state that holds from there on."""
+_STATE = "state"  # its key in the first line; a line with nothing else says the state that holds from there on
 _ELSEWHERE = "name another folder with -o"
 
 

@@ -34,8 +34,7 @@ from specdebug.workers.job import Job
 LOOKED_AT = 24
 """Differences that are looked at of each site: the first, and others evenly over the run, for errors that grow."""
 
-Keep = tuple[tuple[int, int, str], ...]
-"""Step, call and site of the tensors to keep."""
+Keep = tuple[tuple[int, int, str], ...]  # step, call and site of the tensors to keep
 
 
 def chosen(found: Sequence[Difference]) -> tuple[Difference, ...]:
@@ -66,12 +65,9 @@ def _evenly(found: Sequence[Difference]) -> Iterator[Difference]:
     yield from (found[int(at * every)] for at in range(min(len(found), LOOKED_AT)))
 
 
-SLOWER, GRACE_S = 10.0, 5.0
-"""A mutant may take so many times as long as the sound engine, and so many seconds more."""
-STEPS_MORE, GRACE_STEPS = 10, 64
-"""So many times the steps, and so many more: without any accepted draft it takes fewer."""
-LOOK_AHEAD = 5000
-"""Differences of a run that are looked at, to tell whether anybody read what was wrong."""
+SLOWER, GRACE_S = 10.0, 5.0  # a mutant may take so many times as long as the sound engine, and so many seconds more
+STEPS_MORE, GRACE_STEPS = 10, 64  # so many times the steps, and so many more: without any accepted draft it takes fewer
+LOOK_AHEAD = 5000  # differences of a run that are looked at, to tell whether anybody read what was wrong
 KEPT = ("kv_pool.write", "draft.bonus", "draft_extend.topk", "draft_extend.logits")
 """Sites whose values are kept for later steps, which may be none that these scenarios make."""
 HASHES, BOOKS, LINES = "hashes", "books.json", "lines.json"

@@ -120,8 +120,7 @@ class _Going:
     differences: list[FirstDifference] = field(default_factory=list)
     doubtful: deque[tuple[Sound, tuple[Difference, ...]]] = field(default_factory=deque)
     """Arms in which nothing may differ but rounding, with what is to be looked at."""
-    certain: bool = False
-    """True once a difference is known to be none of rounding."""
+    certain: bool = False  # true once a difference is known to be none of rounding
 
     def row(self, ended: ArmResult | None = None) -> MutantRow:
         """The mutant's row, as far as it is known. ``ended``: the arm that caught it."""

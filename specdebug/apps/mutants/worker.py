@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from specdebug.engine.inspect import EngineView
     from specdebug.run.loop import RunLoop
 
-Books = list[dict[str, str]]
-"""By step, the digest of each book."""
+Books = list[dict[str, str]]  # by step, the digest of each book
 
 
 class BookKeeper:

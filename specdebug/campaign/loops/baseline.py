@@ -27,8 +27,7 @@ from specdebug.workers.records import Lock, Record
 FORMAT = "specdebug baseline"
 VERSION = 1
 
-_WAIT_S = 10.0
-"""Seconds to wait for another run that saves in the same file."""
+_WAIT_S = 10.0  # seconds to wait for another run that saves in the same file
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from typing import Any
 from specdebug.verdict.accept import MIN_VERIFIES, AcceptSample, samples
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, RequestResult, first_difference
 
-CONTEXT_TOKENS = 12
-"""The tokens of each side that are shown from the first difference on."""
+CONTEXT_TOKENS = 12  # the tokens of each side that are shown from the first difference on
 
 
 @dataclass(frozen=True)
@@ -148,8 +147,7 @@ def compare(
     return Comparison(names, outcomes, tuple(requests), drafts, against)
 
 
-SLOWER = 2.0
-"""Tokens a second that are fewer by more than this factor are told, on the machine that wrote the baseline."""
+SLOWER = 2.0  # tokens a second that are fewer by more than this factor are told, on the machine that wrote the baseline
 
 _TINY = 1e-9
 

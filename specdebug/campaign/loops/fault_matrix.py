@@ -94,8 +94,7 @@ class Ground:
         return None if self.target == DEFAULT else find_target(self.target).traits.faults
 
 
-PROMPT = 1
-"""Steps within which an injection ought to be caught."""
+PROMPT = 1  # steps within which an injection ought to be caught
 
 
 @dataclass(frozen=True)
@@ -343,8 +342,7 @@ class FaultMatrix:
 
 
 EMBEDDED = Ground()
-HANG_ELSEWHERE_S = 20.0
-"""The limit of a run that is to hang, away from the CPU: it also loads, and starts the device."""
+HANG_ELSEWHERE_S = 20.0  # the limit of a run that is to hang, away from the CPU: it also loads, and starts the device
 
 
 @dataclass(frozen=True)

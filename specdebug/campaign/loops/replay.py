@@ -102,8 +102,7 @@ def _no_such_fix(scenario: Scenario, arm: str, library: RunContent) -> str | Non
 
 
 PROBE = "specdebug.workers.device:answer"
-PROBE_S = 60.0
-"""The limit of a probe, many times what a sound device takes to be made ready for a new process."""
+PROBE_S = 60.0  # the limit of a probe, many times what a sound device takes to be made ready for a new process
 
 
 class DeviceWatch:

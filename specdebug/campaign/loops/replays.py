@@ -113,8 +113,7 @@ def _wrong(text: str, column: int, what: str) -> SpecDebugError:
 
 NAME = "last-failed.json"
 _MAX_BYTES = 16 << 20
-_WAIT_S = 10.0
-"""Seconds to wait for another replay that writes to it."""
+_WAIT_S = 10.0  # seconds to wait for another replay that writes to it
 
 
 @dataclass

@@ -90,8 +90,7 @@ class WarmPool:
         self._watch = DeviceWatch(self._pool, self._listener)
         self._servers = KeptServers()
         self._again: set[str] = set()
-        self.rerun = 0
-        """The number of arms that were begun again because the machine failed them."""
+        self.rerun = 0  # the number of arms that were begun again because the machine failed them
 
     def __enter__(self) -> WarmPool:
         return self

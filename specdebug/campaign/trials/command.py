@@ -60,8 +60,7 @@ class Takes(StrEnum):
         raise SpecDebugError(f"{one} and {other} cannot be reverted together: {hint}")
 
 
-END_BYTES = 64 * 1024
-"""Bytes of the output that are kept from the beginning, and from the end."""
+END_BYTES = 64 * 1024  # bytes of the output that are kept from the beginning, and from the end
 _STRAGGLER_S = 1.0
 """Seconds to wait for the end of the output once the command is over: a daemon it left may hold the pipe for ever."""
 
@@ -170,8 +169,7 @@ class _Output:
         return bytes(self._head + gap + self._tail).decode("utf-8", errors="replace"), reader.close()
 
 
-_LOOK_S = 0.25
-"""Seconds to wait without looking: a signal that comes just before the wait begins does not end it."""
+_LOOK_S = 0.25  # seconds to wait without looking: a signal that comes just before the wait begins does not end it
 
 
 class ThreadedSource(ABC):
@@ -243,8 +241,7 @@ class CommandSource(ThreadedSource):
         apart: the pairs of candidates that no trial may hold.
     """
 
-    proven = False
-    """Nothing shows that a command ran the lines of a fix that it was to revert."""
+    proven = False  # nothing shows that a command ran the lines of a fix that it was to revert
 
     def __init__(
         self,

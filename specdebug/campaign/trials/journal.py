@@ -28,8 +28,7 @@ from specdebug.campaign.trials.state import SEVERAL, State, differences, digest_
 from specdebug.workers.machine_failure import blamed
 from specdebug.workers.records import Lock, Record, RecordError
 
-ASIDE = re.compile(r"\.[0-9a-f]{16}")
-"""The end of the name of a journal of another state."""
+ASIDE = re.compile(r"\.[0-9a-f]{16}")  # the end of the name of a journal of another state
 _MAX_FACTS = 100
 """Rows of ``facts`` that are looked at; there are four."""
 

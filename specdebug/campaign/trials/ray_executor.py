@@ -26,8 +26,7 @@ from specdebug.workers.system import cpu_count
 
 ATTEMPTS = 3
 """Times in a row that a worker may fail to start, or that one trial may take its worker with it on a live node."""
-PATIENCE_S = 60.0
-"""Seconds to wait for a node to come (back) when there is none that could run a trial."""
+PATIENCE_S = 60.0  # seconds to wait for a node to come (back) when there is none that could run a trial
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # what it prints on our stdout of a node that is lost

@@ -11,8 +11,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials import campaign
 
-HOPELESS = 20
-"""Trials after which it ends if not a single one was testable."""
+HOPELESS = 20  # trials after which it ends if not a single one was testable
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,11 @@ from specdebug.campaign.trials.campaign import Candidate
 from specdebug.logs.scan import tells_of_damage
 from specdebug.search.posterior import Answer, BayesianSearch, Rates
 
-LEAD = 2
-"""Failures that the leading signature needs before it is chosen; it must also be ahead of every other."""
-OPENING = 16
-"""Trials after which it is chosen in any case."""
+LEAD = 2  # failures that the leading signature needs before it is chosen; it must also be ahead of every other
+OPENING = 16  # trials after which it is chosen in any case
 SHARE = 1 / 3
 """Damage takes the place of a followed failure that is none, after the opening, if seen this often beside it."""
-HOPELESS = 3
-"""Untestable trials, none of them testable, after which switching everything on is given up."""
+HOPELESS = 3  # untestable trials, none of them testable, after which switching everything on is given up
 
 
 @dataclass(frozen=True)
@@ -116,12 +113,9 @@ class Clusters:
         return False if went_on else None
 
 
-CONTROL = frozenset[str]()
-"""Nothing switched on."""
-DOUBT = 0.05
-"""Chance that controls all pass although they fail as often as what is blamed."""
-UNTESTABLE = 20
-"""Trials after which a search ends that has not seen a single testable one."""
+CONTROL = frozenset[str]()  # nothing switched on
+DOUBT = 0.05  # chance that controls all pass although they fail as often as what is blamed
+UNTESTABLE = 20  # trials after which a search ends that has not seen a single testable one
 
 
 @dataclass(frozen=True)

@@ -35,15 +35,13 @@ SEVERAL = {"trials": "of several states"}
 """In the place of the state of what was gone on with after a change: none is like it."""
 _UNKNOWN = "what was kept is of several states, or of one that it does not tell"
 _MOST_DIFFERENCES = 3
-READ_LIMIT = 16 * 2**20
-"""Bytes of a file that are read; of a larger one its size and its time stand for it."""
+READ_LIMIT = 16 * 2**20  # bytes of a file that are read; of a larger one its size and its time stand for it
 _SCRIPT_BYTES = 2**20
 _CODE = (".py", ".so", ".sh", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml", ".cfg", ".ini", ".yaml")
 """Endings of files that decide what a program does; a job writes its results into others."""
 _BUILD_FILES = ("Makefile", "Dockerfile", "justfile")
 _INSTALLED = (".py", ".so", ".pth", ".egg-link", "RECORD", "direct_url.json")
-_MOST_FILES = 50_000
-"""Files of a folder that are looked at."""
+_MOST_FILES = 50_000  # files of a folder that are looked at
 _SITES = ("lib*/python3*/site-packages", "lib*/python3*/dist-packages", "local/lib/python3*/dist-packages")
 _PACKAGE = Path(__file__).resolve().parents[2]
 _PATHS = re.compile(r"[\w./~+-]+")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdebug.events import AfterStep, Decided, Event
-from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.trees import read_masks
 from specdebug.verdict.outcome import Violation
 
@@ -69,10 +69,7 @@ class AcceptanceOracle(Oracle):
     name = "acceptance"
     needs = frozenset({"draft", "decisions"})
     hears = (Decided, AfterStep)
-
-    @classmethod
-    def wanted(cls, settings: OracleSettings) -> bool:
-        return settings.spec.acceptance and settings.target.drafts
+    of = ("drafts",)
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)

@@ -122,6 +122,8 @@ class Oracle:
     name: ClassVar[str]
     needs: ClassVar[frozenset[Ability]] = frozenset()
     hears: ClassVar[tuple[type[Event], ...]] = ()
+    asks: ClassVar[str] = ""
+    of: ClassVar[tuple[str, ...]] = ()
     stage: ClassVar[str | None] = None
     """Name of the run's stage in which :meth:`after_run` looks, and may serve requests again; None: it does not."""
 
@@ -130,8 +132,10 @@ class Oracle:
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:
-        """Return True if a run of these settings wants this oracle: by default, if the scenario says so by its name."""
-        return bool(getattr(settings.spec, cls.name))
+        """Return True if a run of these settings wants this oracle: by default, if the scenario says so by the word
+        that it ``asks`` or else its name, and the target has what it is ``of``."""
+        said = bool(getattr(settings.spec, cls.asks or cls.name))
+        return said and all(getattr(settings.target, each) for each in cls.of)
 
     def on(self, event: Any) -> None:
         """This has happened, or is about to. What must not wait for the device is read after the step."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdebug.events import Aborting, AfterStep, Decided, DraftForward, Event, Finishing, Going, Prefilled
 from specdebug.reference.drafting import Branches, DraftedText, Grown, Guide, TreeShape
-from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.kv import all_zero
 from specdebug.run.oracles.trees import TreesByMask, read_masks
 from specdebug.targets.base import StoredDrafts
@@ -93,10 +93,7 @@ class DraftStateOracle(Oracle):
     name = "draft_state"
     needs = frozenset({"kv", "draft", "drafts"})
     hears = (Prefilled, DraftForward, Decided, Going, Finishing, Aborting, AfterStep)
-
-    @classmethod
-    def wanted(cls, settings: OracleSettings) -> bool:
-        return settings.spec.draft_state and settings.target.drafts
+    of = ("drafts",)
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)

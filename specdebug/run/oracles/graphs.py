@@ -4,7 +4,7 @@ is expected follows from the sizes that the scenario asks for, not from what the
 from __future__ import annotations
 
 from specdebug.events import AfterStep, Event, Launched
-from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
+from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.verdict.outcome import Violation
 
 
@@ -15,10 +15,7 @@ class Graphs(Oracle):
     name = "graphs"
     needs = frozenset({"draft", "graphs"})
     hears = (Launched, AfterStep)
-
-    @classmethod
-    def wanted(cls, settings: OracleSettings) -> bool:
-        return settings.spec.graphs and settings.target.drafts and bool(settings.target.graphs)
+    of = ("drafts", "graphs")
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)

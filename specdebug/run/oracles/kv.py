@@ -71,10 +71,7 @@ class DraftKV(Oracle):
     name = "draft_kv"
     needs = frozenset({"kv", "draft_kv"})
     hears = (Prefilled, Going, Finishing, Aborting)
-
-    @classmethod
-    def wanted(cls, settings: OracleSettings) -> bool:
-        return settings.spec.draft_kv and settings.target.drafts and settings.target.draft_kv
+    of = ("drafts", "draft_kv")
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)

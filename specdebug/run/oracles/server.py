@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdebug.events import AfterStep, AllServed, Event, Prefilled, Stepped
-from specdebug.run.oracles.base import Oracle, OracleSettings
+from specdebug.run.oracles.base import Oracle
 from specdebug.targets.http.checked import DRAFTS, HISTOGRAMS
 from specdebug.verdict.outcome import Violation
 
@@ -20,9 +20,8 @@ ASK_EVERY = 8  # requests that end between two questions whether the server is w
 class OfServer(Oracle):
     """Looks at a server only; one switch of the scenario's has all of these."""
 
-    @classmethod
-    def wanted(cls, settings: OracleSettings) -> bool:
-        return settings.spec.server and settings.target.server
+    asks = "server"
+    of = ("server",)
 
 
 class ServerFindings(OfServer):

@@ -19,9 +19,7 @@ from specdebug.base import configuration, interrupts
 from specdebug.base.errors import SpecDebugError, problems_in
 from specdebug.cli import (
     bisect,
-    bundle,
     compare,
-    diverge,
     engines,
     evaluate,
     faults,
@@ -52,8 +50,8 @@ app = typer.Typer(
 COMMANDS: dict[str, tuple[type[Command], dict[str, Any]]] = {
     "replay": (replay.ReplayCommand, {}),
     "compare": (compare.CompareCommand, {}),
-    "diverge": (diverge.DivergeCommand, {}),
-    "bundle": (bundle.BundleCommand, {}),
+    "diverge": (compare.DivergeCommand, {}),
+    "bundle": (replay.BundleCommand, {}),
     "bisect": (bisect.BisectCommand, {"cls": WithCommand}),
     "flake": (flake.FlakeCommand, {"cls": WithCommand}),
     "minimise": (minimise.MinimiseCommand, {}),

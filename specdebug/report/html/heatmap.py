@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from specdebug.report.detection import Cell, DetectionMatrix
+from specdebug.report.faults import Cell, DetectionMatrix
 from specdebug.report.html.svg import drawing, element, join, rect, text
 
 CELL, TALL, NAMES, HEADS = 46.0, 24.0, 250.0, 170.0

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdebug.campaign.loops.steplog import EngineStep
-from specdebug.report.detection import Cell, DetectionMatrix, Injected
+from specdebug.report.faults import Cell, DetectionMatrix, Injected
 from specdebug.report.html.heatmap import heat_map
 from specdebug.report.html.steps import spans
 from specdebug.report.html.svg import drawing, text, ticks

@@ -144,12 +144,5 @@ def signatures(ctx: typer.Context, incomplete: str) -> Found:
     return dict.fromkeys(f"{site.kind}@{site.name}" for site in engine_sites())
 
 
-@_quietly
-def devices(ctx: typer.Context, incomplete: str) -> Found:
-    """Kinds of devices. Only torch, which is not asked, knows which there are."""
-    return ("cpu", "cuda")
-
-
-@_quietly
-def plans(ctx: typer.Context, incomplete: str) -> Found:
-    return PLANS
+devices = _quietly(lambda ctx, incomplete: ("cpu", "cuda"))  # only torch, which is not asked, knows which there are
+plans = _quietly(lambda ctx, incomplete: PLANS)

@@ -160,30 +160,6 @@ def test_killed_while_it_writes_it_resumes(committed: bool) -> None:
     assert told == {**expected, "resumed": 6 + committed, "journal": told["journal"]}
 
 
-def test_an_interrupt_says_how_to_go_on_and_leaves_nothing_running() -> None:
-    os.mkfifo("alive")
-    reader = os.open("alive", os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(reader, True)
-    script(
-        "slow.sh",
-        "#!/bin/bash\n[ -e ran3 ] && { exec 9>alive; kill -INT $PPID; sleep 1000; }\n"
-        "[ -e ran2 ] && touch ran3; [ -e ran ] && touch ran2; touch ran; exit 0\n",
-    )
-    ended = spawn("--", "./slow.sh")
-    assert ended.returncode == 130
-    assert ended.stdout.startswith("interrupted, after 3 trials; likeliest so far:")
-    assert "the same command goes on from here" in ended.stdout
-    assert "Traceback" not in ended.stderr
-    assert os.read(reader, 1) == b""
-    os.close(reader)
-    assert len(finished()) == 3
-
-
-def test_being_asked_to_end_is_an_interrupt() -> None:
-    script("term.sh", "#!/bin/bash\nkill -TERM $PPID; sleep 1000\n")
-    assert spawn("--", "./term.sh").returncode == 143
-
-
 def test_a_damaged_journal_is_kept_and_can_be_left_behind(capsys: pytest.CaptureFixture[str]) -> None:
     Path("j").write_text("this is no database " * 50)
     assert "the journal j is damaged" in complaint(capsys, "--journal", "j", "--", "./flaky.sh")

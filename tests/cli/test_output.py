@@ -242,21 +242,6 @@ def test_a_command_refuses_it(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "on_stdout", "in_file"),
-    [("--json", True, False), ("--json --json-file d.json", True, True), ("--json-file d.json", False, True)],
-)
-def test_the_document_goes_to_stdout_to_a_file_or_to_both(
-    words: str, on_stdout: bool, in_file: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["flake", "--max-trials", "2", *words.split(), "--", "true"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("{") is on_stdout
-    assert Path("d.json").exists() is in_file
-    for text in ([out] if on_stdout else []) + ([Path("d.json").read_text()] if in_file else []):
-        assert json.loads(text)["trials"] == 2
-
-
 def test_validate_lists_what_is_wrong_with_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = MINI.read_text()
     (tmp_path / "bad.yaml").write_text(text.replace("model: tiny", "modle: tiny"))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from specdebug.base.errors import Where
+from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, FaultRun
+from specdebug.campaign.loops.replay import ArmResult, ArmRun
+from specdebug.campaign.loops.verify import Matrix, ToggleCheck, plan_matrix
+from specdebug.faults.catalogue import CLASSES
 from specdebug.report.compare import compare_report
+from specdebug.report.explain import explain
+from specdebug.report.faults import faults_report
 from specdebug.report.formats import junit_xml
 from specdebug.report.html.page import page
 from specdebug.report.html.steps import MAX_LINES, MAX_POINTS, request_lines
@@ -30,8 +39,11 @@ from specdebug.report.parts import (
 )
 from specdebug.report.replay import replay_report
 from specdebug.report.terminal import text_of
-from specdebug.scenario.grammar import Arm, Expectation
-from specdebug.verdict.outcome import Outcome
+from specdebug.report.toggles import matrix_report
+from specdebug.scenario.grammar import AcceptOracle, Arm, Expectation, OracleSpec, Scenario
+from specdebug.scenario.library import Library
+from specdebug.scenario.packs import ProbePack
+from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Tie
 from tests.report.endings import against_a_baseline, explained, located
 from tests.report.samples import (
     BAD,
@@ -201,3 +213,78 @@ def test_pages_can_be_walked_without_a_pointer() -> None:
         assert re.search('<body>\\s*<a class="skip" href="#results">', source)
         assert '<main id="results" tabindex="-1">' in source
         assert "></th>" not in source  # every column says what it holds
+
+
+PARTS = ["graphs: called again", "a.kernel", "b.kernel"]
+SHORT = "in place of the engine's own GPU code: graphs; 2 stand-ins (see --json)"
+
+
+def test_the_matrices_tell_it() -> None:
+    outcomes = [Outcome("pass", None, None, "", None, not_engine_code=tuple(parts)) for parts in (PARTS[:2], PARTS[1:])]
+    rows = CaseCheck(Case(next(iter(CLASSES.values()))), (FaultRun(0, outcomes[1], "row"),))
+    faults = faults_report(FaultMatrix((rows,), (FaultRun(0, outcomes[0]),)), 1.0)
+    assert faults.document["not_engine_code"] == PARTS
+    assert SHORT in text_of(faults.parts)
+    assert "; ".join(PARTS) in html.unescape(page(faults))
+    library = Library()
+    toggle, (run_, *_) = plan_matrix(library, library.toggles([27338]), 1)[0]
+    ended = ArmResult(run_, Outcome("pass", None, None, "", None, not_engine_code=tuple(PARTS)))
+    fixes = matrix_report(Matrix((ToggleCheck(toggle, (ended,), (ended,)),), False))
+    assert fixes.document[0]["not_engine_code"] == PARTS
+    assert SHORT in text_of(fixes.parts)
+
+
+FAILS = Expectation("fail")
+PASSED = Outcome(
+    "pass",
+    None,
+    None,
+    "",
+    None,
+    metrics=Metrics(steps=45, accept_hit=2.0, accept_cold=2.5),
+    reverted_hits={"27360": {"27360#1": 80}},
+    reached_sites={"verify.logits": 40, "draft.prefix_tail": 0},
+    requests=(RequestResult("g0.0", "g0", ties=(Tie(3, 0.06, 0.25, 40, 41),), cold_accept_lengths=(2, 3)),),
+    looks={"lossless": 4, "draft_kv": 8},
+)
+
+
+@pytest.fixture(scope="module")
+def pack() -> ProbePack:
+    (found,) = Library().packs(("default",))
+    return found
+
+
+def passed(
+    pack: ProbePack, expectation: Expectation | None = FAILS, outcome: Outcome = PASSED, **engine: Any
+) -> ArmResult:
+    scenario = Scenario(
+        "weak",
+        workload=(),
+        engine=engine,
+        arms={"reverted": Arm("reverted", revert=(27360,))},
+        oracles=OracleSpec(accept=AcceptOracle(0.7)),
+        expect={},
+        path=Path("weak file.yaml"),
+    )
+    toggles: Any = (SimpleNamespace(pr=27360), SimpleNamespace(pr=27338))
+    run = ArmRun("reverted", scenario, "reverted", 0, (pack,), toggles, expectation)
+    return ArmResult(run, outcome)
+
+
+def test_advice_is_given_only_where_it_changes_something(pack: ProbePack) -> None:
+    told = " ".join(passed_advice(pack, memory={"fill": "zeros"}))
+    assert "fill: garbage" in told
+    assert "guards: true" in told
+    assert "--mode record" not in told  # the pack records already
+    assert "oracles:" not in told  # all are on
+    quiet = " ".join(passed_advice(pack, memory={"guards": True}))
+    assert "garbage" not in quiet
+    assert "guards" not in quiet
+    assert "--mode record" in " ".join(passed_advice(dataclasses.replace(pack, mode="assert")))
+
+
+def passed_advice(pack: ProbePack, **engine: Any) -> list[str]:
+    why = explain(passed(pack, **engine))
+    assert why is not None
+    return why.advice

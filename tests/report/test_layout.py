@@ -8,15 +8,19 @@ from unittest import mock
 from xml.etree import ElementTree as ET
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from specdebug.logs.scan import scan
 from specdebug.report.formats import junit_xml
 from specdebug.report.html.page import page
 from specdebug.report.markdown import summary
-from specdebug.report.parts import Report
-from specdebug.report.terminal import drawn
-from specdebug.report.words import shown
+from specdebug.report.parts import Column, Report, Table
+from specdebug.report.terminal import Listing, Prose, broken, drawn
+from specdebug.report.words import shown, without_local_paths
 from tests.report.gallery import report_of_all
 from tests.report.samples import Page
 
@@ -132,3 +136,60 @@ def test_hostile_text_is_no_markup_in_a_file(command: str, everything: dict[str,
 )
 def test_what_could_act_is_written_as_its_escape(text: object, seen: str) -> None:
     assert shown(text) == seen
+
+
+COLUMNS = (
+    Column("arm", "key"),
+    Column("signature", "key"),
+    Column("what", "prose"),
+    Column("n", "right"),
+)
+ROWS = (("fixed", "", "nothing was found", "4"), ("reverted", "nan@draft.logits", ["one", "other"], "400"))
+
+WORDS = st.lists(st.text("abc@.\u4e2d", min_size=1, max_size=12), max_size=12)
+
+
+def lines(what: Listing | Prose, width: int) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(what, crop=False)
+    return stream.getvalue().splitlines()
+
+
+def test_what_has_no_room_runs_over_the_edge_in_one_piece() -> None:
+    assert lines(Listing(Table(COLUMNS, ROWS[1:])), 10)[:2] == ["reverted", "nan@draft.logits"]
+    assert lines(Prose(Text("see nan@draft.logits there"), hang=2), 10) == ["see", "  nan@draft.logits", "  there"]
+
+
+def test_text_is_not_taken_for_markup() -> None:
+    assert lines(Listing(Table((Column("[b]x[/b]", "key"),), [("[red]y",)])), 40) == ["[b]x[/b]", "[red]y"]
+
+
+@given(WORDS, st.integers(1, 40), st.integers(0, 6))
+def test_breaking_keeps_every_word_whole_and_in_order(words: list[str], width: int, hang: int) -> None:
+    found = broken(Text(" ".join(words)), width, hang)
+    assert [word for line in found for word in line.plain.split()] == words
+    for index, line in enumerate(found):
+        room = width - (hang if index else 0)
+        assert cell_len(line.plain) <= room or " " not in line.plain.strip(" ")
+
+
+@given(st.lists(st.tuples(WORDS, WORDS), max_size=4), st.integers(1, 90))
+def test_a_listing_shows_every_word_of_every_row(rows: list[tuple[list[str], list[str]]], width: int) -> None:
+    cells = [(" ".join(left), " ".join(right)) for left, right in rows]
+    found = lines(Listing(Table((Column("", "key"), Column("", "prose")), cells)), width)
+    shown = sorted(word for line in found for word in line.split())
+    assert shown == sorted(word for left, right in rows for word in left + right)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("/tmp/a/venv/lib/python3.11/site-packages/sglang/srt/x.py:3", "sglang/srt/x.py:3"),
+        ('File "/tmp/some/run.py", line 3', 'File ".../run.py", line 3'),
+        ("its log is /tmp/some/server.log, which", "its log is .../server.log, which"),
+        ("--model-path=/tmp/models/tiny/ --x", "--model-path=.../tiny --x"),
+        ("PATH=/tmp/a/bin:/usr/bin", "PATH=.../bin:.../bin"),
+    ],
+)
+def test_a_path_is_shortened(text: str, told: str) -> None:
+    assert without_local_paths(text) == told

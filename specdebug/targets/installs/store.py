@@ -3,6 +3,7 @@ come."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -33,24 +34,18 @@ Package = dict[str, str]
 def packages_in(report: Path) -> dict[str, Package]:
     """The packages that pip's report says it took, by their canonical names; none where there is no report, as of a
     step that had nothing to install. Raises OSError, ContentError for a report of another form."""
+    packages: dict[str, Package] = {}
     try:
-        raw = read_file(report, _MAX_REPORT)
+        for taken in json.loads(read_file(report, _MAX_REPORT)).get("install", ()):
+            package = {"version": str(taken["metadata"]["version"])}
+            if checksum := taken["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256"):
+                package["sha256"] = str(checksum)
+            packages[canonicalize_name(taken["metadata"]["name"])] = package
     except FileNotFoundError:
         return {}
-    taken = parse_json(raw, str(report)).root.entries().get("install")
-    return dict(map(_package, taken.items())) if taken is not None else {}
-
-
-def _package(item: Item) -> tuple[str, Package]:
-    entries = item.entries()
-    try:
-        metadata, source = entries["metadata"].entries(), entries["download_info"].entries()
-        name, package = canonicalize_name(metadata["name"].text()), {"version": metadata["version"].text()}
-    except KeyError as error:
-        raise ContentError(f"a package of pip's report lacks {error}", item.where) from None
-    archive = source["archive_info"].entries() if "archive_info" in source else {}
-    hashes = archive["hashes"].entries() if "hashes" in archive else {}
-    return name, package | ({"sha256": hashes["sha256"].text()} if "sha256" in hashes else {})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ContentError(f"{report} is none of pip's: {type(error).__name__}: {error}") from None
+    return packages
 
 
 def drop_half_made(venv: Path) -> None:

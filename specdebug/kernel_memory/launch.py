@@ -148,7 +148,11 @@ class KernelLaunch:
                 signed = address - (1 << 64) if address >> 63 else address
                 if not value.is_floating_point() and signed in value.reshape(-1).tolist():
                     return name
-        near = min(self.regions.values(), key=lambda each: _distance(each.storage, address), default=None)
+
+        def distance(region: Region) -> int:
+            return max(region.storage.start - address, address - region.storage.end, 0)
+
+        near = min(self.regions.values(), key=distance, default=None)
         return UNNAMED if near is None else near.argument
 
     def victim_at(self, address: int) -> str:
@@ -175,10 +179,6 @@ class KernelLaunch:
         self.regions[region.tag] = region
         self.limits[region.tag] = (*region.limits(), self._shadow_of(region))
         return region.tag
-
-
-def _distance(span: Extent, address: int) -> int:
-    return max(span.start - address, address - span.end, 0)
 
 
 _PAGE = 4096

@@ -72,7 +72,9 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name
-        given = [] if self._paused or self._busy() or _of_shape(name) else list(self._given(func, args, kwargs))
+        # what asks a tensor for its shape and type alone reads nothing
+        of_shape = name.startswith("aten::new_") or name.endswith("_like")
+        given = [] if self._paused or self._busy() or of_shape else list(self._given(func, args, kwargs))
         if not given:
             return func(*args, **kwargs)
         if not any(each.writes for each in given):
@@ -90,7 +92,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         answer = func(*args, **kwargs)
         for each in given:
             if each.writes:
-                self._wrote(name, each, args, kwargs)
+                put = partial(_put, name, args[1:], kwargs) if name in PUTS and each.first else None
+                each.buffer.wrote(each.tensor, put)
         return answer
 
     def _given(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Given]:
@@ -105,9 +108,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
                     yield _Given(tensor, buffer, place == 0, writes, writes and argument.kwarg_only)
 
     def _read(self, name: str, given: _Given, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        chosen = None
-        if name in PICKS and given.first:
-            chosen = partial(_picked, func, args[1:], kwargs)
+        chosen = (lambda stamps: func(stamps, *args[1:], **kwargs)) if name in PICKS and given.first else None
         misread = given.buffer.read(given.tensor, chosen)
         if misread is None or (frame := outside((_TORCH, _HERE, "<"))) is None:
             return
@@ -115,20 +116,6 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             access = Access(f"load by torch's {name.removeprefix('aten::')}", None, line_of(frame))
             runner = self._static.now.runner
             self._report(runner, given.buffer.name, misread.kind, access, "", misread.words, misread.count)
-
-    def _wrote(self, name: str, given: _Given, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        put = partial(_put, name, args[1:], kwargs) if name in PUTS and given.first else None
-        given.buffer.wrote(given.tensor, put)
-
-
-def _of_shape(name: str) -> bool:
-    """Return True for an operation that asks a tensor for its shape and type alone."""
-    return name.startswith("aten::new_") or name.endswith("_like")
-
-
-def _picked(func: Any, rest: Sequence[Any], named: Mapping[str, Any], stamps: Tensor) -> Tensor:
-    picked: Tensor = func(stamps, *rest, **named)
-    return picked
 
 
 def _put(name: str, rest: Sequence[Any], named: Mapping[str, Any], stamps: Tensor, number: int) -> None:

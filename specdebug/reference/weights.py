@@ -63,7 +63,8 @@ def load_draft(
     embed = target_weights["model.embed_tokens.weight"]
     lm_head = embed if target_config.tie_word_embeddings else target_weights["lm_head.weight"]
     draft = join_draft(weights, config, embed, lm_head, way)
-    if way not in (None, _way_of(draft)):
+    found: Way = "recurrent" if isinstance(draft, DraftHead) else "layers" if isinstance(draft, MTPHead) else "frozen"
+    if way not in (None, found):
         raise CheckpointError(f"{path} holds no draft of the kind that this algorithm needs ({_NEEDED[way]})")
     return draft
 
@@ -73,12 +74,6 @@ _NEEDED: dict[Way, str] = {
     "layers": "next-n layers",
     "frozen": "an assistant, whose config names target_kv_layers",
 }
-
-
-def _way_of(draft: Draft) -> Way:
-    if isinstance(draft, DraftHead):
-        return "recurrent"
-    return "layers" if isinstance(draft, MTPHead) else "frozen"
 
 
 def join_draft(weights: Weights, config: ModelConfig, embed: Tensor, lm_head: Tensor, way: Way | None = None) -> Draft:

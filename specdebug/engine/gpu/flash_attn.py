@@ -83,18 +83,10 @@ class FlashAttention2:
             out: Tensor = self._attend(_by_sequence(q, batch), k, v, **pages, softmax_scale=scale, causal=causal)
             return out.flatten(0, 1)
         ends = functional.pad(batch.cache_seqlens.cumsum(0, dtype=torch.int32), (1, 0))
-        packed: Tensor = self._attend_packed(
-            q,
-            k,
-            v,
-            cu_seqlens_q=batch.cu_seqlens_q,
-            cu_seqlens_k=ends,
-            max_seqlen_q=q.shape[0],
-            max_seqlen_k=batch.page_table.shape[1] * batch.page_size,
-            softmax_scale=scale,
-            causal=causal,
-            block_table=batch.page_table,
-        )
+        rows = {"cu_seqlens_q": batch.cu_seqlens_q, "max_seqlen_q": q.shape[0]}
+        keys = {"cu_seqlens_k": ends, "max_seqlen_k": batch.page_table.shape[1] * batch.page_size}
+        options = {"softmax_scale": scale, "causal": causal, "block_table": batch.page_table}
+        packed: Tensor = self._attend_packed(q, k, v, **rows, **keys, **options)
         return packed
 
     def attend_with_lse(self, q: Tensor, k: Tensor, v: Tensor, batch: PagedMetadata) -> tuple[Tensor, Tensor]:

@@ -118,13 +118,10 @@ class StaticBuffers(Arena):
         for name, one in self._outputs.items():
             self.rows(name, bs * one.rows).copy_(getattr(outputs, one.name))
 
-    def inputs_of(self, bs: int) -> dict[str, Tensor]:
-        """Views of the inputs of the first ``bs`` requests, by field."""
-        return {one.name: self.rows(name, bs * one.rows) for name, one in self._inputs.items()}
-
-    def outputs_of(self, bs: int) -> dict[str, Tensor]:
-        """Views of the outputs of the first ``bs`` requests, by field."""
-        return {one.name: self.rows(name, bs * one.rows) for name, one in self._outputs.items()}
+    def views(self, bs: int, *, outputs: bool) -> dict[str, Tensor]:
+        """Views of the inputs or outputs of the first ``bs`` requests, by field."""
+        declared = self._outputs if outputs else self._inputs
+        return {one.name: self.rows(name, bs * one.rows) for name, one in declared.items()}
 
     def release_inputs(self) -> None:
         """Let the inputs hold what released memory holds until the next replay loads them."""
@@ -257,7 +254,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         else:
             captured.replay(planned.metadata)
         self.buffers.release_inputs()
-        return self._table.records[1](**self.buffers.outputs_of(batch_size))
+        return self._table.records[1](**self.buffers.views(batch_size, outputs=True))
 
     def abandon(self) -> None:
         """Release the inputs of what was prepared: it will not be launched."""
@@ -266,7 +263,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
     def _padded(self, bs: int) -> Inputs:
         """Static inputs of ``bs`` requests."""
         if bs not in self._views:
-            self._views[bs] = self._table.records[0](**self.buffers.inputs_of(bs))
+            self._views[bs] = self._table.records[0](**self.buffers.views(bs, outputs=False))
         return self._views[bs]
 
     def _plan(self, padded: Inputs, lens_cpu: tuple[int, ...], slack: int = 0) -> list[Metadata]:

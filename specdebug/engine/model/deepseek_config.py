@@ -92,14 +92,20 @@ class DeepseekConfig:
         Raises CheckpointError if a key is missing or of the wrong kind, or asks for what the engine does not do."""
         keys = Keys(data, where)
         refuse_the_unsupported(keys)
-        _refuse_other_variants(keys)
+        if keys.flag("attention_bias"):
+            raise keys.error("attention_bias true is not supported; no published DeepSeek uses it")
+        for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
+            if data.get(key, only) != only:
+                raise keys.error(f"{key} {shown(data[key])} is not supported, only {only!r}")
         num_heads = keys.positive_int("num_attention_heads")
         num_kv_heads = keys.positive_int("num_key_value_heads", num_heads)
         if num_kv_heads != num_heads:
             problem = f"num_key_value_heads {num_kv_heads} is not num_attention_heads {num_heads}"
             raise keys.error(f"{problem}; latent attention has a key for each query head")
         theta, _ = rope_of(keys, kinds=("default",))
-        sizes = {name: _head_size(keys, name) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
+        sizes: dict[str, Any] = {
+            name: _head_size(keys, name) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+        }
         common = common_of(keys)
         return cls(
             q_lora_rank=None if data.get("q_lora_rank") is None else keys.positive_int("q_lora_rank"),
@@ -112,15 +118,6 @@ class DeepseekConfig:
             rope_interleave=keys.flag("rope_interleave", True),
             **common,
         )
-
-
-def _refuse_other_variants(keys: Keys) -> None:
-    """Raise for an option of DeepSeek's that would load without complaint and then compute something else."""
-    if keys.flag("attention_bias"):
-        raise keys.error("attention_bias true is not supported; no published DeepSeek uses it")
-    for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
-        if keys.data.get(key, only) != only:
-            raise keys.error(f"{key} {shown(keys.data[key])} is not supported, only {only!r}")
 
 
 def _head_size(keys: Keys, key: str, *, even: bool = False) -> int:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from specdebug.engine.model.loader import load_draft, load_target
+from tests.engine.model.helpers import layer_shapes
 
 Shapes = dict[str, tuple[int, ...]]
 ITEM_SIZES = {"BF16": 2, "F16": 2, "I64": 8, "BOOL": 1}
@@ -55,29 +56,20 @@ HEAD_8B = {key: value for key, value in LLAMA_3_1_8B.items() if key not in ("att
 }
 
 
-def decoder_layer(prefix: str, size_in: int) -> Shapes:
-    return {
-        f"{prefix}.self_attn.q_proj.weight": (4096, size_in),
-        f"{prefix}.self_attn.k_proj.weight": (1024, size_in),
-        f"{prefix}.self_attn.v_proj.weight": (1024, size_in),
-        f"{prefix}.self_attn.o_proj.weight": (4096, 4096),
-        f"{prefix}.mlp.gate_proj.weight": (14336, 4096),
-        f"{prefix}.mlp.up_proj.weight": (14336, 4096),
-        f"{prefix}.mlp.down_proj.weight": (4096, 14336),
-        f"{prefix}.post_attention_layernorm.weight": (4096,),
-    }
-
-
 def target_shapes() -> Shapes:
     shapes: Shapes = {"model.embed_tokens.weight": (128256, 4096), "model.norm.weight": (4096,)}
     for index in range(32):
-        shapes |= decoder_layer(f"model.layers.{index}", 4096)
+        shapes |= layer_shapes(f"model.layers.{index}", LLAMA_3_1_8B, 4096)
         shapes[f"model.layers.{index}.input_layernorm.weight"] = (4096,)
     return shapes | {"lm_head.weight": (128256, 4096)}
 
 
 # yuhuili/EAGLE-LLaMA3-Instruct-8B
-EAGLE: Shapes = {"embed_tokens.weight": (128256, 4096), "fc.weight": (4096, 8192), **decoder_layer("layers.0", 4096)}
+EAGLE: Shapes = {
+    "embed_tokens.weight": (128256, 4096),
+    "fc.weight": (4096, 8192),
+    **layer_shapes("layers.0", HEAD_8B, 4096),
+}
 # yuhuili/EAGLE3-LLaMA3.1-Instruct-8B, and SpecForge's heads for the same target
 EAGLE3: Shapes = {
     "d2t": (32000,),
@@ -85,7 +77,7 @@ EAGLE3: Shapes = {
     "fc.weight": (4096, 12288),
     "midlayer.hidden_norm.weight": (4096,),
     "midlayer.input_layernorm.weight": (4096,),
-    **decoder_layer("midlayer", 8192),
+    **layer_shapes("midlayer", HEAD_8B, 8192),
     "norm.weight": (4096,),
     "lm_head.weight": (32000, 4096),
 }

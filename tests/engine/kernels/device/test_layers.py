@@ -8,8 +8,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug.engine.kernels.kv_cache import KVDestination, write_kv
@@ -118,24 +116,6 @@ def test_queries_and_keys_turn_and_values_do_not(device, dtype, heads, kv_heads,
     near = rounding(2, 49**2, dtype=dtype, size=4.0)
     torch.testing.assert_close(turned.double().cpu().view_as(expected), expected, **near)
     assert torch.equal(turned.cpu()[:, (heads + kv_heads) * dim :], qkv[:, (heads + kv_heads) * dim :])
-
-
-@settings(max_examples=20)
-@given(
-    group=st.integers(1, 5),
-    kv_heads=st.integers(1, 4),
-    dim=st.sampled_from([2, 6, 16, 64]),
-    positions=st.lists(st.integers(0, 29), min_size=0, max_size=4),
-    seed=st.integers(0, 99),
-)
-def test_a_rotation_agrees_with_the_complex_product(device, group, kv_heads, dim, positions, seed):
-    rotary, table = table_of(group * kv_heads, kv_heads, dim, 30, device)
-    at = torch.tensor(positions, dtype=torch.int64)
-    qkv = torch.randn(len(positions), (group + 2) * kv_heads * dim, generator=torch.Generator().manual_seed(seed))
-    turned = qkv.to(device)
-    rotate(turned, at.to(device), table, (group + 1) * kv_heads, dim)
-    expected = torch.cat(rotary.split(qkv, rotary.at(at)), 1).view_as(qkv)
-    torch.testing.assert_close(turned.cpu(), expected, **rounding(2, size=4.0))
 
 
 def test_only_the_rows_own_heads_are_turned(device):

@@ -17,7 +17,7 @@ from tests.tolerance import rounding
 pytest.importorskip("triton")
 
 from specdebug.engine.kernels.triton.experts import MAX_ROWS, add_experts, route
-from specdebug.engine.kernels.triton.products import TILES, absorb_and_store, head_linear, skinny_gemm, tile_for
+from specdebug.engine.kernels.triton.products import TILES, absorb_and_store, head_linear, skinny_gemm
 
 CPU = torch.device("cpu")
 EPS = 1e-6
@@ -65,11 +65,6 @@ def test_slices_are_read_and_written_where_they_lie(device):
     torch.testing.assert_close(wide[:, 10:50].double(), expected, **rounding(64, dtype=x.dtype))
     assert not bool(wide[:, :10].any() or wide[:, 50:].any())
     assert torch.equal(x, before)
-
-
-def test_narrow_products_have_narrow_tiles():
-    assert all(tile_for(width) in TILES.values() for width in (1, 4096, 6144, 28672, 128256))
-    assert tile_for(4096).columns < tile_for(6144).columns
 
 
 # --- head by head, and before latent attention ---

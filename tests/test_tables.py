@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdebug.base.attention_plans import SHIPPED, AttentionPlan
-from specdebug.engine.attention.select import planner_class
+from specdebug.engine.attention.backend import planner_class
 from specdebug.engine.textbook.attention.planner import AttentionPlanner
 from specdebug.faults.acts.tensors import INDEX_SITES, NUMBER_SITES
 from specdebug.faults.catalogue import CLASSES

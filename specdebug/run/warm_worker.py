@@ -27,7 +27,7 @@ def prepare(commons: Sequence[Common]) -> None:
     """Called once, in the fork server. Whatever is wrong here is wrong in every worker, which will then say so."""
     import specdebug.engine.textbook.engine
     from specdebug.base.attention_plans import SHIPPED
-    from specdebug.engine.attention.select import planner_class
+    from specdebug.engine.attention.backend import planner_class
     from specdebug.patching import PatchError, apply
     from specdebug.patching.live import take_census
     from specdebug.workers.stack import versions

@@ -119,7 +119,7 @@ def test_a_package_whose_plan_cannot_be_used_is_named(
 
 
 def test_a_planner_that_is_not_there_is_named(bring: Callable[..., None]) -> None:
-    from specdebug.engine.attention.select import planner_class
+    from specdebug.engine.attention.backend import planner_class
 
     bring(record=RECORD.replace(":FlatPlanner", ":RoundPlanner"))
     said = r"the planner of attention plan 'flat' cannot be loaded from flat_planner:RoundPlanner"

@@ -16,7 +16,7 @@ from specdebug.targets.embedded import TARGET, EmbeddedSession, build_engine
 PROGRAM = """
 import json, sys
 from specdebug.base.attention_plans import SHIPPED
-from specdebug.engine.attention.select import planner_class
+from specdebug.engine.attention.backend import planner_class
 from specdebug.targets.embedded import TARGET, build_engine
 for plan in SHIPPED:  # as a fork server does
     for layout in ("mha", "mla"):

@@ -7,8 +7,7 @@ from functools import partial
 import torch
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
-from specdebug.engine.graph.forward import EngineParts
-from specdebug.engine.graph.runner import GraphTable, StaticBuffer, zero
+from specdebug.engine.graph.runner import EngineParts, GraphTable, StaticBuffer, zero
 from specdebug.engine.textbook.speculative.draft import (
     DraftInputs,
     DraftLoop,

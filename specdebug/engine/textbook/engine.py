@@ -14,11 +14,11 @@ from torch import Tensor
 from specdebug import async_probe
 from specdebug.base.assets import checkpoint_path, tokenizer_path
 from specdebug.base.errors import CheckpointError, InvalidOption
-from specdebug.engine.attention.select import make_backends, make_planner
+from specdebug.engine.attention.backend import make_backends, make_planner
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.device import upload
 from specdebug.engine.errors import RequestRejected
-from specdebug.engine.graph.forward import EngineParts
+from specdebug.engine.graph.runner import EngineParts
 from specdebug.engine.inspect import EngineView
 from specdebug.engine.memory.arena import FillPolicy, GuardViolation
 from specdebug.engine.memory.kv_pool import KVPool, kv_pool_of

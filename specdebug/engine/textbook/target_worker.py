@@ -12,8 +12,7 @@ from torch import Tensor
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.device import Readback, upload
-from specdebug.engine.graph.forward import EngineParts, StepForward
-from specdebug.engine.graph.runner import GraphTable, StaticBuffer, capture, launcher
+from specdebug.engine.graph.runner import EngineParts, GraphTable, StaticBuffer, StepForward, capture, launcher
 from specdebug.engine.graph.tables import ids
 from specdebug.engine.memory.arena import GuardViolation, Scratch
 from specdebug.engine.memory.kv_pool import KVPool

@@ -15,8 +15,7 @@ from typing import cast
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_oob
-from specdebug.engine.graph.forward import EngineParts
-from specdebug.engine.graph.runner import GraphTable, StaticBuffer, launcher
+from specdebug.engine.graph.runner import EngineParts, GraphTable, StaticBuffer, launcher
 from specdebug.engine.graph.tables import candidate_buffers, ids
 from specdebug.engine.memory.arena import ArenaLayout
 from specdebug.engine.model.interface import DraftModel, LayerAttention

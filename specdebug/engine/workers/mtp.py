@@ -21,8 +21,7 @@ from torch import Tensor
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
 from specdebug.base.errors import InvalidOption
 from specdebug.engine.device import upload
-from specdebug.engine.graph.forward import EngineParts, StepForward
-from specdebug.engine.graph.runner import GraphTable, StaticBuffer, launcher
+from specdebug.engine.graph.runner import EngineParts, GraphTable, StaticBuffer, StepForward, launcher
 from specdebug.engine.graph.tables import IDS, ids
 from specdebug.engine.kernels.cache_locs import verify_cache_locs
 from specdebug.engine.kernels.kv_cache import mtp_rows

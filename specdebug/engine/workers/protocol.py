@@ -13,8 +13,7 @@ from torch import Tensor
 from specdebug.engine.attention.backend import AttentionBackend
 from specdebug.engine.config import SpeculativeConfig
 from specdebug.engine.errors import EngineError
-from specdebug.engine.graph.forward import EngineParts
-from specdebug.engine.graph.runner import GraphRunner
+from specdebug.engine.graph.runner import EngineParts, GraphRunner
 from specdebug.engine.kernels.cache_locs import DraftCacheLocs
 from specdebug.engine.memory.arena import GuardViolation
 from specdebug.engine.memory.kv_pool import KVPool

@@ -14,7 +14,7 @@ import torch
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.errors import InvalidOption
 from specdebug.engine import progress
-from specdebug.engine.attention import select
+from specdebug.engine.attention import backend as select
 from specdebug.engine.attention.backend import TritonBackend
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.gpu import flash_attn as library

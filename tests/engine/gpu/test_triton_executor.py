@@ -14,8 +14,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from specdebug.base.attention_plans import SHIPPED
+from specdebug.engine.attention.backend import planner_class
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
-from specdebug.engine.attention.select import planner_class
 from specdebug.engine.attention.triton import TritonPlanner
 from specdebug.engine.gpu import triton_executor
 from specdebug.engine.gpu.triton_executor import TritonAttention

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.engine.attention.backend import TorchBackend
-from specdebug.engine.attention.select import make_planner
+from specdebug.engine.attention.backend import TorchBackend, make_planner
 from specdebug.engine.config import STEPS_IN_FLIGHT, EngineConfig
-from specdebug.engine.graph.forward import EngineParts, StepForward
-from specdebug.engine.graph.runner import GraphRunner, GraphTable, launcher
+from specdebug.engine.graph.runner import EngineParts, GraphRunner, GraphTable, StepForward, launcher
 from specdebug.engine.graph.tables import draft_table, extend_table, verify_table
 from specdebug.engine.kernels.cache_locs import assign_draft_cache_locs, verify_cache_locs
 from specdebug.engine.memory.arena import FillPolicy, Scratch

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from specdebug.engine.graph import runner as runner_module
-from specdebug.engine.graph.forward import ForwardLauncher
-from specdebug.engine.graph.runner import GraphRunner
+from specdebug.engine.graph.runner import ForwardLauncher, GraphRunner
 from specdebug.engine.textbook.speculative.verify import VerifyStage
 from specdebug.events import AheadDropped, Event, Launched
 from specdebug.run.judge import Judge

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nonfinite, maybe_detect_oob
 from specdebug.engine.config import SpeculativeConfig
-from specdebug.engine.graph.forward import Inputs, StepForward
+from specdebug.engine.graph.runner import Inputs, StepForward
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import DraftModel, LayerAttention
 from specdebug.engine.textbook.attention.planner import (

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from specdebug.async_probe import grouped, maybe_detect_nan, maybe_detect_nonfinite, maybe_detect_oob
-from specdebug.engine.graph.forward import ForwardLauncher, StepForward
-from specdebug.engine.graph.runner import Planned, padded_lens
+from specdebug.engine.graph.runner import ForwardLauncher, Planned, StepForward, padded_lens
 from specdebug.engine.memory.kv_pool import KVPool
 from specdebug.engine.model.interface import LayerAttention
 from specdebug.engine.model.models import TargetModel

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdebug.base.attention_plans import SHIPPED
-from specdebug.engine.attention.select import planner_class
+from specdebug.engine.attention.backend import planner_class
 from specdebug.engine.errors import IllegalAddress
 from specdebug.engine.textbook.attention.executor import TorchAttention, prepare
 from specdebug.engine.textbook.attention.flashinfer import FlashInferPlanner

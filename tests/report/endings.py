@@ -13,8 +13,7 @@ from specdebug.apps.evaluation.questions import ChoiceQuestion, QuestionSet
 from specdebug.apps.evaluation.run import Evaluated, MarkedAnswer
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
-from specdebug.campaign.loops.baseline import Against, GroupAgainst
-from specdebug.campaign.loops.compare import compare
+from specdebug.campaign.loops.compare import Against, GroupAgainst, compare
 from specdebug.campaign.loops.fault_matrix import Case, FaultMatrix
 from specdebug.campaign.loops.replay import ArmRun
 from specdebug.campaign.loops.replays import Replays

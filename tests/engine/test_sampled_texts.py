@@ -148,12 +148,3 @@ def test_some_texts_come_out_as_often_as_the_target_says(small: Small, name: str
 @pytest.mark.parametrize("name", CASES)
 def test_texts_come_out_as_often_as_the_target_says(small: Small, name: str) -> None:
     hold(small, name, 2500)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.draft is not None])
-def test_counting_texts_notices_drafts_that_are_accepted_too_often(small: Small, name: str) -> None:
-    """Of each worker and tree: at twice the odds the same count of texts is far from what the target says."""
-    case = CASES[name]
-    found = small.p_values(small.engine(case, threshold_acc=0.5), case, 2500)
-    assert min(found) < CREDIBLE**2, found

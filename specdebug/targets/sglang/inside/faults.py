@@ -87,7 +87,7 @@ class SeenAllocator:
 
 
 class SeenMemory:
-    """Pools and allocator, as ``engine.memory.kv_memory.KVMemory``."""
+    """Pools and allocator, as ``engine.textbook.memory.allocator.KVMemory``."""
 
     def __init__(self, allocator: Any, draft: Any) -> None:
         self._allocator = allocator

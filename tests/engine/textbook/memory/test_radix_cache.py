@@ -19,37 +19,6 @@ def _key(*tokens: int, lookahead: int = 1) -> RadixKey:
     return RadixKey(tokens, lookahead)
 
 
-@pytest.mark.parametrize(("lookahead", "length"), [(0, 2), (1, 2), (2, 1), (3, 0), (4, 0)])
-def test_a_slot_is_part_of_a_key_once_all_it_depends_on_follows(lookahead: int, length: int) -> None:
-    assert len(RadixKey([5, 6, 7], lookahead)) == length
-    assert len(RadixKey([5], lookahead)) == 0
-    assert len(RadixKey([], lookahead)) == 0
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "bigram", "unigram"),
-    [
-        ([1, 2, 3, 4], [1, 2, 3, 4], 3, 3),
-        ([1, 2, 3, 4], [1, 2, 3, 9], 2, 3),
-        ([1, 2, 3, 4], [1, 9, 3, 4], 0, 1),
-        ([1, 2, 3, 4], [9, 2, 3, 4], 0, 0),
-        ([1, 2, 3, 4, 5], [1, 2, 3], 2, 2),
-        ([1], [1, 2], 0, 0),
-        ([], [1, 2], 0, 0),
-    ],
-)
-def test_a_pair_differs_when_its_second_token_does(a: Any, b: Any, bigram: int, unigram: int) -> None:
-    for first, second in ((a, b), (b, a)):
-        assert RadixKey(first, 1).match_length(RadixKey(second, 1)) == bigram
-        assert RadixKey(first, 0).match_length(RadixKey(second, 0)) == unigram
-
-
-def test_a_slot_of_three_layers_differs_when_the_third_token_after_it_does() -> None:
-    first, second = _key(1, 2, 3, 4, 5, 6, lookahead=3), _key(1, 2, 3, 4, 5, 9, lookahead=3)
-    assert (len(first), first.match_length(second)) == (3, 2)
-    assert first.part(1, 3).match_length(second.part(1, 3)) == 1
-
-
 def test_insert_keeps_its_own_copy_of_slots_and_tokens() -> None:
     cache = RadixCache(page_size=1)
     row = torch.tensor([3, 4], dtype=torch.int32)

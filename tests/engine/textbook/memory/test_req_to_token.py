@@ -127,14 +127,6 @@ def test_with_guards_a_long_write_names_the_row_it_would_have_hit(row: int, vict
     assert [v.overran for v in table.check_guards()] == [4]
 
 
-def test_beyond_the_guard_lies_the_next_row() -> None:
-    table = _table(rows=2, width=4, guards=True, fill="zeros")
-    stride = table.table.stride(0)
-    table.write(1, 0, torch.arange(1, stride + 2))
-    assert table.slots(2, 0, 2).tolist() == [stride + 1, 0]
-    assert [v.victim for v in table.check_guards()] == ["req_to_token.row2"]
-
-
 @pytest.mark.parametrize("guards", [False, True])
 def test_leaving_the_table_is_an_illegal_address(guards: bool) -> None:
     table = _table(guards=guards)

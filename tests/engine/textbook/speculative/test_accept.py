@@ -172,19 +172,6 @@ def test_whole_paths_have_the_targets_joint_distribution(exact_draws) -> None:
     assert chi_square_p_value(counts, expected) > CREDIBLE
 
 
-def test_targets_of_few_tokens_never_emit_another() -> None:
-    """top-k and top-p leave exact zeros, with the drafts inside or outside what is left."""
-    probs = target_rows(seed=5)
-    kept = probs.topk(3, dim=-1)
-    probs = torch.zeros_like(probs).scatter_(-1, kept.indices, kept.values)
-    probs = probs / probs.sum(-1, keepdim=True)
-    counts: Counter[object] = Counter()
-    for nodes, emitted in draw(probs):
-        assert all(probs[node, token] > 0 for node, token in zip(nodes, emitted, strict=True))
-        counts[emitted[0]] += 1
-    assert chi_square_p_value(counts, as_mapping(probs[0])) > CREDIBLE
-
-
 def test_coin_between_the_drafts_mass_and_one_never_leaves_the_target() -> None:
     """The drafts hold all mass, but their float sum may stay below a coin: no other token may come out."""
     probs = torch.zeros(1, 6, VOCAB)

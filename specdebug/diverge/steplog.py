@@ -114,22 +114,15 @@ class StepLog:
         if not tensor.is_cpu:
             self._enqueue(call, batch)
             return
-        site = call.site
+        mark = self._mark(described(call), batch)
         if at is not None:
             tensor = call.rows()
         elif not tensor.is_contiguous() or not tensor.shape:
             tensor = tensor.contiguous() if tensor.shape else tensor.reshape(1)
-        shape: Sequence[int] = tensor.shape
-        if at is not None:
-            shape = (shape[1], shape[0], *shape[2:])
-        elif site in LISTS:
-            shape = ()
-        drafting = self.drafting and site == LOC
-        mark = _Mark(site, shape, tensor.dtype, None if at is None else at.shape, batch, drafting)
         content: list[int] | int
-        if not shape:
+        if not mark.shape:
             content = [list_hash(tensor)]
-        elif tensor.nbytes < LARGE or site.startswith("sampler."):
+        elif tensor.nbytes < LARGE or call.site.startswith("sampler."):
             content = self._into.staging.copy(tensor)
         else:  # at once: by the end of the step it is not in the caches any more
             marks, hashings = self._usual

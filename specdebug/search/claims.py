@@ -43,8 +43,7 @@ class RatioTest:
     down: float
 
     def ratio(self, failures: int, runs: int) -> float:
-        """Return the log of the runs' likelihood at ``above`` over that at ``below``, added up of those that ``failed``
-        and those that ``passed``, which add less than 0."""
+        """The log of the runs' likelihood at ``above`` over that at ``below``."""
         return failures * self.failed + (runs - failures) * self.passed
 
     @property

@@ -49,8 +49,7 @@ class Interval:
 
 
 def clopper_pearson(failures: int, runs: int, confidence: float) -> Interval:
-    """Return the exact interval for a number of runs that was fixed beforehand. Raises ValueError for counts and
-    confidences that cannot be."""
+    """The exact interval for a number of runs fixed beforehand. Raises ValueError for counts that cannot be."""
     from scipy.special import betaincinv
 
     _check(failures, runs, confidence)

@@ -62,8 +62,8 @@ def _only_elsewhere(module: str, plan: str) -> bool:
 
 @dataclass(frozen=True)
 class LatentCheck:
-    """One fix. ``guard``: the place of the guard, ``file:line`` in the engine; None where it is gone, and ``problem``
-    says how."""
+    """One fix. ``guard``: the guard's place, ``file:line`` in the engine; None where it is gone, as ``problem``
+    says."""
 
     toggle: Toggle
     guard: str | None
@@ -84,8 +84,8 @@ class LatentCheck:
 
 
 def check_latent(here: Installed, toggles: Iterable[Toggle]) -> list[LatentCheck]:
-    """Look for the guard of each fix that is latent in a release: nothing can reach its bug there. Raises
-    SpecDebugError where it cannot be read."""
+    """Look for the guard of each fix that nothing can reach in a release. Raises SpecDebugError where it cannot be
+    read."""
     checks = []
     for toggle in toggles:
         if (guard := toggle.latent_in.get(here.engine)) is None:
@@ -206,8 +206,7 @@ def plan_matrix(
     overrides: Mapping[str, Any] | None = None,
     target: TargetChoice | None = None,
 ) -> list[tuple[Toggle, list[ArmRun]]]:
-    """Return the rows of the matrix: each toggle as one of its scenarios shows it, with its runs, seed by seed, one
-    with the fix applied and one with it reverted."""
+    """Each toggle as one of its scenarios shows it, with its runs: seed by seed, with the fix applied, and reverted."""
     over, rows = LaidOver(overrides or {}, target), []
     for toggle in (each.shown_by(detection) for each in toggles for detection in each.detections):
         scenario, base = _base(library, toggle, over)

@@ -67,8 +67,8 @@ _STRAGGLER_S = 1.0
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a command: ``status`` is negative for the signal that killed it, ``output`` both ends of what it
-    printed, ``log`` what all of it says."""
+    """``status``: negative for a signal that killed it; ``output``: both ends of what it printed; ``log``: what all
+    says."""
 
     status: int
     timed_out: bool
@@ -90,8 +90,7 @@ class Processes:
         self._closed = False
 
     def run(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float | None = None) -> Ended:
-        """Run a command to its end; at its deadline its process group is killed. Raises CommandStopped when everything
-        is being closed, OSError when it cannot be started."""
+        """Run a command to its end, or to its deadline. Raises CommandStopped when all is being closed, or OSError."""
         begun = time.monotonic()
         with self._lock:
             if self._closed:

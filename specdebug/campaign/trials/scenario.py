@@ -89,16 +89,15 @@ class WarmSource(ABC):
 
     @abstractmethod
     def changed(self, trial: Trial) -> tuple[Scenario, Sequence[Toggle]]:
-        """Return the scenario as the trial has it, and the fixes that are reverted besides the arm's own. Raises
-        InvalidOption for options that do not go together."""
+        """The scenario as the trial has it, and the fixes reverted besides the arm's own. Raises InvalidOption."""
 
     def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
         """Return what an arm's end says of its trial. What it raises, :meth:`wait` raises."""
         return result_of(ended.outcome)
 
     def may_be_wrong(self, trial: Trial) -> bool:
-        """Return True if the change alone can have made the scenario wrong, so that a trial is untestable where any
-        other would end the search."""
+        """True if the change alone can have made the scenario wrong: then the trial is untestable, and the search goes
+        on."""
         return False
 
     def start(self, trial: Trial) -> None:

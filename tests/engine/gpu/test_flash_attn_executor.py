@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from specdebug.engine.gpu.flash_attn import (
 )
 from specdebug.engine.model.interface import StoredAttention
 from specdebug.engine.textbook.attention.executor import TorchAttention
-from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata
+from specdebug.engine.textbook.attention.planner import Metadata, PagedMetadata
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from tests.engine.attention import cases as worlds
 from tests.engine.attention.cases import (
@@ -92,45 +91,15 @@ def test_the_second_generation_attends_chains_over_large_pages(
         forward(PLANNER, case, True).check()
 
 
-def test_a_sequence_without_keys_attends_nothing() -> None:
-    """A length of zero, and a cascade of which one pass or both are empty."""
-    world = two_sequences((3, 2))
-    q, kv = torch.ones(2, Q_HEADS, DIM), torch.full((2, KV_HEADS, DIM), float("nan"))
-    loc = torch.zeros(2, dtype=torch.int64)  # NaN goes to padding: nobody may see it
-    slots = torch.stack([world.slots(0, 0, 3), torch.zeros(3, dtype=torch.int64)]).to(INT32)
-    paged = PagedMetadata(slots, torch.tensor([3, 0], dtype=INT32), torch.arange(3), 1, 1, causal=False)
-    empty = replace(paged, cache_seqlens=torch.zeros(2, dtype=INT32))
-    expected = TorchAttention(paged, world.pool, loc)(0, q, kv, kv)
-    executor = FlashAttnExecutor(FlashAttention3(Interface3()))
-    for plan in (paged, CascadeMetadata(paged, empty), CascadeMetadata(empty, paged)):
-        out = executor.bind(plan, world.pool, loc)(0, q, kv, kv)
-        torch.testing.assert_close(out, expected)
-        assert bool((out[1] == 0).all())
-    assert bool((executor.bind(CascadeMetadata(empty, empty), world.pool, loc)(0, q, kv, kv) == 0).all())
-
-
-def test_it_attends_by_its_newest_plan_and_where_the_model_wrote() -> None:
+def test_it_attends_where_the_model_wrote() -> None:
     world = two_sequences((4, 4))
     slots = torch.stack([world.slots(0, 0, 4), world.slots(1, 0, 4)]).to(INT32)
-    first = PagedMetadata(slots, torch.tensor([4, 4], dtype=INT32), torch.arange(3), 1, 1)
-    second = replace(first, cache_seqlens=torch.tensor([1, 3], dtype=INT32))
+    plan = PagedMetadata(slots, torch.tensor([4, 4], dtype=INT32), torch.arange(3), 1, 1)
     loc, kv = torch.stack([slots[0, 0], slots[1, 0]]).long(), torch.randn(2, 2, KV_HEADS, DIM)
     q = torch.randn(2, Q_HEADS, DIM)
-    bound = FlashAttnExecutor(FlashAttention3(Interface3())).bind(first, world.pool, loc)
+    bound = FlashAttnExecutor(FlashAttention3(Interface3())).bind(plan, world.pool, loc)
     assert isinstance(bound, StoredAttention)
-    for plan in (first, second):
-        bound.replan(plan)
-        expected = TorchAttention(plan, world.pool, loc)(1, q, kv[0], kv[1])
-        place = bound.destination(1)
-        place.k[place.slots], place.v[place.slots] = kv[0], kv[1]
-        torch.testing.assert_close(bound.attend(1, q), expected)
-
-
-def test_no_rows_are_no_call(interface: Interface3) -> None:
-    world = two_sequences((4, 4))
-    none = torch.zeros(0, dtype=torch.int64)
-    plan = PagedMetadata(torch.zeros((0, 1), dtype=INT32), torch.zeros(0, dtype=INT32), torch.zeros(1), 1, 1)
-    bound = FlashAttnExecutor(FlashAttention3(interface)).bind(plan, world.pool, none)
-    kv = torch.zeros(0, KV_HEADS, DIM)
-    assert bound(0, torch.zeros(0, Q_HEADS, DIM), kv, kv).shape == (0, Q_HEADS * DIM)
-    assert interface.calls == []
+    expected = TorchAttention(plan, world.pool, loc)(1, q, kv[0], kv[1])
+    place = bound.destination(1)
+    place.k[place.slots], place.v[place.slots] = kv[0], kv[1]
+    torch.testing.assert_close(bound.attend(1, q), expected)

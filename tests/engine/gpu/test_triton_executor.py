@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -18,12 +19,13 @@ from specdebug.engine.attention.backend import planner_class
 from specdebug.engine.attention.fa3 import FlashAttention3Planner
 from specdebug.engine.attention.triton import TritonPlanner
 from specdebug.engine.gpu import triton_executor
+from specdebug.engine.gpu.flash_attn import FlashAttention3, FlashAttnExecutor
 from specdebug.engine.gpu.triton_executor import TritonAttention
 from specdebug.engine.memory.arena import FillPolicy
 from specdebug.engine.memory.kv_pool import KVPool, MLAPool
 from specdebug.engine.model.interface import StoredAttention
 from specdebug.engine.textbook.attention.executor import TorchAttention
-from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata, RaggedMetadata
+from specdebug.engine.textbook.attention.planner import CascadeMetadata, Metadata, PagedMetadata
 from specdebug.engine.textbook.memory.mha_pool import MHAPool
 from tests.engine.attention import cases as worlds
 from tests.engine.attention.cases import (
@@ -38,6 +40,7 @@ from tests.engine.attention.cases import (
     two_sequences,
     uniform,
 )
+from tests.engine.attention.fake_flash_attn import Interface3
 from tests.interpreter import device, float_types
 
 __all__ = ["device"]
@@ -74,6 +77,9 @@ class OnDevice:
         out = self.attention(layer_id, *(tensor.to(self._device) for tensor in (q, k, v)))
         self._copy(self._pool, self._host, layer_id)
         return out.cpu()
+
+    def replan(self, metadata: Metadata) -> None:
+        self.attention.replan(moved(metadata, self._device))
 
     def attend(self, layer_id: int, q: Tensor) -> Tensor:
         self._copy(self._host, self._pool, layer_id)
@@ -178,43 +184,50 @@ def test_new_keys_are_written_before_they_are_attended_or_by_the_model_itself(de
     torch.testing.assert_close(bound.attend(1, q.to(device)).cpu(), expected)
 
 
-def test_a_sequence_without_keys_attends_nothing(device: torch.device) -> None:
+@pytest.fixture(params=["triton", "flash-attn"])
+def bind(request: pytest.FixtureRequest, device: torch.device) -> Callable[[Metadata, KVPool, Tensor], Any]:
+    """Binds a batch to this executor, or to flash-attn's over a stand-in for the library."""
+    if request.param == "triton":
+        return lambda plan, pool, loc: OnDevice(plan, pool, loc, device)
+    return FlashAttnExecutor(FlashAttention3(Interface3())).bind
+
+
+def test_a_sequence_without_keys_attends_nothing(request: pytest.FixtureRequest, bind: Any) -> None:
     """An empty list, a length of zero, and a cascade of which one pass or both are empty."""
     world = two_sequences((3, 2))
     q, kv = torch.ones(2, Q_HEADS, DIM), torch.full((2, KV_HEADS, DIM), float("nan"))
-    loc = torch.zeros(2, dtype=torch.int64)  # NaN goes to padding: nobody may see it
+    loc = torch.zeros(2, dtype=torch.int64)  # NaN goes to padding, which no query may see
     ragged = ragged_of([0, 3, 3], world.slots(0, 0, 4).to(INT32))
     slots = torch.stack([world.slots(0, 0, 3), torch.zeros(3, dtype=torch.int64)]).to(INT32)
     paged = PagedMetadata(slots, torch.tensor([3, 0], dtype=INT32), torch.arange(3), 1, 1, causal=False)
     empty = replace(paged, cache_seqlens=torch.zeros(2, dtype=INT32))
     expected = TorchAttention(paged, world.pool, loc)(0, q, kv, kv)
-    for plan in (ragged, paged, CascadeMetadata(paged, empty), CascadeMetadata(empty, paged)):
-        out = OnDevice(plan, world.pool, loc, device)(0, q, kv, kv)
+    lists = [ragged] if "triton" in request.node.callspec.id else []  # flash-attn's plan has page tables alone
+    for plan in (*lists, paged, CascadeMetadata(paged, empty), CascadeMetadata(empty, paged)):
+        out = bind(plan, world.pool, loc)(0, q, kv, kv)
         torch.testing.assert_close(out, expected)
         assert bool((out[1] == 0).all())
-    nothing = CascadeMetadata(empty, empty)
-    assert bool((OnDevice(nothing, world.pool, loc, device)(0, q, kv, kv) == 0).all())
+    assert bool((bind(CascadeMetadata(empty, empty), world.pool, loc)(0, q, kv, kv) == 0).all())
 
 
-def test_it_attends_by_its_newest_plan(device: torch.device) -> None:
+def test_it_attends_by_its_newest_plan(bind: Any) -> None:
     """All layers, with the workspace of the first."""
     world = two_sequences((4, 4))
-    first = ragged_of([0, 4, 8], torch.cat([world.slots(0, 0, 4), world.slots(1, 0, 4)]))
-    second = replace(first, kv_indptr=torch.tensor([0, 1, 3], dtype=INT32))
+    slots = torch.stack([world.slots(0, 0, 4), world.slots(1, 0, 4)]).to(INT32)
+    first = PagedMetadata(slots, torch.tensor([4, 4], dtype=INT32), torch.arange(3), 1, 1)
+    second = replace(first, cache_seqlens=torch.tensor([1, 3], dtype=INT32))
     loc, kv = torch.zeros(2, dtype=torch.int64), torch.zeros(2, KV_HEADS, DIM)
     q = world.draw(2, Q_HEADS, DIM).float()
-    bound = OnDevice(first, world.pool, loc, device)
+    bound = bind(first, world.pool, loc)
     for plan in (first, second):
-        bound.attention.replan(moved(plan, device))
+        bound.replan(plan)
         for layer in range(LAYERS):
             expected = TorchAttention(plan, world.pool, loc)(layer, q, kv, kv)
             torch.testing.assert_close(bound(layer, q, kv, kv), expected)
 
 
-def test_no_rows_are_no_launch(device: torch.device) -> None:
-    world = two_sequences((4, 4))
-    none = torch.zeros(0, dtype=torch.int64)
-    plan = RaggedMetadata(torch.zeros(1, dtype=INT32), none, torch.zeros(1, dtype=INT32), q_len=1)
+def test_no_rows_are_no_launch(bind: Any) -> None:
+    world, none = two_sequences((4, 4)), torch.zeros(0, dtype=torch.int64)
+    plan = PagedMetadata(torch.zeros((0, 1), dtype=INT32), torch.zeros(0, dtype=INT32), torch.zeros(1), 1, 1)
     kv = torch.zeros(0, KV_HEADS, DIM)
-    out = OnDevice(plan, world.pool, none, device)(0, torch.zeros(0, Q_HEADS, DIM), kv, kv)
-    assert out.shape == (0, Q_HEADS * DIM)
+    assert bind(plan, world.pool, none)(0, torch.zeros(0, Q_HEADS, DIM), kv, kv).shape == (0, Q_HEADS * DIM)

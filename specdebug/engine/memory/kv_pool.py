@@ -15,6 +15,7 @@ from torch import Tensor
 from specdebug.async_probe import maybe_detect_nan, maybe_detect_oob
 from specdebug.base.plugins import PluginRegistry
 from specdebug.engine.kernels.kv_cache import KVDestination
+from specdebug.engine.model.interface import Heads
 from specdebug.engine.textbook.memory.mha_pool import MHAPool, PoolSizes, SlotBuffers
 
 
@@ -58,13 +59,10 @@ class KVPool(Protocol):
     Slots 0 .. P-1 are padding: they start as zeros, and the padded rows of a graph batch write there.
     """
 
-    @property
-    def size(self) -> int:
-        """Slots, those of the padding included."""
-
-    @property
-    def num_layers(self) -> int:
-        """Layers that write here."""
+    size: int
+    """Slots, those of the padding included."""
+    num_layers: int
+    """Layers that write here."""
 
     @property
     def device(self) -> torch.device:
@@ -97,20 +95,11 @@ class KVPool(Protocol):
         """Where :meth:`write` would write, for a kernel that makes k and v and writes them itself."""
 
 
-class CachedModel(Protocol):
-    """A model, as far as a pool has to know it to hold its KV. ``kv_layout``: a name in ``KV_POOLS``. head_dim: the
-    width of a key. value_dim: of a value, which ``mha`` does not ask for: there it is that of a key."""
+class CachedModel(Heads, Protocol):
+    """A model, as far as a pool has to know it to hold its KV."""
 
     @property
-    def kv_layout(self) -> str: ...
-    @property
     def num_layers(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def value_dim(self) -> int: ...
 
 
 class MakeKVPool(Protocol):

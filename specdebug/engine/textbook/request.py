@@ -166,25 +166,19 @@ class Request:
 
 
 @dataclass(frozen=True)
-class PrefillBatch:
+class PrefillBatch(ExtendLayout):
     """Prompt chunks, one per request, one after another.
 
-    prefix_lens, extend_lens, req_pool_indices: int64 [B]. input_ids, positions, out_cache_loc: int64 [Σext].
-    final: bool [B], true where the chunk ends the prompt. next_prompt_ids: int64 [B], the prompt token after the chunk
-    (0 when there is none). prefix_lens_cpu, extend_lens_cpu, ends_prompt: lengths and ``final`` as the host knows them.
+    input_ids, positions, out_cache_loc: int64 [Σext]. final: bool [B], true where the chunk ends the prompt, and as the
+    host knows it, ``ends_prompt``. next_prompt_ids: int64 [B], the prompt token after the chunk, 0 if there is none.
     """
 
     requests: tuple[Request, ...]
-    prefix_lens: Tensor
-    extend_lens: Tensor
-    req_pool_indices: Tensor
     input_ids: Tensor
     positions: Tensor
     out_cache_loc: Tensor
     final: Tensor
     next_prompt_ids: Tensor
-    prefix_lens_cpu: tuple[int, ...]
-    extend_lens_cpu: tuple[int, ...]
     ends_prompt: tuple[bool, ...]
 
     @classmethod
@@ -215,12 +209,6 @@ class PrefillBatch:
     def chunks(self) -> Iterator[tuple[Request, int, int]]:
         """Each request, the position at which its chunk starts, and the chunk's length, as the host knows them."""
         return zip(self.requests, self.prefix_lens_cpu, self.extend_lens_cpu, strict=True)
-
-    def layout(self) -> ExtendLayout:
-        """The lengths and rows for an attention plan."""
-        return ExtendLayout(
-            self.req_pool_indices, self.prefix_lens, self.extend_lens, self.prefix_lens_cpu, self.extend_lens_cpu
-        )
 
     def last_rows(self) -> Tensor:
         """Row of each request's last token: int64 [B]."""

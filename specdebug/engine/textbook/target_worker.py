@@ -105,7 +105,7 @@ class TargetWorker:
     def prefill(self, batch: PrefillBatch) -> tuple[Tensor, Tensor]:
         """Write the chunks' KV; the token sampled after each, int64 [B], and the features of every token, [Σext, F]."""
         maybe_detect_oob(batch.input_ids, 0, self.model.config.vocab_size, "target_prefill.input_ids")
-        metadata = self._planner.extend(batch.layout(), self._workspace)
+        metadata = self._planner.extend(batch, self._workspace)
         attention = self._attention.bind(metadata, self.pool, batch.out_cache_loc)
         output = self.model.forward(batch.input_ids, batch.positions, attention, self._aux_layers)
         features = output.hidden if output.aux is None else output.aux

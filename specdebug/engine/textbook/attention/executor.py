@@ -50,7 +50,8 @@ class AttentionPass:
             start, stop = self.span
             if stop > pool.size:
                 raise IllegalAddress("attention.kv_cache", f"slot {stop - 1} of a pool of {pool.size}")
-            return *(side[start:stop].unsqueeze(0).transpose(1, 2) for side in (k, v)), value_dim
+            k, v = (side[start:stop].unsqueeze(0).transpose(1, 2) for side in (k, v))
+            return k, v, value_dim
         assert self.slots is not None
         flat = self.slots.view(-1)
         shape = (*self.slots.shape, *k.shape[1:])

@@ -118,7 +118,7 @@ class EagleDrafter:
         input_ids = torch.roll(batch.input_ids, -1)
         input_ids[last] = tail
         maybe_detect_oob(input_ids, 0, self._parts.vocab_size, "draft_prefill.input_ids")
-        hidden = self._run(batch.layout(), input_ids, batch.positions, features, batch.out_cache_loc)
+        hidden = self._run(batch, input_ids, batch.positions, features, batch.out_cache_loc)
         with grouped():
             self._pool.probe_written(batch.out_cache_loc)
             maybe_detect_nan(hidden, "draft_prefill.hidden_states")

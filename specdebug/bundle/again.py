@@ -29,7 +29,8 @@ from specdebug.bundle.partings import TARGET, Parting, partings
 from specdebug.campaign.loops.replay import Progress, Replay
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.workers.child import WorkerStartError
-from specdebug.workers.job import Job, WorkerEnd
+from specdebug.workers.job import Job
+from specdebug.workers.pool import run_one
 
 if TYPE_CHECKING:
     from specdebug.bundle.content import Bundle
@@ -87,32 +88,17 @@ def explain(pool: WorkerPool, bundle: Bundle, steps: Sequence[str]) -> tuple[Wei
     """The partings of the bundle's trace from ``steps``, weighed, in order; none where the bundle's cannot be read."""
     found = partings(bundle.requests.requests, bundle.recorded.steps, steps) or ()
     heavy = [parting for parting in found if parting.kind in ("token", "draft")]
-    listener = _Scales()
+    weights: dict[int, dict[str, Any]] = {}  # a worker that ends badly has weighed less; that is then said
     if heavy and bundle.run.target == DEFAULT:
         limits = bundle.run.scenario.limits
         payload = {"shape": bundle.run.shape, "partings": heavy}
         with contextlib.suppress(WorkerStartError):  # the arm's own result stands; that they were not weighed is said
-            pool.run([Job("weighing", TARGET, payload, limits.timeout_s, float(limits.memory_mb))], listener)
-    weights = {id(parting): listener.weights.get(number, {}) for number, parting in enumerate(heavy)}
+            job = Job("weighing", TARGET, payload, limits.timeout_s, float(limits.memory_mb))
+            for event in run_one(pool, job)[0]:
+                if event["event"] == "weighed":
+                    told = {"gap": float(event["gap"]), "allowed": float(event["allowed"])}
+                    weights[id(heavy[event["number"]])] = {**told, "preferred": event["preferred"]}
     return tuple(Weighed(parting, **weights.get(id(parting), {})) for parting in found)
-
-
-class _Scales:
-    """The reports of the worker that weighs. One that ends badly has weighed less; that is then said."""
-
-    def __init__(self) -> None:
-        self.weights: dict[int, dict[str, Any]] = {}
-
-    def started(self, job: Job) -> None: ...
-
-    def event(self, job: Job, event: dict[str, Any]) -> None:
-        if event["event"] == "weighed":
-            gap, allowed = float(event["gap"]), float(event["allowed"])
-            self.weights[event["number"]] = {"gap": gap, "allowed": allowed, "preferred": event["preferred"]}
-
-    def ended(self, job: Job, end: WorkerEnd) -> None: ...
-
-    def waiting(self) -> None: ...
 
 
 Status = Literal["exact", "rounding", "different", "interrupted"]

@@ -184,6 +184,6 @@ def test_a_planted_fault_is_named_with_both_values(capsys: pytest.CaptureFixture
     assert found["arms"] == ["base", f"base (fault {fault})"]
     first, values = found["first"], found["values"]
     assert (first["what"], first["step"], first["site"], first["request"]) == ("value", 3, "draft.bonus", "r.1")
-    assert values["index"] == [1]
+    assert values["index"] == [0]
     assert values["left"] != values["right"]
     assert found["after"][0]["step"] == 3

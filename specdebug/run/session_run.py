@@ -44,7 +44,7 @@ _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory"
 def violation_of(error: BaseException, step: int) -> Violation:
     """Classify ``error``, raised during ``step``. In this order: the failure of a session's engine elsewhere, which
     says what it is; an asserting probe (its message names kind and site), the engine's own errors that carry a site, a
-    failure of the device (see ``device_errors.py``; ``data`` says whether the device is lost), memory exhausted, an
+    failure of the device (see ``verdict/deaths.py``; ``data`` says whether the device is lost), memory exhausted, an
     index outside its tensor (on a GPU an illegal address), a failed ``assert``, anything else."""
     from specdebug.async_probe import parse_message
     from specdebug.engine.errors import IllegalAddress, PlanAssertion

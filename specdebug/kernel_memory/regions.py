@@ -1,13 +1,9 @@
 """Pointers that carry their origin, the memory that they may reach, and whose memory an address is.
 
-The bits of an address that no machine uses hold a tag. Whatever a kernel does with a pointer (add, broadcast, select,
-reshape, gather), every lane keeps the tag of what it was computed from. An address is held as ``tag << BITS`` plus the
-plain address, so an offset may lead far in front of a tensor or behind it, 2^49 bytes either way, and the tag is still
-told; 0 is the tag of a plain address.
-
-The owners of memory are the live tensors of the process, found through the garbage collector. A look is taken when an
-address comes up that no known tensor holds, among the youngest objects first, and at most one a launch at those of each
-age, because no tensor is made while a kernel runs.
+An address is held as ``tag << BITS`` plus the plain address: every lane keeps the tag of what it was computed from, and
+an offset may lead 2^49 bytes in front of a tensor or behind it; 0 is the tag of a plain address. Owners of memory are
+the live tensors of the process, found through the garbage collector when an address comes up that no known tensor
+holds: among the youngest objects first, and at most one look a launch at those of each age.
 """
 
 from __future__ import annotations

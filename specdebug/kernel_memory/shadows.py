@@ -1,14 +1,10 @@
 """The shadows of tensors: they take in what is stored, and say which loads are not right.
 
-Of a KV pool (``WrittenSlots``): which slots have been written since they were handed out. A buffer's dimension 0 is its
-slots. A slot counts as written once anything was stored to it, and as unwritten again when it is given back. Slots in
-front, which padding writes and reads, always count as written.
-
-Of a graph's static buffers (``StampedBuffers``): which replay last wrote each element. A graph reads them whole, rows
-of padding included. What neither this replay's preparation nor the replay itself has written is of an earlier batch,
-unless nothing but the capture ever wrote it: that stays as it was made. Time is cut into phases, numbered from 1 on:
-the replays, and what lies between two. Phase 0 is all until the first batch, captures included. An element's stamp is
-the phase that last wrote it.
+Of a KV pool (``WrittenSlots``): which slots have been written since they were handed out. Slots in front, which padding
+writes and reads, always count as written. Of a graph's static buffers (``StampedBuffers``): which replay last wrote an
+element. What neither this replay's preparation nor the replay itself has written is of an earlier batch, unless nothing
+but the capture ever wrote it. Time is cut into phases, numbered from 1 on: the replays, and what lies between two.
+Phase 0 is all until the first batch, captures included. An element's stamp is the phase that last wrote it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,10 @@
 """The fa3 plan executed by flash-attn on CUDA: its installed generation, what that can attend, and the executor.
 
-FlashAttention-3 (Shah et al., 2024, arXiv 2407.08608) is the module ``flash_attn_interface``: Hopper only, pages of any
-size. FlashAttention-2 (Dao, 2023, arXiv 2307.08691) is the package ``flash_attn``: pages of a multiple of 256 slots, so
-a tree's own nodes, whose pages are single slots, are beyond it.
-
-The library reads page tables and lengths on the device and splits keys by shapes, so a captured graph attends whatever
-its metadata buffers hold at replay: one call a layer, or two and a merge for a cascade. Some of its kernels multiply
-what lies behind a sequence's end in its last page by a weight of zero: where unwritten memory is NaN (``memory.fill:
-nan``), only ours never read it.
-
-Written from the published signatures and docstrings (``flash_attn_with_kvcache`` of both, and
-``flash_attn_varlen_func`` with a block table), and tested against a stand-in with those signatures only: it has not
-been run with the library itself.
+FlashAttention-3 (Shah et al., 2024, arXiv 2407.08608): Hopper only, pages of any size. FlashAttention-2 (Dao, 2023,
+arXiv 2307.08691): pages of a multiple of 256 slots, so that trees are beyond it. Some kernels multiply what lies behind
+a sequence's end in its last page by a weight of zero: where unwritten memory is NaN (``memory.fill: nan``), only ours
+never read it. Written from the published signatures and docstrings, and tested against a stand-in with those only: it
+has not been run with the library itself.
 """
 
 from __future__ import annotations

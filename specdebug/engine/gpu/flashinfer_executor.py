@@ -2,18 +2,11 @@
 its kernels for latent attention.
 
 FlashInfer schedules a batch on the host (``plan``) from the lengths that the host knows, so that nothing waits for the
-device; its kernels attend what the device's metadata says, wrong or not. With one query per sequence the host may know
-of more keys than there are. With several both must agree: partial results are laid out by the device's length and
-merged by the host's. Keys beyond the schedule are never attended. One query per sequence runs on tensor cores too, as
-FlashInfer advises for grouped queries: its other decode kernel does not end when the schedule is longer than the
-sequence, and would be a second module to compile.
-
-The kernels for latents take a sequence's keys from the host's schedule alone, and know no masks. A step that is begun
-ahead has bounds on its lengths, and a tree has a mask: there verify and draft forwards run on our Triton kernels, while
-prefills, plain decodes and draft extends run here. Their schedule has one layout for all batches, so that a captured
-graph is planned anew where it was.
-
-Everything runs on one stream: attentions share scratch memory.
+device; its kernels attend what the device's metadata says. With one query per sequence the host may know of more keys
+than there are. With several both must agree: partial results are laid out by the device's length and merged by the
+host's. One query per sequence runs on tensor cores too: the other decode kernel does not end when the schedule is
+longer than the sequence. The kernels for latents take keys from the host's schedule alone, and know no masks: verify
+and draft forwards run on our Triton kernels there. Everything runs on one stream: attentions share scratch memory.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Top-k and top-p through FlashInfer: on CUDA it finds which tokens are kept without sorting the vocabulary.
 
-Only that is taken from the library: its sums are added up in any order, and it makes zeros of a row of NaNs, which a
-debugger must not. It keeps every token as likely as the last one kept, as the sampler does; where the mass reaches
-``top_p`` up to rounding, the two may differ by a token, as torch does between devices.
-
-The kernels are a module of their own for nvcc to compile. They are used where that was done before; on the first draw
-it is done only where attention is FlashInfer's too: under another plan torch samples rather than wait.
+Only that is taken from the library: its sums are added up in any order, and it makes zeros of a row of NaNs. Where the
+mass reaches ``top_p`` up to rounding, it and the sampler may differ by a token. The kernels are a module of their own:
+on the first draw it is compiled only where attention is FlashInfer's too; else torch samples rather than wait.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """A decoder layer with multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1), its up-projections absorbed,
 and DeepSeek-V3's routed experts (arXiv 2412.19437, 2.1.2).
 
-Each token stores one row for all heads: its normed latent c and a rotated key part. Keys and values of head h would be
-c W_UK[h] and c W_UV[h]. As q . (c W_UK[h]) = (q W_UK[h]^T) . c, queries are brought into the latent's space instead,
-all heads attend the rows as they are, and what comes out is brought back by W_UV. So every forward, prefill included,
-reads the pool alone.
-
-Experts come in groups. A group is ranked by the sum of its best two; of the best groups the best experts are chosen, by
-sigmoid scores that a bias corrects for the choice alone. The experts that every token has are kept behind those, and
-are in every choice with weight 1.
+Each token stores one row for all heads: its normed latent c and a rotated key part. As q . (c W_UK[h]) =
+(q W_UK[h]^T) . c, queries are brought into the latent's space, all heads attend the rows as they are, and the result is
+brought back by W_UV. A group of experts is ranked by the sum of its best two; of the best groups the best experts
+are chosen, by sigmoid scores that a bias corrects for the choice alone.
 """
 
 from __future__ import annotations

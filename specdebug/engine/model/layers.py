@@ -1,12 +1,9 @@
 """Products with a few rows, RMS norm, and the decoder layer that the target and draft heads share.
 
-A weight always has the shape [in, out]. On a CPU it is stored so, which makes the product of a few rows twice as fast.
-Elsewhere it is a view of [out, in], as checkpoints hold it: a GPU's kernels for a few rows then read each output's
-weights as one run. Weights are plain tensors fused at load (q, k, v in one; gate and up in one). On a CPU in f32 a
-norm's gain is folded into the linear layer after it, and the norm is three kernels (``vector_norm``, ``hypot``,
-``div``): at batch 1 they took 8 us, ``F.rms_norm`` 21, and kernels' fixed cost is most of a small model's step. In bf16
-and fp16 folding would round the weights a second time. On a GPU norm, rotation and activation are one kernel each, and
-a layer is seven launches besides attention.
+A weight always has the shape [in, out]. On a CPU it is stored so, which makes the product of a few rows twice as fast;
+elsewhere it is a view of [out, in], so that a GPU reads each output's weights as one run. On a CPU in f32 a norm's gain
+is folded into the linear layer after it, and the norm is three kernels: at batch 1 they took 8 us, ``F.rms_norm`` 21.
+In bf16 and fp16 folding would round the weights a second time.
 """
 
 from __future__ import annotations

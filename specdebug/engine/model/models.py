@@ -1,10 +1,4 @@
-"""The models that the engine runs: a target, and the drafts for it.
-
-A target is a decoder over a flat batch of tokens; its layers are Llama's, or another family's. An EAGLE head fuses the
-token's embedding and the target's hidden by one linear, then has decoder layers. The target's own ``lm_head`` reads its
-hidden as it is: there is no final norm. The first layer of published heads has no input norm either; one that is in the
-file is used.
-"""
+"""The models that the engine runs: a target, whose layers are Llama's or another family's, and the drafts for it."""
 
 from __future__ import annotations
 

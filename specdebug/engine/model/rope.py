@@ -1,9 +1,8 @@
 """Rotary position embedding as one complex product over the fused q, k and v of a token.
 
-To rotate a pair (a, b) by an angle is to multiply a + ib by e^(i angle). With pairs adjacent in memory (the loader
-interleaves the rows of the q and k projections, see ``interleave_pairs``), the fused row is a row of complex numbers,
-and one in-place multiplication turns every head; value heads are multiplied by one. That is two small operations a
-layer, where slicing, negating and concatenating halves takes six. On a GPU one kernel does it, the look-up included.
+To rotate a pair (a, b) by an angle is to multiply a + ib by e^(i angle). With pairs adjacent in memory
+(``interleave_pairs``) the fused row is a row of complex numbers, and one in-place product turns every head; value heads
+are multiplied by one. On a GPU one kernel does it, the look-up included.
 """
 
 from __future__ import annotations

@@ -25,12 +25,7 @@ from specdebug.engine.textbook.speculative.draft import DraftInputs, DraftLoop, 
 from specdebug.engine.textbook.speculative.verify import VerifyForward, VerifyInputs
 from specdebug.engine.textbook.target_worker import DecodeForward, DecodeInputs, decode_table
 from specdebug.engine.workers.frozen_kv import FrozenKVInputs, FrozenKVLoop, frozen_kv_table, last_positions
-from specdebug.engine.workers.mtp import (
-    MTPExtendForward,
-    MTPExtendInputs,
-    mtp_states,
-    mtp_table,
-)
+from specdebug.engine.workers.mtp import MTPExtendForward, MTPExtendInputs, mtp_states, mtp_table
 from specdebug.engine.workers.registry import part_of
 from specdebug.events import Observers
 from tests.engine.attention.cases import random_tree

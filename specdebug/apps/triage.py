@@ -177,7 +177,9 @@ def _damage(toggle: Toggle, main: Finding) -> Iterator[Weighed]:
 
 def _likely(toggle: Toggle, scenario: Scenario, facts: Facts) -> Iterator[Weighed]:
     """Points for and against a fix by the tracebacks and the setting of the log."""
-    if through := sorted(facts.functions & _functions(toggle)):
+    foreign = [patch for versions in toggle.foreign.values() for patches in versions.values() for patch in patches]
+    changed = {patch.qualname.rpartition(".")[2] for patch in (*toggle.patches, *foreign) if patch.qualname}
+    if through := sorted(facts.functions & changed):
         yield 3, f"a traceback passes through {', '.join(through)}, which it changes"
     if facts.cached_tokens is not None and toggle.family == "cache hit":
         yield 2, f"it is about prefix cache hits, and the log has one ({facts.cached_tokens} cached tokens)"
@@ -195,12 +197,6 @@ def _likely(toggle: Toggle, scenario: Scenario, facts: Facts) -> Iterator[Weighe
             (1 if facts.page_size > 1 else -1),
             f"its scenario has pages of {pages} slots, the log of {facts.page_size}",
         )
-
-
-def _functions(toggle: Toggle) -> set[str]:
-    """Names of the functions that a fix changes, here and in other engines."""
-    foreign = [patch for versions in toggle.foreign.values() for patches in versions.values() for patch in patches]
-    return {patch.qualname.rpartition(".")[2] for patch in (*toggle.patches, *foreign) if patch.qualname}
 
 
 @dataclass(frozen=True)

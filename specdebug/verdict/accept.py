@@ -43,7 +43,10 @@ class AcceptSample:
     def of(cls, requests: Sequence[RequestResult]) -> AcceptSample:
         """The sample of one group's requests."""
         lengths = [length for request in requests for length in request.accept_lengths]
-        texts = {request.rid: _text(request) for request in requests[:MAX_TEXTS]}
+        texts = {}
+        for request in requests[:MAX_TEXTS]:
+            digest = hashlib.blake2b(repr(request.output_ids).encode(), digest_size=4).hexdigest()
+            texts[request.rid] = f"{digest}:{len(request.accept_lengths)}"
         return cls(mean(lengths), len(lengths), spread(lengths), texts)
 
     def interval(self, now: AcceptSample | None = None) -> tuple[float, float]:
@@ -91,11 +94,6 @@ def accept_drop(group: str, got: float, wanted: float, verifies: int, detail: st
 def not_judged(group: str, verifies: int) -> str:
     """The note on a group of too few verifies."""
     return f"accept length of group {group} not judged: {verifies} verifies, fewer than {MIN_VERIFIES}"
-
-
-def _text(request: RequestResult) -> str:
-    digest = hashlib.blake2b(repr(request.output_ids).encode(), digest_size=4).hexdigest()
-    return f"{digest}:{len(request.accept_lengths)}"
 
 
 def _verifies(text: str) -> int:

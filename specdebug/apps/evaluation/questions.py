@@ -198,21 +198,16 @@ def prompts_of(found: QuestionSet, ask: Ask, shots: int | None) -> list[str]:
     for question in found.questions:
         about = f" about {question.subject.replace('_', ' ')}" if question.subject else ""
         head = f"The following are multiple choice questions (with answers){about}.\n\n"
-        examples = _examples(found, question, shots)
-        worked = "".join(f"{_block(each)} {ascii_uppercase[each.answer]}\n\n" for each in examples)
+        examples = found.examples.get(question.subject, ())
+        if shots is not None and shots > len(examples):
+            of = f" of {question.subject}" if question.subject else ""
+            raise SpecDebugError(
+                f"{question.place}: {shots} worked examples are asked for, and there are {len(examples)}{of}; "
+                "they are read from *_dev.csv beside *_test.csv"
+            )
+        worked = "".join(f"{_block(each)} {ascii_uppercase[each.answer]}\n\n" for each in examples[:shots])
         prompts.append(f"{head}{worked}{_block(question)}")
     return prompts
-
-
-def _examples(found: QuestionSet, question: ChoiceQuestion, shots: int | None) -> Sequence[ChoiceQuestion]:
-    there = found.examples.get(question.subject, ())
-    if shots is not None and shots > len(there):
-        about = f" of {question.subject}" if question.subject else ""
-        raise SpecDebugError(
-            f"{question.place}: {shots} worked examples are asked for, and there are {len(there)}{about}; "
-            "they are read from *_dev.csv beside *_test.csv"
-        )
-    return there[:shots]
 
 
 def _block(question: ChoiceQuestion) -> str:

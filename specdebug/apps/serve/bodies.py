@@ -137,9 +137,11 @@ def read_generate(data: Any, model: ModelText, context_length: int) -> AskedBody
     fields = Fields(data)
     prompts, single = _generate_prompts(fields, model, context_length)
     count = len(prompts)
-    samplings = [
-        _sampling_params(Fields(each, path), model) for each, path in _each(fields, "sampling_params", count, {})
-    ]
+    samplings = []
+    for each, path in _each(fields, "sampling_params", count, {}):
+        params = Fields(each, path)
+        samplings.append(read_sampling(params, model, 128, least_tokens=0))
+        params.close(SAMPLING_NEUTRAL)
     rids = _rids(fields, count, single)
     wanted = [read(each, path, Item.boolean) for each, path in _each(fields, "return_logprob", count, False)]
     tops = [whole(each, path, 0, MAX_LOGPROBS) for each, path in _each(fields, "top_logprobs_num", count, 0)]
@@ -258,12 +260,6 @@ def read_sampling(
     skip_special, keep_stop = fields.switch("skip_special_tokens", True), fields.switch("no_stop_trim", False)
     samples = fields.whole("n", 1, 1, MAX_SAMPLES)
     return SamplingFields(engine, stops, skip_special, keep_stop, silent=not tokens, samples=samples)
-
-
-def _sampling_params(fields: Fields, model: ModelText) -> SamplingFields:
-    sampling = read_sampling(fields, model, 128, least_tokens=0)
-    fields.close(SAMPLING_NEUTRAL)
-    return sampling
 
 
 def _sampled(asked: Sequence[AskedPrompt], path: str) -> tuple[AskedPrompt, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from train_target import MAX_POSITIONS
 from training import base_config, layer_weights, scaled_normal
 
-from specdebug.reference import ModelConfig
+from specdebug.reference.config import ModelConfig
 
 KINDS = ("eagle", "eagle3", "nextn", "mtp", "assistant")
 DRAFT_VOCAB_SIZE = 1280

@@ -20,22 +20,18 @@ from training import corpus_tokens
 
 from specdebug.base import corpus
 from specdebug.base.assets import checkpoint_path, tokenizer_path
-from specdebug.reference import (
+from specdebug.reference.config import ModelConfig
+from specdebug.reference.draft import (
     AssistantHead,
-    DenseCache,
-    Draft,
-    ModelConfig,
     MTPHead,
     accept_lengths,
     assistant_matches,
     chain_matches,
     frozen_kv,
-    greedy_generate,
-    load_draft,
-    load_weights,
     mtp_matches,
-    target_forward,
 )
+from specdebug.reference.target import DenseCache, greedy_generate, target_forward
+from specdebug.reference.weights import Draft, load_draft, load_weights
 
 
 @dataclass(frozen=True)

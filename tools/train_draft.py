@@ -28,24 +28,20 @@ from training import autocast, corpus_tokens, crops, save_checkpoint, train
 
 from specdebug.base import corpus
 from specdebug.base.assets import checkpoint_path, tokenizer_path
-from specdebug.reference import (
+from specdebug.reference.config import ModelConfig
+from specdebug.reference.draft import (
     AssistantHead,
-    DenseCache,
-    Draft,
     DraftHead,
-    ModelConfig,
     MTPHead,
     assistant_logits,
     assistant_unroll,
     draft_logits,
     draft_unroll,
     frozen_kv,
-    greedy_generate,
-    join_draft,
-    load_weights,
     mtp_unroll,
-    target_forward,
 )
+from specdebug.reference.target import DenseCache, greedy_generate, target_forward
+from specdebug.reference.weights import Draft, join_draft, load_weights
 
 NUM_STEPS = 5
 STEP_DECAY = 0.85

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from training import autocast, base_config, corpus_tokens, crops, layer_weights, save_checkpoint, scaled_normal, train
 
 from specdebug.base import corpus
-from specdebug.reference import LatentAttention, ModelConfig, target_forward
+from specdebug.reference.config import LatentAttention, ModelConfig
+from specdebug.reference.target import target_forward
 
 MAX_POSITIONS = 8192
 WEIGHT_DECAY = 0.5

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from specdebug.base import corpus
-from specdebug.reference import ModelConfig
+from specdebug.reference.config import ModelConfig
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0

@@ -11,24 +11,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.reference import (
-    AssistantHead,
-    DenseCache,
-    Draft,
-    DraftHead,
-    ModelConfig,
-    MTPHead,
-    Way,
-    draft_kv,
-    frozen_kv,
-    load_draft,
-    load_weights,
-    mtp_kv,
-    target_forward,
-)
+from specdebug.reference.config import ModelConfig
+from specdebug.reference.draft import AssistantHead, DraftHead, MTPHead, draft_kv, frozen_kv, mtp_kv
 from specdebug.reference.drafting import DraftedText
-from specdebug.reference.target import target_logits
+from specdebug.reference.target import DenseCache, target_forward, target_logits
 from specdebug.reference.texts import AssistantText, HeadText, MTPText
+from specdebug.reference.weights import Draft, Way, load_draft, load_weights
 from specdebug.verdict.outcome import first_difference
 
 MAX_KEPT_TOKENS = 8192  # of all kept sequences together; some 18 KiB a token with the shipped target

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.engine.model.tokenizer import TargetTokenizer
-    from specdebug.reference import DenseCache, ModelConfig
+    from specdebug.reference.config import ModelConfig
+    from specdebug.reference.target import DenseCache
 
 _weights: dict[str, tuple[Any, ModelConfig]] = {}
 
@@ -155,7 +156,7 @@ class ReferenceSession(Session):
     def _next(self, request: _Decoded) -> int:
         import torch
 
-        from specdebug.reference import DenseCache, target_forward
+        from specdebug.reference.target import DenseCache, target_forward
 
         if request.cache is None:
             length = len(request.prompt_ids) + request.sampling.max_new_tokens
@@ -212,7 +213,7 @@ def _running(options: Mapping[str, Any]) -> int:
 
 def _load(model: str) -> tuple[Any, ModelConfig]:
     from specdebug.base.assets import checkpoint_path
-    from specdebug.reference import load_weights
+    from specdebug.reference.weights import load_weights
 
     if model not in _weights:
         _weights[model] = load_weights(checkpoint_path(model))

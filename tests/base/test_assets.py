@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 
 from specdebug.base import assets, corpus
 from specdebug.base.errors import CheckpointError
-from specdebug.reference import load_weights, target_forward
+from specdebug.reference.target import target_forward
+from specdebug.reference.weights import load_weights
 
 TOOLS = Path(__file__).parents[2] / "tools"
 Shapes = dict[str, list[int]]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdebug.reference import DraftHead
-from specdebug.reference.draft import draft_inputs, finish_layer
+from specdebug.reference.draft import DraftHead, draft_inputs, finish_layer
 from specdebug.reference.layers import causal_attention, expand, project, rope_tables
 
 

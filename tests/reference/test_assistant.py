@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdebug.reference import (
+from specdebug.reference.config import ModelConfig
+from specdebug.reference.draft import (
     AssistantHead,
-    DenseCache,
-    ModelConfig,
     accept_lengths,
     assistant_logits,
     assistant_matches,
     assistant_unroll,
     frozen_kv,
-    join_draft,
 )
+from specdebug.reference.target import DenseCache
+from specdebug.reference.weights import join_draft
 from tests.reference.test_draft import NEAR, attended, finished, norm, rotate, walked
 
 CONFIG = ModelConfig(

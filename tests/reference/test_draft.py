@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdebug.reference import DraftHead, LatentAttention, ModelConfig, draft_kv, draft_unroll
+from specdebug.reference.config import LatentAttention, ModelConfig
+from specdebug.reference.draft import DraftHead, draft_kv, draft_unroll
 from tests.tolerance import layers_rounding
 
 CONFIG = ModelConfig(

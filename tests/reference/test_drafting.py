@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdebug.reference import DraftHead, draft_kv, draft_logits, draft_unroll
-from specdebug.reference.draft import to_target_ids
+from specdebug.reference.draft import DraftHead, draft_kv, draft_logits, draft_unroll, to_target_ids
 from specdebug.reference.drafting import Branches, Guide, TreeShape
 from specdebug.reference.texts import HeadText
 from tests.reference.stepping import draft_step

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdebug.reference import ModelConfig, MTPHead, accept_lengths, join_draft, mtp_draft, mtp_kv, mtp_matches
+from specdebug.reference.config import ModelConfig
+from specdebug.reference.draft import MTPHead, accept_lengths, mtp_draft, mtp_kv, mtp_matches
+from specdebug.reference.weights import join_draft
 from tests.reference.test_draft import NEAR, attended, finished, norm, rotate, walked
 
 DEPTH = 3

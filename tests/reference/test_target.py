@@ -11,8 +11,10 @@ import torch
 from specdebug.engine.model.config import Eagle3Options
 from specdebug.engine.textbook.request import SamplingParams
 from specdebug.engine.textbook.sampler import target_probs
-from specdebug.reference import DenseCache, ModelConfig, greedy_generate, load_weights, target_forward
+from specdebug.reference.config import ModelConfig
 from specdebug.reference.sampling import kept_probs, may_be_kept
+from specdebug.reference.target import DenseCache, greedy_generate, target_forward
+from specdebug.reference.weights import load_weights
 from tests.tolerance import layers_rounding
 
 HEAD = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdebug.reference import assistant_logits, frozen_kv, mtp_draft
+from specdebug.reference.draft import assistant_logits, frozen_kv, mtp_draft
 from specdebug.reference.drafting import DraftedText, Guide, TreeShape
 from specdebug.reference.texts import AssistantText, MTPText
 from tests.reference import test_assistant as assistants

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdebug.reference import DraftHead, draft_logits, draft_unroll
-from specdebug.reference.draft import to_target_ids
+from specdebug.reference.draft import DraftHead, draft_logits, draft_unroll, to_target_ids
 from specdebug.reference.drafting import PathStanding, TreeShape, standing
 from specdebug.reference.texts import HeadText
 from tests.reference.test_draft import make_head

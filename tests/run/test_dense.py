@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from specdebug.base.errors import CheckpointError
-from specdebug.reference import (
+from specdebug.reference.draft import (
     AssistantHead,
-    DenseCache,
     DraftHead,
     MTPHead,
     assistant_logits,
@@ -18,9 +17,9 @@ from specdebug.reference import (
     frozen_kv,
     mtp_draft,
     mtp_kv,
-    target_forward,
 )
 from specdebug.reference.drafting import DraftedText, Guide, TreeShape
+from specdebug.reference.target import DenseCache, target_forward
 from specdebug.run.dense import DenseReference
 from tests.run.oracles.watched import text
 

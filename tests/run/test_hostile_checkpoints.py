@@ -20,7 +20,7 @@ from specdebug.base.assets import CHECKPOINTS, checkpoint_path
 from specdebug.base.errors import CheckpointError
 from specdebug.cli.main import run
 from specdebug.engine.model.loader import load_target
-from specdebug.reference import load_weights
+from specdebug.reference.weights import load_weights
 from specdebug.scenario.library import Library
 from specdebug.scenario.text import load_tokenizer
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specdebug.events import Finishing, Prefilled, Stepped
-from specdebug.reference import target_forward
+from specdebug.reference.target import target_forward
 from specdebug.run import dense as dense_module
 from specdebug.run.dense import DenseReference
 from specdebug.run.judge import Judge

@@ -9,7 +9,8 @@ import torch
 
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError, SpecDebugError
-from specdebug.reference import greedy_generate, load_weights
+from specdebug.reference.target import greedy_generate
+from specdebug.reference.weights import load_weights
 from specdebug.scenario.text import decoder, load_tokenizer
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.base import Busy, CannotBeServed, Opening

@@ -20,8 +20,7 @@ from specdebug.engine.textbook.speculative.draft import DraftLoop, ExtendForward
 from specdebug.engine.textbook.speculative.eagle import EagleDrafter
 from specdebug.engine.textbook.speculative.tree import TreeBuilder, VerifyTree
 from specdebug.events import Aborting, AfterStep, Decided, Finishing, Prefilled
-from specdebug.reference import AssistantHead, MTPHead, assistant_logits, frozen_kv, mtp_draft
-from specdebug.reference.draft import assistant_pass
+from specdebug.reference.draft import AssistantHead, MTPHead, assistant_logits, assistant_pass, frozen_kv, mtp_draft
 from specdebug.run.dense import DenseReference
 from specdebug.run.oracles.base import Bench
 from specdebug.run.oracles.draft_state import DraftStateOracle

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdebug import reference
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine import Engine, Request, SamplingParams
+from specdebug.reference.draft import draft_kv
+from specdebug.reference.target import DenseCache, target_forward
+from specdebug.reference.weights import load_draft, load_weights
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, run
 
@@ -39,18 +41,18 @@ class Dense:
     """KV of the whole text by the dense reference: keys and values [layers, n, Hkv, D]."""
 
     def __init__(self, lab: Lab, algorithm: str) -> None:
-        self.weights, self.config = reference.load_weights(lab.target)
-        self.head = reference.load_draft(lab.draft(algorithm), self.weights, self.config)
+        self.weights, self.config = load_weights(lab.target)
+        self.head = load_draft(lab.draft(algorithm), self.weights, self.config)
 
     @torch.no_grad()
     def kv(self, ids: list[int]) -> dict[str, tuple[Tensor, Tensor]]:
         """target: positions 0..n-1. draft: positions 0..n-2, as the last has no next token."""
-        cache = reference.DenseCache(self.config, len(ids))
-        _, hidden, aux = reference.target_forward(
+        cache = DenseCache(self.config, len(ids))
+        _, hidden, aux = target_forward(
             self.weights, self.config, torch.tensor(ids), cache=cache, aux_layers=self.head.config.aux_layers
         )
         features = (aux if self.head.is_eagle3 else hidden)[:-1]
-        k, v = reference.draft_kv(self.head, torch.tensor(ids[1:]), features, torch.arange(len(ids) - 1))
+        k, v = draft_kv(self.head, torch.tensor(ids[1:]), features, torch.arange(len(ids) - 1))
         return {
             "target": (cache.keys.transpose(1, 2), cache.values.transpose(1, 2)),
             "draft": (k.transpose(0, 1)[None], v.transpose(0, 1)[None]),

@@ -1,7 +1,5 @@
 """The shipped checkpoints: found by name, small enough, in the published layouts, and good at their job."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

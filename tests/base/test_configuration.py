@@ -1,7 +1,5 @@
 """The configuration file: which one is taken, what it may say, and where it is wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

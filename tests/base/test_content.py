@@ -1,7 +1,5 @@
 """content: which files count, in which order, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The split must be the same everywhere, or scenarios would prompt with text that was trained on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of flags: every option of an engine has one, and a scenario's options survive a command line."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Only regular files are opened, and nothing waits."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

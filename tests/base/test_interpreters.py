@@ -1,7 +1,5 @@
 """Every process that the source starts is entered here, and no interpreter among them takes a module by chance."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

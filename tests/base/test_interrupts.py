@@ -1,7 +1,5 @@
 """Signals that ask a command to end."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

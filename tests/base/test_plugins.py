@@ -1,7 +1,5 @@
 """Additions of other distributions are found by entry point, and what is wrong with one is said in a line."""
 
-from __future__ import annotations
-
 import os
 import signal
 

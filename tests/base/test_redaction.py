@@ -1,7 +1,5 @@
 """Secrets are masked where they stand, and what only looks like one is left as it is."""
 
-from __future__ import annotations
-
 import html
 import json
 from urllib.parse import quote

@@ -1,7 +1,5 @@
 """Reproducible arithmetic: it is right, its sums depend on no order, and ties are ties."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, localcontext
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """schema: each getter takes its type and refuses all others at the right place."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """yamlio: plain data, the place of everything, and one-line refusals whatever the bytes."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

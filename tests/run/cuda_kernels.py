@@ -1,7 +1,5 @@
 """A kernel that does what no kernel may. Imported where there is a GPU to hurt."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

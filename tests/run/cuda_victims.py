@@ -1,7 +1,5 @@
 """Arms that hurt their GPU: the real arm and run loop, over a stand-in engine that does one bad thing."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Iterable, Mapping

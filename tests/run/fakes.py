@@ -1,7 +1,5 @@
 """Stand-ins for the engine, the reference model and the worker pool."""
 
-from __future__ import annotations
-
 import io
 import os
 import time

@@ -1,7 +1,5 @@
 """Preloaded into a fork server: a torch that counts one GPU, which no process can take."""
 
-from __future__ import annotations
-
 import importlib.util
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """One arm inside its worker, over a stand-in engine: what it reports when the device is missing, full or gone."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

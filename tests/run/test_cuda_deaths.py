@@ -1,7 +1,5 @@
 """Real device assertions, faults and exhausted memory: each ends its own arm, by its name, and no other."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The stand-in that ``test_cuda_deaths.py`` serves, on a CPU, where it can do little that is bad."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdebug.campaign.loops import replay as replaying

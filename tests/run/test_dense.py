@@ -1,7 +1,5 @@
 """The dense reference by model and algorithm: which draft it reads, and what that has written."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Shipped scenarios in half precision, in workers: the same verdicts, and every near-tie told in full."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A checkpoint that cannot be read says nothing of the engine: whatever is wrong with it, CheckpointError names it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

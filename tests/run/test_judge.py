@@ -1,7 +1,5 @@
 """What the oracles call right, wrong and a tie; and that the dense reference reuses prefixes soundly."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The run loop over a stand-in engine: what it reports, in which order, and how a run stops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace

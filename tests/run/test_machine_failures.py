@@ -1,7 +1,5 @@
 """A machine that fails is no verdict: its arms are unknown, it is said once, and on a lost device no arm is started."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

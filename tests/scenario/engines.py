@@ -1,7 +1,5 @@
 """The engine that an arm of a scenario asks for."""
 
-from __future__ import annotations
-
 from specdebug.engine.config import EngineConfig
 from specdebug.scenario.grammar import Scenario
 

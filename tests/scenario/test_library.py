@@ -1,7 +1,5 @@
 """What names mean: folders of scenarios, and content that lies beside a scenario."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Packs: the shipped ones hold, and what is wrong with one is said at its place."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The shipped scenarios say what their headers promise, before anything is run. Trigger conditions are worked out here
 from the numbers in the files, so that a scenario cannot be tuned until its bug no longer shows."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a scenario says of other targets than its own: on which it is not run, and what is expected there instead."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """All that is wrong with a scenario is said at once, each thing once and at its place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

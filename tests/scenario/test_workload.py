@@ -1,7 +1,5 @@
 """Expanding a scenario: exact counts, streams that stay put, rules copied to each request."""
 
-from __future__ import annotations
-
 import random
 import re
 import zlib

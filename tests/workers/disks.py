@@ -1,7 +1,5 @@
 """A disk without room: what is written meets its end after so many bytes."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

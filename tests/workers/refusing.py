@@ -1,7 +1,5 @@
 """Preloaded into a fork server: the second fork is refused."""
 
-from __future__ import annotations
-
 import errno
 import os
 

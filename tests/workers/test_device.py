@@ -1,7 +1,5 @@
 """Taking a device and leaving it: facts, refusals, core dumps, compilers, and the last words of a process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The clock and the memory limit of one worker."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What was started ends with the process that started it, however that ended."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

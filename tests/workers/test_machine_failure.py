@@ -1,7 +1,5 @@
 """Which errors are the machine's, and which stay a verdict."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Every way a worker can end is told apart, loses nothing it had reported, and leaves the others alone."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

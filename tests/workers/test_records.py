@@ -1,7 +1,5 @@
 """A record has one writer at a time, and the next is told which, or waits for it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What doctor and every arm say they run on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

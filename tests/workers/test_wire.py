@@ -1,7 +1,5 @@
 """What passes between processes arrives as it was sent, whatever it holds and however it is cut."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

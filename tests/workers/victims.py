@@ -1,7 +1,5 @@
 """Targets that misbehave, for the tests of the worker machinery."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

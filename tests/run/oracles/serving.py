@@ -1,7 +1,5 @@
 """A scenario's first arm, served in this process with the oracles looking on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The floor of accept lengths: judged group by group, and never silently passed."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

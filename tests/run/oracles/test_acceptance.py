@@ -1,7 +1,5 @@
 """What is accepted: mistakes of the walk that are seen though every token is right, and coins that decide nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace

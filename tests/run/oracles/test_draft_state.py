@@ -1,7 +1,5 @@
 """Stored draft state and drafted trees: mistakes of the engine that are seen, and rounding that is not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace

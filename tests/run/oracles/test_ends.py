@@ -1,7 +1,5 @@
 """Requests that end where they should not, say why wrongly, or stream what they do not keep, are named."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Graphs: an engine that leaves them unused, or takes another size, is seen though every token is right."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Which oracles look at a run, and which are listed as unable to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Engines whose sampled tokens are not the target's are caught, by the token or by how often it is drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

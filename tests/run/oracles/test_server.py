@@ -1,7 +1,5 @@
 """Servers that are not well, that count what is not there, or that tell of failures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

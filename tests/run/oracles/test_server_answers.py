@@ -1,7 +1,5 @@
 """Texts and log probabilities that are not of the tokens beside them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Requests that are passed over while others are served, and orders of serving that pass over none."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The embedded engine serving prompts in this process, with oracles looking on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The abilities of targets: what can be seen of an engine that serves, in words for reports."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 DEFAULT = "embedded"

@@ -1,7 +1,5 @@
 """Where the shipped checkpoints lie, how a user's word for one becomes a folder, and how many steps a draft takes."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention plans, one record each: a plan's metadata, its planner, and the library that executes it on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

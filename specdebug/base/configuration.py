@@ -2,8 +2,6 @@
 setting counts as if the command line had it. ``content`` names code, so a file that was only found must be the user's
 own."""
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

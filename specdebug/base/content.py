@@ -2,8 +2,6 @@
 Each root holds any of the folders :data:`KINDS`; every ``*.yaml`` directly inside counts, by its name, ``-`` and ``_``
 alike."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The text checkpoints are trained on and scenarios draw prompts from: the interpreter's own library sources. A file's
 place in the split depends on its path inside the library alone. Imports no torch."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sysconfig

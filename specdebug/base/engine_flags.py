@@ -1,8 +1,6 @@
 """The options of an engine as flags of a command line, by SGLang's names where it has one. :data:`ENGINE_FLAGS` is all
 that ``specdebug serve`` reads and a starter of one writes; :data:`NOT_SUPPORTED` is refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Open files that come by name from elsewhere: regular files only, so that no read waits; and write files whole."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

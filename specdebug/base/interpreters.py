@@ -1,8 +1,6 @@
 """The words that start a Python with ``-I``, so that none takes a module from a working folder or ``PYTHONPATH``.
 ``tests/base/test_interpreters.py`` holds every start in the source to it."""
 
-from __future__ import annotations
-
 import json
 import sys
 

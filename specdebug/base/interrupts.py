@@ -2,8 +2,6 @@
 SIGHUP mean the same. :func:`held` notes them without raising and a loop that waits calls :func:`check`; outside of a
 hold the first raises KeyboardInterrupt at once, and once one was heard no other raises."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """Parts that other distributions add by entry points of the groups ``specdebug.<kind>``: targets, oracles and so on.
 What a part must be stands where its kind is defined. Nothing is imported before it is asked for by name."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import os

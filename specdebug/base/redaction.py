@@ -1,8 +1,6 @@
 """Keys and passwords, kept out of all that is written: reports, bundles, journals and messages. A secret is known by
 its value (of a variable whose name says so), by the name in front of it, or by its issuer's form."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

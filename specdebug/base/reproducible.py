@@ -3,8 +3,6 @@ order in which a BLAS, SIMD width or thread count adds, by fused multiply-add, a
 in one IEEE 754 operation. So logarithms are made of those alone, and sums have a stated order or lie
 :func:`on_grid`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import SupportsFloat
 

@@ -1,7 +1,5 @@
 """A trial, and its result."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Stands between a session and the oracles: tells each of what it hears, and counts the time that takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 

@@ -1,8 +1,6 @@
 """Drive a session through a workload, step by step, and report everything it does, inside a worker.
 :class:`WorkloadDriver` says when each request is due, given how the run went. Nothing here decides a verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass

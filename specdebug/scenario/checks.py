@@ -2,8 +2,6 @@
 a ContentError at its key, and all are found at once; what could not be read (``broken``) is not held against what
 refers to it. Needs no torch, checkpoint or GPU."""
 
-from __future__ import annotations
-
 import copy
 import fnmatch
 import re

@@ -1,7 +1,5 @@
 """Kinds whose values are declared elsewhere: faults by their catalogue, engine options by their target."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from specdebug.base.schema import TEXT, Item, Kind, Schema, choice, real, span, whole

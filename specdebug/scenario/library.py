@@ -1,7 +1,5 @@
 """Everything that can be named on a command line: scenarios, probe packs and toggles, shipped or the user's own."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Token ids as text, by a checkpoint's own tokenizer. Imports no torch, so that the parent can use it too."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

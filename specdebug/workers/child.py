@@ -2,8 +2,6 @@
 (``reaper.py``) knows every process group started here from before it exists until :meth:`Child.end`, and kills those
 left when our pipe to it closes; a file lock that it shares (:meth:`Lifeline.holds`) is free only then."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

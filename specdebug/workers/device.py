@@ -1,8 +1,6 @@
 """A worker takes its device, arranges core dumps and last words, watches compilers, and leaves when it has died. The
 fork server never touches CUDA (a context does not survive a fork), so each worker makes its own context."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -2,8 +2,6 @@
 preloads what no revert can touch, never the engine, unless it is told to prepare more. It starts no thread, which makes
 forking safe. One that does not answer when its help is due is killed with its group, which is all its workers."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

@@ -2,8 +2,6 @@
 with sixteen contexts destroyed at a time an H100 was gone for every process, with four it never was (2026-11-25), so
 arms that revert a fix or inject faults on a GPU need one of a few, held until their worker is reaped."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import os

@@ -2,8 +2,6 @@
 CUDA's words count that a process hears before it could have broken anything, or that name hardware; an illegal address,
 a failed assertion or launch is the arm's own once it has used its device."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -2,8 +2,6 @@
 ``begin KEY``, ``runs KEY PID`` and ``ended KEY`` from a pipe. When that closes, what has not ended is killed with its
 group; between ``begin`` and ``runs`` a process is found by the key in its environment."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Versions of the packages below engines, read from their metadata, and who computes attention where."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

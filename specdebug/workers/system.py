@@ -1,7 +1,5 @@
 """Ask the operating system about this machine and about a process."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 payload, with descriptors; replies and events are JSON lines, for they come from processes that may be dying: half a
 line is dropped, and a corrupt worker cannot make the parent execute anything."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

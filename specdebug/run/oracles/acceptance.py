@@ -2,8 +2,6 @@
 again along the accepted nodes, on the host and in float64, from the tree's mask and the verify's logits. A coin within
 rounding of a boundary decides nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

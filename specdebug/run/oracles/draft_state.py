@@ -2,8 +2,6 @@
 stores and drafts is copied, and compared at once when the request ends, with a causal draft that has read the whole
 text. A choice that is narrow for the engine's dtype may go either way, and is taken to have gone the engine's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple

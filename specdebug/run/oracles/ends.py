@@ -1,8 +1,6 @@
 """Ends of requests: each stops where its length, a stop token or a stop string says, and streams what it keeps. Seen
 from outside only: after each token the whole output so far is decoded anew."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from specdebug.events import AllServed, Event, Stepped

@@ -1,7 +1,5 @@
 """What an engine's own watch finds, as it arrives: guard regions, probes, the memory of kernels, the pools' books."""
 
-from __future__ import annotations
-
 from specdebug import async_probe, kernel_memory
 from specdebug.events import AfterStep, DeviceLost
 from specdebug.run.oracles.base import Oracle, OracleSettings

@@ -2,8 +2,6 @@
 follows from token p+1 and the target's state at p; of layer i from token p+1+i. A wrong draft cache never changes the
 output, only how much of a draft is accepted, so nothing else would notice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -2,8 +2,6 @@
 reference's logits for two tokens are nearer than :data:`TIE_MARGIN`, either is right: a tie, which excuses one token
 and nothing after it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

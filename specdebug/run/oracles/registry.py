@@ -1,7 +1,5 @@
 """Every oracle, in the order in which they look: upstream first, so that the first violation names the failure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from specdebug.base.abilities import SHOWN, Ability

@@ -1,8 +1,6 @@
 """Sampled tokens: each lies in the reference's top-k and top-p, and all together are drawn by the reference's odds. How
 often tokens are drawn is tested in float32 only (``specdebug/search/draws.py`` says how), support in every dtype."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """A drafted tree, read from its ancestor mask alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -2,8 +2,6 @@
 decodes, and a decode step decodes all that runs; one that is passed over gets the right tokens in the end, so nothing
 else can tell."""
 
-from __future__ import annotations
-
 from specdebug.events import Aborting, Event, Queued, Stepped
 from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.verdict.outcome import Violation

@@ -242,7 +242,7 @@ class Around:
         """Return True if it stands in the report of a test."""
         if self._of_pytest_line:
             return True
-        begun = self._begun
+        _, begun = self._walked
         return any(_REPORT.search(self.line(begun - up)) is not None for up in (1, 2, 3))
 
     # The traceback.
@@ -285,14 +285,10 @@ class Around:
                 return own
         return [(offset, frame) for offset, _, frame in found]
 
-    @property
-    def _begun(self) -> int:
-        return self._walked[1]
-
     @cached_property
     def _headline(self) -> bytes:
         """The line with which a record begins, and the one before it."""
-        begun = self._begun
+        _, begun = self._walked
         if begun == 0:
             return self._head
         return self.line(begun).partition(_TRACEBACK)[0] + b"\n" + self.line(begun - 1)

@@ -21,8 +21,7 @@ _MARKS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
          b"Detected errors during sampling", b"eagle tree!!!", b"Scheduler watchdog timeout", b"watchdog_timeout",
          b"memory leak detected", b" NaN detected!", b"_backend.py", b"eagle_worker", b"SGLang", b"Decode batch"),
         rb"\bsglang[/.=:]|\bsglang/|\bsgl_kernel\b|\bsgl-workspace\b|\bSGLANG_|Scheduler hit an exception|"
-        rb"#cached-token|"
-        rb"--speculative-eagle-topk|speculative_eagle_topk|\bspec_accept_length|avg_spec_accept_length|"
+        rb"#cached-token|--speculative-eagle-topk|speculative_eagle_topk|\bspec_accept_length|avg_spec_accept_length|"
         rb"Detected errors during sampling|invalid eagle tree!!!|watchdog_timeout=|"
         rb"token_to_kv_pool_allocator memory leak|"
         rb"\b(?:flashinfer|flashattention|triton)_backend\.py|\beagle_worker\w*\.py|\bSGLang\b|Decode batch[,.] #",
@@ -48,8 +47,7 @@ _MARKS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
     "llama.cpp": (
         (b"ggml", b"GGML_", b"llama_", b"llama-", b"libllama", b"llama.cpp", b"update_slots"),
         rb"\b(?:lib)?ggml[-_./]|\bGGML_|\bllama_(?:decode|context|model|kv|batch|init|new)|\bllama-(?:server|"
-        rb"cli|speculative)|"
-        rb"\blibllama|\bllama\.cpp\b|\bupdate_slots: ",
+        rb"cli|speculative)|\blibllama|\bllama\.cpp\b|\bupdate_slots: ",
     ),
 }  # fmt: skip
 """By engine, words one of which is in every line that shows it, and what shows it. Of several the first is it: SGLang

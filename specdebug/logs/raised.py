@@ -60,8 +60,7 @@ _NODE = compiled(rb"(?:FAILED|ERROR) ([^\s:]+)(?:::[^\s:\[]+)*::(\w+)")
 _ACCEPT = compiled(rb"(?i:acc(?:ept(?:ance|ed)?)?[_ ]?(?:len|length|rate|ratio)|spec_acc|mean_acc)")
 _COMPARED = compiled(
     rb"(?:^|[ \t:])(?:assert )?(?:np\.float\d*\()?(-?\d+\.?\d*)\)? (?:is )?(?:not greater than|not less than|"
-    rb"is not greater|"
-    rb"[<>]=?|not >=?|below|less than|under)"
+    rb"is not greater|[<>]=?|not >=?|below|less than|under)"
 )
 
 
@@ -180,8 +179,7 @@ _FIND_SPOKEN = compiled(
 _SPECULATION = compiled(rb"(?i:speculat|\bdraft|\bverif)")
 _NO_ERROR = compiled(
     rb"(?i:fatal error\.?$|(?:above|another) exception|shutting down|stack trace|output_handler failed|"
-    rb"traceback|retriev|download|fetch|"
-    rb"died unexpectedly|"
+    rb"traceback|retriev|download|fetch|died unexpectedly|"
     rb"failed with an internal error|terminating request|engine ?core|retry|worker failed|^\W*$)"
 )
 

@@ -80,8 +80,7 @@ _STATED = (
     rb"(?:^|[ \t])(?:[^\s:]*/)?" + _FILE + rb":\d+: [^\n]*?GGML_ASSERT\((.*)\) failed|"
     rb"GGML_ASSERT: (?:[^\s:]*/)?" + _FILE + rb":\d+: ([^\n]+)|"
     rb"(?:[^\s:]*/)?" + _FILE + rb":\d+: (?:[^\n]*: )?Assertion [`']([^\n]*)['`] failed|"
-    rb"(?:Assertion|Check) [`'\"]([^\n]+)['`\"] failed(?: at (?:[^\s:]*/)?" + _FILE + rb")?|"
-    rb"\bCheck failed: ([^\n]+)"
+    rb"(?:Assertion|Check) [`'\"]([^\n]+)['`\"] failed(?: at (?:[^\s:]*/)?" + _FILE + rb")?|\bCheck failed: ([^\n]+)"
 )
 _TENSORRT = rb"Assertion failed: ([^\n]+?)(?: \((?:[^\s:()]*/)?" + _FILE + rb":\d+\))?[ \t]*$"
 _GGML = rb"(?:^|[ \t])(?:[^\s:]*/)?" + _FILE + rb":\d+: (fatal error)[ \t]*$|GGML_ABORT\(([^\n]*)\)"
@@ -222,12 +221,10 @@ _PROC = rb"\{'\w+': -(\d{1,2})\b|\b(?:by|with|received|got) signal:? (\d{1,2})\b
 _FIND_PROC = compiled(_PROC)
 _FATAL_SIGNALS = (
     ("SIGSEGV", (b"egmentation fault", b"egfault", b"SIGSEGV", b"SegFault", b"SEGFAULT", b"access violation"),
-     rb"[Ss]egmentation fault|\b[Ss]egfault\b|\bSIGSEGV\b|\bSegFault\b|\bSEGFAULT\b|"
-     rb"\bexception: access violation\b"),
+     rb"[Ss]egmentation fault|\b[Ss]egfault\b|\bSIGSEGV\b|\bSegFault\b|\bSEGFAULT\b|\bexception: access violation\b"),
     ("SIGABRT", (b"Aborted", b"terminate called", b"SIGABRT", b"double free", b"Abort trap", b"zsh: abort"),
      rb"Fatal Python error: Aborted|\bAborted\b[ \t]*(?:$|\(core dumped\))|terminate called|\bSIGABRT\b|"
-     rb"\bAbort trap: 6\b|\bzsh: abort\b|"
-     rb"\bdouble free or corruption"),
+     rb"\bAbort trap: 6\b|\bzsh: abort\b|\bdouble free or corruption"),
     ("SIGBUS", (b"Bus error", b"SIGBUS"), rb"\bBus error\b|\bSIGBUS\b"),
     ("SIGFPE", (b"loating point exception", b"SIGFPE"), rb"[Ff]loating point exception|\bSIGFPE\b"),
     ("SIGILL", (b"SIGILL",), rb"\bSIGILL\b"),

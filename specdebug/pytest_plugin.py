@@ -1,12 +1,9 @@
-"""pytest plugin: scenario files as tests, one for each arm (and seed).
+"""pytest plugin: scenario files as tests, one for each arm (and seed: ``x.yaml::arm[1234]``).
 
-Registered by an entry point, so it is there wherever specdebug is installed. It collects nothing unless told to: a
-scenario file named on the command line (``x.yaml``, ``x.yaml::arm``), or files that match the ini option
-``specdebug_scenarios``. Until then it imports nothing of specdebug, and torch only ever in workers. With
-``--specdebug-revert`` (once ``--revert``) an arm must simply pass; with ``--specdebug-seeds`` a test is
-``x.yaml::arm[1234]``. ``--specdebug-baseline`` holds accept lengths against what ``--specdebug-save-baseline`` wrote.
-Content folders come from ``--specdebug-content``, else from the ini option
-``specdebug_content``, else from specdebug's configuration file, and beside them from ``SPECDEBUG_PATH``.
+It is there wherever specdebug is installed and collects nothing unless told to: a scenario file named on the command
+line (``x.yaml``, ``x.yaml::arm``), or files that match the ini option ``specdebug_scenarios``. Until then it imports
+nothing of specdebug, and torch only ever in workers. Content folders come from ``--specdebug-content``, else from the
+ini option ``specdebug_content``, else from specdebug's configuration file, and beside them from ``SPECDEBUG_PATH``.
 ``--specdebug-exit`` makes pytest's exit code fit to be judged by ``specdebug bisect``, ``specdebug flake`` and ``git
 bisect run``: 1 only when a test failed, 125 when nothing could be tested.
 """

@@ -96,7 +96,7 @@ def enter(app: typer.Typer, name: str, kind: type[Command], **settings: Any) -> 
         with interrupts.held() if asked.held else contextlib.nullcontext():
             return asked.run()
 
-    own = [vars(base).get("__annotations__", {}) for base in kind.__mro__]
+    own = [inspect.get_annotations(base) for base in kind.__mro__]
     placed = sorted(fields(kind), key=lambda one: next(at for at, names in enumerate(own) if one.name in names))
     hints, only = get_type_hints(kind), inspect.Parameter.KEYWORD_ONLY  # so one with a default may come before others
     parameters = [inspect.Parameter("ctx", only, annotation=typer.Context)]
@@ -105,8 +105,8 @@ def enter(app: typer.Typer, name: str, kind: type[Command], **settings: Any) -> 
         if parameter is typer.Option and not flags:
             flags = (f"--{one.name.replace('_', '-')}",)
         default = inspect.Parameter.empty if one.default is MISSING else one.default
-        hint: Any = Annotated.__class_getitem__((hints[one.name], parameter(*flags, **more)))  # type: ignore[attr-defined]
-        parameters.append(inspect.Parameter(one.name, only, default=default, annotation=hint))
+        kind_of, info = hints[one.name], [parameter(*flags, **more)]
+        parameters.append(inspect.Parameter(one.name, only, default=default, annotation=Annotated[(kind_of, *info)]))
     call.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": int}
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     paragraphs = (inspect.getdoc(kind) or "").split("\n\n")

@@ -39,8 +39,19 @@ from specdebug.scenario.grammar import AcceptOracle, Arm, Expectation, OracleSpe
 from specdebug.search.claims import parse_claim
 from specdebug.search.minimise import Summary
 from specdebug.verdict.outcome import Located, Metrics, Outcome, RequestResult, Tie, Violation
-from tests.report.samples import BAD, GOOD, LOST, compared, from_file, recorded, replay_of, result
-from tests.report.trials import chooser, culprit_200, searched
+from tests.report.samples import (
+    BAD,
+    GOOD,
+    LOST,
+    chooser,
+    compared,
+    culprit_200,
+    from_file,
+    recorded,
+    replay_of,
+    result,
+    searched,
+)
 
 PARTS = ("graphs: called again", "a.kernel", "b.kernel")
 """What a run had in place of an engine's own code."""

@@ -41,7 +41,7 @@ from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, 
 from specdebug.scenario.packs import ProbePack
 from specdebug.search.minimise import StageResult, Summary
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Violation
-from tests.report.trials import chooser, culprit_200, sampled, searched
+from tests.report.samples import chooser, culprit_200, sampled, searched
 
 Name = Callable[[str], str]
 """Makes a name of a plain word."""

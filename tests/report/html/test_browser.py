@@ -16,8 +16,7 @@ from specdebug.report.flake import flake_report
 from specdebug.report.html.page import page
 from specdebug.report.replay import replay_report
 from tests.report.gallery import report_of_all
-from tests.report.samples import BAD, both, compared, outcome, recorded, replay_of, result
-from tests.report.trials import chooser, sampled, searched
+from tests.report.samples import BAD, both, chooser, compared, outcome, recorded, replay_of, result, sampled, searched
 
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 

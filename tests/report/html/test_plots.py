@@ -20,8 +20,7 @@ from specdebug.report.html.svg import drawing, text, ticks
 from specdebug.report.html.trials import history, rate_plot
 from specdebug.report.perfetto import EVENTS, PHASES, trace_of
 from specdebug.search.intervals import anytime_interval
-from tests.report.samples import BAD, both, recorded, step
-from tests.report.trials import chooser, searched
+from tests.report.samples import BAD, both, chooser, recorded, searched, step
 
 
 def test_the_history_ends_where_the_search_did_and_says_what_each_trial_was(tmp_path: Path) -> None:

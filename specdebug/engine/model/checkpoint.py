@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Collection, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,21 +29,6 @@ MAX_JSON_BYTES = 64 << 20
 
 MAX_NAME = 255
 """The most characters of a file's name on any file system."""
-
-
-class TensorSource(Protocol):
-    """The source of the tensors that models are built from; ``Checkpoint`` documents each method."""
-
-    folder: Path
-    config_file: Path
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def error(self, name: str, message: str) -> CheckpointError: ...
-
-    def floats(self, name: str, *shape: int) -> Tensor: ...
-
-    def any(self, name: str, *shape: int) -> Tensor: ...
 
 
 class Checkpoint:

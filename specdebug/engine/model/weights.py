@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from specdebug.engine.model.checkpoint import TensorSource
+from specdebug.engine.model.checkpoint import Checkpoint
 from specdebug.engine.model.config import LlamaConfig
 from specdebug.engine.model.deepseek_config import LATENT_NORM_EPS, DeepseekConfig, ExpertsConfig
 from specdebug.engine.model.interface import DecoderConfig
@@ -22,7 +22,7 @@ C = TypeVar("C", bound=DecoderConfig)
 class ModelWeights(Generic[C]):
     """Reads one checkpoint for one model of any family; every method raises CheckpointError for an unfit tensor."""
 
-    def __init__(self, checkpoint: TensorSource, config: C, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, checkpoint: Checkpoint, config: C, dtype: torch.dtype, device: torch.device) -> None:
         self.checkpoint = checkpoint
         self.config = config
         self.dtype = dtype

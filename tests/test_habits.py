@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tools import portable
+
 ROOT = Path(__file__).parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text()
 
@@ -81,3 +83,8 @@ def test_the_hooks_run_what_make_lint_runs() -> None:
     hooks = [hook["entry"].removeprefix(".venv/bin/") for hook in repository["hooks"]]
     # a hook may write the files that it looks at, CI may not
     assert hooks == [command.removesuffix(" --check") for command in lint]
+
+
+def test_every_test_that_is_played_as_another_processor_is_there() -> None:
+    paths = (*portable.SHORT, *portable.NUMERICAL, portable.PATH_OF_SEARCH)
+    assert [path for path in paths if not (ROOT / path).exists()] == []

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 # ruff: noqa: SIM102, SIM108  (how a branch is written decides what the compiler prunes and what programs skip)
 """The kernels behind a probe on a GPU: one launch looks at one tensor (or a few) for everything asked of it.
 

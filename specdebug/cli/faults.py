@@ -73,7 +73,7 @@ class FaultVerify(opt.DeviceOptions, opt.PageOptions):
         began = time.monotonic()
         with interrupts.held():
             with on_stderr(FaultsProgress) as watcher:
-                matrix = verify(kinds, self.seeds, self.jobs, Library(), watcher, ground)
+                matrix = verify(kinds, self.seeds, self.jobs, Library(), watcher.moved, ground)
             if matrix.made or matrix.trouble is None:
                 tell(faults_report(matrix, time.monotonic() - began), self, trouble=matrix.trouble)
         if matrix.trouble is not None:

@@ -7,10 +7,10 @@ finding there is a false alarm. The **sole detector** of an injection caught it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 from specdebug.base import interrupts
 from specdebug.base.abilities import DEFAULT
@@ -367,21 +367,16 @@ class MatrixStanding:
         )
 
 
-class MatrixWatcher(Protocol):
-    """A watcher of a matrix, told at the beginning and whenever a run has ended."""
-
-    def moved(self, standing: MatrixStanding) -> None: ...
-
-
 def verify(
     kinds: Sequence[FaultClass],
     seeds: int,
     jobs: int,
     library: RunContent,
-    watcher: MatrixWatcher | None = None,
+    moved: Callable[[MatrixStanding], None] = lambda standing: None,
     ground: Ground = EMBEDDED,
 ) -> FaultMatrix:
-    """Run the matrix. After a Ctrl-C, or when no worker can be started any more, it has the runs that had ended.
+    """Run the matrix, and tell its progress at the beginning and whenever a run has ended. After a Ctrl-C, or when no
+    worker can be started any more, it has the runs that had ended.
 
     Raises ContentError when the shipped content is malformed. If this machine lacks the device, say, of the first run,
     that is the matrix's trouble.
@@ -397,8 +392,7 @@ def verify(
     def whole() -> None:
         standing = MatrixStanding(len(runs))
         with WarmPool(matrix_scenario(rows, ground), clean, jobs=jobs) as pool:
-            if watcher is not None:
-                watcher.moved(standing)
+            moved(standing)
             for result in as_they_end(pool, _foreseen(pool, runs)):
                 if result.outcome.unavailable and not standing.made:
                     raise CannotRunHere(result.outcome.detail)
@@ -408,8 +402,7 @@ def verify(
                 results[run.name].append(run)
                 alone = FaultMatrix((), (run,)) if row is None else FaultMatrix((CaseCheck(row, (run,)),), ())
                 standing = standing.after(alone)
-                if watcher is not None:
-                    watcher.moved(standing)
+                moved(standing)
 
     stopped, trouble = until_stopped(whole)
     ordered = {name: tuple(sorted(ended, key=lambda run: run.seed)) for name, ended in results.items()}

@@ -207,9 +207,9 @@ def plan_matrix(
     target: TargetChoice | None = None,
 ) -> list[tuple[Toggle, list[ArmRun]]]:
     """Each toggle as one of its scenarios shows it, with its runs: seed by seed, with the fix applied, and reverted."""
-    over, rows = LaidOver(overrides or {}, target), []
+    rows = []
     for toggle in (each.shown_by(detection) for each in toggles for detection in each.detections):
-        scenario, base = _base(library, toggle, over)
+        scenario, base = _base(library, toggle, overrides or {}, target)
         packs = library.packs(scenario.probes_of(base.name))
         sides = ((), None), ((toggle,), Expectation("fail", toggle.detected_by.signatures))
         runs = [
@@ -222,14 +222,6 @@ def plan_matrix(
 
 def runs_once(rows: Sequence[tuple[Toggle, Sequence[ArmRun]]]) -> list[ArmRun]:
     return list({run.key: run for _, runs in rows for run in runs}.values())
-
-
-@dataclass(frozen=True)
-class LaidOver:
-    """What is laid over every scenario: engine options, and the target where it is another."""
-
-    options: Mapping[str, Any]
-    target: TargetChoice | None = None
 
 
 @dataclass(frozen=True)
@@ -262,7 +254,7 @@ def verify(
     """Run the matrix and judge each toggle. ``overrides``: engine options over those of every scenario. ``locate``
     finds where failures began. ``target``: what runs instead of the scenarios' own."""
     overrides = overrides or {}
-    over = LaidOver(overrides, target)
+
     if not toggles:
         raise SpecDebugError("no toggles to verify; `specdebug toggles list` shows what is registered")
     rows = plan_matrix(library, toggles, seeds, overrides, target)
@@ -275,7 +267,7 @@ def verify(
             kept = backend != overrides.get("attention_backend", backend)
             checks.append(ToggleCheck(toggle, ended[::2], ended[1::2], backend, kept))
     checks = _with_siblings(checks)
-    more = {check.key: _elsewhere(library, check.toggle, over) for check in checks if check.idle}
+    more = {check.key: _elsewhere(library, check, overrides, target) for check in checks if check.idle}
     if not more or interrupted:
         return Matrix(tuple(check for check in checks if check.key not in more), interrupted)
     results, interrupted = _run(pool, library, [run for runs in more.values() for run in runs], progress)
@@ -312,26 +304,29 @@ def _run(
     return {r.run.key: r for r in answers if not (interrupted and r.outcome.verdict == "unknown")}, interrupted
 
 
-def _elsewhere(library: Library, toggle: Toggle, over: LaidOver) -> list[ArmRun]:
+def _elsewhere(
+    library: Library, check: ToggleCheck, overrides: Mapping[str, Any], target: TargetChoice | None
+) -> list[ArmRun]:
     """Return a toggle's runs in the arms of its scenario that the matrix passes over, under the scenario's own seed."""
-    scenario, base = _base(library, toggle, over)
+    scenario, base = _base(library, check.toggle, overrides, target)
     others = [dataclasses.replace(arm, revert=()) for arm in scenario.arms.values() if arm.name != base.name]
     scenario = dataclasses.replace(scenario, arms={arm.name: arm for arm in (base, *others)})
-    key, seed = _key(scenario, base, scenario.seed, (toggle,)), scenario.seed
+    key, seed = _key(scenario, base, scenario.seed, (check.toggle,)), scenario.seed
     packs = {arm.name: library.packs(scenario.probes_of(arm.name)) for arm in others}
-    return [ArmRun(f"{key}, {name}", scenario, name, seed, packs[name], (toggle,)) for name in packs]
+    return [ArmRun(f"{key}, {name}", scenario, name, seed, packs[name], (check.toggle,)) for name in packs]
 
 
-def _base(library: Library, toggle: Toggle, over: LaidOver) -> tuple[Scenario, Arm]:
+def _base(
+    library: Library, toggle: Toggle, overrides: Mapping[str, Any], target: TargetChoice | None
+) -> tuple[Scenario, Arm]:
     """Return the scenario that detects a toggle, and the arm to run with and without it."""
     scenario = library.scenario(toggle.detected_by.scenario)
-    if over.target is not None:
-        scenario = scenario.on(over.target)
+    if target is not None:
+        scenario = scenario.on(target)
     own = [arm for arm in scenario.arms.values() if arm.revert == (toggle.pr,)]
     base = dataclasses.replace((own or list(scenario.arms.values()))[0], revert=())
-    options = dict(over.options)
-    if "attention_backend" in options and not exists_in(toggle, options["attention_backend"]):
-        del options["attention_backend"]
+    left_out = "attention_backend" in overrides and not exists_in(toggle, overrides["attention_backend"])
+    options = {name: value for name, value in overrides.items() if name != "attention_backend" or not left_out}
     return dataclasses.replace(scenario, arms={**scenario.arms, base.name: base}, overrides=options), base
 
 

@@ -208,7 +208,7 @@ def test_damage_on_a_gpu_is_seen() -> None:
 
 def test_a_matrix_is_watched_and_keeps_what_it_is_made_of() -> None:
     watcher = Kept()
-    matrix = verify(SEEN, 2, 1, LIBRARY, watcher, HEAD)
+    matrix = verify(SEEN, 2, 1, LIBRARY, watcher.moved, HEAD)
     assert (matrix.made, matrix.missing, matrix.problems) == (4, 0, ())
     assert matrix.detected == matrix.promptly == 2
     assert [standing.made for standing in watcher.standings] == [0, 1, 2, 3, 4]
@@ -216,7 +216,7 @@ def test_a_matrix_is_watched_and_keeps_what_it_is_made_of() -> None:
 
 
 def test_what_was_measured_before_an_interrupt_is_kept() -> None:
-    matrix = verify(SEEN, 3, 1, LIBRARY, Kept(2, KeyboardInterrupt()), HEAD)
+    matrix = verify(SEEN, 3, 1, LIBRARY, Kept(2, KeyboardInterrupt()).moved, HEAD)
     assert (matrix.made, matrix.missing, matrix.interrupted, matrix.exit_code) == (2, 4, True, 130)
     assert (matrix.detected, len(matrix.clean)) == (1, 1)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdebug.base.errors import SpecDebugError
@@ -129,21 +128,18 @@ class WarmPool:
             ended = self._listener.ended_runs.popleft()
             if isinstance(ended, ArmAtFault):
                 raise ended
-            if isinstance(ended, Hung):
-                self._watch.doubt(ended.result.run.asked.device, ended.failure)
-                if (gone := self._watch.gone(ended.result.run.asked.device)) is not None:
-                    raise ArmLost(ended.result.run, gone)
-                ended = ended.result
-            if isinstance(ended, ArmResult):
-                self._again.discard(ended.run.key)
-                return ended
-            run, failure = ended
-            if failure.cause not in ("device", "killed") or run.key in self._again:
-                raise ArmLost(run, failure)
-            if failure.cause == "device":
-                self._watch.doubt(run.asked.device, failure)
-                if self._watch.gone(run.asked.device) is not None:
+            result, failure = ended
+            run, hung = result.run, result.outcome.signature == "hang"
+            if failure is not None:
+                if not hung and (failure.cause not in ("device", "killed") or run.key in self._again):
                     raise ArmLost(run, failure)
+                if failure.cause == "device":
+                    self._watch.doubt(run.asked.device, failure)
+                    if (gone := self._watch.gone(run.asked.device)) is not None:
+                        raise ArmLost(run, gone if hung else failure)
+            if failure is None or hung:
+                self._again.discard(run.key)
+                return result
             self.rerun += 1
             self._again.add(run.key)
             self.start(run)
@@ -154,34 +150,19 @@ class WarmPool:
         self._servers.close()
 
 
-@dataclass(frozen=True)
-class Hung:
-    """The result of an arm that hung on a device, and the machine's ``failure`` that it is if that does not answer."""
-
-    result: ArmResult
-    failure: MachineFailure
-
-
-Ended = ArmResult | ArmAtFault | Hung | tuple[ArmRun, MachineFailure]
-"""The end of an arm: a result, a fault of its scenario, or a failure of the machine."""
-
-
 class _Collected(ArmListener):
-    """The ends of arms, in the order in which they came."""
+    """The ends of arms, in the order in which they came: a fault of the scenario, or a result with the machine's
+    failure that it is; of an arm that hung on a device, that it would be if the device does not answer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ended_runs: deque[Ended] = deque()
+        self.ended_runs: deque[ArmAtFault | tuple[ArmResult, MachineFailure | None]] = deque()
 
     def ended(self, job: Job, end: WorkerEnd) -> None:
         run, outcome = self.runs[job.name], self.ledgers[job.name].outcome(end)
         failure = self.failure_of(job, outcome) if outcome.verdict == "unknown" else None
-        if fault := self.fault_of(job):
-            self.ended_runs.append(ArmAtFault(run, fault))
-        elif failure is not None:
-            self.ended_runs.append((run, failure))
-        elif outcome.signature == "hang" and (doubt := self.doubt_of(job, end)):
-            self.ended_runs.append(Hung(ArmResult(run, outcome), doubt))
-        else:
-            self.ended_runs.append(ArmResult(run, outcome))
+        if outcome.signature == "hang":
+            failure = self.doubt_of(job, end)
+        fault = self.fault_of(job)
+        self.ended_runs.append((ArmResult(run, outcome), failure) if fault is None else ArmAtFault(run, fault))
         del self.runs[job.name], self.ledgers[job.name]

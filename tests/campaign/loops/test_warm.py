@@ -12,7 +12,7 @@ import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, run_arms
-from specdebug.campaign.loops.warm import ArmLost, Hung, WarmPool
+from specdebug.campaign.loops.warm import ArmLost, WarmPool
 from specdebug.campaign.preload import PRELOAD
 from specdebug.patching import Patch
 from specdebug.patching.toggles import Detection, Toggle
@@ -165,7 +165,7 @@ def test_an_arm_that_hung_is_lost_if_its_device_is(answers: bool) -> None:
         pool._watch = SimpleNamespace(  # type: ignore[assignment]
             doubt=lambda device, failure: doubted.append(failure), gone=lambda device: None if answers else lost
         )
-        pool._listener.ended_runs.append(Hung(hung, lost))
+        pool._listener.ended_runs.append((hung, lost))
         if answers:
             assert pool.wait() is hung
         else:

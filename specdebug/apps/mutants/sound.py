@@ -39,7 +39,10 @@ Keep = tuple[tuple[int, int, str], ...]  # step, call and site of the tensors to
 
 def chosen(found: Sequence[Difference]) -> tuple[Difference, ...]:
     by_site = groupby(sorted(found, key=lambda each: each.site), key=lambda each: each.site)
-    return tuple(each for _, some in by_site for each in _evenly(list(some)))
+    sites = [list(some) for _, some in by_site]
+    return tuple(
+        some[int(at * max(1.0, len(some) / LOOKED_AT))] for some in sites for at in range(min(len(some), LOOKED_AT))
+    )
 
 
 def to_keep(found: Iterable[Difference]) -> Keep:
@@ -58,11 +61,6 @@ def beyond_rounding(found: Iterable[Difference], run: ArmRun, sound: Path, mutan
         if seen is not None and seen.gap > allowed:
             return each
     return None
-
-
-def _evenly(found: Sequence[Difference]) -> Iterator[Difference]:
-    every = max(1.0, len(found) / LOOKED_AT)
-    yield from (found[int(at * every)] for at in range(min(len(found), LOOKED_AT)))
 
 
 SLOWER, GRACE_S = 10.0, 5.0  # a mutant may take so many times as long as the sound engine, and so many seconds more

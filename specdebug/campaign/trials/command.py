@@ -78,56 +78,7 @@ class Ended:
 
 
 class CommandStopped(Exception):
-    """The command was not started, or was killed, because :meth:`Processes.close` was called."""
-
-
-class Processes:
-    """Commands under way; :meth:`run` may be called by several threads at a time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: set[Child] = set()
-        self._closed = False
-
-    def run(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float | None = None) -> Ended:
-        """Run a command to its end, or to its deadline. Raises CommandStopped when all is being closed, or OSError."""
-        begun = time.monotonic()
-        with self._lock:
-            if self._closed:
-                raise CommandStopped
-            process = Child(argv, env, cwd=cwd)
-            self._running.add(process)
-        output = _Output(process)
-        late = threading.Event()
-        timer = None
-        if timeout_s is not None:
-            # No thread can wait for longer, nor would anybody for these 292 years.
-            timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), self._expire, (process, late))
-            timer.daemon = True
-            timer.start()
-        status = process.wait()
-        if timer is not None:
-            timer.cancel()
-        with self._lock:
-            self._running.discard(process)
-            closed = self._closed
-            process.end()  # what it left in the background
-        if closed:
-            raise CommandStopped
-        text, log = output.end()
-        return Ended(status, late.is_set(), text, time.monotonic() - begun, log)
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            for process in self._running:
-                process.kill_all()
-
-    def _expire(self, process: Child, late: threading.Event) -> None:
-        with self._lock:
-            if process in self._running and process.returncode is None:
-                late.set()
-                process.kill_all()
+    """The command was not started, or was killed, because its source was closed."""
 
 
 class _Output:
@@ -172,7 +123,8 @@ _LOOK_S = 0.25  # seconds to wait without looking: a signal that comes just befo
 
 
 class ThreadedSource(ABC):
-    """Starts, waits and closes; what a trial does is up to :meth:`run`, which may start ``self.processes`` only."""
+    """Starts, waits and closes, with commands under way in several threads; what a trial does is up to :meth:`run`,
+    which may start nothing but by :meth:`execute`."""
 
     rerun = 0  # a command's end is its verdict, however it came about
 
@@ -180,11 +132,43 @@ class ThreadedSource(ABC):
         self.capacity = capacity
         self._ended: queue.SimpleQueue[tuple[Trial, TrialResult | Exception]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self.processes = Processes()
+        self._lock = threading.Lock()
+        self._running: set[Child] = set()
+        self._closed = False
 
     @abstractmethod
     def run(self, trial: Trial) -> TrialResult:
         """Make one trial; called in a thread of its own. What it raises, :meth:`wait` raises."""
+
+    def execute(
+        self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float | None = None
+    ) -> Ended:
+        """Run a command to its end, or to its deadline. Raises CommandStopped when all is being closed, or OSError."""
+        begun = time.monotonic()
+        with self._lock:
+            if self._closed:
+                raise CommandStopped
+            process = Child(argv, env, cwd=cwd)
+            self._running.add(process)
+        output = _Output(process)
+        late = threading.Event()
+        timer = None
+        if timeout_s is not None:
+            # No thread can wait for longer, nor would anybody for these 292 years.
+            timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), self._expire, (process, late))
+            timer.daemon = True
+            timer.start()
+        status = process.wait()
+        if timer is not None:
+            timer.cancel()
+        with self._lock:
+            self._running.discard(process)
+            closed = self._closed
+            process.end()  # what it left in the background
+        if closed:
+            raise CommandStopped
+        text, log = output.end()
+        return Ended(status, late.is_set(), text, time.monotonic() - begun, log)
 
     def start(self, trial: Trial) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -204,12 +188,21 @@ class ThreadedSource(ABC):
 
     def close(self) -> None:
         """Kill what runs, and wait until its threads have noticed, or until one more signal comes."""
-        self.processes.close()
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                process.kill_all()
         patience = interrupts.Patience()
         for thread in self._threads:
             # Not alive if a Ctrl-C came while it was being started: it will find us closed.
             while thread.is_alive() and not patience.over:
                 thread.join(_LOOK_S)
+
+    def _expire(self, process: Child, late: threading.Event) -> None:
+        with self._lock:
+            if process in self._running and process.returncode is None:
+                late.set()
+                process.kill_all()
 
     def _work(self, trial: Trial) -> None:
         try:
@@ -273,7 +266,7 @@ class CommandSource(ThreadedSource):
         if trial.reverted:
             env[REVERT_VARIABLE] = reverts_text(trial.reverted)
         try:
-            ended = self.processes.run(self._command, cwd=self._cwd, env=env, timeout_s=self._timeout_s)
+            ended = self.execute(self._command, cwd=self._cwd, env=env, timeout_s=self._timeout_s)
         except OSError as error:
             raise cannot_run(self._command[0], error) from None
         unknown = _NOT_REGISTERED.search(ended.output) if trial.reverted and ended.status else None

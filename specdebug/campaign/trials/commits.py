@@ -84,7 +84,7 @@ class CommitSource(ThreadedSource):
         history = (self._good, self._bad, build or "", os.fspath(self._folder))
         self.question = digest_of(limited("commits", timeout_s), str(self.top), *history, *self._command)
         self.identity = digest_of(self.question, __version__, REVISION, *command_facts(self._command, self.top))
-        self._lock = threading.Lock()
+        self._worktrees = threading.Lock()
         self._broken: dict[str, str] = {}
         self._root: Path | None = None
         self._free: list[_Slot] = []
@@ -97,7 +97,7 @@ class CommitSource(ThreadedSource):
 
     def run(self, trial: Trial) -> TrialResult:
         commit = next(iter(trial.reverted), self._good)
-        with self._lock:
+        with self._worktrees:
             reason = self._broken.get(commit)
         if reason is not None:
             return TrialResult("untestable", None, 0.0, reason)
@@ -105,7 +105,7 @@ class CommitSource(ThreadedSource):
         try:
             return self._run_in(slot, commit, trial)
         finally:
-            with self._lock:
+            with self._worktrees:
                 self._free.append(slot)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class CommitSource(ThreadedSource):
 
     def _run_in(self, slot: _Slot, commit: str, trial: Trial) -> TrialResult:
         if (slot.commit != commit or not slot.ready) and (reason := self._prepare(slot, commit)) is not None:
-            with self._lock:
+            with self._worktrees:
                 self._broken[commit] = reason
             return TrialResult("untestable", None, 0.0, reason)
         cwd = slot.path / self._folder
@@ -127,7 +127,7 @@ class CommitSource(ThreadedSource):
             return TrialResult("untestable", None, 0.0, f"commit {commit[:10]} has no {missing}")
         words = (str(program), *self._command[1:]) if os.sep in self._command[0] else self._command
         try:
-            ended = self.processes.run(words, cwd=cwd, env=trial_environment(trial), timeout_s=self._timeout_s)
+            ended = self.execute(words, cwd=cwd, env=trial_environment(trial), timeout_s=self._timeout_s)
         except OSError as error:
             raise cannot_run(self._command[0], error) from None
         return result_of(ended)
@@ -136,7 +136,7 @@ class CommitSource(ThreadedSource):
         fresh = slot.commit is None
         slot.commit, slot.ready = commit, False
         if fresh:
-            with self._lock:  # git's list of worktrees is one for all
+            with self._worktrees:  # git's list of worktrees is one for all
                 words = ("-C", str(self.top), "worktree", "add", "--quiet", "--detach", "--force", str(slot.path))
                 status, output = self._git(*words, commit)
         else:
@@ -149,19 +149,19 @@ class CommitSource(ThreadedSource):
                 shutil.rmtree(slot.path, ignore_errors=True)
             return f"commit {commit[:10]} cannot be checked out: {output[-TAIL_CHARS:].strip()}"
         if self._build is not None:
-            built = self.processes.run(["sh", "-c", self._build], cwd=slot.path, env=os.environ)
+            built = self.execute(["sh", "-c", self._build], cwd=slot.path, env=os.environ)
             if built.status != 0:
                 return f"commit {commit[:10]} does not build: {built.output[-TAIL_CHARS:].strip()}"
         slot.ready = True
         return None
 
     def _git(self, *words: str) -> tuple[int, str]:
-        ended = self.processes.run([*GIT, *words], cwd=self.top, env=environment())
+        ended = self.execute([*GIT, *words], cwd=self.top, env=environment())
         return ended.status, ended.output
 
     def _take(self, commit: str) -> _Slot:
         """Return a worktree that is not in use: with this commit, a new one, or the one unused for longest."""
-        with self._lock:
+        with self._worktrees:
             if self._root is None:
                 self._root = _make_root(self.top)
                 self._free = [_Slot(self._root / f"slot-{number}") for number in range(self.capacity)]

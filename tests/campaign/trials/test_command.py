@@ -14,7 +14,7 @@ import pytest
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.campaign import Candidate
-from specdebug.campaign.trials.command import END_BYTES, CommandSource, CommandStopped, Processes, ThreadedSource
+from specdebug.campaign.trials.command import END_BYTES, CommandSource, CommandStopped, ThreadedSource
 from specdebug.patching.toggles import Registry, load_registry
 
 
@@ -102,7 +102,8 @@ def test_a_script_without_a_first_line_is_explained(registry: Registry) -> None:
 
 
 def run(script: str, tmp_path: Path, timeout_s: float | None = None) -> tuple[int, bool, str]:
-    ended = Processes().run(["bash", "-c", script], cwd=tmp_path, env=dict(os.environ), timeout_s=timeout_s)
+    words, source = ["bash", "-c", script], CommandSource(["true"], Registry({}))
+    ended = source.execute(words, cwd=tmp_path, env=dict(os.environ), timeout_s=timeout_s)
     return ended.status, ended.timed_out, ended.output
 
 
@@ -126,25 +127,25 @@ def test_of_a_long_output_the_ends_are_kept(tmp_path: Path) -> None:
 
 
 def test_closing_ends_what_runs_and_starts_no_more(tmp_path: Path) -> None:
-    processes = Processes()
+    source = CommandSource(["true"], Registry({}))
     fifo = tmp_path / "started"
     os.mkfifo(fifo)
     stopped: list[bool] = []
 
     def hang() -> None:
         try:
-            processes.run(["bash", "-c", "echo x >started; sleep 1000"], cwd=tmp_path, env=dict(os.environ))
+            source.execute(["bash", "-c", "echo x >started; sleep 1000"], cwd=tmp_path, env=dict(os.environ))
         except CommandStopped:
             stopped.append(True)
 
     thread = threading.Thread(target=hang)
     thread.start()
     fifo.read_text()
-    processes.close()
+    source.close()
     thread.join()
     assert stopped == [True]
     with pytest.raises(CommandStopped):
-        processes.run(["true"], cwd=tmp_path, env=dict(os.environ))
+        source.execute(["true"], cwd=tmp_path, env=dict(os.environ))
 
 
 class Blocked(ThreadedSource):

@@ -145,9 +145,11 @@ def gather(hunt: Hunt, signature: str, file: Path, document: Document) -> SeenFa
     (run,) = plan(scenario, choices, runner.library)
     seen = SeenFailure(file.name, signature, 0, arm=run.arm)
     with tempfile.TemporaryDirectory(prefix="specdebug-hunt-") as folder:
-        failed = False
+        failed, logged = False, run
+        if isinstance(run.target, StartedServer):
+            logged = replace(run, scenario=run.scenario.on(replace(run.target, log=folder)))
         while not failed and seen.runs < RUNS:
-            again = run_traced(runner.pool, runner.library, _with_log(run, folder))
+            again = run_traced(runner.pool, runner.library, logged)
             if again is None or again.interrupted:
                 return None
             traced = again
@@ -170,13 +172,6 @@ def gather(hunt: Hunt, signature: str, file: Path, document: Document) -> SeenFa
         )
     hunt.record.write(path.name, json.dumps(asdict(seen), indent=1) + "\n")
     return seen
-
-
-def _with_log(run: ArmRun, folder: str) -> ArmRun:
-    """The run with the log of its server in a folder, if it starts one."""
-    if not isinstance(run.target, StartedServer):
-        return run
-    return replace(run, scenario=run.scenario.on(replace(run.target, log=folder)))
 
 
 def _last_log(folder: Path) -> str:

@@ -86,7 +86,11 @@ class _Body:
                             yield Change(operator, node, text, statement)
                 for inner in _blocks(statement):
                     yield from self.block(inner, known)
-            known |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and _is_stored(node)}
+            known |= {
+                node.id
+                for node in ast.walk(statement)
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            }
 
     def _dropped(self, statement: ast.stmt, known: set[str]) -> Iterator[Change]:
         """The statement left out, if the code after it still runs."""
@@ -101,14 +105,13 @@ class _Body:
                 stored = [node for target in targets for node in _elements(target)]
                 if all(isinstance(node, ast.Name) and node.id in known for node in stored):
                     operator = "stale_read"
-                elif all(isinstance(node, ast.Subscript) or self._is_kept(node) for node in stored):
-                    operator = "dropped_statement"
+                else:
+                    # an attribute has a value already, as far as one can tell, but where an object is made or emptied
+                    making = self.name in ("__init__", "__post_init__", "reset", "clear")
+                    kept = ast.Subscript if making else ast.Subscript | ast.Attribute
+                    operator = "dropped_statement" if all(isinstance(node, kept) for node in stored) else None
         if operator is not None:
             yield Change(operator, statement, "pass", statement)
-
-    def _is_kept(self, node: ast.expr) -> bool:
-        """True of an attribute that has a value already, as far as one can tell."""
-        return isinstance(node, ast.Attribute) and self.name not in ("__init__", "__post_init__", "reset", "clear")
 
     def _swaps(self, node: ast.expr) -> Iterator[tuple[str, str]]:
         """Operators that fit an expression, and what each makes of it."""
@@ -197,10 +200,6 @@ def _is_text(*nodes: ast.expr) -> bool:
     )
 
 
-def _is_stored(node: ast.Name) -> bool:
-    return isinstance(node.ctx, ast.Store)
-
-
 def _elements(target: ast.expr) -> Iterator[ast.expr]:
     if isinstance(target, ast.Tuple | ast.List):
         for each in target.elts:
@@ -262,12 +261,9 @@ def _inside(node: ast.expr) -> Iterator[ast.expr]:
         elif isinstance(child, ast.comprehension):
             for part in (child.iter, *child.ifs):
                 yield from _inside(part)
-        elif isinstance(child, ast.expr) and not _names_dimension(node, child):
-            yield from _inside(child)
-
-
-def _names_dimension(node: ast.expr, child: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and _is_number(child) and _called(node) in BY_DIMENSION
+        elif isinstance(child, ast.expr):
+            names_dimension = isinstance(node, ast.Call) and _is_number(child) and _called(node) in BY_DIMENSION
+            yield from () if names_dimension else _inside(child)
 
 
 def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:

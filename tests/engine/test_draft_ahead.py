@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,8 +9,6 @@ import pytest
 from specdebug import async_probe
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.engine import Engine
-from specdebug.engine.graph.runner import Planned
-from specdebug.engine.textbook.attention.planner import RaggedMetadata
 from specdebug.engine.textbook.request import Request
 from specdebug.events import Stepped
 from tests.engine.conftest import Lab
@@ -94,38 +90,6 @@ def test_every_step_does_the_same_in_a_changing_crowd(
     assert sites[0] == sites[1]
     assert {"verify.input_ids", "draft.bonus"} < sites[0]
     assert any(report.retracted for report in reports[0])
-
-
-def test_verifies_in_its_own_step_with_lengths_that_are_known(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = engine(lab, ahead=True)
-    runner = served.view.eagle.runners.verify
-    assert runner is not None
-    events: list[tuple[str, tuple[int, ...]]] = []
-
-    def spied(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(given: Any, lens: Any, **options: Any) -> Any:
-            known = tuple(request.kv_len for request in served._scheduler.running)
-            events.append((name, known if isinstance(given, Planned) else lens))
-            if isinstance(given, Planned):
-                assert known == tuple(given.padded.seq_lens.tolist())
-                (plan,) = given.metadata
-                assert isinstance(plan, RaggedMetadata)
-                assert plan.kv_lens_host == tuple(length + 6 for length in known)
-            return original(given, lens, **options)
-
-        return call
-
-    for name in ("prepare", "launch"):
-        monkeypatch.setattr(runner, name, spied(name, getattr(runner, name)))
-    serve(served, [[3, 7, 1]], 20)
-    names = [name for name, _ in events]
-    assert names[:4] == ["prepare", "launch", "prepare", "launch"]
-    assert all(before != after for before, after in pairwise(names))
-    nodes = 6
-    prepared, launched = ([lens for kind, (lens,) in events if kind == name] for name in ("prepare", "launch"))
-    assert prepared[0] == launched[0]
-    assert prepared[1:] == [length + nodes for length in launched[: len(prepared) - 1]]
-    assert any(longest > known for longest, known in zip(prepared[1:], launched[1:], strict=False))
 
 
 @pytest.mark.parametrize("change", ["prefill", "abort"])

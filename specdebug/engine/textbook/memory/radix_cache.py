@@ -100,7 +100,7 @@ class PrefixMatch:
 
 @dataclass(frozen=True, eq=False)
 class InsertResult:
-    """The tree's answer to an offer of slots. The key ends at ``node``.
+    """The tree's answer to an offer of slots.
 
     prefix_len: the tree had this many already; of the offered ones, those that differ stay the caller's to free.
     length: slots that the tree now holds for the key, its length floored to pages; those beyond are the caller's.
@@ -109,7 +109,6 @@ class InsertResult:
 
     prefix_len: int
     length: int
-    node: TreeNode
     heal_src: torch.Tensor
     heal_dst: torch.Tensor
 
@@ -191,7 +190,7 @@ class RadixCache:
             node = self._add_child(node, rest, own, draft_written)
             self._leaves[node.serial] = node
             self.evictable_size += len(rest)
-        return InsertResult(done, length, node, torch.cat(heal_src), torch.cat(heal_dst))
+        return InsertResult(done, length, torch.cat(heal_src), torch.cat(heal_dst))
 
     def lock(self, node: TreeNode) -> None:
         """Keep ``node`` and everything above it from eviction until as many :meth:`unlock`."""

@@ -38,7 +38,8 @@ def test_missing_slots_are_refused() -> None:
 
 def test_unlocking_too_often_is_an_error() -> None:
     cache = RadixCache(page_size=1)
-    node = cache.insert(_key(1, 2), torch.tensor([1]), draft_written=True).node
+    cache.insert(_key(1, 2), torch.tensor([1]), draft_written=True)
+    (node,) = cache.nodes()
     with pytest.raises(EngineError, match="unlocked more often"):
         cache.unlock(node)
 
@@ -144,7 +145,6 @@ def test_against_a_flat_map_of_pages(
             assert list(zip(result.heal_src.tolist(), result.heal_dst.tolist(), strict=True)) == heal
             clock += 1
             model.used.update(dict.fromkeys(prefixes, clock))
-            assert sum(len(node.key) for node in result.node.path()) == length
         elif operation in ("match", "lock"):
             slots, written = model.match(tokens, require_draft_kv=flag)
             match = cache.match_prefix(key, require_draft_kv=flag)

@@ -1,7 +1,9 @@
 """What can happen in a run, as data: frozen records of requests, sites, tensors and numbers, and no engine's classes.
+
 An engine tells its :class:`Observers` what it does. Each observer names the events that it ``hears`` and is handed
 those by its one :meth:`Observer.on`. An event that no observer hears is never made: telling of it costs a look into a
-table."""
+table.
+"""
 
 from __future__ import annotations
 
@@ -95,9 +97,12 @@ class Launched(Event):
 
 class DraftForward(Event, eq=False):
     """Forward ``step`` of a draft loop, from 0, is computed, or captured in a graph, of whose replays nothing is told.
-    It has a row for each of K branches of each request, and maybe of padding behind them. While a graph is captured the
-    tensors hold nothing yet. tokens: int64 [B·K], what it reads. parents: int64 [B·K], the branch whose output of the
-    forward before each row reads (at step 0: its own). logits: [B·K, Vd], over the draft's vocabulary."""
+    It has a row for each of K branches of each request, and maybe of padding behind them. While a graph is captured
+    the tensors hold nothing yet.
+
+    tokens: int64 [B·K], what it reads. parents: int64 [B·K], the branch whose output of the forward before each row
+    reads (at step 0: its own). logits: [B·K, Vd], over the draft's vocabulary.
+    """
 
     step: int
     tokens: Tensor
@@ -185,10 +190,12 @@ class Going(OfRequest, eq=False):
 
 
 class Stepped(Event):
-    """A step is over, and this is what it decided. kind: ``prefill``, ``decode`` or ``idle``; ``served`` in a session
-    without steps, which tells what has ended. emitted: new tokens by request. accept_lengths: tokens that each verify
-    accepted, bonus included. cached: prompt tokens out of the prefix cache, of requests that were first admitted in
-    this step."""
+    """A step is over, and this is what it decided.
+
+    kind: ``prefill``, ``decode`` or ``idle``; ``served`` in a session without steps, which tells what has ended.
+    emitted: new tokens by request. accept_lengths: tokens that each verify accepted, bonus included.
+    cached: prompt tokens out of the prefix cache, of requests that were first admitted in this step.
+    """
 
     step: int
     kind: Literal["prefill", "decode", "idle", "served"]

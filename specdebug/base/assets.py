@@ -13,8 +13,10 @@ _MAX_CONFIG_BYTES = 1 << 20
 
 
 def checkpoint_path(name_or_path: str | Path) -> Path:
-    """The checkpoint's folder, which holds a ``config.json``. Raises CheckpointError where there is none. A shipped
-    name wins over a folder of the same name in the current directory (``./tiny`` is that one)."""
+    """The checkpoint's folder, which holds a ``config.json``. Raises CheckpointError where there is none.
+
+    A shipped name wins over a folder of the same name in the current directory (``./tiny`` is that one).
+    """
     text = str(name_or_path)
     shipped = text in NAMES
     path = CHECKPOINTS / text if shipped else Path(os.path.expanduser(text))

@@ -1,6 +1,8 @@
-"""The configuration file: ``[tool.specdebug]`` of a ``pyproject.toml``, or ``.specdebug.toml``, the nearest upwards. A
-setting counts as if the command line had it. ``content`` names code, so a file that was only found must be the user's
-own."""
+"""The configuration file: ``[tool.specdebug]`` of a ``pyproject.toml``, or ``.specdebug.toml``, the nearest upwards.
+
+A setting counts as if the command line had it. ``content`` names code, so a file that was only found must be the
+user's own.
+"""
 
 import os
 import re

@@ -1,6 +1,8 @@
 """Where scenarios, toggles and probe packs live: what specdebug ships, then folders of ``--content`` and its variable.
-Each root holds any of the folders :data:`KINDS`; every ``*.yaml`` directly inside counts, by its name, ``-`` and ``_``
-alike."""
+
+Each root holds any of the folders :data:`KINDS`; every ``*.yaml`` directly inside counts, by its name, ``-`` and
+``_`` alike.
+"""
 
 import os
 from collections.abc import Iterator, Sequence

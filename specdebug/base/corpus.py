@@ -1,5 +1,7 @@
-"""The text checkpoints are trained on and scenarios draw prompts from: the interpreter's own library sources. A file's
-place in the split depends on its path inside the library alone. Imports no torch."""
+"""The text checkpoints are trained on and scenarios draw prompts from: the interpreter's own library sources.
+
+A file's place in the split depends on its path inside the library alone. Imports no torch.
+"""
 
 import hashlib
 import os

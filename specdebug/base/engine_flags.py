@@ -1,5 +1,8 @@
-"""The options of an engine as flags of a command line, by SGLang's names where it has one. :data:`ENGINE_FLAGS` is all
-that ``specdebug serve`` reads and a starter of one writes; :data:`NOT_SUPPORTED` is refused by name."""
+"""The options of an engine as flags of a command line, by SGLang's names where it has one.
+
+:data:`ENGINE_FLAGS` is all that ``specdebug serve`` reads and a starter of one writes; :data:`NOT_SUPPORTED` is
+refused by name.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,8 +142,10 @@ def refusal(flag: str, known: Sequence[str]) -> str:
 
 
 def options_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """An engine's options by the values of flags, by parameter; None and a switch that is off set nothing. Raises
-    SpecDebugError for options of speculation without an algorithm."""
+    """An engine's options by the values of flags, by parameter; None and a switch that is off set nothing.
+
+    Raises SpecDebugError for options of speculation without an algorithm.
+    """
     options: dict[str, Any] = {}
     for flag in ENGINE_FLAGS:
         value = values.get(flag.parameter)
@@ -156,8 +161,10 @@ def options_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(options: Mapping[str, Any]) -> list[str]:
-    """The words of a command line that sets these options, as a scenario's ``engine`` has them. Raises SpecDebugError
-    for an option without a flag."""
+    """The words of a command line that sets these options, as a scenario's ``engine`` has them.
+
+    Raises SpecDebugError for an option without a flag.
+    """
     words: list[str] = []
     if options.get("speculative") is not None:  # speculation without an algorithm's name is by the first
         options = {**options, "speculative": {"algorithm": "EAGLE", **options["speculative"]}}

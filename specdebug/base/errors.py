@@ -48,9 +48,11 @@ class Where:
 
 
 class ContentError(SpecDebugError):
-    """A scenario, toggle or probe pack is malformed. Rendered as ``file:line:col: what, did you mean``. ``path``: keys
-    and indices that lead to the value at fault, where a document was read; else None. ``reason``: what is wrong with
-    that value, without its name."""
+    """A scenario, toggle or probe pack is malformed. Rendered as ``file:line:col: what, did you mean``.
+
+    ``path``: keys and indices that lead to the value at fault, where a document was read; else None. ``reason``: what
+    is wrong with that value, without its name.
+    """
 
     def __init__(self, message: str, where: Where | None = None, reason: str = "") -> None:
         self.message = message
@@ -67,8 +69,9 @@ class ContentError(SpecDebugError):
 
 class ContentErrors(ContentError):
     """Several things are wrong with a file. It reads like the first of them; ``problems`` holds all, by place.
-    ``partial``: what could be read all the same, with defaults in the place of what could not; None if nothing
-    could."""
+
+    ``partial``: what could be read all the same, with defaults in the place of what could not; None if nothing could.
+    """
 
     def __init__(self, problems: Iterable[ContentError], partial: Any = None) -> None:
         nowhere = Where("")

@@ -25,8 +25,11 @@ class TooLarge(OSError):
 
 
 def open_file(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading bytes, without waiting. Raises NotAFile where the path leads to something else,
-    and OSError, whose ``strerror`` is always set. A path with a NUL byte is one that leads nowhere."""
+    """Open a regular file for reading bytes, without waiting.
+
+    Raises NotAFile where the path leads to something else, and OSError, whose ``strerror`` is always set. A path with a
+    NUL byte is one that leads nowhere.
+    """
     try:
         # Opening a pipe waits for a writer unless told not to; of a regular file the flag changes nothing.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -96,7 +99,9 @@ def name_beside(path: Path) -> Path:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, and keep its permissions; the file of before stays if it cannot be written.
-    What is no regular file, such as a terminal, is written to. Raises OSError."""
+
+    What is no regular file, such as a terminal, is written to. Raises OSError.
+    """
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return

@@ -1,5 +1,7 @@
 """The words that start a Python with ``-I``, so that none takes a module from a working folder or ``PYTHONPATH``.
-``tests/base/test_interpreters.py`` holds every start in the source to it."""
+
+``tests/base/test_interpreters.py`` holds every start in the source to it.
+"""
 
 import json
 import sys

@@ -1,6 +1,8 @@
-"""Signals that ask a command to end: one place that hears them, so that none loses what is known. SIGINT, SIGTERM and
-SIGHUP mean the same. :func:`held` notes them without raising and a loop that waits calls :func:`check`; outside of a
-hold the first raises KeyboardInterrupt at once, and once one was heard no other raises."""
+"""Signals that ask a command to end: one place that hears them, so that none loses what is known.
+
+SIGINT, SIGTERM and SIGHUP mean the same. :func:`held` notes them without raising and a loop that waits calls
+:func:`check`; outside of a hold the first raises KeyboardInterrupt at once, and once one was heard no other raises.
+"""
 
 import signal
 from collections.abc import Iterator
@@ -40,8 +42,10 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def listen(self) -> None:
-        """Hear signals for the rest of this process, in place of what Python does. For the main thread of a command. A
-        signal that is ignored stays so: of a background job a SIGINT, under ``nohup`` a SIGHUP."""
+        """Hear signals for the rest of this process, in place of what Python does. For the main thread of a command.
+
+        A signal that is ignored stays so: of a background job a SIGINT, under ``nohup`` a SIGHUP.
+        """
         self._listens = True
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:

@@ -1,5 +1,7 @@
 """Parts that other distributions add by entry points of the groups ``specdebug.<kind>``: targets, oracles and so on.
-What a part must be stands where its kind is defined. Nothing is imported before it is asked for by name."""
+
+What a part must be stands where its kind is defined. Nothing is imported before it is asked for by name.
+"""
 
 import importlib
 import importlib.metadata
@@ -109,9 +111,11 @@ def _staying() -> Iterator[None]:
 
 
 class PluginRegistry(Mapping[str, T], Generic[T]):
-    """The parts of one kind by name: ``ours``, then those of installed packages, of the group ``specdebug.<kind>``. To
-    look up one of ours reads nothing of the installed packages; to go through all of them does. ``called``: a part, as
-    messages have it with its article. ``fits``: tells whether an object that an entry point leads to is such a part."""
+    """The parts of one kind by name: ``ours``, then those of installed packages, of the group ``specdebug.<kind>``.
+
+    To look up one of ours reads nothing of the installed packages; to go through all of them does. ``called``: a part,
+    as messages have it with its article. ``fits``: tells whether an object that an entry point leads to is such a part.
+    """
 
     def __init__(self, kind: str, called: str, fits: Callable[[Any], bool], ours: Mapping[str, T]) -> None:
         self.kind = kind

@@ -1,5 +1,8 @@
-"""Keys and passwords, kept out of all that is written: reports, bundles, journals and messages. A secret is known by
-its value (of a variable whose name says so), by the name in front of it, or by its issuer's form."""
+"""Keys and passwords, kept out of all that is written: reports, bundles, journals and messages.
+
+A secret is known by its value (of a variable whose name says so), by the name in front of it, or by its issuer's
+form.
+"""
 
 import html
 import json

@@ -1,7 +1,9 @@
-"""Arithmetic with the same bits on every processor, so that choices made from it are the same, too. Bits differ by the
-order in which a BLAS, SIMD width or thread count adds, by fused multiply-add, and in every library's log and exp; not
-in one IEEE 754 operation. So logarithms are made of those alone, and sums have a stated order or lie
-:func:`on_grid`."""
+"""Arithmetic with the same bits on every processor, so that choices made from it are the same, too.
+
+Bits differ by the order in which a BLAS, SIMD width or thread count adds, by fused multiply-add, and in every
+library's log and exp; not in one IEEE 754 operation. So logarithms are made of those alone, and sums have a stated
+order or lie :func:`on_grid`.
+"""
 
 from collections.abc import Callable
 from typing import SupportsFloat

@@ -211,10 +211,12 @@ def to_plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that a key can hold. ``read``: the value of an item; raises ContentError. ``schema``: the kind as JSON
-    schema; it puts what it refers to into its argument. ``blank``: what stands at an item for a value that cannot be
-    read, or is missing. ``plain``: a value as the file has it. ``writes``: true if the file can say a value, rather
-    than by lacking the key."""
+    """The values that a key can hold.
+
+    ``read``: the value of an item; raises ContentError. ``schema``: the kind as JSON schema; it puts what it refers to
+    into its argument. ``blank``: what stands at an item for a value that cannot be read, or is missing. ``plain``: a
+    value as the file has it. ``writes``: true if the file can say a value, rather than by lacking the key.
+    """
 
     read: Callable[[Item], Any]
     schema: Callable[[Schema], Schema]

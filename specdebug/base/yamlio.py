@@ -1,7 +1,9 @@
-"""Read a YAML file into plain Python data and remember where every key and value stood (:class:`Doc`). Refused, as
-ContentErrors of one line: tags, second documents, duplicate keys, keys that are no text, what is no UTF-8, and what is
-nested, long or expanded by aliases beyond the limits below. Scalars follow YAML 1.2: ``no``, ``on`` and ``1:30`` are
-text."""
+"""Read a YAML file into plain Python data and remember where every key and value stood (:class:`Doc`).
+
+Refused, as ContentErrors of one line: tags, second documents, duplicate keys, keys that are no text, what is no
+UTF-8, and what is nested, long or expanded by aliases beyond the limits below. Scalars follow YAML 1.2: ``no``,
+``on`` and ``1:30`` are text.
+"""
 
 from __future__ import annotations
 
@@ -84,8 +86,10 @@ class Doc:
         return self.where(*path)
 
     def where_text(self, *path: str | int, line: int) -> Where:
-        """Place of line ``line`` (from 1) of the text at ``path``; only a ``|`` block has lines of its own. The column
-        is left unknown, because a block's indentation is no longer part of its text."""
+        """Place of line ``line`` (from 1) of the text at ``path``; only a ``|`` block has lines of its own.
+
+        The column is left unknown, because a block's indentation is no longer part of its text.
+        """
         node = self._nearest(path)[0]
         return Where(self.path, node.line + line) if node.is_block else self.where(*path)
 
@@ -104,8 +108,10 @@ class Doc:
 
 
 def load_yaml(path: str | Path) -> Doc:
-    """Read one YAML document from a file. Raises ContentError: the file is missing, unreadable, too large, not UTF-8,
-    not YAML, empty, or has what is refused."""
+    """Read one YAML document from a file.
+
+    Raises ContentError: the file is missing, unreadable, too large, not UTF-8, not YAML, empty, or has what is refused.
+    """
     where = Where(str(path))
     try:
         file = Path(path)

@@ -1,7 +1,9 @@
-"""The replay of a bundle: the same arm once more, whether it came out as recorded, and if not, why. A float that rounds
-otherwise on another processor, device or torch may change a choice between two that are as good as each other, and with
-it the trace hash. That is told from a run that went otherwise by the first other choices of the trace, each with how
-narrow it was."""
+"""The replay of a bundle: the same arm once more, whether it came out as recorded, and if not, why.
+
+A float that rounds otherwise on another processor, device or torch may change a choice between two that are as good as
+each other, and with it the trace hash. That is told from a run that went otherwise by the first other choices of the
+trace, each with how narrow it was.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The container: a zip archive whose manifest names every member with its size and SHA-256. A bundle may come from a
-stranger, so everything is checked before anything is used: names, sizes as declared and as read, digests, format
-version. Members are never extracted, and only those that are asked for are held in memory: a few KiB can unpack to
-hundreds of MiB, so every reader says how much room it has for what."""
+"""The container: a zip archive whose manifest names every member with its size and SHA-256.
+
+A bundle may come from a stranger, so everything is checked before anything is used: names, sizes as declared and as
+read, digests, format version. Members are never extracted, and only those that are asked for are held in memory:
+a few KiB can unpack to hundreds of MiB, so every reader says how much room it has for what.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The content of a bundle, to and from the archive's members, which ``docs/bundles.md`` describes. The manifest repeats
-how the run ended (verdict, signature, trace hash) and says what it ran on. Nothing here is unpickled or executed; all
-of it is checked as a user's own files are."""
+"""The content of a bundle, to and from the archive's members, which ``docs/bundles.md`` describes.
+
+The manifest repeats how the run ended (verdict, signature, trace hash) and says what it ran on. Nothing here is
+unpickled or executed; all of it is checked as a user's own files are.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Planned requests as text: one JSON object a line, prompts as token ids. A scenario cuts its prompts out of the
-standard library's sources, which differ between versions of Python; ids do not. Only what differs from
-:class:`WorkloadRequest`'s defaults is written."""
+"""Planned requests as text: one JSON object a line, prompts as token ids.
+
+A scenario cuts its prompts out of the standard library's sources, which differ between versions of Python; ids do not.
+Only what differs from :class:`WorkloadRequest`'s defaults is written.
+"""
 
 from __future__ import annotations
 

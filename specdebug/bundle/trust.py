@@ -1,8 +1,10 @@
-"""Trust in a stranger's bundle: what it may ask of the machine that replays it, decided here for all of it. A bundle's
-arm runs without the user's word if it asks for nothing but computing: on the embedded engine, the reference or a plain
-``serve``, with checkpoints, plans and oracles that are specdebug's own, and with toggles that say, letter by letter,
-what a toggle of this installation says. Whatever names a command, a path, a URL, a variable or another package's code
-needs the user's word. What is harmless is listed, and not what is not: what is new is asked for."""
+"""Trust in a stranger's bundle: what it may ask of the machine that replays it, decided here for all of it.
+
+A bundle's arm runs without the user's word if it asks for nothing but computing: on the embedded engine, the reference
+or a plain ``serve``, with checkpoints, plans and oracles that are specdebug's own, and with toggles that say, letter by
+letter, what a toggle of this installation says. Whatever names a command, a path, a URL, a variable or another
+package's code needs the user's word. What is harmless is listed, and not what is not: what is new is asked for.
+"""
 
 from __future__ import annotations
 

@@ -269,7 +269,8 @@ def _stage(title: str, labels: Sequence[str], make: Callable[[frozenset[int]], S
 
 
 class ScenarioSpace:
-    """Everything that can be taken away from one arm of a scenario; takes and raises what :func:`written_out` does."""
+    """Everything that can be taken away from one arm of a scenario. Takes what :func:`written_out` takes, and raises
+    what that raises."""
 
     def __init__(self, scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> None:
         self.start, self.origin = written_out(scenario, arm, reverts)
@@ -281,8 +282,8 @@ class ScenarioSpace:
         self._rejected: dict[str, int] = {}
 
     def next_stage(self) -> Stage[Scenario] | None:
-        """The requests first; then their numbers, round by round; then the engine's, which small requests need less
-        of."""
+        """Return the requests first; then their numbers, round by round; then the engine's, which small requests need
+        less of."""
         if self._stage is None:
             whole, names = self._current, [group.id for group in self._current.workload]
             self._stage = _stage("requests", names, lambda gone: dropped(whole, gone))
@@ -401,7 +402,8 @@ class ShrunkSource(WarmSource):
         return self._has_run
 
     def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
-        """How the arm failed, if it did; a group in the signature is called as it was before it was written out."""
+        """Return how the arm failed, if it did; a group in the signature is called as it was before it was written
+        out."""
         outcome = ended.outcome
         if outcome.verdict != "fail" or outcome.signature is None:
             return TrialResult("pass", None, outcome.metrics.wall_s)

@@ -1,9 +1,11 @@
-"""Hashes of rows by their bits: equal rows have equal hashes, others do not but for one in 2**64. On the host XXH3. On
-a device the device adds up **groups** of rows, and the host (``recording.Layout``) the sums of a **segment**; hashes of
-the two are not comparable. There is no wait: at the end of a step its sums are sent to pinned memory, which the host
-reads once they are there. So of a device that is lost all is known but the last step or two. A graph adds up what
-passes in it to memory of its own, since the owners of the rows are known only when it is replayed: a group is a row, or
-all rows. After a replay that memory is copied to the step's other sums."""
+"""Hashes of rows by their bits: equal rows have equal hashes, others do not but for one in 2**64.
+
+On the host XXH3. On a device the device adds up **groups** of rows, and the host (``recording.Layout``) the sums of a
+**segment**; hashes of the two are not comparable. There is no wait: at the end of a step its sums are sent to pinned
+memory, which the host reads once they are there. So of a device that is lost all is known but the last step or two. A
+graph adds up what passes in it to memory of its own, since the owners of the rows are known only when it is replayed: a
+group is a row, or all rows. After a replay that memory is copied to the step's other sums.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""A run's recording: every step's calls with a hash for each owner of rows, whose the rows are, and the file of it. A
-worker writes the file and the parent reads it. It consists of records, each a tag and a length, in shared memory: a
+"""A run's recording: every step's calls with a hash for each owner of rows, whose the rows are, and the file of it.
+
+A worker writes the file and the parent reads it. It consists of records, each a tag and a length, in shared memory: a
 step costs no system call, and outlives its worker. Descriptors of calls (D), sequences of those (T) and batches (R)
 repeat, so each is written once and named by number. A step (S) is then three numbers and its hashes, 8 bytes each.
-Nothing here needs torch: a process that only reads recordings does without."""
+Nothing here needs torch: a process that only reads recordings does without.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Run two arms, lay their recordings side by side, and look once more at what differs, with its values. Our own engine
-repeats a run to the bit, so it is fingerprinted first, and run again for the values that differ. Another engine's
-schedule hangs on when requests came, so it keeps everything by the first run, on a tape."""
+"""Run two arms, lay their recordings side by side, and look once more at what differs, with its values.
+
+Our own engine repeats a run to the bit, so it is fingerprinted first, and run again for the values that differ. Another
+engine's schedule hangs on when requests came, so it keeps everything by the first run, on a tape.
+"""
 
 from __future__ import annotations
 

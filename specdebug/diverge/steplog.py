@@ -1,7 +1,10 @@
-"""The calls of a step become the records of a file: the owners of their rows, and their hashes. Between two calls the
-model sweeps the caches, so every line there costs several times what it seems to. So work is left to the end of the
-step where it can be, and what steps mostly have in common is found once. On a GPU the engine drafts ahead: those calls
-belong to the next step, unless that computes another batch."""
+"""The calls of a step become the records of a file: the owners of their rows, and their hashes.
+
+Between two calls the model sweeps the caches, so every line there costs several times what it seems to. So work is left
+to the end of the step where it can be, and what steps mostly have in common is found once.
+
+On a GPU the engine drafts ahead: those calls belong to the next step, unless that computes another batch.
+"""
 
 from __future__ import annotations
 

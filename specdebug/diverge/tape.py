@@ -1,9 +1,13 @@
-"""Read what another engine's processes wrote of a run (``targets/inside/tape.py``) as steps of a recording. Those
-engines schedule as they do, and one run may not repeat another: tensors were kept in full, and are looked up here. Rows
-that belong to no request of the workload, such as those of a server's own checks, count as padding; so do rows of a
-request in a step that was computed after its end. Each engine computes of a prompt what its cache lacks, in chunks as
-its budget allows. So where a tape says at which position a chunk begins, its prompts are cut anew, as the other engine
-cut them: rows of one position lie beside each other, and what only one of the two computed is counted."""
+"""Read what another engine's processes wrote of a run (``targets/inside/tape.py``) as steps of a recording.
+
+Those engines schedule as they do, and one run may not repeat another: tensors were kept in full, and are looked up
+here. Rows that belong to no request of the workload, such as those of a server's own checks, count as padding; so do
+rows of a request in a step that was computed after its end.
+
+Each engine computes of a prompt what its cache lacks, in chunks as its budget allows. So where a tape says at which
+position a chunk begins, its prompts are cut anew, as the other engine cut them: rows of one position lie beside each
+other, and what only one of the two computed is counted.
+"""
 
 from __future__ import annotations
 

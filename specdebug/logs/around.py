@@ -1,7 +1,9 @@
 """The surroundings of a line that tells of a failure: its stack, the statement that raised it, and what became of it.
+
 Lines of several processes may be mixed: frames count that have the same beginning as the line itself, if there are any.
 Frames come in the forms of all printers: Python's tracebacks have the innermost last; py-spy, faulthandler and native
-backtraces have it first."""
+backtraces have it first.
+"""
 
 from __future__ import annotations
 

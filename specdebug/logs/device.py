@@ -1,6 +1,9 @@
-"""The messages of torch, Triton, FlashInfer and the driver about a CUDA device. All of them pass on CUDA's own words,
-so the words are recognised in any message. An assertion or a fault destroys the context: the error appears at some
-later call, every call after it fails too, and nothing on the device can be read any more. The device is then *lost*."""
+"""The messages of torch, Triton, FlashInfer and the driver about a CUDA device.
+
+All of them pass on CUDA's own words, so the words are recognised in any message. An assertion or a fault destroys
+the context: the error appears at some later call, every call after it fails too, and nothing on the device can be read
+any more. The device is then *lost*.
+"""
 
 from __future__ import annotations
 

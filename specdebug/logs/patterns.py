@@ -1,6 +1,8 @@
-"""The engine for patterns over foreign text: RE2, whose time is linear in the text for every pattern. Where RE2 is not
-installed, Python's own engine reads the same patterns. It may go back over what it has read, so readers then look at
-:data:`SHORT` bytes of a line at most."""
+"""The engine for patterns over foreign text: RE2, whose time is linear in the text for every pattern.
+
+Where RE2 is not installed, Python's own engine reads the same patterns. It may go back over what it has read, so
+readers then look at :data:`SHORT` bytes of a line at most.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """The rules by which a line of a log tells of a failure, what it tells, the weight of each kind of message, and the
-words of a message or of an asserted expression as a name has them: short, the same from run to run, and safe. What
-varies is ``#``: numbers, addresses, identifiers of requests, data in quotes. What a pattern, a terminal or the ``@``
-before a place would misread (brackets, quotes, control characters) is replaced or left out."""
+words of a message or of an asserted expression as a name has them: short, the same from run to run, and safe.
+
+What varies is ``#``: numbers, addresses, identifiers of requests, data in quotes. What a pattern, a terminal or the
+``@`` before a place would misread (brackets, quotes, control characters) is replaced or left out.
+"""
 
 from __future__ import annotations
 

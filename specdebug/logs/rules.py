@@ -1,8 +1,10 @@
 """The rules by which a line of a log tells of a failure: for what engines and their libraries check, how a process ends
-or hangs, and what we and SGLang's probes print; and the order of all (``raised.py`` has those for exceptions). A line
-may be ours, an engine's, torch's, CUDA's, pytest's or a shell's. A :class:`LogRule` finds lines, and names what they
-tell of as a :class:`Hit` with a signature in our own form, ``kind@site``, so that it can be compared with what
-scenarios and toggles state, or for exceptions and assertions ``kind:words@place``."""
+or hangs, and what we and SGLang's probes print; and the order of all (``raised.py`` has those for exceptions).
+
+A line may be ours, an engine's, torch's, CUDA's, pytest's or a shell's. A :class:`LogRule` finds lines, and names what
+they tell of as a :class:`Hit` with a signature in our own form, ``kind@site``, so that it can be compared with what
+scenarios and toggles state, or for exceptions and assertions ``kind:words@place``.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Read a log once, whatever its size, in time linear in its bytes. It is read in blocks. One pass over a block tells
-which rules' words are in it; in most of a server's log none are. Of the others, lines that differ in digits only
-(times, addresses, process numbers) are taken together, every rule that may be in the block runs over them once, the
-strongest first, and a line that a rule has named is not named again."""
+"""Read a log once, whatever its size, in time linear in its bytes.
+
+It is read in blocks. One pass over a block tells which rules' words are in it; in most of a server's log none are. Of
+the others, lines that differ in digits only (times, addresses, process numbers) are taken together, every rule that may
+be in the block runs over them once, the strongest first, and a line that a rule has named is not named again.
+"""
 
 from __future__ import annotations
 

@@ -32,8 +32,10 @@ _ABOUT = {
 
 
 class Judge:
-    """A session's observer: runs the oracles and hands what they find to ``report``. Raises PluginError. ``seconds`` is
-    the time spent judging by the session's clock; it is not the engine's."""
+    """A session's observer: runs the oracles and hands what they find to ``report``. Raises PluginError.
+
+    ``seconds`` is the time spent judging by the session's clock; it is not the engine's.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 """Drive a session through a workload, step by step, and report everything it does, inside a worker.
-:class:`WorkloadDriver` says when each request is due, given how the run went. Nothing here decides a verdict."""
+
+:class:`WorkloadDriver` says when each request is due, given how the run went. Nothing here decides a verdict.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -121,9 +123,11 @@ class RunLoop:
         self.lost = False  # true once a failure has cost this process its device: nothing on it can be used again
 
     def run(self) -> None:
-        """Serve the whole workload. Raises Stopped when the engine fails or never comes to an end. Where a session has
-        no steps, a step's arrivals and aborts are due once as many requests have finished; with nothing under way, the
-        next come at once."""
+        """Serve the whole workload. Raises Stopped when the engine fails or never comes to an end.
+
+        Where a session has no steps, a step's arrivals and aborts are due once as many requests have finished; with
+        nothing under way, the next come at once.
+        """
         with self.noticing_loss():
             self._serve()
 

@@ -1,6 +1,8 @@
-"""Warm arms, inside their workers: forks of a process that has the engine and its checkpoints already. The fork server
-imports the engine and loads what depends on no seed (:func:`prepare`); a worker patches what it inherited and runs an
-ordinary arm (:func:`run_warm`), or starts over where an edit cannot be made in process."""
+"""Warm arms, inside their workers: forks of a process that has the engine and its checkpoints already.
+
+The fork server imports the engine and loads what depends on no seed (:func:`prepare`); a worker patches what it
+inherited and runs an ordinary arm (:func:`run_warm`), or starts over where an edit cannot be made in process.
+"""
 
 from __future__ import annotations
 

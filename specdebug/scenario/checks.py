@@ -1,6 +1,8 @@
-"""The conditions of a scenario as a whole: names that refer to something, options that go together. Every complaint is
-a ContentError at its key, and all are found at once; what could not be read (``broken``) is not held against what
-refers to it. Needs no torch, checkpoint or GPU."""
+"""The conditions of a scenario as a whole: names that refer to something, options that go together.
+
+Every complaint is a ContentError at its key, and all are found at once; what could not be read (``broken``) is not
+held against what refers to it. Needs no torch, checkpoint or GPU.
+"""
 
 import copy
 import fnmatch

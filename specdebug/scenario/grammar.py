@@ -1,6 +1,8 @@
-"""The grammar of scenario files, declared once: a workload, an engine, what must hold, and the arms to run. Reading,
-defaults, writing, the JSON schema and ``docs/scenarios.md`` follow from each :class:`Key` (``base/schema.py``); what
-needs more than one mapping to judge is in ``checks.py``."""
+"""The grammar of scenario files, declared once: a workload, an engine, what must hold, and the arms to run.
+
+Reading, defaults, writing, the JSON schema and ``docs/scenarios.md`` follow from each :class:`Key`
+(``base/schema.py``); what needs more than one mapping to judge is in ``checks.py``.
+"""
 
 from __future__ import annotations
 

@@ -65,8 +65,11 @@ class Library:
         return pack
 
     def scenario(self, name_or_path: str | Path) -> Scenario:
-        """A scenario by file or shipped name. Raises ContentError. When the file would be right with the content folder
-        that it lies in, the error says how to use that: toggles are code, so it is not used unasked."""
+        """A scenario by file or shipped name.
+
+        Raises ContentError. When the file would be right with the content folder that it lies in, the error says how to
+        use that: toggles are code, so it is not used unasked.
+        """
         path = find("scenarios", name_or_path, self._extra)
         try:
             return self._load(path)

@@ -1,5 +1,7 @@
-"""Probe packs: YAML files that say which probes are live and what they do, in the form of ``probes/README.md``. Of the
-entries that cover a probe the last one decides; a probe that none covers is off."""
+"""Probe packs: YAML files that say which probes are live and what they do, in the form of ``probes/README.md``.
+
+Of the entries that cover a probe the last one decides; a probe that none covers is off.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

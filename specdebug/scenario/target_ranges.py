@@ -1,5 +1,7 @@
-"""Targets that a scenario speaks of besides its own: one by name, or releases, as ``sglang>=0.5.18,<0.5.23``. Where
-several fit a target, the last in the file counts."""
+"""Targets that a scenario speaks of besides its own: one by name, or releases, as ``sglang>=0.5.18,<0.5.23``.
+
+Where several fit a target, the last in the file counts.
+"""
 
 import re
 from collections.abc import Mapping

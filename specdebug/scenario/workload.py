@@ -1,5 +1,8 @@
-"""From a scenario's groups to the very requests: ids, prompt tokens, sampling, arrival and abort rules. Everything
-random is drawn from a stream named after the request, so the plan is a function of scenario, tokenizer and seed."""
+"""From a scenario's groups to the very requests: ids, prompt tokens, sampling, arrival and abort rules.
+
+Everything random is drawn from a stream named after the request, so the plan is a function of scenario, tokenizer and
+seed.
+"""
 
 from __future__ import annotations
 
@@ -115,10 +118,13 @@ class RequestSampling:
 
 @dataclass(frozen=True)
 class WorkloadRequest:
-    """One request to come. ``new_ids`` is the whole prompt, or, when ``continues`` names a request, what follows that
-    one's prompt and output. ``delay`` counts steps from the start of its group and is void for a continuation, which
-    arrives as soon as the request it continues has finished. ``abort_after`` counts steps from its arrival. ``flush``:
-    the cache is flushed right before it comes."""
+    """One request to come.
+
+    ``new_ids`` is the whole prompt, or, when ``continues`` names a request, what follows that one's prompt and output.
+    ``delay`` counts steps from the start of its group and is void for a continuation, which arrives as soon as the
+    request it continues has finished. ``abort_after`` counts steps from its arrival.
+    ``flush``: the cache is flushed right before it comes.
+    """
 
     rid: str
     group: str

@@ -123,8 +123,8 @@ def ranked(scores: Floats, sets: Floats) -> Indices:
 
 
 def kept_apart(sets: Floats, apart: Bools) -> Floats:
-    """Sets without two candidates that are ``apart``: of two the earlier stays, and in a second row for each the
-    later."""
+    """Return sets of which none holds two candidates that are ``apart``: of two the earlier stays, and in a second row
+    for each set the later."""
     rows = []
     for order in (range(len(apart)), range(len(apart) - 1, -1, -1)):
         left = sets.copy()

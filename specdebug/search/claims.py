@@ -43,7 +43,8 @@ class RatioTest:
     down: float
 
     def ratio(self, failures: int, runs: int) -> float:
-        """The log of the runs' likelihood at ``above`` over that at ``below``."""
+        """Return the log of the runs' likelihood at ``above`` over that at ``below``, added up of those that ``failed``
+        and those that ``passed``, which add less than 0."""
         return failures * self.failed + (runs - failures) * self.passed
 
     @property

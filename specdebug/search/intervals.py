@@ -49,7 +49,8 @@ class Interval:
 
 
 def clopper_pearson(failures: int, runs: int, confidence: float) -> Interval:
-    """The exact interval for a number of runs fixed beforehand. Raises ValueError for counts that cannot be."""
+    """Return the exact interval for a number of runs that was fixed beforehand. Raises ValueError for counts and
+    confidences that cannot be."""
     from scipy.special import betaincinv
 
     _check(failures, runs, confidence)

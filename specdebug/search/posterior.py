@@ -167,8 +167,8 @@ class Belief:
         return copy.copy(self)  # what a belief holds is replaced by an observation, and never changed
 
     def observe(self, hit: Bools, failed: bool) -> None:
-        """Take in a verdict; ``hit[h]``: the trial would show hypothesis ``h``. Raises ValueError if the prior excludes
-        it."""
+        """Take in one verdict; ``hit[h]`` says that the trial would show hypothesis ``h``. Raises ValueError for one
+        that the prior excludes."""
         likelihood = self._likelihood[int(failed)] * self._scale
         joint = (likelihood[HIT] - likelihood[MISSED])[:, None] * hit
         joint += likelihood[MISSED][:, None]
@@ -204,8 +204,8 @@ class Belief:
         self._forecast: Floats = sums * self._scale
 
     def forecast(self) -> tuple[Floats, Floats]:
-        """Each hypothesis's probability, and that it holds and the next trial fails, in rows: a trial misses it, or
-        hits it."""
+        """Return each hypothesis's probability, and that of (it and the next trial fails), as rows for a trial that
+        misses it and for one that hits it."""
         return self._forecast[0], self._forecast[1:]
 
     def rates(self) -> Rates:

@@ -1,9 +1,11 @@
-"""Accept lengths by group, the unit in which floors and baselines judge them, and how far a sound run's may move. An
-engine run is deterministic on one machine: nothing moves there. Another machine rounds otherwise, which does two
+"""Accept lengths by group, the unit in which floors and baselines judge them, and how far a sound run's may move.
+
+An engine run is deterministic on one machine: nothing moves there. Another machine rounds otherwise, which does two
 things. A near-tie between two tokens sends a request on with another text, and then its verifies are drawn anew: their
 mean moves as that of a fresh sample does. And a near-tie between two drafts costs or saves a verify of the same text:
 that is rare (:data:`TIE_RATE`). So a request whose output is the recorded one is held much closer than one whose output
-is another. ``docs/baselines.md`` has the measurements."""
+is another. ``docs/baselines.md`` has the measurements.
+"""
 
 from __future__ import annotations
 

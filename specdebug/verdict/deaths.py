@@ -1,9 +1,12 @@
-"""A worker that did not finish, as a violation: what killed it, and where it was. ``crash:<SIGNAL>``, ``oom``, ``hang``
-and ``error@worker``. Where it was is read from the fault handler's dump in its log; that is evidence for a reader, not
-part of the signature, which must not change with a line number. On a GPU the cause stands in the log: a device
-assertion reaches the host as a bare "assert triggered", and its text, a probe's with it, is printed by the driver.
-:func:`explained` puts the two together. ``logs/device.py`` knows the words of a device's failures, here is what follows
-from them."""
+"""A worker that did not finish, as a violation: what killed it, and where it was.
+
+``crash:<SIGNAL>``, ``oom``, ``hang`` and ``error@worker``. Where it was is read from the fault handler's dump in its
+log; that is evidence for a reader, not part of the signature, which must not change with a line number.
+
+On a GPU the cause stands in the log: a device assertion reaches the host as a bare "assert triggered", and its text,
+a probe's with it, is printed by the driver. :func:`explained` puts the two together. ``logs/device.py`` knows the words
+of a device's failures, here is what follows from them.
+"""
 
 from __future__ import annotations
 

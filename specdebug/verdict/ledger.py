@@ -1,9 +1,12 @@
-"""The parent's knowledge of a run: a worker's events, folded one by one, then judged. Workers send events only; the
-outcome is always put together here. So a worker that dies leaves the same kind of outcome as one that finishes, just
-with fewer events behind it and its death among the violations. Events are those that :meth:`Ledger.fold` names;
-``arm.py`` emits most of them. ``claiming`` is of a device, which ``stack`` ends. ``machine`` comes from the fork
-server, too, in a worker that dies of it. Of faults there is one ``injected`` for each injection, and an ``unfired``, at
-the end, of each that never fired."""
+"""The parent's knowledge of a run: a worker's events, folded one by one, then judged.
+
+Workers send events only; the outcome is always put together here. So a worker that dies leaves the same kind of outcome
+as one that finishes, just with fewer events behind it and its death among the violations.
+
+Events are those that :meth:`Ledger.fold` names; ``arm.py`` emits most of them. ``claiming`` is of a
+device, which ``stack`` ends. ``machine`` comes from the fork server, too, in a worker that dies of it. Of faults
+there is one ``injected`` for each injection, and an ``unfired``, at the end, of each that never fired.
+"""
 
 from __future__ import annotations
 

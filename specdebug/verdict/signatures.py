@@ -1,6 +1,8 @@
-"""Expected signatures: what is wrong with one, and whether an outcome has it. What is found in outputs is located
-before it is reported (``diverge/locate.py``): ``mismatch@request`` becomes ``mismatch@draft_extend.logits``. Searches
-count what was found, so one expectation may state both."""
+"""Expected signatures: what is wrong with one, and whether an outcome has it.
+
+What is found in outputs is located before it is reported (``diverge/locate.py``): ``mismatch@request`` becomes
+``mismatch@draft_extend.logits``. Searches count what was found, so one expectation may state both.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A process that is started here, and all that it starts itself: nothing of it outlives us, however we end. The reaper
-(``reaper.py``) knows every process group started here from before it exists until :meth:`Child.end`, and kills those
-left when our pipe to it closes; a file lock that it shares (:meth:`Lifeline.holds`) is free only then."""
+"""A process that is started here, and all that it starts itself: nothing of it outlives us, however we end.
+
+The reaper (``reaper.py``) knows every process group started here from before it exists until :meth:`Child.end`, and
+kills those left when our pipe to it closes; a file lock that it shares (:meth:`Lifeline.holds`) is free only then.
+"""
 
 import atexit
 import contextlib

@@ -1,5 +1,7 @@
-"""A worker takes its device, arranges core dumps and last words, watches compilers, and leaves when it has died. The
-fork server never touches CUDA (a context does not survive a fork), so each worker makes its own context."""
+"""A worker takes its device, arranges core dumps and last words, watches compilers, and leaves when it has died.
+
+The fork server never touches CUDA (a context does not survive a fork), so each worker makes its own context.
+"""
 
 import contextlib
 import ctypes
@@ -32,8 +34,10 @@ _QUIET_S = 0.2
 
 
 def arrange_coredump(label: str, environment: MutableMapping[str, str] = os.environ) -> str | None:
-    """Have the driver dump core for this process if ``environment`` asks for it; return the file it would write. The
-    dump is small (registers and stacks), and the error reaches the engine as it would without one: no abort."""
+    """Have the driver dump core for this process if ``environment`` asks for it; return the file it would write.
+
+    The dump is small (registers and stacks), and the error reaches the engine as it would without one: no abort.
+    """
     wish = environment.get(VARIABLE, "").strip()
     if wish.lower() in _OFF:
         return None
@@ -69,10 +73,13 @@ class DeviceUnavailable(SpecDebugError):
 
 
 def claim(device: str, plan: str, dtype: str, label: str) -> dict[str, Any]:
-    """Make ``device`` (``cpu``, ``cuda``, ``cuda:N``) this process's own, and return the facts of the stack. When core
-    dumps are wanted, these name the file one would be written to (``label`` is part of its name). Raises
-    DeviceUnavailable when there is no such device or nothing to run on it with; MachineFailed when it should be there
-    and does not answer: whatever fails before this process has used it is not this process's doing."""
+    """Make ``device`` (``cpu``, ``cuda``, ``cuda:N``) this process's own, and return the facts of the stack.
+
+    When core dumps are wanted, these name the file one would be written to (``label`` is part of its name).
+
+    Raises DeviceUnavailable when there is no such device or nothing to run on it with; MachineFailed when it should be
+    there and does not answer: whatever fails before this process has used it is not this process's doing.
+    """
     facts: dict[str, Any] = {"device": device, "name": "CPU", **versions()}
     facts |= {"backend": plan, "executor": executor_of(plan, device, dtype, facts), "dtype": dtype}
     facts["arithmetic"] = arithmetic()
@@ -135,9 +142,11 @@ def _launch(index: int) -> None:
 
 
 def leave_now(status: int = 0) -> NoReturn:
-    """End this process without tearing anything down. After a device assertion or a fault every CUDA call fails, and
-    destructors of graphs and pools make such calls: they could hang, or abort the process. C streams are flushed for
-    what the driver may still have printed."""
+    """End this process without tearing anything down.
+
+    After a device assertion or a fault every CUDA call fails, and destructors of graphs and pools make such calls: they
+    could hang, or abort the process. C streams are flushed for what the driver may still have printed.
+    """
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -154,8 +163,10 @@ _arranged: list[Any] = []  # the handlers that C++ may call: it keeps their addr
 
 def before_termination(say: Callable[[], None]) -> Callable[[], None]:
     """Have ``say`` called if C++ code ends this process, before it aborts as it would have; returns what undoes this.
+
     ``say`` runs in the thread that C++ gave up in, perhaps with locks of torch held: it must ask the device for
-    nothing. Where C++'s own library is not GNU's, nothing is arranged."""
+    nothing. Where C++'s own library is not GNU's, nothing is arranged.
+    """
     try:
         set_terminate = getattr(ctypes.CDLL(_LIBRARY), _SET_TERMINATE)
     except (OSError, AttributeError):
@@ -187,9 +198,11 @@ def before_termination(say: Callable[[], None]) -> Callable[[], None]:
 
 def watch_triton(begun: Callable[[str], None], done: Callable[[], None]) -> None:
     """Call ``begun`` with a kernel's name when Triton takes it up, and ``done`` when it has it, compiled or cached.
+
     Triton's own hook (``knobs.runtime.jit_cache_hook``) is not used: with one set, Triton first writes every launch's
-    constants as JSON, so a hook can make kernels fail that run without it. Must be called before the first kernel runs,
-    because a kernel keeps the compiler it found then. Without Triton this does nothing."""
+    constants as JSON, so a hook can make kernels fail that run without it. Must be called before the first kernel
+    runs, because a kernel keeps the compiler it found then. Without Triton this does nothing.
+    """
     try:
         from triton import compiler
     except ImportError:

@@ -1,6 +1,8 @@
-"""The process that pays for ``import torch`` once and forks a worker for every job, and the parent's side of it. It
-preloads what no revert can touch, never the engine, unless it is told to prepare more. It starts no thread, which makes
-forking safe. One that does not answer when its help is due is killed with its group, which is all its workers."""
+"""The process that pays for ``import torch`` once and forks a worker for every job, and the parent's side of it.
+
+It preloads what no revert can touch, never the engine, unless it is told to prepare more. It starts no thread, which
+makes forking safe. One that does not answer when its help is due is killed with its group, which is all its workers.
+"""
 
 import contextlib
 import ctypes

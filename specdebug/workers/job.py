@@ -1,6 +1,9 @@
-"""Jobs that a pool of workers runs, what it keeps of each while it runs, and how that may end. Slots are locked files:
-with sixteen contexts destroyed at a time an H100 was gone for every process, with four it never was (2026-11-25), so
-arms that revert a fix or inject faults on a GPU need one of a few, held until their worker is reaped."""
+"""Jobs that a pool of workers runs, what it keeps of each while it runs, and how that may end.
+
+Slots are locked files: with sixteen contexts destroyed at a time an H100 was gone for every process, with four it
+never was (2026-11-25), so arms that revert a fix or inject faults on a GPU need one of a few, held until their worker
+is reaped.
+"""
 
 import fcntl
 import functools
@@ -122,10 +125,12 @@ class Job:
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """The end of a worker. ``status``: exit status, negative for a signal. ``log``: the end of its output. ``failure``:
-    what of the machine failed it, where the pool saw that: no process could be started (then it is ``refused``), the
-    kernel killed it for lack of memory, or another process did. No bug ends in SIGKILL. ``going``: its time was over,
-    and it went on."""
+    """The end of a worker. ``status``: exit status, negative for a signal. ``log``: the end of its output.
+
+    ``failure``: what of the machine failed it, where the pool saw that: no process could be started (then it is
+    ``refused``), the kernel killed it for lack of memory, or another process did. No bug ends in SIGKILL.
+    ``going``: its time was over, and it went on.
+    """
 
     kind: EndKind
     status: int
@@ -218,8 +223,10 @@ class Worker:
         return WorkerEnd(kind, status, wall_s, self.peak_rss_mb, log, self.failure, self.going)
 
     def killed_by_others(self) -> MachineFailure:
-        """Return, by the kernel's count of kills, who killed this worker or its server, if not the pool. The worker's
-        own limit was not reached, or the pool would have killed it: so the machine has less than that."""
+        """Return, by the kernel's count of kills, who killed this worker or its server, if not the pool.
+
+        The worker's own limit was not reached, or the pool would have killed it: so the machine has less than that.
+        """
         if not oom_killed_since(self.oom_kills):
             whom = "the fork server" if self.killed_for == "lost" else "it"
             return MachineFailure("killed", f"{whom} got SIGKILL, and not from specdebug; out of memory?")

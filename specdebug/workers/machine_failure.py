@@ -1,6 +1,8 @@
 """Tell if a failure is the machine's (``docs/machines.md``), by its errno or by words of CUDA, torch, libc, the kernel.
-CUDA's words count that a process hears before it could have broken anything, or that name hardware; an illegal address,
-a failed assertion or launch is the arm's own once it has used its device."""
+
+CUDA's words count that a process hears before it could have broken anything, or that name hardware; an illegal
+address, a failed assertion or launch is the arm's own once it has used its device.
+"""
 
 import errno
 import os
@@ -95,8 +97,10 @@ class MachineFailed(SpecDebugError):
 
 
 def machine_failure(error: BaseException) -> MachineFailure | None:
-    """Return what of the machine ``error``, or an error that it was explicitly raised from, tells of, if anything. An
-    allocation of more memory than the machine has at all is not the machine's failure, in any process."""
+    """Return what of the machine ``error``, or an error that it was explicitly raised from, tells of, if anything.
+
+    An allocation of more memory than the machine has at all is not the machine's failure, in any process.
+    """
     current: BaseException | None = error
     while current is not None:
         if failure := _of_one(current):

@@ -1,7 +1,9 @@
 """Parent side of the workers: run jobs in forks of a fork server, survive whatever they do, in one selector loop.
+
 Resident memory is polled in ``/proc``: torch reserves address space by the tens of GiB, so ``RLIMIT_AS`` cannot be
 used. At its deadline a worker is asked where it is (``faulthandler`` dumps its threads), then killed; what it is busy
-with does not count."""
+with does not count.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,12 @@ PRELOAD = ("torch", "numpy", "safetensors.torch", "tokenizers", "yaml")
 
 
 class WorkerPool:
-    """Runs jobs, at most ``limit`` at a time. A context manager: leaving it ends the server and every worker. ``jobs``
-    0 means one more than there are cores, for sharing a core beats leaving one idle; of those that use a GPU, at most
-    :data:`GPU_JOBS` then run at a time. The server imports the modules of ``preload``, and calls ``prepare``, a
-    ``module:function``, once with its argument before it forks any worker."""
+    """Runs jobs, at most ``limit`` at a time. A context manager: leaving it ends the server and every worker.
+
+    ``jobs`` 0 means one more than there are cores, for sharing a core beats leaving one idle; of those that use a GPU,
+    at most :data:`GPU_JOBS` then run at a time. The server imports the modules of ``preload``, and calls ``prepare``, a
+    ``module:function``, once with its argument before it forks any worker.
+    """
 
     def __init__(self, jobs: int = 0, preload: Sequence[str] = PRELOAD, prepare: tuple[str, Any] | None = None) -> None:
         self.limit = jobs or cpu_count() + 1
@@ -126,11 +130,13 @@ class WorkerPool:
         interrupts.check()
 
     def run(self, jobs: Iterable[Job], listener: Listener) -> None:
-        """Run every job to its end, first come first served. Names must be unique. Jobs are taken from ``jobs`` as
-        workers come free, so making one may take its time. One that may not start when its turn has come (see
-        :class:`Job`) is dropped. Raises MachineFailed when no further worker can be started, once those that were have
-        ended. A KeyboardInterrupt ends all workers, reports them as ``interrupted`` (but not jobs for which there was
-        none yet) and is raised again."""
+        """Run every job to its end, first come first served. Names must be unique.
+
+        Jobs are taken from ``jobs`` as workers come free, so making one may take its time. One that may not start when
+        its turn has come (see :class:`Job`) is dropped. Raises MachineFailed when no further worker can be started,
+        once those that were have ended. A KeyboardInterrupt ends all workers, reports them as ``interrupted`` (but not
+        jobs for which there was none yet) and is raised again.
+        """
         waiting = iter(jobs)
         failed: MachineFailed | None = None
         upcoming: Job | None = None

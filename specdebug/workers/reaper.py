@@ -1,6 +1,8 @@
-"""The process that outlives us when we are killed, and ends what we have started; it imports next to nothing. It reads
-``begin KEY``, ``runs KEY PID`` and ``ended KEY`` from a pipe. When that closes, what has not ended is killed with its
-group; between ``begin`` and ``runs`` a process is found by the key in its environment."""
+"""The process that outlives us when we are killed, and ends what we have started; it imports next to nothing.
+
+It reads ``begin KEY``, ``runs KEY PID`` and ``ended KEY`` from a pipe. When that closes, what has not ended is killed
+with its group; between ``begin`` and ``runs`` a process is found by the key in its environment.
+"""
 
 import contextlib
 import os

@@ -1,6 +1,8 @@
-"""Files that specdebug writes and reads again: a :class:`Record` is replaced whole, a :class:`LineRecord` grows. A
-:class:`Lock` lets one process at a time write, and may be shared with the reaper: that of a killed process is free once
-all is gone that it had started."""
+"""Files that specdebug writes and reads again: a :class:`Record` is replaced whole, a :class:`LineRecord` grows.
+
+A :class:`Lock` lets one process at a time write, and may be shared with the reaper: that of a killed process is free
+once all is gone that it had started.
+"""
 
 from __future__ import annotations
 

@@ -76,8 +76,10 @@ def versions() -> dict[str, str | None]:
 
 
 def executor_of(plan: str, device: str, dtype: str, found: Mapping[str, Any], capability: str | None = None) -> str:
-    """Return who executes a plan's metadata on a device, and why not its library. ``found`` is what :func:`versions`
-    says, ``capability`` the GPU's, as ``9.0``; None where it is not known yet."""
+    """Return who executes a plan's metadata on a device, and why not its library.
+
+    ``found`` is what :func:`versions` says, ``capability`` the GPU's, as ``9.0``; None where it is not known yet.
+    """
     if device == "cpu":
         return "torch reference"
     library = PLANS[plan].library
@@ -127,8 +129,10 @@ def nvcc_version() -> str | None:
 
 @functools.cache
 def _stated_version(origin: str | None) -> str | None:
-    """Return what the package's ``version.py`` says, None where it has none. torch's own file also names the build
-    (``2.11.0+cu130``), which the metadata of a wheel from PyPI leaves out."""
+    """Return what the package's ``version.py`` says, None where it has none.
+
+    torch's own file also names the build (``2.11.0+cu130``), which the metadata of a wheel from PyPI leaves out.
+    """
     text = None if origin is None else text_of(Path(origin).with_name("version.py"))
     found = re.search(r"^__version__ = ['\"]([^'\"]+)['\"]", text or "", re.MULTILINE)
     return found[1] if found else None
@@ -153,8 +157,10 @@ def _version(module: str, distributions: tuple[str, ...]) -> str | None:
 
 
 def describe(payload: object, sink: Sink) -> None:
-    """Report versions, devices, and who executes each attention plan. What can be said without torch is said first: it
-    may not import, and with it the process may end."""
+    """Report versions, devices, and who executes each attention plan.
+
+    What can be said without torch is said first: it may not import, and with it the process may end.
+    """
     found = versions()
     sink.emit("packages", **found, driver=driver_version(), nvcc=nvcc_version())
     import torch

@@ -1,6 +1,9 @@
-"""Messages between the parent, the fork server and the workers. Requests are a header (tag and length) and a pickled
-payload, with descriptors; replies and events are JSON lines, for they come from processes that may be dying: half a
-line is dropped, and a corrupt worker cannot make the parent execute anything."""
+"""Messages between the parent, the fork server and the workers.
+
+Requests are a header (tag and length) and a pickled payload, with descriptors; replies and events are JSON lines, for
+they come from processes that may be dying: half a line is dropped, and a corrupt worker cannot make the parent
+execute anything.
+"""
 
 import json
 import math

@@ -1,7 +1,9 @@
-"""What of a trace may depend on the processor: choices that are as narrow as rounding is wide, and nothing else. Arms
-run in workers that are told to compute as another processor would. Whatever this machine is, verdict and signature are
-the same, and so is the trace but for such choices and what follows from them. In float32 none of the shipped arms has
-been seen to differ anywhere; in half precision some do."""
+"""What of a trace may depend on the processor: choices that are as narrow as rounding is wide, and nothing else.
+
+Arms run in workers that are told to compute as another processor would. Whatever this machine is, verdict and signature
+are the same, and so is the trace but for such choices and what follows from them. In float32 none of the shipped arms
+has been seen to differ anywhere; in half precision some do.
+"""
 
 from __future__ import annotations
 

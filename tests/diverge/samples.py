@@ -28,7 +28,8 @@ arms:
   chain: {engine: {speculative: {eagle_topk: 1, num_draft_tokens: 4}}}
 """
 
-SEGMENTS: list[Segment] = [(0, 0, 2), (1, 2, 5), (-1, 5, 6)]  # of six rows
+SEGMENTS: list[Segment] = [(0, 0, 2), (1, 2, 5), (-1, 5, 6)]
+"""Of six rows."""
 
 
 def flipped(tensor: Tensor, row: int, column: int, bit: int) -> tuple[Tensor, int]:

@@ -18,7 +18,8 @@ from specdebug.targets.options import EngineShape
 LOGITS = Descriptor("draft_extend.logits", "bfloat16", (0, 1), (1, 1))
 CHOICE = Descriptor("draft_extend.topk_index", "int64", (0, 1), (1, 1))
 BONUS = Descriptor("draft.bonus", "int64", (0, 1), (1, 1))
-Run = list[list[tuple[Descriptor, Any]]]  # calls of each step, with their tensors
+Run = list[list[tuple[Descriptor, Any]]]
+"""Calls of each step, with their tensors."""
 
 
 def steps(run: Run) -> list[RecordedStep]:

@@ -1,5 +1,8 @@
-"""The shipped scenarios say what their headers promise, before anything is run. Trigger conditions are worked out here
-from the numbers in the files, so that a scenario cannot be tuned until its bug no longer shows."""
+"""The shipped scenarios say what their headers promise, before anything is run.
+
+Trigger conditions are worked out here from the numbers in the files, so that a scenario cannot be tuned
+until its bug no longer shows.
+"""
 
 import fnmatch
 import json

@@ -1,6 +1,8 @@
 """An evaluation's file: which questions are put in which way, what answers them, and what is expected; and the gate,
-which holds a score and an accept length against that. Its keys are declared as a scenario's are (``base/schema.py``),
-and ``target`` and ``engine`` are a scenario's own."""
+which holds a score and an accept length against that.
+
+Its keys are declared as a scenario's are (``base/schema.py``), and ``target`` and ``engine`` are a scenario's own.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """An evaluation inside its worker: a run of a session (``run/session_run.py``) that asks, and tells of each answer as
-it comes. Questions go to a session token by token, or to a server as text, and are answered in any order. Events are
-those of an arm (``verdict/ledger.py``), and ``answer`` and ``server``, which ``run.py`` reads."""
+it comes. Questions go to a session token by token, or to a server as text, and are answered in any order.
+
+Events are those of an arm (``verdict/ledger.py``), and ``answer`` and ``server``, which ``run.py`` reads.
+"""
 
 from __future__ import annotations
 

@@ -134,8 +134,8 @@ Document = Callable[[Replay], Mapping[str, Any]]  # the report of a run that goe
 
 
 def gather(hunt: Hunt, signature: str, file: Path, document: Document) -> SeenFailure | None:
-    """The evidence for a failure whose scenario is ``file``, or that of before; None if a signal came. Raises
-    SpecDebugError."""
+    """Return the evidence for a failure whose scenario is ``file``, or that of before; None if a signal came. Raises
+    SpecDebugError where it cannot be run or kept."""
     path = file.with_suffix(".json")
     kept = SeenFailure.read(path)
     if kept is not None and kept.signature == signature and (not kept.bundle or (file.parent / kept.bundle).exists()):

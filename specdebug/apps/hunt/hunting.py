@@ -34,8 +34,8 @@ from specdebug.workers.pool import WorkerPool
 
 
 def hunt_state(target: TargetChoice, reverts: Sequence[int], library: Library) -> dict[str, str]:
-    """The state that a hunt's scenarios are judged in. Raises ContentError, or SelectionError for a fix not to
-    revert."""
+    """Return the state that scenarios of a hunt are judged in. Raises ContentError, or SelectionError for a fix that
+    cannot be reverted."""
     engine = engine_of(target)
     mends = (toggle for toggle in library.registry.all if engine in toggle.mends)
     fixes = [toggle.path.read_text(encoding="utf-8") for toggle in (*library.toggles(reverts, target), *mends)]

@@ -119,8 +119,8 @@ class NodeSource(MutantSource):
 
 @dataclass
 class MutantSearch:
-    """``number``: of mutants to draw, 0: all; ``jobs``: at a time, on this machine; ``spread``: puts them on a
-    cluster."""
+    """A measurement to make. ``number``: of mutants to draw; 0: all of them. ``jobs``: at a time, on this machine;
+    ``spread``: puts them on a cluster."""
 
     arms: Sequence[ArmRun]
     mutants: Sequence[Mutant]

@@ -1,9 +1,12 @@
 """From a body to its answer, whichever route it came by: whole, or as a stream of what comes, in pieces of text that
-make up the whole, with the tokens that they are of. A body is taken in no further than there is memory for. JSON grows
-as it is read: three bytes of it can become a list of a hundred. So it is measured as it comes in, and one that would
-grow too far is refused before the rest of it is here. Large bodies are read one at a time, in a thread, so that others
-are served meanwhile. An event of a stream is made when the client has taken the one before, of all that is new by then:
-of a client that reads slowly, or not at all, no more than one event waits."""
+make up the whole, with the tokens that they are of.
+
+A body is taken in no further than there is memory for. JSON grows as it is read: three bytes of it can become a list of
+a hundred. So it is measured as it comes in, and one that would grow too far is refused before the rest of it is here.
+Large bodies are read one at a time, in a thread, so that others are served meanwhile. An event of a stream is made when
+the client has taken the one before, of all that is new by then: of a client that reads slowly, or not at all, no more
+than one event waits.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The routes, and what happens before and after each of them: who may call it, the errors, the log. A server without a
-key trusts every caller that reaches it, which is this machine, and with it every page that a browser there shows. A
-page whose name was made to lead here (DNS rebinding) is told by ``Host``, one of another site by ``Origin`` and
-``Sec-Fetch-Site``, which pages cannot set themselves."""
+"""The routes, and what happens before and after each of them: who may call it, the errors, the log.
+
+A server without a key trusts every caller that reaches it, which is this machine, and with it every page that a browser
+there shows. A page whose name was made to lead here (DNS rebinding) is told by ``Host``, one of another site by
+``Origin`` and ``Sec-Fetch-Site``, which pages cannot set themselves.
+"""
 
 from __future__ import annotations
 

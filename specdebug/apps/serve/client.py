@@ -1,7 +1,9 @@
-"""The front's side of the engine: requests go in, what comes of them is told to those that wait, its end is noticed. An
-engine can end in three ways: its socket closes (it died, or said why it must end), it says nothing although it has work
-(the watchdog kills it), or the front is told to end. Each ends every open request, with an error, and whatever comes
-after finds the engine dead."""
+"""The front's side of the engine: requests go in, what comes of them is told to those that wait, its end is noticed.
+
+An engine can end in three ways: its socket closes (it died, or said why it must end), it says nothing although it has
+work (the watchdog kills it), or the front is told to end. Each ends every open request, with an error, and whatever
+comes after finds the engine dead.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Connections of clients: how long each may take, how many there are, and how much memory is held for all of them.
+
 Uvicorn has no deadline for half a request and none for an answer that its client does not read, so each connection is
 looked at once a second. Where connections or memory run out, those are cut that stand still longest: a client that
-sends and reads at an ordinary pace is never among them."""
+sends and reads at an ordinary pace is never among them.
+"""
 
 from __future__ import annotations
 

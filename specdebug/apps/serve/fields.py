@@ -1,5 +1,7 @@
 """Bodies of requests, read field by field: whatever is wrong is told with the field's name, and nothing is ignored.
-JSON's null counts as a field that is not there, as it does for SGLang and OpenAI."""
+
+JSON's null counts as a field that is not there, as it does for SGLang and OpenAI.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""One request as the front sees it, and the order in which requests go to the engine. Each client's body gets its
-share, however much another asks for: weighted fair queueing (Demers, Keshav and Shenker, 1989), with tokens for bits. A
-request is due when a server that gave all waiting bodies an equal part would be done with it. A short one overtakes the
-long ones that wait, a batch of thousand is passed by all that come behind it, and nothing waits for ever. Where long
-ones hold every place, the one that is due last gives up its own to one that is due earlier, once it has had its turn;
-the engine has its KV cached and goes on with it when a place is free."""
+"""One request as the front sees it, and the order in which requests go to the engine.
+
+Each client's body gets its share, however much another asks for: weighted fair queueing (Demers, Keshav and Shenker,
+1989), with tokens for bits. A request is due when a server that gave all waiting bodies an equal part would be done
+with it. A short one overtakes the long ones that wait, a batch of thousand is passed by all that come behind it, and
+nothing waits for ever. Where long ones hold every place, the one that is due last gives up its own to one that is due
+earlier, once it has had its turn; the engine has its KV cached and goes on with it when a place is free.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Reverts in the front's process: what it has of the reverted lines is edited here, too, and counted. The engine's
-process has the same reverts in place. Where both have a module, an edit runs in both, and counts in both."""
+"""Reverts in the front's process: what it has of the reverted lines is edited here, too, and counted.
+
+The engine's process has the same reverts in place. Where both have a module, an edit runs in both, and counts in both.
+"""
 
 from __future__ import annotations
 

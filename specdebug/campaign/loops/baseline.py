@@ -32,8 +32,8 @@ _WAIT_S = 10.0  # seconds to wait for another run that saves in the same file
 
 @dataclass(frozen=True)
 class RunKey:
-    """The run that an entry is of. ``options``: set on the command line, of the engine, without a place of their own
-    here."""
+    """The run that an entry is of. ``options``: what the command line set of the engine besides what has a place of its
+    own here."""
 
     scenario: str
     arm: str
@@ -174,8 +174,8 @@ class Baseline:
 
 
 def saveable(results: Sequence[ArmResult]) -> tuple[list[ArmResult], list[str]]:
-    """The results to make a baseline of, and words for the others. Raises SpecDebugError for two scenarios of one
-    name."""
+    """The results that a baseline can be made of, and words for each of the others. Raises SpecDebugError where two
+    scenarios have one name."""
     paths: dict[str, Path] = {}
     kept: list[ArmResult] = []
     left: list[str] = []
@@ -209,7 +209,8 @@ def save(path: Path, results: Sequence[ArmResult]) -> list[str]:
 
 
 def machine_of(outcome: Outcome) -> str:
-    """The device of a run and, of a CPU, the processor, in plain ASCII; of a server that is there its host."""
+    """Return the device of a run and, of a CPU, the processor, in plain ASCII, for files; of a server that is there
+    its host."""
     stack = outcome.stack
     device = stack.get("machine") or stack.get("name", "unknown")  # of a server the name is its address and version
     names = [device, (stack.get("arithmetic") or {}).get("cpu", "")]

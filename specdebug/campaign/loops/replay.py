@@ -47,8 +47,8 @@ class NotOnTarget(SpecDebugError):
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An arm that is not run on its target, and why: its file says so, or it reverts what is none of the engine's
-    fixes."""
+    """An arm that is not run on its target, and why, in words: the scenario says so, or a fix that it reverts is none
+    of the target's engine."""
 
     scenario: Scenario
     arm: str
@@ -389,7 +389,8 @@ def planned(scenario: Scenario, choices: Choices, library: RunContent) -> Planne
 
 
 def plan(scenario: Scenario, choices: Choices, library: RunContent) -> tuple[ArmRun, ...]:
-    """As :func:`planned`, every run; raises NotOnTarget, too, where one is left out of those named, or all are."""
+    """Return every arm run that the choices ask for. Raises as :func:`planned`, and NotOnTarget where one is left out
+    of those named, or all are."""
     found = planned(scenario, choices, library)
     if found.left_out and (choices.plain or not found.runs):
         raise refusal(found.left_out)
@@ -475,7 +476,8 @@ class BaselineJudge(Protocol):
 
 
 class Watched(TypedDict, total=False):
-    """``progress`` is told of each run, ``recording`` keeps their steps, ``baseline`` judges their accept lengths."""
+    """Those that watch runs: ``progress`` is told of each, ``recording`` keeps their steps, ``baseline`` judges their
+    accept lengths."""
 
     progress: Progress | None
     recording: Recording | None
@@ -590,7 +592,7 @@ class Ran:
 
 
 def run_through(pool: WorkerPool, library: RunContent, runs: Sequence[ArmRun], **watched: Unpack[Watched]) -> Ran:
-    """Run arms whose keys differ until an error stops them. Those that the machine cannot run are ``unknown``, and say
+    """Run arms whose keys differ until an error stops them. Runs that the machine cannot run are ``unknown``, and say
     so."""
     running = _Running(pool, runs, watched)
     stopped, trouble = until_stopped(lambda: running.run(library))

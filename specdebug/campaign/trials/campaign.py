@@ -50,7 +50,8 @@ class Runner(Protocol[Work_in, End]):
         """The most that may be under way at a time; at least 1."""
 
     def start(self, work: Work_in, /) -> None:
-        """Begin one, fewer than ``capacity`` being under way. Raises SpecDebugError when none can be done at all."""
+        """Begin one, fewer than ``capacity`` being under way, and return at once. Raises SpecDebugError when none can
+        be done at all."""
 
     def wait(self) -> End:
         """Return the end of the next to end, at least one being under way. A KeyboardInterrupt passes through."""
@@ -77,7 +78,8 @@ class TrialSource(Runner[Trial, tuple[Trial, TrialResult]], Protocol):
 
 
 class Origin(Protocol):
-    """The thing that trials are of. ``question``: a digest of what is searched, the same when that thing changes."""
+    """The thing that the trials of a journal are of. ``question``: a digest of what is searched, which stays the same
+    when that thing changes."""
 
     @property
     def question(self) -> str: ...
@@ -109,7 +111,8 @@ class Search(Protocol[S_out, A]):
         """Return what is known while so many trials run."""
 
     def end(self, reason: str, trouble: SpecDebugError | None) -> A:
-        """The answer, given why it is over: a reason of its own, "interrupted", or "trouble" and the error."""
+        """Return the answer, given why it is over: one of its own reasons, "interrupted", or for "trouble" the error
+        that stopped it."""
 
 
 def until_stopped(whole: Callable[[], R]) -> tuple[R | Stopped, SpecDebugError | None]:

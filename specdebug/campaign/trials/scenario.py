@@ -89,15 +89,16 @@ class WarmSource(ABC):
 
     @abstractmethod
     def changed(self, trial: Trial) -> tuple[Scenario, Sequence[Toggle]]:
-        """The scenario as the trial has it, and the fixes reverted besides the arm's own. Raises InvalidOption."""
+        """Return the scenario as the trial has it, and the fixes that are reverted besides the arm's own. Raises
+        InvalidOption for options that do not go together."""
 
     def result_of(self, trial: Trial, ended: ArmResult) -> TrialResult:
         """Return what an arm's end says of its trial. What it raises, :meth:`wait` raises."""
         return result_of(ended.outcome)
 
     def may_be_wrong(self, trial: Trial) -> bool:
-        """True if the change alone can have made the scenario wrong: then the trial is untestable, and the search goes
-        on."""
+        """Return True if the change alone can have made the scenario wrong, so that a trial is untestable where any
+        other would end the search."""
         return False
 
     def start(self, trial: Trial) -> None:

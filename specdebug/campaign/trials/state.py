@@ -119,8 +119,8 @@ def files_of(command: Sequence[str], cwd: Path) -> dict[str, Path]:
 
 
 def tree_state(folder: Path) -> dict[str, str]:
-    """The commit of the git working tree that a folder lies in, and what is changed there; without git, the code in
-    it."""
+    """Return the commit of the git working tree that a folder lies in, with what is changed there, or the code in a
+    folder that git knows nothing of."""
     top = ask(folder, "rev-parse", "--show-toplevel") if shutil.which("git") else None
     if top is None or ask(folder, "check-ignore", "--quiet", ".") is not None:
         state = {f"code in {folder}": folder_digest(folder, _CODE, content=True)}
@@ -129,7 +129,8 @@ def tree_state(folder: Path) -> dict[str, str]:
 
 
 def packages_state(prefix: Path, besides: Path | None = None) -> dict[str, str]:
-    """The packages below an interpreter's prefix, and checkouts installed from where they lie, but for ``besides``."""
+    """Return the packages below an interpreter's prefix, and the checkouts that are installed from where they lie,
+    but for ``besides``."""
     state: dict[str, str] = {}
     sites = (site for each in (prefix, *_base_of(prefix)) for kind in _SITES for site in sorted(each.glob(kind)))
     for site in dict.fromkeys(site.resolve() for site in sites):
@@ -158,8 +159,8 @@ def _of_tree(top: Path) -> dict[str, str]:
 
 
 def _prefixes(command: Sequence[str], scripts: Mapping[Path, str | None], cwd: Path) -> list[Path]:
-    """The prefixes of interpreters that a command may use: of its words, its scripts, the active environment, the
-    PATH."""
+    """Return the prefixes of the interpreters that a command may use: those of its words, of what its scripts name,
+    of the environment that is active, and of the ``PATH``."""
     own = shutil.which(command[0])
     programs = [*([] if own is None else [Path(own)]), *scripts]
     for path, text in (*scripts.items(), (cwd, " ".join(command))):
@@ -230,7 +231,8 @@ def content_digest(path: Path) -> str:
 
 
 def folder_digest(folder: Path, endings: tuple[str, ...] = ("",), *, content: bool = False) -> str:
-    """A digest of the files of a folder and of those in it: where each lies, and its size and time, or its content."""
+    """Return a digest of the files of a folder and of those in it: where each lies, and its size and time, or its
+    content."""
     told = []
     for path in itertools.islice(_walk(folder, endings), _MOST_FILES):
         with contextlib.suppress(OSError):
@@ -291,8 +293,8 @@ def ask(folder: Path, *words: str) -> str | None:
 
 
 def changed_files(top: Path) -> list[tuple[str, str]]:
-    """The files of a working tree that differ from its commit, or are untracked, each with git's two letters for
-    how."""
+    """Return the files of a working tree that differ from its commit, or that git neither knows nor ignores, each with
+    git's two letters for how."""
     words = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=none")
     asked = git(top, "--no-optional-locks", *words)
     listed = os.fsdecode(asked.stdout).split("\0") if asked.returncode == 0 else []

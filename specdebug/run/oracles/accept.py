@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 class Accept(Oracle):
-    """Serves every request that hit the cache again, cold, and compares what was accepted, group by group. Where the
-    dtype's rounding made a greedy request go on otherwise than its cold twin, what comes after is another text, whose
-    drafts are as good as they are: only what they have in common is compared."""
+    """Serves every request that hit the cache again, cold, and compares what was accepted, group by group.
+
+    Where the dtype's rounding made a greedy request go on otherwise than its cold twin, what comes after is another
+    text, whose drafts are as good as they are: only what they have in common is compared.
+    """
 
     name = "accept"
     needs = frozenset({"accept_lengths", "cached_tokens", "cache_flush"})

@@ -1,6 +1,8 @@
-"""Acceptance: the drafts that a verify accepts are those that its tree and the target's logits say. The walk is made
-again along the accepted nodes, on the host and in float64, from the tree's mask and the verify's logits. A coin within
-rounding of a boundary decides nothing."""
+"""Acceptance: the drafts that a verify accepts are those that its tree and the target's logits say.
+
+The walk is made again along the accepted nodes, on the host and in float64, from the tree's mask and the verify's
+logits. A coin within rounding of a boundary decides nothing.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,9 @@
-"""The protocol of oracles, and what all of them share. An oracle whose ``needs`` a session does not meet is not made,
-but listed under ``cannot_show``. One of another distribution is a plugin of the kind ``oracles``: a subclass of
-:class:`Oracle`, which a scenario switches on by its name under ``oracles:``."""
+"""The protocol of oracles, and what all of them share.
+
+An oracle whose ``needs`` a session does not meet is not made, but listed under ``cannot_show``. One of another
+distribution is a plugin of the kind ``oracles``: a subclass of :class:`Oracle`, which a scenario switches on by its
+name under ``oracles:``.
+"""
 
 from __future__ import annotations
 

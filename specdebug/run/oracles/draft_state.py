@@ -1,6 +1,9 @@
-"""Draft state and drafted trees: what a request stores for its next draft, and what is drafted from it. What each step
-stores and drafts is copied, and compared at once when the request ends, with a causal draft that has read the whole
-text. A choice that is narrow for the engine's dtype may go either way, and is taken to have gone the engine's."""
+"""Draft state and drafted trees: what a request stores for its next draft, and what is drafted from it.
+
+What each step stores and drafts is copied, and compared at once when the request ends, with a causal draft that has
+read the whole text. A choice that is narrow for the engine's dtype may go either way, and is taken to have gone the
+engine's.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,16 +22,20 @@ from specdebug.targets.base import StoredDrafts
 from specdebug.verdict.outcome import Violation
 
 HIDDEN_TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
-"""By the engine's dtype: how far the stored hidden state may be off, relative to its norm. Measured on the shipped
-target with both heads, five pieces of source code of 45 to 200 tokens and 40 tokens more each, trees of 1, 2 and 3
-branches: at most 1e-2 in bfloat16, 1.1e-3 in float16 and 1.4e-6 in float32. The state of another position or request is
-off by a good part of its norm."""
+"""By the engine's dtype: how far the stored hidden state may be off, relative to its norm.
+
+Measured on the shipped target with both heads, five pieces of source code of 45 to 200 tokens and 40 tokens more each,
+trees of 1, 2 and 3 branches: at most 1e-2 in bfloat16, 1.1e-3 in float16 and 1.4e-6 in float32. The state of another
+position or request is off by a good part of its norm.
+"""
 
 DRAFT_MARGIN = {"float32": 1e-4, "float16": 3e-3, "bfloat16": 2.5e-2}
-"""By the engine's dtype: how far the log-probability of a draft may be off, as a part of the largest of its logits. It
-is more than twice what one was measured to be off by, as above, because of two one may rise while the other falls: at
-most 7e-3 in bfloat16, 1e-3 in float16 and 1e-6 in float32, at every forward of the draft loop. A path's score may be
-off by that much for every level."""
+"""By the engine's dtype: how far the log-probability of a draft may be off, as a part of the largest of its logits.
+
+It is more than twice what one was measured to be off by, as above, because of two one may rise while the other falls:
+at most 7e-3 in bfloat16, 1e-3 in float16 and 1e-6 in float32, at every forward of the draft loop. A path's score may be
+off by that much for every level.
+"""
 
 MOST_LIKELY = 8  # drafts of each branch whose log-probability is compared, at every forward of the draft loop
 

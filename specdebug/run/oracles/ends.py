@@ -1,5 +1,7 @@
-"""Ends of requests: each stops where its length, a stop token or a stop string says, and streams what it keeps. Seen
-from outside only: after each token the whole output so far is decoded anew."""
+"""Ends of requests: each stops where its length, a stop token or a stop string says, and streams what it keeps.
+
+Seen from outside only: after each token the whole output so far is decoded anew.
+"""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,5 +1,7 @@
-"""Graphs: a forward runs as a graph of the smallest captured size that holds its batch, and eagerly if none does. What
-is expected follows from the sizes that the scenario asks for, not from what the engine believes it has."""
+"""Graphs: a forward runs as a graph of the smallest captured size that holds its batch, and eagerly if none does.
+
+What is expected follows from the sizes that the scenario asks for, not from what the engine believes it has.
+"""
 
 from specdebug.events import AfterStep, Event, Launched
 from specdebug.run.oracles.base import Bench, Oracle

@@ -1,6 +1,8 @@
-"""Keys and values: what a request's caches hold is what the reference would have written. Position p of a draft cache
-follows from token p+1 and the target's state at p; of layer i from token p+1+i. A wrong draft cache never changes the
-output, only how much of a draft is accepted, so nothing else would notice."""
+"""Keys and values: what a request's caches hold is what the reference would have written.
+
+Position p of a draft cache follows from token p+1 and the target's state at p; of layer i from token p+1+i. A wrong
+draft cache never changes the output, only how much of a draft is accepted, so nothing else would notice.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +15,11 @@ from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.verdict.outcome import Violation
 
 KV_TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
-"""By the engine's dtype, relative to the norm of one position's key or value. Measured as above, both draft heads: at
-most 1e-2 in bfloat16 and 1.4e-3 in float16. What a position holds that was written from another token or state, or not
-at all, is off by a good part of its norm."""
+"""By the engine's dtype, relative to the norm of one position's key or value.
+
+Measured as above, both draft heads: at most 1e-2 in bfloat16 and 1.4e-3 in float16. What a position holds that was
+written from another token or state, or not at all, is off by a good part of its norm.
+"""
 
 
 def first_bad_position(ours: Tensor, expected: Tensor, tolerance: float) -> tuple[int, float] | None:

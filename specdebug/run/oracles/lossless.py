@@ -1,6 +1,8 @@
-"""Greedy losslessness: every token must be the target's argmax given what precedes it, by a dense model. Where the
-reference's logits for two tokens are nearer than :data:`TIE_MARGIN`, either is right: a tie, which excuses one token
-and nothing after it."""
+"""Greedy losslessness: every token must be the target's argmax given what precedes it, by a dense model.
+
+Where the reference's logits for two tokens are nearer than :data:`TIE_MARGIN`, either is right: a tie, which excuses
+one token and nothing after it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +13,15 @@ from specdebug.verdict.outcome import Tie, Violation
 
 TIE_MARGIN = {"float32": 1e-4, "float16": 3e-3, "bfloat16": 2.5e-2}
 """By the engine's dtype: how far the reference (always float32) may prefer another token, as a part of the largest
-logit it has at that position. Rounding moves an engine's logits in proportion to their size, so the margin is relative.
-It is twice what one logit moves, because the chosen one may rise while the best one falls. Measured on the shipped
-target, 14 layers, logits of 8 to 18, over 2,400 positions of source code: one logit moves by at most 1.3e-2 of the
-largest in bfloat16 and 1.6e-3 in float16. Of bfloat16's choices 17 differed from the reference's, the widest gap among
-them 5e-3 of the largest logit. In float32 only the order of summation and a device's faster exponentials differ (some
-1e-6); the margin leaves room for deeper models and is still far below what a wrong token is off by."""
+logit it has at that position.
+
+Rounding moves an engine's logits in proportion to their size, so the margin is relative. It is twice what one logit
+moves, because the chosen one may rise while the best one falls. Measured on the shipped target, 14 layers, logits of 8
+to 18, over 2,400 positions of source code: one logit moves by at most 1.3e-2 of the largest in bfloat16 and 1.6e-3 in
+float16. Of bfloat16's choices 17 differed from the reference's, the widest gap among them 5e-3 of the largest logit.
+In float32 only the order of summation and a device's faster exponentials differ (some 1e-6); the margin leaves room
+for deeper models and is still far below what a wrong token is off by.
+"""
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,11 @@ class Losslessness:
 def judge_output(
     reference: Reference, prompt_ids: Sequence[int], output_ids: Sequence[int], tie_margin: float
 ) -> Losslessness:
-    """Judge a greedy output. Positions count from the first output token. A token that is not the reference's choice is
-    a tie when its logit lies within ``tie_margin`` times the largest logit of that position below the choice's; the
-    tie's margin is that distance, in logits."""
+    """Judge a greedy output. Positions count from the first output token.
+
+    A token that is not the reference's choice is a tie when its logit lies within ``tie_margin`` times the largest
+    logit of that position below the choice's; the tie's margin is that distance, in logits.
+    """
     if not output_ids:
         return Losslessness((), ())
     choices, gaps, sizes = reference.judge([*prompt_ids, *output_ids], len(prompt_ids))

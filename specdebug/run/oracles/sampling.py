@@ -1,5 +1,7 @@
-"""Sampled tokens: each lies in the reference's top-k and top-p, and all together are drawn by the reference's odds. How
-often tokens are drawn is tested in float32 only (``specdebug/search/draws.py`` says how), support in every dtype."""
+"""Sampled tokens: each lies in the reference's top-k and top-p, and all together are drawn by the reference's odds.
+
+How often tokens are drawn is tested in float32 only (``specdebug/search/draws.py`` says how), support in every dtype.
+"""
 
 import hashlib
 import itertools

@@ -1,6 +1,8 @@
-"""Turns: no request waits while others are served again and again. Prompts are served first come, first served, before
-decodes, and a decode step decodes all that runs; one that is passed over gets the right tokens in the end, so nothing
-else can tell."""
+"""Turns: no request waits while others are served again and again.
+
+Prompts are served first come, first served, before decodes, and a decode step decodes all that runs; one that is
+passed over gets the right tokens in the end, so nothing else can tell.
+"""
 
 from specdebug.events import Aborting, Event, Queued, Stepped
 from specdebug.run.oracles.base import Bench, Oracle

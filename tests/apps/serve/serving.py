@@ -1,5 +1,7 @@
-"""A server in this process: the front in one thread, the engine in another, HTTP between it and the test. Everything
-but the second process is real. ``launched`` starts ``specdebug serve`` as a user does."""
+"""A server in this process: the front in one thread, the engine in another, HTTP between it and the test.
+
+Everything but the second process is real. ``launched`` starts ``specdebug serve`` as a user does.
+"""
 
 from __future__ import annotations
 

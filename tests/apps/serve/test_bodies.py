@@ -261,7 +261,8 @@ def test_what_is_too_long_is_measured_before_it_is_looked_at(body: dict[str, Any
     assert len(str(raised.value)) < 200
 
 
-PART = 1000  # bytes that come in at a time
+PART = 1000
+"""Bytes that come in at a time."""
 CODE = 'if x["a"][0] == {1: [2, 3], "b\\\\": "c"}:\n    return [f(y) for y in z]\n'
 
 

@@ -2,11 +2,8 @@
 reasons; trials of the best; and a scenario made of the launch flags that the log shows.
 
 Only evidence names a fix, and only one of the engine that wrote the log: the log says that it was reverted, holds a
-signature that the fix's scenario fails with, or tells of damage that the fix's stated symptom speaks of. An exception,
-a failed assertion of a test, a process that was killed or took too long is no such damage. The log's setting only
-orders the fixes that evidence has named. Points do that and mean nothing else: only running the candidates decides.
-The very signature, or the revert, settles it and outweighs everything that only makes a fix likelier.
-"""
+signature that the fix's scenario fails with, or tells of damage that the fix's stated symptom speaks of. The log's
+setting only orders what evidence has named, by points that mean nothing else: running the candidates decides."""
 
 from __future__ import annotations
 

@@ -1,16 +1,10 @@
 """Find where two traces of one arm part: the first choice of each request that was made otherwise.
 
-A trace holds whole numbers only: the requests in a step, the tokens emitted, how many were accepted, what came from the
-cache, who finished and who was retracted. Of these a processor decides nothing but choices: which token is best where
-two are as good as each other, and which drafts are in the tree. Everything else follows from them. So requests are
-compared one by one: a token depends on those before it and not on the schedule, and a verify on what was emitted
-before it. What a request does after its first other token has no counterpart.
-
-How narrow a choice was is weighed by the dense model of the oracles, in float32, in a worker (it takes torch). A token
-is as good as the best if its logit is no further below than rounding moves logits in the engine's dtype
-(``lossless.TIE_MARGIN``, a part of the largest logit there). A draft is as good as in the tree, or out of it, if no
-more log-probability than that decides it.
-"""
+Of the whole numbers that a trace holds a processor decides nothing but choices: which token is best where two are as
+good as each other, and which drafts are in the tree; everything else follows. So requests are compared one by one, up
+to their first other token. How narrow a choice was is weighed by the dense model of the oracles, in float32, in a
+worker: a token is as good as the best, and a draft as good as in the tree or out of it, if no more decides it than
+rounding moves logits in the engine's dtype (``lossless.TIE_MARGIN``, a part of the largest logit there)."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
 """Two recorded runs side by side: their differences, in the order in which they happened.
 
-**In lockstep**, for arms whose engines are configured alike: equal code does equal things, to the bit, so the first
-difference is the answer, be it one of rounding's size or one of the schedule.
-
-**By request**, for arms whose engines are configured otherwise: one may batch as the other does not. Both are cut down
-to the sites and requests that they have in common, and a request's own decode steps are laid side by side by their
-number, whenever each was made. Slots and places in the batch may then differ, and floating-point values by rounding:
-those differences are handed on to the judge (``rounding.py``), who has the values.
-"""
+**In lockstep**, for arms whose engines are configured alike: equal code does equal things to the bit, so the first
+difference is the answer. **By request**, for arms configured otherwise, which may batch otherwise: both are cut down to
+the sites and requests that they share, and a request's own decode steps are laid side by side by their number. Slots
+and places in the batch may then differ, and floating-point values by rounding: ``rounding.py`` judges with the
+values."""
 
 from __future__ import annotations
 

@@ -1,18 +1,12 @@
 """Where a failure began: the failing arm again beside its sound twin, both recorded.
 
-A wrong token, wrong KV or a low accept length is a consequence: seven different bugs were ``mismatch@request``, and one
-bug may be seen here under one seed and there under the next. A NaN that a probe finds, or an index that leaves its
-pool, may have come from elsewhere, too. So the arm runs again beside the same arm with its fixes in place and without
-its faults. Engines configured alike compute equal things to the bit, so the first tensor that differs is where it
-began, and rounding has no part in it. Both runs stop after the step in which the failure was seen, run side by side and
-are not judged again (but for a twin that is not known to pass): together they take no longer than the arm did.
-
-A failure keeps its name where nothing differs before it is seen, and a probe's finding also where the arm goes another
-way first (a prefix that is taken from the cache): what was wrong there is what the probe holds.
-
-An arm without reverts and faults has no twin. What was seen of it in outputs is looked for again with its oracles
-looking after every step: what they find first is where it began, as far as the dense reference can tell.
-"""
+A wrong token, wrong KV or a low accept length is a consequence, and a NaN or an index out of its pool may have come
+from elsewhere, too. So the arm runs again beside the same arm with its fixes in place and without its faults. Engines
+configured alike compute equal things to the bit: the first tensor that differs is where it began. Both stop after the
+step in which the failure was seen, run side by side and are not judged again (but for a twin not known to pass). A
+failure keeps its name where nothing differs before it is seen, and a probe's finding also where the arm goes another
+way first. An arm without reverts and faults has no twin: its oracles look after every step, and what they find first is
+where it began, as far as the dense reference can tell."""
 
 from __future__ import annotations
 

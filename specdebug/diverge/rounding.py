@@ -1,13 +1,9 @@
 """Differences of runs that were compared by request, judged with the values in hand: rounding, or the divergence.
 
-Floating-point values may differ by as much as another batch shape explains (:func:`tolerance`). In half precision two
-tokens are often as likely as each other, to the last bit or nearly, and arms that batch otherwise may choose one each.
-A choice is excused if in both arms it is right by what that very arm computed: the numbers it was made from differ by
-rounding only (else they would have been the first to differ), and it holds the best of them. No margin is needed, and a
-token changed after it was chosen is none of the best. After an excused choice the request has no counterpart in the
-other arm. Not excused are choices of sampled requests (they depend on a coin) and tokens of draft heads with an own
-vocabulary.
-"""
+Values may differ by as much as another batch shape explains (:func:`tolerance`). In half precision two tokens are often
+as likely as each other, and arms that batch otherwise may choose one each. A choice is excused if in both arms it is
+right by what that very arm computed; after it the request has no counterpart in the other arm. Not excused are choices
+of sampled requests (they depend on a coin) and tokens of draft heads with an own vocabulary."""
 
 from __future__ import annotations
 

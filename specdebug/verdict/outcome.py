@@ -1,14 +1,10 @@
 """The outcome of one run of one arm: a verdict, the signature that names its failure, and what was measured.
 
-**Verdict.** ``fail`` when anything was found; ``unknown`` when nothing was found but the run could not have found it
-(see :func:`decide`); ``pass`` otherwise. A failure outranks an unknown: a revert that never ran is then said in a note.
-
-**Signature.** All violations are ordered by the engine step they belong to, then by how far upstream in a step such a
-thing happens (:data:`RANK`), then by the order in which they were recorded. The first names the failure; the rest are
-its consequences. So a recorded probe violation names the failure even when the process dies of it two steps later, and
-an overrun buffer outranks the NaN that the same step computed from it. A dying process is always last: it is the
-signature only when nothing was seen before.
-"""
+``fail`` when anything was found; ``unknown`` when nothing was found but the run could not have found it
+(:func:`decide`); ``pass`` otherwise. All violations are ordered by their engine step, then by how far upstream in a
+step such a thing happens (:data:`RANK`), then as recorded: the first names the failure, the rest are its consequences.
+So a recorded probe violation names the failure even when the process dies of it two steps later, and a dying process is
+the signature only when nothing was seen before."""
 
 from __future__ import annotations
 

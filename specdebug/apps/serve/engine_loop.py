@@ -1,8 +1,10 @@
-"""The engine's process: put the reverts in place (nothing of the engine is imported before), build the engine, and
-until the front goes away take its commands, step while there is work, and tell what each step gave, by one socket: the
-order to start comes pickled, everything after it is JSON lines. After each step the oracles of probes and guards look;
-what they find is told and the engine goes on. The books of memory are checked when nothing is under way. An exception
-out of the engine ends the process, for the state that it left is unknown: it is told as a violation first."""
+"""The engine's process: build the engine, and until the front goes away take its commands, step, tell what came of it.
+
+Nothing of the engine is imported before the reverts are in place. One socket leads to the front: the order to start
+comes pickled, everything after it is JSON lines. After each step the oracles of probes and guards look; what they find
+is told and the engine goes on. The books of memory are checked when nothing is under way. An exception out of the
+engine ends the process, for the state that it left is unknown: it is told as a violation first.
+"""
 
 from __future__ import annotations
 

@@ -85,10 +85,14 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Summary(Generic[C]):
-    """The result of a search. ``reason``: why it ended, ``silent`` when the whole did not fail (as asked), ``trouble``
-    what stopped it. ``followed``: the signature (or pattern) of the failure; ``others`` came up, too, so often.
-    ``whole``: failures as followed, and trials, of the whole; ``left`` the same of the smallest, with fresh seeds.
-    ``seeds``: that fail with the smallest, those that did so last in front."""
+    """The result of a search.
+
+    Attributes:
+        reason: why it ended: ``silent`` when the whole did not fail (as asked); ``trouble``: what stopped it.
+        followed: the signature (or pattern) of the failure; ``others`` came up, too, so often.
+        whole: failures as followed, and trials, of the whole; ``left`` the same of the smallest, with fresh seeds.
+        seeds: that fail with the smallest, those that did so last in front.
+    """
 
     reason: Reason
     smallest: C

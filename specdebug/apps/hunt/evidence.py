@@ -92,10 +92,15 @@ _MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class SeenFailure:
-    """What was seen of a failure's first scenario, which is named by its file in the hunt's folder, in ``runs`` runs of
-    it. ``bundle``: name of its file; empty where it did not fail so again, and then nothing else is known. ``found``:
-    signature, step and words of all that was found, the failure itself first. ``located``: where it began, if that was
-    looked for and found. ``command``: that started the server, if one was; ``log``: the last lines of its log."""
+    """What was seen of a failure's first scenario.
+
+    Attributes:
+        scenario: name of its file in the hunt's folder; ``runs``: how often it was run again.
+        bundle: name of the bundle's file; empty where it did not fail so again, and then nothing else is known.
+        found: signature, step and words of all that was found, the failure itself first.
+        located: where the failure began, if that was looked for and found.
+        command: that started the server, if one was started; ``log``: the last lines of its log.
+    """
 
     scenario: str
     signature: str

@@ -12,10 +12,15 @@ from specdebug.verdict.outcome import mean
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """One engine step. ``number`` counts from 1; ``kind``: ``prefill``, ``decode`` or ``idle``, or ``served`` of a
-    target without steps: a look at what had ended. ``emitted``: tokens of all requests that came out; ``accept``: by
-    request the tokens that each verify accepted, the bonus token included; ``seconds``: CPU time on a CPU, wall time on
-    a GPU."""
+    """One engine step.
+
+    Attributes:
+        number: counts from 1.
+        kind: ``prefill``, ``decode`` or ``idle``; ``served`` of a target without steps: a look at what had ended.
+        emitted: the number of tokens of all requests that came out.
+        accept: by request the tokens that each verify accepted, the bonus token included.
+        seconds: the engine's time: CPU time on a CPU, wall time on a GPU.
+    """
 
     number: int
     kind: str

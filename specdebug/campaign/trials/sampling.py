@@ -16,10 +16,15 @@ HOPELESS = 20  # trials after which it ends if not a single one was testable
 
 @dataclass(frozen=True)
 class Tally:
-    """The counts so far. Of ``trials`` that count ``resumed`` were in the journal already, ``runs`` have a verdict on
-    the failure that is measured, which ``failures`` showed; ``untestable`` could not have shown it, and ``masked``
-    failed in another way. ``signatures``: every one seen, with its failures, the most frequent first; ``measured``:
-    those of them that are the failure that is measured; ``first``: of each the first trial that had it."""
+    """The counts so far.
+
+    Attributes:
+        trials: that count, whatever came of them; ``resumed`` of these were in the journal already.
+        runs: trials with a verdict on the failure that is measured; ``failures`` of them showed it.
+        untestable: trials that could not have shown it; ``masked`` failed in another way, and so say nothing of it.
+        signatures: every one seen, with its failures, the most frequent first; ``measured``: those that count.
+        first: of every signature, the first trial that had it.
+    """
 
     trials: int = 0
     resumed: int = 0

@@ -37,10 +37,15 @@ from specdebug.verdict.signatures import names_place
 
 class WarmSource(ABC):
     """Starts, waits, closes and says what its trials belong to; derived classes say how a trial changes the arm, and
-    what its end says. ``kind``: of changes; ``asked``: what else decides what is searched, but for the file's content;
-    ``toggles``: fixes that the workers are made ready for; ``own``: those that every trial reverts; ``texts``: the
-    content of files that trials depend on besides the scenario and its packs. ``question``: see ``Origin``;
-    ``identity``: see ``TrialSource``."""
+    what its end says.
+
+    Args:
+        kind: of changes; ``asked``: what else decides what is searched, but for the file's content.
+        own: fixes that every trial reverts; ``toggles``: those that the workers are made ready for.
+        texts: the content of files that trials depend on besides the scenario and its packs.
+
+    ``question`` and ``identity``: see ``Origin`` and ``TrialSource``.
+    """
 
     def __init__(
         self,
@@ -276,10 +281,14 @@ def _parse(options: Sequence[str], engine: Mapping[str, Any], target: Target) ->
 
 
 class FaultSource(WarmSource):
-    """Runs one arm of a scenario again and again, with different faults: those in the file (``declared``) and
-    ``faults``. ``arm``: by default the first that declares faults, else the first that reverts nothing. ``timeout_s``:
-    of a trial. The arm is as its file has it but for its faults; one that was never due, or changed nothing, has not
-    shown, so that a trial with nothing else to say has passed.
+    """Runs one arm of a scenario again and again, with different faults; ``declared`` are those in the file.
+
+    A fault that was never due, or changed nothing, has not shown: a trial with nothing else to say has passed.
+
+    Args:
+        faults: candidates beside those that the arm declares.
+        arm: by default the first that declares faults, else the first that reverts nothing.
+        timeout_s: of a trial, instead of the scenario's own.
 
     Raises SpecDebugError for an unknown arm, fewer than two faults, or one of them twice, a fault that cannot act
     in the arm, and a malformed pack or toggle.

@@ -120,9 +120,13 @@ UNTESTABLE = 20  # trials after which a search ends that has not seen a single t
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a search: ``trials`` count, ``resumed`` of them were in the journal already. ``followed``: the
-    signature that it is after, None as long as nothing failed, and ``chosen`` says why; ``posterior``: the likeliest
-    culprit sets, of which the empty one says "none of these"."""
+    """The state of a search.
+
+    Attributes:
+        trials: that count; ``resumed`` of these were in the journal already.
+        followed: the signature that the search is after; None as long as nothing failed. ``chosen`` says why.
+        posterior: the likeliest culprit sets; the empty one says "none of these".
+    """
 
     trials: int
     resumed: int
@@ -137,12 +141,17 @@ class Standing:
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of a search. ``reason``: "answered", "unproven", "stalled", "untestable", "max-trials", "interrupted"
-    or "trouble", which then stopped it. ``answer``: None when it ended undecided, or "unproven": it would be that no
-    candidate is to blame, and nothing shows that the candidates were ever switched on. ``shown_by``: a trial that
-    failed as followed, if possible with the culprits switched on, and with little besides. ``untestable``: what was
-    switched on in such trials, each set once. ``silent``: trials that passed with all of the opening switched on; of
-    several sets (or, without an opening, of each candidate alone) with the one that passed least often."""
+    """The result of a search.
+
+    Attributes:
+        reason: "answered", "unproven", "stalled", "untestable", "max-trials", "interrupted" or "trouble".
+        answer: None when it ended undecided, or "unproven": it would be that no candidate is to blame, and nothing
+            shows that the candidates were ever switched on.
+        shown_by: a trial that failed as followed, if possible with the culprits switched on, and with little besides.
+        silent: trials that passed with all of the opening switched on; of several sets (or, without an opening, of each
+            candidate alone) with the one that passed least often.
+        untestable: what was switched on in trials that were untestable, each set once.
+    """
 
     answer: Answer | None
     reason: str

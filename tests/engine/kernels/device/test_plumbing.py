@@ -596,6 +596,7 @@ def test_every_guard_reports_its_first_last_and_number_of_damaged_bytes(device: 
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_arena_on_a_gpu_leaves_what_it_saw_on_the_host() -> None:
     layout = ArenaLayout(guards=True)
     layout.add("first", (5,), torch.bool)

@@ -57,7 +57,7 @@ def work(payload: tuple[str, int, str, int], sink: Any) -> None:
 
 def with_stand_ins(whats: list[str], done: int, folder: str) -> None:
     """Have pools start stand-ins."""
-    from specdebug.campaign.trials.command import Processes
+    from specdebug.campaign.trials.command import ThreadedSource
     from specdebug.workers.pool import WorkerPool
 
     start, launch = WorkerPool.__init__, WorkerPool.launch
@@ -80,7 +80,7 @@ def with_stand_ins(whats: list[str], done: int, folder: str) -> None:
     WorkerPool.__init__ = stand_ins  # type: ignore[method-assign]
     WorkerPool.launch = stand_in  # type: ignore[method-assign]
     WorkerPool.close = closing(WorkerPool.close)  # type: ignore[method-assign]
-    Processes.close = closing(Processes.close)  # type: ignore[method-assign]
+    ThreadedSource.close = closing(ThreadedSource.close)  # type: ignore[method-assign]
     WorkerPool.prepare = lambda *given: None  # type: ignore[method-assign]
 
 

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from specdebug import async_probe, reference
+from specdebug import async_probe
 from specdebug.base.attention_plans import SHIPPED
 from specdebug.base.errors import InvalidOption
 from specdebug.engine import Engine
 from specdebug.engine.errors import EngineError
 from specdebug.engine.textbook.request import Request, Status
+from specdebug.reference.draft import mtp_draft, mtp_kv
+from specdebug.reference.target import target_forward
+from specdebug.reference.weights import load_draft, load_weights
 from tests.engine.conftest import Lab
 from tests.engine.driving import build, greedy, merged, run
 from tests.engine.oracle import NEAR_TIE
@@ -40,8 +43,8 @@ class Dense:
 
     def __init__(self, lab: Lab, layers: int = 3, *, chained: bool = False) -> None:
         folder = lab.next_n(layers, chained=chained)
-        self.weights, self.target = reference.load_weights(lab.target)
-        self.head: Any = reference.load_draft(folder, self.weights, self.target)
+        self.weights, self.target = load_weights(lab.target)
+        self.head: Any = load_draft(folder, self.weights, self.target)
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self.depth = lab.model.config.num_hidden_layers + layers
 
@@ -49,14 +52,14 @@ class Dense:
     def check(self, served: Engine, request: Request) -> None:
         """What a running request holds for its drafts, against the layers over its whole text."""
         ids = torch.tensor(request.all_ids)
-        hidden = reference.target_forward(self.weights, self.target, ids)[1]
+        hidden = target_forward(self.weights, self.target, ids)[1]
         rounding = layers_rounding(self.config, len(ids), times=self.depth)
         found = served.draft_kv(request, 0, request.kv_len)
-        for index, written in enumerate(reference.mtp_kv(self.head, ids, hidden)):
+        for index, written in enumerate(mtp_kv(self.head, ids, hidden)):
             settled = min(request.kv_len, max(len(ids) - 1 - index, 0))
             for got, want in zip(found, written, strict=True):
                 torch.testing.assert_close(got[index, :settled], want[:, :settled].transpose(0, 1), **rounding)
-        drafts = reference.mtp_draft(self.head, ids, hidden[:-1])
+        drafts = mtp_draft(self.head, ids, hidden[:-1])
         stored = served.draft_state([request]).draft_tokens[0].tolist()
         for ours, theirs, logits in zip(stored, drafts.tokens.tolist(), drafts.logits, strict=True):
             best, next_best = logits.topk(2).values.tolist()

@@ -301,7 +301,7 @@ ROWS = (
         "faults verify",
         ("--class", "nan_logits", "--seeds", "1", "-j", "1", "--json-file", "r.json", "--html", "h.html"),
         workers=1,
-        told="stopped after 1 of 2 runs",
+        told="stopped after 1 of 10 runs",
         reported="nan_logits",
         files={"r.json": '"runs"', "h.html": "not made"},
         known="the matrix of the runs that ended",

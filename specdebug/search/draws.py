@@ -29,7 +29,7 @@ FALSE_ALARM = 1e-6
 
 NEEDED = 850
 """Draws in which a sampler whose distribution function is off by 0.15 in total variation (1.3 times the chance on one
-half of it) is caught nine times in ten; ``tests/search/stats/test_draws.py`` holds that."""
+half of it) is caught nine times in ten; ``tests/search/test_draws.py`` holds that."""
 
 _Floats = npt.NDArray[np.float64]
 

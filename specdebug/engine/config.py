@@ -5,7 +5,7 @@ Derived quantities, such as the width of a row table, are properties of the conf
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Annotated, Any, Literal
@@ -168,6 +168,13 @@ class EngineConfig(Part):
             config = replace(config, speculative=replace(spec, num_steps=nextn_layers(draft) or spec.num_steps))
         config.check()
         return config
+
+    @property
+    def loaded(self) -> tuple[Hashable, ...]:
+        """What loading its models depends on."""
+        spec = self.speculative
+        draft = None if spec is None else (spec.algorithm, spec.draft_model)
+        return (self.device, self.dtype, self.reach, self.model, draft)
 
     @property
     def draft_model(self) -> str | None:

@@ -17,7 +17,8 @@ from specdebug.events import (
 )
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings, Reference
 from specdebug.run.oracles.registry import oracles_of
-from specdebug.targets.base import NotShown, Session
+from specdebug.targets.base import Session
+from specdebug.targets.requests import NotShown
 from specdebug.verdict.deaths import device_lost
 from specdebug.verdict.outcome import Tie, Violation
 

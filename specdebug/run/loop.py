@@ -11,24 +11,13 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.events import Aborting, AllServed, Queued, Stepped
 from specdebug.run.judge import Judge
 from specdebug.run.session_run import beyond_the_machine, violation_of
-from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
-from specdebug.targets.base import RequestView, Session
+from specdebug.scenario.workload import Arrival, Workload, WorkloadRequest
+from specdebug.targets.base import Session
+from specdebug.targets.requests import RequestView
 from specdebug.verdict.deaths import device_lost
 from specdebug.verdict.outcome import EXIT_CODES, Violation
 from specdebug.workers.machine_failure import machine_failure
 from specdebug.workers.wire import Sink
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A request that arrives now, with its whole prompt. ``flush``: the cache is to be flushed before."""
-
-    rid: str
-    group: str
-    prompt_ids: tuple[int, ...]
-    sampling: RequestSampling
-    speculative: bool
-    flush: bool = False
 
 
 @dataclass(frozen=True)

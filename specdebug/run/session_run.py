@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from specdebug.base.abilities import Ability
 from specdebug.base.content import shipped_root
 from specdebug.base.errors import InvalidOption, SpecDebugError
-from specdebug.targets.base import Busy, OverThere, Session, SessionFailed
+from specdebug.targets.base import Busy, OverThere, Session
+from specdebug.targets.requests import SessionFailed
 from specdebug.verdict.deaths import ENGINE, device_failure, device_lost, noticed_in, out_of_memory
 from specdebug.verdict.outcome import EXIT_CODES, Violation
 from specdebug.workers.device import DeviceUnavailable, leave_now, wait_for_coredump

@@ -145,6 +145,18 @@ class Workload:
     after: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """A request that arrives now, with its whole prompt. ``flush``: the cache is to be flushed before."""
+
+    rid: str
+    group: str
+    prompt_ids: tuple[int, ...]
+    sampling: RequestSampling
+    speculative: bool
+    flush: bool = False
+
+
 def expand(scenario: Scenario, tokenizer: Any, seed: int | None = None) -> Workload:
     """Plan every request of ``scenario``; ``seed`` replaces its own. The target's ``tokenizers.Tokenizer`` adds no
     special tokens: counts are exact. Raises ContentError at the group that asks for more corpus than there is."""

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 from specdebug import kernel_memory
 from specdebug.base.abilities import DEFAULT, OF_SERVERS, SHOWN, Ability
 from specdebug.events import Stepped
-from specdebug.targets.base import Asked, Opening, RequestView, Sampling, Session, Target, Traits
+from specdebug.targets.base import Asked, Opening, Session, Target, Traits
+from specdebug.targets.requests import RequestView, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdebug.engine import Engine, EngineConfig
+    from specdebug.engine import Engine
     from specdebug.engine.memory.arena import GuardViolation
     from specdebug.engine.textbook.request import Request
     from specdebug.targets.base import StoredDrafts
@@ -31,14 +32,7 @@ def build_engine(options: Mapping[str, Any], seed: int) -> Engine:
     from specdebug.targets.options import OURS
 
     config = OURS.read({"seed": seed, **options})
-    return Engine(config, _models.get(_models_of(config)))
-
-
-def _models_of(config: EngineConfig) -> tuple[Any, ...]:
-    """The parts of a configuration that loading models depends on."""
-    spec = config.speculative
-    draft = None if spec is None else (spec.algorithm, spec.draft_model)
-    return (config.device, config.dtype, config.reach, config.model, draft)
+    return Engine(config, _models.get(config.loaded))
 
 
 class EmbeddedTarget(Target):
@@ -61,8 +55,8 @@ class EmbeddedTarget(Target):
         if spec is not None:  # imports what serves it, or every fork would
             part_of(spec.algorithm, "v1" if spec.worker == "v1" else "worker")
             part_of(spec.algorithm, "drafter")
-        if config.device == "cpu" and _models_of(config) not in _models:  # a GPU's memory does not survive a fork
-            _models[_models_of(config)] = load_models(config)
+        if config.device == "cpu" and config.loaded not in _models:  # a GPU's memory does not survive a fork
+            _models[config.loaded] = load_models(config)
 
     def cool(self) -> None:
         _models.clear()

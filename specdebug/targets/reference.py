@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.base.errors import CheckpointError, SpecDebugError
 from specdebug.events import Finishing, Prefilled, Stepped
-from specdebug.targets.base import Asked, CannotBeServed, Opening, RequestView, Sampling, Session, Target, Traits
+from specdebug.targets.base import Asked, Opening, Session, Target, Traits
+from specdebug.targets.requests import CannotBeServed, RequestView, Sampling
 
 if TYPE_CHECKING:
     import torch

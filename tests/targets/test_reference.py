@@ -13,8 +13,9 @@ from specdebug.reference.target import greedy_generate
 from specdebug.reference.weights import load_weights
 from specdebug.scenario.text import decoder, load_tokenizer
 from specdebug.scenario.workload import RequestSampling
-from specdebug.targets.base import Busy, CannotBeServed, Opening
+from specdebug.targets.base import Busy, Opening
 from specdebug.targets.reference import TARGET, ReferenceSession
+from specdebug.targets.requests import CannotBeServed
 
 PROMPT = (1, 20, 300, 4)
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-from specdebug.run.oracles.base import Oracle, OracleSettings
+from specdebug.run.oracles.base import Oracle, OracleSettings, ServedRun
 from specdebug.verdict.accept import MIN_VERIFIES, accept_drop, not_judged
 from specdebug.verdict.outcome import Violation, first_difference, mean
-
-if TYPE_CHECKING:
-    from specdebug.run.loop import RunLoop
 
 
 class Accept(Oracle):
@@ -29,7 +25,7 @@ class Accept(Oracle):
     def wanted(cls, settings: OracleSettings) -> bool:
         return settings.spec.accept is not None and settings.spec.accept.min_ratio is not None
 
-    def after_run(self, run: RunLoop) -> None:
+    def after_run(self, run: ServedRun) -> None:
         lengths: dict[str, tuple[list[int], list[int]]] = {}
         for rid, arrival in run.arrived.items():
             request = run.session.request(rid)
@@ -66,7 +62,7 @@ class AcceptFloor(Oracle):
     def wanted(cls, settings: OracleSettings) -> bool:
         return settings.spec.accept is not None and settings.spec.accept.least is not None
 
-    def after_run(self, run: RunLoop) -> None:
+    def after_run(self, run: ServedRun) -> None:
         spec = self.bench.settings.spec.accept
         least = (spec and spec.least) or 0.0
         groups: dict[str, list[int]] = {}

@@ -7,7 +7,7 @@ name under ``oracles:``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from specdebug.base.abilities import Ability
 from specdebug.events import Event, Stepped
 from specdebug.scenario.grammar import OracleSpec
-from specdebug.targets.base import Asked, Session, SessionFailed
+from specdebug.scenario.workload import Arrival
+from specdebug.targets.base import Asked, Session
+from specdebug.targets.requests import RequestView, SessionFailed
 from specdebug.verdict.deaths import device_lost
 from specdebug.verdict.outcome import Tie, Violation
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdebug.reference.drafting import DraftedText
-    from specdebug.run.loop import RunLoop
 
     KeysValues = tuple[Tensor, Tensor]
 
@@ -43,6 +44,21 @@ class Reference(Protocol):
     def target_kv(self, ids: Sequence[int], stop: int) -> KeysValues: ...
 
     def drafted(self, ids: Sequence[int], zeroed: Tensor | None = None) -> DraftedText[Any]: ...
+
+
+class ServedRun(Protocol):
+    """A run whose workload is served. ``arrived``: every request of it by id, in the order in which they came."""
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def arrived(self) -> Mapping[str, Arrival]: ...
+
+    def serve_cold(self, rid: str) -> RequestView:
+        """Serve a request's prompt again, alone and with an empty cache; returns the request that did."""
+
+    def note(self, text: str) -> None:
+        """Tell a sentence on the run, whatever its verdict."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +159,7 @@ class Oracle:
     def on(self, event: Any) -> None:
         """This has happened, or is about to. What must not wait for the device is read after the step."""
 
-    def after_run(self, run: RunLoop) -> None:
+    def after_run(self, run: ServedRun) -> None:
         """The workload is served; an oracle with a ``stage`` may serve some of it again."""
 
     def notes(self) -> Iterator[str]:

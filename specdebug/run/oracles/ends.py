@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from specdebug.events import AllServed, Event, Stepped
 from specdebug.run.oracles.base import Bench, Oracle
-from specdebug.targets.base import RequestView
+from specdebug.targets.requests import RequestView
 from specdebug.verdict.outcome import Violation, first_difference
 
 

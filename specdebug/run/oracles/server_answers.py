@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from specdebug.events import AllServed, Event, Stepped
 from specdebug.run.oracles.lossless import TIE_MARGIN
 from specdebug.run.oracles.server import OfServer
-from specdebug.targets.base import NOMINAL_LOGIT, RequestView, ToldToken
+from specdebug.targets.requests import NOMINAL_LOGIT, RequestView, ToldToken
 from specdebug.verdict.outcome import Violation
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from specdebug.targets.base import Sampling, ToldToken
 from specdebug.targets.http.checked import HISTOGRAMS, MOST_CHARACTERS, BadAnswer
+from specdebug.targets.requests import Sampling, ToldToken
 
 
 @dataclass

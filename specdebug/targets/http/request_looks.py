@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.errors import CannotRunHere
 from specdebug.events import Decided, Observers, Prefilled
-from specdebug.targets.base import NotShown, RequestView, Sampling, StoredDrafts
+from specdebug.targets.base import StoredDrafts
 from specdebug.targets.http.request import HttpRequest
 from specdebug.targets.inside.words import looks_folder
 from specdebug.targets.launch.log import ServerLog
 from specdebug.targets.options import OURS
+from specdebug.targets.requests import NotShown, RequestView, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor

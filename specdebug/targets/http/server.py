@@ -15,11 +15,11 @@ from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError, one_line
 from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan, name_of, scan_bytes
-from specdebug.targets.base import NOMINAL_LOGIT, Lost, NoServer, RequestView, SessionFailed, ToldToken
 from specdebug.targets.http.checked import COMPLETED, MODEL_INFO, SERVER_INFO, BadAnswer, Check
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent, Unreachable
 from specdebug.targets.http.request import HttpRequest, ServedTexts, sampling_params, told_tokens
 from specdebug.targets.launch.log import ServerLog
+from specdebug.targets.requests import NOMINAL_LOGIT, Lost, NoServer, RequestView, SessionFailed, ToldToken
 
 ONE_TOKEN = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}}
 """A request for one token."""

@@ -15,11 +15,12 @@ from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError
 from specdebug.events import Finishing, Stepped
 from specdebug.reference.config import read_config
-from specdebug.targets.base import Asked, CannotBeServed, Opening, RequestView, Sampling, Session, StoredDrafts
+from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent
 from specdebug.targets.http.request import HttpRequest, ServedTexts, sampling_params
 from specdebug.targets.http.request_looks import Inside
 from specdebug.targets.http.server import Host, HttpServerView, PlainText, ServerInfo, failure_of
+from specdebug.targets.requests import CannotBeServed, RequestView, Sampling
 from specdebug.targets.settings import AnyServer
 
 if TYPE_CHECKING:

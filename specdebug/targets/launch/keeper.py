@@ -17,9 +17,9 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from specdebug.base.interpreters import own_python
-from specdebug.targets.base import NoServer
 from specdebug.targets.launch.log import ServerLog
 from specdebug.targets.launch.process import ServerProcess, StartCommand, StartFailed, answers
+from specdebug.targets.requests import NoServer
 from specdebug.workers.child import Child
 
 MAX_IDLE = 2

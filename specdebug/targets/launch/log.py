@@ -13,8 +13,8 @@ from typing import Any
 from specdebug.base.errors import one_line
 from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan, last_words, scan_bytes
-from specdebug.targets.base import Lost
 from specdebug.targets.inside.words import facts_in
+from specdebug.targets.requests import Lost
 
 TAIL_BYTES = 8192
 WORDS_BYTES = 1 << 20

@@ -20,9 +20,10 @@ from specdebug.base.engine_flags import arguments_of
 from specdebug.base.errors import SpecDebugError, one_line
 from specdebug.base.interpreters import own_python
 from specdebug.logs.scan import name_of, tells_of_damage
-from specdebug.targets.base import NoServer, OverThere
+from specdebug.targets.base import OverThere
 from specdebug.targets.inside.words import LOG_VARIABLE, looks_folder
 from specdebug.targets.launch.log import LogRoom, ServerLog
+from specdebug.targets.requests import NoServer
 from specdebug.targets.settings import SERVE, LaunchedServer
 from specdebug.workers.child import Child
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.base.abilities import Ability
 from specdebug.base.engine_flags import arguments_of
-from specdebug.targets.base import Asked, Opening, OverThere, SessionFailed, Target, Traits
+from specdebug.targets.base import Asked, Opening, OverThere, Target, Traits
 from specdebug.targets.http.target import AT_MOST, asked_of_server, key_of, open_session
 from specdebug.targets.launch.process import StartCommand, command_of
+from specdebug.targets.requests import SessionFailed
 from specdebug.targets.settings import SERVE, LaunchedServer, StartedServer
 
 if TYPE_CHECKING:

@@ -18,11 +18,12 @@ from specdebug.apps.evaluation.declared import Expected, Threshold
 from specdebug.apps.evaluation.worker import Put, ServerAsker
 from specdebug.base.errors import Where
 from specdebug.patching.toggles import load_registry
-from specdebug.targets.base import Asked, SessionFailed
+from specdebug.targets.base import Asked
 from specdebug.targets.embedded import EmbeddedSession
 from specdebug.targets.http.client import ServerClient
 from specdebug.targets.http.server import ServerInfo
 from specdebug.targets.http.session import HttpSession
+from specdebug.targets.requests import SessionFailed
 from specdebug.targets.settings import HttpServer
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from tests.apps.evaluation.asking import evaluated, evaluation

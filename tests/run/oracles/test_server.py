@@ -12,7 +12,8 @@ from specdebug.run.oracles.base import Bench, OracleSettings
 from specdebug.run.oracles.registry import ORACLES
 from specdebug.run.oracles.server import ASK_EVERY, ServerAlive, ServerCounts, ServerFindings, wrong_counts
 from specdebug.scenario.grammar import OracleSpec
-from specdebug.targets.base import Asked, SessionFailed
+from specdebug.targets.base import Asked
+from specdebug.targets.requests import SessionFailed
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeRequest
 

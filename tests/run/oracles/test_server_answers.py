@@ -13,7 +13,8 @@ from specdebug.run.oracles.base import Bench, OracleSettings
 from specdebug.run.oracles.server_answers import ServerAnswers, wrong_logprobs
 from specdebug.scenario.grammar import OracleSpec
 from specdebug.scenario.workload import RequestSampling
-from specdebug.targets.base import Asked, ToldToken
+from specdebug.targets.base import Asked
+from specdebug.targets.requests import ToldToken
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeRequest
 

@@ -13,10 +13,10 @@ from specdebug.base.errors import CannotRunHere
 from specdebug.engine.config import EngineConfig, SpeculativeConfig
 from specdebug.events import Decided, Event, Observers, Prefilled
 from specdebug.scenario.workload import RequestSampling
-from specdebug.targets.base import Lost, NotShown
 from specdebug.targets.http.request import HttpRequest
 from specdebug.targets.http.request_looks import Inside, RequestLook, stored_rows
 from specdebug.targets.inside.words import looks_folder
+from specdebug.targets.requests import Lost, NotShown
 from specdebug.workers.machine_failure import machine_failure
 
 PROMPT, OUTPUT = (1, 2, 3), [10, 11, 12, 13, 14, 15]

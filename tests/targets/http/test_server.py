@@ -13,10 +13,10 @@ from specdebug.events import Finishing
 from specdebug.logs.scan import scan_bytes
 from specdebug.run.oracles.lossless import TIE_MARGIN, judge_output
 from specdebug.scenario.workload import RequestSampling
-from specdebug.targets.base import SessionFailed
 from specdebug.targets.http.checked import BadAnswer
 from specdebug.targets.http.client import Declined, ServerClient, Silent, Unreachable
 from specdebug.targets.http.server import HttpServerView, failure_of, split
+from specdebug.targets.requests import SessionFailed
 from specdebug.verdict.signatures import complaint
 from tests.heard import Heard
 from tests.targets.http.fake import FakeServer, serving

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from specdebug.faults.declare import parse_fault
-from specdebug.targets.base import Asked, CannotBeServed, OverThere, SessionFailed
+from specdebug.targets.base import Asked, OverThere
 from specdebug.targets.http.client import ServerClient
 from specdebug.targets.http.server import ServerInfo
 from specdebug.targets.http.session import HttpSession
 from specdebug.targets.http.target import HttpTarget, open_session
+from specdebug.targets.requests import CannotBeServed, SessionFailed
 from specdebug.targets.settings import HttpServer
 from tests.targets.http.fake import FakeServer, serving
 from tests.targets.http.opened import add, drain, opened, opening

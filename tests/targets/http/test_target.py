@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.targets.base import NoServer
 from specdebug.targets.http.target import HttpTarget
+from specdebug.targets.requests import NoServer
 from specdebug.targets.settings import HttpServer
 from tests.targets.http.fake import FakeServer, serving
 from tests.targets.http.opened import opened

@@ -8,9 +8,9 @@ from multiprocessing import Pipe
 
 import pytest
 
-from specdebug.targets.base import NoServer
 from specdebug.targets.launch.keeper import LentServer, ServerKeeper, ServerWish, Shelf, _lend
 from specdebug.targets.launch.process import StartFailed
+from specdebug.targets.requests import NoServer
 from tests.targets.launch.starting import command, lives
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.patching.toggles import NOTHING, Toggle
-from specdebug.targets.base import NoServer, OverThere
+from specdebug.targets.base import OverThere
 from specdebug.targets.inside.words import SAID
 from specdebug.targets.launch import process
 from specdebug.targets.launch.log import LogRoom, ServerLog
@@ -29,6 +29,7 @@ from specdebug.targets.launch.process import (
     free_port,
 )
 from specdebug.targets.launch.target import LaunchTarget
+from specdebug.targets.requests import NoServer
 from specdebug.targets.settings import LaunchedServer
 from tests.targets.http.redirecting import redirecting
 from tests.targets.launch.starting import command, lives

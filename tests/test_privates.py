@@ -1,4 +1,4 @@
-"""Nobody outside the engine uses what it keeps to itself: names of the engine that begin with one underscore."""
+"""No module outside the engine uses what it keeps to itself: names of the engine that begin with one underscore."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def members_of(path: Path) -> dict[str, bytes]:
 
 
 def pack(members: Mapping[str, bytes]) -> bytes:
-    """A zip archive of these members, as somebody's own program would make it."""
+    """A zip archive of these members, as another program would make it."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members.items():

@@ -197,7 +197,7 @@ def test_more_drafts_than_a_tree_is_deep_are_not_excused() -> None:
 
 
 def test_what_was_accepted_beyond_the_end_of_an_output_may_be_narrow_by_its_tokens() -> None:
-    """The model decides between two tokens that nobody was given: one is a draft, the other is not."""
+    """The model decides between two tokens outside the text: one is a draft, the other is not."""
     before, last = narrowest()[:-1], narrowest()[-1]
     token, lead, size = reference().next_token(narrowest())
     found = weighed(Parting(1, "draft", "a.0", 0, 2, 3, before, (last,), 2), shape=(1, 3, 4))

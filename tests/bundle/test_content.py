@@ -30,7 +30,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def edited(bundle: Path, **changes: Callable[[Any], Any]) -> str:
-    """What is said of a bundle some members of which somebody changed, digests and all; ``__`` stands for a slash."""
+    """The refusal of a bundle with changed members, digests changed alike; ``__`` stands for a slash."""
     members = members_of(bundle)
     manifest = json.loads(members.pop(MANIFEST))
     for name, change in changes.items():

@@ -1,4 +1,4 @@
-"""The recorder around an engine that is made up: what it writes, and that it listens behind whoever listened before."""
+"""The recorder around an engine that is made up: what it writes, and that it listens behind earlier observers."""
 
 from __future__ import annotations
 

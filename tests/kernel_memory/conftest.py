@@ -1,4 +1,4 @@
-"""Every test starts and ends with nobody looking. Needs Triton's interpreter, which ``tests/conftest.py`` asks for."""
+"""Every test starts and ends without an observer. Needs Triton's interpreter, which ``tests/conftest.py`` asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In process: every function object that holds the code changes, whoever keeps it, and gets it back."""
+"""In process: every function object that holds the code changes, wherever it is kept, and gets it back."""
 
 from __future__ import annotations
 

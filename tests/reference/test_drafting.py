@@ -161,8 +161,8 @@ def test_a_guide_decides_where_a_choice_is_narrow_and_only_there() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_paths_lie_in_the_branches_in_which_they_were_drafted_if_that_can_be(kind: str) -> None:
-    """What a branch wrote before is read by whoever lies in it later: of two paths that are all but equally likely,
-    which lies in the first decides what both attend to."""
+    """What a branch wrote before is read by the branches that lie in it later: of two paths that are all but equally
+    likely, which lies in the first decides what both attend to."""
     head, (ids, features), shape = make_head(kind), text(kind, 4), TreeShape(2, 4, 12)
     drafted = HeadText(head, ids, features)
     outputs = drafted.outputs(LENGTHS)

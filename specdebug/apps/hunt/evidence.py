@@ -92,7 +92,7 @@ _MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class SeenFailure:
-    """What was seen of a failure's first scenario.
+    """The evidence for a failure, from its first scenario.
 
     Attributes:
         scenario: name of its file in the hunt's folder; ``runs``: how often it was run again.

@@ -199,7 +199,7 @@ def _abort_all(client: EngineClient, requests: Sequence[ServedRequest]) -> None:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new. ``so_far``: all text up to here. ``since``: the first token that is new."""
+    """The new part of an answer. ``so_far``: all text up to here. ``since``: the first token that is new."""
 
     text: str
     so_far: str

@@ -581,7 +581,7 @@ class _Running(ArmListener):
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of runs. ``results``: in the order of the runs; a signal (``interrupted``) leaves unknown what it cut
+    """The results of runs. ``results``: in the order of the runs; a signal (``interrupted``) leaves unknown what it cut
     short, and ``trouble``, such as a scenario that is itself at fault, leaves out what had not ended. ``spans``: the
     times, on the monotonic clock, from which to which the arms ran that began, by key."""
 

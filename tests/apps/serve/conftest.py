@@ -11,6 +11,6 @@ from tests.apps.serve.serving import Serving
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Serving]:
-    """A speculating server with metrics; whoever takes it leaves it idle."""
+    """A speculating server with metrics; a test leaves it idle."""
     with Serving(enable_metrics=True) as server:
         yield server

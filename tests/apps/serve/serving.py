@@ -206,7 +206,7 @@ class Launched:
         return next((line for line in self.text.splitlines() if "ready to roll" in line), None)
 
     def engine_is_gone(self) -> bool:
-        """No process of the engine's number is left, not even one that nobody has waited for."""
+        """No process of the engine's number is left, not even a zombie."""
         try:
             os.kill(self.engine_pid, 0)
         except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What the runners share: one arena in a fixed order, views made once, and inputs that belong to nobody."""
+"""What the runners share: one arena in a fixed order, views made once, and inputs that belong to no runner."""
 
 from __future__ import annotations
 

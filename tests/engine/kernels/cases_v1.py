@@ -13,7 +13,7 @@ WIDTH = 96
 
 @dataclass(frozen=True)
 class DraftCase:
-    """table: int32 [R + 1, WIDTH], cells that nobody holds are -1. slots: by request, in the order of the batch."""
+    """table: int32 [R + 1, WIDTH], cells without a slot are -1. slots: by request, in the order of the batch."""
 
     table: Tensor
     rows: Tensor

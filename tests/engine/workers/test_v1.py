@@ -54,7 +54,7 @@ def test_kv_of_both_pools_is_the_dense_references_after_every_step(
 
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_request_that_ends_leaves_draft_kv_of_all_that_it_committed(lab: Lab, page_size: int) -> None:
-    """Upstream leaves it out of the extend, and whoever hits what it leaves drafts from guesses."""
+    """Upstream leaves it out of the extend, and a hit on what it leaves drafts from guesses."""
     engine, kv = build(v1(lab, **TREE), page_size=page_size), dict[str, tuple[torch.Tensor, torch.Tensor]]()
 
     def keep(ending: Finishing) -> None:

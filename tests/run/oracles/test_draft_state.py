@@ -75,7 +75,7 @@ def test_zero_filled_prefixes_are_read_as_zeros() -> None:
 
 
 def test_a_zeroed_prefix_that_another_request_mends_is_read_as_mended_from_then_on() -> None:
-    """The tree takes in draft KV that it lacks from whoever computed it, also under those who read zeros there."""
+    """The tree takes in draft KV that it lacks from the request that computed it, also under readers of zeros."""
     watched = Watched({**TREE, "draft_kv_on_hit": "zero_fill"}, memory={"num_slots": 2048, "fill": "nan"})
     (piece,) = prompts(20)
     watched.serve([piece], 30, speculative=False)

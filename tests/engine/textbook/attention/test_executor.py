@@ -119,7 +119,7 @@ def test_a_nan_inside_a_sequence_is_seen_by_it_and_by_nobody_else(
 @pytest.mark.parametrize(("planner", "latent"), ATTENDING)
 @pytest.mark.parametrize("kind", KINDS)
 def test_garbage_outside_every_sequence_changes_no_bit(planner: Any, latent: bool, kind: str) -> None:
-    """Slots past a sequence's end, padding, and those of nobody: NaN, infinity or a number, it is all the same."""
+    """Slots past a sequence's end, padding, and unowned slots: NaN, infinity or a number, it is all the same."""
     fixed = Fixed(kind, planner, latent=latent)
     clean = fixed.run()
     live = [fixed.world.slots(b, 0, n) for b, n in enumerate(LENGTHS)]

@@ -15,7 +15,7 @@ class Scheduler:
         return stats
 
     def _preempt_request(self, request: Any, timestamp: float) -> None:
-        """It is computed again, which nobody sees."""
+        """It is computed again, which no test sees."""
 
 
 class EngineArgs(SimpleNamespace):

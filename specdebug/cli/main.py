@@ -34,6 +34,7 @@ from specdebug.cli import (
     toggles,
     triage,
 )
+from specdebug.cli import run as run_command
 from specdebug.cli.options import Command, WithCommand, enter
 from specdebug.workers.machine_failure import machine_failure
 
@@ -54,6 +55,7 @@ COMMANDS: dict[str, tuple[type[Command], dict[str, Any]]] = {
     "bundle": (replay.BundleCommand, {}),
     "bisect": (bisect.BisectCommand, {"cls": WithCommand}),
     "flake": (flake.FlakeCommand, {"cls": WithCommand}),
+    "run": (run_command.RunCommand, {"cls": WithCommand}),
     "minimise": (minimise.MinimiseCommand, {}),
     "minimize": (minimise.MinimiseCommand, {"hidden": True}),
     "hunt": (hunt.HuntCommand, {}),

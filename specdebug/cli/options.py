@@ -418,6 +418,12 @@ class WithCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+def words_after_dashes(ctx: typer.Context) -> tuple[str, ...]:
+    """The words after ``--``, which :class:`WithCommand` put aside."""
+    words: tuple[str, ...] = ctx.meta.get(_WORDS, ())
+    return words
+
+
 class TrialOptions(JournalOptions, EngineOptions, ContentOptions):
     """Trials of a scenario, or of the command after ``--``."""
 
@@ -434,7 +440,7 @@ class TrialOptions(JournalOptions, EngineOptions, ContentOptions):
 
     def words(self) -> tuple[str, ...]:
         """The words after ``--``; empty where there is a scenario. Raises SpecDebugError for both, or neither."""
-        words: tuple[str, ...] = self.ctx.meta.get(_WORDS, ())
+        words = words_after_dashes(self.ctx)
         name = self.ctx.command.name
         if self.scenario is not None and words:
             raise SpecDebugError(f"{name} takes a scenario or, after --, a command; not both")

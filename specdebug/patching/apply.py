@@ -14,7 +14,7 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from itertools import count
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.patching.compilers import SCRIPTS, FunctionText, Kernels, forget_script, hand_text
 from specdebug.patching.hits import hits_of, new_counter, own_hits_of
@@ -23,6 +23,9 @@ from specdebug.patching.match import Placed, check_overlaps, place
 from specdebug.patching.rewrite import rewrite
 from specdebug.patching.source import ModuleSource, Patch, PatchError, find_source
 from specdebug.patching.spawned import SPAWN, InForce, take_along
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
 Mode: TypeAlias = Literal["import", "inprocess"]
 
@@ -237,7 +240,7 @@ class _Module:
     def _text_of(self, function: FunctionType) -> FunctionText | None:
         """The lines of ``function`` in the version in force, None if it is of another module or unedited."""
         code = function.__code__
-        key = (code.co_qualname, code.co_firstlineno)
+        key = (getattr(code, "co_qualname", function.__qualname__), code.co_firstlineno)
         if code.co_filename != self.source.path or key not in self.base.spans or key not in self.current.spans:
             return None
         first, last = self.base.spans[key]
@@ -315,6 +318,11 @@ _COMPANIONS: dict[str, Callable[[ModuleType], None]] = {
 }
 """Callbacks of modules that must know of patches. Each is called once, when a patch is in force and it is imported."""
 _told: set[str] = set()
+
+
+def leave_spawned_alone() -> None:
+    """Processes that are spawned find the patches by themselves."""
+    _COMPANIONS.pop(SPAWN, None)
 
 
 def _tell(name: str, module: ModuleType) -> None:

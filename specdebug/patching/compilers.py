@@ -13,10 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from specdebug.patching.hits import hit
 from specdebug.patching.live import gc_objects
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    TextOf: TypeAlias = "Callable[[FunctionType], FunctionText | None]"
+    """What a compiler is to read for a function; None: what is in its file."""
 
 SCRIPTS = "torch.jit.frontend"
 """The module by which TorchScript reads functions."""
@@ -29,10 +35,6 @@ class FunctionText:
     lines: Sequence[str]
     start: int
     counters: tuple[int, ...]
-
-
-TextOf: TypeAlias = Callable[[FunctionType], FunctionText | None]
-"""What a compiler is to read for a function; None: what is in its file."""
 
 
 @contextmanager
@@ -131,7 +133,7 @@ def _called_by(kernel: Any) -> list[Any]:
         if id(one) not in found:
             found[id(one)] = one
             names, free = one.fn.__code__.co_names, one.fn.__code__.co_freevars
-            cells = zip(free, one.fn.__closure__ or (), strict=True)
+            cells = zip(free, one.fn.__closure__ or ())
             scope = one.fn.__globals__ | {name: cell.cell_contents for name, cell in cells}
             for name in (*names, *free):
                 value = scope.get(name)

@@ -30,6 +30,7 @@ _shared: memoryview | None = None
 _WORD = 8
 
 _BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
+_CASE: type[Any] = getattr(ast, "match_case", type(None))  # Python 3.9 has none
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LOOK_UP = f'getattr(len.__self__, "{HIT_NAME}", abs)'  # in an expression: the counter among the builtins, if any
 _Node = TypeVar("_Node", bound=ast.AST)
@@ -68,11 +69,11 @@ def cell_of(index: int) -> int:
     return _cells.get(index, index)
 
 
-def count_in(where: str, cells: Mapping[int, int]) -> None:
-    """Let counters count in a file of this process in a folder, too, each in a cell."""
+def count_in(where: str, cells: Mapping[int, int], prefix: str = "") -> None:
+    """Let counters count in a new file of this process in a folder, too, each in a cell."""
     global folder, _cells, _shared
     folder, _cells = where, cells
-    with tempfile.NamedTemporaryFile(dir=where, delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=where, prefix=prefix, suffix=".hits", delete=False) as file:
         file.truncate(_WORD * (max(cells.values(), default=0) + 1))
         _shared = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
 
@@ -134,7 +135,7 @@ class _Search:
             pairs.append((old[before - 1], new[first]))
         gone = [node for node in old[before:] if _span(node)[0] <= was.last]
         come = [node for node in new[after:] if _span(node)[0] <= now.last]
-        pairs += zip(gone, come, strict=False)
+        pairs += zip(gone, come)
         for at, (one, other) in enumerate(pairs, first):
             if self._differ(one, other):
                 if not (isinstance(other, _SCOPES) and type(one) is type(other) and one.name == other.name):
@@ -149,7 +150,7 @@ class _Search:
 
     def _count_at(self, body: list[Any], at: int, owner: Any) -> bool:
         node = body[at]
-        inside = isinstance(node, (*_SCOPES, ast.ExceptHandler, ast.match_case))
+        inside = isinstance(node, (*_SCOPES, ast.ExceptHandler, _CASE))
         self.put(*((node.body, 0, node) if inside else (body, at, owner)))
         return False
 
@@ -177,7 +178,7 @@ def _changed_lambdas(old: Any, new: Any) -> list[ast.Lambda] | None:
         if type(one) is not type(other):
             return None
         if isinstance(one, ast.Lambda):
-            work += zip(*((each.args.defaults, each.args.kw_defaults) for each in (one, other)), strict=True)
+            work += zip(*((each.args.defaults, each.args.kw_defaults) for each in (one, other)))
             names = ("posonlyargs", "args", "vararg", "kwonlyargs", "kwarg")
             inner = _changed_lambdas(*([*(getattr(e.args, name) for name in names), e.body] for e in (one, other)))
             found += [other] if inner is None else inner
@@ -186,7 +187,7 @@ def _changed_lambdas(old: Any, new: Any) -> list[ast.Lambda] | None:
         elif isinstance(one, list):
             if len(one) != len(other):
                 return None
-            work += zip(one, other, strict=True)
+            work += zip(one, other)
         elif one != other:
             return None
     return found
@@ -194,7 +195,7 @@ def _changed_lambdas(old: Any, new: Any) -> list[ast.Lambda] | None:
 
 def _span(node: Any) -> tuple[int, int]:
     """First and last line of a statement, an ``except`` or a ``case``."""
-    if isinstance(node, ast.match_case):
+    if isinstance(node, _CASE):
         return node.pattern.lineno, node.body[-1].end_lineno or node.pattern.lineno
     return first_line(node), node.end_lineno
 

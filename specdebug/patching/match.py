@@ -7,10 +7,9 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 
-from specdebug.base.errors import Where, did_you_mean
-from specdebug.base.yamlio import one_line
+from specdebug.base.errors import Where, did_you_mean, one_line
 from specdebug.patching.source import Edit, ModuleSource, Patch, PatchError, find_source, first_line
 
 _OPENING = re.compile(r"\"\"\"|\'\'\'|\\\n")
@@ -127,7 +126,7 @@ def _replacement(source: ModuleSource, start: int, stop: int, edit: Edit) -> lis
     text, literals = _without_literals(above, "\n".join(_full_lines(edit.replacement)[0]))
     own, indent = dedent(theirs.split("\n"))
     code, _ = dedent(text.split("\n") if text else [])
-    same = dict(zip(known, originals, strict=True)) if len(known) == len(originals) else {}
+    same = dict(zip(known, originals)) if len(known) == len(originals) else {}
     literals = [same.get(literal, literal) for literal in literals]
     if code == own and literals == originals:
         return None
@@ -187,7 +186,8 @@ def _full_lines(text: str) -> tuple[list[str], int]:
 
 def check_overlaps(source: ModuleSource, placed: list[Placed]) -> None:
     """Raise PatchError, which names both, if two edits claim a line between them."""
-    for first, second in pairwise(sorted(placed, key=lambda one: (one.start, one.index))):
+    ordered = sorted(placed, key=lambda one: (one.start, one.index))
+    for first, second in zip(ordered, ordered[1:]):
         if second.start > first.stop:
             continue
         late, early = (first, second) if first.index > second.index else (second, first)

@@ -17,8 +17,7 @@ from functools import cached_property
 from types import CodeType
 from typing import Any, NamedTuple
 
-from specdebug.base.errors import Where
-from specdebug.base.yamlio import one_line
+from specdebug.base.errors import Where, one_line
 from specdebug.patching.hits import Lines, find_places, insert_counters, without_columns
 from specdebug.patching.match import Placed
 from specdebug.patching.source import ModuleSource, PatchError, first_line, walk_scopes
@@ -54,13 +53,16 @@ class CodeTree:
     import_time: list[CodeType] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        work = [(self.module, True)]
+        work = [(self.module, True, "")]
         while work:
-            code, at_import = work.pop()
+            code, at_import, name = work.pop()
             inner = [const for const in code.co_consts if isinstance(const, CodeType)]
-            work.extend((const, at_import and not _is_function(code)) for const in reversed(inner))
+            prefix = f"{name}.<locals>." if _is_function(code) else f"{name}." if name else ""
+            work.extend(
+                (const, at_import and not _is_function(code), prefix + const.co_name) for const in reversed(inner)
+            )
             if _is_function(code):
-                key = FunctionKey.of(code)
+                key = FunctionKey(getattr(code, "co_qualname", name), code.co_firstlineno)
                 while key in self.functions:
                     key = key._replace(twin=key.twin + 1)
                 self.functions[key] = code
@@ -85,7 +87,7 @@ class CodeTree:
             others = mine.get(name, [])
             if len(others) != len(keys):
                 keys = others = [key for key in keys if key in self.functions]
-            pairs.update((key, self.functions[other]) for key, other in zip(keys, others, strict=True))
+            pairs.update((key, self.functions[other]) for key, other in zip(keys, others))
         return pairs
 
 

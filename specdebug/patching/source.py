@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Union
 
-from specdebug.base.errors import ContentError, Where, did_you_mean
-from specdebug.base.yamlio import one_line
+from specdebug.base.errors import ContentError, Where, did_you_mean, one_line
 
-FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-ScopeNode: TypeAlias = FunctionNode | ast.ClassDef
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+FunctionNode: TypeAlias = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+ScopeNode: TypeAlias = Union[FunctionNode, ast.ClassDef]
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 _QUALNAME = re.compile(r"[^\W\d]\w*(\.(<locals>\.)?[^\W\d]\w*)*\Z")
@@ -124,7 +126,7 @@ def walk_scopes(tree: ast.Module) -> Iterator[tuple[str, ScopeNode]]:
     work: list[tuple[str, ast.AST]] = [("", tree)]
     while work:
         prefix, node = work.pop()
-        if isinstance(node, FunctionNode | ast.ClassDef):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             qualname = prefix + node.name
             yield qualname, node
             prefix = qualname + ("." if isinstance(node, ast.ClassDef) else ".<locals>.")

@@ -66,7 +66,7 @@ def again(pickled: bytes) -> None:
     cells: dict[int, int] = {}
     for module, patches, counters in patched:
         applied = apply(patches, "inprocess" if module in sys.modules else "import")
-        cells.update(zip(applied.counters, counters, strict=True))
+        cells.update(zip(applied.counters, counters))
         carried.append(applied)
     hits.count_in(folder, cells)
 

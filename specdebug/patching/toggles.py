@@ -21,12 +21,13 @@ from specdebug.base.content import content_files
 from specdebug.base.errors import ContentError, SpecDebugError, Where, did_you_mean
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import Doc, load_yaml, one_line
+from specdebug.patching.hook import REVERT_VARIABLE
+from specdebug.patching.hook.ours import hook_wants
 from specdebug.patching.match import shared_target
 from specdebug.patching.source import Edit, Patch, parse_target
 
 _T = TypeVar("_T")
 
-REVERT_VARIABLE = "SGLANG_DEBUG_REVERT_PR"
 OWN_ENGINE = "specdebug"
 
 _ENGINE_NAME = r"[a-z][a-z0-9_.-]*"
@@ -207,7 +208,11 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def reverts_from_environment() -> tuple[int, ...]:
-    """Numbers in ``SGLANG_DEBUG_REVERT_PR``; the only reader of that variable. Raises SelectionError."""
+    """Numbers in ``SGLANG_DEBUG_REVERT_PR``, or those that a ``specdebug run`` around us wants of our own engine, which
+    its hook leaves to us. Raises SelectionError."""
+    asked = hook_wants()
+    if asked:
+        return tuple(asked)
     try:
         return parse_numbers(os.environ.get(REVERT_VARIABLE, ""))
     except SelectionError as error:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from specdebug.base.abilities import Ability
 from specdebug.base.content import shipped_root
 from specdebug.base.errors import InvalidOption, SpecDebugError
+from specdebug.patching.hook.ours import tell_hits
 from specdebug.targets.base import Busy, OverThere, Session
 from specdebug.targets.requests import SessionFailed
 from specdebug.verdict.deaths import ENGINE, device_failure, device_lost, noticed_in, out_of_memory
@@ -179,6 +180,7 @@ class SessionRun(ABC):
         for lost in () if server is None else server.lost():
             self._sink.emit("lost", text=str(lost), stand_in=lost.stand_in)
         here = {**async_probe.reached(), **kernel_memory.launches()}
+        tell_hits(hits)
         self._sink.emit("coverage", reached=here if server is None else dict(server.reached()), hits=hits)
 
     def _fail(self, error: Exception) -> None:

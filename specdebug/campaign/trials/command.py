@@ -10,7 +10,6 @@ import itertools
 import os
 import queue
 import re
-import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -30,7 +29,7 @@ from specdebug.logs.scan import HANG, REVISION, LogReader, Scan, name_of
 from specdebug.patching.toggles import OWN_ENGINE, REVERT_VARIABLE, Registry, Toggle
 from specdebug.scenario.library import Library
 from specdebug.workers.child import Child
-from specdebug.workers.machine_failure import MachineFailed, machine_failure
+from specdebug.workers.foreground import cannot_run, require_program
 
 
 class Takes(StrEnum):
@@ -297,30 +296,6 @@ def result_of(ended: Ended) -> TrialResult:
     if main is not None and main.text not in " ".join(tail.split()):  # it stands further up
         tail = f"line {main.line}: {main.text}\n...\n{tail}"
     return TrialResult("fail", name_of(ended.log, ended.status), ended.seconds, tail)
-
-
-def require_program(program: str, cwd: Path) -> None:
-    """Raise SpecDebugError unless ``program`` names something that can be run from ``cwd``."""
-    if os.sep not in program:
-        if shutil.which(program) is None:
-            here = f"; to run the file in this folder write ./{program}" if (cwd / program).is_file() else ""
-            raise SpecDebugError(f"there is no command {program}{here}")
-        return
-    path = cwd / program
-    if not path.exists():
-        raise SpecDebugError(f"there is no command {program}: no such file")
-    if not path.is_file() or not os.access(path, os.X_OK):
-        hint = f"; chmod +x {program}" if path.is_file() else ""
-        raise SpecDebugError(f"{program} cannot be run: it is not an executable file{hint}")
-
-
-def cannot_run(program: str, error: OSError) -> SpecDebugError:
-    """Return the error for a command that does not start: the machine's if it has no process to give."""
-    failure = machine_failure(error)
-    if failure is not None:
-        return MachineFailed(failure)
-    hint = "; a script needs a first line such as #!/bin/bash" if error.strerror == "Exec format error" else ""
-    return SpecDebugError(f"{program} cannot be run: {error.strerror}{hint}")
 
 
 def limited(kind: str, timeout_s: float | None) -> str:

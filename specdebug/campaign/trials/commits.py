@@ -23,16 +23,15 @@ from specdebug.campaign.trials.campaign import Candidate
 from specdebug.campaign.trials.command import (
     TAIL_CHARS,
     ThreadedSource,
-    cannot_run,
     command_facts,
     limited,
     reader_state,
-    require_program,
     result_of,
     trial_environment,
 )
 from specdebug.campaign.trials.state import GIT, ask, command_state, digest_of, environment, git
 from specdebug.logs.scan import REVISION
+from specdebug.workers.foreground import cannot_run, require_program
 from specdebug.workers.system import is_gone
 
 

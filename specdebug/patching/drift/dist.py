@@ -8,7 +8,6 @@ import io
 import os
 import re
 import tarfile
-import tomllib
 import warnings
 import zipfile
 import zlib
@@ -19,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import tomllib
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 

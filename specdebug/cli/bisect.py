@@ -196,7 +196,7 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
 
     def _over_toggles_of_command(self) -> Plan:
         from specdebug.campaign.trials.command import SEED_VARIABLE, command_source, made_there, reverts_text
-        from specdebug.patching.toggles import REVERT_VARIABLE
+        from specdebug.patching.hook import REVERT_VARIABLE
 
         command, library = self.words(), self.library()
         what, options = shlex.join(command), {"takes": self.takes, "timeout_s": self.timeout}

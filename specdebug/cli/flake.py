@@ -123,7 +123,8 @@ class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
 
     def _plan_of_command(self, command: Sequence[str]) -> _Plan:
         from specdebug.campaign.trials.command import SEED_VARIABLE, CommandSource
-        from specdebug.patching.toggles import OWN_ENGINE, REVERT_VARIABLE
+        from specdebug.patching.hook import REVERT_VARIABLE
+        from specdebug.patching.toggles import OWN_ENGINE
 
         library = self.library()
         toggles = library.toggles(opt.numbers_of(self.revert))

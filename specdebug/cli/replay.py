@@ -198,7 +198,7 @@ class ReplayCommand(
         """Run a bundle again: one that asks for no more than our library has, unless it is trusted."""
         from specdebug.bundle.again import run_again
         from specdebug.bundle.content import read_bundle
-        from specdebug.patching.toggles import REVERT_VARIABLE
+        from specdebug.patching.hook import REVERT_VARIABLE
         from specdebug.report.replay import replay_report
 
         library = None if self.trust else self.library()

@@ -16,7 +16,7 @@ from specdebug import __version__
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import not_engine_code
 from specdebug.campaign.trials.search import Findings, Standing
-from specdebug.patching.toggles import REVERT_VARIABLE
+from specdebug.patching.hook import REVERT_VARIABLE
 from specdebug.report.parts import Column, Part, Plot, Report, Section, Style, Styled, lines, plain, table
 from specdebug.report.progress import TrialsDisplay
 from specdebug.report.trials import (

@@ -17,7 +17,7 @@ from specdebug.base import interrupts
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import not_engine_code, ran_key
 from specdebug.campaign.trials.sampling import Sampled, Tally
-from specdebug.patching.toggles import REVERT_VARIABLE
+from specdebug.patching.hook import REVERT_VARIABLE
 from specdebug.report.parts import Column, Line, Part, Plot, Report, Section, Styled, lines, plain, table
 from specdebug.report.progress import TrialsDisplay
 from specdebug.report.trials import (

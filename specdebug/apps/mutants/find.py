@@ -13,7 +13,7 @@ import specdebug
 from specdebug.apps.mutants.operators import Change, changes
 from specdebug.base.errors import SpecDebugError
 from specdebug.patching.match import dedent
-from specdebug.patching.source import FunctionNode, ModuleSource, Patch, walk_scopes
+from specdebug.patching.source import ModuleSource, Patch, walk_scopes
 
 ROOT = Path(specdebug.__file__).parent
 PARTS = (
@@ -108,7 +108,7 @@ def mutants_of(file: str) -> list[Mutant]:
     numbers: Counter[tuple[int, str]] = Counter()
     for name, node in walk_scopes(source.tree):
         spared = any(fnmatchcase(f"{file}:{name}", each) for each in SPARED)
-        if isinstance(node, FunctionNode) and node.name not in CHECKS and not spared:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name not in CHECKS and not spared:
             for change in changes(node):
                 numbers[change.node.lineno, change.operator] += 1
                 found.append(_mutant(source, file, name, change, numbers[change.node.lineno, change.operator]))

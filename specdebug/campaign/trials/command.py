@@ -26,7 +26,8 @@ from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.campaign import Candidate, TrialSource
 from specdebug.campaign.trials.state import command_state, content_digest, digest_of, files_of
 from specdebug.logs.scan import HANG, REVISION, LogReader, Scan, name_of
-from specdebug.patching.toggles import OWN_ENGINE, REVERT_VARIABLE, Registry, Toggle
+from specdebug.patching.hook import REVERT_VARIABLE
+from specdebug.patching.toggles import OWN_ENGINE, Registry, Toggle
 from specdebug.scenario.library import Library
 from specdebug.workers.child import Child
 from specdebug.workers.foreground import cannot_run, require_program

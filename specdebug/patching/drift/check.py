@@ -22,10 +22,11 @@ from specdebug.base.errors import ContentError, SpecDebugError, Where
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import one_line, parse_yaml
 from specdebug.patching.drift.dist import Dist
+from specdebug.patching.hook import REVERT_VARIABLE
 from specdebug.patching.match import Near, Placed, check_overlaps, closest, dedent, place
 from specdebug.patching.rewrite import rewrite
 from specdebug.patching.source import ModuleSource, Patch, PatchError
-from specdebug.patching.toggles import OWN_ENGINE, REVERT_VARIABLE, Registry, Toggle
+from specdebug.patching.toggles import OWN_ENGINE, Registry, Toggle
 
 # How a message may end that is for the editor of the one file; a Near says more.
 _HINT = re.compile("; nearest is |; known: ")

@@ -125,14 +125,15 @@ class _Hook:
             self._counted.update(zip(each.counters, [self._cells[edit] for edit in edits]))
 
     def _count(self) -> None:
-        if self._counted:
-            from specdebug.patching import hits
+        from specdebug.patching import hits
 
-            hits.count_in(os.path.join(self._told.folder, "told"), self._counted, f"{os.getpid()}-")
+        hits.count_in(os.path.join(self._told.folder, "told"), self._counted, f"{os.getpid()}-")
 
     def forked(self) -> None:
         self._told.forked()
-        self._count()
+        if self._counted:
+            self._told.write(forked=True)
+            self._count()
 
 
 def begin(folder: str) -> None:

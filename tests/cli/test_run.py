@@ -1,0 +1,81 @@
+"""``specdebug run`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdebug.cli.main import run
+from tests.patching.hook.test_hooked_runs import FIX, POOL
+
+JOB = "import sys\nfrom toyspec.pool import width\nsys.exit(1 if width(4, 2) < 8 else 0)\n"
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in {
+        "toyspec/__init__.py": "",
+        "toyspec/pool.py": POOL,
+        "job.py": JOB,
+        "idle.py": "import toyspec.pool\n",
+        "mine/toggles/501.yaml": FIX,
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "code"),
+    [
+        ("job.py", [], 0),
+        ("job.py", ["--revert", "501"], 1),
+        ("idle.py", ["--revert", "501"], 125),  # its lines never ran
+    ],
+)
+def test_the_exit_code_is_the_commands_own_unless_the_fix_was_not_tried(
+    toy: Path, job: str, options: list[str], code: int
+) -> None:
+    assert run(["run", "--content", "mine", "--record", "told.json", *options, "--", sys.executable, job]) == code
+    told = json.loads((toy / "told.json").read_text())
+    assert told["exit_code"] == code
+    assert told["argv"] == [sys.executable, job]
+    if options:
+        (fix,) = told["reverts"]
+        assert (fix["pr"], fix["engines"], fix["hits"]) == (501, ["toyspec"], {"501#1": 1} if code == 1 else {})
+        assert bool(fix["not_tried"]) is (code == 125)
+
+
+def test_a_package_that_is_not_imported_is_named(toy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "--content", "mine", "--revert", "501", "--", sys.executable, "-c", "pass"]) == 125
+    assert "501 width counts every branch: not tried: no process imported toyspec" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run"], "needs a command"),
+        (["run", "--", "./none.sh"], "no such file"),
+        (["run", "--revert", "501", "--content", "mine", "--", "python3", "-I", "job.py"], "-I"),
+        (["run", "--revert", "1", "--", "true"], "no toggle reverts 1"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    toy: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_options_the_command_line_is_not_loaded(toy: Path) -> None:
+    code = "import sys; sys.argv[1:] = ['run', '--', sys.executable, 'job.py']\nfrom specdebug.__main__ import main\n"
+    code += "try:\n    main()\nfinally:\n    assert not {'typer', 'rich', 'yaml', 'torch'} & {*sys.modules}\n"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    words = [sys.executable, "-m", "specdebug", "run", "--", "./none.sh"]
+    missing = subprocess.run(words, capture_output=True, text=True)
+    assert (missing.returncode, "no such file" in missing.stderr) == (2, True)

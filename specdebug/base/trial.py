@@ -40,6 +40,7 @@ class TrialResult:
         detail: evidence for a reader, such as the end of the output; may be empty.
         besides: signatures of what else failed in a run that went on to its end; None if it did not or is unknown.
         ran: the reverted fixes of which some line is known to have run.
+        counted: ``ran`` holds every one whose lines ran, however the run ended.
         not_engine_code: what was not the engine's own code, as in an ``Outcome``.
     """
 
@@ -50,6 +51,11 @@ class TrialResult:
     besides: tuple[str, ...] | None = None
     ran: frozenset[str] = frozenset()
     not_engine_code: tuple[str, ...] = ()
+    counted: bool = False
+
+    def in_force(self, trial: Trial) -> frozenset[str]:
+        """What a trial switched on that took effect, as far as that is known."""
+        return trial.reverted & self.ran if self.counted else trial.reverted
 
 
 def trial_seed(seed: int, number: int) -> int:

@@ -16,9 +16,11 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.trials.command import Takes
 from specdebug.cli import options as opt
 from specdebug.cli.output import UNDECIDED, on_stderr, tell, tell_rerun
+from specdebug.patching.hook import REVERT_VARIABLE
 
 if TYPE_CHECKING:
     from specdebug.campaign.trials.campaign import TrialSource
+    from specdebug.campaign.trials.command import CommandSource
     from specdebug.report.bisect import Bisection
     from specdebug.scenario.grammar import Scenario
     from specdebug.search.posterior import BayesianSearch
@@ -47,7 +49,7 @@ class Plan:
 
     source: Any
     subject: Bisection
-    chooser: Callable[[], BayesianSearch]
+    chooser: Callable[[Sequence[str]], BayesianSearch]
     opening: tuple[frozenset[str], ...]
     proven: bool = True
     signature: str | None = None
@@ -61,10 +63,11 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
     SCENARIO is run with fixes reverted, with engine options set (--over config), or with some of its faults injected
     and the others not (--over faults).
 
-    -- CMD ... is any command: the fix to revert reaches it in SGLANG_DEBUG_REVERT_PR (with --takes set, several), the
-    trial's seed in SPECDEBUG_TRIAL_SEED; it passes with 0, cannot be tested with 125, and fails with anything else.
-    Over commits it runs in a worktree of its own at each commit. Nothing shows that a command ran what it was to
-    revert, so that it can convict a fix and acquit none.
+    -- CMD ... is any command: it passes with 0, cannot be tested with 125, and fails with anything else; the trial's
+    seed is in SPECDEBUG_TRIAL_SEED. It runs as under `specdebug run`: fixes of the packages that it imports are
+    reverted in its Python processes, and count only where their lines ran. Where that cannot reach, and with
+    --no-proof, SGLANG_DEBUG_REVERT_PR tells the fix (with --takes set, several): then a fix can be convicted, and none
+    acquitted. Over commits the command runs in a worktree of its own at each commit.
 
     Every trial is kept in a journal: the same command goes on where it was stopped. Exit code 0 when a culprit, or
     that there is none, was named; 125 when it ended undecided, or unproven.
@@ -125,12 +128,17 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
                 max_trials=self.max_trials,
                 pattern=pattern,
             )
-            with on_stderr(lambda stream: BisectProgress(stream, subject)) as watcher:
-                findings = Campaign(source, journal, self.seed, self.max_trials).search(search, watcher)
+            if subject.at_head is not None:
+                findings = search.end("at-head")
+            else:
+                with on_stderr(lambda stream: BisectProgress(stream, subject)) as watcher:
+                    findings = Campaign(source, journal, self.seed, self.max_trials).search(search, watcher)
             tell_rerun(source.rerun)
-            codes = {"answered": 0, "interrupted": interrupts.exit_code()}
+            answered = UNDECIDED if subject.proof == "out of reach" else 0
+            codes = {"answered": answered, "interrupted": interrupts.exit_code()}
             code = findings.trouble.exit_code if findings.trouble else codes.get(findings.reason, UNDECIDED)
-            report = bisect_report(findings, subject, code, journal.trials, journal.evidence, plan.chooser, pattern)
+            tried = partial(plan.chooser, [name for name in subject.labels if name not in findings.not_tried])
+            report = bisect_report(findings, subject, code, journal.trials, journal.evidence, tried, pattern)
             return tell(report, self, trouble=findings.trouble)
 
     def _check_together(self) -> None:
@@ -165,12 +173,12 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
 
     def _choice(
         self, names: Sequence[str], apart: frozenset[frozenset[str]] = frozenset()
-    ) -> tuple[Callable[[], BayesianSearch], tuple[frozenset[str], ...]]:
+    ) -> tuple[Callable[[Sequence[str]], BayesianSearch], tuple[frozenset[str], ...]]:
         """A maker of a Bayesian search among these candidates, and what its first trials switch on."""
         from specdebug.search.bisect import Bisector, openings
 
         level = opt.confidence_of(self.confidence)
-        return partial(Bisector, names, confidence=level, seed=self.seed, apart=apart), openings(names, apart)
+        return partial(Bisector, confidence=level, seed=self.seed, apart=apart), openings(names, apart)
 
     def _subject(
         self,
@@ -195,23 +203,48 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         return first + shlex.join(["specdebug", *words, *opt.engine_words(self.over_engine), *self.content_words()])
 
     def _over_toggles_of_command(self) -> Plan:
-        from specdebug.campaign.trials.command import SEED_VARIABLE, command_source, made_there, reverts_text
-        from specdebug.patching.hook import REVERT_VARIABLE
+        from specdebug.campaign.trials import hooked
+        from specdebug.campaign.trials.command import command_source, made_there
+        from specdebug.campaign.trials.state import digest_of
 
         command, library = self.words(), self.library()
-        what, options = shlex.join(command), {"takes": self.takes, "timeout_s": self.timeout}
-        source = command_source(library, command, capacity=self.jobs or 1, **options)
-        subject = self._subject(
-            source,
-            what,
-            lambda reverted, seed: f"{REVERT_VARIABLE}={reverts_text(reverted)} {SEED_VARIABLE}={seed} {what}",
-            lambda culprits, _: "; ".join(f"specdebug toggles show {one}" for one in sorted(culprits, key=int)),
-            shlex.join(["specdebug", "flake", "--", *command]),
-            self.takes,
-        )
+        limits: dict[str, Any] = {"capacity": self.jobs or 1, "timeout_s": self.timeout}
+        options: dict[str, Any] = {"takes": self.takes}
+        kind: Callable[..., CommandSource] = command_source
+        proof, at_head, left = "waived", None, dict[str, str]()
+        if not self.no_proof:
+            identity = digest_of(self.over.value, hooked.question(command, self.timeout), str(self.seed))
+            look = self.looked(command, library.registry, self.journal_path("bisect", identity))
+            fixes, left = hooked.reachable(library.registry, look.packages)
+            proof = "proven" if fixes or left else "out of reach"
+            if proof == "proven":
+                kind, options = hooked.hooked_source, {"numbers": [toggle.pr for toggle in fixes], "look": look}
+                at_head = look.signature
+        source = kind(library, command, **options, **limits)
+        takes = self.takes if proof != "proven" else None
+        subject = self._subject(source, shlex.join(command), *self._told_of_command(command, proof), takes)
+        subject = replace(subject, proof=proof, left=left, at_head=at_head)
+        make = partial(made_there, kind, library.folders[1:], command, timeout_s=self.timeout, **options)
         choice = self._choice(list(subject.labels), source.apart)
-        make = partial(made_there, command_source, library.folders[1:], command, **options)
         return Plan(source, subject, *choice, proven=source.proven, make=make)
+
+    def _told_of_command(self, command: Sequence[str], proof: str) -> tuple[_Reproduce, _Next, str]:
+        from specdebug.campaign.trials.command import SEED_VARIABLE, reverts_text
+
+        what = shlex.join(command)
+
+        def reproduce(reverted: frozenset[str], seed: int) -> str:
+            numbers = reverts_text(reverted)
+            if proof != "proven":
+                return f"{REVERT_VARIABLE}={numbers} {SEED_VARIABLE}={seed} {what}"
+            words = ["run", *(["--revert", numbers] if reverted else []), *self.content_words(), "--", *command]
+            return f"{SEED_VARIABLE}={seed} {shlex.join(['specdebug', *words])}"
+
+        def next_step(culprits: frozenset[str], _: str) -> str:
+            show = (["specdebug", "toggles", "show", one, *self.content_words()] for one in sorted(culprits, key=int))
+            return "; ".join(map(shlex.join, show))
+
+        return reproduce, next_step, shlex.join(["specdebug", "flake", "--", *command])
 
     def _over_scenario(self, file: str) -> Plan:
         """The fixes that an arm does not revert, or engine options."""
@@ -331,7 +364,7 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         how_often = shlex.join(["specdebug", "flake", "--", *command])
         subject = self._subject(source, what, reproduce, next_step, how_often)
         subject = replace(subject, names={commit: commit[:12] for commit in commits})
-        chooser = partial(OrderedBisector, commits, confidence=opt.confidence_of(self.confidence))
+        chooser = partial(OrderedBisector, confidence=opt.confidence_of(self.confidence))
         return Plan(source, subject, chooser, (frozenset(commits[-1:]),), proven=source.proven)
 
 

@@ -6,12 +6,14 @@ import contextlib
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.trials.command import Takes
 from specdebug.cli import options as opt
 from specdebug.cli.output import on_stderr, tell, tell_rerun
+from specdebug.patching.hook import REVERT_VARIABLE
 
 if TYPE_CHECKING:
     from specdebug.campaign.trials.command import CommandSource
@@ -37,8 +39,9 @@ class _Plan:
 class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
     """Run one thing with fresh seeds until its failure rate is known, or a claim about it is decided.
 
-    -- CMD ... is any command: the fix to revert reaches it in SGLANG_DEBUG_REVERT_PR (with --takes set, several), the
-    trial's seed in SPECDEBUG_TRIAL_SEED; it passes with 0, cannot be tested with 125, and fails with anything else.
+    -- CMD ... is any command: it passes with 0, cannot be tested with 125, and fails with anything else; the trial's
+    seed is in SPECDEBUG_TRIAL_SEED. Fixes are reverted in its Python processes, as by `specdebug run`; with --no-proof
+    SGLANG_DEBUG_REVERT_PR tells them (one, or with --takes set several).
 
     What is stated holds whenever one stops. Every trial is kept in a journal: the same command goes on where it was
     stopped. Exit code 0 when the claim holds (without one: when nothing failed), 1 when it is refuted (when something
@@ -122,18 +125,31 @@ class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
         )
 
     def _plan_of_command(self, command: Sequence[str]) -> _Plan:
+        from specdebug.campaign.trials import hooked
         from specdebug.campaign.trials.command import SEED_VARIABLE, CommandSource
-        from specdebug.patching.hook import REVERT_VARIABLE
+        from specdebug.campaign.trials.state import digest_of
         from specdebug.patching.toggles import OWN_ENGINE
 
-        library = self.library()
-        toggles = library.toggles(opt.numbers_of(self.revert))
-        self.takes.check(toggles, (OWN_ENGINE,))
+        library, numbers = self.library(), opt.numbers_of(self.revert)
+        limits: dict[str, Any] = {"capacity": self.jobs, "timeout_s": self.timeout}
+        source: CommandSource
+        if self.no_proof:
+            toggles = library.toggles(numbers)
+            self.takes.check(toggles, (OWN_ENGINE,))
+            source = CommandSource(command, library.registry.toggles.values(), takes=self.takes, **limits)
+        else:
+            identity = digest_of("flake", hooked.question(command, self.timeout), str(self.seed))
+            look = self.looked(command, library.registry, self.journal_path("flake", identity))
+            toggles = tuple(library.registry.find(str(number)) for number in numbers)
+            source = hooked.HookedSource(command, library.registry, numbers=numbers, look=look, **limits)
+            Takes.SET.check(toggles, (OWN_ENGINE, *look.packages))
         reverted = [str(toggle.pr) for toggle in toggles]
         what = shlex.join(command)
         bisect = f"specdebug bisect -- {what}   # what makes it fail"
-        if reverted:
+        if reverted and self.no_proof:
             what = f"{REVERT_VARIABLE}={','.join(reverted)} {what}"
-        limits = {"capacity": self.jobs, "timeout_s": self.timeout}
-        source = CommandSource(command, library.registry, takes=self.takes, **limits)  # type: ignore[arg-type]
+        elif reverted:
+            what = shlex.join(
+                ["specdebug", "run", "--revert", ",".join(reverted), *self.content_words(), "--", *command]
+            )
         return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}", bisect)

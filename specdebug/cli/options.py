@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from specdebug.campaign.loops.baseline import Baseline
     from specdebug.campaign.loops.replay import ArmResult, Choices
     from specdebug.campaign.loops.steplog import Recording
+    from specdebug.campaign.trials.hooked import Look
     from specdebug.campaign.trials.journal import Journal
     from specdebug.campaign.trials.state import State
+    from specdebug.patching.toggles import Registry
     from specdebug.scenario.library import Library
 
 _WORDS = "specdebug.command"
@@ -434,6 +436,9 @@ class TrialOptions(JournalOptions, EngineOptions, ContentOptions):
     takes: Takes = option(
         "What a command takes in SGLANG_DEBUG_REVERT_PR: one number, as SGLang, or a set.", default=Takes.ONE
     )
+    no_proof: bool = option(
+        "Tell a command its fixes by SGLANG_DEBUG_REVERT_PR alone, where no hook can reach its Python.", default=False
+    )
     timeout: float | None = option(
         "A command that takes longer hangs; an arm only if it stands still.", metavar="SECONDS"
     )
@@ -449,6 +454,23 @@ class TrialOptions(JournalOptions, EngineOptions, ContentOptions):
                 f"{name} needs a scenario or, after --, a command, as in: specdebug {name} -- ./test.sh"
             )
         return words
+
+    def looked(self, command: Sequence[str], registry: Registry, journal: Path) -> Look:
+        """A command's look, that of before where nothing has changed since. Raises SpecDebugError for one that no hook
+        can reach, or that cannot be run."""
+        from specdebug.campaign.trials.hooked import HookedSource, keep_look, kept_look
+        from specdebug.patching.hook.folder import refused
+
+        if why := refused(command):
+            raise SpecDebugError(f"{why}, or say --no-proof")
+        with contextlib.closing(HookedSource(command, registry, timeout_s=self.timeout)) as source, interrupts.held():
+            state = source.state()
+            look = None if self.fresh else kept_look(journal, state)
+            if look is None:
+                note("looking at what the command imports: one run with nothing reverted")
+                look = source.look()
+                keep_look(journal, state, look)
+        return look
 
     def overrides(self) -> dict[str, str | int | float]:
         """As of any engine; a command has none. Raises SpecDebugError for one named then."""

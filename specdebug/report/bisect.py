@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any
 
@@ -59,6 +59,7 @@ _UNDECIDED = {
     "interrupted": "interrupted",
     "trouble": "stopped",
     "answered": "undecided",
+    "not-tried": "undecided: no reverted line ever ran",
 }
 _OVER = {
     "toggles": ("toggles", "reverted", "a reverted line ran"),
@@ -83,6 +84,9 @@ class Bisection:
         how_often: the command that measures how often it fails with nothing switched on.
         takes: ``one`` or ``set``, as many fixes as an engine takes that is not ours; None of any other.
         apart: pairs of candidates that edit one line, and were never switched on together.
+        proof: ``proven``; ``waived`` with --no-proof; ``out of reach`` where a command imports nothing that fixes edit.
+        left: by fix, why it was no candidate, though the command imports its package.
+        at_head: the failure of a command with nothing reverted; None where it has none.
     """
 
     over: str
@@ -95,6 +99,9 @@ class Bisection:
     how_often: str
     takes: str | None = None
     apart: Sequence[Sequence[str]] = ()
+    proof: str = "proven"
+    left: Mapping[str, str] = field(default_factory=dict)
+    at_head: str | None = None
 
     def called(self, culprits: frozenset[str]) -> str:
         """A culprit set in few words."""
@@ -190,9 +197,10 @@ def bisect_report(
         pattern: the signatures to follow, if they were given.
     """
     standing, answer = findings.standing, findings.answer
-    counted = [trials[number] for number in range(standing.trials)]
+    every = [trials[number] for number in range(standing.trials)]
+    counted = [(dataclasses.replace(trial, reverted=result.in_force(trial)), result) for trial, result in every]
     summary, told = verdict_line(findings, subject), list(_told(findings, subject, evidence))
-    verdict = _verdict(findings)
+    verdict = _verdict(findings, subject)
     chip = Styled(findings.reason if findings.reason == "interrupted" else verdict, "unknown")
     if answer is not None:
         called = f"culprit: {subject.called(answer.culprits)}"
@@ -223,7 +231,7 @@ def bisect_report(
 def _told(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -> Iterator[str]:
     """What stands below the verdict."""
     standing = findings.standing
-    if findings.answer is None and findings.reason != "unproven":
+    if findings.answer is None and findings.reason not in ("unproven", "at-head", "not-tried"):
         yield from (f"  {probability:.3f} {subject.called(culprits)}" for culprits, probability in standing.posterior)
     mine, others = (
         ", ".join(f"{one.signature} ({times(one.failures)})" for one in standing.signatures if one.followed is followed)
@@ -247,11 +255,20 @@ def _told(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -
         yield "one at a time: SGLang's SGLANG_DEBUG_REVERT_PR takes one number; --takes set is for what takes a list"
     else:
         yield from (f"never together, for they edit one line: {' and '.join(pair)}" for pair in subject.apart)
+    yield from (f"not tried: {number}, {why}" for number, why in not_tried(findings, subject).items())
+    if subject.proof != "proven":
+        why = "--no-proof" if subject.proof == "waived" else "the command's Python imports nothing that a fix edits"
+        yield f"unproven ({why}): {REVERT_VARIABLE} told the fixes, and nothing shows that a reverted line ran"
     if (command := _reproduce(findings, subject)) is not None:
         yield f"reproduce: {command}"
     yield from replaced(not_engine_code(evidence))
     yield f"next: {next_step(findings, subject)}"
     yield journal_line(subject.journal, findings.reason, standing.resumed, standing.trials)
+
+
+def not_tried(findings: Findings, subject: Bisection) -> dict[str, str]:
+    """The fixes that are neither convicted nor acquitted, by number, and why."""
+    return {**subject.left, **dict.fromkeys(findings.not_tried, "its lines never ran")}
 
 
 def _page(
@@ -305,6 +322,10 @@ def next_step(findings: Findings, subject: Bisection) -> str:
         return subject.next_step(answer.culprits, standing.followed or "*")
     if findings.reason in STOPPED:
         return STOPPED[findings.reason]
+    if findings.reason == "at-head":
+        return f"specdebug bisect --over commits --good REV -- {subject.what}   # which commit brought it"
+    if findings.reason == "not-tried":
+        return f"{subject.how_often}   # if it fails at all; see that the job reaches the code that the fixes edit"
     if findings.reason == "max-trials":
         return more_trials(standing.trials)
     if findings.reason in ("untestable", "stalled"):
@@ -328,12 +349,17 @@ def verdict_line(findings: Findings, subject: Bisection) -> str:
     trials, (kinds, _, doubted) = counted(standing.trials, "trial"), _OVER[subject.over]
     if findings.reason == "unproven":
         return f"unproven after {trials}: nothing shows that {doubted}; {_innocent(findings, subject)}"
+    if findings.reason == "at-head":
+        return f"fails with nothing reverted: {subject.at_head}, whenever it was looked at; no revert is to blame"
+    if findings.reason == "not-tried":
+        return f"{_UNDECIDED[findings.reason]}, after {trials}"
     if answer is None:
         return f"{_UNDECIDED[findings.reason]}, after {trials}; likeliest so far:"
     probability = f"{min(answer.probability, 0.999):.3f}".rstrip("0")
     after = f"with probability {probability} after {trials}"
     if not answer.culprits:
-        return f"no culprit among these {len(subject.labels)} {kinds} {after}; {_innocent(findings, subject)}"
+        tried = len(subject.labels) - len(findings.not_tried)
+        return f"no culprit among these {tried} {kinds} {after}; {_innocent(findings, subject)}"
     named = [
         subject.names[one] + (f' "{subject.labels[one]}"' if subject.over != "config" else "")
         for one in subject.ordered(answer.culprits)
@@ -372,7 +398,7 @@ def _document(findings: Findings, subject: Bisection, exit_code: int, evidence: 
         "exit_code": exit_code,
         "reason": findings.reason,
         "trouble": None if findings.trouble is None else str(findings.trouble),
-        "verdict": _verdict(findings),
+        "verdict": _verdict(findings, subject),
         "takes": subject.takes,
         "apart": [list(pair) for pair in subject.apart],
         "culprits": candidates(subject.ordered(answer.culprits if answer else frozenset())),
@@ -394,6 +420,9 @@ def _document(findings: Findings, subject: Bisection, exit_code: int, evidence: 
             for culprits, probability in standing.posterior
         ],
         "candidates": candidates(list(subject.labels)),
+        "proof": subject.proof,
+        "not_tried": [{"id": one, "why": why} for one, why in not_tried(findings, subject).items()],
+        "at_head": subject.at_head,
         "not_engine_code": not_engine_code(evidence),
         "reproduce": _reproduce(findings, subject),
         "next": next_step(findings, subject),
@@ -409,8 +438,10 @@ def _reproduce(findings: Findings, subject: Bisection) -> str | None:
     return subject.reproduce(trial.reverted if answer is None else answer.culprits, trial.seed)
 
 
-def _verdict(findings: Findings) -> str:
+def _verdict(findings: Findings, subject: Bisection) -> str:
     answer = findings.answer
     if answer is None:
-        return "unproven" if findings.reason == "unproven" else "undecided"
+        return findings.reason if findings.reason in ("unproven", "at-head", "not-tried") else "undecided"
+    if answer.culprits and subject.proof == "out of reach":
+        return "unproven"
     return "culprit" if answer.culprits else "no culprit"

@@ -27,7 +27,7 @@ from specdebug.campaign.trials.campaign import Candidate, TrialSource
 from specdebug.campaign.trials.state import command_state, content_digest, digest_of, files_of
 from specdebug.logs.scan import HANG, REVISION, LogReader, Scan, name_of
 from specdebug.patching.hook import REVERT_VARIABLE
-from specdebug.patching.toggles import OWN_ENGINE, Registry, Toggle
+from specdebug.patching.toggles import OWN_ENGINE, Toggle
 from specdebug.scenario.library import Library
 from specdebug.workers.child import Child
 from specdebug.workers.foreground import cannot_run, require_program
@@ -223,11 +223,12 @@ _NOT_REGISTERED = re.compile(r"PR #\d+ revert is not registered[^\n]{0,200}")
 
 
 class CommandSource(ThreadedSource):
-    """Runs a command with fixes of a registry reverted. One that takes longer than ``timeout_s`` is killed and has
-    failed with ``hang``.
+    """Runs a command with fixes reverted that it is told by a variable. One that takes longer than ``timeout_s`` is
+    killed and has failed with ``hang``.
 
-    ``takes``: what the command makes of the variable; of an engine's own, one number. Raises SpecDebugError when there
-    is no such program.
+    ``takes``: what the command makes of the variable; of an engine's own, one number. ``engines``: those in which two
+    fixes may edit one line; all, unless given. ``proof``: trials are proven, as a subclass has it. Raises
+    SpecDebugError when there is no such program.
 
     Attributes:
         apart: the pairs of candidates that no trial may hold.
@@ -238,9 +239,11 @@ class CommandSource(ThreadedSource):
     def __init__(
         self,
         command: Sequence[str],
-        registry: Registry,
+        toggles: Iterable[Toggle],
         *,
         takes: Takes = Takes.ONE,
+        engines: Iterable[str] | None = None,
+        proof: bool = False,
         capacity: int = 1,
         timeout_s: float | None = None,
     ) -> None:
@@ -249,11 +252,13 @@ class CommandSource(ThreadedSource):
         self._timeout_s = timeout_s
         self._cwd = Path.cwd()
         require_program(self._command[0], self._cwd)
-        toggles = registry.toggles.values()
+        toggles = tuple(toggles)
         self.candidates = toggle_candidates(toggles)
-        self.apart = takes.apart(toggles, {OWN_ENGINE, *(engine for toggle in toggles for engine in toggle.foreign)})
-        self.question = digest_of(limited("toggles", timeout_s), takes, str(self._cwd), *self._command)
-        self._toggles = digest_of(*(toggle.path.read_text(encoding="utf-8") for toggle in registry.toggles.values()))
+        every = {OWN_ENGINE, *(engine for toggle in toggles for engine in toggle.foreign)}
+        self.apart = takes.apart(toggles, every if engines is None else every & {*engines})
+        how = "under the hook" if proof else takes
+        self.question = digest_of(limited("toggles", timeout_s), how, str(self._cwd), *self._command)
+        self._toggles = digest_of(*(toggle.path.read_text(encoding="utf-8") for toggle in toggles))
         facts = command_facts(self._command, self._cwd)
         self.identity = digest_of(self.question, __version__, REVISION, *facts, self._toggles)
 
@@ -265,14 +270,18 @@ class CommandSource(ThreadedSource):
         env.pop(REVERT_VARIABLE, None)
         if trial.reverted:
             env[REVERT_VARIABLE] = reverts_text(trial.reverted)
-        try:
-            ended = self.execute(self._command, cwd=self._cwd, env=env, timeout_s=self._timeout_s)
-        except OSError as error:
-            raise cannot_run(self._command[0], error) from None
+        ended = self.tried(env)
         unknown = _NOT_REGISTERED.search(ended.output) if trial.reverted and ended.status else None
         if unknown is not None:
             return TrialResult("untestable", None, ended.seconds, unknown[0])
         return result_of(ended)
+
+    def tried(self, env: Mapping[str, str]) -> Ended:
+        """Run the command with these variables. Raises as :meth:`execute`, SpecDebugError where it cannot start."""
+        try:
+            return self.execute(self._command, cwd=self._cwd, env=env, timeout_s=self._timeout_s)
+        except OSError as error:
+            raise cannot_run(self._command[0], error) from None
 
 
 def toggle_candidates(toggles: Iterable[Toggle]) -> tuple[Candidate, ...]:
@@ -322,4 +331,4 @@ def made_there(kind: Callable[..., TrialSource], folders: Sequence[Path], *args:
 
 def command_source(library: Library, command: Sequence[str], **options: Any) -> CommandSource:
     """Return a command's source, as a kind for :func:`made_there`."""
-    return CommandSource(command, library.registry, **options)
+    return CommandSource(command, library.registry.toggles.values(), **options)

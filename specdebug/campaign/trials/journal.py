@@ -94,7 +94,7 @@ def _unfinished(path: Path) -> Path:
     return path.with_name(path.name + "-journal")
 
 
-FORMAT = "3"
+FORMAT = "4"
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT", "SQLITE_ERROR")
 """Names of sqlite's errors for a file that is broken, or is a database but no journal."""
 
@@ -103,7 +103,7 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE trials (
     number INTEGER PRIMARY KEY, reverted TEXT NOT NULL, seed INTEGER NOT NULL,
     outcome TEXT NOT NULL CHECK (outcome IN ('pass', 'fail', 'untestable')), signature TEXT, seconds REAL NOT NULL,
-    besides TEXT, digest TEXT NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+    besides TEXT, ran TEXT, digest TEXT NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
 );
 CREATE TABLE evidence (signature TEXT PRIMARY KEY, number INTEGER NOT NULL, detail TEXT NOT NULL);
 """
@@ -112,7 +112,7 @@ _REPLACED = "replaced: "
 """In front of what was not the engine's own code, as a key of the evidence; no signature is like it."""
 _ELSEWHERE = "name another with --journal"
 
-_COLUMNS = "number, reverted, seed, outcome, signature, seconds, besides, digest"
+_COLUMNS = "number, reverted, seed, outcome, signature, seconds, besides, ran, digest"
 
 
 @dataclass(frozen=True)
@@ -189,13 +189,14 @@ class Journal:
         new = [each for each in keys if each not in self.evidence]
         row: tuple[object, ...] = (trial.number, json.dumps(sorted(trial.reverted)), trial.seed)
         besides = None if result.besides is None else json.dumps(result.besides)
-        row += (result.outcome, result.signature, float(result.seconds), besides)
+        ran = json.dumps(sorted(result.ran)) if result.counted else None
+        row += (result.outcome, result.signature, float(result.seconds), besides, ran)
         failed = f" {result.signature}" if result.signature else ""
         with self._trouble(f"; trial {trial.number} ({result.outcome}{failed}) is not in it and will be run again"):
             assert self._database is not None
             self._database.execute("BEGIN IMMEDIATE")
             self._database.execute(
-                f"INSERT INTO trials ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, _digest(row))
+                f"INSERT INTO trials ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, _digest(row))
             )
             for each in new:
                 seen = (each, trial.number, redacted(result.detail))
@@ -326,7 +327,7 @@ def _earlier(path: Path, other: Kept, state: State, *, adopted: bool = False, ba
 def _trial_of(row: Sequence[Any]) -> tuple[Trial, TrialResult] | None:
     """Return what a row of ``trials`` says; None if it is not one that was written."""
     *cells, digest = row
-    number, reverted, seed, outcome, signature, seconds, besides = cells
+    number, reverted, seed, outcome, signature, seconds, besides, ran = cells
     if not (
         type(number) is type(seed) is int
         and number >= 0
@@ -337,10 +338,11 @@ def _trial_of(row: Sequence[Any]) -> tuple[Trial, TrialResult] | None:
         and digest == _digest(cells)
     ):
         return None
-    candidates, also = _texts_of(reverted), None if besides is None else _texts_of(besides)
-    if candidates is None or (also is None and besides is not None):
+    candidates, (also, run) = _texts_of(reverted), (each and _texts_of(each) for each in (besides, ran))
+    if candidates is None or (also is None) != (besides is None) or (run is None) != (ran is None):
         return None
-    return Trial(number, frozenset(candidates), seed), TrialResult(outcome, signature, seconds, besides=also)
+    result = TrialResult(outcome, signature, seconds, "", also, frozenset(run or ()), counted=run is not None)
+    return Trial(number, frozenset(candidates), seed), result
 
 
 def _texts_of(cell: object) -> tuple[str, ...] | None:

@@ -116,6 +116,8 @@ class Clusters:
 CONTROL = frozenset[str]()  # nothing switched on
 DOUBT = 0.05  # chance that controls all pass although they fail as often as what is blamed
 UNTESTABLE = 20  # trials after which a search ends that has not seen a single testable one
+IDLE_PASSES = 3  # passed trials in which a candidate that never took effect was switched on, after which it is left out
+IDLE_TRIALS = 8  # the same of trials however they ended: a failure may have come before its lines
 
 
 @dataclass(frozen=True)
@@ -144,13 +146,14 @@ class Findings:
     """The result of a search.
 
     Attributes:
-        reason: "answered", "unproven", "stalled", "untestable", "max-trials", "interrupted" or "trouble".
+        reason: "answered", "unproven", "not-tried", "stalled", "untestable", "max-trials", "interrupted" or "trouble".
         answer: None when it ended undecided, or "unproven": it would be that no candidate is to blame, and nothing
             shows that the candidates were ever switched on.
         shown_by: a trial that failed as followed, if possible with the culprits switched on, and with little besides.
         silent: trials that passed with all of the opening switched on; of several sets (or, without an opening, of each
             candidate alone) with the one that passed least often.
         untestable: what was switched on in trials that were untestable, each set once.
+        not_tried: the candidates of which no line ever ran; they are neither convicted nor acquitted.
     """
 
     answer: Answer | None
@@ -160,6 +163,7 @@ class Findings:
     silent: int
     untestable: tuple[frozenset[str], ...]
     trouble: SpecDebugError | None = None
+    not_tried: tuple[str, ...] = ()
 
 
 Watcher = campaign.Watcher[Standing]
@@ -169,13 +173,14 @@ Watcher = campaign.Watcher[Standing]
 class CulpritSearch:
     """One search among ``candidates``; a campaign makes its trials.
 
-    ``chooser`` makes what picks trials, in its first state. The first trials switch the sets of ``opening`` on in turn,
-    until it is known how things fail; without any it picks these, too. Signatures that fit ``pattern`` are followed,
-    instead of the most frequent. ``proven``: what a trial switches on takes effect; else no candidate is acquitted.
+    ``chooser`` makes what picks trials among some candidates, in its first state. The first trials switch the sets of
+    ``opening`` on in turn, until it is known how things fail; without any it picks these, too. Signatures that fit
+    ``pattern`` are followed, instead of the most frequent. ``proven``: what a trial switches on takes effect; else no
+    candidate is acquitted.
     """
 
     candidates: Sequence[Candidate]
-    chooser: Callable[[], BayesianSearch]
+    chooser: Callable[[Sequence[str]], BayesianSearch]
     _: KW_ONLY
     opening: Sequence[frozenset[str]]
     max_trials: int
@@ -183,7 +188,10 @@ class CulpritSearch:
     proven: bool = True
 
     def __post_init__(self) -> None:
-        self._chooser = self.chooser()
+        self._names = [candidate.id for candidate in self.candidates]
+        self._chooser = self.chooser(self._names)
+        self._ever_ran: set[str] = set()
+        self._idle, self._idle_passes = Counter[str](), Counter[str]()
         self._clusters = Clusters(self.pattern)
         self._counted: list[tuple[Trial, TrialResult]] = []
         self._resumed = 0
@@ -196,20 +204,24 @@ class CulpritSearch:
         needed = answer.culprits if answer is not None else frozenset()
         shown = (trial for trial, result in self._counted if self._clusters.verdict(result) is True)
         shown_by = min(shown, key=lambda t: (not needed <= t.reverted, len(t.reverted), t.number), default=None)
-        passed = Counter(trial.reverted for trial, result in self._counted if result.outcome == "pass")
-        silent = min(
-            (passed[each] for each in self.opening or [frozenset((candidate.id,)) for candidate in self.candidates]),
-            default=0,
-        )
+        tried = frozenset(self._names)
+        passed = Counter(trial.reverted & tried for trial, result in self._counted if result.outcome == "pass")
+        silent = min((passed[each] for each in self._opening or map(frozenset, zip(self._names))), default=0)
         untestable = dict.fromkeys(trial.reverted for trial, r in self._counted if r.outcome == "untestable")
-        return Findings(answer, reason, self.standing(0), shown_by, silent, tuple(untestable), trouble)
+        idle = tuple(one.id for one in self.candidates if one.id not in tried)
+        return Findings(answer, reason, self.standing(0), shown_by, silent, tuple(untestable), trouble, idle)
+
+    @property
+    def _opening(self) -> list[frozenset[str]]:
+        """The sets of the opening, without what is left out."""
+        return [each for each in (one & frozenset(self._names) for one in self.opening) if each]
 
     def pick(self, pending: Sequence[frozenset[str]]) -> frozenset[str]:
-        if self.opening and not self._clusters.settled:
-            return self.opening[(len(self._counted) + len(pending)) % len(self.opening)]
+        if self._opening and not self._clusters.settled:
+            return self._opening[(len(self._counted) + len(pending)) % len(self._opening)]
         if pending.count(CONTROL) < self._controls_due():
             return CONTROL
-        return self._chooser.next_trial(pending)
+        return self._chooser.next_trial([each & frozenset(self._names) for each in pending])
 
     def take(self, trial: Trial, result: TrialResult, kept: bool) -> str | None:
         self._resumed += kept
@@ -218,13 +230,16 @@ class CulpritSearch:
         self._counted.append((trial, result))
         verdict = self._clusters.verdict(result)
         self._masked = self._masked or verdict is None
-        if followed is not None and self._clusters.followed != followed:
-            # Another signature has taken the lead: every verdict so far was on the wrong one.
-            self._chooser = self.chooser()
+        left_out = result.counted and self._leave_out(trial, result)
+        if not self._names:
+            return "not-tried"
+        if left_out or (followed is not None and self._clusters.followed != followed):
+            # Another signature has taken the lead, and every verdict so far was on the wrong one; or fewer are left.
+            self._chooser = self.chooser(self._names)
             for earlier, its_result in self._counted:
-                self._chooser.observe(earlier.reverted, self._clusters.verdict(its_result))
+                self._chooser.observe(its_result.in_force(earlier), self._clusters.verdict(its_result))
         else:
-            self._chooser.observe(trial.reverted, verdict)
+            self._chooser.observe(result.in_force(trial), verdict)
         if self._chooser.answer is not None and not self._controls_due():
             return "answered"
         if len(self._counted) >= self.max_trials:
@@ -232,6 +247,19 @@ class CulpritSearch:
         if len(self._counted) == self._clusters.untestable >= UNTESTABLE:
             return "untestable"
         return "stalled" if self._masked and self._clusters.settled and self._chooser.stalled else None
+
+    def _leave_out(self, trial: Trial, result: TrialResult) -> bool:
+        """Leave out candidates that were switched on again and again and never took effect; True if others are left."""
+        self._ever_ran |= result.ran
+        for name in trial.reverted - self._ever_ran:
+            self._idle[name] += 1
+            self._idle_passes[name] += result.outcome == "pass"
+        idle = {
+            name for name in self._idle if self._idle[name] >= IDLE_TRIALS or self._idle_passes[name] >= IDLE_PASSES
+        }
+        before, idle = self._names, idle - self._ever_ran  # one under way may yet show that its lines run
+        self._names = [candidate.id for candidate in self.candidates if candidate.id not in idle]
+        return self._names != before
 
     def _controls_due(self) -> int:
         """Return how many trials with nothing switched on must still count before the chooser's answer is given."""
@@ -242,7 +270,7 @@ class CulpritSearch:
         wanted = 1
         while chance > DOUBT:  # multiplied, for logarithms differ by a last bit from processor to processor
             chance, wanted = chance * spared, wanted + 1
-        had = sum(t.reverted == CONTROL and self._clusters.verdict(r) is not None for t, r in self._counted)
+        had = sum(r.in_force(t) == CONTROL and self._clusters.verdict(r) is not None for t, r in self._counted)
         return max(wanted - had, 0)
 
     def standing(self, running: int) -> Standing:

@@ -91,6 +91,20 @@ def command_state(command: Sequence[str], cwd: Path) -> dict[str, str]:
     return state
 
 
+def imported_state(packages: Mapping[str, str]) -> dict[str, str]:
+    """Return the state of packages that a job imported, by their origins: of an installed one all that is beside it, of
+    a checkout its tree."""
+    folders = {Path(origin).parent if Path(origin).suffix else Path(origin) for origin in packages.values() if origin}
+    sites = {folder.parent for folder in folders if folder.parent.name in ("site-packages", "dist-packages")}
+    sites |= {folder for folder in folders if folder.name in ("site-packages", "dist-packages")}  # of a single module
+    state: dict[str, str] = {}
+    for prefix in sorted({site.parents[2] for site in sites}):
+        state |= packages_state(prefix)
+    for folder in sorted(folder for folder in folders if not {folder, folder.parent} & sites and folder.is_dir()):
+        state |= tree_state(folder)
+    return state
+
+
 def own_state() -> dict[str, str]:
     """Return the state of this package's own code, and of the packages beside it."""
     return {"specdebug": f"{__version__} {folder_digest(_PACKAGE, ('.py',), content=True)}", **own_packages()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -88,7 +88,7 @@ class _Hook:
         for fix in fixes:
             ranges: dict[str, Any] = fix["ranges"]
             errors = []
-            for wanted in _in_order(ranges, version):
+            for wanted in ranges_in_order(ranges, version):
                 try:
                     self._apply(_patches(ranges[wanted]))
                     self._told.write(applied=fix["pr"], engine=engine, version=version, range=wanted)
@@ -158,7 +158,7 @@ def _version(engine: str) -> str | None:
         return None
 
 
-def _in_order(ranges: dict[str, Any], version: str | None) -> Iterator[str]:
+def ranges_in_order(ranges: Mapping[str, Any], version: str | None) -> Iterator[str]:
     """The range that has a version; where there is none, or the version is not known, all ranges, the last first: an
     edit fits only where the very lines are."""
     held = [each for each in ranges if version and in_range(version, each)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specdebug.base import interrupts
-from specdebug.base.errors import SpecDebugError
+from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.campaign.trials.command import Takes
 from specdebug.cli import options as opt
 from specdebug.cli.output import UNDECIDED, on_stderr, tell, tell_rerun
@@ -216,7 +216,10 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
             identity = digest_of(self.over.value, hooked.question(command, self.timeout), str(self.seed))
             look = self.looked(command, library.registry, self.journal_path("bisect", identity))
             fixes, left = hooked.reachable(library.registry, look.packages)
-            proof = "proven" if fixes or left else "out of reach"
+            if left and not fixes:
+                why = "; ".join(f"{number} {each}" for number, each in left.items())
+                raise CannotRunHere(f"no fix of what the command imports can be tried: {why}")
+            proof = "proven" if fixes else "out of reach"
             if proof == "proven":
                 kind, options = hooked.hooked_source, {"numbers": [toggle.pr for toggle in fixes], "look": look}
                 at_head = look.signature

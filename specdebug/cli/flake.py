@@ -138,9 +138,9 @@ class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
             self.takes.check(toggles, (OWN_ENGINE,))
             source = CommandSource(command, library.registry.toggles.values(), takes=self.takes, **limits)
         else:
+            toggles = tuple(library.registry.find(str(number)) for number in numbers)
             identity = digest_of("flake", hooked.question(command, self.timeout), str(self.seed))
             look = self.looked(command, library.registry, self.journal_path("flake", identity))
-            toggles = tuple(library.registry.find(str(number)) for number in numbers)
             source = hooked.HookedSource(command, library.registry, numbers=numbers, look=look, **limits)
             Takes.SET.check(toggles, (OWN_ENGINE, *look.packages))
         reverted = [str(toggle.pr) for toggle in toggles]

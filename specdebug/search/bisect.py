@@ -234,6 +234,8 @@ class Bisector(BayesianSearch):
         blame = np.full(n, 1 / max(n, 1))
         self._apart: Bools = np.zeros((n, n), dtype=bool)
         for pair in apart:
+            if not pair <= self._index.keys():  # one of them is left out
+                continue
             here, there = (self._index[name] for name in pair)
             self._apart[here, there] = self._apart[there, here] = True
         one, two = np.nonzero(np.triu(~self._apart, 1))

@@ -14,6 +14,7 @@ import pytest
 
 from specdebug.cli.main import run
 from tests.campaign.trials.repositories import make_repository
+from tests.patching.hook.test_hooked_runs import FIX, POOL
 
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()", "bisect"]
 
@@ -53,7 +54,7 @@ def document(*argv: str, code: int = 0) -> dict[str, Any]:
 
 def complaint(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 2) -> str:
     assert run(["bisect", *argv]) == code
-    err = capsys.readouterr().err
+    err = capsys.readouterr().err.removeprefix("looking at what the command imports: one run with nothing reverted\n")
     assert err.count("\n") == 1
     assert err.startswith("error: ")
     return err
@@ -65,9 +66,10 @@ def journal_file() -> Path:
 
 
 def test_it_names_the_culprit_of_a_flaky_script() -> None:
-    ended = spawn("--over", "toggles", "--", "./flaky.sh")
+    ended = spawn("--over", "toggles", "--no-proof", "--", "./flaky.sh")
     assert ended.returncode == 0
-    verdict, followed, singly, reproduce, then, kept = ended.stdout.splitlines()
+    verdict, followed, singly, unproven, reproduce, then, kept = ended.stdout.splitlines()
+    assert unproven.startswith("unproven (--no-proof): ")
     assert singly.startswith("one at a time: SGLang's SGLANG_DEBUG_REVERT_PR takes one number")
     assert verdict.startswith('culprit 27360 "slice cache_loc')
     assert " with probability 0.9" in verdict
@@ -82,13 +84,71 @@ def test_it_names_the_culprit_of_a_flaky_script() -> None:
     assert shown.returncode == 1
 
 
+JOB = "import sys\nfrom toyspec.pool import width\nsys.exit(1 if width(4, 2) < 8 else 0)\n"
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of the user's own, with the toggle of a fix, and another that the job never runs a line of."""
+    other = FIX.replace("501", "502").replace("pool:width", "pool:idle").replace("page * topk", "topk")
+    for name, text in {
+        "toyspec/__init__.py": "",
+        "toyspec/pool.py": POOL + "\n\ndef idle(page, topk):\n    return topk\n",
+        "job.py": JOB,
+        "mine/toggles/501.yaml": FIX,
+        "mine/toggles/502.yaml": other.replace('replacement: "return page"', 'replacement: "return -topk"'),
+    }.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def test_a_fix_of_a_package_of_ones_own_is_named_and_one_that_never_ran_is_not_tried(toy: Path) -> None:
+    told = document("--content", "mine", "--", sys.executable, "job.py")
+    assert (told["verdict"], [one["id"] for one in told["culprits"]], told["proof"]) == ("culprit", ["501"], "proven")
+    assert [one["id"] for one in told["candidates"]] == ["501", "502"]
+    assert told["reproduce"].endswith(f"specdebug run --revert 501 --content mine -- {sys.executable} job.py")
+    (toy / "job.py").write_text("import toyspec.pool as pool\npool.width(4, 2)\n")
+    told = document("--content", "mine", "--", sys.executable, "job.py")
+    assert told["verdict"] == "no culprit"
+    assert told["not_tried"] == [{"id": "502", "why": "its lines never ran"}]
+    (toy / "job.py").write_text("import toyspec.pool\n")
+    told = document("--content", "mine", "--", sys.executable, "job.py", code=125)
+    assert (told["verdict"], [one["id"] for one in told["not_tried"]]) == ("not-tried", ["501", "502"])
+
+
+def test_a_failure_that_is_there_with_nothing_reverted_is_no_revert_to_blame(toy: Path) -> None:
+    (toy / "job.py").write_text("import toyspec.pool, sys\nsys.exit(9)\n")
+    told = document("--content", "mine", "--", sys.executable, "job.py", code=125)
+    assert (told["verdict"], told["at_head"], told["trials"], told["culprits"]) == ("at-head", "exit:9", 0, [])
+    assert told["next"].startswith("specdebug bisect --over commits --good REV -- ")
+
+
+def test_a_fix_that_does_not_fit_what_is_installed_is_said_before_any_trial(toy: Path) -> None:
+    (toy / "toyspec/pool.py").write_text("def width(page, topk):\n    return topk * page\n")
+    ended = spawn("--content", "mine", "--", sys.executable, "job.py")
+    assert ended.returncode == 125
+    assert "501 does not fit toyspec" in ended.stderr
+
+
+def test_where_the_hook_cannot_reach_nothing_is_acquitted_and_a_culprit_is_unproven() -> None:
+    Path("one.py").write_text("import os, sys\nsys.exit(os.environ.get('SGLANG_DEBUG_REVERT_PR') == '27338')\n")
+    told = document("--", sys.executable, "one.py", code=125)
+    assert (told["verdict"], told["proof"]) == ("unproven", "out of reach")
+    assert [one["id"] for one in told["culprits"]] == ["27338"]
+    Path("one.py").write_text("")
+    told = document("--", sys.executable, "one.py", code=125)
+    assert (told["verdict"], told["culprits"]) == ("unproven", [])
+
+
 @pytest.mark.parametrize("takes", ["one", "set"])
 def test_a_command_acquits_no_fix(takes: str) -> None:
-    told = document("--takes", takes, "--", "true", code=125)
+    told = document("--takes", takes, "--no-proof", "--", "true", code=125)
     assert (told["verdict"], told["reason"], told["culprits"]) == ("unproven", "unproven", [])
     assert (told["takes"], told["apart"]) == (takes, [] if takes == "one" else [["26329", "28254"]])
     assert "SGLANG_DEBUG_REVERT_PR" in told["next"]
-    ended = spawn("--takes", takes, "--", "true")
+    ended = spawn("--takes", takes, "--no-proof", "--", "true")
     assert ended.returncode == 125
     first, *_ = ended.stdout.splitlines()
     assert first.startswith(
@@ -102,7 +162,7 @@ def test_a_fix_that_the_engine_does_not_know_is_no_suspect() -> None:
         "own.sh",
         f'#!/bin/bash\ncase "$SGLANG_DEBUG_REVERT_PR" in ""|27360) exit 0;; 27338) exit 3;; esac\n{refuse}\nexit 1\n',
     )
-    told = document("--", "./own.sh")
+    told = document("--no-proof", "--", "./own.sh")
     assert [one["id"] for one in told["culprits"]] == ["27338"]
     assert told["signature"] == "exit:3"
     assert all(one not in (["27338"], ["27360"], []) for one in told["untestable"]["switched"])
@@ -127,7 +187,7 @@ def test_killed_it_takes_its_command_along_and_resumes_without_it(
     os.set_blocking(reader, True)
     die = f"rm {tmp_path}/hang; exec 9>{tmp_path}/alive; sleep 1000 & kill -9 $PPID; wait"
     hang = f"[ -e {tmp_path}/hang ] && {{ {die}; }}"
-    argv = ["--", f"{tmp_path}/hung.sh"]
+    argv = ["--no-proof", "--", f"{tmp_path}/hung.sh"]
     if at == "build":
         make_repository(tmp_path, monkeypatch)
         argv = ["--over", "commits", "--good", "HEAD~5", "--build", f"{hang}; true", *argv]
@@ -143,7 +203,7 @@ def test_killed_it_takes_its_command_along_and_resumes_without_it(
 
 @pytest.mark.parametrize("committed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_killed_while_it_writes_it_resumes(committed: bool) -> None:
-    expected = document("--journal", "whole.sqlite", "--", "./flaky.sh")
+    expected = document("--journal", "whole.sqlite", "--no-proof", "--", "./flaky.sh")
     kill = (
         "import os, sys; from specdebug.campaign.trials.journal import Journal; write = Journal.record\n"
         "def record(self, trial, result):\n"
@@ -153,17 +213,19 @@ def test_killed_while_it_writes_it_resumes(committed: bool) -> None:
         "    if trial.number == 6: os.kill(os.getpid(), 9)\n"
         "Journal.record = record; from specdebug.cli.main import main; main()"
     ).replace("COMMITTED", str(committed))
-    ended = subprocess.run([sys.executable, "-c", kill, "bisect", "--", "./flaky.sh"], capture_output=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", kill, "bisect", "--no-proof", "--", "./flaky.sh"], capture_output=True
+    )
     assert ended.returncode == -signal.SIGKILL
     assert len(finished()) == 6 + committed
-    told = document("--", "./flaky.sh")
+    told = document("--no-proof", "--", "./flaky.sh")
     assert told == {**expected, "resumed": 6 + committed, "journal": told["journal"]}
 
 
 def test_a_damaged_journal_is_kept_and_can_be_left_behind(capsys: pytest.CaptureFixture[str]) -> None:
     Path("j").write_text("this is no database " * 50)
-    assert "the journal j is damaged" in complaint(capsys, "--journal", "j", "--", "./flaky.sh")
-    ended = spawn("--json", "--journal", "j", "--fresh", "--", "./flaky.sh")
+    assert "the journal j is damaged" in complaint(capsys, "--journal", "j", "--no-proof", "--", "./flaky.sh")
+    ended = spawn("--json", "--journal", "j", "--fresh", "--no-proof", "--", "./flaky.sh")
     assert json.loads(ended.stdout)["culprits"]
     assert "the journal of before is kept as j.bak\n" in ended.stderr
     assert Path("j.bak").read_text().startswith("this is no database")
@@ -207,7 +269,10 @@ def test_a_full_disk_ends_with_what_is_known_and_a_line() -> None:
         (["--"], "bisect needs a scenario or, after --, a command"),
         ([], "bisect needs a scenario or, after --, a command"),
         (["cache_hit", "--", "./flaky.sh"], "not both"),
-        (["--over", "faults", "--", "./flaky.sh"], "--over faults needs a scenario: nothing can be injected"),
+        (
+            ["--over", "faults", "--", "./flaky.sh"],
+            "--over faults needs a scenario: nothing can be injected",
+        ),
         (["--over", "faults", "cache_hit"], "--over faults needs two faults at least"),
         (["--over", "faults", "cache_hit", "--fault", "nan_logit"], "no fault 'nan_logit'; did you mean 'nan_logits'?"),
         (["--fault", "nan_logits", "cache_hit"], "--fault is of no use with --over toggles"),
@@ -229,11 +294,17 @@ def test_a_full_disk_ends_with_what_is_known_and_a_line() -> None:
         (["--backend", "fa3", "--", "./flaky.sh"], "--backend is for a scenario; a command has none"),
         (["--over", "commits", "cache_hit"], "--over commits needs a command, such as: -- specdebug replay cache_hit"),
         (["--over", "commits", "--", "./flaky.sh"], "--over commits needs --good REV"),
-        (["--over", "commits", "--good", "HEAD~1", "--repo", "/proc", "--", "./flaky.sh"], "in no git repository"),
+        (
+            ["--over", "commits", "--good", "HEAD~1", "--repo", "/proc", "--", "./flaky.sh"],
+            "in no git repository",
+        ),
         (["cache_hitt"], "did you mean 'cache_hit'"),
         (["cache_hit", "--arm", "recompte"], "did you mean 'recompute'"),
         (["--json-file", "no/such/folder/x", "--", "./flaky.sh"], "no folder no/such/folder"),
-        (["--journal", "/proc/nowhere/j", "--", "./flaky.sh"], "cannot write the journal /proc/nowhere/j"),
+        (
+            ["--journal", "/proc/nowhere/j", "--", "./flaky.sh"],
+            "cannot write the journal /proc/nowhere/j",
+        ),
     ],
 )
 def test_usage(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

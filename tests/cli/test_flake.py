@@ -51,7 +51,7 @@ def test_clean_runs_are_owed_and_paid(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_failures_refute_and_say_how_to_see_them(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = document(capsys, "--revert", "27360", "--claim", "rate<5% or rate>20%")
+    code, found = document(capsys, "--no-proof", "--revert", "27360", "--claim", "rate<5% or rate>20%")
     assert (code, found["exit_code"], found["holds"], found["reverted"]) == (1, 1, False, ["27360"])
     (seen,) = found["signatures"]
     assert (seen["signature"], seen["failures"]) == ("exit:7", found["failures"])
@@ -120,13 +120,12 @@ def test_nothing_is_claimed_of_a_fix_of_which_nothing_shows_that_it_was_reverted
 
 
 def test_a_command_is_given_several_fixes_only_if_it_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = flake(capsys, "--revert", "27338,27360", script="exit 1")
+    code, _, err = flake(capsys, "--no-proof", "--revert", "27338,27360", script="exit 1")
     assert code == 2
     assert "takes one number, as SGLang has it; say --takes set" in err
-    code, _, err = flake(capsys, "--revert", "27338,27360", "--takes", "set", "--max-trials", "2", script="exit 1")
-    assert code == 1
-    code, _, err = flake(capsys, "--revert", "26329,28254", "--takes", "set", script="exit 1")
-    assert code == 2
+    several = ("--no-proof", "--takes", "set", "--revert")
+    assert flake(capsys, *several, "27338,27360", "--max-trials", "2", script="exit 1")[0] == 1
+    assert flake(capsys, *several, "26329,28254", script="exit 1")[0] == 2
 
 
 @pytest.mark.parametrize(("fix", "code"), [("27360", 125), ("25015", 1)])
@@ -154,3 +153,20 @@ def test_a_claim_that_held_is_not_shown_again_once_what_it_ran_has_changed(capsy
     assert (code, out.partition(" holds")[0]) == (0, "`rate<20%`")
     assert "going on with 14 trials of before a change, as --resume-anyway says" in err
     assert flake(capsys, *claim, "--resume-anyway", "--fresh", script=script)[0] == 2
+
+
+def test_a_claim_does_not_hold_on_once_an_engine_that_the_job_imports_has_changed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    engine = tmp_path / "elsewhere" / "toyspec"
+    engine.mkdir(parents=True)
+    (engine / "__init__.py").write_text("works = True\n")
+    job = f"import sys; sys.path.insert(0, {str(engine.parent)!r}); import toyspec; sys.exit(not toyspec.works)"
+    (tmp_path / "job.py").write_text(job)
+    script, claim = f"cd / && {sys.executable} {tmp_path}/job.py", ("--claim", "rate<20%")
+    assert flake(capsys, *claim, script=script)[0] == 0
+    assert "every trial was in it already" in flake(capsys, *claim, script=script)[1]
+    (engine / "__init__.py").write_text("works = False\n")
+    code, _, err = flake(capsys, *claim, script=script)
+    assert code == 1
+    assert f"code in {engine} changed: this is another search" in err

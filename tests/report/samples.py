@@ -194,7 +194,7 @@ def culprit_200(trial: Trial) -> TrialResult:
     return TrialResult("pass", None, 0.1)
 
 
-def chooser() -> Bisector:
+def chooser(_: object = None) -> Bisector:
     return Bisector(NAMES, confidence=0.95, seed=0)
 
 
@@ -202,7 +202,7 @@ def searched(folder: Path, judge: Judge = culprit_200, most: int = 200) -> tuple
     """A search to its end, with its journal."""
     journal = Journal(folder / "j.sqlite", "id", "about")
     opening = (frozenset(NAMES),)
-    findings = find(Source(judge), journal, chooser, opening=opening, seed=3, max_trials=most)
+    findings = find(Source(judge, names=NAMES), journal, chooser, opening=opening, seed=3, max_trials=most)
     subject = Bisection(
         over="toggles",
         what="./test.sh <x>",

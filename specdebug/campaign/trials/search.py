@@ -191,6 +191,7 @@ class CulpritSearch:
         self._names = [candidate.id for candidate in self.candidates]
         self._chooser = self.chooser(self._names)
         self._ever_ran: set[str] = set()
+        self._tells = False
         self._idle, self._idle_passes = Counter[str](), Counter[str]()
         self._clusters = Clusters(self.pattern)
         self._counted: list[tuple[Trial, TrialResult]] = []
@@ -221,6 +222,9 @@ class CulpritSearch:
             return self._opening[(len(self._counted) + len(pending)) % len(self._opening)]
         if pending.count(CONTROL) < self._controls_due():
             return CONTROL
+        if self._acquits_unseen():
+            unseen = frozenset(self._unseen())
+            return next(filter(None, (each & unseen for each in self._opening)), frozenset([min(unseen)]))
         return self._chooser.next_trial([each & frozenset(self._names) for each in pending])
 
     def take(self, trial: Trial, result: TrialResult, kept: bool) -> str | None:
@@ -231,7 +235,7 @@ class CulpritSearch:
         verdict = self._clusters.verdict(result)
         self._masked = self._masked or verdict is None
         left_out = result.counted and self._leave_out(trial, result)
-        if not self._names:
+        if left_out and not self._names:
             return "not-tried"
         if left_out or (followed is not None and self._clusters.followed != followed):
             # Another signature has taken the lead, and every verdict so far was on the wrong one; or fewer are left.
@@ -240,7 +244,7 @@ class CulpritSearch:
                 self._chooser.observe(its_result.in_force(earlier), self._clusters.verdict(its_result))
         else:
             self._chooser.observe(result.in_force(trial), verdict)
-        if self._chooser.answer is not None and not self._controls_due():
+        if self._chooser.answer is not None and not self._controls_due() and not self._acquits_unseen():
             return "answered"
         if len(self._counted) >= self.max_trials:
             return "max-trials"
@@ -248,8 +252,18 @@ class CulpritSearch:
             return "untestable"
         return "stalled" if self._masked and self._clusters.settled and self._chooser.stalled else None
 
+    def _unseen(self) -> list[str]:
+        """The candidates that took effect in no trial yet, where trials tell."""
+        return [name for name in self._names if name not in self._ever_ran] if self._tells else []
+
+    def _acquits_unseen(self) -> bool:
+        """Return True if the answer would be that there is no culprit, and some candidate was never seen to run."""
+        answer = self._chooser.answer
+        return answer is not None and not answer.culprits and bool(self._unseen())
+
     def _leave_out(self, trial: Trial, result: TrialResult) -> bool:
         """Leave out candidates that were switched on again and again and never took effect; True if others are left."""
+        self._tells = True
         self._ever_ran |= result.ran
         for name in trial.reverted - self._ever_ran:
             self._idle[name] += 1

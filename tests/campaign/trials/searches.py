@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specdebug.base.trial import Trial, TrialResult
@@ -36,7 +36,7 @@ class Source:
         order: int | None = 0,
         stop_after: int = 10**9,
         error: BaseException | None = None,
-        names: str = "",
+        names: Sequence[str] = "",
     ) -> None:
         self.behave, self.capacity = behave, capacity
         self.candidates = tuple(Candidate(name, name.upper()) for name in names)
@@ -102,5 +102,5 @@ def find(
     **options: Any,
 ) -> Findings:
     """Search for a culprit among a source's candidates."""
-    search = CulpritSearch(source.candidates, chooser, max_trials=max_trials, **options)
+    search = CulpritSearch(source.candidates, lambda _: chooser(), max_trials=max_trials, **options)
     return Campaign(source, journal, seed, max_trials).search(search, watcher or Notes())

@@ -30,7 +30,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def result(registry: Registry, script: str, *reverted: str, timeout_s: float | None = None) -> TrialResult:
-    source = CommandSource(["bash", "-c", script], registry, timeout_s=timeout_s)
+    source = CommandSource(["bash", "-c", script], registry.toggles.values(), timeout_s=timeout_s)
     source.start(Trial(0, frozenset(reverted), 42))
     return source.wait()[1]
 
@@ -89,20 +89,20 @@ def test_all_of_the_output_is_read_however_much_follows(registry: Registry) -> N
 def test_a_command_that_cannot_be_is_said_before_any_trial(registry: Registry, program: str, words: str) -> None:
     Path("plain.txt").write_text("x")
     with pytest.raises(SpecDebugError, match=words.replace("+", r"\+")):
-        CommandSource([program], registry)
+        CommandSource([program], ())
 
 
 def test_a_script_without_a_first_line_is_explained(registry: Registry) -> None:
     Path("bare").write_text("exit 0\n")
     Path("bare").chmod(0o755)
-    source = CommandSource(["./bare"], registry)
+    source = CommandSource(["./bare"], ())
     source.start(Trial(0, frozenset(), 0))
     with pytest.raises(SpecDebugError, match="#!/bin/bash"):
         source.wait()
 
 
 def run(script: str, tmp_path: Path, timeout_s: float | None = None) -> tuple[int, bool, str]:
-    words, source = ["bash", "-c", script], CommandSource(["true"], Registry({}))
+    words, source = ["bash", "-c", script], CommandSource(["true"], ())
     ended = source.execute(words, cwd=tmp_path, env=dict(os.environ), timeout_s=timeout_s)
     return ended.status, ended.timed_out, ended.output
 
@@ -127,7 +127,7 @@ def test_of_a_long_output_the_ends_are_kept(tmp_path: Path) -> None:
 
 
 def test_closing_ends_what_runs_and_starts_no_more(tmp_path: Path) -> None:
-    source = CommandSource(["true"], Registry({}))
+    source = CommandSource(["true"], ())
     fifo = tmp_path / "started"
     os.mkfifo(fifo)
     stopped: list[bool] = []

@@ -7,6 +7,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
+from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.journal import Journal
 from specdebug.campaign.trials.search import UNTESTABLE as GIVEN_UP
-from specdebug.campaign.trials.search import Clusters, Findings, SeenSignature
+from specdebug.campaign.trials.search import Clusters, CulpritSearch, Findings, SeenSignature
 from specdebug.search.bisect import Bisector, openings
-from tests.campaign.trials.searches import PASSED, UNTESTABLE, Behaviour, Kept, Source, failed, find
+from tests.campaign.trials.searches import PASSED, UNTESTABLE, Behaviour, Kept, Notes, Source, failed, find
 from tests.chance import most
 
 NAMES = tuple("abcdefgh")
@@ -158,6 +160,51 @@ def test_of_two_hundred_jobs_whose_reverts_do_nothing_none_is_acquitted() -> Non
         assert not any(pair <= trial.reverted for trial in source.ran for pair in apart)
     assert ends["unproven"] >= 150
     assert blamed <= most(200, 0.15)
+
+
+def counting(source: Source, ran: str) -> Source:
+    """Trials that say which of their candidates ran: of those, and no others."""
+    behave = source.behave
+
+    def told(trial: Trial) -> TrialResult | BaseException:
+        result = behave(trial)
+        if isinstance(result, BaseException):
+            return result
+        return replace(result, ran=trial.reverted & frozenset(ran), counted=True)
+
+    source.behave = told
+    return source
+
+
+def test_of_two_hundred_jobs_that_run_no_reverted_line_none_is_acquitted_or_blamed() -> None:
+    for case in range(200):
+        source, apart, pattern = unheard(case)
+        search = CulpritSearch(
+            source.candidates,
+            partial(Bisector, confidence=0.9, seed=case, apart=apart),
+            opening=openings(NAMES[:3], apart),
+            max_trials=80,
+            pattern=pattern,
+        )
+        findings = Campaign(counting(source, ""), Kept(), case, 80).search(search, Notes())
+        assert findings.answer is None
+        assert findings.reason == "not-tried"
+        assert findings.not_tried == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("culprit", ["b", None])
+def test_candidates_that_never_take_effect_are_left_out_and_the_others_are_told_apart(culprit: str | None) -> None:
+    def behave(trial: Trial) -> TrialResult:
+        return failed() if culprit in trial.reverted and trial.seed % 3 else PASSED
+
+    source = counting(Source(behave, names="abcd"), "bc")
+    chooser = partial(Bisector, seed=1)
+    search = CulpritSearch(source.candidates, chooser, opening=(frozenset("abcd"),), max_trials=200)
+    findings = Campaign(source, Kept(), 5, 200).search(search, Notes())
+    assert findings.answer is not None
+    assert findings.answer.culprits == frozenset(culprit or "")
+    assert findings.not_tried == ("a", "d")
+    assert findings.silent == (0 if culprit else findings.silent)
 
 
 @pytest.mark.parametrize("jobs", [1, 3])

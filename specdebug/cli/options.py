@@ -459,10 +459,12 @@ class TrialOptions(JournalOptions, EngineOptions, ContentOptions):
         """A command's look, that of before where nothing has changed since. Raises SpecDebugError for one that no hook
         can reach, or that cannot be run."""
         from specdebug.campaign.trials.hooked import HookedSource, keep_look, kept_look
+        from specdebug.campaign.trials.journal import check_place
         from specdebug.patching.hook.folder import refused
 
         if why := refused(command):
             raise SpecDebugError(f"{why}, or say --no-proof")
+        check_place(journal)
         with contextlib.closing(HookedSource(command, registry, timeout_s=self.timeout)) as source, interrupts.held():
             state = source.state()
             look = None if self.fresh else kept_look(journal, state)

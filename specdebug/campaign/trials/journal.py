@@ -81,6 +81,11 @@ def set_aside(path: Path) -> Path | None:
     return place
 
 
+def check_place(path: Path) -> None:
+    """Raise RecordError if a journal could not be kept there, or is in use."""
+    Lock(Record(path, "the journal", _ELSEWHERE), shared=True).close()
+
+
 def move(path: Path, place: Path) -> None:
     """Rename a journal, with the unfinished transaction of a process that was killed: sqlite finds it by the file's
     name, and would otherwise play it back into the next. Raises OSError."""

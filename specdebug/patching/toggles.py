@@ -245,8 +245,8 @@ def read_toggle(doc: Doc) -> Toggle:
     """The toggle a document holds. Raises ContentError."""
     root = doc.root
     top = root.table(
-        required=("pr", "title", "url", "family", "symptom", "patches"),
-        optional=("aliases", "description", "detected_by", "detected_in", "latent_in", "mends"),
+        required=("pr", "title", "family", "symptom", "patches"),
+        optional=("aliases", "url", "description", "detected_by", "detected_in", "latent_in", "mends"),
     )
     pr = top["pr"].integer(low=1, high=_MAX_PR)
     aliases = [pr]
@@ -262,7 +262,7 @@ def read_toggle(doc: Doc) -> Toggle:
         pr=pr,
         aliases=tuple(aliases[1:]),
         title=_line(top["title"]),
-        url=top["url"].text(pattern=r"https?://\S+"),
+        url=top["url"].text(pattern=r"https?://\S+") if "url" in top else "",
         family=_line(top["family"]),
         symptom=_line(top["symptom"]),
         description=top["description"].text() if "description" in top else "",
@@ -359,7 +359,10 @@ def _read_engines(item: Item, pr: int, here: bool) -> tuple[tuple[Patch, ...], d
 
 
 def read_ranges(item: Item, owner: str) -> dict[str, tuple[Patch, ...]]:
-    """Patches of an engine by version range. ``owner``: who wants them, as errors name it. Raises ContentError."""
+    """Patches of an engine by version range; a list of them is for all versions. ``owner``: who wants them, as errors
+    name it. Raises ContentError."""
+    if isinstance(item.value, list):
+        return {"": _read_patches(item, owner)}
     ranges: dict[str, tuple[Patch, ...]] = {}
     if not item.entries():
         raise item.error("needs a version range")

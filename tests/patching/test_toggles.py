@@ -342,3 +342,11 @@ def test_the_template_in_the_readme_is_a_toggle(tmp_path):
 )
 def test_select(root, wanted, chosen):
     assert [toggle.pr for toggle in load_registry().select(wanted)] == chosen
+
+
+def test_patches_of_a_package_of_ones_own_may_be_for_every_version(tmp_path):
+    url, ranges = "url: https://example.org/pull/77\n", '    ">=0.5.13,<0.5.15.post1":\n'
+    toggle = load(tmp_path, ELSEWHERE.replace(url, "").replace(ranges, "").replace("sglang", "toyspec"))
+    assert toggle.url == ""
+    assert [edit.id for patch in toggle.foreign["toyspec"][""] for edit in patch.edits] == ["77#1"]
+    assert toggle.is_in("toyspec")

@@ -22,14 +22,12 @@ POOL = "def width(page, topk):\n    return page * topk\n"
 FIX = """
 pr: 501
 title: width counts every branch
-url: https://example.org/501
 family: topk > 1
 symptom: a row is too narrow
 patches:
   toyspec:
-    ">=0":
-      - target: toyspec.pool:width
-        edits: [{match: "return page * topk", replacement: "return page"}]
+    - target: toyspec.pool:width
+      edits: [{match: "return page * topk", replacement: "return page"}]
 """
 
 
@@ -119,10 +117,9 @@ def test_a_fix_that_does_not_fit_ends_the_process_that_would_have_it(toy: Path, 
 
 
 def test_the_range_of_the_installed_version_is_taken(toy: Path) -> None:
-    text = FIX.replace('">=0":', '"<2":').replace("return page}", "return 2}") + FIX.partition("toyspec:\n")[2].replace(
-        '">=0"', '">=2"'
-    )
-    toggle = read_toggle(parse_yaml(text.replace('"return 2"', "return 2"), "501.yaml"))
+    patches = FIX.partition("toyspec:\n")[2].replace("\n", "\n  ").rstrip()
+    ranges = f'    "<2":\n  {patches.replace('"return page"}', '"return 2"}')}\n    ">=2":\n  {patches}\n'
+    toggle = read_toggle(parse_yaml(FIX.partition("    - target")[0] + ranges, "501.yaml"))
     info = toy / "toyspec-2.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toyspec\nVersion: 2.1\n")

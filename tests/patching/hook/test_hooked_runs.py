@@ -118,7 +118,8 @@ def test_a_fix_that_does_not_fit_ends_the_process_that_would_have_it(toy: Path, 
 
 def test_the_range_of_the_installed_version_is_taken(toy: Path) -> None:
     patches = FIX.partition("toyspec:\n")[2].replace("\n", "\n  ").rstrip()
-    ranges = f'    "<2":\n  {patches.replace('"return page"}', '"return 2"}')}\n    ">=2":\n  {patches}\n'
+    other = patches.replace('"return page"}', '"return 2"}')
+    ranges = f'    "<2":\n  {other}\n    ">=2":\n  {patches}\n'
     toggle = read_toggle(parse_yaml(FIX.partition("    - target")[0] + ranges, "501.yaml"))
     info = toy / "toyspec-2.1.dist-info"
     info.mkdir()

@@ -88,7 +88,7 @@ def toggle_shown(toggle: Toggle) -> Report:
     facts["file"] = str(toggle.path)
     facts["engine"] = "" if toggle.patches else not_in(OWN_ENGINE, toggle)
     facts |= {
-        engine: f"{'mended' if engine in toggle.mends else 'patched'} in {' or '.join(each or 'any version' for each in versions)}"
+        engine: ("mended in " if engine in toggle.mends else "patched in ") + (" or ".join(versions) or "any version")
         for engine, versions in toggle.foreign.items()
     }
     said = " ".join(toggle.description.split())

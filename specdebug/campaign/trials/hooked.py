@@ -117,7 +117,8 @@ def misfit(toggle: Toggle, engine: str, origin: Path) -> str | None:
     """Why a fix cannot be reverted in a package that is imported from there; None where it can. As in ``hook/child.py``
     the range of the version decides, and without one the first range whose edits fit."""
     folder = origin.parent if origin.suffix else origin
-    version = next((path.name.split("-")[1].removesuffix(".dist-info") for path in _infos(folder, engine)), None)
+    versions = (path.name.removesuffix(".dist-info").partition("-")[2] for path in _infos(folder, engine))
+    version = next(versions, None)
     dist, problems = Dist(engine, Version(version or "0"), open_package(folder)), list[str]()
     for wanted in ranges_in_order(toggle.foreign[engine], version):
         found = fit(dist, toggle.foreign[engine][wanted]).problems

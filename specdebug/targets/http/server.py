@@ -107,9 +107,9 @@ class ServerInfo:
 
     @property
     def own(self) -> Mapping[str, Any]:
-        """What only our own server says."""
+        """What only our own server says; another that takes ``speculative_switch`` tells no state of an engine."""
         own: Mapping[str, Any] = self.told.get("specdebug", {})
-        return own
+        return own if "engine" in own else {}
 
 
 async def ask_server(client: ServerClient) -> ServerInfo:

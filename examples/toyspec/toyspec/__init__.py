@@ -1,0 +1,1 @@
+"""A speculative decoder small enough to read in five minutes, for docs/your-engine.md."""

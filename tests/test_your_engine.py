@@ -1,0 +1,65 @@
+"""docs/your-engine.md, command by command, in a copy of the folder that it speaks of."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "your-engine.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def toyspec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(ROOT / "examples/toyspec", tmp_path_factory.mktemp("at") / "examples/toyspec"))
+
+
+def commands() -> list[tuple[str, int]]:
+    """The commands of the page, and the exit code that each states, 0 unless it does."""
+    found = re.findall(r"^    \$ (.*?)(?:\s+# exit (\d+))?$", PAGE, re.MULTILINE)
+    return [(line, int(code or 0)) for line, code in found if not line.startswith(("cd ", "export "))]
+
+
+def test_the_page_takes_at_most_ten_commands() -> None:
+    assert 5 <= len(re.findall(r"^    \$ ", PAGE, re.MULTILINE)) <= 10
+
+
+@pytest.mark.parametrize(("line", "code"), commands())
+def test_each_command_ends_as_the_page_says(line: str, code: int, toyspec: Path) -> None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(toyspec)}
+    done = subprocess.run(["sh", "-c", line], cwd=toyspec, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    if line.startswith("specdebug bisect"):
+        assert done.stdout.startswith('culprit 501 "a row has room for every branch"')
+    elif "--revert 501" in line:
+        assert "501 a row has room for every branch: reverted in toyspec; its lines ran " in done.stderr
+
+
+def test_the_toggle_that_the_page_shows_is_the_one_that_is_there() -> None:
+    shown = re.search(r"```yaml\n(pr: 501.*?)```", PAGE, re.DOTALL)
+    assert shown is not None
+    assert shown[1] == (ROOT / "examples/toyspec/mine/toggles/501.yaml").read_text()
+
+
+def test_a_front_that_cannot_leave_out_drafts_is_not_compared_with_itself(toyspec: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(toyspec, tmp_path / "toyspec"))
+    front, switch = copy / "toyspec/serve.py", '"specdebug": {"speculative_switch": True}'
+    told = {}
+    for text in (front.read_text(), front.read_text().replace(switch, '"x": 1')):
+        front.write_text(text)
+        words = [sys.executable, "-m", "specdebug", "replay", "mine/scenarios/toy.yaml", "--arm", "fixed", "--json"]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), str(ROOT)])}
+        done = subprocess.run(words, cwd=copy, env=env, capture_output=True, text=True, timeout=300)
+        (arm,) = json.loads(done.stdout)["arms"]
+        assert arm["verdict"] == "pass", done.stderr
+        told[switch in text] = [each.partition(":")[0] for each in arm["cannot_show"]]
+    assert "lossless" in told[False]
+    assert "lossless" not in told[True]

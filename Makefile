@@ -18,9 +18,8 @@ help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 demo: $(VENV)/.ready  ## Set up and replay a scenario: the engine hits a cached prefix, fixed and not.
-	$(BIN)/specdebug replay scenarios/cache_hit.yaml
-	@echo
 	@echo "The command is $(BIN)/specdebug; \`make shell\` or \`source $(BIN)/activate\` puts it on your path."
+	$(BIN)/specdebug replay scenarios/cache_hit.yaml
 
 shell: $(VENV)/.ready  ## Open a shell that finds the command `specdebug`; `exit` leaves it.
 	@. $(BIN)/activate && echo "specdebug is on the path here; exit leaves this shell" && { "$${SHELL:-sh}" || true; }

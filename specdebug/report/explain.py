@@ -115,8 +115,7 @@ def _near(result: ArmResult) -> Iterator[str]:
 
 def _next(result: ArmResult) -> Iterator[str]:
     run = result.run
-    own = run.scenario.arms[run.arm].revert
-    asked = ",".join(str(number) for number in run.reverts if number not in own)
+    asked = ",".join(map(str, run.added_reverts))
     here = os.path.relpath(run.scenario.path)
     file = str(run.scenario.path) if here.startswith(os.pardir) else here  # as one would type it here
     words = [file, "--arm", run.arm, *(("--revert", asked) if asked else ())]

@@ -40,7 +40,7 @@ def _arm_events(result: ArmResult, steps: Sequence[EngineStep], pid: int) -> Ite
     """One arm's events under this process id: metadata, steps, injections, findings."""
     outcome = result.outcome
     names: dict[str, dict[int, str | int]] = {
-        "process_name": {0: f"{result.run.arm}: {outcome.verdict}"},
+        "process_name": {0: f"{result.run.shown}: {outcome.verdict}"},
         "process_sort_index": {0: pid},
     }
     names["thread_name"] = {**{tid: phase for phase, tid in PHASES.items()}, EVENTS: "events"}

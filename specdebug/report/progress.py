@@ -156,8 +156,9 @@ class RunProgress(Display):
                 self._say_row(key, row, now)
 
     def arm_ended(self, result: ArmResult) -> None:
-        outcome, key = result.outcome, result.run.key
-        self._rows.pop(key, None)
+        outcome, run = result.outcome, result.run
+        self._rows.pop(run.key, None)
+        key = run.key.removesuffix(run.arm) + run.shown if run.key.endswith(run.arm) else run.key
         text = Text(outcome.verdict, STYLES[outcome.verdict])
         self._ended[key] = text.append(f" {shown(outcome.signature or '')}")
         self.say(f"{key}: {ended(outcome.verdict, outcome.signature)}, {outcome.metrics.wall_s:.1f} s")

@@ -60,7 +60,7 @@ def _met(result: ArmResult) -> Styled | str:
 
 
 def _as_it_should_not(replay: Replay) -> list[Styled]:
-    wrong = [(each.run.arm, each.outcome) for each in replay.results if not as_it_should(each)]
+    wrong = [(each.run.shown, each.outcome) for each in replay.results if not as_it_should(each)]
     told = [Styled(f"{arm}: {ended(what.verdict, what.signature)}", what.verdict) for arm, what in wrong]
     return told + [Styled(f"{arm.arm}: {arm.text}", "unknown") for arm in replay.left_out]
 
@@ -70,8 +70,8 @@ def _right(replay: Replay) -> str:
 
 
 RESULTS = (
-    Column("arm", "key", lambda each: each.run.arm),
-    Column("verdict", "key", lambda each: Styled(each.outcome.verdict, each.outcome.verdict)),
+    Column("arm", "key", lambda each: each.run.shown),
+    Column("verdict", "key", lambda each: Styled(each.outcome.verdict, "pass" if each.met else each.outcome.verdict)),
     Column("signature", "key", lambda each: each.outcome.signature),
     Column("expected", "prose", _met),
     Column("step", "right", lambda each: each.outcome.where_step),
@@ -151,6 +151,7 @@ def replay_report(
             *lines(left_out, "unknown"),
             Line(summary),
             *lines(said, fold=False),
+            *lines(what_was_seen(replay)),
         ),
         chips=[head_chip(result) for result in results],
         facts={
@@ -216,7 +217,7 @@ def arm_document(result: ArmResult) -> dict[str, Any]:
     run, why = result.run, explain(result)
     overridden = {"overridden": sorted(run.scenario.overrides)}
     return {
-        **plain(run, "arm seed"),
+        **plain(run, "arm shown seed"),
         "reverted": list(run.reverts),
         "engine": plain(run.asked, "device dtype attention_backend") | overridden,
         "expected": None if run.expectation is None else run.expectation.to_dict(),
@@ -251,7 +252,7 @@ def evidence(result: ArmResult) -> Section:
     if outcome.log_tail and any(map(_is_death, outcome.violations)):
         last = outcome.log_tail.strip().splitlines()[-MAX_LOG_LINES:]
         parts += [Line("the worker's last words:", "dim"), *lines((f"  {each}" for each in last), "dim")]
-    return Section(result.run.arm, parts, note=f"fixes reverted: {reverted}" if reverted else "")
+    return Section(result.run.shown, parts, note=f"fixes reverted: {reverted}" if reverted else "")
 
 
 def _is_death(violation: Violation) -> bool:
@@ -285,7 +286,7 @@ def _stack_lines(results: Sequence[ArmResult]) -> list[str]:
             phrase = "{device} ({name}), {dtype}, {backend} by {executor}".format_map(stack)
             if stack["executor"] == "server":
                 phrase = "a server ({name}), {dtype}, {backend}".format_map(stack)
-            phrases.setdefault(phrase, []).append(result.run.arm)
+            phrases.setdefault(phrase, []).append(result.run.shown)
     if len(phrases) == 1:
         return [f"on {next(iter(phrases))}"]
     return [f"{', '.join(arms)}: on {phrase}" for phrase, arms in phrases.items()]
@@ -293,18 +294,35 @@ def _stack_lines(results: Sequence[ArmResult]) -> list[str]:
 
 def not_engine_lines(results: Sequence[ArmResult], *, short: bool = False) -> list[str]:
     """A line on what was not the engine's own code for all arms that share it."""
-    return not_engine_code(((result.run.arm, result.outcome.not_engine_code) for result in results), short=short)
+    return not_engine_code(((result.run.shown, result.outcome.not_engine_code) for result in results), short=short)
 
 
 def closing_line(replay: Replay) -> str:
     """The meaning of the exit code, in words."""
     if replay.plain:
-        answer = ", ".join(f"{r.run.arm} {ended(r.outcome.verdict, r.outcome.signature)}" for r in replay.results)
+        answer = ", ".join(f"{r.run.shown} {ended(r.outcome.verdict, r.outcome.signature)}" for r in replay.results)
     else:
         answer = f"{sum(r.met is True for r in replay.results)} of {len(replay.results)} arms as expected"
     if replay.left_out:
         answer += f", {len(replay.left_out)} not run on {' and '.join({str(arm.target): 0 for arm in replay.left_out})}"
     return f"{replay.scenario.name}: {answer} ({replay.wall_s:.1f} s)" + (", interrupted" if replay.interrupted else "")
+
+
+def what_was_seen(replay: Replay) -> Iterator[str]:
+    """One sentence on the first revert that showed, beside the arm without it, and the command to run next."""
+    shown = (each for each in replay.results if each.run.toggles and each.outcome.verdict == "fail")
+    without = (each for each in replay.results if not each.run.toggles and each.outcome.verdict == "pass")
+    if (seen := next(shown, None)) is None or (sound := next(without, None)) is None:
+        return
+    toggle, told, means = seen.run.toggles[0], seen.outcome, [each.outcome.metrics for each in (sound, seen)]
+    step = "" if told.where_step is None else f" at step {told.where_step}"
+    before, after = ((one.accept_hit or one.accept_mean) for one in means)
+    fell = ""
+    if before is not None and after is not None:
+        hits = " after a cache hit" if means[0].accept_hit is not None else ""
+        fell = f"; accept length{hits} {before:.2f} with the fix, {after:.2f} without"
+    yield f"seen: without fix {toggle.pr} ({toggle.title}) {told.signature}{step}{fell}"
+    yield f"next: specdebug toggles show {toggle.pr}   # the fix, and the lines that were taken out"
 
 
 def _replays_line(answer: Replays) -> str:
@@ -322,7 +340,7 @@ def _replays_line(answer: Replays) -> str:
 
 def head_chip(result: ArmResult) -> Styled:
     """An arm in the head of a page. Its colour shows if that is as it should be: a failure may be expected."""
-    verdict, said = result.outcome.verdict, f"{result.run.arm}: {result.outcome.verdict}"
+    verdict, said = result.outcome.verdict, f"{result.run.shown}: {result.outcome.verdict}"
     if result.met is True and verdict != "pass":
         return Styled(f"{said}, as expected", "pass")
     if result.met is False and verdict == "pass":
@@ -371,7 +389,7 @@ def _case(result: ArmResult) -> CaseResult:
         *(each.text for each in _remarks(result)),
     ]
     return CaseResult(
-        name=result.run.arm,
+        name=result.run.shown,
         verdict="pass" if as_it_should(result) else "unknown" if unknown else "fail",
         message=outcome.detail if unknown else outcome.signature or "pass, where a failure was expected",
         detail="" if unknown else "\n".join(found or [outcome.detail]),
@@ -389,7 +407,7 @@ def _notice(replay: Replay, result: ArmResult) -> Notice:
     if expectation is not None:
         message += f"; expected was {ended(expectation.verdict, ' or '.join(expectation.signatures))}"
     where = replay.scenario.where_key("arms", result.run.arm)
-    title = f"specdebug: {replay.scenario.name}, arm {result.run.arm}: {what}"
+    title = f"specdebug: {replay.scenario.name}, arm {result.run.shown}: {what}"
     return Notice("unknown" if outcome.verdict == "unknown" else "fail", title, message, where)
 
 
@@ -422,7 +440,7 @@ def _arm_section(result: ArmResult, steps: Sequence[EngineStep], arms: int) -> S
     if expectation is not None:
         expected = f"expected {ended(expectation.verdict, ' or '.join(expectation.signatures))}"
         chips.append(Styled("as expected", "pass") if result.met else Styled(expected, "fail"))
-    return Section(result.run.arm, [*parts, *_folded(outcome)], chips=chips)
+    return Section(result.run.shown, [*parts, *_folded(outcome)], chips=chips)
 
 
 def _facts(result: ArmResult) -> dict[str, str]:

@@ -96,7 +96,7 @@ def scenario(name: Name) -> Scenario:
 
 def _of_runs(name: Name) -> dict[str, Report]:
     about = scenario(name)
-    reverted: Any = (SimpleNamespace(pr=27338),)
+    reverted: Any = (SimpleNamespace(pr=27338, numbers=(27338,), title="a fix"),)
     expectations = (Expectation(), Expectation("fail", (name("expected@site"),)))
     verdicts = ("fail", "pass")
     results = tuple(

@@ -267,7 +267,10 @@ def passed(
         expect={},
         path=Path("weak file.yaml"),
     )
-    toggles: Any = (SimpleNamespace(pr=27360), SimpleNamespace(pr=27338))
+    toggles: Any = (
+        SimpleNamespace(pr=27360, numbers=(27360,), title="a fix"),
+        SimpleNamespace(pr=27338, numbers=(27338,), title="a fix"),
+    )
     run = ArmRun("reverted", scenario, "reverted", 0, (pack,), toggles, expectation)
     return ArmResult(run, outcome)
 

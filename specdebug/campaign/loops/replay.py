@@ -210,6 +210,17 @@ class ArmRun:
         return tuple(toggle.pr for toggle in self.toggles)
 
     @property
+    def added_reverts(self) -> tuple[int, ...]:
+        """The fixes that are reverted beside the arm's own, as a command line or the environment asks."""
+        own = frozenset(self.scenario.arms[self.arm].revert if self.toggles else ())
+        return tuple(toggle.pr for toggle in self.toggles if own.isdisjoint(toggle.numbers))
+
+    @property
+    def shown(self) -> str:
+        """The arm as a reader is shown it: ``fixed - 27338`` where a fix is reverted that the arm has in place."""
+        return f"{self.arm} - {', '.join(map(str, self.added_reverts))}" if self.added_reverts else self.arm
+
+    @property
     def asked(self) -> Asked:
         """The arm's demands on its target. Raises ContentError."""
         return asked_of(self.scenario, self.arm)

@@ -79,6 +79,8 @@ def _told(summary: Summary[Any], subject: Minimisation) -> Iterator[str]:
     """The parts needed, other failures, the command to reproduce it."""
     if summary.reason != "silent":
         whole, left = rate_text(*summary.whole), rate_text(*summary.left)
+        if summary.left[1] and summary.left[0] * summary.whole[1] < summary.whole[0] * summary.left[1]:
+            yield "rarer than the whole: some seeds fail with everything and not with what is left"
         yield f"signature {summary.followed}: the whole {whole}, what is left {left}"
         yield from needed_lines(summary, subject)
     if summary.others:

@@ -66,6 +66,7 @@ CLOSING_TRIALS = 12  # at the end, the smallest is tried so many times with fres
 SURE_FAILURES = (4, 2)  # so often must what a stage ends with have failed with fresh seeds: the first stage, the others
 _LEAST_RATE = 0.6
 _KNOWN_TO_START = 0.6
+_SURE_TO_START = 0.98
 _FALSE_TO_START = 0.012
 
 
@@ -223,7 +224,9 @@ class Minimiser(Generic[C]):
         # Stopping at a failure makes the plain ratio too high; this one is unbiased.
         rate = (failures - 1) / (trials - 1) if failures > 1 else 1 / trials
         self._whole_rate = min(max(rate, 0.01), 0.9)
-        self._rates = TrialRates(self._whole_rate, _KNOWN_TO_START, _FALSE_TO_START)
+        sure = failures == trials
+        known = _SURE_TO_START if sure else _KNOWN_TO_START
+        self._rates = TrialRates(self._whole_rate, known, _FALSE_TO_START, sure)
         return True
 
     def _is_followed(self, signature: str | None) -> bool:

@@ -26,6 +26,8 @@ FRESH_FAILED, FRESH_CLEAN, KNOWN_FAILED, KNOWN_CLEAN = range(4)
 TALLY = (0, 0, 0, 0)  # no trials
 INCIDENTAL = 0.1
 """The rate at which a known seed fails by accident although something needed is gone; other seeds would not."""
+UNSURE, SURE = (1.2, 0.8), (30.0, 0.5)
+"""Beta priors of the rate at which a known seed fails again: where that is to be learned, and where every trial failed."""
 _STRENGTH = 10  # the number of trials that the rate that was measured before counts for
 _LEAST_FRESH = 0.6
 _FALSE_SHARE = 0.2
@@ -36,11 +38,12 @@ class TrialRates:
     """Probabilities that a trial fails: ``fresh`` of something that has all it needs, with a fresh seed; ``known`` the
     same, with a seed that failed before, on a thing from which less was taken away; ``false`` of something that lacks
     what the failure needs. A known seed fails far more often where a run is a function of its seed, and as often as any
-    other where it is not: which of the two holds is learned."""
+    other where it is not: which of the two holds is learned, unless it is ``sure`` from the start."""
 
     fresh: float
     known: float
     false: float
+    sure: bool = False
 
     def log_odds(self, tallies: np.ndarray) -> np.ndarray:
         """Return the log of how many times likelier each tally (a row) is if something needed is gone."""
@@ -48,7 +51,7 @@ class TrialRates:
         gone = log([self.false, 1 - self.false, incidental, 1 - incidental])
         slower: list[np.ndarray] = []
         for factor, weight in SLOWER:
-            fresh, known = self.fresh * factor, self.known * factor
+            fresh, known = self.fresh * factor, self.known * (1.0 if self.sure else factor)
             slower.append(total(tallies * log([fresh, 1 - fresh, known, 1 - known])) + log(weight))
         return np.asarray(total(tallies * gone) - reduce(logaddexp, slower))
 
@@ -69,14 +72,15 @@ def learn(tallies: np.ndarray, fine: np.ndarray, near: np.ndarray, before: Trial
     # What is tried until it fails has one failure too many.
     failed = expected(weight, np.maximum(seen[:, FRESH_FAILED] - 1, 0)) + _STRENGTH * before.fresh
     fresh = failed / (failed + expected(weight, seen[:, FRESH_CLEAN]) + _STRENGTH * (1 - before.fresh))
-    failed = expected(fine, seen[:, KNOWN_FAILED]) + 1.2
-    known = failed / (failed + expected(fine, seen[:, KNOWN_CLEAN]) + 0.8)
+    failures, clean = SURE if before.sure else UNSURE
+    failed = expected(fine, seen[:, KNOWN_FAILED]) + failures
+    known = failed / (failed + expected(fine, seen[:, KNOWN_CLEAN]) + clean)
     failed = expected(gone, seen[:, FRESH_FAILED]) + FALSE_FAILURES[0]
     false = failed / (failed + expected(gone, seen[:, FRESH_CLEAN]) + FALSE_FAILURES[1])
     fresh = min(max(fresh, _LEAST_FRESH * before.fresh), 0.98)
     # A seed that has failed fails no less often than one of which nothing is known.
     known = min(max(known, fresh), 0.98)
-    return TrialRates(fresh, known, min(false, fresh * _FALSE_SHARE))
+    return TrialRates(fresh, known, min(false, fresh * _FALSE_SHARE), before.sure)
 
 
 Removed = frozenset[int]

@@ -41,6 +41,13 @@ def test_what_is_needed_is_left_and_confirmed():
     assert len(watcher.told) == summary.trials + 2
 
 
+def test_a_failure_in_every_trial_takes_tens_of_trials():
+    needs = [{2, 9}, {0}, {3, 4, 11}]
+    found = [minimise(Source(each), seed=1000 * case) for case in range(4) for each in needs]
+    assert [summary.smallest for summary in found] == needs * 4
+    assert max(summary.trials for summary in found) <= 80
+
+
 def test_a_pattern_decides_what_is_followed():
     found = [minimise(Source({2, 9}, rate=0.8, other=0.9), pattern="nan@*", seed=1000 * case) for case in range(8)]
     assert {summary.followed for summary in found} == {"nan@*"}

@@ -27,7 +27,7 @@ TALLY = (0, 0, 0, 0)  # no trials
 INCIDENTAL = 0.1
 """The rate at which a known seed fails by accident although something needed is gone; other seeds would not."""
 UNSURE, SURE = (1.2, 0.8), (30.0, 0.5)
-"""Beta priors of the rate at which a known seed fails again: where that is to be learned, and where every trial failed."""
+"""Beta priors of the rate at which a known seed fails again: to be learned, or of what failed in every trial."""
 _STRENGTH = 10  # the number of trials that the rate that was measured before counts for
 _LEAST_FRESH = 0.6
 _FALSE_SHARE = 0.2

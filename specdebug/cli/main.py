@@ -24,6 +24,7 @@ from specdebug.cli import (
     evaluate,
     faults,
     flake,
+    history,
     hunt,
     listings,
     minimise,
@@ -60,6 +61,7 @@ COMMANDS: dict[str, tuple[type[Command], dict[str, Any]]] = {
     "minimize": (minimise.MinimiseCommand, {"hidden": True}),
     "hunt": (hunt.HuntCommand, {}),
     "mutants": (mutants.MutantsCommand, {}),
+    "history": (history.HistoryCommand, {}),
     "triage": (triage.TriageCommand, {}),
     "eval": (evaluate.EvalCommand, {}),
     "serve": (

@@ -1,0 +1,125 @@
+"""Outcomes by night for a reader: what is new in the last one, and a plot of each thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from markupsafe import Markup
+
+from specdebug import __version__
+from specdebug.apps.history import Nights, Thing, plain
+from specdebug.report.html import svg
+from specdebug.report.parts import Column, Line, Part, Plot, Report, Section, Styled, lines, table
+from specdebug.report.words import counted
+from specdebug.search.intervals import clopper_pearson
+
+CONFIDENCE = 0.95
+TOP, BOTTOM, STRIP, HEIGHT = 30, 150, 186, 226
+
+
+def history_report(history: Nights, folder: Path) -> Report:
+    """All nights of a folder; its exit code is that of the last one."""
+    nights, things = history.nights, history.things
+    last = nights[-1] if nights else ""
+    wrong = [thing for thing in things if thing.wrong_in(last)]
+    summary = f"{folder}: no night is kept here; --add FILE.json keeps one"
+    if nights:
+        said = f"{counted(len(wrong), 'thing')} not as it should be" if wrong else "all as it should be"
+        summary = f"{last}: {said}, of {len(things)} in {counted(len(nights), 'night')} since {nights[0]}"
+    heads = (
+        Column("what", "key", lambda thing: thing.name),
+        Column("last night", of=lambda thing: _last(thing, last)),
+        Column("failed", "right", lambda thing: rate(*thing.counts)),
+        Column("accept length", "right", lambda thing: _accept(thing, last)),
+        Column("failures, since when", "prose", lambda thing: _first(thing)),
+    )
+    return Report(
+        command="history",
+        title=str(folder),
+        summary=summary,
+        exit_code=history.exit_code,
+        document={"specdebug": __version__, "exit_code": history.exit_code, **plain(history)},
+        parts=[*([table(things, *heads)] if things else []), *lines(_news(wrong, last)), Line(summary)],
+        page=lambda: [
+            Section("All nights", [table(things, *heads)]),
+            *(Section(thing.name, [_plot(thing, nights)], chips=[_last(thing, last)]) for thing in things),
+        ],
+    )
+
+
+def rate(bad: int, runs: int) -> str:
+    """``2 of 30: 6.7% (0.8% to 22%)``."""
+    if not runs:
+        return "no verdict"
+    span = clopper_pearson(bad, runs, CONFIDENCE)
+    return f"{bad} of {runs}: {bad / runs:.1%} ({span.low:.1%} to {span.high:.1%})"
+
+
+def _last(thing: Thing, night: str) -> Styled:
+    line = thing.by_night.get(night)
+    if line is None:
+        return Styled("did not run", "unknown")
+    if line.bad:
+        return Styled(f"{line.bad} of {line.runs} failed", "fail")
+    if thing.out_of_band(night):
+        return Styled("accept length out of its band", "fail")
+    return Styled("no verdict", "unknown") if line.unknown == line.runs else Styled("good", "pass")
+
+
+def _accept(thing: Thing, night: str) -> str:
+    line, band = thing.by_night.get(night), thing.band(night)
+    if line is None or line.accept is None:
+        return ""
+    return f"{line.accept:.2f} ({'too few nights' if band is None else f'{band[0]:.2f} to {band[1]:.2f}'})"
+
+
+def _first(thing: Thing) -> str:
+    return "; ".join(f"{name} since {night}" for name, night in thing.first_nights.items())
+
+
+def _news(wrong: list[Thing], last: str) -> Iterator[str]:
+    for thing in wrong:
+        for name in thing.by_night[last].signatures:
+            first = thing.first_nights[name]
+            yield f"{thing.name}: {name}, {'new tonight' if first == last else f'first seen on {first}'}"
+        if thing.out_of_band(last):
+            yield f"{thing.name}: accept length {_accept(thing, last)}"
+
+
+def _plot(thing: Thing, nights: list[str]) -> Part:
+    """Accept lengths with their band, and below them a strip of the nights."""
+    x = svg.across(0, max(len(nights), 1))
+    told = [(at, thing.by_night[night]) for at, night in enumerate(nights) if night in thing.by_night]
+    accepts = [(at, line.accept) for at, line in told if line.accept is not None]
+    parts, top = list[Markup](), STRIP - 20.0
+    if accepts:
+        top = float(TOP)
+        bands = {at: band for at, night in enumerate(nights) if (band := thing.band(night)) is not None}
+        every = [value for _, value in accepts] + [end for band in bands.values() for end in band]
+        low, high = min(every), max(every)
+        y = svg.Scale(low - 0.1 * (high - low + 0.1), high + 0.1 * (high - low + 0.1), BOTTOM, TOP)
+        parts.append(svg.y_axis(y, "accept length"))
+        ends = [[(x(at + 0.5), y(band[end])) for at, band in bands.items()] for end in (0, 1)]
+        if bands:
+            parts.append(svg.polyline([*ends[0], *reversed(ends[1])], "polygon", class_="band"))
+        parts.append(svg.polyline([(x(at + 0.5), y(value)) for at, value in accepts], class_="culprit c1"))
+    for at, line in told:
+        style = "fail" if line.bad else "untestable" if line.unknown == line.runs else "pass"
+        parts.append(svg.rect(x(at) + 1, STRIP - 8, x(at + 1) - x(at) - 2, 16, class_=f"t-{style}"))
+    tips = [
+        (
+            x(at),
+            x(at + 1),
+            "\n".join([line.night, f"{line.bad} of {line.runs} failed", *line.signatures, _accept(thing, line.night)]),
+        )
+        for at, line in told
+    ]
+    label = f"{thing.name}: {rate(*thing.counts)} over {counted(len(told), 'night')}"
+    ends_said = [
+        svg.text(svg.LEFT, STRIP + 28, nights[0], class_="tick"),
+        svg.text(svg.WIDTH - svg.RIGHT, STRIP + 28, nights[-1], class_="tick", text_anchor="end"),
+    ]
+    drawn = svg.drawing(HEIGHT, label, *parts, *ends_said, svg.hits(tips, top, STRIP + 10))
+    keys = [("good", "t-pass"), ("failed", "t-fail"), ("no verdict", "t-untestable")]
+    return Plot(drawn, label, keys)

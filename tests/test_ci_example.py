@@ -16,7 +16,10 @@ ACTION = yaml.safe_load((CI / "action.yml").read_text())
 WORKFLOW = yaml.safe_load((CI / ".github/workflows/night.yml").read_text())
 SCENARIO = """
 name: small
-engine: {model: tiny, context_length: 64, speculative: {algorithm: EAGLE, num_steps: 2, eagle_topk: 1, num_draft_tokens: 3}}
+engine:
+  model: tiny
+  context_length: 64
+  speculative: {algorithm: EAGLE, num_steps: 2, eagle_topk: 1, num_draft_tokens: 3}
 workload: [{requests: 1, prompt: {corpus: stdlib, tokens: 8}, max_new_tokens: 6}]
 arms: {fixed: {}}
 expect: {fixed: {verdict: pass}}

@@ -9,24 +9,38 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, ClassVar
 
 from packaging.specifiers import SpecifierSet
 
 from specdebug.base.content import content_files
 from specdebug.base.errors import ContentError, SpecDebugError, Where, did_you_mean
-from specdebug.base.schema import Item
+from specdebug.base.schema import (
+    ANY_TEXT,
+    TEXT,
+    Gather,
+    Item,
+    Key,
+    Kind,
+    Part,
+    Schema,
+    form,
+    list_of,
+    map_of,
+    nested,
+    one_or_many,
+    simple,
+    whole,
+)
 from specdebug.base.yamlio import Doc, load_yaml, one_line
 from specdebug.patching.hook import REVERT_VARIABLE
 from specdebug.patching.hook.ours import hook_wants
 from specdebug.patching.match import shared_target
 from specdebug.patching.source import Edit, Patch, parse_target
-
-_T = TypeVar("_T")
 
 OWN_ENGINE = "specdebug"
 
@@ -39,12 +53,112 @@ class SelectionError(SpecDebugError):
     """A number that was asked to be reverted is no number, or no toggle has it."""
 
 
+def _read_target(item: Item) -> tuple[str, str]:
+    """The module and the qualified name that a text means."""
+    try:
+        return parse_target(item.text())
+    except ValueError as error:
+        raise item.error(f"is '{one_line(item.text(), 60)}': {error}") from None
+
+
+_NUMBER = whole(1, _MAX_PR, unread=0)
+_LINE = simple(lambda item: " ".join(item.text().split()), TEXT.schema({}), "")
+"""Text as a table shows it: on one line."""
+_TARGET = simple(_read_target, {"type": "string", "pattern": r"^[^\s:]+(:[^\s:]+)?$"}, ("", ""))
+
+
 @dataclass(frozen=True)
-class Detection:
+class EditText(Part):
+    """Lines to replace, as a file has them."""
+
+    match: Annotated[str, TEXT, "complete lines that stand exactly once inside the target"]
+    replacement: Annotated[str, ANY_TEXT, "the lines that replace them; empty text deletes them"]
+
+
+@dataclass(frozen=True)
+class PatchText(Part):
+    """The edits of one function, class or module, as a file has them."""
+
+    target: Annotated[tuple[str, str], _TARGET, "`package.module:Class.function`; a module alone is all of it"]
+    edits: Annotated[tuple[EditText, ...], list_of(nested(EditText), at_least=1), "what is replaced in it"]
+
+
+_PATCHES = list_of(nested(PatchText), at_least=1)
+
+
+def _read_patches(item: Item, owner: str) -> tuple[Patch, ...]:
+    """``owner``'s last word begins the ids of the edits: ``27338#1`` of ``toggle 27338``."""
+    patches, name, numbers, doc = list[Patch](), owner.rpartition(" ")[2], itertools.count(1), item.doc
+    for index, text in enumerate(_PATCHES.read(item)):
+        at = (*item.path, index)
+        edits = tuple(
+            Edit(
+                f"{name}#{next(numbers)}",
+                edit.match,
+                edit.replacement,
+                doc.where_text(*at, "edits", n, "match", line=1),
+                doc.where_text(*at, "edits", n, "replacement", line=1),
+            )
+            for n, edit in enumerate(text.edits)
+        )
+        patches.append(Patch(owner, *text.target, edits, doc.where(*at, "target")))
+    return tuple(patches)
+
+
+def read_ranges(item: Item, owner: str) -> dict[str, tuple[Patch, ...]]:
+    """Patches of an engine by version range; a list of them is for all versions. ``owner``: who wants them, as errors
+    name it. Raises ContentErrors."""
+    if isinstance(item.value, list):
+        return {"": _read_patches(item, owner)}
+    gather, ranges = Gather(), dict[str, tuple[Patch, ...]]()
+    if not item.entries():
+        raise item.error("needs a version range")
+    for wanted, patches in item.entries().items():
+        if not all(_VERSION_RANGE.fullmatch(part.strip()) for part in wanted.split(",")):
+            message = f"'{one_line(wanted, 60)}' is no version range; write for example '>=0.5.12,<0.5.14'"
+            gather.note(ContentError(message, patches.where_key), patches.path)
+        ranges[wanted] = gather.one(patches, lambda each: _read_patches(each, owner), ())
+    return gather.done(ranges)
+
+
+def _read_engines(item: Item) -> dict[str, dict[str, tuple[Patch, ...]]]:
+    """Patches by engine and version range; those of this engine are for its only one."""
+    gather, owner = Gather(), f"toggle {item.doc.data.get('pr')}"
+    found = dict[str, dict[str, tuple[Patch, ...]]]()
+    for engine, patches in item.entries().items():
+        if not re.fullmatch(_ENGINE_NAME, engine):
+            message = f"'{one_line(engine, 60)}' is no name of an engine"
+            gather.note(ContentError(message, patches.where_key), patches.path)
+        elif engine == OWN_ENGINE:
+            found[engine] = {"": gather.one(patches, lambda each: _read_patches(each, owner), ())}
+        else:
+            found[engine] = gather.one(patches, lambda each: read_ranges(each, owner), {})
+    return gather.done(found)
+
+
+def _engines_schema(defs: Schema) -> Schema:
+    many = _PATCHES.schema(defs)
+    ranges = {"type": "object", "minProperties": 1, "additionalProperties": many}
+    return {
+        "type": "object",
+        "minProperties": 1,
+        "propertyNames": {"pattern": f"^{_ENGINE_NAME}$"},
+        "properties": {OWN_ENGINE: many},
+        "additionalProperties": {"anyOf": [many, ranges]},
+    }
+
+
+_ENGINES = Kind(_read_engines, _engines_schema, lambda item: {})
+
+
+@dataclass(frozen=True)
+class Detection(Part):
     """A scenario that notices the bug, and signatures of its failure (``fnmatch`` patterns, any of them)."""
 
-    scenario: str
-    signatures: tuple[str, ...]
+    scenario: Annotated[str, _LINE, "name of the scenario that shows it"]
+    signatures: Annotated[
+        tuple[str, ...], one_or_many(_LINE, at_least=1), "of its failure, with wildcards", Key(name="signature")
+    ]
 
     def recognises(self, signature: str) -> bool:
         """Return True if a failure's signature is one of those stated."""
@@ -52,6 +166,16 @@ class Detection:
 
 
 NOTHING = Detection("", ())
+_DETECTION = nested(Detection)
+
+
+@dataclass(frozen=True)
+class GuardText(Part):
+    """Lines that keep a bug from being reached, as a file has them."""
+
+    target: Annotated[tuple[str, str], _TARGET, "`package.module:Class.function` that has the lines"]
+    guard: Annotated[str, TEXT, "complete lines that stand exactly once inside the target"]
+    why: Annotated[str, _LINE, "how they keep the bug from being reached"]
 
 
 @dataclass(frozen=True)
@@ -62,29 +186,111 @@ class Guard:
     why: str
 
 
+def _read_guard(item: Item) -> Guard:
+    text, owner, at = GuardText.read(item), f"guard {item.doc.data.get('pr')}", item.path
+    first = item.doc.where_text(*at, "guard", line=1)
+    edit = Edit(f"{owner}#1", text.guard, "pass", first, first)
+    return Guard(Patch(owner, *text.target, (edit,), item.doc.where(*at, "target")), text.why)
+
+
 @dataclass(frozen=True)
-class Toggle:
+class Toggle(Part):
     """One fix that can be reverted. A fix that this engine lacks has no ``patches``, and is detected by ``NOTHING``.
     ``foreign``: per other engine, per version range, the edits that revert it there (see ``patching.drift``), in
     ``detected_in`` what shows it there, and in ``latent_in`` what keeps it from showing; ``mends``: the engines that
     lack the fix, where the edits put it in."""
 
-    pr: int
-    aliases: tuple[int, ...]
-    title: str
-    url: str
-    family: str
-    symptom: str
-    description: str
-    detected_by: Detection
-    patches: tuple[Patch, ...]
+    schema_beside: ClassVar[Schema] = {
+        "if": {"properties": {"patches": {"required": [OWN_ENGINE]}}},
+        "then": {"required": ["detected_by"]},
+        "else": {"not": {"required": ["detected_by"]}},
+    }
+
+    pr: Annotated[int, _NUMBER, "the number that selects it, such as the pull request's"]
+    aliases: Annotated[tuple[int, ...], list_of(_NUMBER), "further numbers that select it", Key(default="none")]
+    title: Annotated[str, _LINE, "what the fix does, on one line"]
+    url: Annotated[str, form(r"https?://\S+"), "the pull request", Key(default="none")]
+    family: Annotated[str, _LINE, "the family of bugs it belongs to"]
+    symptom: Annotated[str, _LINE, "what a user sees where the fix is missing"]
+    description: Annotated[str, TEXT, "mechanism, trigger, evidence", Key(default="none")]
+    detected_by: Annotated[
+        Detection,
+        one_or_many(_DETECTION, at_least=1),
+        "what shows it in the engine of this package, or a list of such",
+        Key(default="nothing"),
+    ]
+    patches: Annotated[
+        tuple[Patch, ...],
+        _ENGINES,
+        "by engine (the name of its package) the edits that take the fix out: a list, or lists by version range",
+    ]
     foreign: Mapping[str, Mapping[str, tuple[Patch, ...]]]
     path: Path
-    detected_in: Mapping[str, Detection] = field(default_factory=dict)
-    latent_in: Mapping[str, Guard] = field(default_factory=dict)
-    mends: frozenset[str] = frozenset()
+    detected_in: Annotated[Mapping[str, Detection], map_of(_DETECTION), "by engine, what shows it there"] = field(
+        default_factory=dict
+    )
+    latent_in: Annotated[
+        Mapping[str, Guard],
+        map_of(Kind(_read_guard, nested(GuardText).schema)),
+        "by engine where nothing can reach the bug, the lines that see to it",
+    ] = field(default_factory=dict)
+    mends: Annotated[
+        frozenset[str], list_of(TEXT, at_least=1), "engines that lack the fix, where the edits put it in"
+    ] = frozenset()
     also_detected_by: tuple[Detection, ...] = ()
     """Further scenarios that show it, such as those of another way of drafting."""
+
+    @classmethod
+    def given(cls, item: Item) -> dict[str, Any]:
+        return {"path": Path(item.doc.path)}
+
+    @classmethod
+    def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
+        engines: Mapping[str, Any] = values.get("patches", {})
+        values["patches"] = engines.get(OWN_ENGINE, {}).get("", ())
+        values["foreign"] = {engine: ranges for engine, ranges in engines.items() if engine != OWN_ENGINE}
+        detections: Sequence[Detection] = values.get("detected_by", ())
+        values["detected_by"], *more = detections or (NOTHING,)
+        values["also_detected_by"] = tuple(more)
+        values["mends"] = frozenset(values.get("mends", ()))
+
+        def wrong(at: Item, message: str) -> None:
+            gather.note(at.error(message), at.path)
+
+        numbers = (values.get("pr", 0), *values.get("aliases", ()))
+        for n, number in enumerate(numbers[1:], start=1):
+            if number and number in numbers[:n]:
+                wrong(table["aliases"].items()[n - 1], f"repeats {number}")
+        scenarios = [each.scenario for each in detections]
+        for n, name in enumerate(scenarios):
+            if name and name in scenarios[:n]:
+                wrong(table["detected_by"].items()[n], f"repeats the scenario '{one_line(name, 60)}'")
+        if "patches" in table and isinstance(table["patches"].value, dict):
+            cls._settle_engines(item, table, table["patches"].value, gather)
+
+    @classmethod
+    def _settle_engines(cls, item: Item, table: Mapping[str, Item], written: Mapping[str, Any], gather: Gather) -> None:
+        """Note what is said of engines that does not go with their patches, as they are ``written``."""
+        foreign = [engine for engine in written if engine != OWN_ENGINE]
+        if OWN_ENGINE in written:
+            if "detected_by" not in item.entries():
+                gather.note(item.error("lacks the key 'detected_by'"), (*item.path, "detected_by"))
+        elif "detected_by" in table or not written:
+            hint = did_you_mean(OWN_ENGINE, written) if written else ""
+            gather.note(table["patches"].error(f"lacks the key '{OWN_ENGINE}'{hint}"), table["patches"].path)
+        said = {key: table[key].value for key in ("detected_in", "latent_in") if key in table}
+        for key, by_engine in said.items():
+            for engine in by_engine if isinstance(by_engine, dict) else ():
+                if engine not in foreign:
+                    one = table[key].entries()[engine]
+                    gather.note(ContentError(f"'{one_line(engine, 60)}' has no patches here", one.where_key), one.path)
+        mends = table["mends"] if "mends" in table and isinstance(table["mends"].value, list) else None
+        for one in () if mends is None else mends.items():
+            if one.value not in foreign:
+                gather.note(one.error(f"'{one_line(str(one.value), 60)}' has no patches of its own here"), one.path)
+            elif any(isinstance(each, dict) and one.value in each for each in said.values()):
+                message = f"'{one.value}' lacks this fix: nothing shows it or keeps it from showing there"
+                gather.note(one.error(message), one.path)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -242,39 +448,8 @@ def load_toggle(path: str | Path) -> Toggle:
 
 
 def read_toggle(doc: Doc) -> Toggle:
-    """The toggle a document holds. Raises ContentError."""
-    root = doc.root
-    top = root.table(
-        required=("pr", "title", "family", "symptom", "patches"),
-        optional=("aliases", "url", "description", "detected_by", "detected_in", "latent_in", "mends"),
-    )
-    pr = top["pr"].integer(low=1, high=_MAX_PR)
-    aliases = [pr]
-    for item in top["aliases"].items() if "aliases" in top else ():
-        if (number := item.integer(low=1, high=_MAX_PR)) in aliases:
-            raise item.error(f"repeats {number}")
-        aliases.append(number)
-    detection, *more = _read_detections(top["detected_by"]) if "detected_by" in top else (NOTHING,)
-    own, foreign = _read_engines(top["patches"], pr, here="detected_by" in top)
-    if own and detection is NOTHING:
-        raise root.error("lacks the key 'detected_by'")
-    return Toggle(
-        pr=pr,
-        aliases=tuple(aliases[1:]),
-        title=_line(top["title"]),
-        url=top["url"].text(pattern=r"https?://\S+") if "url" in top else "",
-        family=_line(top["family"]),
-        symptom=_line(top["symptom"]),
-        description=top["description"].text() if "description" in top else "",
-        detected_by=detection,
-        patches=own,
-        foreign=foreign,
-        path=Path(doc.path),
-        detected_in=_read_elsewhere(top, "detected_in", foreign, _read_detection),
-        latent_in=_read_elsewhere(top, "latent_in", foreign, lambda item: _read_guard(item, f"guard {pr}")),
-        mends=_read_mends(top, foreign),
-        also_detected_by=tuple(more),
-    )
+    """The toggle a document holds. Raises ContentErrors with all that is wrong."""
+    return Toggle.read(doc.root)
 
 
 def _by_number(toggles: Iterable[Toggle]) -> dict[int, Toggle]:
@@ -288,114 +463,3 @@ def _known(number: int, every: Mapping[int, Toggle], engine: str = "") -> Toggle
         hint = did_you_mean(str(number), near) or "; no toggle is registered"
         raise SelectionError(f"no toggle reverts {number}{hint}")
     return every[number]
-
-
-def _line(item: Item) -> str:
-    """The text on one line, as a table shows it."""
-    return " ".join(item.text().split())
-
-
-def _read_detections(item: Item) -> list[Detection]:
-    """One, or a list of them: each of another scenario."""
-    found: list[Detection] = []
-    for one in item.one_or_many(at_least=1):
-        detection = _read_detection(one)
-        if any(each.scenario == detection.scenario for each in found):
-            raise one.error(f"repeats the scenario '{one_line(detection.scenario, 60)}'")
-        found.append(detection)
-    return found
-
-
-def _read_detection(item: Item) -> Detection:
-    found = item.table(required=("scenario", "signature"))
-    signatures = tuple(_line(one) for one in found["signature"].one_or_many(at_least=1))
-    return Detection(_line(found["scenario"]), signatures)
-
-
-def _read_elsewhere(
-    top: Mapping[str, Item], key: str, foreign: Iterable[str], read: Callable[[Item], _T]
-) -> dict[str, _T]:
-    """What is said of other engines under a key; each must have patches."""
-    found = {}
-    for engine, item in top[key].entries().items() if key in top else ():
-        if engine not in foreign:
-            raise ContentError(f"'{one_line(engine, 60)}' has no patches here", item.where_key)
-        found[engine] = read(item)
-    return found
-
-
-def _read_mends(top: Mapping[str, Item], foreign: Iterable[str]) -> frozenset[str]:
-    """The engines in which the patches put the fix in; each must have some."""
-    found = set()
-    for item in top["mends"].items(at_least=1) if "mends" in top else ():
-        engine = item.text()
-        if engine not in foreign:
-            raise item.error(f"'{one_line(engine, 60)}' has no patches of its own here")
-        if any(key in top and engine in top[key].entries() for key in ("detected_in", "latent_in")):
-            raise item.error(f"'{engine}' lacks this fix: nothing shows it or keeps it from showing there")
-        found.add(engine)
-    return frozenset(found)
-
-
-def _read_guard(item: Item, owner: str) -> Guard:
-    table = item.table(required=("target", "guard", "why"))
-    at = _first_line(table["guard"])
-    edit = Edit(f"{owner}#1", table["guard"].text(), "pass", at, at)
-    return Guard(Patch(owner, *_read_target(table["target"]), (edit,), table["target"].where), _line(table["why"]))
-
-
-def _read_engines(item: Item, pr: int, here: bool) -> tuple[tuple[Patch, ...], dict[str, dict[str, tuple[Patch, ...]]]]:
-    """Patches of this engine and of others. ``here``: the file says how the bug is detected, so this engine has it."""
-    engines = item.entries()
-    for engine, versions in engines.items():
-        if not re.fullmatch(_ENGINE_NAME, engine):
-            raise ContentError(f"'{one_line(engine, 60)}' is no name of an engine", versions.where_key)
-    if OWN_ENGINE not in engines and (here or not engines):
-        hint = did_you_mean(OWN_ENGINE, engines) if engines else ""
-        raise item.error(f"lacks the key '{OWN_ENGINE}'{hint}")
-    owner = f"toggle {pr}"
-    foreign = {engine: read_ranges(item, owner) for engine, item in engines.items() if engine != OWN_ENGINE}
-    return _read_patches(engines[OWN_ENGINE], owner) if OWN_ENGINE in engines else (), foreign
-
-
-def read_ranges(item: Item, owner: str) -> dict[str, tuple[Patch, ...]]:
-    """Patches of an engine by version range; a list of them is for all versions. ``owner``: who wants them, as errors
-    name it. Raises ContentError."""
-    if isinstance(item.value, list):
-        return {"": _read_patches(item, owner)}
-    ranges: dict[str, tuple[Patch, ...]] = {}
-    if not item.entries():
-        raise item.error("needs a version range")
-    for wanted, patches in item.entries().items():
-        if not all(_VERSION_RANGE.fullmatch(part.strip()) for part in wanted.split(",")):
-            message = f"'{one_line(wanted, 60)}' is no version range; write for example '>=0.5.12,<0.5.14'"
-            raise ContentError(message, patches.where_key)
-        ranges[wanted] = _read_patches(patches, owner)
-    return ranges
-
-
-def _read_patches(item: Item, owner: str) -> tuple[Patch, ...]:
-    """``owner``'s last word begins the ids of the edits: ``27338#1`` of ``toggle 27338``."""
-    patches, name, numbers = list[Patch](), owner.rpartition(" ")[2], itertools.count(1)
-    for entry in item.items(at_least=1):
-        table = entry.table(required=("target", "edits"))
-        edits = []
-        for one in table["edits"].items(at_least=1):
-            texts = one.table(required=("match", "replacement"))
-            match, replacement = texts["match"], texts["replacement"]
-            written = match.text(), replacement.text(empty=True)
-            edits.append(Edit(f"{name}#{next(numbers)}", *written, _first_line(match), _first_line(replacement)))
-        patches.append(Patch(owner, *_read_target(table["target"]), tuple(edits), table["target"].where))
-    return tuple(patches)
-
-
-def _first_line(item: Item) -> Where:
-    return item.doc.where_text(*item.path, line=1)
-
-
-def _read_target(item: Item) -> tuple[str, str]:
-    """The module and the qualified name that a text means."""
-    try:
-        return parse_target(item.text())
-    except ValueError as error:
-        raise item.error(f"is '{one_line(item.text(), 60)}': {error}") from None

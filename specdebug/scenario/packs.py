@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from specdebug.async_probe.gate import ASSERT, KINDS, MODES, OFF, RECORD, Rule
 from specdebug.async_probe.sites import Site
-from specdebug.base.errors import ContentError, Where, did_you_mean
-from specdebug.base.schema import Item
+from specdebug.base.errors import ContentError, Where, did_you_mean, raise_all
+from specdebug.base.schema import ANY_TEXT, Gather, Item, Key, Part, Schema, choice, form, list_of, nested
 from specdebug.base.yamlio import Doc, load_yaml
 from specdebug.kernel_memory.finding import KINDS as MEMORY_KINDS
 from specdebug.kernel_memory.finding import KernelRule
@@ -24,6 +24,26 @@ LIVE_MODES = (RECORD, ASSERT)
 AnyRule = TypeVar("AnyRule", Rule, KernelRule)
 
 
+_MODE = choice(*MODES)
+
+
+@dataclass(frozen=True)
+class Entry(Part):
+    """An entry of ``sites``, as a file has it."""
+
+    glob: Annotated[str, form(GLOB), "sites that it covers; `*` matches dots, too"]
+    kinds: Annotated[tuple[str, ...], list_of(choice(*KINDS), at_least=1), "of the probes that it covers"] = KINDS
+    mode: Annotated[str | None, _MODE, "what they do", Key(default="the pack's")] = None
+
+
+@dataclass(frozen=True)
+class KernelEntry(Entry):
+    """An entry of ``kernels``, as a file has it."""
+
+    glob: Annotated[str, form(GLOB), "of `kernel.argument`; `*` matches dots, too"]
+    kinds: Annotated[tuple[str, ...], list_of(choice(*MEMORY_KINDS), at_least=1), "of what it looks for"] = MEMORY_KINDS
+
+
 @dataclass(frozen=True)
 class PackEntry:
     """One entry of ``sites``, with its place in the file."""
@@ -33,15 +53,42 @@ class PackEntry:
 
 
 @dataclass(frozen=True)
-class ProbePack:
+class ProbePack(Part):
     """A pack as read; the rule of every entry has a mode. ``kernels``: of the memory of kernels."""
 
-    name: str
-    description: str
-    mode: str
-    entries: tuple[PackEntry, ...]
+    schema_beside: ClassVar[Schema] = {"anyOf": [{"required": ["sites"]}, {"required": ["kernels"]}]}
+
+    name: Annotated[str, form(NAME), "lower-case words joined by hyphens"]
+    description: Annotated[str, ANY_TEXT, "what it watches, in one sentence", Key(default="none")]
+    mode: Annotated[str, choice(*LIVE_MODES), "of entries without one: end at the first finding, or note it and go on"]
+    entries: Annotated[
+        tuple[PackEntry, ...],
+        list_of(nested(Entry), at_least=1, at_most=MAX_ENTRIES, noun="entries"),
+        "probes that are live",
+        Key(name="sites", default="none"),
+    ]
     path: str
-    kernels: tuple[KernelRule, ...] = ()
+    kernels: Annotated[
+        tuple[KernelRule, ...],
+        list_of(nested(KernelEntry), at_least=1, at_most=MAX_ENTRIES, noun="entries"),
+        "memory of kernels that is watched",
+    ] = ()
+
+    @classmethod
+    def given(cls, item: Item) -> dict[str, Any]:
+        return {"path": item.doc.path}
+
+    @classmethod
+    def settle(cls, item: Item, table: Mapping[str, Item], values: dict[str, Any], gather: Gather) -> None:
+        mode, doc = values.get("mode", RECORD), item.doc
+        values["entries"] = tuple(
+            PackEntry(Rule(each.glob, each.mode or mode, each.kinds), doc.where("sites", n, "glob"))
+            for n, each in enumerate(values.get("entries", ()))
+        )
+        memory = (KernelRule(each.glob, each.mode or mode, each.kinds) for each in values.get("kernels", ()))
+        values["kernels"] = tuple(memory)
+        if not table.keys() & {"sites", "kernels"} and len(table) == len(item.entries()):
+            gather.note(item.error("has neither 'sites' nor 'kernels'"), item.path)
 
 
 def load_pack(path: Path | str) -> ProbePack:
@@ -50,25 +97,13 @@ def load_pack(path: Path | str) -> ProbePack:
 
 
 def read_pack(doc: Doc) -> ProbePack:
-    """The pack a document holds. Raises ``ContentError``."""
-    top = doc.root.table(required=("name", "mode"), optional=("description", "sites", "kernels"))
-    mode = top["mode"].text(choices=LIVE_MODES)
-    if "sites" not in top and "kernels" not in top:
-        raise doc.root.error("has neither 'sites' nor 'kernels'")
-    sites, kernels = (_entries(top, name) for name in ("sites", "kernels"))
-    return ProbePack(
-        name=top["name"].text(pattern=NAME),
-        description=top["description"].text(empty=True) if "description" in top else "",
-        mode=mode,
-        entries=tuple(PackEntry(Rule(*_rule(item, mode, KINDS)), item.entries()["glob"].where) for item in sites),
-        path=doc.path,
-        kernels=tuple(KernelRule(*_rule(item, mode, MEMORY_KINDS)) for item in kernels),
-    )
+    """The pack a document holds. Raises ``ContentErrors`` with all that is wrong."""
+    return ProbePack.read(doc.root)
 
 
 def check_globs(pack: ProbePack, sites: Iterable[Site]) -> None:
-    """Raise ``ContentError`` at the first entry that covers none of ``sites``: most likely a misspelling."""
-    known = list(sites)
+    """Raise ``ContentErrors`` with every entry that covers none of ``sites``: most likely a misspelling."""
+    known, wrong = list(sites), list[ContentError]()
     for entry in pack.entries:
         rule = entry.rule
         named = [site for site in known if fnmatchcase(site.name, rule.glob)]
@@ -76,10 +111,11 @@ def check_globs(pack: ProbePack, sites: Iterable[Site]) -> None:
             hint = did_you_mean(rule.glob, (site.name for site in known)) if known else ""
             # A list of every site would not be of help.
             hint = hint if "did you mean" in hint else "; `specdebug probes list` shows them"
-            raise ContentError(f"no site matches '{rule.glob}'{hint}", entry.where)
-        if not any(rule.covers(site.name, site.kind) for site in named):
+            wrong.append(ContentError(f"no site matches '{rule.glob}'{hint}", entry.where))
+        elif not any(rule.covers(site.name, site.kind) for site in named):
             kinds = ", ".join(sorted({site.kind for site in named}))
-            raise ContentError(f"sites that match '{rule.glob}' probe {kinds} only", entry.where)
+            wrong.append(ContentError(f"sites that match '{rule.glob}' probe {kinds} only", entry.where))
+    raise_all(wrong)
 
 
 def rules(packs: Sequence[ProbePack], mode: str | None = None) -> tuple[Rule, ...]:
@@ -102,19 +138,3 @@ def activate(packs: Sequence[ProbePack], mode: str | None = None) -> None:
 
     chosen = rules(packs, mode)
     async_probe.configure(RECORD if chosen else OFF, chosen)
-
-
-def _entries(top: Mapping[str, Item], name: str) -> Sequence[Item]:
-    found = top[name].items(at_least=1) if name in top else ()
-    if len(found) > MAX_ENTRIES:
-        raise top[name].error(f"has more than {MAX_ENTRIES} entries")
-    return found
-
-
-def _rule(item: Item, mode: str, known: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
-    """Glob, mode and kinds of an entry, whose kinds are among ``known``."""
-    table = item.table(required=("glob",), optional=("kinds", "mode"))
-    kinds = table["kinds"].items(at_least=1) if "kinds" in table else ()
-    found = tuple(kind.text(choices=known) for kind in kinds) or known
-    own = table["mode"].text(choices=MODES) if "mode" in table else mode
-    return table["glob"].text(pattern=GLOB), own, found

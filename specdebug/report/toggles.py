@@ -56,17 +56,17 @@ def _stated(toggle: Toggle) -> tuple[str, ...]:
 
 
 def toggle_list(toggles: Sequence[Toggle]) -> Report:
-    """One row a fix: its numbers, its scenario and signature, its family and title."""
+    """One row a fix: its numbers, its title with the scenarios and signatures that show it beneath, its family."""
 
-    def scenario(toggle: Toggle) -> str:
-        return ", ".join(one.scenario for one in toggle.detections) if toggle.patches else _without(toggle)
+    def title(toggle: Toggle) -> list[str | Styled]:
+        scenarios = ", ".join(one.scenario for one in toggle.detections)
+        shown = f"{scenarios}: {', '.join(_stated(toggle))}" if toggle.patches else _without(toggle)
+        return [toggle.title, Styled(shown, "dim")]
 
     heads = (
-        Column("PR", "key", lambda toggle: ", ".join(map(str, toggle.numbers))),
-        Column("scenario", "key", scenario),
-        Column("signature", "key", _stated),
-        Column("family", of=lambda toggle: toggle.family),
-        Column("title", "prose", lambda toggle: toggle.title),
+        Column("PR", "prose", lambda toggle: ", ".join(map(str, toggle.numbers))),
+        Column("title", "prose", title),
+        Column("family", "prose", lambda toggle: toggle.family),
     )
     return listing("toggles list", [table(toggles, *heads, bar=True)], list(map(toggle_document, toggles)))
 

@@ -465,6 +465,12 @@ class Part:
         return {name: plain[name] for name in (*self.written, *plain) if name in plain}
 
     @classmethod
+    def json_schema(cls) -> Schema:
+        """JSON schema (draft 2020-12) of a file that is such a part, for editors that complete and check YAML."""
+        defs: Schema = {}
+        return {"$schema": "https://json-schema.org/draft/2020-12/schema", **cls.table(defs), "$defs": defs}
+
+    @classmethod
     def table(cls, defs: Schema, also: Mapping[str, Kind] = MappingProxyType({})) -> Schema:
         """The mapping as JSON schema. ``also``: keys that it may have besides."""
         keys = keys_of(cls)

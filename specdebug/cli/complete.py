@@ -7,11 +7,14 @@ import os
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
 from specdebug.base.attention_plans import PLANS
+
+if TYPE_CHECKING:
+    from specdebug.base.content import Kind
 
 Found: TypeAlias = Iterable[str | tuple[str, str]]
 """Values, or pairs of a value and its description."""
@@ -40,11 +43,11 @@ def _content(ctx: typer.Context) -> list[Path]:
     return list(ctx.params.get("content") or ())
 
 
-def _names_and_files(ctx: typer.Context, incomplete: str, endings: tuple[str, ...]) -> Found:
-    """Names of scenarios, then folders, and files of these endings, that begin as the word does."""
+def _names_and_files(ctx: typer.Context, incomplete: str, endings: tuple[str, ...], kind: Kind = "scenarios") -> Found:
+    """Names of content, then folders, and files of these endings, that begin as the word does."""
     from specdebug.base.content import content_files
 
-    yield from content_files("scenarios", _content(ctx))
+    yield from content_files(kind, _content(ctx))
     folder, begun = os.path.split(incomplete)
     for entry in sorted(os.scandir(folder or "."), key=lambda each: each.name):
         if entry.name.startswith(".") and not begun.startswith("."):
@@ -60,6 +63,15 @@ def _names_and_files(ctx: typer.Context, incomplete: str, endings: tuple[str, ..
 def scenarios(ctx: typer.Context, incomplete: str) -> Found:
     """Names of scenarios, scenario files, and folders on the way to them."""
     return _names_and_files(ctx, incomplete, _YAML)
+
+
+@_quietly
+def content_named(ctx: typer.Context, incomplete: str) -> Found:
+    """The same of the kind of content that the group of commands is about."""
+    from specdebug.base.content import KINDS
+
+    about = next(kind for kind in KINDS if ctx.parent is not None and kind == ctx.parent.info_name)
+    return _names_and_files(ctx, incomplete, _YAML, about)
 
 
 @_quietly

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 from specdebug.base import configuration
-from specdebug.base.content import PATH_VARIABLE
+from specdebug.base.content import KINDS, PATH_VARIABLE, Kind
 from specdebug.cli import complete
 from specdebug.cli import options as opt
 from specdebug.cli.output import check_writable, complain, workers, write, write_file
-from specdebug.report.words import shown
+from specdebug.report.words import counted, shown
 
 
 class ListOptions(opt.JsonFlag, opt.ContentOptions):
@@ -43,43 +43,48 @@ class ScenarioList(ListOptions):
         return self.answer(scenario_list(self.library().scenarios()))
 
 
-class Validate(ListOptions):
-    """Check scenario files without running them, and say all that is wrong; exit code 2 when anything is.
+def about(command: opt.Command) -> Kind:
+    """The kind of content that a command is about: the name of its group."""
+    return next(kind for kind in KINDS if command.ctx.parent is not None and kind == command.ctx.parent.info_name)
 
-    The JSON document is a list of the files: each with file, ok, arms and problems, of which each has file, line and
-    column (0 where unknown) and message.
+
+class Validate(ListOptions):
+    """Check files without running anything, and say all that is wrong; exit code 2 when anything is.
+
+    Of a toggle the edits of this package's engine must fit it; `specdebug toggles check` matches those of others. The
+    JSON document is a list of the files: each with file, ok, problems, and its arms, targets or globs. A problem has
+    file, line and column (0 where unknown) and message.
     """
 
-    files: list[str] = opt.argument(
-        "Scenario files, or shipped names.", default=..., metavar="FILE...", complete=complete.scenarios
+    files: list[str] | None = opt.argument(
+        "Files, or names of content; all unless given.", metavar="[FILE]...", complete=complete.content_named
     )
 
     def run(self) -> int:
         from specdebug.report.formats import to_json
-        from specdebug.scenario.library import validate
+        from specdebug.scenario.validation import validate
 
-        library = self.library()
-        checked = [validate(library, file) for file in self.files]
+        checked = list(validate(self.library(), about(self), self.files or ()))
         if self.as_json:
             write(to_json([each.to_dict() for each in checked]))
         for each in () if self.as_json else checked:
-            if each.scenario is not None:
-                write(shown(f"{each.file}: ok, {len(each.scenario.arms)} arms"))
+            if not each.problems:
+                write(shown(f"{each.file}: ok, {counted(len(each.parts), each.noun)}"))
             for problem in each.problems:
                 complain(str(problem))
         return 2 if any(each.problems for each in checked) else 0
 
 
 class SchemaCommand(opt.Command):
-    """Print the JSON schema of scenario files, for editors that complete and check YAML."""
+    """Print the JSON schema of such files, for editors that complete and check YAML."""
 
     output: Path | None = opt.option("", "-o", "--output", metavar="FILE")
 
     def run(self) -> int:
         from specdebug.report.formats import to_json
-        from specdebug.scenario.checks import json_schema
+        from specdebug.scenario.validation import GRAMMARS
 
-        text = to_json(json_schema())
+        text = to_json(GRAMMARS[about(self)].json_schema())
         if self.output is None:
             write(text)
         else:
@@ -88,7 +93,9 @@ class SchemaCommand(opt.Command):
         return 0
 
 
-SCENARIOS: dict[str, type[opt.Command]] = {"list": ScenarioList, "validate": Validate, "schema": SchemaCommand}
+CHECKS: dict[str, type[opt.Command]] = {"validate": Validate, "schema": SchemaCommand}
+SCENARIOS: dict[str, type[opt.Command]] = {"list": ScenarioList, **CHECKS}
+PROBES: dict[str, type[opt.Command]] = {"list": ProbeList, **CHECKS}
 
 
 class DoctorCommand(ListOptions):

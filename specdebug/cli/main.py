@@ -73,7 +73,7 @@ COMMANDS: dict[str, tuple[type[Command], dict[str, Any]]] = {
 }
 GROUPS: dict[str, tuple[str, dict[str, type[Command]]]] = {
     "toggles": ("List, show, verify and check the fixes that can be reverted.", toggles.COMMANDS),
-    "probes": ("List probe sites and packs.", {"list": listings.ProbeList}),
+    "probes": ("List probe sites and packs, and check packs.", listings.PROBES),
     "scenarios": ("List and check scenarios.", listings.SCENARIOS),
     "faults": ("List and show the faults that can be injected, and verify what catches them.", faults.COMMANDS),
     "engines": ("Install releases of SGLang and vLLM, to run scenarios on.", engines.COMMANDS),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from specdebug.base.errors import SpecDebugError
 from specdebug.cli import complete
 from specdebug.cli import options as opt
-from specdebug.cli.listings import ListOptions
+from specdebug.cli.listings import CHECKS, ListOptions
 from specdebug.cli.output import note, progress, tell, workers
 
 if TYPE_CHECKING:
@@ -125,4 +125,5 @@ COMMANDS: dict[str, type[opt.Command]] = {
     "list": ToggleList,
     "show": ToggleShow,
     "verify": ToggleVerify,
+    **CHECKS,
 }

@@ -11,7 +11,7 @@ import inspect
 import warnings
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from specdebug.base.errors import Where, one_line
 from specdebug.patching.hits import Lines, find_places, insert_counters, without_columns
-from specdebug.patching.match import Placed
-from specdebug.patching.source import ModuleSource, PatchError, first_line, walk_scopes
+from specdebug.patching.match import Placed, check_overlaps, place
+from specdebug.patching.source import Edit, ModuleSource, Patch, PatchError, first_line, walk_scopes
 
 # Everything the parser and compiler raise for text that is not a program, however odd.
 _COMPILE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
@@ -241,3 +241,27 @@ def _fails_alone(source: ModuleSource, one: Placed) -> bool:
     except _COMPILE_ERRORS:
         return True
     return False
+
+
+def tried(
+    patches: Iterable[Patch], source_of: Callable[[str, Where], ModuleSource]
+) -> tuple[list[tuple[ModuleSource, Placed]], list[tuple[Patch | None, Edit, PatchError]]]:
+    """Match and compile edits that are to be made together, and change nothing: where they land, and those that do not
+    fit (without a patch: with others), each with its error. ``source_of``: a module's text; raises PatchError."""
+    placed, wrong = dict[str, list[Placed]](), list[tuple[Patch | None, Edit, PatchError]]()
+    sources = dict[str, ModuleSource]()
+    for patch in patches:
+        here = placed.setdefault(patch.module, [])
+        for number, edit in enumerate(patch.edits, start=len(here)):
+            try:
+                sources[patch.module] = sources.get(patch.module) or source_of(patch.module, patch.where)
+                here.append(place(sources[patch.module], patch, edit, number))
+            except PatchError as error:
+                wrong.append((patch, edit, error))
+    for module, edits in placed.items() if not wrong else ():
+        try:
+            check_overlaps(sources[module], edits)
+            rewrite(sources[module], edits)
+        except PatchError as error:
+            wrong.append((None, edits[0].edit, error))
+    return [(sources[module], one) for module, edits in placed.items() for one in edits], wrong

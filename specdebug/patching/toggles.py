@@ -101,7 +101,8 @@ def _read_patches(item: Item, owner: str) -> tuple[Patch, ...]:
             )
             for n, edit in enumerate(text.edits)
         )
-        patches.append(Patch(owner, *text.target, edits, doc.where(*at, "target")))
+        module, qualname = text.target
+        patches.append(Patch(owner, module, qualname, edits, doc.where(*at, "target")))
     return tuple(patches)
 
 

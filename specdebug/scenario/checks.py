@@ -33,7 +33,6 @@ from specdebug.scenario.grammar import (
     SimplePrompt,
     TokenPrompt,
     WorkloadGroup,
-    json_schema,
     read_scenario,
 )
 from specdebug.scenario.target_ranges import TARGET_RANGE, complaint_of
@@ -354,7 +353,7 @@ def _tokens(prompt: Prompt, end: Literal[0, 1]) -> int:
     return len(prompt.token_ids) if isinstance(prompt, TokenPrompt) else 0
 
 
-__all__ = ["KnownNames", "Scenario", "json_schema", "load_scenario", "scenario_of"]
+__all__ = ["KnownNames", "Scenario", "load_scenario", "scenario_of"]
 
 
 def load_scenario(path: str | Path, registry: KnownNames | None = None) -> Scenario:

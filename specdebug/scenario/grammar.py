@@ -547,13 +547,6 @@ def read_scenario(doc: Doc) -> Scenario:
     return Scenario.read(doc.root)
 
 
-def json_schema() -> Schema:
-    """JSON schema (draft 2020-12) of a scenario file, for editors that complete and check YAML while it is typed."""
-    defs: Schema = {}
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "specdebug scenario"}
-    return {**Scenario.table(defs), **head, "$defs": defs}
-
-
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``over`` laid on ``base``: mappings are merged key by key, anything else (lists, null too) replaces."""
     merged = dict(base)

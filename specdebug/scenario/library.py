@@ -2,17 +2,15 @@
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
 
 from specdebug.async_probe.gate import OFF, Gate
 from specdebug.async_probe.sites import Site, find_sites
 from specdebug.base.abilities import DEFAULT
-from specdebug.base.content import PATH_VARIABLE, content_files, content_roots, find, same_name, scenario_files
-from specdebug.base.errors import ContentError, ContentErrors, SpecDebugError, Where, did_you_mean, raise_all
+from specdebug.base.content import PATH_VARIABLE, Kind, content_files, content_roots, find, same_name, scenario_files
+from specdebug.base.errors import ContentError, ContentErrors, did_you_mean, raise_all
 from specdebug.patching.toggles import Registry, Toggle, load_registry
 from specdebug.scenario.checks import KnownNames, asked_of, load_scenario
 from specdebug.scenario.grammar import Scenario
@@ -50,6 +48,14 @@ class Library:
         engine = engine_of(target)
         return tuple(each for each in self.registry.all if each.is_in(engine) and engine not in each.mends)
 
+    def file(self, kind: Kind, name_or_path: str | Path) -> Path:
+        """The file of a name, or at a path. Raises ContentError."""
+        return find(kind, name_or_path, self._extra)
+
+    def files(self, kind: Kind) -> dict[str, Path]:
+        """Every file of a kind, by name. Raises ContentError."""
+        return content_files(kind, self._extra)
+
     def packs(self, names: Sequence[str]) -> tuple[ProbePack, ...]:
         """The packs of these names. Raises ContentError for one that is missing or malformed."""
         return tuple(self._pack(name) for name in names)
@@ -61,7 +67,7 @@ class Library:
     def checked_pack(self, name: str) -> ProbePack:
         """A pack, its globs checked against the engine's sites. Raises ContentError."""
         pack = self._pack(name)
-        check_globs(pack, self._sites)
+        check_globs(pack, self.sites)
         return pack
 
     def scenario(self, name_or_path: str | Path) -> Scenario:
@@ -147,7 +153,8 @@ class Library:
         return tuple(content_files("probes", self._extra))
 
     @cached_property
-    def _sites(self) -> list[Site]:
+    def sites(self) -> list[Site]:
+        """Every probe call of the embedded engine."""
         return engine_sites()
 
     def _pack(self, name: str) -> ProbePack:
@@ -172,41 +179,3 @@ def live_in(pack: ProbePack, sites: Sequence[Site]) -> set[str]:
         return set()
     gate = Gate(pack.mode, [entry.rule for entry in pack.entries])
     return {site.name for site in sites if gate.mode(site.name, site.kind) != OFF}
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Validated:
-    """A file that was checked: the scenario, None if it cannot be run, and what is wrong with it or its packs, each
-    at its place; line 0 means that it is about the file as a whole."""
-
-    file: str
-    scenario: Scenario | None
-    problems: tuple[ContentError, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        arms = [] if self.scenario is None else list(self.scenario.arms)
-        places = [(problem.where or Where(self.file), problem.message) for problem in self.problems]
-        problems = [{"file": at.path, "line": at.line, "column": at.column, "message": told} for at, told in places]
-        return {"file": self.file, "ok": not problems, "arms": arms, "problems": problems}
-
-
-def validate(library: Library, name: str) -> Validated:
-    """Check a scenario by file or shipped name, and the packs that it names. Never raises for what it says."""
-    scenario, wrong = _tried(name, lambda: library.scenario(name))
-    if scenario is None:
-        return Validated(name, None, wrong)
-    packs = dict.fromkeys(pack for arm in scenario.arms for pack in scenario.probes_of(arm))
-    found = [problem for pack in packs for problem in _tried(name, partial(library.checked_pack, pack))[1]]
-    return Validated(str(scenario.path), None if found else scenario, tuple(found))
-
-
-def _tried(name: str, make: Callable[[], T]) -> tuple[T | None, tuple[ContentError, ...]]:
-    try:
-        return make(), ()
-    except SpecDebugError as error:
-        problems = error.problems if isinstance(error, ContentError) else (ContentError(str(error)),)
-        return None, tuple(ContentError(each.message, each.where or Where(name)) for each in problems)

@@ -28,7 +28,7 @@ _MODE = choice(*MODES)
 
 
 @dataclass(frozen=True)
-class Entry(Part):
+class SiteEntry(Part):
     """An entry of ``sites``, as a file has it."""
 
     glob: Annotated[str, form(GLOB), "sites that it covers; `*` matches dots, too"]
@@ -37,7 +37,7 @@ class Entry(Part):
 
 
 @dataclass(frozen=True)
-class KernelEntry(Entry):
+class KernelEntry(SiteEntry):
     """An entry of ``kernels``, as a file has it."""
 
     glob: Annotated[str, form(GLOB), "of `kernel.argument`; `*` matches dots, too"]
@@ -63,7 +63,7 @@ class ProbePack(Part):
     mode: Annotated[str, choice(*LIVE_MODES), "of entries without one: end at the first finding, or note it and go on"]
     entries: Annotated[
         tuple[PackEntry, ...],
-        list_of(nested(Entry), at_least=1, at_most=MAX_ENTRIES, noun="entries"),
+        list_of(nested(SiteEntry), at_least=1, at_most=MAX_ENTRIES, noun="entries"),
         "probes that are live",
         Key(name="sites", default="none"),
     ]

@@ -13,7 +13,7 @@ import yaml
 from specdebug.base.errors import ContentError, InvalidOption
 from specdebug.base.yamlio import parse_yaml
 from specdebug.engine.config import EngineConfig
-from specdebug.scenario.checks import KnownNames, check_scenario, json_schema
+from specdebug.scenario.checks import KnownNames, check_scenario
 from specdebug.scenario.grammar import Scenario, read_scenario
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
@@ -23,7 +23,7 @@ KNOWN = KnownNames((1, 2), ("default", "kv"))
 @functools.cache
 def validator():
     """The schema's validator; skips the test where jsonschema is not installed."""
-    return pytest.importorskip("jsonschema").Draft202012Validator(json_schema())
+    return pytest.importorskip("jsonschema").Draft202012Validator(Scenario.json_schema())
 
 
 FULL = yaml.safe_load(Path(__file__).with_name("full.yaml").read_text(encoding="utf-8"))
@@ -87,7 +87,7 @@ def test_the_full_example_is_right_and_uses_every_key():
     validator().validate(FULL)
     check_scenario(read_scenario(parse_yaml(json.dumps(FULL), "full")), KNOWN)
     used = {key for path in paths_in(FULL) for key in path if isinstance(key, str)}
-    assert keys_of(json_schema()) <= used
+    assert keys_of(Scenario.json_schema()) <= used
 
 
 def keys_of(schema):

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from specdebug.base.content import content_files
+from specdebug.base.content import KINDS, Kind, content_files
 from specdebug.base.errors import ContentErrors
-from specdebug.base.yamlio import parse_yaml
+from specdebug.base.yamlio import load_yaml, parse_yaml
 from specdebug.scenario.checks import KnownNames, load_scenario, scenario_of
-from specdebug.scenario.library import Library, validate
+from specdebug.scenario.library import Library
+from specdebug.scenario.validation import GRAMMARS, validate
 
 KNOWN = KnownNames((27338, 27360), ("default",), checkpoints=True)
 
@@ -81,8 +82,8 @@ def problems(text: str) -> list[tuple[tuple[int, int], str]]:
 def test_everything_is_said_at_once_and_in_order(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(BAD)
-    checked = validate(Library(), str(file))
-    assert checked.scenario is None
+    (checked,) = validate(Library(), "scenarios", [str(file)])
+    assert checked.parts == ()
     said = {(each["line"], each["column"]): each["message"] for each in checked.to_dict()["problems"]}
     assert list(said) == sorted(SAID)
     assert len(checked.problems) == len(SAID)
@@ -136,15 +137,92 @@ def test_a_pack_that_is_wrong_is_told_by_who_names_it(tmp_path: Path) -> None:
     pack.write_text("name: mine\nmode: record\nsites: [{glob: 'nothing.like.it', kinds: [nan]}]\n")
     file = tmp_path / "s.yaml"
     file.write_text("name: x\nworkload: [{prompt: {text: x}}]\nprobes: [mine]\n")
-    (problem,) = validate(Library([tmp_path]), str(file)).problems
+    ((problem,),) = (each.problems for each in validate(Library([tmp_path]), "scenarios", [str(file)]))
     assert problem.where is not None
     assert (Path(problem.where.path).name, problem.where.line) == ("mine.yaml", 3)
 
 
-def test_shipped_scenarios_are_right() -> None:
-    library = Library()
-    for name in content_files("scenarios"):
-        checked = validate(library, name)
-        assert checked.problems == ()
-        assert checked.to_dict()["ok"]
-        assert checked.scenario is not None
+BAD_TOGGLE = """\
+pr: 501
+aliases: [27338]
+titel: a row has room
+url: ftp://x
+family: topk > 1
+symptom: s
+detected_by: [{scenario: cache_hit, signature: []}, {scenaro: cache_hit, signature: a}]
+patches:
+  specdebug:
+    - target: a b
+      edits: [{match: "", replacement: ""}, {match: x, replacemnt: y}]
+  toy spec: []
+  other: {"1.0": [], ">=2": [{target: a, edits: []}]}
+mends: [vllm]
+"""
+
+
+def places(kind: Kind, file: Path, *content: Path) -> list[tuple[int, int]]:
+    (checked,) = validate(Library(content), kind, [str(file)])
+    assert checked.to_dict()["ok"] is (not checked.problems)
+    return [(each.where.line, each.where.column) for each in checked.problems if each.where is not None]
+
+
+def test_all_that_is_wrong_with_a_toggle_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "501.yaml"
+    file.write_text(BAD_TOGGLE)
+    found = [(3, 1), (4, 6), (7, 48), (7, 54), (10, 15), (11, 23), (11, 56)]
+    found += [(12, 3), (13, 11), (13, 18), (13, 49), (14, 9)]
+    assert places("toggles", file) == found
+
+
+def test_a_toggle_of_our_engine_must_fit_it(tmp_path: Path) -> None:
+    text = (content_files("toggles")["27338"]).read_text()
+    file = tmp_path / "1.yaml"
+    lines = text.splitlines()
+    at = {word: next(n for n, line in enumerate(lines, 1) if word in line) for word in ("scenario:", "match: |")}
+    assert places("toggles", content_files("toggles")["27338"]) == []
+    file.write_text(text)
+    assert places("toggles", file) == [(1, 5)]  # another file has its number
+    lines[at["match: |"]] = lines[at["match: |"]].replace("=", "==", 1) + " + nothing_like_it"
+    text = "\n".join(lines).replace("pr: 27338", "pr: 1").replace("scenario: ", "scenario: no_")
+    file.write_text(text)
+    assert [line for line, _ in places("toggles", file)] == [at["scenario:"], at["match: |"] + 1]
+
+
+def test_two_files_of_one_number_are_told(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.yaml" for name in "ab"]
+    for file in files:
+        file.write_text(
+            "pr: 501\ntitle: t\nfamily: f\nsymptom: s\n"
+            "patches: {toyspec: [{target: a, edits: [{match: a, replacement: b}]}]}\n"
+        )
+    first, second = validate(Library(), "toggles", list(map(str, files)))
+    assert (first.problems, first.parts) == ((), ("a",))
+    assert [str(each) for each in second.problems] == [f"{files[1]}:1:5: 501 is taken by {files[0]} already"]
+
+
+def test_all_that_is_wrong_with_a_pack_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        "name: My Pack\nmode: rec\nsites: [{glob: a b}, {kinds: [nann, inf]}]\nkernels: [{glob: '*', mode: of}]\n"
+    )
+    assert places("probes", file) == [(1, 7), (2, 7), (3, 16), (3, 22), (3, 31), (4, 29)]
+    file.write_text("name: p\nmode: record\nsites: [{glob: 'a.*'}, {glob: '*'}, {glob: 'verify.ids', kinds: [nan]}]\n")
+    assert [line for line, _ in places("probes", file)] == [3, 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shipped_content_is_right_and_fits_its_schema(kind: Kind) -> None:
+    schema = pytest.importorskip("jsonschema").Draft202012Validator(GRAMMARS[kind].json_schema())
+    schema.check_schema(schema.schema)
+    checked = list(validate(Library(), kind))
+    assert len(checked) == len(content_files(kind)) > 5
+    for each in checked:
+        assert each.problems == ()
+        assert each.parts
+        schema.validate(load_yaml(each.file).data)
+
+
+@pytest.mark.parametrize(("kind", "text"), [("toggles", BAD_TOGGLE), ("probes", "name: x\nmode: record\n")])
+def test_the_schema_refuses_what_the_reader_refuses(kind: Kind, text: str) -> None:
+    schema = pytest.importorskip("jsonschema").Draft202012Validator(GRAMMARS[kind].json_schema())
+    assert not schema.is_valid(parse_yaml(text).data)

@@ -81,14 +81,14 @@ def test_every_list_of_plans_has_it(bring: Callable[..., None]) -> None:
     from specdebug.cli.options import plan_named
     from specdebug.faults.catalogue import HAS
     from specdebug.patching.toggles import load_registry
-    from specdebug.scenario.grammar import json_schema
+    from specdebug.scenario.grammar import Scenario
     from specdebug.workers.stack import executor_of
 
     bring()
     config = EngineConfig.from_dict({"attention_backend": "flat"})
     assert (config.attention_backend, plan_named("flat")) == ("flat", "flat")
     assert list(PLANS) == [*(plan.name for plan in SHIPPED), "flat"]
-    engine = json_schema()["$defs"]["Engine"]["properties"]
+    engine = Scenario.json_schema()["$defs"]["Engine"]["properties"]
     assert engine["attention_backend"]["enum"] == list(PLANS)
     assert executor_of("flat", "cuda", "float16", {}) == "Triton kernels"
     assert HAS["ragged"](config)

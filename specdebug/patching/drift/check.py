@@ -23,8 +23,8 @@ from specdebug.base.schema import Item
 from specdebug.base.yamlio import one_line, parse_yaml
 from specdebug.patching.drift.dist import Dist
 from specdebug.patching.hook import REVERT_VARIABLE
-from specdebug.patching.match import Near, Placed, check_overlaps, closest, dedent, place
-from specdebug.patching.rewrite import rewrite
+from specdebug.patching.match import Near, closest, dedent
+from specdebug.patching.rewrite import tried
 from specdebug.patching.source import ModuleSource, Patch, PatchError
 from specdebug.patching.toggles import OWN_ENGINE, Registry, Toggle
 
@@ -60,26 +60,15 @@ class Fit:
 
 def fit(dist: Dist, patches: Sequence[Patch]) -> Fit:
     """Match all edits of these patches, to be made together. Raises SpecDebugError if a file cannot be read."""
-    problems: list[EditProblem] = []
-    placed: dict[str, list[Placed]] = {}
-    for patch in patches:
-        here = placed.setdefault(patch.module, [])
-        for number, edit in enumerate(patch.edits, start=len(here)):
-            try:
-                here.append(place(dist.source(patch.module, patch.where), patch, edit, number))
-            except PatchError as error:
-                near = nearest(dist, patch.module, patch.plain_name, dedent(edit.match.strip("\n").split("\n"))[0])
-                what = _HINT.split(error.message)[0]
-                problems.append(EditProblem(str(error.where or edit.match_at), what, near))
-    for module, edits in placed.items() if not problems else ():
-        source = dist.source(module)
-        try:
-            check_overlaps(source, edits)
-            rewrite(source, edits)
-        except PatchError as error:
-            problems.append(EditProblem(str(error.where or edits[0].edit.match_at), error.message, None))
-    places = [Where(dist.source(name).path, one.start) for name, edits in placed.items() for one in edits]
-    return Fit(tuple(places), tuple(problems))
+    placed, wrong = tried(patches, dist.source)
+    problems = []
+    for patch, edit, error in wrong:
+        near = None
+        if patch is not None:
+            near = nearest(dist, patch.module, patch.plain_name, dedent(edit.match.strip("\n").split("\n"))[0])
+        what = _HINT.split(error.message)[0]
+        problems.append(EditProblem(str(error.where or edit.match_at), what, near))
+    return Fit(tuple(Where(source.path, one.start) for source, one in placed), tuple(problems))
 
 
 def nearest(dist: Dist, module: str, qualname: str, wanted: Sequence[str]) -> Near | None:

@@ -12,7 +12,7 @@ QUICK := $(filter-out tests/test_pytest_plugin.py,$(wildcard tests/test_*.py)) t
 SET_UP := $(PYTHON) tools/set_up.py $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo shell quick test test-all test-engines test-portable lint bench soak gpu gpu-engines clean
+.PHONY: help demo shell quick test test-all test-engines test-portable lint docs bench soak gpu gpu-engines clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -56,6 +56,9 @@ bench: $(VENV)/.ready-test  ## Measure: each benchmark prints its table.
 soak: $(VENV)/.ready-test  ## Serve a million decode steps, for hours: no false alarm, no leak; STEPS=100000 for less.
 	$(BIN)/python -m benchmarks.soak --steps $(or $(STEPS),1000000) --jobs $(JOBS)
 
+docs: $(VENV)/.ready-docs  ## Make the documents a site, in build/site; every link in it is checked.
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict
+
 gpu:  ## Check and time everything on this machine's GPU, with the Python that has torch for it; OUT=folder.
 	$(PYTHON) benchmarks/gpu/suite.py $(or $(OUT),gpu-results)
 
@@ -72,6 +75,10 @@ $(VENV)/.ready: pyproject.toml
 
 $(VENV)/.ready-test: $(VENV)/.ready
 	@$(SET_UP) test
+	@touch $@
+
+$(VENV)/.ready-docs: $(VENV)/.ready-test
+	@$(SET_UP) test docs
 	@touch $@
 
 $(VENV)/.ready-lint: $(VENV)/.ready-test

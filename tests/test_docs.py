@@ -17,10 +17,11 @@ from specdebug.faults.catalogue import CLASSES
 from tools import grammar_page, make_questions, outside
 
 ROOT = Path(__file__).parents[1]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *DOCS,
     *(ROOT / kind / "README.md" for kind in ("scenarios", "toggles", "probes")),
     *sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")),
@@ -74,7 +75,7 @@ def called(text: str) -> Iterator[tuple[str, str, list[str]]]:
 def test_the_index_links_every_document() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     linked = {target.partition("#")[0] for target in LINK.findall(index)}
-    assert {path.name for path in DOCS} - {"README.md"} - linked == set()
+    assert {str(path.relative_to(ROOT / "docs")) for path in DOCS} - {"README.md"} - linked == set()
 
 
 @every_document

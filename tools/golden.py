@@ -116,7 +116,7 @@ def run(command: str, folder: Path) -> list[str]:
 
 def documents() -> list[Path]:
     """The documents with transcripts."""
-    return [path for path in sorted((ROOT / "docs").glob("*.md")) if f"{FENCE}console\n$ " in path.read_text("utf-8")]
+    return [path for path in sorted((ROOT / "docs").rglob("*.md")) if f"{FENCE}console\n$ " in path.read_text("utf-8")]
 
 
 def refreshed(text: str, wanted: Callable[[str], object] = bool) -> tuple[str, list[str]]:

@@ -73,12 +73,17 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
     that there is none, was named; 125 when it ended undecided, or unproven.
     """
 
+    example = "bisect --over toggles -- ./ci-job.sh"
     over: Over = opt.option("What may be the cause.", default=Over.TOGGLES)
     confidence: str = opt.confidence_option("Name a culprit at this probability (0.95, 95%).", default="95%")
     jobs: int | None = opt.trials_at_a_time("Trials at a time: of a command 1, of a scenario a core each.")
-    seed: int = opt.option("Of the trials' seeds, and of ties.", default=0, min=0)
+    seed: int = opt.option(
+        "Draw the trials' seeds from this seed, and the order of equal candidates.", default=0, min=0
+    )
     max_trials: int = opt.option("Stop undecided after so many.", default=1000, min=1)
-    arm: str | None = opt.arm_option("Of the scenario; the first that reverts nothing, over faults that declares some.")
+    arm: str | None = opt.arm_option(
+        "Run this arm; the first that reverts nothing unless given, over faults that declares some."
+    )
     fault: list[str] | None = opt.fault_option(
         "Over faults: one to suspect beside those that the arm declares (repeatable)."
     )

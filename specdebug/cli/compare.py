@@ -26,6 +26,7 @@ class CompareCommand(opt.EngineOptions, opt.ResultOptions, opt.RunOptions, opt.C
     accept length against the baseline; 125 when this machine cannot run one of them.
     """
 
+    example = "compare scenarios/cache_hit.yaml --arm recompute --arm zero_fill"
     held = True
     file: str = opt.file_argument()
     arm: list[str] | None = opt.arm_option("Name two; the scenario's first two unless given.")
@@ -88,6 +89,7 @@ class DivergeCommand(opt.EngineOptions, opt.JsonOptions, opt.RunOptions, opt.Con
     for rounding), 1 when something did, 125 when the two cannot be compared.
     """
 
+    example = "diverge scenarios/draft_positions.yaml --arm fixed --arm reverted"
     held = True
     file: str = opt.file_argument()
     arm: list[str] | None = opt.arm_option("Name two, or one to run twice; the scenario's first two unless given.")

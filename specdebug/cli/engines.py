@@ -70,9 +70,10 @@ class InstallCommand(ReleaseOptions):
     Packages come from where pip looks by your own settings. Exit code 1 when what is installed does not serve.
     """
 
+    example = "engines install sglang==0.5.23"
     held = True
-    cpu: bool = opt.option("For a CPU: without what only a GPU needs (the default).", default=False)
-    cuda: bool = opt.option("For a GPU, with all that it asks for.", default=False)
+    cpu: bool = opt.option("Install for a CPU, without what only a GPU needs (the default).", default=False)
+    cuda: bool = opt.option("Install for a GPU, with all that it asks for.", default=False)
     python: Path | None = opt.option("An environment of your own that has it.", metavar="PATH")
     no_check: bool = opt.option("Serve no tokens with it.", default=False)
 

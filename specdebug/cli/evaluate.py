@@ -36,11 +36,12 @@ class EvalCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
     every threshold was reached, 1 when one was missed or the target failed, 125 when one could not be decided.
     """
 
+    example = "eval --target http://127.0.0.1:30000"
     held = True
     file: str | None = opt.argument("An evaluation's file, or the name of a shipped one: code.", metavar="FILE")
     questions: Path | None = opt.option("A .jsonl or .csv file, or MMLU's folder.", metavar="PATH")
     num_questions: int | None = opt.option("So many, drawn by --seed.", min=1)
-    seed: int | None = opt.option("Of the draw.", min=0)
+    seed: int | None = opt.option("Draw the questions from this seed.", min=0)
     ask: AskFor | None = opt.option("Show the choices, or have the text continued.")
     by: ReadBy | None = opt.option("Read the text, or the odds of its first token.")
     shots: int | None = opt.option("Worked examples before each.", min=0, max=64)
@@ -48,9 +49,9 @@ class EvalCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
     concurrency: int | None = opt.option("Questions under way at a time.", min=1, max=4096)
     min_score: str | None = opt.option("At least this part right; '>P': more.", metavar="P")
     min_accept_length: str | None = opt.option("At least so many tokens a verify; '>N': more.", metavar="N")
-    confidence: str = opt.confidence_option("Of the intervals.", default="0.95")
+    confidence: str = opt.confidence_option("State intervals at this confidence.", default="0.95")
     revert: list[str] | None = opt.revert_option("Revert these fixes.")
-    timeout: float | None = opt.option("For all questions together.", metavar="SECONDS")
+    timeout: float | None = opt.option("Give all questions together so long.", metavar="SECONDS")
     answers: Path | None = opt.option("A line of JSON for each answer, too.", metavar="FILE")
 
     def run(self) -> int:

@@ -31,6 +31,7 @@ class FaultList(opt.JsonFlag):
 class FaultShow(opt.JsonFlag):
     """One class: what it does, where it can act, how to address it, and a scenario it acts in."""
 
+    example = "faults show nan_logits"
     name: str = opt.argument("A fault's name.", default=..., metavar="NAME", complete=complete.faults)
 
     def run(self) -> int:
@@ -49,6 +50,7 @@ class FaultVerify(opt.DeviceOptions, opt.PageOptions):
     that have no meaning in the engine of --target.
     """
 
+    example = "faults verify --class nan_logits --html faults.html"
     name: list[str] | None = opt.option(
         "This class only (repeatable).", "--class", metavar="NAME", complete=complete.faults
     )

@@ -21,6 +21,7 @@ class HistoryCommand(opt.PageOptions):
     nights before, 125 when there is no night, or none of it came to a verdict.
     """
 
+    example = "history nights --add replay.json --html history.html"
     folder: Path = opt.argument("The folder of the nights; --add makes it.", default=..., metavar="DIR")
     add: list[Path] | None = opt.option("Keep the outcomes that this JSON document tells (repeatable).", metavar="FILE")
     night: str | None = opt.option("The night that --add is for; today unless given.", metavar="YYYY-MM-DD")

@@ -31,6 +31,7 @@ class HuntCommand(opt.DeviceOptions, opt.ClusterOptions, opt.ResumeOption, opt.J
     Exit code 0 when nothing failed, 1 when something did, 125 when nothing could be judged.
     """
 
+    example = "hunt -o found --target sglang==0.5.23"
     held = True
     output: Path = opt.option("Remembers the hunt; has its findings.", "--output", "-o", default=..., metavar="DIR")
     count: int = opt.option("Scenarios to draw, those of before included.", default=200, min=1)

@@ -101,6 +101,8 @@ PROBES: dict[str, type[opt.Command]] = {"list": ProbeList, **CHECKS}
 class DoctorCommand(ListOptions):
     """Say what is installed, what will be used, and whether a worker runs; exit code 1 when a part is missing."""
 
+    example = "doctor"
+
     def run(self) -> int:
         from specdebug.apps.doctor import examine
         from specdebug.report.listings import doctor_report
@@ -118,6 +120,8 @@ class ConfigCommand(opt.JsonFlag):
     It is the nearest .specdebug.toml, or pyproject.toml with a table tool.specdebug. What the command line names goes
     over it. Folders of SPECDEBUG_PATH are searched beside those of content.
     """
+
+    example = "config"
 
     def run(self) -> int:
         from specdebug.report.listings import settings_list

@@ -30,15 +30,16 @@ class MinimiseCommand(opt.JournalOptions, opt.JsonOptions, opt.EngineOptions, op
     be taken away, 125 when that is not known yet (what there is is written all the same), or when nothing failed.
     """
 
+    example = "minimise flaky_kv_indices --revert 27338 -o small.yaml"
     scenario: str = opt.file_argument(metavar="SCENARIO")
-    output: Path = opt.option("Where the small scenario goes.", "--output", "-o", default=..., metavar="FILE")
+    output: Path = opt.option("Write the small scenario into this file.", "--output", "-o", default=..., metavar="FILE")
     arm: str | None = opt.arm_option("The arm that fails; the first that is expected to unless given.")
     revert: list[str] | None = opt.revert_option("Revert these fixes as well as the arm's own.")
     signature: str | None = opt.signature_option("Keep these failures, not the most frequent.")
     confidence: str = opt.confidence_option("What is kept is needed at this probability (0.95, 95%).", default="95%")
     max_trials: int = opt.option("Write what there is after so many.", default=1000, min=1)
     jobs: int = opt.trials_at_a_time(default=1)
-    seed: int = opt.option("Of the trials' seeds.", default=0, min=0)
+    seed: int = opt.option("Draw the trials' seeds from this seed.", default=0, min=0)
 
     def run(self) -> int:
         from specdebug.campaign.trials.state import digest_of

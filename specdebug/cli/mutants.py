@@ -26,6 +26,7 @@ class MutantsCommand(opt.ClusterOptions, opt.JournalOptions, opt.PageOptions, op
     below --min-score or the engine as it is does not pass, 125 when nothing could be measured.
     """
 
+    example = "mutants --html mutants.html"
     scenarios: list[str] | None = opt.argument(
         "Only in these scenarios, not in every shipped one.",
         metavar="SCENARIO",
@@ -33,7 +34,7 @@ class MutantsCommand(opt.ClusterOptions, opt.JournalOptions, opt.PageOptions, op
         show_default=False,
     )
     sample: int = opt.option("Draw so many mutants; 0: all of them.", default=40, min=0)
-    seed: int = opt.option("Of the draw.", default=0, min=0)
+    seed: int = opt.option("Draw the mutants from this seed.", default=0, min=0)
     file: list[str] | None = opt.option(
         "Only of these files of the engine, as 'speculative/*.py' (repeatable).", metavar="GLOB"
     )

@@ -25,7 +25,7 @@ from specdebug.base.attention_plans import PLANS, SHIPPED
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.trials.command import Takes
 from specdebug.cli import complete
-from specdebug.cli.output import answer, check_writable, note, own_folder, set_debug
+from specdebug.cli.output import answer, check_writable, note, own_folder, set_debug, set_quiet
 from specdebug.report.parts import Report
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ argument = partial(option, parameter=typer.Argument)
 class Command:
     """What every command has. Every class below is a dataclass."""
 
+    panel: ClassVar[str] = "Options"
+    """The title above a class's own options in ``--help``."""
+    example: ClassVar[str] = ""
+    """A command line, without ``specdebug``, that ``--help`` ends with."""
     held: ClassVar[bool] = False
     """Signals are noted from the beginning to the end, and the work that takes long looks for them."""
     debug: bool = option("Show tracebacks.", default=False, callback=set_debug, is_eager=True)
@@ -104,6 +108,8 @@ def enter(app: typer.Typer, name: str, kind: type[Command], **settings: Any) -> 
     parameters = [inspect.Parameter("ctx", only, annotation=typer.Context)]
     for one in (one for one in placed if one.metadata):
         parameter, flags, more = (one.metadata[each] for each in ("parameter", "flags", "more"))
+        if parameter is typer.Option:
+            more = {"rich_help_panel": _panel_of(kind, one.name), **more}
         if parameter is typer.Option and not flags:
             flags = (f"--{one.name.replace('_', '-')}",)
         default = inspect.Parameter.empty if one.default is MISSING else one.default
@@ -112,8 +118,16 @@ def enter(app: typer.Typer, name: str, kind: type[Command], **settings: Any) -> 
     call.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": int}
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
+    if kind.example:
+        paragraphs.append(f"Example: specdebug {kind.example}")
     flowing = "\n\n".join(" ".join(each.split()) for each in paragraphs)  # for terminals of any width
     app.command(name, help=flowing, **settings)(call)
+
+
+def _panel_of(kind: type[Command], name: str) -> str:
+    """The title above an option: that of the class that declares it."""
+    declares = next(base for base in kind.__mro__ if name in inspect.get_annotations(base))
+    return "Other" if declares is Command else str(vars(declares).get("panel", "Options"))
 
 
 class Dtype(StrEnum):
@@ -177,22 +191,26 @@ file_argument = partial(argument, _A_SCENARIO, default=..., metavar="FILE", comp
 arm_option = partial(option, complete=complete.arms)
 revert_option = partial(option, metavar="PR[,PR]", complete=complete.fixes)
 fault_option = partial(option, metavar="NAME[:key=value,...]", complete=complete.faults)
-seed_option = partial(option, "Instead of the scenario's own seed.", min=0)
+seed_option = partial(option, "Use this seed instead of the scenario's own.", min=0)
 packs_option = partial(option, metavar="PACK", complete=complete.packs)
 signature_option = partial(option, metavar="GLOB", complete=complete.signatures)
 confidence_option = partial(option, metavar="P")
-jobs_option = partial(option, "Workers at a time; 0: one more than cores.", "--jobs", "-j", default=0, min=0)
+jobs_option = partial(
+    option, "Run so many workers at a time; 0 is one more than there are cores.", "--jobs", "-j", default=0, min=0
+)
 baseline_option = partial(option, "Hold accept lengths against this file, which --save-baseline wrote.", metavar="FILE")
 no_locate_option = partial(option, "Do not run failing arms again to find where wrong outputs began.", default=False)
 
 
-def trials_at_a_time(text: str = "Trials at a time.", default: int | None = None) -> Any:
+def trials_at_a_time(text: str = "Run so many trials at a time.", default: int | None = None) -> Any:
     """The option ``--jobs`` of a search."""
     return option(text, "--jobs", "-j", default=default, min=1)
 
 
 class JsonFlag(Command):
     """A document in place of the report."""
+
+    panel = "Output"
 
     as_json: bool = option("Print one JSON document on stdout and nothing else.", "--json", default=False)
 
@@ -204,7 +222,11 @@ class JsonFlag(Command):
 class ContentOptions(Command):
     """The folders of content."""
 
-    content: list[Path] | None = option("A folder with your own scenarios/, toggles/ and probes/.", metavar="DIR")
+    panel = "Content"
+
+    content: list[Path] | None = option(
+        "Use this folder of your own scenarios/, toggles/ and probes/, too.", metavar="DIR"
+    )
 
     def library(self) -> Library:
         """The shipped content with that of the folders on the command line."""
@@ -220,12 +242,14 @@ class ContentOptions(Command):
 class DeviceOptions(Command):
     """What every arm runs on."""
 
+    panel = "Engine"
+
     device: str | None = option(
-        "Run every arm there, whatever the file says.", metavar="cpu|cuda[:N]", complete=complete.devices
+        "Run every arm on this device, whatever the scenario says.", metavar="cpu|cuda[:N]", complete=complete.devices
     )
-    dtype: Dtype | None = option("For every arm, not the scenario's.")
+    dtype: Dtype | None = option("Use this type for every arm, whatever the scenario says.")
     target: str | None = option(
-        "What every arm runs on: embedded (unless the file says otherwise), reference, serve, or a URL.",
+        "Run every arm on this engine: embedded, reference, serve, a URL, sglang==VERSION or vllm==VERSION.",
         metavar="TARGET",
         complete=complete.targets,
     )
@@ -243,8 +267,10 @@ class DeviceOptions(Command):
 class PlanOption(DeviceOptions):
     """The same, and the attention plan."""
 
+    panel = "Engine"
+
     backend: str | None = option(
-        "Attention plan of every arm.",
+        "Use this attention plan for every arm.",
         "--backend",
         "--attention-backend",
         metavar="|".join(plan.name for plan in SHIPPED),
@@ -256,8 +282,10 @@ class PlanOption(DeviceOptions):
 class EngineOptions(PlanOption):
     """The options of every arm's engine."""
 
-    page_size: int | None = option("KV slots a page, of every arm.", metavar="TOKENS", min=1)
-    ready_timeout: float | None = option("For a server that is started to be ready, not its own.", metavar="SECONDS")
+    panel = "Engine"
+
+    page_size: int | None = option("Use pages of so many KV slots for every arm.", metavar="TOKENS", min=1)
+    ready_timeout: float | None = option("Wait so long for a server that is started to be ready.", metavar="SECONDS")
 
     def choices(self) -> Choices:
         """They as the choices of a replay. Raises SpecDebugError for a device, a target or a time that is none."""
@@ -278,7 +306,13 @@ class EngineOptions(PlanOption):
 class JsonOptions(JsonFlag):
     """The JSON document, in place of the report or beside it, and files that draw the report."""
 
-    json_file: Path | None = option("The JSON document, into a file beside the report.", metavar="FILE")
+    panel = "Output"
+    quiet: bool = option(
+        "Print the verdict alone, and no progress.", "--quiet", "-q", default=False, callback=set_quiet
+    )
+    verbose: bool = option("Print all that is known, as a page has it.", "--verbose", "-v", default=False)
+
+    json_file: Path | None = option("Write the JSON document into this file, beside the report.", metavar="FILE")
 
     def check_outputs(self) -> None:
         """Raise SpecDebugError for a format that there is not, OutputError if one of the files could not be written."""
@@ -305,30 +339,39 @@ class JsonOptions(JsonFlag):
 class PageOptions(JsonOptions):
     """The document, and a page."""
 
-    html: Path | None = option("A self-contained page, too, whatever the verdict.", metavar="FILE")
+    panel = "Output"
+
+    html: Path | None = option("Write a self-contained page into this file, whatever the verdict.", metavar="FILE")
 
 
 class ResultOptions(PageOptions):
     """The document, and files in the formats of ``report/formats.py``."""
 
-    junit: Path | None = option("JUnit XML, too.", metavar="FILE")
+    panel = "Output"
+
+    junit: Path | None = option("Write JUnit XML into this file.", metavar="FILE")
     report: list[str] | None = option(
-        "A file in this format, ours or an installed package's (repeatable).", metavar="FORMAT=FILE"
+        "Write the report into a file in this format, ours or an installed package's (repeatable).",
+        metavar="FORMAT=FILE",
     )
 
 
 class RunOptions(Command):
     """The number of workers that run arms, and the time each may take."""
 
+    panel = "Machine"
+
     jobs: int = jobs_option()
-    timeout: float | None = option("For each arm, not the scenario's.", metavar="SECONDS")
+    timeout: float | None = option("Give each arm so long, whatever the scenario says.", metavar="SECONDS")
 
 
 class BaselineOptions(Command):
     """The baseline that accept lengths are held against, and the one that they are written to."""
 
+    panel = "Baselines"
+
     baseline: Path | None = baseline_option()
-    save_baseline: Path | None = option("Write accept lengths there; other entries stay.", metavar="FILE")
+    save_baseline: Path | None = option("Write accept lengths into this file; its other entries stay.", metavar="FILE")
 
     def open_baseline(self) -> Baseline | None:
         """The baseline to hold against. Raises ContentError, OutputError if the other could not be written."""
@@ -352,9 +395,11 @@ class BaselineOptions(Command):
 class ClusterOptions(Command):
     """Where trials run."""
 
+    panel = "Machine"
+
     executor: Executor = option("Run trials here, or on a Ray cluster, as many as it has CPUs.", default=Executor.LOCAL)
     ray_address: str | None = option(
-        "Of the cluster, or auto; RAY_ADDRESS, else this machine alone.", metavar="HOST:PORT"
+        "Use the Ray cluster at this address, or auto; else RAY_ADDRESS, else this machine alone.", metavar="HOST:PORT"
     )
 
     @property
@@ -368,14 +413,20 @@ class ClusterOptions(Command):
 class ResumeOption(Command):
     """Going on with trials of another state."""
 
+    panel = "Journal"
+
     resume_anyway: bool = option("Go on with what was kept, though what it ran has changed since.", default=False)
 
 
 class JournalOptions(ResumeOption):
     """The file that a search keeps its trials in."""
 
-    journal: Path | None = option("Where trials are kept; .specdebug/COMMAND-*.sqlite unless given.", metavar="FILE")
-    fresh: bool = option("Start over; the journal is kept as FILE.bak, in place of any there.", default=False)
+    panel = "Journal"
+
+    journal: Path | None = option(
+        "Keep the trials in this file; .specdebug/COMMAND-*.sqlite unless given.", metavar="FILE"
+    )
+    fresh: bool = option("Start over; the journal of before is kept as FILE.bak.", default=False)
 
     def journal_path(self, command: str, identity: str) -> Path:
         """The path of the journal; without one on the command line, in our own folder."""
@@ -429,18 +480,20 @@ def words_after_dashes(ctx: typer.Context) -> tuple[str, ...]:
 class TrialOptions(JournalOptions, EngineOptions, ContentOptions):
     """Trials of a scenario, or of the command after ``--``."""
 
+    panel = "What is tried"
+
     scenario: str | None = argument(
         "A scenario; or end with -- CMD ... to run a command.", metavar="SCENARIO", complete=complete.scenarios
     )
-    arm: str | None = arm_option("Of the scenario; the first that reverts nothing unless given.")
+    arm: str | None = arm_option("Run this arm of the scenario; the first that reverts nothing unless given.")
     takes: Takes = option(
-        "What a command takes in SGLANG_DEBUG_REVERT_PR: one number, as SGLang, or a set.", default=Takes.ONE
+        "Tell a command one fix in SGLANG_DEBUG_REVERT_PR, as SGLang takes it, or a set.", default=Takes.ONE
     )
     no_proof: bool = option(
         "Tell a command its fixes by SGLANG_DEBUG_REVERT_PR alone, where no hook can reach its Python.", default=False
     )
     timeout: float | None = option(
-        "A command that takes longer hangs; an arm only if it stands still.", metavar="SECONDS"
+        "End a command that takes longer, which counts as a hang; an arm only if it stands still.", metavar="SECONDS"
     )
 
     def words(self) -> tuple[str, ...]:

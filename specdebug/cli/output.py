@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.base.files import replace_file
 from specdebug.base.redaction import redacted
+from specdebug.report.parts import Line
 from specdebug.report.words import shown
 from specdebug.workers.machine_failure import blamed, machine_failure
 
@@ -55,12 +56,13 @@ class ReportFailed(SpecDebugError):
 
 class _State:
     debug = False
+    quiet = False
     argv: tuple[str, ...] = ()
 
 
 def begin_command_line(argv: Sequence[str]) -> None:
     """Remember the command line for reports, and forget the ``--debug`` of one before: tests run several."""
-    _State.debug, _State.argv = False, tuple(argv)
+    _State.debug, _State.quiet, _State.argv = False, False, tuple(argv)
 
 
 def command_line() -> str:
@@ -71,6 +73,12 @@ def command_line() -> str:
 def set_debug(value: bool) -> bool:
     """Show tracebacks from now on, if ``value``, which is returned."""
     _State.debug = _State.debug or value
+    return value
+
+
+def set_quiet(value: bool) -> bool:
+    """Show no progress from now on, if ``value``, which is returned."""
+    _State.quiet = _State.quiet or value
     return value
 
 
@@ -112,11 +120,16 @@ def show(renderable: RenderableType, *, fold: bool = True) -> None:
         write("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
-def show_report(report: Report) -> None:
-    """Write a report to stdout."""
+def show_report(report: Report, *, verbose: bool = False) -> None:
+    """Write a report to stdout: its summary alone where we are to be quiet; ``verbose``: the parts of its page, too."""
     from specdebug.report.terminal import drawn
 
+    if _State.quiet:
+        show(drawn([Line(report.summary)]))
+        return
     show(drawn(report.parts))
+    if verbose and (page := report.page()):
+        show(drawn(page))
 
 
 def answer(as_json: bool, report: Report) -> int:
@@ -146,7 +159,8 @@ def complain(message: str) -> None:
 def on_stderr(display: Callable[[IO[str]], Display]) -> Iterator[Display]:
     """Enter a display of progress on stderr, or on nothing where that is closed."""
     with contextlib.ExitStack() as stack:
-        stream = sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        seen = None if _State.quiet else sys.stderr
+        stream = seen or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
         entered = display(stream)
         with entered:
             yield entered
@@ -243,7 +257,9 @@ def tell(report: Report, options: JsonOptions, *files: WantedFile, trouble: Spec
     line = command_line()
     report = replace(report, line=line, inner=[replace(each, line=line) for each in report.inner])
     text = cache(lambda: formats.to_json(report.document))
-    works: list[Work] = [("the report", lambda: write(text()) if options.as_json else show_report(report))]
+    works: list[Work] = [
+        ("the report", lambda: write(text()) if options.as_json else show_report(report, verbose=options.verbose))
+    ]
     wanted: list[WantedFile] = [(options.json_file, lambda: text() + "\n"), *files]
     wanted += [(path, partial(formats.render, name, report)) for name, path in options.wanted()]
     works += [

@@ -64,7 +64,7 @@ class ArmChoices(opt.Command):
         "Only arms that failed here when they last ran; else all.", "--lf", "--last-failed", default=False
     )
     seed: int | None = opt.seed_option()
-    mode: Mode | None = opt.option("Of every probe, over the packs'.")
+    mode: Mode | None = opt.option("Set the mode of every probe, over what the packs say.")
     probes: list[str] | None = opt.packs_option("Probe packs instead of the scenario's.")
 
 
@@ -79,6 +79,7 @@ class ReplayCommand(
     (FILE.specdebug), of which it is said whether it came out as recorded.
     """
 
+    example = "replay scenarios/cache_hit.yaml --revert 19897 --html page.html"
     held = True
     files: list[str] | None = opt.argument(
         "Scenario files, names of shipped ones, folders of scenarios; or one bundle.",
@@ -88,7 +89,7 @@ class ReplayCommand(
     no_locate: bool = opt.no_locate_option()
     html: Path | None = opt.option("A self-contained page, too; of several FILEs, a folder of pages.", metavar="FILE")
     perfetto: Path | None = opt.option("The steps as a Chrome/Perfetto trace, too.", metavar="FILE")
-    trust: bool = opt.option("Of a bundle: run its code, commands and whatever else it asks for.", default=False)
+    trust: bool = opt.option("Run a bundle's code and commands, and whatever else it asks for.", default=False)
 
     def run(self) -> int:
         named = list(self.files or ())
@@ -232,15 +233,18 @@ class BundleCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
     Exit code 0 when the bundle is written, whatever the arm's verdict; that is printed, and is what replaying gives.
     """
 
+    example = "bundle scenarios/topk_kv_indices.yaml --revert 27338 -o b.specdebug"
     held = True
     file: str = opt.file_argument()
-    output: Path = opt.option("Where to write it.", "--output", "-o", default=..., metavar="FILE.specdebug")
-    arm: str | None = opt.arm_option("Of the scenario; its first unless given.")
+    output: Path = opt.option(
+        "Write the bundle into this file.", "--output", "-o", default=..., metavar="FILE.specdebug"
+    )
+    arm: str | None = opt.arm_option("Run this arm of the scenario; its first unless given.")
     revert: list[str] | None = opt.revert_option("Revert these fixes as well as the arm's own.")
     fault: list[str] | None = opt.fault_option("Inject this fault as well (repeatable).")
     force: bool = opt.option("Overwrite a file that is there.", default=False)
     seed: int | None = opt.seed_option()
-    timeout: float | None = opt.option("For each arm, not the scenario's.", metavar="SECONDS")
+    timeout: float | None = opt.option("Give the arm so long, whatever the scenario says.", metavar="SECONDS")
 
     def run(self) -> int:
         from specdebug.bundle.archive import check_target

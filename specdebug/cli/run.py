@@ -28,6 +28,7 @@ class RunCommand(opt.ContentOptions):
     Exit code: the command's own; 125 where a fix could not be reverted, or none of its lines ran.
     """
 
+    example = "run --revert 27338 -- ./ci-job.sh"
     revert: list[str] | None = opt.revert_option("Revert these fixes in every process of the command.")
     record: Path | None = opt.option("Write what the processes told into this file, as JSON.", metavar="FILE")
 

@@ -76,7 +76,9 @@ class ServerFlags(opt.Command):
     max_queued_requests: int | None = opt.option("Requests that wait at most; others get a 503.", min=0)
     enable_metrics: bool = opt.option("Have /metrics for Prometheus.", default=False)
     log_requests: bool = opt.option("Write each request to the log.", default=False)
-    log_level: LogLevel = opt.option("Of the HTTP server's own lines.", default=LogLevel.INFO)
+    log_level: LogLevel = opt.option(
+        "Write the HTTP server's own lines of this level and above.", default=LogLevel.INFO
+    )
     watchdog_timeout: float = opt.option(
         "Seconds after which a silent engine with work is killed: hang.", default=300.0
     )
@@ -95,11 +97,12 @@ class ServeCommand(EngineFlags, ServerFlags, opt.ContentOptions):  # type: ignor
     is not known here is refused. The routes are in docs/serve.md.
     """
 
+    example = "serve --model-path tiny --port 30000"
     held = True
     revert: list[str] | None = opt.revert_option("Serve without these fixes.")
     fault: list[str] | None = opt.fault_option("Inject this fault (repeatable).")
     probes: list[str] | None = opt.packs_option("Probe packs, or none.")
-    mode: ProbeReaction | None = opt.option("Of every probe, over the packs'.")
+    mode: ProbeReaction | None = opt.option("Set the mode of every probe, over what the packs say.")
 
     def run(self) -> int:
         if self.ctx.args:

@@ -26,8 +26,9 @@ class ToggleCheckCommand(ListOptions):
     what is stale in the engine's own registry is reported only.
     """
 
+    example = "toggles check --against sglang-0.5.23-py3-none-any.whl"
     against: Path = opt.option("A wheel (.whl), an sdist (.tar.gz) or a source tree.", default=..., metavar="DIST")
-    version: str | None = opt.option("Of a source tree that does not state its own.")
+    version: str | None = opt.option("Take a source tree for this version, if it does not state its own.")
 
     def run(self) -> int:
         from specdebug.patching.drift import check, open_dist
@@ -66,6 +67,7 @@ class ToggleVerify(opt.PlanOption, opt.JsonOptions, opt.ContentOptions):
     whose lines (or whose probe) lie in another plan keeps its scenario's own, and the table says so.
     """
 
+    example = "toggles verify 27338"
     held = True
     numbers: list[str] | None = opt.argument("All, unless given.", metavar="[PR]...", complete=complete.fixes)
     seeds: int = opt.option("Seeds to try, from each scenario's own.", default=1, min=1)

@@ -34,6 +34,7 @@ class TriageCommand(opt.JsonOptions, opt.ContentOptions):
     did, 125 when none does.
     """
 
+    example = "triage ci.log --run"
     log: str = opt.argument("A log file; - reads standard input.", default=..., metavar="LOG|-")
     try_them: bool = opt.option("Try the candidates: does one fail as the log did?", "--run", default=False)
     scenario: Path | None = opt.option("Write the launch flags in the log as a scenario.", metavar="FILE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,41 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 2) -> 
     assert err.startswith("error: ")
     assert "Traceback" not in err
     return err.removeprefix("error: ").strip()
+
+
+def every_command() -> list[tuple[str, type[Command]]]:
+    named = [(name, kind) for name, (kind, _) in entry.COMMANDS.items()]
+    return named + [
+        (f"{group} {name}", kind) for group, (_, below) in entry.GROUPS.items() for name, kind in below.items()
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name, kind in every_command() if kind.example])
+def test_the_example_of_a_command_is_a_command_line(name: str) -> None:
+    kind = dict(every_command())[name]
+    words = shlex.split(kind.example)
+    assert words[: len(name.split())] == name.replace("minimize", "minimise").split()
+    command = typer.main.get_command(entry.app)
+    for word in name.split():
+        command = command.commands[word]  # type: ignore[attr-defined]
+    command.make_context(name, words[len(name.split()) :], resilient_parsing=False)
+
+
+def test_options_stand_in_groups_and_nearly_every_command_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    lacking = {name for name, kind in every_command() if not kind.example}
+    assert len(lacking) <= 20, lacking
+    run(["bisect", "--help"])
+    told = capsys.readouterr().out
+    for panel in ("What is tried", "Output", "Journal", "Engine", "Machine", "Content", "Example: specdebug bisect"):
+        assert panel in told
+
+
+def test_a_quiet_command_prints_its_verdict_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", str(Path(__file__).with_name("mini.yaml")), "--arm", "fixed", "-q"]) == 0
+    out, err = capsys.readouterr()
+    assert (out.count("\n"), err) == (1, "")
+    assert run(["replay", str(Path(__file__).with_name("mini.yaml")), "--arm", "fixed", "-v"]) == 0
+    assert "Requests (" in capsys.readouterr().out
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,13 @@ def set_aside(path: Path) -> Path | None:
 
 def check_place(path: Path) -> None:
     """Raise RecordError if a journal could not be kept there, or is in use."""
-    Lock(Record(path, "the journal", _ELSEWHERE), shared=True).close()
+    _locked(path).close()
+
+
+def _locked(path: Path) -> Lock:
+    if kind := kind_of(path):
+        raise RecordError(f"the journal {path} is {kind}; name a file with --journal")
+    return Lock(Record(path, "the journal", _ELSEWHERE), shared=True)
 
 
 def move(path: Path, place: Path) -> None:
@@ -164,9 +170,7 @@ class Journal:
         self.kept: Path | None = None
         self.earlier: Earlier | None = None
         self._database: sqlite3.Connection | None = None
-        if kind := kind_of(path):
-            raise RecordError(f"the journal {path} is {kind}; name a file with --journal")
-        self._lock = Lock(Record(path, "the journal", _ELSEWHERE), shared=True)
+        self._lock = _locked(path)
         try:
             with self._moving():
                 if fresh:

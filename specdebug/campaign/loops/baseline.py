@@ -205,7 +205,20 @@ def save(path: Path, results: Sequence[ArmResult]) -> list[str]:
             except OSError as error:
                 raise record.not_written(error) from None
     count = f"{len(kept)} {'arm' if len(kept) == 1 else 'arms'}"
-    return [*(f"baseline: not saved: {each}" for each in left), f"baseline: {count} saved in {path}"]
+    told = [*(f"baseline: not saved: {each}" for each in left), f"baseline: {count} saved in {path}"]
+    if useless := [each for result in kept for each in _guards_nothing(result)]:
+        shown = ", ".join(useless[:3]) + (f" and {len(useless) - 3} more" if len(useless) > 3 else "")
+        told.append(
+            f"baseline: too few verifies to guard anything if texts change: {shown}; ask for more or longer outputs"
+        )
+    return told
+
+
+def _guards_nothing(result: ArmResult) -> Iterator[str]:
+    """The groups of which no accept length would be a loss where every text is another one."""
+    for name, sample in Entry.of(result.run, result.outcome).groups.items():
+        if sample.accept is not None and sample.interval()[0] <= 1.0:
+            yield f"{result.run.scenario.name}::{result.run.arm} {name} ({sample.verifies} verifies)"
 
 
 def machine_of(outcome: Outcome) -> str:

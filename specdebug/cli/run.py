@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,15 @@ from specdebug.cli.output import UNDECIDED, check_writable, note, write_file
 
 if TYPE_CHECKING:
     from specdebug.patching.hook.folder import Told
+    from specdebug.patching.source import Patch
     from specdebug.patching.toggles import Toggle
+
+
+class ProbeMode(StrEnum):
+    """What a probe that finds something does: it raises, or writes it down."""
+
+    ASSERT = "assert"
+    RECORD = "record"
 
 
 class RunCommand(opt.ContentOptions):
@@ -30,12 +39,15 @@ class RunCommand(opt.ContentOptions):
 
     example = "run --revert 27338 -- ./ci-job.sh"
     revert: list[str] | None = opt.revert_option("Revert these fixes in every process of the command.")
+    probes: list[str] | None = opt.packs_option("Add the probes of probes/sites/, live as this pack says.")
+    mode: ProbeMode | None = opt.option("Set the mode of every probe, over what the packs say.")
     record: Path | None = opt.option("Write what the processes told into this file, as JSON.", metavar="FILE")
 
     def run(self) -> int:
         from specdebug.patching.hook.folder import HookedRun, refused
         from specdebug.report.formats import to_json
         from specdebug.report.hooked import document, lines
+        from specdebug.scenario.packs import rules
         from specdebug.workers.foreground import run_here
 
         words = opt.words_after_dashes(self.ctx)
@@ -43,20 +55,35 @@ class RunCommand(opt.ContentOptions):
             raise SpecDebugError("run needs a command after --, as in: specdebug run --revert 27338 -- ./job.sh")
         if self.record is not None:
             check_writable(self.record)
-        registry = self.library().registry
+        library = self.library()
+        registry = library.registry
         toggles = [registry.find(str(number)) for number in opt.numbers_of(self.revert)]
         if toggles and (why := refused(words)):
             raise SpecDebugError(why)
-        with HookedRun(toggles) as run:
+        packs = rules(library.packs(self.probes or ()), None if self.mode is None else self.mode.value)
+        added = sites(library.folders) if packs else {}
+        if packs and not added:
+            raise SpecDebugError("no folder of content has probes/sites/PACKAGE.yaml, where probes are added")
+        with HookedRun(toggles, packs, added) as run:
             begun = time.monotonic()
             status = run_here(words, run.environment(os.environ))
             told, seconds = run.told(), time.monotonic() - begun
         code = _code(status, toggles, told)
-        for line in lines(toggles, told):
+        for line in lines(toggles, told, probed=bool(packs)):
             note(line)
         if self.record is not None:
             write_file(self.record, to_json(document(words, status, code, seconds, toggles, told)) + "\n")
         return code
+
+
+def sites(folders: Sequence[Path]) -> dict[str, Mapping[str, tuple[Patch, ...]]]:
+    """The patches that add probes, by package, of the user's folders. The shipped ones call probes that only the target
+    has. Raises ContentError."""
+    from specdebug.base.content import shipped_root
+    from specdebug.targets.installs.fit import read_sites
+
+    own = (folder for folder in folders if folder.resolve() != shipped_root().resolve())
+    return {file.stem: read_sites(file) for folder in own for file in sorted(folder.glob("probes/sites/*.yaml"))}
 
 
 def _code(status: int, toggles: Sequence[Toggle], told: Told) -> int:

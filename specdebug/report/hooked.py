@@ -33,8 +33,8 @@ def reverted(toggle: Toggle, told: Told) -> dict[str, Any]:
     }
 
 
-def lines(toggles: Sequence[Toggle], told: Told) -> list[str]:
-    """The lines of the report: one a fix, and why the hook reached no process."""
+def lines(toggles: Sequence[Toggle], told: Told, *, probed: bool = False) -> list[str]:
+    """The lines of the report: one a fix, what probes found, and why the hook reached no process."""
     said = []
     for toggle in toggles:
         row = reverted(toggle, told)
@@ -42,7 +42,14 @@ def lines(toggles: Sequence[Toggle], told: Told) -> list[str]:
         ran = f"its lines ran {times(sum(row['hits'].values()))}, in {row['processes']} of the processes"
         what = f"not tried: {row['not_tried']}" if row["not_tried"] else f"reverted in {where}; {ran}"
         said.append(f"{toggle.pr} {toggle.title}: {what}")
-    if toggles and not any(each.hooked for each in told.processes):
+    for each in told.processes:
+        found = (f"{name}: {count} bad values at least, first {first}" for name, (count, first) in each.found.items())
+        said += [f"process {each.pid}: async probe {one}" for one in found]
+        said += dict.fromkeys(each.no_sites)
+    if probed and not any(each.found for each in told.processes):
+        reached = sorted({name for each in told.processes for name in each.reached})
+        said.append(f"probes found nothing at {some(reached, 5)}" if reached else "no probe of the packs was reached")
+    if (toggles or probed) and not any(each.hooked for each in told.processes):
         old = sorted({each.python for each in told.processes})
         why = f"the hook needs Python 3.9, the command runs {some(old, 3)}" if old else "no Python began with the hook"
         said.append(f"{why} (python -I, -E or -S look at no PYTHONPATH; a container needs the folder mounted)")

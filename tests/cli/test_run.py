@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdebug.cli.main import run
+from specdebug.patching.hook.probing import AddedProbes
 from tests.patching.hook.test_hooked_runs import FIX, POOL
 
 JOB = "import sys\nfrom toyspec.pool import width\nsys.exit(1 if width(4, 2) < 8 else 0)\n"
@@ -49,6 +50,63 @@ def test_the_exit_code_is_the_commands_own_unless_the_fix_was_not_tried(
         (fix,) = told["reverts"]
         assert (fix["pr"], fix["engines"], fix["hits"]) == (501, ["toyspec"], {"501#1": 1} if code == 1 else {})
         assert bool(fix["not_tried"]) is (code == 125)
+
+
+SITES = """
+engine: toyspec
+patches:
+  ">=0":
+    - target: toyspec.pool:width
+      edits:
+        - match: return page * topk
+          replacement: |
+            __specdebug_probes__.oob([page, topk], 0, 4, "toy.width")
+            __specdebug_probes__.nan(float("nan"), "toy.other")
+            return page * topk
+"""
+PACK = 'name: toy\nmode: {mode}\nsites: [{{glob: "toy.width", kinds: [oob]}}]\n'
+
+
+@pytest.mark.parametrize(("mode", "code"), [("record", 0), ("assert", 1)])
+def test_probes_are_added_and_say_what_they_find(toy: Path, mode: str, code: int) -> None:
+    (toy / "mine/probes/sites").mkdir(parents=True)
+    (toy / "mine/probes/sites/toyspec.yaml").write_text(SITES)
+    (toy / "mine/probes/toy.yaml").write_text(PACK.format(mode=mode))
+    words = ["--content", "mine", "--probes", "toy", "--record", "told.json", "--", sys.executable, "job.py"]
+    assert run(["run", *words]) == code
+    (process,) = json.loads((toy / "told.json").read_text())["processes"]
+    assert process["found"] == {"oob@toy.width": [1, "4"]}
+    assert process["reached"] == {"oob@toy.width": 1}
+
+
+def test_a_probe_site_that_does_not_fit_is_told_and_the_job_goes_on(
+    toy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (toy / "mine/probes/sites").mkdir(parents=True)
+    (toy / "mine/probes/sites/toyspec.yaml").write_text(
+        SITES.replace("match: return page * topk", "match: return topk")
+    )
+    (toy / "mine/probes/toy.yaml").write_text(PACK.format(mode="record"))
+    assert run(["run", "--content", "mine", "--probes", "toy", "--", sys.executable, "job.py"]) == 0
+    assert "no probe is added to toyspec.pool" in capfd.readouterr().err
+
+
+def test_a_tensor_is_looked_at_as_a_whole() -> None:
+    import torch
+
+    told: list[dict[str, object]] = []
+
+    class Telling:
+        def write(self, **facts: object) -> None:
+            told.append(facts)
+
+    probes = AddedProbes(Telling(), [("*", "record", ("nan", "inf", "oob", "page"))])  # type: ignore[arg-type]
+    probes.nan(torch.tensor([[1.0, float("nan")], [float("nan"), 2.0]]), "a")
+    probes.inf(torch.tensor([1.0, float("inf")]), "b")
+    probes.oob(torch.arange(5), 1, 4, "c")
+    probes.page_aligned(torch.tensor([0, 4, 6]), 4, "d")
+    found = {str(each["finding"]): each["bad"] for each in told if "finding" in each}
+    assert found == {"nan@a": 2, "inf@b": 1, "oob@c": 2, "page@d": 1}
 
 
 def test_a_package_that_is_not_imported_is_named(toy: Path, capfd: pytest.CaptureFixture[str]) -> None:

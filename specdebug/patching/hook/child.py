@@ -51,9 +51,10 @@ class Telling:
 class _Hook:
     """Asks the other finders for a top-level package, notes it, and first puts reverts in force that belong to it."""
 
-    def __init__(self, told: Telling, engines: dict[str, Any], cells: dict[str, int]) -> None:
+    def __init__(self, told: Telling, engines: dict[str, Any], sites: dict[str, Any], cells: dict[str, int]) -> None:
         self._told = told
-        self._waiting = engines
+        self._waiting = {name: engines.get(name, []) for name in {**engines, **sites}}
+        self._sites = sites
         self._cells = cells
         self._counted: dict[int, int] = {}
         self._standard = getattr(sys, "stdlib_module_names", frozenset[str]())
@@ -101,9 +102,21 @@ class _Hook:
                 sys.stderr.write(f"specdebug run: {fix['pr']} cannot be reverted in {engine}: {why}\n")
                 sys.stderr.flush()
                 os._exit(MISFIT)
-        self._count()
+        self._add_probes(engine, version)
+        if self._counted:
+            self._count()
 
-    def _apply(self, patches: Sequence[Patch]) -> None:
+    def _add_probes(self, engine: str, version: str | None) -> None:
+        """Add the calls of our probes that fit; what does not is told, and no reason to end."""
+        ranges = self._sites.pop(engine, {})
+        for wanted in list(ranges_in_order(ranges, version))[:1]:
+            for patch in ranges[wanted]:
+                try:
+                    self._apply(_patches([patch]), counted=False)
+                except Exception as error:
+                    self._told.write(no_site=patch["module"], why=" ".join(str(error).split()))
+
+    def _apply(self, patches: Sequence[Patch], *, counted: bool = True) -> None:
         from specdebug.patching.apply import apply, leave_spawned_alone
 
         leave_spawned_alone()  # they start as this one did
@@ -120,7 +133,7 @@ class _Hook:
             for each in done:
                 each.restore()
             raise
-        for each in done:
+        for each in done if counted else ():
             edits = [edit.id for patch in each.patches for edit in patch.edits]
             self._counted.update(zip(each.counters, [self._cells[edit] for edit in edits]))
 
@@ -141,7 +154,13 @@ def begin(folder: str) -> None:
     with open(os.path.join(folder, "wanted.json"), "rb") as file:
         wanted = json.loads(file.read())
     told = Telling(folder)
-    hook = _Hook(told, wanted["engines"], wanted["cells"])
+    hook = _Hook(told, wanted["engines"], wanted["sites"], wanted["cells"])
+    if wanted["sites"]:
+        import builtins
+
+        from specdebug.patching.hook.probing import NAME, AddedProbes
+
+        setattr(builtins, NAME, AddedProbes(told, wanted["rules"]))
     told.write(begun=True)
     sys.meta_path.insert(0, hook)
     os.register_at_fork(after_in_child=hook.forked)

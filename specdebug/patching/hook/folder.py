@@ -17,16 +17,19 @@ from specdebug.patching.hook import REVERT_VARIABLE
 from specdebug.patching.hook.child import VARIABLE
 
 if TYPE_CHECKING:
+    from specdebug.async_probe.gate import Rule
+    from specdebug.patching.source import Patch
     from specdebug.patching.toggles import Toggle
 
 PACKAGE = "_specdebug_run"
 """The name of our copy in processes that may import another specdebug."""
 _COPIED = (
     *("patching/" + name for name in ("__init__", "apply", "compilers", "hits", "live", "match", "rewrite", "source")),
-    *("patching/spawned", "patching/hook/child", "base/__init__", "base/errors"),
+    *("patching/spawned", "patching/hook/child", "patching/hook/probing", "base/__init__", "base/errors"),
 )
 _RENAMED = (
     ("specdebug.patching.hook.child", f"{PACKAGE}.child"),
+    ("specdebug.patching.hook.probing", f"{PACKAGE}.probing"),
     ("specdebug.patching", f"{PACKAGE}.patching"),
     ("specdebug.base", f"{PACKAGE}.base"),
     ("__specdebug_hit__", "__specdebug_run_hit__"),
@@ -69,7 +72,8 @@ OLDEST = (3, 9)
 @dataclass
 class Process:
     """What one process told: its ``packages`` by name with their origins, by fix where it was ``applied`` or why it is
-    a ``misfit``, and by edit its ``hits``."""
+    a ``misfit``, by edit its ``hits``, how often each probe was ``reached`` at least, and how many bad values it
+    ``found`` at least, with the first; ``no_sites``: why probes were not added."""
 
     pid: int
     parent: int
@@ -79,6 +83,9 @@ class Process:
     applied: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     misfits: dict[int, str] = field(default_factory=dict)
     hits: dict[str, int] = field(default_factory=dict)
+    reached: dict[str, int] = field(default_factory=dict)
+    found: dict[str, tuple[int, str]] = field(default_factory=dict)
+    no_sites: list[str] = field(default_factory=list)
 
     @property
     def hooked(self) -> bool:
@@ -116,9 +123,17 @@ class HookedRun:
     """One run of a command under the hook, with some fixes reverted in whatever package has them. Its folder goes with
     :meth:`close`; a container needs it mounted at the same path, and the variables of :meth:`environment`."""
 
-    def __init__(self, toggles: Iterable[Toggle] = ()) -> None:
-        """Raises SpecDebugError where the folder cannot be made."""
+    def __init__(
+        self,
+        toggles: Iterable[Toggle] = (),
+        rules: Sequence[Rule] = (),
+        sites: Mapping[str, Mapping[str, Sequence[Patch]]] | None = None,
+    ) -> None:
+        """``sites``: by package and range of versions, patches that add probes, which are live as the ``rules`` say.
+        Raises SpecDebugError where the folder cannot be made."""
         self._toggles = tuple(toggles)
+        self._rules = [(rule.glob, rule.mode, rule.kinds) for rule in rules]
+        self._sites = sites or {}
         self._edits: list[str] = []
         try:
             self.folder = Path(tempfile.mkdtemp(prefix="specdebug-run-"))
@@ -180,7 +195,12 @@ class HookedRun:
                 found = [edit.id for patches in ranges.values() for patch in patches for edit in patch.edits]
                 self._edits += [each for each in dict.fromkeys(found) if each not in self._edits]
         own = [toggle.pr for toggle in self._toggles if toggle.patches]
-        return {"engines": engines, "own": own, "cells": {edit: cell for cell, edit in enumerate(self._edits)}}
+        sites = {
+            name: {wanted: [asdict(patch) for patch in patches] for wanted, patches in ranges.items()}
+            for name, ranges in self._sites.items()
+        }
+        wanted = {"engines": engines, "own": own, "sites": sites, "rules": self._rules}
+        return {**wanted, "cells": {edit: cell for cell, edit in enumerate(self._edits)}}
 
     def _copy(self, site: Path) -> None:
         package, source = site / PACKAGE, Path(specdebug.__file__).parent
@@ -188,7 +208,7 @@ class HookedRun:
             text = (source / f"{name}.py").read_text(encoding="utf-8")
             for ours, theirs in _RENAMED:
                 text = text.replace(ours, theirs)
-            place = package / ("child.py" if name.endswith("child") else f"{name}.py")
+            place = package / f"{name.removeprefix('patching/hook/')}.py"
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text, encoding="utf-8")
         (package / "__init__.py").touch()
@@ -202,6 +222,13 @@ def _take(process: Process, facts: Mapping[str, Any]) -> None:
         process.applied[facts["applied"]] = facts
     elif "misfit" in facts:
         process.misfits[facts["misfit"]] = facts["why"]
+    elif "reached" in facts:
+        process.reached[facts["reached"]] = facts["times"]
+    elif "finding" in facts:
+        _, first = process.found.get(facts["finding"], (0, facts["first"]))
+        process.found[facts["finding"]] = facts["bad"], first
+    elif "no_site" in facts:
+        process.no_sites.append(f"no probe is added to {facts['no_site']}: {facts['why']}")
     elif "hits" in facts:  # of a specdebug that was asked by the same folder
         process.hits.update(facts["hits"])
 

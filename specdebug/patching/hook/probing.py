@@ -1,4 +1,4 @@
-"""AddedProbes in a process under ``specdebug run``: calls that patches of ``probes/sites/`` add to a package. What they find
+"""Probes in a process under ``specdebug run``: calls that patches of ``probes/sites/`` add to a package. What they find
 is told at once. Of a tensor on a GPU they wait for its values, and while a graph is captured they look at nothing."""
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from specdebug.cli import (
     listings,
     minimise,
     mutants,
+    new,
     output,
     replay,
     serve,
@@ -72,6 +73,7 @@ COMMANDS: dict[str, tuple[type[Command], dict[str, Any]]] = {
     "config": (listings.ConfigCommand, {}),
 }
 GROUPS: dict[str, tuple[str, dict[str, type[Command]]]] = {
+    "new": ("Write scenarios, toggles and probe packs to begin with, and their schemas.", new.COMMANDS),
     "toggles": ("List, show, verify and check the fixes that can be reverted.", toggles.COMMANDS),
     "probes": ("List probe sites and packs, and check packs.", listings.PROBES),
     "scenarios": ("List and check scenarios.", listings.SCENARIOS),

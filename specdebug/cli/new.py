@@ -1,0 +1,193 @@
+"""``specdebug new``: files of content to begin with, and the schemas by which editors complete and check them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from specdebug.base.content import Kind
+from specdebug.base.errors import SpecDebugError
+from specdebug.cli import options as opt
+from specdebug.cli.output import OutputError, check_writable, not_written, note, write, write_file
+
+if TYPE_CHECKING:
+    from specdebug.patching.reversal import Reversal
+
+
+class NewFile(opt.Command):
+    """What writes a new file."""
+
+    kind: ClassVar[Kind]
+
+    name: str = opt.argument("Of what is new.", default=..., metavar="NAME")
+    output: Path | None = opt.option(
+        "Where it goes; scenarios/, toggles/ or probes/ here unless given.", "-o", "--output", metavar="FILE"
+    )
+    force: bool = opt.option("Write over a file that is there.", default=False)
+
+    def body(self, file: Path) -> str:
+        """The text of the file. Raises SpecDebugError."""
+        from specdebug.scenario.skeletons import skeleton
+
+        return skeleton(self.kind, self.name, file)
+
+    def run(self) -> int:
+        from specdebug.base.yamlio import parse_yaml
+        from specdebug.scenario.skeletons import root_of, schemas
+        from specdebug.scenario.validation import GRAMMARS
+
+        file = self.output or Path(self.kind) / f"{self.name}.yaml"
+        text = self.body(file)
+        GRAMMARS[self.kind].read(parse_yaml(text, str(file)).root)
+        if file.exists() and not self.force:
+            raise OutputError(f"{file} is there already; --force writes over it")
+        _written(file, text)
+        for schema, told in schemas(root_of(self.kind, file)).items():
+            _written(schema, told)
+        write(f"wrote {file}; check it with: specdebug {self.kind} validate {file}")
+        return 0
+
+
+class NewScenario(NewFile):
+    """Write a scenario to begin with; it runs as it stands, on the embedded engine.
+
+    Beside its folder, in schemas/, the JSON schemas are written, which its first line names for editors.
+    """
+
+    kind = "scenarios"
+
+
+class NewPack(NewFile):
+    """Write a probe pack to begin with.
+
+    Beside its folder, in schemas/, the JSON schemas are written, which its first line names for editors.
+    """
+
+    kind = "probes"
+
+
+class NewToggle(NewFile):
+    """Write a toggle to begin with, for a function that --target names, or with the edits that take a commit back.
+
+    --commit makes the edits from a fix in git, --from-diff from a unified diff of it. They are tried: with them, each
+    module has the syntax tree that it had before. NAME is the number that is to select it. Beside its folder, in
+    schemas/, the JSON schemas are written, which its first line names for editors.
+    """
+
+    kind = "toggles"
+
+    target: str | None = opt.option("The function that the fix changed, as package.module:Class.function.")
+    from_diff: str | None = opt.option("The fix as a unified diff; - reads it from stdin.", metavar="FILE|-")
+    commit: str | None = opt.option("The fix as a commit of --repo.", metavar="REV")
+    repo: Path = opt.option("The tree that has the fix.", default=Path("."), metavar="DIR")
+
+    def body(self, file: Path) -> str:
+        from specdebug.patching.toggles import load_registry
+        from specdebug.scenario.skeletons import patches_text, placeholder, skeleton
+
+        taken = {str(number): toggle.path for toggle in load_registry().all for number in toggle.numbers}
+        if self.name in taken:
+            raise SpecDebugError(f"{self.name} is taken by {taken[self.name]}; choose another number")
+        if [self.target, self.from_diff, self.commit].count(None) != 2:
+            raise SpecDebugError("new toggle needs one of --target, --from-diff and --commit")
+        if self.target is not None:
+            return skeleton("toggles", self.name, file) + placeholder(self.target)
+        made, title = self._from_commit(self.commit) if self.commit else (self._from_diff(), "")
+        targets = [
+            (f"{each.source.name}:{name}" if name else each.source.name, edits)
+            for each in made
+            for name, edits in each.edits.items()
+        ]
+        text = skeleton("toggles", self.name, file, *filter(None, [title])) + patches_text(targets)
+        self._try(text, made)
+        return text
+
+    def _from_commit(self, commit: str) -> tuple[list[Reversal], str]:
+        """What takes a commit back, and its subject."""
+        from specdebug.campaign.trials.commits import commit_of, top_of
+        from specdebug.campaign.trials.state import git
+
+        top = top_of(self.repo)
+        fix = commit_of(top, commit, "commit")
+        before = commit_of(top, f"{fix}^", "commit")
+        asked = git(top, "diff", "--no-color", "--no-ext-diff", "--no-renames", "-U0", before, fix, "--", "*.py")
+
+        def text_of(path: str) -> str | None:
+            shown = git(top, "show", f"{fix}:{path}")
+            return _text(shown.stdout) if shown.returncode == 0 else None
+
+        subject = git(top, "show", "--no-patch", "--no-show-signature", "--format=%s", fix).stdout
+        return self._made(_text(asked.stdout), text_of), _text(subject).strip()
+
+    def _from_diff(self) -> list[Reversal]:
+        def text_of(path: str) -> str | None:
+            file = self.repo / path
+            return _text(file.read_bytes()) if file.is_file() else None
+
+        if self.from_diff == "-":
+            return self._made(sys.stdin.read(), text_of)
+        try:
+            return self._made(_text(Path(str(self.from_diff)).read_bytes()), text_of)
+        except OSError as error:
+            raise SpecDebugError(f"{self.from_diff} cannot be read: {error.strerror}") from None
+
+    def _made(self, diff: str, text_of: Callable[[str], str | None]) -> list[Reversal]:
+        """What takes a diff back; files that it leaves are told on stderr. Raises SpecDebugError where none is left."""
+        from specdebug.patching.reversal import read_diff, reversals
+
+        made, left_out = reversals(read_diff(diff), text_of)
+        for each in left_out:
+            note(f"left out: {each}")
+        if not made:
+            raise SpecDebugError("the diff changes no code of a package")
+        return made
+
+    def _try(self, text: str, made: list[Reversal]) -> None:
+        """Raise SpecDebugError unless the toggle as written leads back to what was before the fix."""
+        from specdebug.base.yamlio import parse_yaml
+        from specdebug.patching.reversal import check
+        from specdebug.patching.toggles import read_toggle
+
+        toggle = read_toggle(parse_yaml(text, "the toggle"))
+        check(made, [patch for ranges in toggle.foreign.values() for patches in ranges.values() for patch in patches])
+
+
+class NewSchemas(opt.Command):
+    """Write the JSON schemas of scenarios, toggles and probe packs into schemas/ of a folder of content.
+
+    Editors that know YAML's language server (VS Code, Neovim, Helix, Emacs, Zed) complete and check a file whose first
+    line names its schema, as those of `specdebug new` do; this line is printed for each.
+    """
+
+    folder: Path = opt.argument("The folder that has scenarios/, toggles/ and probes/.", default=Path("."))
+
+    def run(self) -> int:
+        from specdebug.scenario.skeletons import schemas
+
+        for schema, text in schemas(self.folder).items():
+            _written(schema, text)
+            write(f"wrote {schema}; first line of files: # yaml-language-server: $schema=../schemas/{schema.name}")
+        return 0
+
+
+def _text(found: bytes) -> str:
+    return found.decode(errors="replace")
+
+
+def _written(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise not_written(str(file), error) from None
+    check_writable(file)
+    write_file(file, text)
+
+
+COMMANDS: dict[str, type[opt.Command]] = {
+    "scenario": NewScenario,
+    "toggle": NewToggle,
+    "probe-pack": NewPack,
+    "schemas": NewSchemas,
+}

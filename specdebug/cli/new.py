@@ -166,8 +166,10 @@ class NewSchemas(opt.Command):
     def run(self) -> int:
         from specdebug.scenario.skeletons import schemas
 
-        for schema, text in schemas(self.folder).items():
+        made = schemas(self.folder)
+        for schema, text in made.items():
             _written(schema, text)
+        for schema in made:
             write(f"wrote {schema}; first line of files: # yaml-language-server: $schema=../schemas/{schema.name}")
         return 0
 

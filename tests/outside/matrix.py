@@ -17,6 +17,9 @@ LOG = str(ROOT / "tests/logs/quoted/own-topk_kv_indices.txt")
 INPUTS = "{inputs}"
 """In a command line: a folder that holds ``b.specdebug``, a bundle of MINI's first arm."""
 
+SCHEMAS = {f"schemas/{name}.json": "properties" for name in ("scenario", "toggle", "probe-pack")}
+"""What `specdebug new` writes besides."""
+
 Kind = Literal["signals", "pipe", "stdout", "disk", "folder", "descriptors"]
 
 
@@ -278,6 +281,10 @@ ROWS = (
         files={"r.json": '"interrupted": true'},
         known="the score and the accept length of the answers that came; no threshold is judged",
     ),
+    Row("new scenario", ("mine", "-o", "mine.yaml"), files={"mine.yaml": "workload", **SCHEMAS}),
+    Row("new toggle", ("501", "--target", "toy:f", "-o", "501.yaml"), files={"501.yaml": "patches", **SCHEMAS}),
+    Row("new probe-pack", ("mine", "-o", "mine.yaml"), files={"mine.yaml": "sites", **SCHEMAS}),
+    Row("new schemas", files=SCHEMAS),
     Row("toggles list", reported="27338"),
     Row("toggles show", ("27338",), reported="27338"),
     Row(

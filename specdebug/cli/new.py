@@ -21,7 +21,7 @@ class NewFile(opt.Command):
 
     kind: ClassVar[Kind]
 
-    name: str = opt.argument("Of what is new.", default=..., metavar="NAME")
+    name: str = opt.argument("The name, of a toggle the number.", default=..., metavar="NAME")
     output: Path | None = opt.option(
         "Where it goes; scenarios/, toggles/ or probes/ here unless given.", "-o", "--output", metavar="FILE"
     )
@@ -35,7 +35,7 @@ class NewFile(opt.Command):
 
     def run(self) -> int:
         from specdebug.base.yamlio import parse_yaml
-        from specdebug.scenario.skeletons import root_of, schemas
+        from specdebug.scenario.skeletons import root_of
         from specdebug.scenario.validation import GRAMMARS
 
         file = self.output or Path(self.kind) / f"{self.name}.yaml"
@@ -44,8 +44,7 @@ class NewFile(opt.Command):
         if file.exists() and not self.force:
             raise OutputError(f"{file} is there already; --force writes over it")
         _written(file, text)
-        for schema, told in schemas(root_of(self.kind, file)).items():
-            _written(schema, told)
+        _write_schemas(root_of(self.kind, file))
         write(f"wrote {file}; check it with: specdebug {self.kind} validate {file}")
         return 0
 
@@ -56,6 +55,7 @@ class NewScenario(NewFile):
     Beside its folder, in schemas/, the JSON schemas are written, which its first line names for editors.
     """
 
+    example = "new scenario cache-hit"
     kind = "scenarios"
 
 
@@ -65,6 +65,7 @@ class NewPack(NewFile):
     Beside its folder, in schemas/, the JSON schemas are written, which its first line names for editors.
     """
 
+    example = "new probe-pack numbers"
     kind = "probes"
 
 
@@ -76,6 +77,7 @@ class NewToggle(NewFile):
     schemas/, the JSON schemas are written, which its first line names for editors.
     """
 
+    example = "new toggle 501 --repo ~/src/engine --commit 3f2a91c"
     kind = "toggles"
 
     target: str | None = opt.option("The function that the fix changed, as package.module:Class.function.")
@@ -161,21 +163,28 @@ class NewSchemas(opt.Command):
     line names its schema, as those of `specdebug new` do; this line is printed for each.
     """
 
+    example = "new schemas mine"
+
     folder: Path = opt.argument("The folder that has scenarios/, toggles/ and probes/.", default=Path("."))
 
     def run(self) -> int:
-        from specdebug.scenario.skeletons import schemas
-
-        made = schemas(self.folder)
-        for schema, text in made.items():
-            _written(schema, text)
-        for schema in made:
+        for schema in _write_schemas(self.folder):
             write(f"wrote {schema}; first line of files: # yaml-language-server: $schema=../schemas/{schema.name}")
         return 0
 
 
 def _text(found: bytes) -> str:
     return found.decode(errors="replace")
+
+
+def _write_schemas(root: Path) -> list[Path]:
+    from specdebug.report.formats import to_json
+    from specdebug.scenario.skeletons import schemas
+
+    made = schemas(root)
+    for schema, document in made.items():
+        _written(schema, to_json(document) + "\n")
+    return list(made)
 
 
 def _written(file: Path, text: str) -> None:

@@ -25,7 +25,7 @@ _NOWHERE = "/dev/null"
 
 
 @dataclass(frozen=True)
-class Change:
+class FixedLines:
     """Lines ``start`` to ``stop`` of the fixed file (from 1, inclusive; none if ``stop`` is less) were ``before``."""
 
     start: int
@@ -39,7 +39,7 @@ class FileDiff:
 
     was: str
     path: str
-    changes: list[Change] = field(default_factory=list)
+    changes: list[FixedLines] = field(default_factory=list)
     fixed: list[tuple[int, str]] = field(default_factory=list)
 
     def before(self, lines: Sequence[str]) -> str:
@@ -84,12 +84,12 @@ def read_diff(text: str) -> list[FileDiff]:
     return files
 
 
-def _add(changes: list[Change], at: int, before: tuple[str, ...], fixed: int) -> None:
+def _add(changes: list[FixedLines], at: int, before: tuple[str, ...], fixed: int) -> None:
     """Add a line to the change that ends right before it, else to a new one."""
-    last = changes[-1] if changes and changes[-1].stop == at - 1 else Change(at, at - 1, ())
+    last = changes[-1] if changes and changes[-1].stop == at - 1 else FixedLines(at, at - 1, ())
     if changes and last is changes[-1]:
         changes.pop()
-    changes.append(Change(last.start, last.stop + fixed, (*last.before, *before)))
+    changes.append(FixedLines(last.start, last.stop + fixed, (*last.before, *before)))
 
 
 def _path(line: str) -> str:
@@ -168,14 +168,14 @@ def _edits(source: ModuleSource, file: FileDiff, before: str) -> dict[str, list[
             break
         one, other = changes[clash : clash + 2]
         between = tuple(source.lines[one.stop : other.start - 1])
-        changes[clash : clash + 2] = [Change(one.start, other.stop, (*one.before, *between, *other.before))]
+        changes[clash : clash + 2] = [FixedLines(one.start, other.stop, (*one.before, *between, *other.before))]
     edits = defaultdict[str, list[tuple[str, str]]](list)
     for change, (target, first, last) in zip(changes, grown):
         edits[target].append(_texts(source, change, first, last))
     return dict(edits)
 
 
-def _grown(source: ModuleSource, change: Change) -> tuple[str, int, int]:
+def _grown(source: ModuleSource, change: FixedLines) -> tuple[str, int, int]:
     """The innermost function or class with a place for a change, and the lines to match there."""
     at = max(change.stop, 1)  # of lines that the fix deleted, the one above
     inside = (min(change.start, at), at)
@@ -204,7 +204,7 @@ def _wider(start: int, stop: int, first: int, last: int) -> Iterator[tuple[int, 
         start, stop, above = (start - 1, stop, False) if up else (start, stop + 1, True)
 
 
-def _leads_back(source: ModuleSource, target: str, change: Change, start: int, stop: int) -> bool:
+def _leads_back(source: ModuleSource, target: str, change: FixedLines, start: int, stop: int) -> bool:
     """Return True if these lines are unique in their target, and become what they were."""
     lines = source.lines[start - 1 : stop]
     if not lines or not lines[0].strip() or not lines[-1].strip():
@@ -227,7 +227,7 @@ def _leads_back(source: ModuleSource, target: str, change: Change, start: int, s
     ]
 
 
-def _texts(source: ModuleSource, change: Change, start: int, stop: int) -> tuple[str, str]:
+def _texts(source: ModuleSource, change: FixedLines, start: int, stop: int) -> tuple[str, str]:
     """The match and the replacement of lines around a change, flush left."""
     was = (*source.lines[start - 1 : change.start - 1], *change.before, *source.lines[change.stop : stop])
     return ("\n".join(dedent(source.lines[start - 1 : stop])[0]), "\n".join(dedent(was)[0]))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from specdebug.base.content import KINDS, Kind
-from specdebug.report.formats import to_json
+from specdebug.base.schema import Schema
 from specdebug.scenario.validation import GRAMMARS
 
 SCHEMAS: Mapping[Kind, str] = {"scenarios": "scenario.json", "toggles": "toggle.json", "probes": "probe-pack.json"}
@@ -68,9 +68,9 @@ def root_of(kind: Kind, file: Path) -> Path:
     return file.parent.parent if file.absolute().parent.name == kind else file.parent
 
 
-def schemas(root: Path) -> dict[Path, str]:
+def schemas(root: Path) -> dict[Path, Schema]:
     """The JSON schema of each kind of content, by the file that new content names."""
-    return {root / "schemas" / SCHEMAS[kind]: to_json(GRAMMARS[kind].json_schema()) + "\n" for kind in KINDS}
+    return {root / "schemas" / SCHEMAS[kind]: GRAMMARS[kind].json_schema() for kind in KINDS}
 
 
 def skeleton(kind: Kind, name: str, file: Path, title: str = "what the fix does, on one line") -> str:

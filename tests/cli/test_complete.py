@@ -48,6 +48,8 @@ VALUES = [
     ("faults verify --class nan_", ["nan_logits"], ["replay"]),
     ("replay cache_hit --probes ", ["default", "graph"], ["cache_hit"]),
     ("flake cache_hit --signature oob@draft_graph", ["oob@draft_graph.replay.topk_index"], ["oob@accept.predict"]),
+    ("toggles validate 273", ["27338", "27360"], ["19897"]),
+    ("probes validate ", ["default", "kv"], ["cache_hit"]),
     ("bisect cache_hit --over ", ["toggles", "faults"], ["cache_hit"]),
     ("minimise cache_hit --device cu", ["cuda"], ["cpu"]),
 ]

@@ -12,7 +12,7 @@ QUICK := $(filter-out tests/test_pytest_plugin.py,$(wildcard tests/test_*.py)) t
 SET_UP := $(PYTHON) tools/set_up.py $(VENV) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo shell quick test test-all test-engines test-portable lint docs bench soak gpu gpu-engines clean
+.PHONY: help demo shell quick test test-all test-engines test-portable lint bench soak docs gpu gpu-engines clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-mkdocs = pytest.importorskip("mkdocs", reason="make docs installs it")
+mkdocs = pytest.importorskip("mkdocs.structure.files", reason="make docs installs it")
 
 
 def pages(nav: list[Any]) -> Iterator[str]:

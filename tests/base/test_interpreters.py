@@ -33,6 +33,7 @@ STARTS = {
     "campaign/trials/state.py": (2, "git, other_python"),
     "workers/forkserver.py": (1, "own_python"),
     "workers/child.py": (1, "the reaper, a file of ours, by -I -S"),
+    "workers/foreground.py": (1, "the user's command"),
     "workers/stack.py": (1, "nvcc"),
 }
 """At how many places each file starts something, and what."""

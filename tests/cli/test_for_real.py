@@ -74,7 +74,7 @@ def test_a_revert_on_the_command_line_gives_the_plain_verdict(how: str) -> None:
     else:
         ended = run("replay", str(MINI), "--arm", "fixed", SGLANG_DEBUG_REVERT_PR="25015")
     assert ended.returncode == 1
-    assert ended.stdout.rstrip().splitlines()[-1].startswith("mini: fixed fail oob@draft.forward.positions (")
+    assert ended.stdout.rstrip().splitlines()[-1].startswith("mini: fixed - 25015 fail oob@draft.forward.positions (")
 
 
 def test_a_revert_that_is_not_exercised_is_125() -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 ROOT = Path(__file__).resolve().parents[2]
 MINI = str(ROOT / "tests/cli/mini.yaml")
 LOG = str(ROOT / "tests/logs/quoted/own-topk_kv_indices.txt")
+NIGHTS = str(Path(__file__).with_name("nights"))
 INPUTS = "{inputs}"
 """In a command line: a folder that holds ``b.specdebug``, a bundle of MINI's first arm."""
 
@@ -261,6 +262,7 @@ ROWS = (
         files={"r.json": '"interrupted": true', "hunt/report.md": "1 scenario", "hunt/hunt.jsonl": '"pass"'},
         known="every scenario that ended, in the folder: the same command goes on from there",
     ),
+    Row("history", (NIGHTS, "--json-file", "r.json"), files={"r.json": None}, reported="as it should be"),
     Row("triage", (LOG, "--json-file", "r.json"), files={"r.json": None}, reported="to run next:"),
     Row(
         "triage",
@@ -321,8 +323,9 @@ ROWS = (
     Row("config", reported="every option has its default"),
 )
 
-ENDLESS = {"serve"}
-"""Commands that end by a signal alone and come to no result; see tests/apps/serve/test_process.py."""
+ENDLESS = {"serve", "run"}
+"""Commands that come to no result of their own: they end by a signal, as tests/apps/serve/test_process.py has it, or with
+the command that they run."""
 
 INSTALLING = {"engines check", "engines install", "engines remove"}
 """Commands that need another engine; tests/targets/installs and tests/engines play what happens to them."""

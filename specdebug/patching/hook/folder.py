@@ -239,7 +239,7 @@ def refused(words: Sequence[str]) -> str | None:
     if not program.startswith(("python", "pypy")):
         return None
     for word in words[1:]:
-        if not word.startswith("-") or word in ("-c", "-m", "-"):
+        if not word.startswith("-") or word[1:] in ("c", "m", ""):  # what follows is the program's
             break
         if not word.startswith("--") and set(word[1:]) & set("IES"):
             return f"{program} {word} does not look at PYTHONPATH, by which the hook is found; leave {word} out"

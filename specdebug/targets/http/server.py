@@ -107,9 +107,9 @@ class ServerInfo:
 
     @property
     def own(self) -> Mapping[str, Any]:
-        """What only our own server says; another that takes ``speculative_switch`` tells no state of an engine."""
+        """What only our own server says; another may say that it takes ``speculative_switch``, and nothing else."""
         own: Mapping[str, Any] = self.told.get("specdebug", {})
-        return own if "engine" in own else {}
+        return own if own.keys() - {"speculative_switch"} else {}
 
 
 async def ask_server(client: ServerClient) -> ServerInfo:

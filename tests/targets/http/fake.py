@@ -51,7 +51,7 @@ class FakeServer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def info(self) -> dict[str, Any]:
-        own = {"specdebug": {"speculative_switch": True}} if self.switch else {}
+        own = {"specdebug": {"speculative_switch": True, "engine": {"state": "running"}}} if self.switch else {}
         algorithm = "EAGLE" if self.speculative else None
         counted = sum(self.accepted) / len(self.accepted) if self.accepted else None
         internal = {"avg_spec_accept_length": counted if self.mean is None else self.mean} if self.speculative else {}

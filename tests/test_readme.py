@@ -23,10 +23,10 @@ ELSEWHERE = {
 SLOW = r"toggles verify$|scenarios --save|bisect|flake |minimise|scenarios/server|-k "
 CODES = {
     r"^SGLANG_DEBUG_REVERT_PR=\d+ specdebug replay|--fault|specdebug diverge|specdebug flake": 1,
-    r"specdebug run --revert 27338|over toggles -- ./ci-job": 125,
+    r"specdebug run --revert 27338|over (toggles|commits .*) -- ./ci-job": 125,
 }
-"""Exit codes other than 0: a fix is reverted, a fault injected, the arms differ; a job that imports no engine proves
-nothing."""
+"""Exit codes other than 0: a fix is reverted, a fault injected, the arms differ; a job that imports no engine
+proves nothing."""
 
 
 def commands() -> list[object]:

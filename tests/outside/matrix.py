@@ -201,7 +201,7 @@ ROWS = (
     ),
     Row(
         "bisect",
-        ("--max-trials", "4", "--json-file", "r.json", "--", f"{INPUTS}/job"),
+        ("--max-trials", "4", "--json-file", "r.json", "--no-proof", "--", f"{INPUTS}/job"),
         plain=125,
         workers=2,
         told="after 2 trials",
@@ -223,7 +223,7 @@ ROWS = (
     ),
     Row(
         "flake",
-        ("--max-trials", "4", "--json-file", "r.json", "--", f"{INPUTS}/job"),
+        ("--max-trials", "4", "--json-file", "r.json", "--no-proof", "--", f"{INPUTS}/job"),
         workers=2,
         told="0 of 2 failed",
         reported="0 of 2 failed",
@@ -324,8 +324,8 @@ ROWS = (
 )
 
 ENDLESS = {"serve", "run"}
-"""Commands that come to no result of their own: they end by a signal, as tests/apps/serve/test_process.py has it, or with
-the command that they run."""
+"""Commands that come to no result of their own: they end by a signal (tests/apps/serve/test_process.py), or with the
+command that they run."""
 
 INSTALLING = {"engines check", "engines install", "engines remove"}
 """Commands that need another engine; tests/targets/installs and tests/engines play what happens to them."""

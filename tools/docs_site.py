@@ -27,7 +27,7 @@ OUTSIDE = {
     "reference/changelog.md": "CHANGELOG.md",
 }
 """Pages of the site, by the files of the repository that they are."""
-LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s#]+)((?:#[^)\s]*)?)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -40,12 +40,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Point links of a page to where their files are on the site, else in the repository, and add the glossary's."""
+    """Point links of a page to where their files are on the site, name those that are not, and add the glossary's."""
     own = page.file.src_uri
     source = OUTSIDE.get(own, f"docs/{own}")
 
     def led(link: re.Match[str]) -> str:
-        before, target, after = link.groups()
+        words, target, anchor = link.groups()
         if ":" in target:
             return link[0]
         file = os.path.normpath(os.path.join(os.path.dirname(source), target))
@@ -53,8 +53,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if there is None and file.startswith("docs/"):
             there = file.removeprefix("docs/")
         if there is None:
-            return f"{before}{config.repo_url}/blob/main/{file}{after}"
-        return f"{before}{os.path.relpath(there, os.path.dirname(own) or '.')}{after}"
+            return words if words.strip("`") == file else f"{words} (`{file}`)"
+        return f"[{words}]({os.path.relpath(there, os.path.dirname(own) or '.')}{anchor})"
 
     text = LINK.sub(led, markdown) if own not in WRITTEN else markdown
     if own == GLOSSARY:

@@ -279,7 +279,7 @@ def _page(
     chooser: Callable[[], BayesianSearch],
     pattern: str | None,
 ) -> list[Part]:
-    from specdebug.report.html.trials import LINES, history, posterior_bars, posterior_plot
+    from specdebug.report.html.trials import GRID_ROWS, LINES, history, posterior_bars, posterior_plot, trial_grid
 
     past = history(counted, chooser, pattern)
     names = [subject.called(culprits) for culprits in past.likeliest]
@@ -291,9 +291,13 @@ def _page(
     plots: list[Part] = [Plot(bars, "The likeliest culprits after the last trial.")]
     if counted:
         keys = [(name, f"c{place}") for place, name in enumerate(names, 1)]
-        keys += [(words, f"t-{kind}") for words, kind in _KEYS.items()]
+        outcomes = [(words, f"t-{kind}") for words, kind in _KEYS.items()]
         said = "The same after every trial; below, what came of the trials."
-        plots.append(Plot(posterior_plot(past, names), said, keys))
+        plots.append(Plot(posterior_plot(past, names), said, keys + outcomes))
+        tried = [(trial, verdict) for (trial, _), verdict in zip(counted, past.verdicts, strict=True)]
+        which = f"the last {GRID_ROWS} of {len(tried)} trials" if len(tried) > GRID_ROWS else "trials"
+        said = f"Rows are {which}, columns candidates: filled where the trial tried it, coloured by what came of it."
+        plots.append(Plot(trial_grid(tried, subject.names), said, outcomes))
     plots.append(Section("The posterior as a table", [table(belief, *BELIEF)], folded=True))
     heads = (
         Column("#", "right", lambda one: one[0].number),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -31,11 +32,16 @@ from specdebug.report.parts import (
     plain,
     table,
 )
+from specdebug.report.toggles import edit_lines
 from specdebug.report.words import NOT_ENGINE_CODE, counted, dash, ended, not_engine_code, number
 from specdebug.verdict.outcome import Metrics, Outcome, Tie, Violation
 
 MAX_FINDINGS = 6
 MAX_TIES = 6
+MAX_FAILED = 4
+"""Arms that failed, at the top of a page."""
+MAX_TOGETHER = 5
+"""Arms in one plot of accept lengths: so many colours there are."""
 MAX_INJECTIONS = 8
 MAX_LOG_LINES = 12
 MAX_SPANS = 100
@@ -135,7 +141,7 @@ def replay_report(
     left_out = [f"{arm.arm}: {arm.text}" for arm in replay.left_out]
     seeds = {result.run.seed for result in results} or {replay.scenario.seed}
     told = [result for result in results if _has_a_story(result)]
-    steps, about = recording or Recording(), replay.scenario.description
+    steps = recording or Recording()
     return Report(
         command="replay",
         title=replay.scenario.name,
@@ -161,7 +167,7 @@ def replay_report(
             "exit code": str(replay.exit_code),
             "not run": "; ".join(left_out),
         },
-        page=lambda: [*([Line(about)] if about else []), *arm_sections(replay, steps)],
+        page=lambda: _page(replay, steps),
         cases=(
             *map(_case, results),
             *(CaseResult(arm.arm, "unknown", arm.text, "", 0.0) for arm in replay.left_out),
@@ -409,6 +415,61 @@ def _notice(replay: Replay, result: ArmResult) -> Notice:
     where = replay.scenario.where_key("arms", result.run.arm)
     title = f"specdebug: {replay.scenario.name}, arm {result.run.shown}: {what}"
     return Notice("unknown" if outcome.verdict == "unknown" else "fail", title, message, where)
+
+
+def _page(replay: Replay, steps: Recording) -> list[Part]:
+    about = [Section("Scenario", [Line(replay.scenario.description)])] if replay.scenario.description else []
+    return [*failed_first(replay), *about, *_together(replay, steps), *arm_sections(replay, steps)]
+
+
+def failed_first(replay: Replay) -> list[Section]:
+    """What failed, for the top of a page: of each arm that did, the signature, the fixes taken out with their lines,
+    and commands to run next. A failure that was expected is good news."""
+    failed = sorted((each for each in replay.results if each.outcome.verdict == "fail"), key=as_it_should)
+    if not failed:
+        return []
+    from specdebug.report.html.stages import stage_row
+
+    parts: list[Part] = []
+    for each in failed[:MAX_FAILED]:
+        outcome = each.outcome
+        inner: list[Part] = [Line(ended(outcome.verdict, outcome.signature), "bold")]
+        if (row := stage_row(outcome)) is not None:
+            inner.append(Plot(row, "The stages of a step: the first wrong one, and arrows to where more was seen."))
+        for toggle in each.run.toggles:
+            inner += lines(filter(None, (f"without fix {toggle.pr}: {toggle.title}", toggle.url)))
+            for patch in toggle.patches:
+                inner.append(Preformatted("\n".join(edit_lines(patch)), f"fix {toggle.pr} taken out of {patch.target}"))
+        inner.append(Preformatted("\n".join(_commands(replay, each)), "commands to run next"))
+        met = each.met is not None and as_it_should(each)
+        parts.append(
+            Section(each.run.shown, inner, chips=[Styled("as expected", "pass") if met else Styled("fail", "fail")])
+        )
+    if len(failed) > MAX_FAILED:
+        parts.append(Line(f"and {len(failed) - MAX_FAILED} more arms, below"))
+    return [Section("What failed", parts)]
+
+
+def _commands(replay: Replay, result: ArmResult) -> list[str]:
+    """What to run next of an arm that failed."""
+    words = [str(replay.scenario.path), "--arm", result.run.arm]
+    reverts = ["--revert", ",".join(map(str, result.run.added_reverts))] if result.run.added_reverts else []
+    shows = [f"specdebug toggles show {toggle.pr}" for toggle in result.run.toggles]
+    search = [] if shows else [f"specdebug bisect {shlex.join(words)}"]
+    return [*shows, *search, f"specdebug flake {shlex.join([*words, *reverts])}"]
+
+
+def _together(replay: Replay, recording: Recording) -> Iterator[Section]:
+    """The accept lengths of all arms in one plot; nothing of one arm alone."""
+    arms = {each.run.shown: recording.of(each.run.key) for each in replay.results}
+    shown = dict([(name, steps) for name, steps in arms.items() if steps][:MAX_TOGETHER])
+    if len(shown) < 2:
+        return
+    from specdebug.report.html.steps import accept_overlay
+
+    if (overlay := accept_overlay(shown, "culprit c")) is not None:
+        keys = [(name, f"c{place}") for place, name in enumerate(shown, 1)]
+        yield Section("Accept lengths", [Plot(overlay, "Mean accept length of each step, by arm.", keys)])
 
 
 def arm_sections(replay: Replay, recording: Recording) -> list[Section]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.patching.drift import DriftReport, FixRow
 from specdebug.patching.drift.check import UNDECIDED
-from specdebug.patching.toggles import OWN_ENGINE, Detection, Toggle, not_in
+from specdebug.patching.toggles import OWN_ENGINE, Detection, Patch, Toggle, not_in
 from specdebug.report.listings import listing
 from specdebug.report.parts import Column, FactList, Line, Part, Report, Style, Styled, lines, plain, table
 from specdebug.report.words import replaced
@@ -103,11 +103,14 @@ def toggle_shown(toggle: Toggle) -> Report:
     elsewhere = [patch for versions in toggle.foreign.values() for patch in list(versions.values())[-1]]
     for patch in toggle.patches or elsewhere:
         parts += [Line(""), Line(f"{done} in {patch.target}:", fold=False)]
-        texts = [pair for edit in patch.edits for pair in (("-", edit.match), ("+", edit.replacement))]
-        for sign, text in texts:
-            told = text.rstrip().split("\n") if text.strip() else []
-            parts += lines((f"  {sign} {each}" for each in told), fold=False)
+        parts += lines((f"  {each}" for each in edit_lines(patch)), fold=False)
     return listing("toggles show", parts, toggle_document(toggle))
+
+
+def edit_lines(patch: Patch) -> list[str]:
+    """The lines that a patch takes out, each after ``- ``, and those that it puts in, after ``+ ``."""
+    texts = [pair for edit in patch.edits for pair in (("-", edit.match), ("+", edit.replacement))]
+    return [f"{sign} {each}" for sign, text in texts if text.strip() for each in text.rstrip().split("\n")]
 
 
 def matrix_report(matrix: Matrix, latent: Sequence[LatentCheck] = ()) -> Report:

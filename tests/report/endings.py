@@ -92,8 +92,8 @@ def explained() -> Any:
     oracles = OracleSpec(accept=AcceptOracle(0.7))
     scenario = Scenario("weak", workload=(), arms=arms, oracles=oracles, expect={}, path=Path("weak file.yaml"))
     toggles: Any = (
-        SimpleNamespace(pr=27360, numbers=(27360,), title="a fix"),
-        SimpleNamespace(pr=27338, numbers=(27338,), title="a fix"),
+        SimpleNamespace(pr=27360, numbers=(27360,), title="a fix", url="", patches=()),
+        SimpleNamespace(pr=27338, numbers=(27338,), title="a fix", url="", patches=()),
     )
     run = ArmRun("reverted", scenario, "reverted", 0, (), toggles, Expectation("fail"))
     return replace(result("reverted", outcome), run=run)

@@ -96,7 +96,9 @@ def scenario(name: Name) -> Scenario:
 
 def _of_runs(name: Name) -> dict[str, Report]:
     about = scenario(name)
-    reverted: Any = (SimpleNamespace(pr=27338, numbers=(27338,), title="a fix"),)
+    reverted: Any = (
+        SimpleNamespace(pr=27338, numbers=(27338,), title=f"a fix {name('title of a fix')}", url="", patches=()),
+    )
     expectations = (Expectation(), Expectation("fail", (name("expected@site"),)))
     verdicts = ("fail", "pass")
     results = tuple(

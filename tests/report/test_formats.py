@@ -268,8 +268,8 @@ def passed(
         path=Path("weak file.yaml"),
     )
     toggles: Any = (
-        SimpleNamespace(pr=27360, numbers=(27360,), title="a fix"),
-        SimpleNamespace(pr=27338, numbers=(27338,), title="a fix"),
+        SimpleNamespace(pr=27360, numbers=(27360,), title="a fix", url="", patches=()),
+        SimpleNamespace(pr=27338, numbers=(27338,), title="a fix", url="", patches=()),
     )
     run = ArmRun("reverted", scenario, "reverted", 0, (pack,), toggles, expectation)
     return ArmResult(run, outcome)

@@ -149,8 +149,8 @@ def accept_plot(steps: Sequence[EngineStep], outcome: Outcome, arms: int = 1) ->
     )
 
 
-def accept_overlay(arms: Mapping[str, Sequence[EngineStep]]) -> Markup | None:
-    """The means of two arms in one plot; None where neither verified anything."""
+def accept_overlay(arms: Mapping[str, Sequence[EngineStep]], style: str = "mean side") -> Markup | None:
+    """The means of arms in one plot, styled by their places; None where none verified anything."""
     drawn = {name: spans(steps) for name, steps in arms.items() if any(step.lengths for step in steps)}
     if not drawn:
         return None
@@ -161,7 +161,7 @@ def accept_overlay(arms: Mapping[str, Sequence[EngineStep]]) -> Markup | None:
         f"Mean accept length of each step: {' and '.join(drawn)}",
         svg.y_axis(y, "mean accept length of the step"),
         svg.x_axis(x, BOTTOM, "step"),
-        *(_mean(drawn[name], x, y, f"mean side{side}", name) for side, name in sides if name in drawn),
+        *(_mean(drawn[name], x, y, f"{style}{side}", name) for side, name in sides if name in drawn),
     )
 
 

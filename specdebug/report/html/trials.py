@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +24,11 @@ LINES = 5
 LOOKS = 200
 """Looks at the posterior, at most."""
 
+GRID_ROWS, GRID_NAME = 60, 13
+"""Trials of the grid, the last ones; characters of a fix's name above it."""
+
 Verdict = Literal["fail", "pass", "other", "untestable"]
+_SIGNS: dict[Verdict, str] = {"fail": "✗", "pass": "✓", "other": "?", "untestable": "-"}
 Belief = tuple[tuple[frozenset[str], float], ...]
 
 
@@ -102,6 +106,33 @@ def posterior_plot(past: History, names: Sequence[str]) -> Markup:
         svg.x_axis(x, STRIP + 14, "trials that count"),
         svg.hits(tips, TOP, STRIP + 10),
     )
+
+
+def trial_grid(tried: Sequence[tuple[Trial, Verdict]], names: Mapping[str, str]) -> Markup:
+    """Trials by fixes: a row a trial, the last :data:`GRID_ROWS` of them, its fixes filled with what came of it."""
+    listed = tried[-GRID_ROWS:]
+    left, top, high = 96.0, 92.0, 15.0
+    wide = min(70.0, max(24.0, (svg.WIDTH - left - 70) / max(1, len(names))))
+    places = {one: left + wide * column for column, one in enumerate(names)}
+    parts: list[str] = []
+    for one, at in places.items():
+        shown = names[one] if len(names[one]) <= GRID_NAME else names[one][: GRID_NAME - 1] + "…"
+        x, y = at + wide / 2, top - 8
+        turn = f"rotate(-45 {svg.number(x)} {svg.number(y)})"
+        parts.append(svg.text(x, y, shown, class_="name", transform=turn, data_tip=names[one]))
+    for row, (trial, verdict) in enumerate(listed):
+        y = top + high * row
+        parts.append(svg.text(left - 10, y + 11, f"{trial.number} {_SIGNS[verdict]}", text_anchor="end", class_="name"))
+        for one, x in places.items():
+            tried_here = one in trial.reverted
+            style = f"trial {verdict}" if tried_here else "cell none"
+            tip = f"trial {trial.number}: {verdict}\n{names[one]} {'reverted' if tried_here else 'in place'}"
+            parts.append(svg.rect(x, y, wide - 2, high - 2, class_=style, data_tip=tip))
+    label = (
+        f"{len(listed)} trials by {len(names)} fixes: filled where a trial reverted the fix, coloured by its outcome"
+    )
+    width = max(float(svg.WIDTH), left + wide * len(names) + 70)
+    return svg.drawing(top + high * len(listed) + 8, label, *parts, width=width)
 
 
 def posterior_bars(belief: Sequence[tuple[str, float]]) -> Markup:

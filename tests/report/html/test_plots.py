@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from specdebug.campaign.loops.steplog import EngineStep
 from specdebug.report.faults import Cell, DetectionMatrix, Injected
 from specdebug.report.html.heatmap import heat_map
+from specdebug.report.html.stages import stage_row
 from specdebug.report.html.steps import spans
 from specdebug.report.html.svg import drawing, text, ticks
-from specdebug.report.html.trials import history, rate_plot
+from specdebug.report.html.trials import history, rate_plot, trial_grid
 from specdebug.report.perfetto import EVENTS, PHASES, trace_of
 from specdebug.search.intervals import anytime_interval
-from tests.report.samples import BAD, both, chooser, recorded, searched, step
+from specdebug.verdict.outcome import Violation
+from tests.report.samples import BAD, both, chooser, outcome, recorded, searched, step
 
 
 def test_the_history_ends_where_the_search_did_and_says_what_each_trial_was(tmp_path: Path) -> None:
@@ -37,6 +39,26 @@ def test_the_history_ends_where_the_search_did_and_says_what_each_trial_was(tmp_
     for (trial, result), verdict in zip(trials, past.verdicts, strict=True):
         assert (verdict == "untestable") == (trial.number % 11 == 7) == (result.outcome == "untestable")
         assert (verdict == "other") == (result.signature == "exit:9")
+
+
+def test_the_grid_fills_what_a_trial_reverted(tmp_path: Path) -> None:
+    _, subject, journal = searched(tmp_path)
+    with journal:
+        trial = journal.trials[8][0]
+    root = ET.fromstring(trial_grid([(trial, "fail")], subject.names))
+    cells = [one.get("class") for one in root.iter("rect")]
+    assert cells == ["trial fail" if one in trial.reverted else "cell none" for one in subject.names]
+
+
+def test_the_first_wrong_stage_is_marked_and_arrows_lead_to_the_later_ones() -> None:
+    seen = (Violation("nan", "draft.logits", 9), Violation("nan", "verify.logits", 9), Violation("pools", "", 10))
+    row = stage_row(outcome("fail", 1, violations=seen))
+    assert row is not None
+    classes = [one.get("class") for one in ET.fromstring(row).iter("rect")]
+    clean, later = "stage clean", "stage later"
+    assert classes == [clean, "stage first", later, clean, clean, later]
+    assert row.count("leads-to") == 2
+    assert stage_row(outcome("fail", 1, violations=(Violation("hang"),))) is None
 
 
 def test_the_running_rate_is_drawn_with_its_confidence_sequence() -> None:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.patching.drift import DriftReport, FixRow
 from specdebug.patching.drift.check import UNDECIDED
-from specdebug.patching.toggles import OWN_ENGINE, Detection, Patch, Toggle, not_in
+from specdebug.patching.toggles import OWN_ENGINE, Detection, Toggle, not_in
 from specdebug.report.listings import listing
 from specdebug.report.parts import Column, FactList, Line, Part, Report, Style, Styled, lines, plain, table
 from specdebug.report.words import replaced
 from specdebug.verdict.outcome import EXIT_CODES, not_engine_code
 
 if TYPE_CHECKING:  # a list of fixes is told without torch
+    from specdebug.patching.source import Patch
     from specdebug.campaign.loops.verify import LatentCheck, Matrix, ToggleCheck
 
 MATRIX = (

@@ -43,10 +43,10 @@ def stage_of(violation: Violation) -> str | None:
 
 
 def stage_row(outcome: Outcome) -> Markup | None:
-    """The boxes, with the first violation that has a stage marked and later ones as arrows from it; None without it."""
-    placed = [(stage, one) for one in outcome.violations if (stage := stage_of(one)) is not None]
-    if not placed:
+    """The boxes, with the first violation marked and later ones as arrows from it; None where its site has no stage."""
+    if not outcome.violations or stage_of(outcome.violations[0]) is None:
         return None
+    placed = [(stage, one) for one in outcome.violations if (stage := stage_of(one)) is not None]
     (first, origin), seen = placed[0], dict.fromkeys(stage for stage, _ in placed)
     later = [stage for stage in seen if stage != first][:MAX_ARROWS]
     parts = [_box(stage, [one for at, one in placed if at == stage], stage == first) for stage in STAGES]
@@ -79,7 +79,7 @@ def _box(stage: str, found: Sequence[Violation], first: bool) -> Markup:
     if found:
         site = found[0].site or found[0].kind
         shown = site if len(site) <= MAX_NAME else site[: MAX_NAME - 1] + "\N{HORIZONTAL ELLIPSIS}"
-        said, style = ("first wrong", "finding") if first else ("consequence", "title")
+        said, style = ("first wrong", "finding") if first else ("seen later", "title")
         parts.append(svg.text(_middle(stage), _BOTTOM + 18, said, class_=style, text_anchor="middle"))
         parts.append(svg.text(_middle(stage), _BOTTOM + 34, shown, text_anchor="middle", data_tip=tips))
     return svg.join(parts)

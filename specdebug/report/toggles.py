@@ -14,8 +14,8 @@ from specdebug.report.words import replaced
 from specdebug.verdict.outcome import EXIT_CODES, not_engine_code
 
 if TYPE_CHECKING:  # a list of fixes is told without torch
-    from specdebug.patching.source import Patch
     from specdebug.campaign.loops.verify import LatentCheck, Matrix, ToggleCheck
+    from specdebug.patching.source import Patch
 
 MATRIX = (
     Column("PR", "key", lambda check: check.toggle.pr),

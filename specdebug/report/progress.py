@@ -97,7 +97,8 @@ class Display(PlainLines, ABC):
 
 
 class TrialsDisplay(Display):
-    """The standing of a search; says once how many trials the journal held."""
+    """The standing of a search; says once how many trials the journal held, and as the first trial begins that it does:
+    where nothing is drawn, that may take a while to be heard of again."""
 
     def __init__(self, stream: IO[str], journal: str) -> None:
         super().__init__(stream)
@@ -107,6 +108,8 @@ class TrialsDisplay(Display):
 
     def moved(self, standing: Standing | Tally) -> None:
         """A trial begins, or was in the journal."""
+        if self.standing is None and not standing.resumed:
+            self.say("the first trial begins")
         self.standing = standing
         if standing.resumed and not self._resumed:
             self._resumed = True

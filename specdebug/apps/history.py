@@ -31,7 +31,7 @@ _NIGHT = re.compile(r"\d{4}-\d\d-\d\d")
 
 @dataclass(frozen=True)
 class NightLine:
-    """What one thing came to in one night. ``bad``: of its ``runs``, those that were not as they should be;
+    """The runs of one thing in one night. ``bad``: of its ``runs``, those that were not as they should be;
     ``unknown``: those without a verdict. ``signatures``: of the bad ones. ``accept``: the mean accept length."""
 
     night: str

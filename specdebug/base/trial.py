@@ -54,7 +54,7 @@ class TrialResult:
     counted: bool = False
 
     def in_force(self, trial: Trial) -> frozenset[str]:
-        """What a trial switched on that took effect, as far as that is known."""
+        """Return the candidates of a trial that took effect, as far as that is known."""
         return trial.reverted & self.ran if self.counted else trial.reverted
 
 

@@ -35,7 +35,7 @@ def best_path(tokens, topk, steps):
 
 
 def doubtful(tokens):
-    """Whether a draft here tries more than one branch."""
+    """Return True if a draft here tries more than one branch."""
     return sum(tokens[-2:]) % 5 == 0
 
 

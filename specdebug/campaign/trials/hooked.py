@@ -31,13 +31,11 @@ LOOKS = 3
 
 @dataclass(frozen=True)
 class Look:
-    """What a job showed with nothing reverted: the ``packages`` that its Python processes imported, with their origins;
-    if any of them began with the hook; and the failure that all its looks had, None where one had none."""
+    """A job with nothing reverted: it imported these ``packages``, by name with their origins, in processes under the
+    hook, and all its looks failed with this ``signature``; None where one did not."""
 
     packages: Mapping[str, str]
-    hooked: bool
     signature: str | None = None
-    detail: str = ""
 
     @property
     def state(self) -> dict[str, str]:
@@ -80,9 +78,8 @@ class HookedSource(CommandSource):
             self.start(Trial(-1, frozenset(), len(seen)))
             seen.append(self.wait()[1])
         packages = {name: origin for told in self._looked for name, origin in told.packages.items()}
-        hooked = any(each.hooked for told in self._looked for each in told.processes)
         alike = len({(each.outcome, each.signature) for each in seen}) == 1
-        return Look(packages, hooked, seen[0].signature if alike else None, seen[0].detail)
+        return Look(packages, seen[0].signature if alike else None)
 
     def run(self, trial: Trial) -> TrialResult:
         fixes = [self._fixes[number] for number in sorted(trial.reverted, key=int)]

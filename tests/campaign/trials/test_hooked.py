@@ -55,7 +55,7 @@ def test_our_own_engine_is_reached_by_what_our_own_processes_do() -> None:
 
 
 def test_a_look_is_kept_until_what_the_job_imports_changes(origin: str, tmp_path: Path) -> None:
-    journal, look = tmp_path / "j.sqlite", Look({"toyspec": origin}, hooked=True)
+    journal, look = tmp_path / "j.sqlite", Look({"toyspec": origin})
     assert kept_look(journal, {"job": "1"}) is None
     keep_look(journal, {"job": "1"}, look)
     assert kept_look(journal, {"job": "1"}) == look

@@ -47,40 +47,40 @@ class EngineFlag:
         return self.name.removeprefix("--").replace("-", "_")
 
 
-_MODEL = "The target's checkpoint: a folder, or a shipped name such as tiny."
-_CHUNKS = "Prompt tokens a step; -1: no limit."
-_WORKER = "v2, or v1 of EAGLE and EAGLE3: which of SGLang's two workers."
-_SINGLE = "Accept a draft of at least this probability; 1 is lossless."
+_MODEL = "Serve this checkpoint: a folder, or a shipped name such as tiny."
+_CHUNKS = "Prefill at most so many prompt tokens a step; -1 sets no limit."
+_WORKER = "Use SGLang's second worker (v2) or, for EAGLE and EAGLE3, its first (v1)."
+_SINGLE = "Accept a drafted token of at least this probability; 1 is lossless."
 _ACC = "Divide the odds of acceptance by this; 1 is lossless."
-_ON_HIT = "recompute or zero_fill: what becomes of a hit prefix without draft KV."
-_FILL = "zeros, nan or garbage: what unwritten memory holds."
-_OF_DRAFTS = "EAGLE, EAGLE3, MTP or FROZEN_KV_MTP; none: no drafts."
+_ON_HIT = "Where a cached prefix has no draft KV, recompute it or zero_fill it."
+_FILL = "Fill memory that was not written with zeros, nan or garbage."
+_OF_DRAFTS = "Draft by EAGLE, EAGLE3, MTP or FROZEN_KV_MTP; nothing is drafted unless given."
 
 ENGINE_FLAGS: tuple[EngineFlag, ...] = (
     EngineFlag("--model-path", "model", "text", _MODEL),
-    EngineFlag("--device", "device", "text", "cpu, cuda or cuda:N."),
-    EngineFlag("--dtype", "dtype", "text", "float32, bfloat16 or float16."),
-    EngineFlag("--context-length", "context_length", "whole", "Tokens of prompt and output at most."),
-    EngineFlag("--max-running-requests", "max_running_requests", "whole", "Requests that run at a time."),
-    EngineFlag("--max-total-tokens", "memory.num_slots", "whole", "KV slots."),
-    EngineFlag("--page-size", "page_size", "whole", "KV slots a page."),
-    EngineFlag("--attention-backend", "attention_backend", "text", "The attention plan."),
+    EngineFlag("--device", "device", "text", "Run on this device: cpu, cuda or cuda:N."),
+    EngineFlag("--dtype", "dtype", "text", "Compute in this type: float32, bfloat16 or float16."),
+    EngineFlag("--context-length", "context_length", "whole", "Let a request have at most so many tokens."),
+    EngineFlag("--max-running-requests", "max_running_requests", "whole", "Run so many requests at a time."),
+    EngineFlag("--max-total-tokens", "memory.num_slots", "whole", "Make a pool of so many KV slots."),
+    EngineFlag("--page-size", "page_size", "whole", "Divide the pool into pages of so many KV slots."),
+    EngineFlag("--attention-backend", "attention_backend", "text", "Use this attention plan."),
     EngineFlag("--chunked-prefill-size", "chunked_prefill_size", "whole", _CHUNKS, nothing=-1),
-    EngineFlag("--disable-radix-cache", "radix_cache", "switch", "Reuse no prefix.", switched=False),
-    EngineFlag("--random-seed", "seed", "whole", "Of sampling and of the garbage in fresh memory."),
+    EngineFlag("--disable-radix-cache", "radix_cache", "switch", "Do not reuse the KV of prefixes.", switched=False),
+    EngineFlag("--random-seed", "seed", "whole", "Draw samples, and the garbage in fresh memory, from this seed."),
     EngineFlag("--disable-cuda-graph", "cuda_graph.enabled", "switch", "Use no graph runners.", switched=False),
-    EngineFlag("--cuda-graph-max-bs", "cuda_graph.max_bs", "whole", "The largest batch that is captured."),
-    EngineFlag("--cuda-graph-bs", "cuda_graph.capture_bs", "sizes", "The batch sizes captured, as in 1,2,4."),
+    EngineFlag("--cuda-graph-max-bs", "cuda_graph.max_bs", "whole", "Capture batches of at most so many requests."),
+    EngineFlag("--cuda-graph-bs", "cuda_graph.capture_bs", "sizes", "Capture these batch sizes, as in 1,2,4."),
     EngineFlag("--speculative-algorithm", "speculative.algorithm", "text", _OF_DRAFTS),
     EngineFlag("--speculative-worker", "speculative.worker", "text", _WORKER, ours=True),
-    EngineFlag("--speculative-draft-model-path", "speculative.draft_model", "text", "The draft head's checkpoint."),
-    EngineFlag("--speculative-num-steps", "speculative.num_steps", "whole", "Draft steps a verify."),
-    EngineFlag("--speculative-eagle-topk", "speculative.eagle_topk", "whole", "Branches of a draft step."),
+    EngineFlag("--speculative-draft-model-path", "speculative.draft_model", "text", "Draft with this checkpoint."),
+    EngineFlag("--speculative-num-steps", "speculative.num_steps", "whole", "Draft so many steps before each verify."),
+    EngineFlag("--speculative-eagle-topk", "speculative.eagle_topk", "whole", "Keep so many branches a step."),
     EngineFlag(
         "--speculative-num-draft-tokens",
         "speculative.num_draft_tokens",
         "whole",
-        "Nodes of a verify's tree, the root included.",
+        "Verify trees of so many nodes, the root included.",
     ),
     EngineFlag("--speculative-accept-threshold-single", "speculative.threshold_single", "number", _SINGLE),
     EngineFlag("--speculative-accept-threshold-acc", "speculative.threshold_acc", "number", _ACC),

@@ -74,27 +74,29 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
     """
 
     example = "bisect --over toggles -- ./ci-job.sh"
-    over: Over = opt.option("What may be the cause.", default=Over.TOGGLES)
+    over: Over = opt.option("Look for the cause among these.", default=Over.TOGGLES)
     confidence: str = opt.confidence_option("Name a culprit at this probability (0.95, 95%).", default="95%")
-    jobs: int | None = opt.trials_at_a_time("Trials at a time: of a command 1, of a scenario a core each.")
+    jobs: int | None = opt.trials_at_a_time(
+        "Run so many trials at a time; unless given, 1 for a command, one a core for a scenario."
+    )
     seed: int = opt.option(
         "Draw the trials' seeds from this seed, and the order of equal candidates.", default=0, min=0
     )
-    max_trials: int = opt.option("Stop undecided after so many.", default=1000, min=1)
+    max_trials: int = opt.option("Stop undecided after so many trials.", default=1000, min=1)
     arm: str | None = opt.arm_option(
-        "Run this arm; the first that reverts nothing unless given, over faults that declares some."
+        "Run this arm of the scenario; unless given, the first that reverts nothing (over faults, that has any)."
     )
     fault: list[str] | None = opt.fault_option(
-        "Over faults: one to suspect beside those that the arm declares (repeatable)."
+        "Over faults: suspect this one as well as those that the arm declares (repeatable)."
     )
-    good: str | None = opt.option("Over commits: where it does not fail.", metavar="REV")
-    bad: str | None = opt.option("Over commits: where it does; HEAD.", metavar="REV")
-    repo: Path | None = opt.option("Over commits: the repository; this folder's.", metavar="DIR")
-    build: str | None = opt.option("Over commits: run in a shell after each checkout.", metavar="CMD")
+    good: str | None = opt.option("Over commits: start from this one, which passes.", metavar="REV")
+    bad: str | None = opt.option("Over commits: end at this one, which fails; HEAD unless given.", metavar="REV")
+    repo: Path | None = opt.option("Over commits: search this repository, not this folder's.", metavar="DIR")
+    build: str | None = opt.option("Over commits: run this in a shell after each checkout.", metavar="CMD")
     signature: str | None = opt.signature_option(
         "Follow these failures; else what the scenario expects, or the most frequent."
     )
-    option: list[str] | None = opt.option("Over config: an engine option to suspect (repeatable).", metavar="KEY=VALUE")
+    option: list[str] | None = opt.option("Over config: suspect this engine option (repeatable).", metavar="KEY=VALUE")
 
     def run(self) -> int:
         opt.confidence_of(self.confidence)

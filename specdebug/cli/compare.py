@@ -29,7 +29,7 @@ class CompareCommand(opt.EngineOptions, opt.ResultOptions, opt.RunOptions, opt.C
     example = "compare scenarios/cache_hit.yaml --arm recompute --arm zero_fill"
     held = True
     file: str = opt.file_argument()
-    arm: list[str] | None = opt.arm_option("Name two; the scenario's first two unless given.")
+    arm: list[str] | None = opt.arm_option("Run this arm (give two); the scenario's first two unless given.")
     seed: int | None = opt.seed_option()
     no_locate: bool = opt.no_locate_option()
     baseline: Path | None = opt.baseline_option()
@@ -92,7 +92,9 @@ class DivergeCommand(opt.EngineOptions, opt.JsonOptions, opt.RunOptions, opt.Con
     example = "diverge scenarios/draft_positions.yaml --arm fixed --arm reverted"
     held = True
     file: str = opt.file_argument()
-    arm: list[str] | None = opt.arm_option("Name two, or one to run twice; the scenario's first two unless given.")
+    arm: list[str] | None = opt.arm_option(
+        "Run this arm (give two, or one to run it twice); the scenario's first two unless given."
+    )
     revert: list[str] | None = opt.revert_option("Revert these fixes as well, in the second arm.")
     fault: list[str] | None = opt.fault_option("Inject this fault as well, in the second arm.")
     seed: int | None = opt.seed_option()

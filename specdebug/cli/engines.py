@@ -29,7 +29,9 @@ class _Told:
 class StoreOption(opt.Command):
     """The folder of environments."""
 
-    into: Path | None = opt.option("The folder of all of them; else SPECDEBUG_ENGINES, or the cache.", metavar="DIR")
+    into: Path | None = opt.option(
+        "Keep the environments in this folder; else in SPECDEBUG_ENGINES, or the cache.", metavar="DIR"
+    )
 
     @property
     def store(self) -> Path:
@@ -41,7 +43,9 @@ class StoreOption(opt.Command):
 class ReleaseOptions(StoreOption):
     """One release."""
 
-    release: str = opt.argument("As in sglang==0.5.13; without a version, the newest.", default=..., metavar="RELEASE")
+    release: str = opt.argument(
+        "An engine and its version, as sglang==0.5.13; without a version, the newest.", default=..., metavar="RELEASE"
+    )
 
     def tell_fit(self, there: Installed) -> None:
         """Say of every look and stand-in if it has its places in a release: counted, the others by name."""
@@ -74,8 +78,8 @@ class InstallCommand(ReleaseOptions):
     held = True
     cpu: bool = opt.option("Install for a CPU, without what only a GPU needs (the default).", default=False)
     cuda: bool = opt.option("Install for a GPU, with all that it asks for.", default=False)
-    python: Path | None = opt.option("An environment of your own that has it.", metavar="PATH")
-    no_check: bool = opt.option("Serve no tokens with it.", default=False)
+    python: Path | None = opt.option("Use your own environment: the path of its Python.", metavar="PATH")
+    no_check: bool = opt.option("Do not serve tokens with it to see that it works.", default=False)
 
     def run(self) -> int:
         from specdebug.targets.installs.release import find_recipe, parse_release
@@ -103,8 +107,10 @@ class InstallCommand(ReleaseOptions):
 
 
 class EngineList(StoreOption, opt.JsonFlag):
-    """Every environment, what it was checked to do, and what else could be installed; exit code 2 where the record of
-    one is damaged."""
+    """List every environment, what it was checked to do, and what else could be installed; exit code 2 where the record
+    of one is damaged."""
+
+    example = "engines list"
 
     def run(self) -> int:
         from specdebug.report.listings import engines_list
@@ -122,6 +128,7 @@ class EngineCheck(ReleaseOptions):
     """Say what of ours fits a release by its files; serve ten tokens with it, with drafts and without, and hold them to
     the reference. Exit code 1 if they are not right, 125 if it cannot be told."""
 
+    example = "engines check sglang==0.5.23"
     held = True
 
     def run(self) -> int:
@@ -133,6 +140,8 @@ class EngineCheck(ReleaseOptions):
 
 class EngineRemove(ReleaseOptions):
     """Delete an environment; one of your own is only forgotten."""
+
+    example = "engines remove sglang==0.5.23"
 
     def run(self) -> int:
         from specdebug.targets.installs import store as kept

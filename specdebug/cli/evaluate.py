@@ -39,20 +39,29 @@ class EvalCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
     example = "eval --target http://127.0.0.1:30000"
     held = True
     file: str | None = opt.argument("An evaluation's file, or the name of a shipped one: code.", metavar="FILE")
-    questions: Path | None = opt.option("A .jsonl or .csv file, or MMLU's folder.", metavar="PATH")
-    num_questions: int | None = opt.option("So many, drawn by --seed.", min=1)
+    questions: Path | None = opt.option("Ask those of a .jsonl or .csv file, or of MMLU's folder.", metavar="PATH")
+    num_questions: int | None = opt.option("Ask so many, drawn by --seed; all unless given.", min=1)
     seed: int | None = opt.option("Draw the questions from this seed.", min=0)
-    ask: AskFor | None = opt.option("Show the choices, or have the text continued.")
-    by: ReadBy | None = opt.option("Read the text, or the odds of its first token.")
-    shots: int | None = opt.option("Worked examples before each.", min=0, max=64)
-    max_new_tokens: int | None = opt.option("The longest answer.", min=1)
-    concurrency: int | None = opt.option("Questions under way at a time.", min=1, max=4096)
-    min_score: str | None = opt.option("At least this part right; '>P': more.", metavar="P")
-    min_accept_length: str | None = opt.option("At least so many tokens a verify; '>N': more.", metavar="N")
-    confidence: str = opt.confidence_option("State intervals at this confidence.", default="0.95")
-    revert: list[str] | None = opt.revert_option("Revert these fixes.")
+    ask: AskFor | None = opt.option(
+        "Show the choices and ask for a letter, or let the model continue the question's text."
+    )
+    by: ReadBy | None = opt.option(
+        "Read the answer from the text that is generated, or from the probabilities of its first token."
+    )
+    shots: int | None = opt.option("Put so many worked examples before each question.", min=0, max=64)
+    max_new_tokens: int | None = opt.option("Let an answer be at most so many tokens long.", min=1)
+    concurrency: int | None = opt.option("Ask so many questions at a time.", min=1, max=4096)
+    min_score: str | None = opt.option(
+        "Expect at least this part of the answers to be right, such as 0.6 or 60%; '>0.6' expects more than that.",
+        metavar="P",
+    )
+    min_accept_length: str | None = opt.option(
+        "Expect at least so many accepted tokens a verify step, on average; '>N' expects more than that.", metavar="N"
+    )
+    confidence: str = opt.confidence_option("State intervals at this confidence (0.95, 95%).", default="0.95")
+    revert: list[str] | None = opt.revert_option("Revert these fixes in the engine that is asked.")
     timeout: float | None = opt.option("Give all questions together so long.", metavar="SECONDS")
-    answers: Path | None = opt.option("A line of JSON for each answer, too.", metavar="FILE")
+    answers: Path | None = opt.option("Write a line of JSON for each answer into this file.", metavar="FILE")
 
     def run(self) -> int:
         self.check_outputs()

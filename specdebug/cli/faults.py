@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 
 class FaultList(opt.JsonFlag):
-    """Every class of faults, what it does, and what an engine needs for it.
+    """List every class of faults, what it does, and what an engine needs for it.
 
     With CUDA graphs: no is for a class that is refused there, for a graph's replay calls nothing on the host; of the
     others, where they can act if not everywhere.
     """
+
+    example = "faults list"
 
     def run(self) -> int:
         from specdebug.faults.catalogue import CLASSES
@@ -29,7 +31,7 @@ class FaultList(opt.JsonFlag):
 
 
 class FaultShow(opt.JsonFlag):
-    """One class: what it does, where it can act, how to address it, and a scenario it acts in."""
+    """Show one class: what it does, where it can act, how to address it, and a scenario it acts in."""
 
     example = "faults show nan_logits"
     name: str = opt.argument("A fault's name.", default=..., metavar="NAME", complete=complete.faults)
@@ -52,14 +54,14 @@ class FaultVerify(opt.DeviceOptions, opt.PageOptions):
 
     example = "faults verify --class nan_logits --html faults.html"
     name: list[str] | None = opt.option(
-        "This class only (repeatable).", "--class", metavar="NAME", complete=complete.faults
+        "Inject this class of faults only (repeatable).", "--class", metavar="NAME", complete=complete.faults
     )
     worker: list[str] | None = opt.option(
-        "This worker of the engine only (repeatable), by its name in the table.",
+        "Inject into this worker of the engine only (repeatable); the table shows their names.",
         metavar="NAME",
         complete=complete.worker_names,
     )
-    seeds: int = opt.option("How many, from 0.", default=1, min=1)
+    seeds: int = opt.option("Inject each with so many seeds, counted up from 0.", default=1, min=1)
     jobs: int = opt.jobs_option()
 
     def run(self) -> int:

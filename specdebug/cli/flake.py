@@ -52,10 +52,14 @@ class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
     revert: list[str] | None = opt.revert_option("Revert these fixes in every trial.")
     claim: str | None = opt.option("Decide this: 'rate<1%', or 'rate<5% or rate>20%'.", metavar="CLAIM")
     confidence: str = opt.confidence_option("State the rate at this confidence (0.95, 95%).", default="95%")
-    max_trials: int | None = opt.option("Stop after so many; 1000, or 4 times what the claim needs.", min=1)
+    max_trials: int | None = opt.option(
+        "Stop after so many trials; unless given, 1000, or 4 times what the claim needs if nothing fails.", min=1
+    )
     jobs: int = opt.trials_at_a_time(default=1)
     seed: int = opt.option("Draw the trials' seeds from this seed.", default=0, min=0)
-    signature: str | None = opt.signature_option("Count these failures only, not any.")
+    signature: str | None = opt.signature_option(
+        "Count only failures whose signature fits this pattern, not every failure."
+    )
 
     def run(self) -> int:
         from specdebug.search.claims import parse_claim

@@ -24,7 +24,7 @@ class HistoryCommand(opt.PageOptions):
     example = "history nights --add replay.json --html history.html"
     folder: Path = opt.argument("The folder of the nights; --add makes it.", default=..., metavar="DIR")
     add: list[Path] | None = opt.option("Keep the outcomes that this JSON document tells (repeatable).", metavar="FILE")
-    night: str | None = opt.option("The night that --add is for; today unless given.", metavar="YYYY-MM-DD")
+    night: str | None = opt.option("Keep what --add names under this night; today unless given.", metavar="YYYY-MM-DD")
     since: str | None = opt.option("Look at nights from this one on.", metavar="YYYY-MM-DD")
 
     def run(self) -> int:

@@ -33,13 +33,20 @@ class HuntCommand(opt.DeviceOptions, opt.ClusterOptions, opt.ResumeOption, opt.J
 
     example = "hunt -o found --target sglang==0.5.23"
     held = True
-    output: Path = opt.option("Remembers the hunt; has its findings.", "--output", "-o", default=..., metavar="DIR")
-    count: int = opt.option("Scenarios to draw, those of before included.", default=200, min=1)
-    seed: int = opt.option("Draw other scenarios.", default=0, min=0)
+    output: Path = opt.option("Keep the hunt and its findings here.", "--output", "-o", default=..., metavar="DIR")
+    count: int = opt.option("Draw so many scenarios, those of before included.", default=200, min=1)
+    seed: int = opt.option("Draw the scenarios from this seed; another seed draws others.", default=0, min=0)
     revert: list[str] | None = opt.revert_option("Take these fixes out of the engine, to see what a hunt makes of it.")
     max_time: float | None = opt.option("Begin no scenario after so long.", metavar="SECONDS")
-    jobs: int | None = opt.trials_at_a_time("Scenarios at a time: 1, of a cluster as many as it has CPUs.")
-    small: int = opt.option("Trials to make each new failure small; 0: none.", default=24, metavar="TRIALS", min=0)
+    jobs: int | None = opt.trials_at_a_time(
+        "Run so many scenarios at a time; unless given, 1, on a cluster as many as it has CPUs."
+    )
+    small: int = opt.option(
+        "Spend so many trials on making each new failure small; 0 leaves them as they are.",
+        default=24,
+        metavar="TRIALS",
+        min=0,
+    )
 
     def run(self) -> int:
         from specdebug.apps.hunt.hunting import Hunt, HuntRunner, HuntSource, hunt_state

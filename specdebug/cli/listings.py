@@ -19,7 +19,9 @@ class ListOptions(opt.JsonFlag, opt.ContentOptions):
 
 
 class ProbeList(ListOptions):
-    """Every site with its kinds, which packs switch it on, and which workers of the engine pass it."""
+    """List every site with its kinds, which packs switch it on, and which workers of the engine pass it."""
+
+    example = "probes list"
 
     def run(self) -> int:
         from specdebug.engine.workers.registry import workers_at
@@ -35,7 +37,9 @@ class ProbeList(ListOptions):
 
 
 class ScenarioList(ListOptions):
-    """Every scenario that can be named, with its arms."""
+    """List every scenario that can be named, with its arms."""
+
+    example = "scenarios list"
 
     def run(self) -> int:
         from specdebug.report.listings import scenario_list
@@ -56,6 +60,7 @@ class Validate(ListOptions):
     file, line and column (0 where unknown) and message.
     """
 
+    example = "{group} validate mine.yaml"
     files: list[str] | None = opt.argument(
         "Files, or names of content; all unless given.", metavar="[FILE]...", complete=complete.content_named
     )
@@ -78,7 +83,8 @@ class Validate(ListOptions):
 class SchemaCommand(opt.Command):
     """Print the JSON schema of such files, for editors that complete and check YAML."""
 
-    output: Path | None = opt.option("", "-o", "--output", metavar="FILE")
+    example = "{group} schema -o schema.json"
+    output: Path | None = opt.option("Write it into this file.", "-o", "--output", metavar="FILE")
 
     def run(self) -> int:
         from specdebug.report.formats import to_json

@@ -83,7 +83,7 @@ GROUPS: dict[str, tuple[str, dict[str, type[Command]]]] = {
 for name, (kind, settings) in COMMANDS.items():
     enter(app, name, kind, **settings)
 for name, (about, below) in GROUPS.items():
-    app.add_typer(group := typer.Typer(help=about), name=name)
+    app.add_typer(group := typer.Typer(name=name, help=about))
     for word, kind in below.items():
         enter(group, word, kind)
 

@@ -33,11 +33,15 @@ class MinimiseCommand(opt.JournalOptions, opt.JsonOptions, opt.EngineOptions, op
     example = "minimise flaky_kv_indices --revert 27338 -o small.yaml"
     scenario: str = opt.file_argument(metavar="SCENARIO")
     output: Path = opt.option("Write the small scenario into this file.", "--output", "-o", default=..., metavar="FILE")
-    arm: str | None = opt.arm_option("The arm that fails; the first that is expected to unless given.")
+    arm: str | None = opt.arm_option(
+        "Start from this arm, which fails; unless given, the first that the scenario expects to fail."
+    )
     revert: list[str] | None = opt.revert_option("Revert these fixes as well as the arm's own.")
-    signature: str | None = opt.signature_option("Keep these failures, not the most frequent.")
-    confidence: str = opt.confidence_option("What is kept is needed at this probability (0.95, 95%).", default="95%")
-    max_trials: int = opt.option("Write what there is after so many.", default=1000, min=1)
+    signature: str | None = opt.signature_option(
+        "Keep failures whose signature fits this pattern; the most frequent unless given."
+    )
+    confidence: str = opt.confidence_option("Keep what is needed at this probability (0.95, 95%).", default="95%")
+    max_trials: int = opt.option("Stop after so many trials, and write what there is.", default=1000, min=1)
     jobs: int = opt.trials_at_a_time(default=1)
     seed: int = opt.option("Draw the trials' seeds from this seed.", default=0, min=0)
 

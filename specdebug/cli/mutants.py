@@ -28,18 +28,22 @@ class MutantsCommand(opt.ClusterOptions, opt.JournalOptions, opt.PageOptions, op
 
     example = "mutants --html mutants.html"
     scenarios: list[str] | None = opt.argument(
-        "Only in these scenarios, not in every shipped one.",
+        "Scenarios to run; every shipped one unless given.",
         metavar="SCENARIO",
         complete=complete.scenarios,
         show_default=False,
     )
-    sample: int = opt.option("Draw so many mutants; 0: all of them.", default=40, min=0)
+    sample: int = opt.option("Draw so many mutants; 0 takes all of them.", default=40, min=0)
     seed: int = opt.option("Draw the mutants from this seed.", default=0, min=0)
     file: list[str] | None = opt.option(
-        "Only of these files of the engine, as 'speculative/*.py' (repeatable).", metavar="GLOB"
+        "Change only these files of the engine, as 'speculative/*.py' (repeatable).", metavar="GLOB"
     )
-    jobs: int | None = opt.trials_at_a_time("Mutants at a time: 2, of a cluster as many as it has CPUs.")
-    min_score: float | None = opt.option("With a lower score the exit code is 1.", metavar="PERCENT", min=0, max=100)
+    jobs: int | None = opt.trials_at_a_time(
+        "Run so many mutants at a time; unless given, 2, on a cluster as many as it has CPUs."
+    )
+    min_score: float | None = opt.option(
+        "Exit with 1 if a lower share of the effective mutants is caught.", metavar="PERCENT", min=0, max=100
+    )
     listed: bool = opt.option("List the mutants that there are, and run none.", "--list", default=False)
 
     def run(self) -> int:

@@ -21,9 +21,12 @@ class NewFile(opt.Command):
 
     kind: ClassVar[Kind]
 
-    name: str = opt.argument("The name, of a toggle the number.", default=..., metavar="NAME")
+    name: str = opt.argument("The name of what is written; a toggle's is its number.", default=..., metavar="NAME")
     output: Path | None = opt.option(
-        "Where it goes; scenarios/, toggles/ or probes/ here unless given.", "-o", "--output", metavar="FILE"
+        "Write it into this file; unless given, into scenarios/, toggles/ or probes/ in this folder.",
+        "-o",
+        "--output",
+        metavar="FILE",
     )
     force: bool = opt.option("Write over a file that is there.", default=False)
 
@@ -80,10 +83,12 @@ class NewToggle(NewFile):
     example = "new toggle 501 --repo ~/src/engine --commit 3f2a91c"
     kind = "toggles"
 
-    target: str | None = opt.option("The function that the fix changed, as package.module:Class.function.")
-    from_diff: str | None = opt.option("The fix as a unified diff; - reads it from stdin.", metavar="FILE|-")
-    commit: str | None = opt.option("The fix as a commit of --repo.", metavar="REV")
-    repo: Path = opt.option("The tree that has the fix.", default=Path("."), metavar="DIR")
+    target: str | None = opt.option(
+        "Begin a toggle for the function that the fix changed: package.module:Class.function."
+    )
+    from_diff: str | None = opt.option("Take the fix from this unified diff; - reads it from stdin.", metavar="FILE|-")
+    commit: str | None = opt.option("Take the fix from this commit of --repo.", metavar="REV")
+    repo: Path = opt.option("Read the fixed code from this source tree.", default=Path("."), metavar="DIR")
 
     def body(self, file: Path) -> str:
         from specdebug.patching.toggles import load_registry

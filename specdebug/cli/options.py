@@ -69,7 +69,7 @@ class Command:
     panel: ClassVar[str] = "Options"
     """The title above a class's own options in ``--help``."""
     example: ClassVar[str] = ""
-    """A command line, without ``specdebug``, that ``--help`` ends with."""
+    """A command line, without ``specdebug``, that ``--help`` ends with; {group} is the name of the command's group."""
     held: ClassVar[bool] = False
     """Signals are noted from the beginning to the end, and the work that takes long looks for them."""
     debug: bool = option("Show tracebacks.", default=False, callback=set_debug, is_eager=True)
@@ -119,7 +119,7 @@ def enter(app: typer.Typer, name: str, kind: type[Command], **settings: Any) -> 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
     if kind.example:
-        paragraphs.append(f"Example: specdebug {kind.example}")
+        paragraphs.append(f"Example: specdebug {kind.example.format(group=app.info.name)}")
     flowing = "\n\n".join(" ".join(each.split()) for each in paragraphs)  # for terminals of any width
     app.command(name, help=flowing, **settings)(call)
 
@@ -196,7 +196,7 @@ packs_option = partial(option, metavar="PACK", complete=complete.packs)
 signature_option = partial(option, metavar="GLOB", complete=complete.signatures)
 confidence_option = partial(option, metavar="P")
 jobs_option = partial(
-    option, "Run so many workers at a time; 0 is one more than there are cores.", "--jobs", "-j", default=0, min=0
+    option, "Run so many workers at a time; 0 takes one more than there are cores.", "--jobs", "-j", default=0, min=0
 )
 baseline_option = partial(option, "Hold accept lengths against this file, which --save-baseline wrote.", metavar="FILE")
 no_locate_option = partial(option, "Do not run failing arms again to find where wrong outputs began.", default=False)
@@ -486,9 +486,7 @@ class TrialOptions(JournalOptions, EngineOptions, ContentOptions):
         "A scenario; or end with -- CMD ... to run a command.", metavar="SCENARIO", complete=complete.scenarios
     )
     arm: str | None = arm_option("Run this arm of the scenario; the first that reverts nothing unless given.")
-    takes: Takes = option(
-        "Tell a command one fix in SGLANG_DEBUG_REVERT_PR, as SGLang takes it, or a set.", default=Takes.ONE
-    )
+    takes: Takes = option("Put one fix into SGLANG_DEBUG_REVERT_PR, as SGLang takes it, or a set.", default=Takes.ONE)
     no_proof: bool = option(
         "Tell a command its fixes by SGLANG_DEBUG_REVERT_PR alone, where no hook can reach its Python.", default=False
     )

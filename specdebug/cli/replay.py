@@ -58,14 +58,21 @@ class ArmChoices(opt.Command):
         "Inject this fault as well (repeatable), in the named arm or the first; exit code: its verdict."
     )
     keyword: str | None = opt.option(
-        "Arms whose scenario's or own name fits, as in 'cache and not zero'.", "-k", metavar="EXPR"
+        "Run only arms whose name, or scenario's name, fits this expression, as in 'cache and not zero'.",
+        "-k",
+        metavar="EXPR",
     )
     last_failed: bool = opt.option(
-        "Only arms that failed here when they last ran; else all.", "--lf", "--last-failed", default=False
+        "Run only the arms that failed in this folder when they last ran; all if none did.",
+        "--lf",
+        "--last-failed",
+        default=False,
     )
     seed: int | None = opt.seed_option()
     mode: Mode | None = opt.option("Set the mode of every probe, over what the packs say.")
-    probes: list[str] | None = opt.packs_option("Probe packs instead of the scenario's.")
+    probes: list[str] | None = opt.packs_option(
+        "Switch on the probes of these packs instead of the scenario's (repeatable)."
+    )
 
 
 class ReplayCommand(
@@ -87,8 +94,10 @@ class ReplayCommand(
         complete=complete.replayed,
     )
     no_locate: bool = opt.no_locate_option()
-    html: Path | None = opt.option("A self-contained page, too; of several FILEs, a folder of pages.", metavar="FILE")
-    perfetto: Path | None = opt.option("The steps as a Chrome/Perfetto trace, too.", metavar="FILE")
+    html: Path | None = opt.option(
+        "Write a self-contained page into this file; of several FILEs, a folder of pages.", metavar="FILE"
+    )
+    perfetto: Path | None = opt.option("Write the steps into this file, as a Perfetto trace.", metavar="FILE")
     trust: bool = opt.option("Run a bundle's code and commands, and whatever else it asks for.", default=False)
 
     def run(self) -> int:

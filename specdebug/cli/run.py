@@ -39,7 +39,9 @@ class RunCommand(opt.ContentOptions):
 
     example = "run --revert 27338 -- ./ci-job.sh"
     revert: list[str] | None = opt.revert_option("Revert these fixes in every process of the command.")
-    probes: list[str] | None = opt.packs_option("Add the probes of probes/sites/, live as this pack says.")
+    probes: list[str] | None = opt.packs_option(
+        "Add the probes of the folder probes/sites/, switched on as this pack says (repeatable)."
+    )
     mode: ProbeMode | None = opt.option("Set the mode of every probe, over what the packs say.")
     record: Path | None = opt.option("Write what the processes told into this file, as JSON.", metavar="FILE")
 

@@ -69,21 +69,21 @@ EngineFlags: Any = type("EngineFlags", (opt.Command,), _BODY | {name: option for
 class ServerFlags(opt.Command):
     """The server's own flags."""
 
-    host: str = opt.option("The address to listen on; others than this machine's need a key.", default="127.0.0.1")
-    port: int = opt.option("0: any that is free.", default=30000, min=0, max=65535)
-    api_key: str | None = opt.option("Clients must send it as a bearer token.")
-    served_model_name: str | None = opt.option("The model's name for clients; else its path.")
-    max_queued_requests: int | None = opt.option("Requests that wait at most; others get a 503.", min=0)
-    enable_metrics: bool = opt.option("Have /metrics for Prometheus.", default=False)
+    host: str = opt.option("Listen here; an address that others reach needs --api-key.", default="127.0.0.1")
+    port: int = opt.option("Listen on this port; 0 takes one that is free.", default=30000, min=0, max=65535)
+    api_key: str | None = opt.option("Refuse clients that do not send this key as a bearer token.")
+    served_model_name: str | None = opt.option("Tell clients this name of the model; its path unless given.")
+    max_queued_requests: int | None = opt.option("Let at most so many requests wait; further ones get a 503.", min=0)
+    enable_metrics: bool = opt.option("Serve /metrics for Prometheus.", default=False)
     log_requests: bool = opt.option("Write each request to the log.", default=False)
     log_level: LogLevel = opt.option(
         "Write the HTTP server's own lines of this level and above.", default=LogLevel.INFO
     )
     watchdog_timeout: float = opt.option(
-        "Seconds after which a silent engine with work is killed: hang.", default=300.0
+        "Kill an engine that has work and is silent for so many seconds: hang.", default=300.0
     )
     incremental_streaming_output: bool = opt.option(
-        "/generate streams what is new, not all so far.",
+        "Stream from /generate only what is new, not all the text so far.",
         "--incremental-streaming-output",
         "--stream-output",
         default=False,
@@ -101,7 +101,7 @@ class ServeCommand(EngineFlags, ServerFlags, opt.ContentOptions):  # type: ignor
     held = True
     revert: list[str] | None = opt.revert_option("Serve without these fixes.")
     fault: list[str] | None = opt.fault_option("Inject this fault (repeatable).")
-    probes: list[str] | None = opt.packs_option("Probe packs, or none.")
+    probes: list[str] | None = opt.packs_option("Switch on the probes of these packs (repeatable), or none.")
     mode: ProbeReaction | None = opt.option("Set the mode of every probe, over what the packs say.")
 
     def run(self) -> int:

@@ -27,7 +27,11 @@ class ToggleCheckCommand(ListOptions):
     """
 
     example = "toggles check --against sglang-0.5.23-py3-none-any.whl"
-    against: Path = opt.option("A wheel (.whl), an sdist (.tar.gz) or a source tree.", default=..., metavar="DIST")
+    against: Path = opt.option(
+        "Match the patches against this release: a wheel (.whl), an sdist (.tar.gz) or a source tree.",
+        default=...,
+        metavar="DIST",
+    )
     version: str | None = opt.option("Take a source tree for this version, if it does not state its own.")
 
     def run(self) -> int:
@@ -40,7 +44,9 @@ class ToggleCheckCommand(ListOptions):
 
 
 class ToggleList(ListOptions):
-    """Every registered fix, and what detects it when it is reverted."""
+    """List every registered fix, and what detects it when it is reverted."""
+
+    example = "toggles list --json"
 
     def run(self) -> int:
         from specdebug.report.toggles import toggle_list
@@ -49,8 +55,9 @@ class ToggleList(ListOptions):
 
 
 class ToggleShow(ListOptions):
-    """One fix: what it mends, what reverting it changes, and what should notice."""
+    """Show one fix: what it mends, what reverting it changes, and what should notice."""
 
+    example = "toggles show 27338"
     number: str = opt.argument("A pull request number.", default=..., metavar="PR", complete=complete.all_fixes)
 
     def run(self) -> int:
@@ -69,8 +76,10 @@ class ToggleVerify(opt.PlanOption, opt.JsonOptions, opt.ContentOptions):
 
     example = "toggles verify 27338"
     held = True
-    numbers: list[str] | None = opt.argument("All, unless given.", metavar="[PR]...", complete=complete.fixes)
-    seeds: int = opt.option("Seeds to try, from each scenario's own.", default=1, min=1)
+    numbers: list[str] | None = opt.argument(
+        "The numbers of the fixes to verify; all of them unless given.", metavar="[PR]...", complete=complete.fixes
+    )
+    seeds: int = opt.option("Run each scenario with so many seeds, counted up from its own.", default=1, min=1)
     jobs: int = opt.jobs_option()
     no_locate: bool = opt.no_locate_option()
 

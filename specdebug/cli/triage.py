@@ -36,7 +36,9 @@ class TriageCommand(opt.JsonOptions, opt.ContentOptions):
 
     example = "triage ci.log --run"
     log: str = opt.argument("A log file; - reads standard input.", default=..., metavar="LOG|-")
-    try_them: bool = opt.option("Try the candidates: does one fail as the log did?", "--run", default=False)
+    try_them: bool = opt.option(
+        "Revert each candidate in a scenario of ours, and say if it fails as the log did.", "--run", default=False
+    )
     scenario: Path | None = opt.option("Write the launch flags in the log as a scenario.", metavar="FILE")
     jobs: int = opt.jobs_option()
 

@@ -6,6 +6,7 @@ the user's to mend (one line, ``error: ...``), 3 is a fault of specdebug itself,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -160,7 +161,8 @@ def main() -> None:
     output.open_standard_streams()
     interrupts.listen()
     try:
-        code = run(sys.argv[1:])
+        with contextlib.nullcontext() if COMPLETING in os.environ else output.heartbeat():
+            code = run(sys.argv[1:])
         interrupts.last()
     except KeyboardInterrupt:  # came between the two
         code = interrupts.exit_code()

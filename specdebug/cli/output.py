@@ -10,12 +10,14 @@ import contextlib
 import os
 import shlex
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, TypeAlias, TypeVar
 
 from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.base.files import replace_file
@@ -29,15 +31,17 @@ if TYPE_CHECKING:
 
     from specdebug.cli.options import JsonOptions
     from specdebug.report.parts import Report
-    from specdebug.report.progress import RunProgress
+    from specdebug.report.progress import PlainLines, RunProgress
     from specdebug.workers.pool import WorkerPool
 
 UNDECIDED = 125
 """The exit code of a command that came to no answer."""
 FOLDER = Path(".specdebug")
 """The folder for files without a place of their own."""
+SILENCE_S = 1.5
+"""Seconds without a line on stderr after which one says what is being done."""
 
-Display = TypeVar("Display", bound=AbstractContextManager[Any])
+Display = TypeVar("Display", bound="PlainLines")
 WantedFile: TypeAlias = tuple[Path | None, Callable[[], str]]
 """The path of a file, None where it is not wanted, and its text."""
 Work: TypeAlias = tuple[str, Callable[[], None]]
@@ -58,6 +62,8 @@ class _State:
     debug = False
     quiet = False
     argv: tuple[str, ...] = ()
+    display: PlainLines | None = None
+    began = said_at = 0.0
 
 
 def begin_command_line(argv: Sequence[str]) -> None:
@@ -146,6 +152,7 @@ def answer(as_json: bool, report: Report) -> int:
 def note(message: str) -> None:
     """Print a line on stderr. Where that is closed or full, nothing is left to say it with but the exit code."""
     if sys.stderr is not None:  # print() would take stdout for it
+        _State.said_at = time.monotonic()
         with contextlib.suppress(OSError):
             print(redacted(message), file=sys.stderr, flush=True)
 
@@ -163,7 +170,38 @@ def on_stderr(display: Callable[[IO[str]], Display]) -> Iterator[Display]:
         stream = seen or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
         entered = display(stream)
         with entered:
-            yield entered
+            _State.display = entered
+            try:
+                yield entered
+            finally:
+                _State.display = None
+
+
+def beat() -> None:
+    """Say on stderr what is being done if it was silent for a while, later for a tenth of the time so far."""
+    display, now = _State.display, time.monotonic()
+    said_at, so_far = max(_State.said_at, display.said_at if display else 0), now - _State.began
+    if not (_State.quiet or (display and display.live)) and now - said_at >= max(SILENCE_S, so_far / 10):
+        note(f"{display.doing() if display else 'working'}, {so_far:.0f} s so far")
+
+
+@contextlib.contextmanager
+def heartbeat() -> Iterator[None]:
+    """Meanwhile nothing is silent for long."""
+    _State.began = _State.said_at = time.monotonic()
+    ended = threading.Event()
+
+    def beats() -> None:
+        while not ended.wait(0.1):
+            beat()
+
+    thread = threading.Thread(target=beats, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def progress() -> AbstractContextManager[RunProgress]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.cli import options as opt
-from specdebug.cli.output import UNDECIDED, check_writable, note, write_file
+from specdebug.cli.output import UNDECIDED, check_writable, note, set_quiet, write_file
 
 if TYPE_CHECKING:
     from specdebug.patching.hook.folder import Told
@@ -52,6 +52,7 @@ class RunCommand(opt.ContentOptions):
         from specdebug.scenario.packs import rules
         from specdebug.workers.foreground import run_here
 
+        set_quiet(True)  # stderr is the command's
         words = opt.words_after_dashes(self.ctx)
         if not words:
             raise SpecDebugError("run needs a command after --, as in: specdebug run --revert 27338 -- ./job.sh")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from specdebug.base.engine_flags import ENGINE_FLAGS, EngineFlag, flag_of, options_of, refusal
 from specdebug.base.errors import InvalidOption, SpecDebugError
 from specdebug.cli import options as opt
+from specdebug.cli.output import set_quiet
 from specdebug.report.words import shown, shown_lines
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class ServeCommand(EngineFlags, ServerFlags, opt.ContentOptions):  # type: ignor
     mode: ProbeReaction | None = opt.option("Set the mode of every probe, over what the packs say.")
 
     def run(self) -> int:
+        set_quiet(True)  # stderr is the server's log
         if self.ctx.args:
             self._refuse()
         engine = {flag.parameter: getattr(self, flag.parameter) for flag in ENGINE_FLAGS}

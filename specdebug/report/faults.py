@@ -112,6 +112,9 @@ class FaultsProgress(Display):
             self._said = twentieth
             self.say(standing_text(standing))
 
+    def doing(self) -> str:
+        return standing_text(self._standing) if self._standing else super().doing()
+
     def _draw(self) -> RenderableType:
         standing, problems = self._standing, self._problems
         text = "starting"

@@ -71,6 +71,9 @@ class MutantsProgress(Display):
         self._text = f"{done} of {of}, {sum(each.caught for each in effective)} of {len(effective)} effective caught"
         self.say(f"{done} of {of}: {row.id}: {row_text(row)}{' (in the journal)' if kept else ''}")
 
+    def doing(self) -> str:
+        return self._text
+
     def _draw(self) -> RenderableType:
         survivors = [each for each in self._rows if each.survived][-5:]
         seconds = f"{time.monotonic() - self.began:.0f} s"

@@ -27,6 +27,8 @@ QUIET_S = 5.0
 """Plain output: seconds between two lines about an arm that is still running."""
 BUSY_S = 2.0
 """Plain output: what takes less than this, most kernels of a warm cache, is not worth a line of its own."""
+MAX_TOLD = 2
+"""Plain output: arms that a line about what is being done names at most."""
 MAX_ROWS = 12
 """Live display: arms shown at a time; those that ended first make room."""
 
@@ -51,10 +53,13 @@ class _WhileItLasts:
 
 
 class PlainLines:
-    """Says lines on a stream. A context manager, as a display is."""
+    """Says lines on a stream, the last at ``said_at``. A context manager, as a display is. ``live``: it draws."""
+
+    live = False
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = _WhileItLasts(stream)
+        self.began = self.said_at = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +69,12 @@ class PlainLines:
 
     def say(self, text: str) -> None:
         """Print one line, whatever is in ``text``."""
+        self.said_at = time.monotonic()
         print(shown(text), file=cast(IO[str], self._stream), flush=True)
+
+    def doing(self) -> str:
+        """What is being done, in one line. Another thread calls this."""
+        return "working"
 
 
 class Display(PlainLines, ABC):
@@ -73,7 +83,6 @@ class Display(PlainLines, ABC):
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)
         self.live = stream.isatty()
-        self.began = time.monotonic()
         self._console = Console(file=cast(IO[str], self._stream), highlight=False)
 
     def __enter__(self) -> Self:
@@ -114,6 +123,10 @@ class TrialsDisplay(Display):
         if standing.resumed and not self._resumed:
             self._resumed = True
             self.say(f"resumed: {standing.resumed} trials are in {self._journal}")
+
+    def doing(self) -> str:
+        standing = self.standing
+        return f"{standing.trials} trials, {standing.running} running" if standing else super().doing()
 
 
 @dataclass
@@ -169,6 +182,10 @@ class RunProgress(Display):
     def notice(self, text: str) -> None:
         """Say something that concerns the whole run; it stays above what is drawn."""
         self._console.print(Text(text)) if self.live else self.say(text)
+
+    def doing(self) -> str:
+        now, rows = time.monotonic(), tuple(self._rows.items())
+        return "; ".join(f"{shown(key)}: {row.line(now)}" for key, row in rows[:MAX_TOLD]) or super().doing()
 
     def _say_row(self, key: str, row: _Row, now: float) -> None:
         row.said_at = now

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -16,13 +17,15 @@ import pytest
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
 from specdebug.bundle import archive
+from specdebug.campaign.loops.replay import ArmRun
 from specdebug.cli import output
 from specdebug.cli.main import run
 from specdebug.cli.options import JsonOptions
 from specdebug.cli.output import OutputError, ReportFailed, tell, tell_all, write_file
+from specdebug.report import progress
 from specdebug.report.parts import Line, Report
 from specdebug.report.progress import PlainLines
-from tests.report.samples import MINI, Page
+from tests.report.samples import MINI, SCENARIO, Page
 
 
 def test_what_is_no_file_is_written_to() -> None:
@@ -59,6 +62,35 @@ def test_no_secret_is_written_anywhere(
     assert told.out == 'a ***\n{\n  "d": "***",\n  "n": 1\n}\n'
     assert told.err == "b ***\nerror: c *** --api-key ***\nf ***\n"
     assert (tmp_path / "f").read_text() == "e ***"
+
+
+def test_what_is_silent_says_what_it_does_unless_it_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    for module in (output, progress):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(output._State, "began", 100.0)
+    monkeypatch.setattr(output._State, "said_at", 100.0)
+    monkeypatch.setattr(output._State, "quiet", False)
+
+    def after(seconds: float) -> str:
+        clock.now += seconds
+        output.beat()
+        return capsys.readouterr().err
+
+    assert after(1.4) == ""
+    assert after(0.2) == "working, 2 s so far\n"
+    with output.progress() as shown:
+        shown.arm_started(ArmRun("fixed", SCENARIO, "fixed", 0))
+        assert [after(1.4), after(0.2)] == ["", "fixed: starting, 3 s so far\n"]
+        shown.live = True
+        assert after(10) == ""
+        shown.live = False
+    assert after(90) == "working, 103 s so far\n"
+    assert [after(9), after(2.5)] == ["", "working, 115 s so far\n"]
+    output.set_quiet(True)
+    assert after(60) == ""
 
 
 FAILS = 'case ",$SGLANG_DEBUG_REVERT_PR," in *,27360,*) exit 7;; esac; exit 0'

@@ -5,15 +5,25 @@
 
 import json
 import sys
+from collections.abc import Sequence
 
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+_BOOT = "import json, sys; sys.path[:{}] = json.loads(sys.argv.pop(1)); "
 
 
 def own_python(code: str, *arguments: str) -> list[str]:
     """The command that runs ``code`` in this interpreter, which imports from where this process does; its ``sys.argv``
     holds the arguments from 1 on."""
+    return _running(sys.executable, _BOOT.format("") + code, sys.path, arguments)
+
+
+def home_python(python: str, path: Sequence[str], code: str, *arguments: str) -> list[str]:
+    """As :func:`own_python`, in another interpreter, which imports from ``path`` before it does from its own."""
+    return _running(python, _BOOT.format(0) + code, path, arguments)
+
+
+def _running(python: str, code: str, path: Sequence[str], arguments: Sequence[str]) -> list[str]:
     unwritten = ("-B",) if sys.dont_write_bytecode else ()
-    return [sys.executable, "-I", "-u", *unwritten, "-c", _BOOT + code, json.dumps(sys.path), *arguments]
+    return [python, "-I", "-u", *unwritten, "-c", code, json.dumps(path), *arguments]
 
 
 def other_python(python: str, *words: str) -> list[str]:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -232,18 +232,21 @@ class OwnChild(Child):
 
     log: IO[bytes]
 
-    def __init__(self, code: str, *arguments: str, **env: str) -> None:
-        """Start it; ``env`` is beside our own, in which no fix is reverted. Raises WorkerStartError, or MachineFailed
-        when the system has no process or no descriptor left to give."""
+    def __init__(
+        self, code: str, *arguments: str, env: Mapping[str, str], words: Callable[..., list[str]] = own_python
+    ) -> None:
+        """Start it; ``env`` lies over our own, in which no fix is reverted, and ``words`` says which interpreter it is.
+        Raises WorkerStartError, or MachineFailed when the system has no process or no descriptor left to give."""
         ours = {name: value for name, value in os.environ.items() if name != "SGLANG_DEBUG_REVERT_PR"}
         try:
             self.channel, theirs = socket.socketpair()
         except OSError as error:
             raise refused(error) from error
-        words = own_python(code, str(theirs.fileno()), *arguments)
+        command = words(code, str(theirs.fileno()), *arguments)
         try:
             with theirs:
-                super().__init__(words, {**ours, "TOKENIZERS_PARALLELISM": "false", **env}, pass_fds=(theirs.fileno(),))
+                own = {**ours, "TOKENIZERS_PARALLELISM": "false", **env}
+                super().__init__(command, own, pass_fds=(theirs.fileno(),))
         except OSError as error:
             self.channel.close()
             raise refused(error) from error

@@ -19,14 +19,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
-from specdebug.base.interpreters import own_python
+from specdebug.base.interpreters import home_python, own_python
 from specdebug.workers.child import DUMP_SIGNAL, OwnChild, cannot_start
+from specdebug.workers.home import Home
 from specdebug.workers.machine_failure import MachineFailure, failure_in_log, machine_failure
+from specdebug.workers.nests import Nests
 from specdebug.workers.wire import ASK, JOB, PREPARE, LineReader, PipeSink, receive, send
 
 ANSWER_S = 5.0  # seconds that a fork server may take to answer; it does nothing that takes longer than a fork
@@ -51,9 +54,15 @@ class Server(OwnChild):
         given_up: why it was killed for not answering, if it was.
     """
 
-    def __init__(self, preload: Sequence[str]) -> None:
-        """Raises WorkerStartError, or MachineFailed when the system has no process or no descriptor left to give."""
-        super().__init__(_BOOT, *preload, **_ONE_THREAD)
+    def __init__(self, preload: Sequence[str] = (), home: Home | None = None) -> None:
+        """Start one of this interpreter that imports ``preload``, or that of a home. Raises WorkerStartError, or
+        MachineFailed when the system has no process or no descriptor left to give."""
+        if home is None:
+            super().__init__(_BOOT, *preload, env=_ONE_THREAD)
+        else:
+            words = partial(home_python, home.python, home.path)
+            super().__init__(_BOOT, *home.preload, words=words, env={**_ONE_THREAD, **dict(home.env)})
+        self._called = "" if home is None else f" ({home.python})"
         self.ready = False
         self.given_up: str | None = None
         self._replies = LineReader()
@@ -128,7 +137,7 @@ class Server(OwnChild):
         last = self.given_up or (log.splitlines()[-1] if log else f"exit status {status}")
         killed = status == -signal.SIGKILL and self.given_up is None
         failure = MachineFailure("killed", "the fork server got SIGKILL") if killed else failure_in_log(log)
-        return cannot_start(f"the worker process could not start: {last}", failure)
+        return cannot_start(f"the worker process could not start{self._called}: {last}", failure)
 
     def close(self) -> None:
         """End it, and with it every worker, and wait until it is gone."""
@@ -150,34 +159,113 @@ def main(argv: list[str]) -> int:
     sock = socket.socket(fileno=int(argv[0]))
     for name in argv[1:]:
         importlib.import_module(name)
-    _settle()
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_read, False)
-    os.set_blocking(wake_write, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    _reply(sock, {"ready": os.getpid()})
-    workers: dict[int, str] = {}
-    try:
-        while True:
-            readable, _, _ = select.select([sock.fileno(), wake_read], [], [])
-            if wake_read in readable:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake_read, 4096)
-                for pid in list(workers):
-                    done, status = os.waitpid(pid, os.WNOHANG)
-                    if done:
-                        _reply(sock, {"ended": workers.pop(pid), "status": os.waitstatus_to_exitcode(status)})
-            if sock.fileno() in readable:
-                request = receive(sock)
-                if request is None or not _serve(sock, workers, *request):
-                    return 0 if request is None else 1
-    except (BrokenPipeError, ConnectionResetError):
-        return 0
-    finally:
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)  # ours until reaped, so the pid cannot be another's
-            os.waitpid(pid, 0)
+    return _Forks(sock).serve()
+
+
+class _Forks:
+    """What a fork server does, and a nest of one (``nests.py``): fork a worker for every job that its socket brings."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._workers: dict[int, str] = {}
+        self._nests = Nests(self._fork, self._live, self._reply)
+
+    def serve(self) -> int:
+        """Do so until the other end closes; return the exit status."""
+        _settle()
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._reply({"ready": os.getpid()})
+        try:
+            while True:
+                heard: list[Any] = [self._sock, wake_read, *self._nests.channels]
+                readable, _, _ = select.select(heard, [], [], self._nests.patience_s)
+                if wake_read in readable:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+                    self._reap()
+                self._nests.hear(readable)
+                self._nests.mind()
+                if self._sock in readable:
+                    request = receive(self._sock)
+                    if request is None or not self._obey(*request):
+                        return 0 if request is None else 1
+        except (BrokenPipeError, ConnectionResetError):
+            return 0
+        finally:
+            for pid in self._workers:
+                os.kill(pid, signal.SIGKILL)  # ours until reaped, so the pid cannot be another's
+                os.waitpid(pid, 0)
+            self._nests.close()
+
+    def _reap(self) -> None:
+        for pid in list(self._workers):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                self._reply({"ended": self._workers.pop(pid), "status": os.waitstatus_to_exitcode(status)})
+        self._nests.reap()
+
+    def _obey(self, tag: bytes, payload: Any, fds: list[int]) -> bool:
+        """Do what a request asks for; return False if the server is to end for it."""
+        if tag == JOB:
+            self._fork(payload, fds)
+        elif tag == ASK:
+            self._reply({"here": True})
+        elif tag == PREPARE:
+            try:
+                _function(payload["target"])(pickle.loads(payload["payload"]))
+            except Exception as error:
+                self._reply({"unprepared": "".join(traceback.format_exception_only(error)).strip()})
+                return False
+            _settle()
+            self._reply({"prepared": True})
+        else:  # signals go through here because only who reaps a worker knows that its pid is still its own
+            for pid in (pid for pid, job in self._workers.items() if job == payload["job"]):
+                os.kill(pid, payload["signal"])
+            self._nests.signal(payload["job"], payload["signal"])
+        return True
+
+    def _fork(self, job: dict[str, Any], fds: list[int]) -> None:
+        """Begin a job: in its nest, else in a worker forked here."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        refusal, parent = None, os.getpid()
+        try:
+            if self._nests.take(job, fds):
+                return
+            pid = os.fork()
+        except OSError as error:
+            refusal = error
+        else:
+            if pid == 0:
+                _end_with(parent)
+                with contextlib.suppress(OSError):  # said here, so that what has not said it has done nothing yet
+                    self._reply({"started": job["job"], "pid": os.getpid()})
+                self._sock.close()
+                self._nests.forget()
+                _work(job["target"], job["payload"], *fds)
+            self._workers[pid] = job["job"]
+        for fd in fds:
+            os.close(fd)
+        if refusal is not None:
+            self._reply({"refused": job["job"], "errno": refusal.errno, "why": str(refusal)})
+
+    def _live(self, sock: socket.socket, asked: Mapping[str, Any]) -> NoReturn:
+        """Be a nest: get ready, then serve."""
+        self._sock.close()
+
+        def serve() -> None:
+            _become_ours()
+            _function(asked["target"])(pickle.loads(asked["payload"]))
+            _Forks(sock).serve()
+
+        _leave(serve)
+
+    def _reply(self, message: Mapping[str, Any]) -> None:
+        self._sock.sendall(json.dumps(message).encode("ascii") + b"\n")
 
 
 def _settle() -> None:
@@ -185,74 +273,48 @@ def _settle() -> None:
     gc.freeze()  # a collection in a worker must not touch, and so copy, every page inherited from here
 
 
-def _serve(sock: socket.socket, workers: dict[int, str], tag: bytes, payload: Any, fds: list[int]) -> bool:
-    """Do what a request asks for; return False if the server is to end for it."""
-    if tag == JOB:
-        _fork(sock, workers, payload, fds)
-    elif tag == ASK:
-        _reply(sock, {"here": True})
-    elif tag == PREPARE:
-        try:
-            _function(payload["target"])(pickle.loads(payload["payload"]))
-        except Exception as error:
-            _reply(sock, {"unprepared": "".join(traceback.format_exception_only(error)).strip()})
-            return False
-        _settle()
-        _reply(sock, {"prepared": True})
-    else:  # signals go through here because only who reaps a worker knows that its pid is still its own
-        for pid in (pid for pid, job in workers.items() if job == payload["job"]):
-            os.kill(pid, payload["signal"])
-    return True
-
-
 def _function(target: str) -> Any:
     module, function = target.split(":")
     return getattr(importlib.import_module(module), function)
 
 
-def _fork(sock: socket.socket, workers: dict[int, str], payload: dict[str, Any], fds: list[int]) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reply: dict[str, Any]
-    try:
-        pid = os.fork()
-    except OSError as error:
-        reply = {"refused": payload["job"], "errno": error.errno, "why": str(error)}
-    else:
-        if pid == 0:
-            sock.close()
-            _work(payload["target"], payload["payload"], *fds)
-        workers[pid] = payload["job"]
-        reply = {"started": payload["job"], "pid": pid}
-    for fd in fds:
-        os.close(fd)
-    _reply(sock, reply)
-
-
-def _reply(sock: socket.socket, message: dict[str, Any]) -> None:
-    sock.sendall(json.dumps(message).encode("ascii") + b"\n")
-
-
 def _work(target: str, payload: bytes, event_fd: int, log_fd: int) -> NoReturn:
     """Be a worker: run ``module:function(payload, sink)`` and leave."""
-    code = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def run() -> None:
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
-        be_ours()
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            # One thread a worker: arms run side by side, and a trace must not depend on how many cores split a sum.
-            torch.set_num_threads(1)
+        _become_ours()
         _function(target)(pickle.loads(payload), PipeSink(event_fd))
-        code = 0
-    except BaseException as error:
-        traceback.print_exc()
+
+    def tell(error: BaseException) -> None:
         if (failure := machine_failure(error)) is not None:
             with contextlib.suppress(OSError):
                 PipeSink(event_fd).emit("machine", cause=failure.cause, line=failure.line)
+
+    _leave(run, tell)
+
+
+def _become_ours() -> None:
+    """Be a fork of the server that does as :func:`be_ours`, and hears of its own children alone."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    be_ours()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # One thread a worker: arms run side by side, and a trace must not depend on how many cores split a sum.
+        torch.set_num_threads(1)
+
+
+def _leave(run: Callable[[], None], tell: Callable[[BaseException], None] = lambda _: None) -> NoReturn:
+    """Do one thing, then end this process: with status 1, and an error shown and told, where it raises."""
+    code = 1
+    try:
+        run()
+        code = 0
+    except BaseException as error:
+        traceback.print_exc()
+        tell(error)
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -286,7 +348,13 @@ def be_ours() -> None:
     """Be a process that its parent ends: by itself if it is killed (elsewhere than on Linux a write to the closed pipe
     does that), and not by a Ctrl-C; of its threads it tells at its death, and when it is asked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _end_with(os.getppid())
     faulthandler.enable(file=2, all_threads=True)
     faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+
+
+def _end_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before that
+            os._exit(1)

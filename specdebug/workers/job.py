@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.files import cache_folder
 from specdebug.workers.child import LOG_LIMIT
+from specdebug.workers.home import Home, Nest
 from specdebug.workers.machine_failure import MachineFailure
 from specdebug.workers.system import oom_killed_since, oom_kills
 from specdebug.workers.wire import LineReader
@@ -103,7 +104,8 @@ class Job:
     bounds resident memory, without a GPU's :data:`GPU_MEMORY_MB`. ``at_risk`` names the GPU whose context the job may
     destroy, if any: few such jobs run at a time (:class:`Slots`). ``server``: that which it needs for itself, if any.
     ``may_start`` is asked right before a job of a list is launched; one that may not is dropped, and no listener hears
-    of it again."""
+    of it again. ``home``: the interpreter of its worker, where it is not ours; ``nest``: what its worker is a fork of,
+    where it is not the server."""
 
     name: str
     target: str
@@ -113,6 +115,8 @@ class Job:
     uses_gpu: bool = False
     at_risk: str = ""
     server: str = ""
+    home: Home | None = None
+    nest: Nest | None = None
     may_start: Callable[[], bool] = lambda: True
 
     @property

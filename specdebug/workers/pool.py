@@ -21,6 +21,7 @@ from typing import Any
 from specdebug.base import interrupts
 from specdebug.workers.child import DUMP_SIGNAL, cannot_start, refused
 from specdebug.workers.forkserver import Server
+from specdebug.workers.home import Home
 from specdebug.workers.job import Job, Listener, Worker, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, failure_in_log, machine_failure
 from specdebug.workers.system import cpu_count, rss_mb
@@ -33,11 +34,12 @@ PRELOAD = ("torch", "numpy", "safetensors.torch", "tokenizers", "yaml")
 
 
 class WorkerPool:
-    """Runs jobs, at most ``limit`` at a time. A context manager: leaving it ends the server and every worker.
+    """Runs jobs, at most ``limit`` at a time. A context manager: leaving it ends the servers and every worker.
 
     ``jobs`` 0 means one more than there are cores, for sharing a core beats leaving one idle; of those that use a GPU,
     at most :data:`GPU_JOBS` then run at a time. The server imports the modules of ``preload``, and calls ``prepare``, a
-    ``module:function``, once with its argument before it forks any worker.
+    ``module:function``, once with its argument before it forks any worker. Each home (:attr:`Job.home`) has a server
+    of its own, which begins with its first job.
     """
 
     def __init__(self, jobs: int = 0, preload: Sequence[str] = PRELOAD, prepare: tuple[str, Any] | None = None) -> None:
@@ -49,7 +51,7 @@ class WorkerPool:
             self._selector = selectors.DefaultSelector()
         except OSError as error:
             raise refused(error) from error
-        self._server: Server | None = None
+        self._servers: dict[Home | None, Server] = {}
         self._workers: dict[str, Worker] = {}
         self._held: deque[Job] = deque()
 
@@ -59,22 +61,21 @@ class WorkerPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> None:
+    def start(self, home: Home | None = None) -> None:
         """Launch the fork server and return at once; it loads torch while the caller goes on."""
-        if self._server is not None:
+        if home in self._servers:
             return
-        self._server = Server(self._preload)
-        self._selector.register(self._server.channel, selectors.EVENT_READ, self._on_reply)
-        self._selector.register(self._server.log, selectors.EVENT_READ, self._on_server_log)
-        if self._prepare is not None:
+        server = self._servers[home] = Server(self._preload, home)
+        self._selector.register(server.channel, selectors.EVENT_READ, partial(self._on_reply, home))
+        self._selector.register(server.log, selectors.EVENT_READ, partial(self._on_server_log, server))
+        if home is None and self._prepare is not None:
             self.prepare(*self._prepare)
 
     def prepare(self, target: str, argument: Any) -> None:
         """Have the server call a ``module:function`` with its argument before it forks workers for jobs launched later.
         One that takes a lost server's place is told only what the pool was made with. Raises WorkerStartError."""
         self.start()
-        assert self._server is not None
-        self._server.prepare(target, argument)
+        self._servers[None].prepare(target, argument)
 
     @property
     def running(self) -> int:
@@ -101,16 +102,18 @@ class WorkerPool:
                 self._begin(job, slot)
 
     def _begin(self, job: Job, slot: int | None) -> None:
-        self.start()
+        self.start(job.home)
         (event_read, event_write), (log_read, log_write) = pipes(2)
         for fd in (event_read, log_read):
             os.set_blocking(fd, False)
         worker = Worker(job, event_read, log_read, slot)
         self._workers[job.name] = worker
         # Pickled twice: the server must not unpickle what the worker gets, or it would import that code itself.
-        message = {"job": job.name, "target": job.target, "payload": pickle.dumps(job.payload)}
-        assert self._server is not None
-        self._server.send(JOB, message, (event_write, log_write))
+        message: dict[str, Any] = {"job": job.name, "target": job.target, "payload": pickle.dumps(job.payload)}
+        if job.nest is not None:
+            argument = pickle.dumps(job.nest.argument)
+            message["nest"] = {"key": job.nest.key, "target": job.nest.target, "payload": argument}
+        self._servers[job.home].send(JOB, message, (event_write, log_write))
         os.close(event_write)
         os.close(log_write)
 
@@ -123,9 +126,9 @@ class WorkerPool:
             if self._selector.get_map().get(key.fd) == key:
                 key.data(listener)
         self._watch()
-        # See that the server starts the jobs, and ends the workers, that it was told to.
-        if self._server is not None and any(not each.pid or each.kill_sent for each in self._workers.values()):
-            self._server.mind()
+        # See that each server starts the jobs, and ends the workers, that it was told to.
+        for home in {each.job.home for each in self._workers.values() if not each.pid or each.kill_sent}:
+            self._servers[home].mind()
         listener.waiting()
         interrupts.check()
 
@@ -174,25 +177,26 @@ class WorkerPool:
             raise
 
     def close(self) -> None:
-        """End the fork server (and with it every worker), and drop the jobs held. Can be started again."""
+        """End the fork servers (and with them every worker), and drop the jobs held. Can be started again."""
         self._held.clear()
-        self._end_server()
+        for home in list(self._servers):
+            self._end_server(home)
 
-    def _end_server(self) -> None:
-        if self._server is None:
-            return
-        for worker in list(self._workers.values()):
+    def _end_server(self, home: Home | None) -> None:
+        server = self._servers.pop(home)
+        for worker in self._workers_at(home):
             self._release(worker)
-        for file in (self._server.channel, self._server.log):
+        for file in (server.channel, server.log):
             self._unregister(file)
-        self._server.close()
-        self._server = None
+        server.close()
 
-    def _on_reply(self, listener: Listener) -> None:
-        assert self._server is not None
-        replies = self._server.hear()
+    def _workers_at(self, home: Home | None) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.job.home == home]
+
+    def _on_reply(self, home: Home | None, listener: Listener) -> None:
+        replies = self._servers[home].hear()
         if replies is None:
-            self._server_lost(self._server, listener)
+            self._server_lost(home, listener)
             return
         for reply in replies:
             if "unprepared" in reply:
@@ -214,23 +218,24 @@ class WorkerPool:
             elif "ended" in reply and reply["ended"] in self._workers:
                 self._finish(self._workers[reply["ended"]], listener, reply["status"])
 
-    def _server_lost(self, server: Server, listener: Listener) -> None:
+    def _server_lost(self, home: Home | None, listener: Listener) -> None:
         """End the workers of a fork server that is gone, as they are, too. Jobs still waiting get a new one."""
-        for worker in self._workers.values():
+        server = self._servers[home]
+        workers = self._workers_at(home)
+        for worker in workers:
             worker.lose(server.given_up)
         status = server.gone()
         killed = status == -signal.SIGKILL and server.given_up is None
-        workers = list(self._workers.values()) if server.ready or killed else []
+        workers = workers if server.ready or killed else []
         for worker in workers:
             self._finish(worker, listener, status)
-        self._end_server()
+        self._end_server(home)
         if not server.ready and not workers:
             raise server.last_words(status)
 
-    def _on_server_log(self, listener: Listener) -> None:
-        assert self._server is not None
-        if not self._server.read_log():
-            self._unregister(self._server.log)
+    def _on_server_log(self, server: Server, listener: Listener) -> None:
+        if not server.read_log():
+            self._unregister(server.log)
 
     def _on_events(self, worker: Worker, listener: Listener) -> bool:
         """Deliver what is there; return False when nothing was."""
@@ -275,8 +280,7 @@ class WorkerPool:
 
     def _signal(self, worker: Worker, number: int) -> None:
         worker.kill_sent = worker.kill_sent or number == signal.SIGKILL
-        assert self._server is not None
-        self._server.send(SIGNAL, {"job": worker.job.name, "signal": int(number)})
+        self._servers[worker.job.home].send(SIGNAL, {"job": worker.job.name, "signal": int(number)})
 
     def _finish(self, worker: Worker, listener: Listener, status: int) -> None:
         if not worker.pid:  # the server was lost before it could say so

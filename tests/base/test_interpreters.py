@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import specdebug
-from specdebug.base.interpreters import ENGINE_ENV, engine_python, other_python, own_python
+from specdebug.base.interpreters import ENGINE_ENV, engine_python, home_python, other_python, own_python
 
 ROOT = Path(specdebug.__file__).resolve().parent
 STARTERS = {
@@ -32,7 +32,7 @@ STARTS = {
     "campaign/trials/command.py": (1, "the user's command"),
     "campaign/trials/state.py": (2, "git, other_python"),
     "workers/forkserver.py": (1, "own_python"),
-    "workers/child.py": (1, "the reaper, a file of ours, by -I -S"),
+    "workers/child.py": (1, "the reaper, a file of ours, by -I -S"),  # and own_python or home_python, by its own base
     "workers/foreground.py": (1, "the user's command"),
     "workers/stack.py": (1, "nvcc"),
 }
@@ -120,6 +120,7 @@ def test_nothing_planted_runs(planted: Path, path: str) -> None:
     more = {"PYTHONPATH": str(planted)} if path else {}
     for words in (
         own_python("import json; print(json.__file__, sys.argv[1:])", "a"),
+        home_python(sys.executable, [], "import json; print(json.__file__, sys.argv[1:])", "a"),
         other_python(sys.executable, "-c", "import json; print(json.__file__)"),
         other_python(sys.executable, "-m", "json.tool", "-h"),
     ):
@@ -128,6 +129,13 @@ def test_nothing_planted_runs(planted: Path, path: str) -> None:
         assert not (planted / "ran").exists()
     assert ran(planted, [sys.executable, "-c", "import json"]).returncode == 0
     assert (planted / "ran").exists()  # it would have run
+
+
+def test_a_home_imports_from_its_path_first(planted: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    site = tmp_path_factory.mktemp("site")
+    (site / "colorsys.py").write_text("said = 'ours'\n")
+    code = "import colorsys; print(colorsys.said, sys.argv[1:])"
+    assert ran(planted, home_python(sys.executable, [str(site)], code, "a")).stdout == "ours ['a']\n"
 
 
 def test_an_engine_finds_what_we_name_and_not_what_lies_about(

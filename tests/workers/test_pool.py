@@ -171,8 +171,7 @@ def test_a_stopped_fork_server_disables_no_deadline(tmp_path: Path) -> None:
             def event(self, job: Job, event: dict[str, Any]) -> None:
                 super().event(job, event)
                 if job.name == "hang_with_a_child":
-                    assert pool._server is not None
-                    os.kill(pool._server.pid, signal.SIGSTOP)
+                    os.kill(pool._servers[None].pid, signal.SIGSTOP)
 
         record = Stop()
         hang = victim("hang_with_a_child", str(tmp_path / "alive"), timeout_s=0.3)
@@ -196,8 +195,7 @@ def test_a_stopped_fork_server_disables_no_deadline(tmp_path: Path) -> None:
 def test_jobs_that_a_stopped_fork_server_does_not_start_end_and_the_next_get_another() -> None:
     with WorkerPool(1, preload=()) as pool:
         run_one(pool, victim("obey"))
-        assert pool._server is not None
-        os.kill(pool._server.pid, signal.SIGSTOP)
+        os.kill(pool._servers[None].pid, signal.SIGSTOP)
         _, end = run_one(pool, victim("obey"))
         assert (end.kind, end.failure is None) == ("lost", False)
         assert run_one(pool, victim("obey"))[1].kind == "done"
@@ -208,8 +206,7 @@ def test_a_fork_server_stopped_before_it_is_ready_is_one_line(monkeypatch: pytes
     monkeypatch.setattr("specdebug.workers.forkserver.BUSY_S", 0.2)
     with WorkerPool(1, preload=()) as pool:
         pool.start()
-        assert pool._server is not None
-        os.kill(pool._server.pid, signal.SIGSTOP)
+        os.kill(pool._servers[None].pid, signal.SIGSTOP)
         with pytest.raises(WorkerStartError, match=r"could not start: the fork server did not answer for 0\.2 s"):
             run_one(pool, victim("obey"))
 
@@ -220,8 +217,7 @@ def test_jobs_of_a_fork_server_that_somebody_killed_are_lost_to_that_and_the_nex
         if ready:
             run_one(pool, victim("obey"))
         pool.start()
-        assert pool._server is not None
-        os.kill(pool._server.pid, signal.SIGKILL)
+        os.kill(pool._servers[None].pid, signal.SIGKILL)
         _, end = run_one(pool, victim("obey"))
         assert (end.kind, end.failure.cause if end.failure else None) == ("lost", "killed")
         assert run_one(pool, victim("obey"))[1].kind == "done"

@@ -162,3 +162,49 @@ def play(payload: Any, sink: Any) -> None:
     behaviour[payload["arm"].split()[0]]()
     sink.emit("coverage", reached={}, hits={})
     sink.emit("done", stages_s={}, peak_rss_mb=1.0)
+
+
+def wait_for(payload: str, sink: Any = None) -> None:
+    """Go on once the other end of the FIFO ``payload`` is opened."""
+    with open(payload, "rb"):
+        return
+
+
+def ready_after(payload: str) -> None:
+    """Be ready as a nest once the other end of the FIFO ``payload`` is opened."""
+    wait_for(payload)
+    get_ready(payload)
+
+
+_held: list[Any] = []
+
+
+def hold_open(payload: str) -> None:
+    """Hold the FIFO ``payload`` open for as long as this process, or a fork of it, lives."""
+    _held.append(open(payload, "wb"))  # noqa: SIM115
+
+
+def go_home(payload: Any, sink: Any) -> None:
+    """Leave everything inherited behind, then use the module that only one home has."""
+    from specdebug.workers.forkserver import start_over
+
+    start_over("said:say", payload, sink)
+
+
+def fail(payload: tuple[str, str]) -> None:
+    """Fail to be a nest, by an error or by dying, and leave a line in a file."""
+    file, how = payload
+    with open(file, "a", encoding="ascii") as tries:
+        tries.write("tried\n")
+    if how == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("no nest")
+
+
+def stop_parent(payload: Any, sink: Any) -> None:
+    sink.emit("parent", pid=os.getppid())
+    os.kill(os.getppid(), signal.SIGSTOP)
+
+
+def leave_a_file(payload: str, sink: Any) -> None:
+    open(payload, "x").close()

@@ -52,7 +52,7 @@ class EngineProcess(OwnChild):
 
     def __init__(self, launch: Launch) -> None:
         """Raises WorkerStartError, or MachineFailed when the system has no process or no descriptor left to give."""
-        super().__init__(_BOOT, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
+        super().__init__(_BOOT, env={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
         self._began = time.monotonic()
         self._oom_kills = oom_kills()
         self._killed_for: EndKind | None = None

@@ -106,7 +106,7 @@ class Nights:
     read."""
 
     def __init__(self, folder: Path, since: str = "") -> None:
-        self.folder = folder
+        self.folder, self.since = folder, since
         self._lines: list[NightLine] = []
         for path in sorted(folder.glob("*.jsonl")):
             if path.stem >= since:
@@ -207,11 +207,16 @@ class Thing:
         return line is not None and (line.bad > 0 or self.out_of_band(night))
 
 
+def check_night(night: str, option: str) -> None:
+    """Raise SpecDebugError for what is no date."""
+    if not _NIGHT.fullmatch(night):
+        raise SpecDebugError(f"{option} must be a date such as {datetime.date.today()}, got {night!r}")
+
+
 def add(folder: Path, files: Sequence[Path], night: str) -> Counter[str]:
     """Append what some documents tell to a night's file; returns how many lines each file gave. Raises ContentError,
     with nothing written, for a file that is no such document; SpecDebugError for one that cannot be read or written."""
-    if not _NIGHT.fullmatch(night):
-        raise SpecDebugError(f"--night must be a date such as {datetime.date.today()}, got {night!r}")
+    check_night(night, "--night")
     gave, rows = Counter[str](), list[NightLine]()
     for file in files:
         try:

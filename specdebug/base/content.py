@@ -79,7 +79,11 @@ def find(kind: Kind, name_or_path: str | Path, extra: Sequence[str | Path] = ())
         for name, path in files.items():
             if same_name(name, text):
                 return path
-    what = "no such file" if ends or has_folder else f"no {kind.removesuffix('s')} of this name"
+    what = (
+        "no such file"
+        if ends or has_folder
+        else f"no {'probe pack' if kind == 'probes' else kind.removesuffix('s')} of this name"
+    )
     raise ContentError(f"{what}{did_you_mean(Path(text).stem, files)}", Where(one_line(text) or "''"))
 
 

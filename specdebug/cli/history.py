@@ -28,12 +28,14 @@ class HistoryCommand(opt.PageOptions):
     since: str | None = opt.option("Look at nights from this one on.", metavar="YYYY-MM-DD")
 
     def run(self) -> int:
-        from specdebug.apps.history import Nights, add
+        from specdebug.apps.history import Nights, add, check_night
         from specdebug.report.history import history_report
 
         self.check_outputs()
         if self.night is not None and not self.add:
             raise SpecDebugError("--night is for --add")
+        if self.since is not None:
+            check_night(self.since, "--since")
         if self.add:
             for file, count in add(self.folder, self.add, self.night or str(datetime.date.today())).items():
                 note(f"{file}: {count} kept")

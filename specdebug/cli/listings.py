@@ -19,21 +19,28 @@ class ListOptions(opt.JsonFlag, opt.ContentOptions):
 
 
 class ProbeList(ListOptions):
-    """List every site with its kinds, which packs switch it on, and which workers of the engine pass it."""
+    """List every site with its kinds, which packs switch it on, and what passes it.
+
+    Workers of the engine do, or a package, to which a folder's probes/sites/ adds them (`specdebug run --probes`).
+    """
 
     example = "probes list"
 
     def run(self) -> int:
         from specdebug.engine.workers.registry import workers_at
         from specdebug.report.listings import probe_list
-        from specdebug.scenario.library import engine_sites, live_in
+        from specdebug.scenario.library import live_in
+        from specdebug.scenario.packs import added_by
 
-        packs, found = self.library().all_packs(), engine_sites()
+        library = self.library()
+        packs, found = library.all_packs(), library.sites
         names = dict.fromkeys(site.name for site in found)
         sites = {name: list(dict.fromkeys(site.kind for site in found if site.name == name)) for name in names}
         lit = {pack.name: live_in(pack, found) for pack in packs}
         live = {name: [pack for pack, names in lit.items() if name in names] for name in sites}
-        return self.answer(probe_list(packs, sites, live, {name: workers_at(name) for name in sites}))
+        workers = {name: workers_at(name) for name in sites}
+        workers |= {site.name: (package,) for package, ranges in library.added.items() for site in added_by(ranges)}
+        return self.answer(probe_list(packs, sites, live, workers))
 
 
 class ScenarioList(ListOptions):
@@ -55,14 +62,17 @@ def about(command: opt.Command) -> Kind:
 class Validate(ListOptions):
     """Check files without running anything, and say all that is wrong; exit code 2 when anything is.
 
-    Of a toggle the edits of this package's engine must fit it; `specdebug toggles check` matches those of others. The
-    JSON document is a list of the files: each with file, ok, problems, and its arms, targets or globs. A problem has
+    Of a toggle the edits of this package's engine must fit it; `specdebug toggles check` matches those of others. Of
+    probes/sites/ the kinds of the calls are checked. The JSON document is a list of the files: each with file, ok,
+    problems, and its arms, targets, globs or sites. A problem has
     file, line and column (0 where unknown) and message.
     """
 
     example = "{group} validate mine.yaml"
     files: list[str] | None = opt.argument(
-        "Files, or names of content; all unless given.", metavar="[FILE]...", complete=complete.content_named
+        "Files, folders of them, or names of content; all unless given.",
+        metavar="[FILE]...",
+        complete=complete.content_named,
     )
 
     def run(self) -> int:

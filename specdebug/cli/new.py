@@ -11,6 +11,7 @@ from specdebug.base.content import Kind
 from specdebug.base.errors import SpecDebugError
 from specdebug.cli import options as opt
 from specdebug.cli.output import OutputError, check_writable, not_written, note, write, write_file
+from specdebug.report.words import counted, some
 
 if TYPE_CHECKING:
     from specdebug.patching.reversal import Reversal
@@ -100,6 +101,7 @@ class NewToggle(NewFile):
         if [self.target, self.from_diff, self.commit].count(None) != 2:
             raise SpecDebugError("new toggle needs one of --target, --from-diff and --commit")
         if self.target is not None:
+            _not_ours(self.target)
             return skeleton("toggles", self.name, file) + placeholder(self.target)
         made, title = self._from_commit(self.commit) if self.commit else (self._from_diff(), "")
         targets = [
@@ -119,7 +121,13 @@ class NewToggle(NewFile):
         top = top_of(self.repo)
         fix = commit_of(top, commit, "commit")
         before = commit_of(top, f"{fix}^", "commit")
-        asked = git(top, "diff", "--no-color", "--no-ext-diff", "--no-renames", "-U0", before, fix, "--", "*.py")
+        diff = ("diff", "--no-color", "--no-ext-diff", "--no-renames", "-U0", before, fix)
+        others = _text(git(top, *diff, "--name-only", "--", ":!*.py").stdout).splitlines()
+        if others:
+            note(f"left out: {some(others, 5)}: no Python")
+        asked = git(top, *diff, "--", "*.py")
+        if not asked.stdout:
+            raise SpecDebugError(f"--commit {commit}: it changes no Python file")
 
         def text_of(path: str) -> str | None:
             shown = git(top, "show", f"{fix}:{path}")
@@ -141,12 +149,17 @@ class NewToggle(NewFile):
             raise SpecDebugError(f"{self.from_diff} cannot be read: {error.strerror}") from None
 
     def _made(self, diff: str, text_of: Callable[[str], str | None]) -> list[Reversal]:
-        """What takes a diff back; files that it leaves are told on stderr. Raises SpecDebugError where none is left."""
-        from specdebug.patching.reversal import read_diff, reversals
+        """What takes a diff back. Each file is told on stderr, for one may take seconds. Raises SpecDebugError."""
+        from specdebug.patching.reversal import Reversal, read_diff, reversals
 
-        made, left_out = reversals(read_diff(diff), text_of)
-        for each in left_out:
-            note(f"left out: {each}")
+        made = list[Reversal]()
+        for each in reversals(read_diff(diff), text_of):
+            if isinstance(each, Reversal):
+                _not_ours(each.source.name)
+                made.append(each)
+                note(f"taken back: {each.source.path}: {counted(sum(map(len, each.edits.values())), 'edit')}")
+            else:
+                note(f"left out: {each}")
         if not made:
             raise SpecDebugError("the diff changes no code of a package")
         return made
@@ -159,6 +172,16 @@ class NewToggle(NewFile):
 
         toggle = read_toggle(parse_yaml(text, "the toggle"))
         check(made, [patch for ranges in toggle.foreign.values() for patches in ranges.values() for patch in patches])
+
+
+def _not_ours(target: str) -> None:
+    """Raise SpecDebugError for a target in specdebug, whose toggles also need what shows the fix."""
+    from specdebug.patching.toggles import OWN_ENGINE
+
+    if target.partition(":")[0].partition(".")[0] == OWN_ENGINE:
+        raise SpecDebugError(
+            "a toggle of specdebug's own engine also has detected_by: toggles/README.md says how it is written"
+        )
 
 
 class NewSchemas(opt.Command):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,6 @@ from specdebug.cli.output import UNDECIDED, check_writable, note, set_quiet, wri
 
 if TYPE_CHECKING:
     from specdebug.patching.hook.folder import Told
-    from specdebug.patching.source import Patch
     from specdebug.patching.toggles import Toggle
 
 
@@ -61,10 +60,10 @@ class RunCommand(opt.ContentOptions):
         library = self.library()
         registry = library.registry
         toggles = [registry.find(str(number)) for number in opt.numbers_of(self.revert)]
-        if toggles and (why := refused(words)):
-            raise SpecDebugError(why)
         packs = rules(library.packs(self.probes or ()), None if self.mode is None else self.mode.value)
-        added = sites(library.folders) if packs else {}
+        if (toggles or packs or self.record) and (why := refused(words)):
+            raise SpecDebugError(why)
+        added = library.added if packs else {}
         if packs and not added:
             raise SpecDebugError("no folder of content has probes/sites/PACKAGE.yaml, where probes are added")
         with HookedRun(toggles, packs, added) as run:
@@ -77,16 +76,6 @@ class RunCommand(opt.ContentOptions):
         if self.record is not None:
             write_file(self.record, to_json(document(words, status, code, seconds, toggles, told)) + "\n")
         return code
-
-
-def sites(folders: Sequence[Path]) -> dict[str, Mapping[str, tuple[Patch, ...]]]:
-    """The patches that add probes, by package, of the user's folders. The shipped ones call probes that only the target
-    has. Raises ContentError."""
-    from specdebug.base.content import shipped_root
-    from specdebug.targets.installs.fit import read_sites
-
-    own = (folder for folder in folders if folder.resolve() != shipped_root().resolve())
-    return {file.stem: read_sites(file) for folder in own for file in sorted(folder.glob("probes/sites/*.yaml"))}
 
 
 def _code(status: int, toggles: Sequence[Toggle], told: Told) -> int:

@@ -97,28 +97,24 @@ def _path(line: str) -> str:
     return path if path == _NOWHERE else re.sub(r"^[abciow]/", "", path)
 
 
-def reversals(files: Sequence[FileDiff], text_of: Callable[[str], str | None]) -> tuple[list[Reversal], list[str]]:
-    """What takes a fix out of each module that it changed, and why it does not of other files, a line each.
+def reversals(files: Sequence[FileDiff], text_of: Callable[[str], str | None]) -> Iterator[Reversal | str]:
+    """What takes a fix out of each module that it changed, and why it does not of another file, file by file.
 
     ``text_of``: a file of the tree with the fix, by its path; None if there is none. Raises SpecDebugError where the
-    tree is not what the diff says, or no edit can be made.
+    tree is not what the diff says or no edit can be made.
     """
-    found, left_out = list[Reversal](), list[str]()
     for file in files:
         path = file.was if file.path == _NOWHERE else file.path
         module = _module(path, text_of)
         if not path.endswith(".py") or module is None or _TEST.search(module):
-            left_out.append(f"{path}: no module of a package" if module is None else f"{path}: a test")
+            yield f"{path}: no module of a package" if module is None else f"{path}: a test"
         elif _NOWHERE in (file.path, file.was):
-            left_out.append(f"{path}: the fix {'removed' if file.path == _NOWHERE else 'added'} it whole")
+            yield f"{path}: the fix {'removed' if file.path == _NOWHERE else 'added'} it whole"
         else:
             source = _source(file, module, text_of(path))
             before = file.before(source.lines)
-            if edits := _edits(source, file, before):
-                found.append(Reversal(source, before, edits))
-            else:
-                left_out.append(f"{path}: no code changes")
-    return found, left_out
+            edits = _edits(source, file, before)
+            yield Reversal(source, before, edits) if edits else f"{path}: no code changes"
 
 
 def check(made: Sequence[Reversal], patches: Sequence[Patch]) -> None:

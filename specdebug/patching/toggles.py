@@ -396,7 +396,7 @@ def not_in(engine: str, toggle: Toggle) -> str:
     there = [*([OWN_ENGINE] if toggle.patches else []), *(each for each in toggle.foreign if each not in toggle.mends)]
     said = [f"is a fix in {' and '.join(there)}"] if there else []
     said += [f"mends {' and '.join(sorted(toggle.mends))}"] if toggle.mends else []
-    name = "this engine" if engine == OWN_ENGINE else engine
+    name = "the embedded engine" if engine == OWN_ENGINE else engine
     return f"{toggle.pr} {' and '.join(said)}; {name} has no such code to revert"
 
 

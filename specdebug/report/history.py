@@ -23,7 +23,8 @@ def history_report(history: Nights, folder: Path) -> Report:
     nights, things = history.nights, history.things
     last = nights[-1] if nights else ""
     wrong = [thing for thing in things if thing.wrong_in(last)]
-    summary = f"{folder}: no night is kept here; --add FILE.json keeps one"
+    since = f" since {history.since}" if history.since else ""
+    summary = f"{folder}: no night{since} is kept here; --add FILE.json keeps one"
     if nights:
         said = f"{counted(len(wrong), 'thing')} not as it should be" if wrong else "all as it should be"
         summary = f"{last}: {said}, of {len(things)} in {counted(len(nights), 'night')} since {nights[0]}"

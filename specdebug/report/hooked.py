@@ -9,7 +9,7 @@ from typing import Any
 from specdebug import __version__
 from specdebug.patching.hook.folder import Told
 from specdebug.patching.toggles import Toggle
-from specdebug.report.words import some, times
+from specdebug.report.words import counted, some, times
 
 
 def reverted(toggle: Toggle, told: Told) -> dict[str, Any]:
@@ -43,7 +43,10 @@ def lines(toggles: Sequence[Toggle], told: Told, *, probed: bool = False) -> lis
         what = f"not tried: {row['not_tried']}" if row["not_tried"] else f"reverted in {where}; {ran}"
         said.append(f"{toggle.pr} {toggle.title}: {what}")
     for each in told.processes:
-        found = (f"{name}: {count} bad values at least, first {first}" for name, (count, first) in each.found.items())
+        found = (
+            f"{name}: at least {counted(count, 'bad value')}, first {first}"
+            for name, (count, first) in each.found.items()
+        )
         said += [f"process {each.pid}: async probe {one}" for one in found]
         said += dict.fromkeys(each.no_sites)
     if probed and not any(each.found for each in told.processes):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.patching.drift import DriftReport, FixRow
 from specdebug.patching.drift.check import UNDECIDED
-from specdebug.patching.toggles import OWN_ENGINE, Detection, Toggle, not_in
+from specdebug.patching.toggles import Detection, Toggle
 from specdebug.report.listings import listing
 from specdebug.report.parts import Column, FactList, Line, Part, Report, Style, Styled, lines, plain, table
 from specdebug.report.words import replaced
@@ -76,7 +76,7 @@ def _without(toggle: Toggle) -> str:
     """Say where a fix is that has no scenario of this engine."""
     others = ", ".join(engine for engine in toggle.foreign if engine not in toggle.mends)
     mended = [f"mends {', '.join(sorted(toggle.mends))}"] if toggle.mends else []
-    return "; ".join([*([f"not in this engine, but in {others}"] if others else []), *mended])
+    return "; ".join([*([f"in {others}, not in the embedded engine"] if others else []), *mended])
 
 
 def toggle_shown(toggle: Toggle) -> Report:
@@ -87,7 +87,9 @@ def toggle_shown(toggle: Toggle) -> Report:
         facts["scenario"] = ", ".join(one.scenario for one in toggle.detections)
         facts["signature"] = " or ".join(_stated(toggle))
     facts["file"] = str(toggle.path)
-    facts["engine"] = "" if toggle.patches else not_in(OWN_ENGINE, toggle)
+    facts["engine"] = "" if toggle.patches else _without(toggle)
+    if any(engine not in toggle.mends for engine in toggle.foreign):
+        facts["try it"] = f"specdebug run --revert {toggle.pr} -- COMMAND"
     facts |= {
         engine: ("mended in " if engine in toggle.mends else "patched in ") + (" or ".join(versions) or "any version")
         for engine, versions in toggle.foreign.items()

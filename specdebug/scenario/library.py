@@ -2,21 +2,32 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from specdebug.async_probe.gate import OFF, Gate
 from specdebug.async_probe.sites import Site, find_sites
 from specdebug.base.abilities import DEFAULT
-from specdebug.base.content import PATH_VARIABLE, Kind, content_files, content_roots, find, same_name, scenario_files
+from specdebug.base.content import (
+    PATH_VARIABLE,
+    Kind,
+    content_files,
+    content_roots,
+    find,
+    same_name,
+    scenario_files,
+    shipped_root,
+)
 from specdebug.base.errors import ContentError, ContentErrors, did_you_mean, raise_all
+from specdebug.patching.source import Patch
 from specdebug.patching.toggles import Registry, Toggle, load_registry
 from specdebug.scenario.checks import KnownNames, asked_of, load_scenario
 from specdebug.scenario.grammar import Scenario
-from specdebug.scenario.packs import ProbePack, check_globs, load_pack
+from specdebug.scenario.packs import ProbePack, added_by, check_globs, load_pack
 from specdebug.scenario.text import load_tokenizer
 from specdebug.scenario.workload import Workload, expand
+from specdebug.targets.installs.fit import read_sites
 from specdebug.targets.settings import TargetChoice, engine_of
 
 
@@ -65,7 +76,7 @@ class Library:
         return tuple(self.checked_pack(name) for name in self._pack_names)
 
     def checked_pack(self, name: str) -> ProbePack:
-        """A pack, its globs checked against the engine's sites. Raises ContentError."""
+        """A pack, its globs checked against :attr:`sites`. Raises ContentError."""
         pack = self._pack(name)
         check_globs(pack, self.sites)
         return pack
@@ -153,9 +164,21 @@ class Library:
         return tuple(content_files("probes", self._extra))
 
     @cached_property
+    def added(self) -> dict[str, Mapping[str, tuple[Patch, ...]]]:
+        """The patches by which the user's ``probes/sites/`` add probes, by package and version range; the shipped ones
+        call probes that only their target has. Raises ContentError."""
+        return {file.stem: read_sites(file) for file in self.site_files}
+
+    @property
+    def site_files(self) -> list[Path]:
+        """The user's files ``probes/sites/PACKAGE.yaml``. Raises ContentError."""
+        own = (folder for folder in self.folders if folder.resolve() != shipped_root().resolve())
+        return [file for folder in own for file in sorted(folder.glob("probes/sites/*.yaml"))]
+
+    @cached_property
     def sites(self) -> list[Site]:
-        """Every probe call of the embedded engine."""
-        return engine_sites()
+        """Every probe call of the embedded engine, and those that are added to packages. Raises ContentError."""
+        return [*engine_sites(), *(site for ranges in self.added.values() for site in added_by(ranges))]
 
     def _pack(self, name: str) -> ProbePack:
         if name not in self._packs:

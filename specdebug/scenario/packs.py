@@ -3,7 +3,8 @@
 Of the entries that cover a probe the last one decides; a probe that none covers is off.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,10 +17,13 @@ from specdebug.base.schema import ANY_TEXT, Gather, Item, Key, Part, Schema, cho
 from specdebug.base.yamlio import Doc, load_yaml
 from specdebug.kernel_memory.finding import KINDS as MEMORY_KINDS
 from specdebug.kernel_memory.finding import KernelRule
+from specdebug.patching.source import Patch
 
 NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
 GLOB = r"[A-Za-z0-9_.*?\[\]!-]+"
 MAX_ENTRIES = 1000
+_ADDED = re.compile(r"""__specdebug_probes__\.(\w+)\(.*?["'](\w+(?:\.\w+)+)["']\s*\)""", re.DOTALL)
+"""A call that an edit puts in: the kind of the probe, and the site, a dotted name and the last argument."""
 LIVE_MODES = (RECORD, ASSERT)
 AnyRule = TypeVar("AnyRule", Rule, KernelRule)
 
@@ -99,6 +103,19 @@ def load_pack(path: Path | str) -> ProbePack:
 def read_pack(doc: Doc) -> ProbePack:
     """The pack a document holds. Raises ``ContentErrors`` with all that is wrong."""
     return ProbePack.read(doc.root)
+
+
+def added_by(ranges: Mapping[str, Sequence[Patch]]) -> Iterator[Site]:
+    """The sites of the probe calls that edits put in, as ``specdebug run`` knows them. Raises ContentErrors for a kind
+    that no probe has."""
+    wrong = list[ContentError]()
+    for edit in (edit for patches in ranges.values() for patch in patches for edit in patch.edits):
+        for kind, name in _ADDED.findall(edit.replacement):
+            if kind in KINDS:
+                yield Site(name, kind, edit.replacement_at.path, edit.replacement_at.line)
+            else:
+                wrong.append(ContentError(f"no kind of probe '{kind}'{did_you_mean(kind, KINDS)}", edit.replacement_at))
+    raise_all(wrong)
 
 
 def check_globs(pack: ProbePack, sites: Iterable[Site]) -> None:

@@ -1,12 +1,13 @@
 """Check files of content without running anything: all that is wrong with each, at its place."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdebug.base.content import Kind, same_name
+from specdebug.base.content import Kind, same_name, shipped_root
 from specdebug.base.errors import ContentError, SpecDebugError, Where, did_you_mean, raise_all
 from specdebug.base.schema import Part
 from specdebug.base.yamlio import load_yaml, one_line
@@ -15,7 +16,8 @@ from specdebug.patching.source import find_source
 from specdebug.patching.toggles import Toggle, load_toggle, read_toggle
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
-from specdebug.scenario.packs import ProbePack, check_globs, load_pack
+from specdebug.scenario.packs import ProbePack, added_by, check_globs, load_pack
+from specdebug.targets.installs.fit import read_sites
 
 GRAMMARS: Mapping[Kind, type[Part]] = {"scenarios": Scenario, "toggles": Toggle, "probes": ProbePack}
 
@@ -39,10 +41,12 @@ class Validated:
 
 def validate(library: Library, kind: Kind, names: Sequence[str] = ()) -> Iterator[Validated]:
     """Check files, by path or name, or all of a kind if none is named. Never raises for what one of them says."""
-    noun, check = _CHECKS[kind]
-    taken = _taken(library, names) if kind == "toggles" else {}
-    for name in names or library.files(kind):
+    named = _each(names)
+    taken = _taken(library, named) if kind == "toggles" else {}
+    every = [] if named else [*library.files(kind), *(map(str, library.site_files) if kind == "probes" else ())]
+    for name in named or every:
         file = name
+        noun, check = _CHECKS["sites" if kind == "probes" and Path(name).absolute().parent.name == "sites" else kind]
         try:
             path = library.file(kind, name)
             file = str(path)
@@ -51,6 +55,15 @@ def validate(library: Library, kind: Kind, names: Sequence[str] = ()) -> Iterato
             found = error.problems if isinstance(error, ContentError) else (ContentError(str(error)),)
             told = tuple(ContentError(each.message, each.where or Where(file)) for each in found)
             yield Validated(file, noun, (), told)
+
+
+def _each(names: Sequence[str]) -> list[str]:
+    """The names, a folder's files in its place, of packs also those of its ``sites/``."""
+    found = list[str]()
+    for name in names:
+        files = [*Path(name).glob("*.y*ml"), *Path(name).glob("sites/*.yaml")] if os.path.isdir(name) else []
+        found += map(str, sorted(files)) if files else [name]
+    return found
 
 
 def _check_scenario(library: Library, path: Path, taken: Mapping[int, Path]) -> Iterator[str]:
@@ -106,8 +119,16 @@ def _check_pack(library: Library, path: Path, taken: Mapping[int, Path]) -> Iter
     yield from (rule.glob for rule in pack.kernels)
 
 
-_CHECKS: Mapping[Kind, tuple[str, Callable[[Library, Path, Mapping[int, Path]], Iterator[str]]]] = {
+def _check_sites(library: Library, path: Path, taken: Mapping[int, Path]) -> Iterator[str]:
+    """The sites that a file adds; the shipped ones call probes that only their target knows. Raises ContentErrors."""
+    ranges = read_sites(path)
+    if not path.resolve().is_relative_to(shipped_root().resolve() / "probes"):
+        yield from dict.fromkeys(site.name for site in added_by(ranges))
+
+
+_CHECKS: Mapping[str, tuple[str, Callable[[Library, Path, Mapping[int, Path]], Iterator[str]]]] = {
     "scenarios": ("arm", _check_scenario),
     "toggles": ("target", _check_toggle),
     "probes": ("glob", _check_pack),
+    "sites": ("site", _check_sites),
 }

@@ -58,6 +58,9 @@ def test_an_expected_failure_is_good_and_a_new_one_is_named_with_its_first_night
     assert first["first_nights"] == {"oob@y": NIGHTS[3]}
     assert (second["name"], second["bad"], second["wrong"]) == ("cache-hit::reverted", 0, False)
     assert told(tmp_path, "--since", NIGHTS[4], capsys=capsys)[1]["nights"] == NIGHTS[4:5]
+    assert told(tmp_path, "--since", "2999-01-01", capsys=capsys)[0] == 125
+    assert run(["history", str(tmp_path / "nights"), "--since", "monday"]) == 2
+    assert "--since must be a date such as" in capsys.readouterr().err
 
 
 def test_an_accept_length_is_held_against_the_nights_before_once_there_are_enough(

@@ -109,14 +109,32 @@ def test_a_toggle_is_made_of_a_fix(
         monkeypatch.setattr("sys.stdin", io.StringIO(fix))
         words = ["--from-diff", "-" if way == "stdin" else "fix.diff"]
     assert run(["new", "toggle", "501", "--repo", str(repo), *words]) == 0
-    left_out = [line.split()[2] for line in capsys.readouterr().err.splitlines()]
-    assert left_out == (["test_pool.py:"] if way == "commit" else ["README.md:", "test_pool.py:"])
+    told = [line.partition(": ")[::2] for line in capsys.readouterr().err.splitlines()]
+    every = [("left out", "README.md"), ("taken back", "src/toy/pool.py"), ("left out", "test_pool.py")]
+    assert [(how, what.partition(":")[0]) for how, what in told] == every
     toggle = load_toggle("toggles/501.yaml")
     assert (toggle.title == 'size "rows": all of them') is (way == "commit")
     ((patch,),) = toggle.foreign["toy"].values()
     assert patch.target == "toy.pool:width"
     assert [(edit.match, edit.replacement) for edit in patch.edits] == [("if topk > 1:\n    return page * topk\n", "")]
     assert run(["toggles", "validate", "toggles/501.yaml"]) == 0
+
+
+def test_a_fix_of_our_own_engine_or_without_python_is_told(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(repo)]
+    words = ["new", "toggle", "501", "--repo", str(repo), "--commit", "HEAD"]
+    subprocess.run([*git, "mv", "src/toy", "src/specdebug"], check=True)
+    (repo / "src/specdebug/pool.py").write_text(BROKEN)
+    subprocess.run([*git, "commit", "-qam", "move"], check=True)
+    (repo / "src/specdebug/pool.py").write_text(FIXED)
+    subprocess.run([*git, "commit", "-qam", "fix"], check=True)
+    assert run(words) == 2
+    assert "also has detected_by" in capsys.readouterr().err
+    (repo / "kernel.cu").touch()
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "kernel"], check=True)
+    assert run(words) == 2
+    assert "left out: kernel.cu: no Python\nerror: --commit HEAD: it changes no Python file" in capsys.readouterr().err
 
 
 def test_the_tree_must_have_the_fix(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +161,6 @@ def test_a_hook_checks_the_files_that_it_is_given(hook: dict[str, str], capsys: 
     assert (program, words[1]) == ("specdebug", "validate")
     shipped = [str(path.relative_to(ROOT)) for path in content_files(words[0]).values()]
     assert all(re.search(hook["files"], name) for name in (*shipped, shipped[0].replace(".yaml", ".yml")))
-    assert not re.search(hook["files"], "probes/sites/sglang.yaml")
     assert not any(re.search(hook["files"], other["entry"].split()[1] + "/a.yaml") for other in HOOKS if other != hook)
     assert run([*words, str(ROOT / shipped[0])]) == 0
     Path("bad.yaml").write_text("nmae: x\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from specdebug.async_probe.gate import KINDS
 from specdebug.cli.main import run
 from specdebug.patching.hook.probing import AddedProbes
 from tests.patching.hook.test_hooked_runs import FIX, POOL
@@ -79,6 +80,26 @@ def test_probes_are_added_and_say_what_they_find(toy: Path, mode: str, code: int
     assert process["reached"] == {"oob@toy.width": 1}
 
 
+def test_added_probes_are_listed_and_checked(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sites, pack = toy / "mine/probes/sites/toyspec.yaml", toy / "mine/probes/toy.yaml"
+    sites.parent.mkdir(parents=True)
+    sites.write_text(SITES)
+    pack.write_text(PACK.format(mode="record"))
+    assert run(["probes", "list", "--content", "mine", "--json"]) == 0
+    listed = {each["site"]: each for each in json.loads(capsys.readouterr().out)["sites"]}
+    width, other = listed["toy.width"], listed["toy.other"]
+    assert (width["kinds"], width["workers"]) == (["oob"], ["toyspec"])
+    assert ("toy" in width["packs"], "toy" in other["packs"]) == (True, False)
+    for named in ([], ["mine/probes"], [str(sites), str(pack)]):
+        assert run(["probes", "validate", "--content", "mine", "--json", *named]) == 0
+        checked = {Path(each["file"]).name: each for each in json.loads(capsys.readouterr().out)}
+        assert checked["toyspec.yaml"]["sites"] == ["toy.width", "toy.other"]
+        assert checked["toy.yaml"]["globs"] == ["toy.width"]
+    sites.write_text(SITES.replace("probes__.nan", "probes__.nann"))
+    assert run(["probes", "validate", "mine/probes"]) == 2
+    assert "toyspec.yaml:9: no kind of probe 'nann'; did you mean 'nan'?" in capsys.readouterr().err
+
+
 def test_a_probe_site_that_does_not_fit_is_told_and_the_job_goes_on(
     toy: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,13 +121,13 @@ def test_a_tensor_is_looked_at_as_a_whole() -> None:
         def write(self, **facts: object) -> None:
             told.append(facts)
 
-    probes = AddedProbes(Telling(), [("*", "record", ("nan", "inf", "oob", "page"))])  # type: ignore[arg-type]
+    probes = AddedProbes(Telling(), [("*", "record", KINDS)])  # type: ignore[arg-type]
     probes.nan(torch.tensor([[1.0, float("nan")], [float("nan"), 2.0]]), "a")
     probes.inf(torch.tensor([1.0, float("inf")]), "b")
     probes.oob(torch.arange(5), 1, 4, "c")
     probes.page_aligned(torch.tensor([0, 4, 6]), 4, "d")
     found = {str(each["finding"]): each["bad"] for each in told if "finding" in each}
-    assert found == {"nan@a": 2, "inf@b": 1, "oob@c": 2, "page@d": 1}
+    assert found == {"nan@a": 2, "inf@b": 1, "oob@c": 2, "page_aligned@d": 1}
 
 
 def test_a_package_that_is_not_imported_is_named(toy: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -120,6 +141,7 @@ def test_a_package_that_is_not_imported_is_named(toy: Path, capfd: pytest.Captur
         (["run"], "needs a command"),
         (["run", "--", "./none.sh"], "no such file"),
         (["run", "--revert", "501", "--content", "mine", "--", "python3", "-I", "job.py"], "-I"),
+        (["run", "--record", "told.json", "--", "python3", "-I", "job.py"], "-I"),
         (["run", "--revert", "1", "--", "true"], "no toggle reverts 1"),
     ],
 )

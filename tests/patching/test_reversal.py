@@ -9,7 +9,7 @@ import pytest
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import parse_yaml
-from specdebug.patching.reversal import check, read_diff, reversals
+from specdebug.patching.reversal import Reversal, check, read_diff, reversals
 from specdebug.patching.toggles import read_toggle
 from specdebug.scenario.skeletons import patches_text
 
@@ -75,16 +75,16 @@ def test_the_edits_lead_back(changes: list[tuple[str, str]], targets: list[str],
     for old, new in changes:
         assert old in after
         after = after.replace(old, new, 1)
-    made, left_out = reversals(read_diff(diff_of(BEFORE, after, context)), package(after))
-    assert left_out == []
+    made = list(reversals(read_diff(diff_of(BEFORE, after, context)), package(after)))
     (module,) = made
+    assert isinstance(module, Reversal)
     assert module.before == BEFORE
     pairs = [(f"toy.pool:{name}" if name else "toy.pool", edits) for name, edits in module.edits.items()]
     assert sorted(name for name, _ in pairs) == sorted(targets)
     toggle = read_toggle(parse_yaml(HEAD + patches_text(pairs)))
-    check(made, toggle.foreign["toy"][""])
+    check([module], toggle.foreign["toy"][""])
     with pytest.raises(SpecDebugError):
-        check(made, toggle.foreign["toy"][""][1:])
+        check([module], toggle.foreign["toy"][""][1:])
 
 
 def test_what_cannot_be_taken_back_is_told() -> None:
@@ -95,18 +95,18 @@ def test_what_cannot_be_taken_back_is_told() -> None:
     loose = diff_of("x = 1\n", "x = 2\n", 0, "setup.py")
     words = diff_of("# one\n", "# two\n", 0, "toy/words.py")
     files = {"toy/__init__.py": "", "toy/tests/__init__.py": "", "toy/pool.py": after, "toy/words.py": "# two\n"}
-    made, left_out = reversals(read_diff(whole + removed + tests + loose + words), files.get)
-    assert [each.source.name for each in made] == ["toy.pool"]
-    assert [each.partition(":")[0] for each in left_out] == [
+    made = list(reversals(read_diff(whole + removed + tests + loose + words), files.get))
+    assert [each.source.name for each in made if isinstance(each, Reversal)] == ["toy.pool"]
+    assert [each.partition(":")[0] for each in made if isinstance(each, str)] == [
         "toy/old.py",
         "toy/tests/test_pool.py",
         "setup.py",
         "toy/words.py",
     ]
     with pytest.raises(SpecDebugError, match=r"toy/pool\.py:8: the tree is not what the diff says"):
-        reversals(read_diff(whole), package(BEFORE))
+        list(reversals(read_diff(whole), package(BEFORE)))
     with pytest.raises(SpecDebugError, match="no such file"):
-        reversals(read_diff(whole), {"toy/__init__.py": ""}.get)
+        list(reversals(read_diff(whole), {"toy/__init__.py": ""}.get))
 
 
 @pytest.mark.parametrize("text", ["", "no diff\n", diff_of("x = 1\n", "x = 2\n", 0)[:-7]])

@@ -241,7 +241,7 @@ def test_a_fix_of_another_engine_is_known_but_not_selected(root):
     assert 78 not in registry.by_number
     found = registry.find("#78")
     assert (found.pr, found.patches, found.detected_by) == (77, (), NOTHING)
-    said = "77 is a fix in sglang; this engine has no such code to revert"
+    said = "77 is a fix in sglang; the embedded engine has no such code to revert"
     for number in (77, 78, "55,77"):
         assert refusal(registry.select, number, error=SelectionError) == said
     assert [toggle.pr for toggle in registry.select("78,77", "sglang")] == [77]
@@ -272,7 +272,7 @@ def test_a_fix_that_an_engine_lacks_is_put_in_there(root):
     registry = load_registry()
     assert registry.find("77").mends == {"sglang"}
     assert [toggle.pr for toggle in registry.select("77", "sglang")] == [77]
-    said = "77 mends sglang; this engine has no such code to revert"
+    said = "77 mends sglang; the embedded engine has no such code to revert"
     assert refusal(registry.select, 77, error=SelectionError) == said
     assert 77 not in [toggle.pr for toggle in Library().all_toggles(ReleasedEngine(release="sglang==0.5.13"))]
     assert "mends sglang" in text_of(toggle_list([registry.find("77")]))

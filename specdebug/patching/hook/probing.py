@@ -37,7 +37,9 @@ class AddedProbes:
         self._check("oob", site, value, lambda each: not low <= each < high, outside)
 
     def page_aligned(self, value: Any, page_size: int, site: str) -> None:
-        self._check("page", site, value, lambda each: bool(each % page_size), lambda tensor: tensor % page_size != 0)
+        self._check(
+            "page_aligned", site, value, lambda each: bool(each % page_size), lambda tensor: tensor % page_size != 0
+        )
 
     def _check(
         self, kind: str, site: str, value: Any, bad: Callable[[Any], bool], bad_in: Callable[[Any], Any]

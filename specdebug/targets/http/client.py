@@ -119,6 +119,11 @@ class ServerClient:
         async with self._answering(self._http, "POST", path, body) as answer:
             if answer.status_code >= 300:
                 _raise_for(await _whole(path, answer))
+            if answer.headers.get("Content-Type", "").startswith("application/json"):
+                raise BadAnswer(
+                    f"{path}: `stream: true` was answered with plain JSON; a front without streams needs "
+                    "`stream: false` in the target"
+                )
             done = False
             async for line in _lines(path, answer):  # to its end: only then is the connection free for another
                 if done or not line.startswith(b"data:"):

@@ -85,6 +85,10 @@ def free_port() -> int:
 
 
 LOOK_S = 0.1
+NO_ROUTE = (404, 405, 501)
+"""Answers of a front that has no such route."""
+NO_ROUTE_S = 20.0
+"""Seconds for which it may answer so while it comes up."""
 LOG_LOOK_S = 1.0
 """Seconds between two looks at how long the log has become."""
 PORTS_TRIED = 3
@@ -155,17 +159,25 @@ class ServerProcess:
     def wait_ready(
         self, path: str, timeout_s: float, said: Callable[[str], None], headers: Sequence[tuple[str, str]]
     ) -> None:
-        """Wait until ``path`` answers 200; ``said`` is told the last line of the log. Raises NoServer, NeverReady once
-        the time is up, or StartFailed for a failure that the log names."""
+        """Wait until ``path`` answers 200; ``said`` is told the last line of the log. Raises NoServer, also for
+        a front that has no such route, NeverReady once the time is up, or StartFailed for a failure that the log
+        names."""
         until, last = time.monotonic() + timeout_s, ""
-        while not answers(self.url + path, headers) or not self.alive():
-            line = self.log.last_line(f"GET {path} ") or "starting"
+        lacks_since: float | None = None
+        while (answered := status_of(self.url + path, headers)) != 200 or not self.alive():
+            lacks = f"{path} answers {answered}" if answered in NO_ROUTE else ""
+            line = lacks or self.log.last_line(f"GET {path} ") or "starting"
             if line != last:
                 said(f"server: {line}")
                 last = line
             if (status := self._process.poll()) is not None:
                 self._ended_early(status)
-            if time.monotonic() > until:
+            now = time.monotonic()
+            lacks_since = (lacks_since or now) if lacks else None
+            if lacks_since and now - lacks_since >= NO_ROUTE_S:
+                told = f"{lacks}: name what answers 200 once the server is ready in the target, as `ready: /PATH`"
+                raise NoServer(f"{told}; its log is {self.log.path}")
+            if now > until:
                 said_last = self.log.last_words() or "it said nothing"
                 late = f"the server did not answer {path} within {timeout_s:g} s: {said_last}"
                 raise NeverReady(f"{late}; its log is {self.log.path}")
@@ -222,16 +234,21 @@ class ServerProcess:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def answers(url: str, headers: Sequence[tuple[str, str]] = (), timeout_s: float = 5.0) -> bool:
-    """Return True if a URL itself answers 200. No redirect is followed: it would get the headers, and a key of them."""
+def answers(url: str, headers: Sequence[tuple[str, str]] = ()) -> bool:
+    """Return True if a URL itself answers 200."""
+    return status_of(url, headers) == 200
+
+
+def status_of(url: str, headers: Sequence[tuple[str, str]] = ()) -> int | None:
+    """The status that a URL itself answers; None without an answer. No redirect is followed: it would get the headers,
+    and a key of them."""
     import httpx
 
     try:
         secure = url.startswith("https:")  # else to read the certificates of authorities is time lost
-        asked = httpx.get(url, headers=[*headers], timeout=timeout_s, trust_env=False, verify=secure)
+        return httpx.get(url, headers=[*headers], timeout=5.0, trust_env=False, verify=secure).status_code
     except (httpx.HTTPError, httpx.InvalidURL):
-        return False
-    return asked.status_code == 200
+        return None
 
 
 def _scratch_folder() -> str:

@@ -176,6 +176,8 @@ def test_a_body_has_a_size() -> None:
 def test_an_event_at_a_time_is_checked() -> None:
     good = b"data: " + json.dumps(ANSWER).encode() + b"\n\n"
     assert len(asked(events, good + good + b"data: [DONE]\n\n")) == 2
+    with pytest.raises(BadAnswer, match=r"^/generate: `stream: true` was answered with plain JSON"):
+        asked(events, json.dumps(ANSWER).encode(), **{"Content-Type": "application/json"})
     with pytest.raises(BadAnswer, match=r"^/server_info: version is 5, not a valid string"):
         asked(ask_server, json.dumps(INFO | {"version": 5}).encode())
     with pytest.raises(BadAnswer, match=r"^/generate: text is null"):

@@ -1,4 +1,4 @@
-"""The fake server as a process: ``PORT [--say TEXT] [--end STATUS] [--sick] [--kill-after N [--last-words TEXT]]
+"""The fake server as a process: ``PORT [--say TEXT] [--end STATUS] [--sick STATUS] [--kill-after N [--last-words TEXT]]
 [--child FILE [--apart]] [--stubborn] [--fill BYTES] [--taken FILE]``.
 
 ``--child``: the pid of a child that it starts, ``--apart`` in a session of its own; ``--stubborn``: it does not end
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("--say", default="")
     parser.add_argument("--end", type=int)
-    parser.add_argument("--sick", action="store_true")
+    parser.add_argument("--sick", type=int, default=200)
     parser.add_argument("--kill-after", type=int, default=0)
     parser.add_argument("--last-words", default="")
     parser.add_argument("--child")
@@ -70,7 +70,7 @@ def main() -> None:
         sys.exit(asked.end)
     for number in range(asked.fill // 100):
         print(f"line {number}".ljust(99), flush=True)
-    fake = Dying(model="tiny", health=503 if asked.sick else 200)
+    fake = Dying(model="tiny", health=asked.sick)
     fake.most, fake.last_words = asked.kill_after, asked.last_words
     with serving(fake, asked.port):
         threading.Event().wait()

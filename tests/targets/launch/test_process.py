@@ -190,10 +190,19 @@ def test_a_log_does_not_fill_the_disk(started: list[ServerProcess], tmp_path: Pa
 
 
 def test_one_that_is_never_ready(started: list[ServerProcess], tmp_path: Path) -> None:
-    server = start(started, tmp_path, "--sick", "--say", "the last words")
+    server = start(started, tmp_path, "--sick", "503", "--say", "the last words")
     with pytest.raises(NeverReady, match=r"did not answer /health within 0\.5 s: .*; its log is .*label") as caught:
         wait(server, 0.5)
     assert caught.value.exit_code == 125  # this machine may be slow: nothing is said of the server
+
+
+def test_a_front_without_the_route_is_not_waited_for(
+    started: list[ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "NO_ROUTE_S", 0.0)
+    with pytest.raises(NoServer, match=r"/health answers 404: .* `ready: /PATH`; its log is ") as caught:
+        wait(start(started, tmp_path, "--sick", "404"))
+    assert not isinstance(caught.value, NeverReady)
 
 
 LOST = {"what": "a kernel in torch", "why": "NoSeat: gone", "place": "", "stand_in": True}

@@ -16,7 +16,6 @@ from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.campaign.trials.command import Takes
 from specdebug.cli import options as opt
 from specdebug.cli.output import UNDECIDED, on_stderr, tell, tell_rerun
-from specdebug.patching.hook import REVERT_VARIABLE
 
 if TYPE_CHECKING:
     from specdebug.campaign.trials.campaign import TrialSource
@@ -239,16 +238,12 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         return Plan(source, subject, *choice, proven=source.proven, make=make)
 
     def _told_of_command(self, command: Sequence[str], proof: str) -> tuple[_Reproduce, _Next, str]:
-        from specdebug.campaign.trials.command import SEED_VARIABLE, reverts_text
+        from specdebug.campaign.trials.command import SEED_VARIABLE
 
-        what = shlex.join(command)
+        content = self.content_words() if proof == "proven" else None
 
         def reproduce(reverted: frozenset[str], seed: int) -> str:
-            numbers = reverts_text(reverted)
-            if proof != "proven":
-                return f"{REVERT_VARIABLE}={numbers} {SEED_VARIABLE}={seed} {what}"
-            words = ["run", *(["--revert", numbers] if reverted else []), *self.content_words(), "--", *command]
-            return f"{SEED_VARIABLE}={seed} {shlex.join(['specdebug', *words])}"
+            return f"{SEED_VARIABLE}={seed} {opt.run_line(command, reverted, content)}"
 
         def next_step(culprits: frozenset[str], _: str) -> str:
             show = (["specdebug", "toggles", "show", one, *self.content_words()] for one in sorted(culprits, key=int))

@@ -13,7 +13,6 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.trials.command import Takes
 from specdebug.cli import options as opt
 from specdebug.cli.output import on_stderr, tell, tell_rerun
-from specdebug.patching.hook import REVERT_VARIABLE
 
 if TYPE_CHECKING:
     from specdebug.campaign.trials.command import CommandSource
@@ -149,12 +148,6 @@ class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
             source = hooked.HookedSource(command, library.registry, numbers=numbers, look=look, **limits)
             Takes.SET.check(toggles, (OWN_ENGINE, *look.packages))
         reverted = [str(toggle.pr) for toggle in toggles]
-        what = shlex.join(command)
-        bisect = f"specdebug bisect -- {what}   # what makes it fail"
-        if reverted and self.no_proof:
-            what = f"{REVERT_VARIABLE}={','.join(reverted)} {what}"
-        elif reverted:
-            what = shlex.join(
-                ["specdebug", "run", "--revert", ",".join(reverted), *self.content_words(), "--", *command]
-            )
+        bisect = f"specdebug bisect -- {shlex.join(command)}   # what makes it fail"
+        what = opt.run_line(command, reverted, None if self.no_proof else self.content_words())
         return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}", bisect)

@@ -38,7 +38,7 @@ from specdebug.cli import (
     triage,
 )
 from specdebug.cli import run as run_command
-from specdebug.cli.options import Command, WithCommand, enter
+from specdebug.cli.options import Command, enter
 from specdebug.workers.machine_failure import machine_failure
 
 INTERNAL_ERROR = 3
@@ -56,9 +56,9 @@ COMMANDS: dict[str, tuple[type[Command], dict[str, Any]]] = {
     "compare": (compare.CompareCommand, {}),
     "diverge": (compare.DivergeCommand, {}),
     "bundle": (replay.BundleCommand, {}),
-    "bisect": (bisect.BisectCommand, {"cls": WithCommand}),
-    "flake": (flake.FlakeCommand, {"cls": WithCommand}),
-    "run": (run_command.RunCommand, {"cls": WithCommand}),
+    "bisect": (bisect.BisectCommand, {}),
+    "flake": (flake.FlakeCommand, {}),
+    "run": (run_command.RunCommand, {}),
     "minimise": (minimise.MinimiseCommand, {}),
     "minimize": (minimise.MinimiseCommand, {"hidden": True}),
     "hunt": (hunt.HuntCommand, {}),

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from functools import partial
@@ -26,6 +27,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.trials.command import Takes
 from specdebug.cli import complete
 from specdebug.cli.output import answer, check_writable, note, own_folder, set_debug, set_quiet
+from specdebug.patching.hook import REVERT_VARIABLE
 from specdebug.report.parts import Report
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ class Command:
     """The title above a class's own options in ``--help``."""
     example: ClassVar[str] = ""
     """A command line, without ``specdebug``, that ``--help`` ends with; {group} is the name of the command's group."""
+    after_dashes: ClassVar[bool] = False
+    """The command line may end in ``-- CMD ...``."""
     held: ClassVar[bool] = False
     """Signals are noted from the beginning to the end, and the work that takes long looks for them."""
     debug: bool = option("Show tracebacks.", default=False, callback=set_debug, is_eager=True)
@@ -121,7 +125,8 @@ def enter(app: typer.Typer, name: str, kind: type[Command], **settings: Any) -> 
     if kind.example:
         paragraphs.append(f"Example: specdebug {kind.example.format(group=app.info.name)}")
     flowing = "\n\n".join(" ".join(each.split()) for each in paragraphs)  # for terminals of any width
-    app.command(name, help=flowing, **settings)(call)
+    parser: dict[str, Any] = {"cls": WithCommand} if kind.after_dashes else {}
+    app.command(name, help=flowing, **parser, **settings)(call)
 
 
 def _panel_of(kind: type[Command], name: str) -> str:
@@ -477,7 +482,42 @@ def words_after_dashes(ctx: typer.Context) -> tuple[str, ...]:
     return words
 
 
-class TrialOptions(JournalOptions, EngineOptions, ContentOptions):
+def run_line(command: Sequence[str], reverted: Iterable[str], content: Sequence[str] | None) -> str:
+    """The line that runs a command with these fixes reverted, as a trial does: under the hook, with the words that name
+    the folders of ``content``; of None by the variable."""
+    from specdebug.campaign.trials.command import reverts_text
+
+    numbers = reverts_text(reverted)
+    if not numbers:
+        return shlex.join(command)
+    if content is None:
+        return f"{REVERT_VARIABLE}={numbers} {shlex.join(command)}"
+    return shlex.join(["specdebug", "run", "--revert", numbers, *content, "--", *command])
+
+
+class CommandOptions(Command):
+    """How a command after ``--`` is tried."""
+
+    panel = "What is tried"
+    after_dashes = True
+
+    no_proof: bool = option(
+        "Tell a command its fixes by SGLANG_DEBUG_REVERT_PR alone, where no hook can reach its Python.", default=False
+    )
+    timeout: float | None = option(
+        "End a command that takes longer, which counts as a hang; an arm only if it stands still.", metavar="SECONDS"
+    )
+
+    def hooked(self, command: Sequence[str]) -> bool:
+        """Trials of it run under the hook. Raises SpecDebugError for one that no hook can reach."""
+        from specdebug.patching.hook.folder import refused
+
+        if not self.no_proof and (why := refused(command)):
+            raise SpecDebugError(f"{why}, or say --no-proof")
+        return not self.no_proof
+
+
+class TrialOptions(CommandOptions, JournalOptions, EngineOptions, ContentOptions):
     """Trials of a scenario, or of the command after ``--``."""
 
     panel = "What is tried"
@@ -487,12 +527,6 @@ class TrialOptions(JournalOptions, EngineOptions, ContentOptions):
     )
     arm: str | None = arm_option("Run this arm of the scenario; the first that reverts nothing unless given.")
     takes: Takes = option("Put one fix into SGLANG_DEBUG_REVERT_PR, as SGLang takes it, or a set.", default=Takes.ONE)
-    no_proof: bool = option(
-        "Tell a command its fixes by SGLANG_DEBUG_REVERT_PR alone, where no hook can reach its Python.", default=False
-    )
-    timeout: float | None = option(
-        "End a command that takes longer, which counts as a hang; an arm only if it stands still.", metavar="SECONDS"
-    )
 
     def words(self) -> tuple[str, ...]:
         """The words after ``--``; empty where there is a scenario. Raises SpecDebugError for both, or neither."""
@@ -511,10 +545,8 @@ class TrialOptions(JournalOptions, EngineOptions, ContentOptions):
         can reach, or that cannot be run."""
         from specdebug.campaign.trials.hooked import HookedSource, keep_look, kept_look
         from specdebug.campaign.trials.journal import check_place
-        from specdebug.patching.hook.folder import refused
 
-        if why := refused(command):
-            raise SpecDebugError(f"{why}, or say --no-proof")
+        self.hooked(command)
         check_place(journal)
         with contextlib.closing(HookedSource(command, registry, timeout_s=self.timeout)) as source, interrupts.held():
             state = source.state()

@@ -36,6 +36,7 @@ class RunCommand(opt.ContentOptions):
     Exit code: the command's own; 125 where a fix could not be reverted, or none of its lines ran.
     """
 
+    after_dashes = True
     example = "run --revert 27338 -- ./ci-job.sh"
     revert: list[str] | None = opt.revert_option("Revert these fixes in every process of the command.")
     probes: list[str] | None = opt.packs_option(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.cli import complete
 from specdebug.cli import options as opt
 from specdebug.cli.listings import CHECKS, ListOptions
-from specdebug.cli.output import note, progress, tell, workers
+from specdebug.cli.output import note, on_stderr, progress, tell, workers
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.verify import LatentCheck, Matrix
@@ -66,8 +67,11 @@ class ToggleShow(ListOptions):
         return self.answer(toggle_shown(self.library().registry.find(self.number)))
 
 
-class ToggleVerify(opt.PlanOption, opt.JsonOptions, opt.ContentOptions):
+class ToggleVerify(opt.CommandOptions, opt.PlanOption, opt.JsonOptions, opt.ContentOptions):
     """Run every fix's scenario with the fix applied (must be silent) and reverted (must fail as stated).
+
+    With -- CMD ... that command takes the scenarios' place, under `specdebug run`: it must pass with nothing reverted,
+    and fail at least once with each fix of the packages that it imports. One whose lines never ran is not tried (125).
 
     Every edit of a fix must have run: where one did not, the scenario's other arms are run with the fix reverted, too.
     Exit code 1 when one is rotten, 125 when this machine cannot run one; it says which and why. With --backend, a fix
@@ -79,14 +83,27 @@ class ToggleVerify(opt.PlanOption, opt.JsonOptions, opt.ContentOptions):
     numbers: list[str] | None = opt.argument(
         "The numbers of the fixes to verify; all of them unless given.", metavar="[PR]...", complete=complete.fixes
     )
-    seeds: int = opt.option("Run each scenario with so many seeds, counted up from its own.", default=1, min=1)
-    jobs: int = opt.jobs_option()
+    seeds: int | None = opt.option(
+        "Run each scenario with so many seeds, counted up from its own (1 unless given), a command so often (5).", min=1
+    )
+    jobs: int = opt.option(
+        "Run so many workers at a time; 0 is one more than there are cores, of commands 1.",
+        "--jobs",
+        "-j",
+        default=0,
+        min=0,
+    )
     no_locate: bool = opt.no_locate_option()
 
     def run(self) -> int:
         self.engine()
+        opt.positive(self.timeout)
         self.check_outputs()
         library = self.library()
+        if command := opt.words_after_dashes(self.ctx):
+            return self._by_command(library, command)
+        if flag := self.named(opt.CommandOptions):
+            raise SpecDebugError(f"{flag} is for a command, after --")
         chosen, on, latent = self._chosen(library)
         from specdebug.campaign.loops.verify import Matrix
         from specdebug.report.toggles import matrix_report
@@ -95,6 +112,31 @@ class ToggleVerify(opt.PlanOption, opt.JsonOptions, opt.ContentOptions):
         matrix = Matrix((), False) if empty else self._matrix(library, chosen, on)
         return tell(matrix_report(matrix, latent), self)
 
+    def _by_command(self, library: Library, command: Sequence[str]) -> int:
+        """Verify fixes by a command instead of their scenarios."""
+        from specdebug.campaign.trials.command import CommandSource
+        from specdebug.campaign.trials.hooked import HookedSource
+        from specdebug.campaign.trials.verified import verify_by
+        from specdebug.report.progress import PlainLines
+        from specdebug.report.verified import CommandAsked, trial_line, verified_report
+
+        if flag := self.named(opt.PlanOption) or ("--no-locate" if self.no_locate else None):
+            raise SpecDebugError(f"{flag} is for scenarios; a command has none")
+        registry, hooked = library.registry, self.hooked(command)
+        named = [registry.find(number) for number in dict.fromkeys(self.numbers or ())]
+        limits: dict[str, Any] = {"capacity": self.jobs or 1, "timeout_s": self.timeout}
+        source = CommandSource(command, named or registry.toggles.values(), **limits)
+        if hooked:
+            source = HookedSource(command, registry, numbers=[each.pr for each in named or registry.all], **limits)
+        content = self.content_words() if hooked else None
+        asked = CommandAsked(
+            command, self.seeds or 5, hooked, lambda reverted: opt.run_line(command, reverted, content)
+        )
+        with contextlib.closing(source), on_stderr(PlainLines) as lines:
+            lines.say("the first trial begins, with nothing reverted")
+            found = verify_by(source, registry, named, asked.trials, lambda ended: lines.say(trial_line(*ended)))
+        return tell(verified_report(found, asked), self, trouble=found.trouble)
+
     def _matrix(self, library: Library, chosen: Sequence[Toggle], on: TargetChoice | None) -> Matrix:
         with workers(self.jobs) as pool:
             from specdebug.campaign.loops.verify import verify
@@ -102,7 +144,7 @@ class ToggleVerify(opt.PlanOption, opt.JsonOptions, opt.ContentOptions):
 
             with progress() as watcher:
                 located = list if self.no_locate else Locator(pool, library, watcher).located
-                return verify(pool, library, chosen, self.seeds, watcher, self.engine(), located, on)
+                return verify(pool, library, chosen, self.seeds or 1, watcher, self.engine(), located, on)
 
     def _chosen(self, library: Library) -> tuple[tuple[Toggle, ...], TargetChoice | None, Sequence[LatentCheck]]:
         """The fixes of these numbers, else all, with the edits of the engine that a target runs and what shows them

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +11,14 @@ from typing import Any
 from specdebug.apps.evaluation.declared import Asking, Evaluation, Expected, Threshold
 from specdebug.apps.evaluation.questions import ChoiceQuestion, QuestionSet
 from specdebug.apps.evaluation.run import Evaluated, MarkedAnswer
-from specdebug.base.errors import SpecDebugError
+from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.compare import Against, GroupAgainst, compare
 from specdebug.campaign.loops.fault_matrix import Case, FaultMatrix
 from specdebug.campaign.loops.replay import ArmRun
 from specdebug.campaign.loops.replays import Replays
 from specdebug.campaign.trials.sampling import Sampled, Tally
+from specdebug.campaign.trials.verified import FixTried, VerifiedBy
 from specdebug.diverge.align import Difference, Looked
 from specdebug.diverge.recording import Descriptor, Share
 from specdebug.diverge.rounding import Rounding, ValueDifference
@@ -35,6 +36,7 @@ from specdebug.report.listings import triage_report
 from specdebug.report.minimise import Minimisation, minimise_report
 from specdebug.report.parts import Report
 from specdebug.report.replay import replay_report, replays_report
+from specdebug.report.verified import CommandAsked, verified_report
 from specdebug.scenario.grammar import AcceptOracle, Arm, Expectation, OracleSpec, Scenario
 from specdebug.search.claims import parse_claim
 from specdebug.search.minimise import Summary
@@ -70,9 +72,46 @@ def endings(folder: Path) -> dict[str, list[Report]]:
         "flake": _flakes(),
         "minimise": _minimisations(),
         "eval": _evaluations(),
+        "toggles verify": _verified_by_a_command(),
         "faults verify": [_left_out(), faults_report(FaultMatrix((), (), missing=2, interrupted=True), 1.0)],
         "triage": [triage_report("ci.log", "ci.log", Scan(lines=9), [], ["specdebug doctor"], [], 1)],
     }
+
+
+def _verified_by_a_command() -> list[Report]:
+    """Fixes of every state, a command that fails as it is, one that cannot be tested, and a search cut short."""
+
+    def fix(number: int, *results: TrialResult, why: str = "") -> FixTried:
+        of_it: Any = SimpleNamespace(pr=number, title=f"fix {number}")
+        return FixTried(of_it, why, [(Trial(9, frozenset([str(number)]), 77), each) for each in results])
+
+    def trial(outcome: Any, *ran: str) -> TrialResult:
+        signature, detail = ("exit:7", "") if outcome == "fail" else (None, "no GPU")
+        return TrialResult(outcome, signature, 2.0, detail, ran=frozenset(ran), counted=True)
+
+    def told(*applied: TrialResult, fixes: Sequence[FixTried] = (), proven: bool = True, **more: Any) -> Report:
+        asked = CommandAsked(["./job"], 2, proven, lambda numbers: " ".join(["run", *sorted(numbers), "./job"]))
+        ends: dict[str, Any] = {"left": {}, "reason": "", "trouble": None, **more}
+        return verified_report(VerifiedBy([(Trial(0, frozenset(), 5), each) for each in applied], fixes, **ends), asked)
+
+    passes = trial("pass")
+    live = fix(501, trial("pass", "501"), trial("fail", "501"))
+    others = (
+        fix(502, trial("pass", "502"), trial("fail")),
+        fix(503, passes, trial("fail")),
+        fix(504, trial("untestable"), trial("untestable")),
+        fix(505, why="the command imports no package that it edits"),
+        fix(506, replace(passes, counted=False)),
+    )
+    return [
+        told(passes, passes, fixes=(live,), left={"507": "does not fit toyspec 2.5: width"}),
+        told(passes, passes, fixes=(live, *others)),
+        told(passes, passes, fixes=(fix(508, replace(trial("fail"), counted=False)),), proven=False),
+        told(passes, trial("fail")),
+        told(trial("untestable")),
+        told(passes, passes, fixes=(live,), reason="interrupted"),
+        told(passes, passes, reason="trouble", trouble=CannotRunHere("it imports nothing")),
+    ]
 
 
 def explained() -> Any:

@@ -21,7 +21,7 @@ from specdebug.logs.scan import HANG
 from specdebug.patching.drift.check import fit
 from specdebug.patching.drift.dist import Dist, open_package
 from specdebug.patching.hook.child import ranges_in_order
-from specdebug.patching.hook.folder import HookedRun, Told
+from specdebug.patching.hook.folder import HookedRun
 from specdebug.patching.toggles import OWN_ENGINE, Registry, Toggle
 from specdebug.scenario.library import Library
 
@@ -47,6 +47,9 @@ class HookedSource(CommandSource):
     """Runs a command under the hook, with the fixes of ``numbers`` as candidates, in whatever package they are.
 
     Raises SpecDebugError when there is no such program, or no such fix.
+
+    Attributes:
+        packages: those that trials with nothing reverted imported, by name with their origins.
     """
 
     proven = True
@@ -63,7 +66,7 @@ class HookedSource(CommandSource):
     ) -> None:
         self._fixes = {str(number): registry.find(str(number)) for number in numbers}
         self._look = look
-        self._looked: list[Told] = []
+        self.packages: dict[str, str] = {}
         engines = OWN_ENGINE, *(() if look is None else look.packages)
         limits: dict[str, Any] = {"capacity": capacity, "timeout_s": timeout_s}
         super().__init__(command, self._fixes.values(), takes=Takes.SET, engines=engines, proof=True, **limits)
@@ -77,9 +80,8 @@ class HookedSource(CommandSource):
         while len(seen) < LOOKS and all(each.outcome == "fail" for each in seen):
             self.start(Trial(-1, frozenset(), len(seen)))
             seen.append(self.wait()[1])
-        packages = {name: origin for told in self._looked for name, origin in told.packages.items()}
         alike = len({(each.outcome, each.signature) for each in seen}) == 1
-        return Look(packages, seen[0].signature if alike else None)
+        return Look(self.packages, seen[0].signature if alike else None)
 
     def run(self, trial: Trial) -> TrialResult:
         fixes = [self._fixes[number] for number in sorted(trial.reverted, key=int)]
@@ -87,8 +89,8 @@ class HookedSource(CommandSource):
             ended = self.tried(run.environment(trial_environment(trial)))
             told = run.told()
         result = result_of(ended)
-        if trial.number < 0:
-            self._looked.append(told)
+        if not trial.reverted:
+            self.packages |= told.packages
         if told.misfits and result.signature != HANG:
             why = "; ".join(f"{number} cannot be reverted: {why}" for number, why in told.misfits.items())
             return TrialResult("untestable", None, ended.seconds, why)

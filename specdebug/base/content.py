@@ -7,7 +7,7 @@ Each root holds any of the folders :data:`KINDS`; every ``*.yaml`` directly insi
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from specdebug.base.errors import ContentError, Where, did_you_mean
 from specdebug.base.yamlio import one_line
@@ -23,6 +23,18 @@ def shipped_root() -> Path:
     package = Path(__file__).resolve().parents[1]
     packaged = package / "_content"
     return packaged if packaged.is_dir() else package.parent
+
+
+class FromFile(Protocol):
+    """Something that was read from a file of content."""
+
+    @property
+    def path(self) -> str | Path: ...
+
+
+def content_of(every: Sequence[FromFile]) -> tuple[str, ...]:
+    """The roots that these are from, beside what is shipped."""
+    return tuple(sorted(map(str, {Path(each.path).resolve().parents[1] for each in every} - {shipped_root()})))
 
 
 def content_roots(extra: Sequence[str | Path] = ()) -> list[Path]:

@@ -17,6 +17,8 @@ def derive_seed(seed: int, *name: str | int) -> int:
     return stream(seed, *name).getrandbits(63)
 
 
+Warm = Literal["cold", "imported", "built"]
+"""The start of a run's worker: with nothing of its engine, with the engine imported, or built."""
 Outcome = Literal["pass", "fail", "untestable"]
 
 
@@ -42,6 +44,8 @@ class TrialResult:
         ran: the reverted fixes of which some line is known to have run.
         counted: ``ran`` holds every one whose lines ran, however the run ended.
         not_engine_code: what was not the engine's own code, as in an ``Outcome``.
+        warm: how its worker began, as in an ``Outcome``; None of a command's.
+        processor_s: processor time of its worker; None of a command's.
     """
 
     outcome: Outcome
@@ -52,6 +56,8 @@ class TrialResult:
     ran: frozenset[str] = frozenset()
     not_engine_code: tuple[str, ...] = ()
     counted: bool = False
+    warm: Warm | None = None
+    processor_s: float | None = None
 
     def in_force(self, trial: Trial) -> frozenset[str]:
         """Return the candidates of a trial that took effect, as far as that is known."""

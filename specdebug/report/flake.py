@@ -157,7 +157,7 @@ def flake_report(
         title=question.what if claim is None else f"{question.what}: {claim.text}",
         summary=summary,
         exit_code=exit_code,
-        document=_document(sampled, question, exit_code, reverted, evidence),
+        document=_document(sampled, question, exit_code, reverted, counted, evidence),
         parts=list(lines((summary, *_told(sampled, question, evidence)), fold=False)),
         chips=[Styled("unproven", "unknown") if doubted else _chip(sampled, question)],
         facts={
@@ -304,7 +304,12 @@ def decision(sampled: Sampled, claim: Claim | None) -> bool | None:
 
 
 def _document(
-    sampled: Sampled, question: Question, exit_code: int, reverted: list[str], evidence: Mapping[str, str]
+    sampled: Sampled,
+    question: Question,
+    exit_code: int,
+    reverted: list[str],
+    counted: Sequence[Ended],
+    evidence: Mapping[str, str],
 ) -> dict[str, Any]:
     tally, claim = sampled.tally, question.claim
     doubted = unproven(sampled, question, evidence)
@@ -339,6 +344,10 @@ def _document(
                 "evidence": evidence.get(name, ""),
             }
             for name, count in tally.signatures
+        ],
+        "each": [
+            {"seed": trial.seed, **plain(result, "outcome signature seconds warm processor_s")}
+            for trial, result in counted
         ],
         "not_engine_code": not_engine_code(evidence),
         "next": next_step(sampled, question, bool(doubted)),

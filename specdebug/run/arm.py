@@ -12,7 +12,7 @@ from specdebug.base.abilities import INSIDE
 from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.run.session_run import Hits, SessionRun
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
-from specdebug.targets.base import Asked, Opening, Session
+from specdebug.targets.base import Asked, Opening, Session, Target
 from specdebug.targets.registry import find_target
 from specdebug.workers.device import before_termination, wait_for_coredump
 from specdebug.workers.wire import Sink
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specdebug.run.judge import Judge
     from specdebug.run.loop import RunLoop
     from specdebug.scenario.grammar import Scenario
+    from specdebug.scenario.packs import ProbePack
 
 
 InPlace = Callable[[], Hits] | None  # reads how often the edits have run where the reverts are in place already
@@ -41,7 +42,32 @@ def run_arm(
     payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None = None, *, in_place: InPlace = None
 ) -> None:
     """Run the arm that ``replay.ArmRun.job`` packed. One that costs this process its device ends the process too."""
-    _Arm(payload, sink, in_place, onlooker).run()
+    if _built is not None:
+        _built.go_on(payload, sink, onlooker)
+    else:
+        _Arm(payload, sink, in_place, onlooker).run()
+
+
+_built: _Arm | None = None
+"""The arm whose engine is built already in a process that workers are forked from (:func:`build`)."""
+
+
+def build(payload: Mapping[str, Any]) -> None:
+    """Build an arm's engine in this process, for workers that are forked from it and run the arm, or another that is
+    alike but for its workload and seed. Raises SpecDebugError, and what the engine raises."""
+    global _built
+    _built = _Arm(payload, _Kept(), None, None)
+    _built.build()
+
+
+class _Kept:
+    """Keeps events, for each who goes on to be told them."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def emit(self, event: str, **fields: Any) -> None:
+        self.events.append((event, fields))
 
 
 class _Arm(SessionRun):
@@ -49,6 +75,25 @@ class _Arm(SessionRun):
         super().__init__(payload, sink, in_place)
         self._onlooker = onlooker
         self._injector: Injector | None = None
+        self._hits: Callable[[], Hits] | None = None
+
+    def build(self) -> None:
+        """Do all that comes before the workload."""
+        self._hits = super()._revert()
+        if self._hits is None:
+            raise SpecDebugError("its reverts cannot be put in place")
+        self._open(pickle.loads(self._payload["scenario"]))
+
+    def go_on(self, payload: Mapping[str, Any], sink: Sink, onlooker: ArmOnlooker | None) -> None:
+        """Run an arm whose engine was built before this process was forked."""
+        built: _Kept = self._sink.inner
+        self._payload, self._onlooker, self._sink.inner, self._warm = payload, onlooker, sink, "built"
+        for event, fields in built.events:
+            sink.emit(event, **fields)
+        self.run()
+
+    def _revert(self) -> Callable[[], Hits] | None:
+        return self._hits or super()._revert()
 
     def _work(self, scenario: Scenario) -> None:
         try:
@@ -91,30 +136,39 @@ class _Arm(SessionRun):
         if self._coredump is not None:
             wait_for_coredump(self._coredump)
 
-    def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge]:
-        from specdebug.base.trial import stream
-        from specdebug.faults.injector import Injector
-        from specdebug.run.loop import RunLoop, WorkloadDriver
+    def _open(self, scenario: Scenario) -> Session:
         from specdebug.run.oracles.base import OracleSettings
         from specdebug.run.oracles.registry import needed_by
         from specdebug.scenario.packs import activate
 
-        arm, seed, packs = self._payload["arm"], self._payload["seed"], pickle.loads(self._payload["packs"])
+        arm = self._payload["arm"]
         target, options = find_target(scenario.target_of(arm)), scenario.engine_of(arm)
-        asked = target.asked(options)
-        if "probes" not in target.traits.shows:
-            packs = ()
 
         def before() -> None:
-            activate(packs, scenario.arms[arm].mode)
+            activate(self._packs(target), scenario.arms[arm].mode)
             if self._onlooker is not None:
                 self._onlooker.building()
 
-        settings = OracleSettings(scenario.oracles_of(arm), asked)
+        settings = OracleSettings(scenario.oracles_of(arm), target.asked(options))
         shows = INSIDE & target.traits.shows & needed_by(settings)
         there = self._over_there(scenario.arms[arm].mode, shows, scenario.faults_of(arm))
         opening = Opening(f"{scenario.name}-{arm}", self._say, self._busy, before, there)
-        self._session = session = target.open(options, seed, opening)
+        self._session = target.open(options, self._payload["seed"], opening)
+        return self._session
+
+    def _packs(self, target: Target) -> tuple[ProbePack, ...]:
+        return pickle.loads(self._payload["packs"]) if "probes" in target.traits.shows else ()
+
+    def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge]:
+        from specdebug.base.trial import stream
+        from specdebug.faults.injector import Injector
+        from specdebug.run.loop import RunLoop, WorkloadDriver
+
+        arm, seed = self._payload["arm"], self._payload["seed"]
+        target = find_target(scenario.target_of(arm))
+        asked, packs = target.asked(scenario.engine_of(arm)), self._packs(target)
+        session = self._session or self._open(scenario)
+        session.begin(seed)
         asked = session.asked or asked
         workload, faults = pickle.loads(self._payload["workload"]), scenario.faults_of(arm)
         self._sink.emit(

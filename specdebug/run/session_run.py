@@ -14,26 +14,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from traceback import walk_tb
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from specdebug.base.abilities import Ability
-from specdebug.base.content import shipped_root
+from specdebug.base.content import content_of
 from specdebug.base.errors import InvalidOption, SpecDebugError
+from specdebug.base.trial import Warm
 from specdebug.patching.hook.ours import tell_hits
 from specdebug.targets.base import Busy, OverThere, Session
 from specdebug.targets.requests import SessionFailed
 from specdebug.verdict.deaths import ENGINE, device_failure, device_lost, noticed_in, out_of_memory
 from specdebug.verdict.outcome import EXIT_CODES, Violation
+from specdebug.workers.forkserver import start_over
 from specdebug.workers.device import DeviceUnavailable, leave_now, wait_for_coredump
 from specdebug.workers.machine_failure import MachineFailed, machine_failure
 from specdebug.workers.wire import Sink
 
 if TYPE_CHECKING:
     from specdebug.faults.model import Fault
-    from specdebug.patching import Applied
+    from specdebug.patching import Applied, Patch
     from specdebug.patching.toggles import Toggle
     from specdebug.scenario.grammar import Scenario
 
@@ -95,7 +96,14 @@ def _engine_sites(trace: TracebackType | None) -> list[str]:
     return [f"{module}.{frame.f_code.co_qualname}" for module, frame in zip(modules, frames, strict=True)]
 
 
+IN_PROCESS: Literal["inprocess"] = "inprocess"
+AT_IMPORT: Literal["import"] = "import"
 Hits = dict[str, dict[str, int]]  # by fix, and by edit, how often it has run
+
+
+def _imported(payload: Mapping[str, Any]) -> bool:
+    """Return True if this process had the engine of its home imported when it began."""
+    return payload.get("engine") in sys.modules
 
 
 class SessionRun(ABC):
@@ -107,13 +115,14 @@ class SessionRun(ABC):
         self._payload = payload
         self._in_place = in_place
         self._sink = _Noting(sink)
-        self._busy = Busy(sink.emit)
+        self._busy = Busy(self._sink.emit)
         self._stages: dict[str, float] = {}
         self._coredump: str | None = None
         self._lost = False
         self._reverts: Sequence[Toggle] = ()
         self._told_hits: Mapping[str, Mapping[str, int]] = {}
         self._session: Session | None = None
+        self._warm: Warm = "imported" if in_place or _imported(payload) else "cold"
 
     @abstractmethod
     def _work(self, scenario: Scenario) -> None:
@@ -164,7 +173,8 @@ class SessionRun(ABC):
             self._tell_end(hits())
             if self._session is not None:
                 self._session.close(not self._sink.violated)
-        self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb())
+        spent = round(time.process_time(), 4)
+        self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb(), processor_s=spent, warm=self._warm)
         if self._lost:  # everything is reported: end here, while the engine still holds what it had on the device
             if self._coredump is not None:
                 wait_for_coredump(self._coredump)
@@ -177,7 +187,8 @@ class SessionRun(ABC):
         server = None if self._session is None else self._session.server
         for told in () if server is None else server.new_injections():
             self._sink.emit(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
-        for lost in () if server is None else server.lost():
+        losses = [] if self._session is None else [*self._session.lost(), *(server.lost() if server else ())]
+        for lost in losses:
             self._sink.emit("lost", text=str(lost), stand_in=lost.stand_in)
         here = {**async_probe.reached(), **kernel_memory.launches()}
         tell_hits(hits)
@@ -209,14 +220,23 @@ class SessionRun(ABC):
         self._reverts = pickle.loads(self._payload["toggles"])
         hits = self._in_place or self._hits_elsewhere
         if not self._payload["elsewhere"] and self._in_place is None:
+            patches = self._patches()
             try:
-                hits = put_in_place(self._reverts)
+                hits = put_in_place(patches)
             except PatchError as error:
+                if any(patch.module in sys.modules for found in patches.values() for patch in found):
+                    start_over(self._payload["worker"], self._payload, self._sink.inner)
                 self._sink.emit("impossible", reason=str(error))
                 return None
         # An engine elsewhere has its reverts in place once the target has started it.
         self._sink.emit("reverts", hits={} if self._payload["elsewhere"] else hits())
         return hits
+
+    def _patches(self) -> Mapping[int, Sequence[Patch]]:
+        """The patches by fix, of the engine that this worker is the home of, or of ours."""
+        if (found := self._payload.get("patches")) is None:
+            return {toggle.pr: toggle.patches for toggle in self._reverts}
+        return cast(Mapping[int, Sequence["Patch"]], pickle.loads(found))
 
     def _hits_elsewhere(self) -> Hits:
         from specdebug.targets.settings import engine_of
@@ -236,14 +256,13 @@ class SessionRun(ABC):
         from specdebug.scenario.packs import kernel_rules, rules
 
         packs = pickle.loads(self._payload["packs"])
-        if not self._payload["elsewhere"]:
+        if not self._payload["elsewhere"] and "patches" not in self._payload:
             return OverThere(kernels=kernel_rules(packs, mode))
-        roots = {Path(each.path).resolve().parents[1] for each in (*packs, *self._reverts)} - {shipped_root()}
         return OverThere(
             tuple(self._reverts),
             tuple(pack.name for pack in packs),
             mode,
-            tuple(sorted(map(str, roots))),
+            content_of((*packs, *self._reverts)),
             None if faults else self._payload.get("keeper"),  # a damaged engine is not lent again
             rules(packs, mode),
             kernel_rules(packs, mode),
@@ -273,28 +292,40 @@ class SessionRun(ABC):
 
 
 class _Noting:
+    """Passes events on to ``inner``, and notes if one was a violation."""
+
     def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+        self.inner: Any = sink
         self.violated = False
 
     def emit(self, event: str, **fields: Any) -> None:
         self.violated = self.violated or event == "violation"
-        self._sink.emit(event, **fields)
+        self.inner.emit(event, **fields)
 
 
-def put_in_place(toggles: Sequence[Toggle]) -> Callable[[], Hits]:
-    """Revert fixes in this process, which has not imported the engine; returns a reader of how often each edit has run.
-    Raises PatchError."""
+def put_in_place(patches: Mapping[int, Sequence[Patch]]) -> Callable[[], Hits]:
+    """Put patches in force in this process, in modules that are imported and in those that are not; returns a reader of
+    how often each edit has run, by fix. Those under 0 are no fix's. Raises PatchError."""
     from specdebug.patching import apply
 
-    return partial(hits_of, toggles, apply([patch for toggle in toggles for patch in toggle.patches], "import"))
+    every = [patch for found in patches.values() for patch in found]
+    there = [patch for patch in every if patch.module in sys.modules]
+    rest = [patch for patch in every if patch.module not in sys.modules]
+    in_force = [apply(each, mode) for each, mode in ((there, IN_PROCESS), (rest, AT_IMPORT)) if each]
+    edits = {str(number): [edit.id for patch in found for edit in patch.edits] for number, found in patches.items()}
+    edits.pop("0", None)
+    return partial(_hits_of, edits, in_force)
+
+
+def _hits_of(edits: Mapping[str, Sequence[str]], in_force: Sequence[Applied]) -> Hits:
+    counts = {name: count for applied in in_force for name, count in applied.hits().items()}
+    return {number: {edit: counts[edit] for edit in found} for number, found in edits.items()}
 
 
 def hits_of(toggles: Sequence[Toggle], applied: Applied) -> Hits:
     """By fix, how often each of its edits has run."""
-    counts = applied.hits()
     edits = {str(toggle.pr): [edit.id for patch in toggle.patches for edit in patch.edits] for toggle in toggles}
-    return {number: {edit: counts[edit] for edit in found} for number, found in edits.items()}
+    return _hits_of(edits, [applied])
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -97,7 +97,7 @@ def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:
     from specdebug.targets.embedded import TARGET
     from specdebug.workers.forkserver import start_over
 
-    if payload["elsewhere"]:
+    if payload["elsewhere"] or "patches" in payload:
         run_cold(payload, sink)
         return
     toggles: tuple[Toggle, ...] = pickle.loads(payload["toggles"])
@@ -115,7 +115,7 @@ def run_warm(payload: Mapping[str, Any], sink: PipeSink) -> None:
 
 
 def run_cold(payload: Mapping[str, Any], sink: PipeSink) -> None:
-    """The same arm in a process that has not imported the engine, or has no use for that."""
+    """The same arm in a process that has not imported the engine, has no use for that, or is a home of another."""
     from specdebug.run.arm import run_arm
 
     arm = with_workload(payload, sink)

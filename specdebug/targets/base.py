@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from specdebug.base.abilities import SHOWN, Ability
 from specdebug.events import Observers, Stepped
-from specdebug.targets.requests import RequestView, Sampling
+from specdebug.targets.requests import Lost, RequestView, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from specdebug.engine.memory.arena import GuardViolation
     from specdebug.faults.model import Fault
     from specdebug.kernel_memory.finding import KernelRule
+    from specdebug.patching import Patch
     from specdebug.patching.toggles import Toggle
     from specdebug.targets.http.server import HttpServerView, PlainText
     from specdebug.targets.sglang.faults import SglangFaults
+    from specdebug.workers.home import Home
 
 
 class StoredDrafts(Protocol):
@@ -169,6 +171,7 @@ class Session(ABC):
         inside: the engine itself, for faults and recorders; None where it lives in another process.
         reference: what judges greedy tokens where the dense reference cannot; None where there is nothing.
         server: the server behind it; None where there is none.
+        own: the engine is ours; another's rules may differ in little (``oracles/ends.py``).
     """
 
     shows: frozenset[Ability]
@@ -177,6 +180,7 @@ class Session(ABC):
     inside: Any = None
     reference: PlainText | None = None
     server: HttpServerView | None = None
+    own: bool = True
 
     @cached_property
     def observers(self) -> Observers:
@@ -206,6 +210,13 @@ class Session(ABC):
     def clock(self) -> float:
         """Seconds that the engine has taken: processor time on a CPU, where arms share the cores, else wall time."""
         return time.perf_counter()
+
+    def begin(self, seed: int) -> None:  # noqa: B027 - an engine may have been built with it
+        """The run begins, whose draws are by this seed."""
+
+    def lost(self) -> Sequence[Lost]:
+        """The looks at the engine, and stand-ins in it, that do not fit it."""
+        return ()
 
     def settle(self) -> bool:
         """Wait for what the device still has to do; False where there is nothing to wait for."""
@@ -282,6 +293,15 @@ class Target(ABC):
     @abstractmethod
     def asked(self, options: Mapping[str, Any]) -> Asked:
         """The wishes of an arm of these options. Raises SpecDebugError; its ``key_path``, if any, names the option."""
+
+    def home(self) -> Home | None:
+        """The interpreter of its workers; None: this one. Raises SpecDebugError."""
+        return None
+
+    def patches(self, toggles: Sequence[Toggle], content: Sequence[str] = ()) -> Mapping[int, Sequence[Patch]]:
+        """The patches that revert these fixes in its engine, by number; under 0 those of no fix. ``content``: folders
+        of content beside what is shipped. Raises SpecDebugError."""
+        return {toggle.pr: toggle.patches for toggle in toggles}
 
     def warm(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - a server loads its own
         """Load what sessions of these options, here or in a fork, can share. Raises SpecDebugError."""

@@ -8,8 +8,8 @@ import hashlib
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,9 @@ import specdebug
 from specdebug.base.errors import CheckpointError, SpecDebugError
 from specdebug.base.files import cache_folder, name_beside, replace_file
 from specdebug.base.interpreters import ENGINE_ENV
-from specdebug.patching.toggles import load_registry
-from specdebug.targets.base import Asked, Opening, OverThere
+from specdebug.patching import Patch
+from specdebug.patching.toggles import Toggle, load_registry
+from specdebug.targets.base import Asked, Opening, OverThere, Target
 from specdebug.targets.http.target import asked_of_server
 from specdebug.targets.inside.words import VARIABLE
 from specdebug.targets.installs.fit import Mends, mends_of, patches_of
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from specdebug.targets.http.session import HttpSession
 
 
+_found: dict[tuple[Any, ...], dict[int, list[Patch]]] = {}
 _CONFIG = "config.json"
 _COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 """Where torch keeps what it has compiled, for servers to come."""
@@ -93,8 +95,8 @@ def remade(path: Path, config: dict[str, Any], below: Path, weights: Callable[[P
     return made
 
 
-class InstalledTarget(StartedTarget):
-    """A release of an engine. A class that derives from it maps the options (:meth:`notes`, ``command``)."""
+class InstalledTarget(Target):
+    """A release of an engine. A class that derives from it maps the options (:meth:`notes`) and opens sessions."""
 
     def __init__(self, settings: ReleasedEngine) -> None:
         self._settings: ReleasedEngine = settings
@@ -111,20 +113,17 @@ class InstalledTarget(StartedTarget):
         """Return True if its Triton kernels run interpreted, where their memory can be looked at."""
         return False
 
-    def asked(self, options: Mapping[str, Any]) -> Asked:
-        config = OURS.read(options)  # what cannot be is told where it stands, before anything is started
-        context = config.context_length - self.reserved(options)
-        return replace(asked_of_server(self._settings, options), unused=(), context_length=context)
+    def room(self, options: Mapping[str, Any]) -> int:
+        """Tokens of prompt and output that a request may have. Raises SpecDebugError, before anything is started."""
+        return OURS.read(options).context_length - self.reserved(options)
 
     def warm(self, options: Mapping[str, Any]) -> None:
-        """Look up how the options and our probe sites fit the release, and import what asks a server."""
-        for module in ("specdebug.targets.http.client", "httpcore", "anyio._backends._asyncio"):
-            import_module(module)
+        """Look up how the options and our probe sites fit the release."""
         self.notes(options, self.installed())
 
-    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
-        here = self.installed()
-        mends = self._mends(here, opening.over_there)
+    def notes_of(self, options: Mapping[str, Any], here: Installed, there: OverThere) -> list[str]:
+        """All that a reader of a run on it is to know. Raises SpecDebugError."""
+        mends = self._mends(here, there.toggles, there.content)
         notes = [*filter(None, (here.taken_as,)), *self.notes(options, here)]
         if mends.numbers:
             numbers = ", ".join(map(str, mends.numbers))
@@ -132,17 +131,35 @@ class InstalledTarget(StartedTarget):
                 f"known bugs of {here.release} are mended: {numbers}; `mends: false` in the target leaves them in"
             )
         notes += mends.left_out
-        if opening.over_there.kernels and not self.interprets(here):
+        if there.kernels and not self.interprets(here):
             notes.append("kernels: none of this engine's run interpreted here, so none is looked at")
-        for note in notes:
-            opening.say("note", text=note)
-        return super().open(options, seed, opening)
+        return notes
 
-    def _mends(self, here: Installed, there: OverThere) -> Mends:
+    def patches(self, toggles: Sequence[Toggle], content: Sequence[str] = ()) -> dict[int, list[Patch]]:
+        """As ``base.Target.patches``: beside the fixes to revert, the mends of known bugs and our probe sites. Each trial
+        of a search asks, so what was found is kept."""
+        here = self.installed()
+        key = (here.python, here.version, self._settings.mends, *((toggle.pr, str(toggle.path)) for toggle in toggles))
+        if key not in _found:
+            _found[key] = self._fitting(here, toggles, content)
+        return _found[key]
+
+    def _fitting(
+        self, here: Installed, toggles: Sequence[Toggle], content: Sequence[str]
+    ) -> dict[int, list[Patch]]:
+        by_fix = {toggle.pr: patches_of(here, [toggle]) for toggle in toggles if here.engine not in toggle.mends}
+        others = [patch for toggle in toggles if here.engine in toggle.mends for patch in patches_of(here, [toggle])]
+        return by_fix | {0: [*others, *self._mends(here, toggles, content).patches, *self.sites(here)]}
+
+    def sites(self, here: Installed) -> Sequence[Patch]:
+        """The patches that add probe sites to it."""
+        return ()
+
+    def _mends(self, here: Installed, toggles: Sequence[Toggle], content: Sequence[str]) -> Mends:
         """The fixes that the release lacks and is given: a bug that is known must not hide one that is not."""
         if not self._settings.mends:
             return Mends()
-        return mends_of(here, there.toggles, load_registry(there.content).all)
+        return mends_of(here, toggles, load_registry(content).all)
 
     def installed(self) -> Installed:
         """The environment. Raises StoreError where there is none."""
@@ -152,11 +169,13 @@ class InstalledTarget(StartedTarget):
     def environment(
         self, site: Path, here: Installed, there: OverThere, own: Mapping[str, str], **inside: Any
     ) -> dict[str, str]:
-        """The variables of its processes: ours, the engine's ``own``, what is wanted ``inside``, and the user's. Raises
-        SpecDebugError where a fix cannot be reverted."""
+        """The variables of the processes of a server of it: ours, the engine's ``own``, what is wanted ``inside``, and
+        the user's. Raises SpecDebugError where a fix cannot be reverted."""
         env = {name: value for name, value in os.environ.items() if name not in (REVERTS, "PYTHONPATH")}
-        patches = [*patches_of(here, there.toggles), *self._mends(here, there).patches]
-        wanted = {"device": here.device, "release": here.version, "reverts": patches, **inside}
+        fixes = {toggle.pr: patches_of(here, [toggle]) for toggle in there.toggles}
+        fixes[0] = list(self._mends(here, there.toggles, there.content).patches)
+        plain = [{"pr": number, "patches": [asdict(each) for each in found]} for number, found in fixes.items()]
+        wanted = {"device": here.device, "release": here.version, "reverts": plain, **inside}
         ours = {
             **ENGINE_ENV,
             "PYTHONPATH": str(site),
@@ -166,3 +185,23 @@ class InstalledTarget(StartedTarget):
             _COMPILED: os.environ.get(_COMPILED) or str(cache_folder("torchinductor")),
         }
         return env | dict(own) | ours | dict(self._settings.variables)
+
+
+class InstalledServer(InstalledTarget, StartedTarget):
+    """A release that is started as a server."""
+
+    _settings: ReleasedEngine
+
+    def asked(self, options: Mapping[str, Any]) -> Asked:
+        return replace(asked_of_server(self._settings, options), unused=(), context_length=self.room(options))
+
+    def warm(self, options: Mapping[str, Any]) -> None:
+        """As that of any release, and import what asks a server."""
+        for module in ("specdebug.targets.http.client", "httpcore", "anyio._backends._asyncio"):
+            import_module(module)
+        super().warm(options)
+
+    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
+        for note in self.notes_of(options, self.installed(), opening.over_there):
+            opening.say("note", text=note)
+        return super().open(options, seed, opening)

@@ -253,6 +253,7 @@ class Ledger:
             cannot_show=cannot_show,
             not_engine_code=tuple(self._of("not_engine_code").get("parts", ())),
             log_tail=end.log[-LOG_TAIL:],
+            warm=self._done.get("warm", "cold"),
         )
 
     def drop_log(self, outcome: Outcome) -> None:
@@ -367,6 +368,7 @@ class Ledger:
             engine_s=self._engine_s,
             wall_s=end.wall_s,
             peak_rss_mb=max(self._done.get("peak_rss_mb", 0.0), end.peak_rss_mb),
+            processor_s=self._done.get("processor_s", 0.0),
             stages_s=dict(self._done.get("stages_s", {})),
         )
 

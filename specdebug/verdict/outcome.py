@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from specdebug import async_probe
+from specdebug.base.trial import Warm
 from specdebug.faults.model import Injection
 from specdebug.workers.machine_failure import TOLD, MachineFailure
 
@@ -112,7 +113,7 @@ class RequestResult:
 @dataclass(frozen=True)
 class Metrics:
     """The measurements of a run. Times in seconds, memory in MiB; ``engine_s`` is CPU time on a CPU, wall time on a
-    GPU; ``accept_hit``/``accept_cold`` cover the requests that hit the cache and were served again cold."""
+    GPU; ``processor_s``: processor time of the whole worker; ``accept_hit``/``accept_cold`` cover the requests that hit the cache and were served again cold."""
 
     steps: int = 0
     generated_tokens: int = 0
@@ -124,6 +125,7 @@ class Metrics:
     engine_s: float = 0.0
     wall_s: float = 0.0
     peak_rss_mb: float = 0.0
+    processor_s: float = 0.0
     stages_s: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -171,7 +173,7 @@ class Outcome:
     ``interrupted``: its worker was ended before it was done. ``cannot_show``: oracles that were asked for and could not
     look, each with what the target does not show. ``not_engine_code``: what ran in the place of another engine's own
     code, as on a CPU: names of stand-ins, and what that engine lacks there. ``located``: where the failure began, if
-    that was looked for and found; ``signature``, ``site`` and ``where_step`` are then of that place."""
+    that was looked for and found; ``signature``, ``site`` and ``where_step`` are then of that place. ``warm``: how its worker began."""
 
     verdict: Verdict
     signature: str | None
@@ -198,6 +200,7 @@ class Outcome:
     cannot_show: tuple[str, ...] = ()
     not_engine_code: tuple[str, ...] = ()
     located: Located | None = None
+    warm: Warm = "cold"
 
     @property
     def seen(self) -> str | None:

@@ -6,6 +6,8 @@ any list of them, of one scenario or of many, and ``Replay`` is the answer."""
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import pickle
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +18,7 @@ from packaging.specifiers import SpecifierSet
 
 from specdebug.base import interrupts
 from specdebug.base.abilities import DEFAULT
+from specdebug.base.content import content_of
 from specdebug.base.errors import SpecDebugError, Where, did_you_mean
 from specdebug.campaign.loops.compare import Against
 from specdebug.campaign.loops.steplog import Recording
@@ -32,6 +35,7 @@ from specdebug.targets.settings import ReleasedEngine, TargetChoice, place_of
 from specdebug.verdict.ledger import Ledger
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_run
 from specdebug.verdict.signatures import may_have_begun_before
+from specdebug.workers.home import Nest
 from specdebug.workers.job import Job, Listener, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
@@ -164,6 +168,7 @@ class DeviceWatch:
 
 
 TARGET = "specdebug.run.arm:run_arm"
+BUILD = "specdebug.run.arm:build"
 LOAD_TRITON = "specdebug.workers.device:load_triton"
 
 _NEVER_BEGUN = WorkerEnd("interrupted", 0, 0.0, 0.0, "")
@@ -251,7 +256,8 @@ class ArmRun:
 
         Parts are pickled apart, since unpickling one may import what a revert changes.
         """
-        limits, device = self.scenario.limits, self.asked.device
+        limits, device, engine = self.scenario.limits, self.asked.device, find_target(self.target)
+        home = engine.home()
         payload = {
             "arm": self.arm,
             "seed": self.seed,
@@ -259,12 +265,25 @@ class ArmRun:
             "packs": pickle.dumps(self.packs),
             "scenario": pickle.dumps(self.scenario),
             "keeper": self.keeper,
-            "elsewhere": find_target(self.target).traits.reverts,
+            "elsewhere": engine.traits.reverts,
             **more,
         }
+        if home is not None:
+            content = content_of((*self.packs, *self.toggles))
+            patches = pickle.dumps(engine.patches(self.toggles, content))
+            payload |= {"engine": engine.traits.name, "worker": target, "patches": patches}
         at_risk = device if device != "cpu" and (self.toggles or self.scenario.faults_of(self.arm)) else ""
         memory_mb, server = float(limits.memory_mb), place_of(self.target)
-        return Job(self.key, target, payload, limits.timeout_s, memory_mb, device != "cpu", at_risk, server)
+        return Job(self.key, target, payload, limits.timeout_s, memory_mb, device != "cpu", at_risk, server, home=home)
+
+    def nest(self, payload: Mapping[str, Any]) -> Nest:
+        """Return the process that workers of this arm, and of those that differ by workload and seed alone, are forked
+        from. ``payload``: of its job."""
+        scenario, arm = self.scenario, self.arm
+        oracles, mode = scenario.oracles_of(arm).to_dict(), scenario.arms[arm].mode
+        alike = [str(self.target), self.options, self.reverts, oracles, mode, bool(scenario.faults_of(arm))]
+        facts = json.dumps(alike, sort_keys=True, default=str).encode() + payload["packs"] + payload["patches"]
+        return Nest(hashlib.sha256(facts).hexdigest(), BUILD, dict(payload))
 
     def ledger(self) -> Ledger:
         return Ledger(self.target_name, deadline=self.scenario.limits.exceeded == "hang")

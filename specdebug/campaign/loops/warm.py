@@ -113,7 +113,10 @@ class WarmPool:
         """Begin an arm and return; keys of arms under way must differ. Raises WorkerStartError or MachineFailed."""
         self._listener.runs[run.key] = run
         # Unlike a fresh arm's, its requests are planned in the worker: workers are many, the parent is one.
-        self._pool.launch(self._servers.kept(run).job_of(TARGET, model=run.asked.model))
+        job = self._servers.kept(run).job_of(TARGET, model=run.asked.model)
+        if job.home is not None and not job.uses_gpu:  # a GPU's process cannot be forked
+            job = dataclasses.replace(job, nest=run.nest(job.payload))
+        self._pool.launch(job)
 
     def wait(self) -> ArmResult:
         """Return the result of the next arm to end, at least one being under way.

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from specdebug.base.files import kind_of
 from specdebug.base.redaction import redacted
-from specdebug.base.trial import Outcome, Trial, TrialResult
+from specdebug.base.trial import Outcome, Trial, TrialResult, Warm
 from specdebug.base.yamlio import one_line
 from specdebug.campaign.trials.state import SEVERAL, State, differences, digest_of, read_state
 from specdebug.workers.machine_failure import blamed
@@ -105,7 +105,7 @@ def _unfinished(path: Path) -> Path:
     return path.with_name(path.name + "-journal")
 
 
-FORMAT = "4"
+FORMAT = "5"
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT", "SQLITE_ERROR")
 """Names of sqlite's errors for a file that is broken, or is a database but no journal."""
 
@@ -114,7 +114,7 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE trials (
     number INTEGER PRIMARY KEY, reverted TEXT NOT NULL, seed INTEGER NOT NULL,
     outcome TEXT NOT NULL CHECK (outcome IN ('pass', 'fail', 'untestable')), signature TEXT, seconds REAL NOT NULL,
-    besides TEXT, ran TEXT, digest TEXT NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+    besides TEXT, ran TEXT, warm TEXT, processor_s REAL, digest TEXT NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
 );
 CREATE TABLE evidence (signature TEXT PRIMARY KEY, number INTEGER NOT NULL, detail TEXT NOT NULL);
 """
@@ -123,7 +123,7 @@ _REPLACED = "replaced: "
 """In front of what was not the engine's own code, as a key of the evidence; no signature is like it."""
 _ELSEWHERE = "name another with --journal"
 
-_COLUMNS = "number, reverted, seed, outcome, signature, seconds, besides, ran, digest"
+_COLUMNS = "number, reverted, seed, outcome, signature, seconds, besides, ran, warm, processor_s, digest"
 
 
 @dataclass(frozen=True)
@@ -199,13 +199,14 @@ class Journal:
         row: tuple[object, ...] = (trial.number, json.dumps(sorted(trial.reverted)), trial.seed)
         besides = None if result.besides is None else json.dumps(result.besides)
         ran = json.dumps(sorted(result.ran)) if result.counted else None
-        row += (result.outcome, result.signature, float(result.seconds), besides, ran)
+        row += (result.outcome, result.signature, float(result.seconds), besides, ran, result.warm, result.processor_s)
         failed = f" {result.signature}" if result.signature else ""
         with self._trouble(f"; trial {trial.number} ({result.outcome}{failed}) is not in it and will be run again"):
             assert self._database is not None
             self._database.execute("BEGIN IMMEDIATE")
+            marks = ", ".join("?" * (len(row) + 1))
             self._database.execute(
-                f"INSERT INTO trials ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, _digest(row))
+                f"INSERT INTO trials ({_COLUMNS}) VALUES ({marks})", (*row, _digest(row))
             )
             for each in new:
                 seen = (each, trial.number, redacted(result.detail))
@@ -336,7 +337,7 @@ def _earlier(path: Path, other: Kept, state: State, *, adopted: bool = False, ba
 def _trial_of(row: Sequence[Any]) -> tuple[Trial, TrialResult] | None:
     """Return what a row of ``trials`` says; None if it is not one that was written."""
     *cells, digest = row
-    number, reverted, seed, outcome, signature, seconds, besides, ran = cells
+    number, reverted, seed, outcome, signature, seconds, besides, ran, warm, processor_s = cells
     if not (
         type(number) is type(seed) is int
         and number >= 0
@@ -344,13 +345,25 @@ def _trial_of(row: Sequence[Any]) -> tuple[Trial, TrialResult] | None:
         and (signature is None or (outcome == "fail" and isinstance(signature, str)))
         and type(seconds) is float
         and 0 <= seconds < math.inf
+        and (warm is None or warm in get_args(Warm))
+        and (processor_s is None or type(processor_s) is float)
         and digest == _digest(cells)
     ):
         return None
     candidates, (also, run) = _texts_of(reverted), (each and _texts_of(each) for each in (besides, ran))
     if candidates is None or (also is None) != (besides is None) or (run is None) != (ran is None):
         return None
-    result = TrialResult(outcome, signature, seconds, "", also, frozenset(run or ()), counted=run is not None)
+    result = TrialResult(
+        outcome,
+        signature,
+        seconds,
+        "",
+        also,
+        frozenset(run or ()),
+        counted=run is not None,
+        warm=warm,
+        processor_s=processor_s,
+    )
     return Trial(number, frozenset(candidates), seed), result
 
 

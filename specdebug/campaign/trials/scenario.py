@@ -134,7 +134,11 @@ class WarmSource(ABC):
         if outcome.unavailable and not self._has_run and not self.may_be_wrong(trial):
             raise CannotRunHere(f"{self._scenario.path}: arm '{self.arm}': {outcome.detail}")
         self._has_run = self._has_run or not outcome.unavailable
-        return trial, replace(self.result_of(trial, ended), not_engine_code=outcome.not_engine_code)
+        result = self.result_of(trial, ended)
+        spent = outcome.metrics.processor_s
+        return trial, replace(
+            result, not_engine_code=outcome.not_engine_code, warm=outcome.warm, processor_s=spent
+        )
 
     def close(self) -> None:
         self._pool.close()

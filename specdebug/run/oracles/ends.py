@@ -43,8 +43,8 @@ class Ends(Oracle):
                 got = f"was given {_named(tokens, request.output_ids)}" if tokens else "was reported finished again"
                 self._report(rid, "stream", f"{after} {got}", len(self._streamed[rid]) - len(tokens))
                 continue
-            server = session.server
-            self._check_end(request, finished=rid in report.finished, ours=server is None or server.own)
+            ours = session.own if session.server is None else session.server.own
+            self._check_end(request, finished=rid in report.finished, ours=ours)
             self._check_stream(request)
             self._check_accepted(request, tokens, report.accept_lengths, finished=rid in report.finished)
             if rid in report.finished:

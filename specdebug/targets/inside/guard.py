@@ -15,6 +15,7 @@ import torch
 import specdebug
 from specdebug.async_probe import parse_message
 from specdebug.targets.inside.words import tell
+from specdebug.targets.requests import Lost
 
 _T = TypeVar("_T")
 Call = Callable[..., Any]
@@ -22,6 +23,10 @@ Call = Callable[..., Any]
 Tap = Callable[..., Any]
 """Takes the call of the engine's to make, and what that function got."""
 _ROOT = str(Path(specdebug.__file__).parent)  # where it was imported from, links not followed
+
+
+LOST: list[Lost] = []
+"""The looks of this process that are off, and stand-ins that have no place."""
 
 
 class EngineLook:
@@ -125,7 +130,9 @@ def wrap_all(tapped: Iterable[tuple[Any, str, Tap]], look: EngineLook) -> None:
 def tell_lost(what: str, error: Exception, *, stand_in: bool = False) -> None:
     """Tell the harness what cannot be looked at, or stood in for, why, and where in our code that shows."""
     told = " ".join(f"{type(error).__name__}: {error}".split())
-    tell(pid=os.getpid(), lost={"what": what, "why": told[:400], "place": _place_of(error), "stand_in": stand_in})
+    lost = Lost(what, told[:400], _place_of(error), stand_in)
+    LOST.append(lost)
+    tell(pid=os.getpid(), lost={name: getattr(lost, name) for name in Lost.__slots__})
 
 
 def _place_of(error: BaseException) -> str:

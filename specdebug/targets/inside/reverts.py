@@ -14,13 +14,14 @@ from specdebug.targets.inside.words import say, tell
 
 
 def revert(fixes: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]] = ()) -> Callable[[], None]:
-    """Revert fixes, and put ``others``' patches in force that are no fix's; returns what tells how often each edit of a
+    """Revert fixes, and put ``others``' patches in force that are no fix's, as are those of number 0; returns what tells how often each edit of a
     fix has run in this process. Raises PatchError."""
     patches = [_patch(each) for each in (*others, *(patch for fix in fixes for patch in fix["patches"]))]
     in_force: list[Applied] = spawned.carried or _applied(patches)
-    owners = {edit.id: str(fix["pr"]) for fix in fixes for each in fix["patches"] for edit in _patch(each).edits}
-    if fixes:
-        say(f"reverted here: {', '.join(str(fix['pr']) for fix in fixes)}")
+    numbered = [fix for fix in fixes if fix["pr"]]
+    owners = {edit.id: str(fix["pr"]) for fix in numbered for each in fix["patches"] for edit in _patch(each).edits}
+    if numbered:
+        say(f"reverted here: {', '.join(str(fix['pr']) for fix in numbered)}")
 
     def tell_hits(*_: object) -> None:
         told: dict[str, dict[str, int]] = {}

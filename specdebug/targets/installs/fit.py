@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -28,13 +28,13 @@ from specdebug.targets.installs.store import Installed
 _FIND = "import importlib.util, sys; print(importlib.util.find_spec(sys.argv[1]).submodule_search_locations[0])"
 
 
-def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[dict[str, Any]]:
-    """The patches that revert some fixes in a release, as plain data for its processes. Raises SpecDebugError for a fix
-    that has none for it, or whose patches do not fit the files that are there."""
+def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[Patch]:
+    """The patches that revert some fixes in a release. Raises SpecDebugError for a fix that has none for it, or whose
+    patches do not fit the files that are there."""
     if not toggles:
         return []
     dist = _dist(here.engine, here.python, here.version)
-    plain = []
+    found: list[Patch] = []
     for toggle in toggles:
         patches = _patches_for(here, toggle)
         if patches is None:
@@ -42,17 +42,17 @@ def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[dict[str, Any
         for problem in fit(dist, patches).problems:
             near = f"; nearest is {problem.near.where}" if problem.near else ""
             raise SpecDebugError(f"{toggle.pr} does not fit {here.release} in {dist.path}: {problem.what}{near}")
-        plain.append(_plain(toggle, patches))
-    return plain
+        found += patches
+    return found
 
 
 @dataclass(frozen=True)
 class Mends:
-    """Mends of a release's known bugs: the numbers of those that are put in, their patches as plain data, and why
-    others are not, a line each."""
+    """Mends of a release's known bugs: the numbers of those that are put in, their patches, and why others are not, a
+    line each."""
 
     numbers: tuple[int, ...] = ()
-    patches: tuple[dict[str, Any], ...] = ()
+    patches: tuple[Patch, ...] = ()
     left_out: tuple[str, ...] = ()
 
 
@@ -62,7 +62,7 @@ def mends_of(here: Installed, toggles: Sequence[Toggle], known: Sequence[Toggle]
     dist = _dist(here.engine, here.python, here.version)
     taken = [patch for toggle in toggles for patch in _patches_for(here, toggle) or ()]
     asked = {toggle.pr for toggle in toggles}
-    numbers, plain, left_out = list[int](), list[dict[str, Any]](), list[str]()
+    numbers, mending, left_out = list[int](), list[Patch](), list[str]()
     for toggle in known:
         patches = _patches_for(here, toggle) if here.engine in toggle.mends and toggle.pr not in asked else None
         if patches is None:
@@ -72,8 +72,8 @@ def mends_of(here: Installed, toggles: Sequence[Toggle], known: Sequence[Toggle]
             continue
         taken += patches
         numbers.append(toggle.pr)
-        plain.append(_plain(toggle, patches))
-    return Mends(tuple(numbers), tuple(plain), tuple(left_out))
+        mending += patches
+    return Mends(tuple(numbers), tuple(mending), tuple(left_out))
 
 
 def _patches_for(here: Installed, toggle: Toggle) -> tuple[Patch, ...] | None:
@@ -81,10 +81,6 @@ def _patches_for(here: Installed, toggle: Toggle) -> tuple[Patch, ...] | None:
     taken_for = (_dist(here.engine, here.python, version) for version in here.versions)
     found = next(filter(None, (patches_for(each, toggle) for each in taken_for)), None)
     return None if found is None else found[1]
-
-
-def _plain(toggle: Toggle, patches: Sequence[Patch]) -> dict[str, Any]:
-    return {"pr": toggle.pr, "patches": [asdict(patch) for patch in patches]}
 
 
 def added_sites(here: Installed, folder: Path | None = None) -> tuple[Patch, ...]:
@@ -108,10 +104,10 @@ def read_sites(file: Path) -> Mapping[str, tuple[Patch, ...]]:
     return read_ranges(top["patches"], "probe sites")
 
 
-def sites_of(here: Installed, sites: Sequence[Patch]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Those patches of added probe sites that fit a release, as plain data, and why others do not, a line each."""
+def sites_of(here: Installed, sites: Sequence[Patch]) -> tuple[list[Patch], list[str]]:
+    """Those patches of added probe sites that fit a release, and why others do not, a line each."""
     fitting, lacking = _fitting(here.engine, here.python, here.version, tuple(sites))
-    return [asdict(patch) for patch in fitting], list(lacking)
+    return list(fitting), list(lacking)
 
 
 @cache

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from specdebug.targets.inside.source import Source
 from specdebug.targets.installs.fit import FitPart, added_sites, sites_of, source_of
 from specdebug.targets.installs.store import Installed
-from specdebug.targets.sglang.inside import flashinfer, graphs, memory, plugin, probes, scheduler, stages, stand_ins
+from specdebug.targets.sglang.inside import flashinfer, graphs, memory, probes, scheduler, stages, stand_ins
 from specdebug.targets.sglang.inside.seats import NoSeat, Seat
 
 _HELD = (scheduler.RUN, scheduler.TAKE, *scheduler.HELD_SEATS)
 LOOKS: dict[str, tuple[Seat, ...]] = {
-    "what it counted": (plugin.ANSWER,),
-    probes.PROBES: (scheduler.RUN, scheduler.TAKE, *probes.PROBE_SEATS.values()),
+    "batches": (scheduler.RUN, scheduler.TAKE, scheduler.RELEASE, scheduler.RECEIVE, scheduler.SEND),
+    probes.PROBES: tuple(probes.PROBE_SEATS.values()),
     scheduler.BOOKS: (*_HELD, *scheduler.BOOKS_SEATS),
     stages.LOOKS: (*scheduler.HELD_SEATS, *stages.LOOK_SEATS.values()),
     stages.RECORDING: tuple(stages.TAPE_SEATS.values()),

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import specdebug
-from specdebug.base.abilities import INSIDE
+from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import engine_python
-from specdebug.targets.base import Asked, OverThere, Traits
+from specdebug.patching import Patch
+from specdebug.targets.base import Asked, Opening, OverThere, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
 from specdebug.targets.installs.fit import added_sites, sites_of, source_of
 from specdebug.targets.installs.release import order, recipes
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.process import StartCommand
-from specdebug.targets.launch.target import STARTED
 from specdebug.targets.options import OURS
 from specdebug.targets.sglang.faults import SglangFaults, plain_fault
 from specdebug.targets.sglang.flags import (
@@ -29,6 +29,15 @@ from specdebug.targets.sglang.flags import (
     require_known,
     reserved_tokens,
 )
+from specdebug.workers.home import Home
+from specdebug.workers.pool import PRELOAD
+
+if TYPE_CHECKING:
+    from specdebug.targets.sglang.session import SglangSession
+
+EMPTY = "specdebug_empty"
+"""The module that puts empty modules in the place of unused ones."""
+
 
 
 def draft_folder(name: str, below: Path) -> Path:
@@ -40,6 +49,12 @@ def draft_folder(name: str, below: Path) -> Path:
     return remade(path, {**config, "tie_word_embeddings": False}, below) if config.get("tie_word_embeddings") else path
 
 
+SHOWS: frozenset[Ability] = INSIDE | {
+    *("steps", "tokens", "plain", "logits", "accept_lengths", "cached_tokens", "cache_flush", "probes", "reverts"),
+    "faults",
+}
+LOOKING: frozenset[Ability] = INSIDE - {"pools"}
+"""Abilities for which the stages of its worker are looked at."""
 PLUGINS = "sglang.srt.plugins"
 """SGLang's group of entry points."""
 _INSIDE = "specdebug.targets.sglang.inside"
@@ -75,12 +90,12 @@ def files_to_import(stand_ins: Sequence[str], *, cpu: bool) -> dict[str, str]:
         files["sgl_kernel/flash_attn.py"] = _FLASH_ATTN
         files |= dict.fromkeys(_FLASH_MLA, refused)  # what decides about graphs imports them to ask for a class
         empty = f"from {_INSIDE}.empty_modules import stand_in_for\n\nstand_in_for({list(stand_ins)!r})\n"
-        files["sitecustomize.py"] = empty
+        files["sitecustomize.py"] = files[f"{EMPTY}.py"] = empty  # a server's own start-up, and a worker's
     return files
 
 
 class SglangTarget(InstalledTarget):
-    """A release of SGLang."""
+    """A release of SGLang, whose scheduler is built in a worker that runs with its environment's Python."""
 
     @property
     def traits(self) -> Traits:
@@ -91,8 +106,7 @@ class SglangTarget(InstalledTarget):
                 release = self.installed().version
         return Traits(
             "sglang",
-            STARTED | INSIDE | {"faults"},
-            reverts=True,
+            SHOWS,
             records=True,
             slowness=5.0,  # its metadata kernels are interpreted on a CPU
             faults=SglangFaults(release),
@@ -100,13 +114,16 @@ class SglangTarget(InstalledTarget):
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         require_known(options)  # what it cannot do is told before anything is started
-        ours = OURS.asked(options)
-        asked = replace(super().asked(options), draft_model=ours.draft_model, algorithm=ours.algorithm)
+        device = "cpu"
+        with contextlib.suppress(StoreError):  # nothing is installed, which the run will say
+            device = self.installed().device
+        asked = replace(OURS.asked(options), device=device, guards=False, zero_fill=False, graphs=())
         # Its sampler cuts by both at once; a verify, which samples all tokens but the first, by one after the other.
-        return replace(asked, probed=True, joint="first" if asked.drafts else "all")
+        joint: Literal["first", "all"] = "first" if asked.drafts else "all"
+        return replace(asked, context_length=self.room(options), joint=joint)
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
-        otherwise = self._mapped(options, 0, here)[1]
+        otherwise = self._mapped(options, here)[1]
         return (*(f"engine.{note}" for note in otherwise), *sites_of(here, added_sites(here))[1])
 
     def interprets(self, here: Installed) -> bool:
@@ -115,31 +132,55 @@ class SglangTarget(InstalledTarget):
     def reserved(self, options: Mapping[str, Any]) -> int:
         return reserved_tokens(options)
 
-    def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
-        """Raises StoreError where the release is not installed, SpecDebugError."""
+    def sites(self, here: Installed) -> Sequence[Patch]:
+        return sites_of(here, added_sites(here))[0]
+
+    def home(self) -> Home:
         here = self.installed()
         cpu = here.device == "cpu"
-        site = make_import_folder(here.folder, files_to_import(stand_ins_of(here), cpu=cpu))
-        flags = (*self._mapped(options, seed, here)[0], *self._settings.arguments)
-        words = tuple(engine_python(here.python, "-m", "sglang.launch_server", "--port", "{port}", *flags))
-        own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {}) | (NATIVE_MOVES if cpu and not there.kernels else {})
-        wanted: dict[str, Any] = {
-            "probes": [asdict(rule) for rule in there.rules],
-            "kernels": [asdict(rule) for rule in there.kernels],
-            "sites": sites_of(here, added_sites(here))[0] if there.rules or there.faults else [],
-            "tape": there.tape,
-            "shows": sorted(there.shows),
-        }
-        if there.faults:
-            wanted |= {"faults": [plain_fault(each) for each in there.faults], "seed": there.seed}
-        return StartCommand(words, self.environment(site, here, there, own, **wanted))
+        own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {}) | dict(self._settings.variables)
+        # A GPU's process cannot be forked once it has one, so there each worker imports the engine itself.
+        preload = (*PRELOAD, *((EMPTY, f"{__package__}.inside.imported") if cpu else ()))
+        return Home(here.python, (str(self._site(here)),), tuple(sorted(own.items())), preload)
 
-    def _mapped(
-        self, options: Mapping[str, Any], seed: int, here: Installed
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """As :func:`mapped`, checkpoints by their folders."""
+    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> SglangSession:
+        from specdebug.targets.sglang.build import build
+        from specdebug.targets.sglang.session import SglangSession
+        from specdebug.workers.device import claim
+
+        here, there, asked = self.installed(), opening.over_there, self.asked(options)
+        for note in self.notes_of(options, here, there):
+            opening.say("note", text=note)
+        stack = claim(asked.device, str(asked.attention_backend), asked.dtype, opening.label)
+        opening.say("stack", **stack, served={"engine": str(here.release)})
+        opening.before()
+        opening.busy.said(f"building {here.release}")
+        words = (*self._mapped(options, here)[0], *self._settings.arguments)
+        shows = SHOWS - INSIDE | frozenset(there.shows)
+        built = build(words, there, cpu=asked.device == "cpu", looks=bool(LOOKING & shows))
+        opening.busy.said("")
+        if built.not_engine_code:
+            opening.say("not_engine_code", parts=list(built.not_engine_code))
+        return SglangSession(built, asked, shows, OURS.read(options).speculative, opening)
+
+    def command(self, options: Mapping[str, Any], there: OverThere) -> StartCommand:
+        """How its own server is started with these options. Raises StoreError where the release is not installed,
+        SpecDebugError."""
+        here = self.installed()
+        cpu = here.device == "cpu"
+        flags = (*self._mapped(options, here)[0], *self._settings.arguments)
+        words = tuple(engine_python(here.python, "-m", "sglang.launch_server", "--port", "{port}", *flags))
+        own = ALWAYS_ENV | (ON_CPU_ENV | NATIVE_MOVES if cpu else {})
+        return StartCommand(words, self.environment(self._site(here), here, there, own))
+
+    def _site(self, here: Installed) -> Path:
+        return make_import_folder(here.folder, files_to_import(stand_ins_of(here), cpu=here.device == "cpu"))
+
+    def _mapped(self, options: Mapping[str, Any], here: Installed) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """As :func:`mapped`, checkpoints by their folders. A run's seed is drawn by when it begins: trials of many
+        seeds share what is built."""
         config = OURS.read(options)
-        folders: dict[str, Any] = {"seed": seed, "model": str(checkpoint_path(config.model).resolve())}
+        folders: dict[str, Any] = {"seed": 0, "model": str(checkpoint_path(config.model).resolve())}
         if config.speculative is not None and config.draft_model is not None:
             draft = draft_folder(config.draft_model, here.folder / "checkpoints")
             folders["speculative"] = {**options["speculative"], "draft_model": str(draft)}

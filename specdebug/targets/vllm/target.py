@@ -15,7 +15,7 @@ from specdebug.base.files import name_beside
 from specdebug.base.interpreters import engine_python
 from specdebug.engine.config import EngineConfig, SpeculativeConfig, round_up
 from specdebug.targets.base import Asked, OverThere, Traits
-from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
+from specdebug.targets.installed import InstalledServer, config_of, make_import_folder, remade
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.launch.process import StartCommand
 from specdebug.targets.launch.target import STARTED
@@ -39,7 +39,7 @@ ON_CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 SERVE = "specdebug.targets.vllm.inside.serve"
 
 
-class VllmTarget(InstalledTarget):
+class VllmTarget(InstalledServer):
     """A release of vLLM."""
 
     traits = Traits("vllm", STARTED, reverts=True, records=True)

@@ -1,35 +1,17 @@
-"""Faults in SGLang's scheduler process: our injector, told of its batches as of our engine's steps, acting on SGLang's
-parts under the names of our engine's. What is injected is told at once; the process may end next."""
+"""SGLang's parts under the names of our engine's, on which our injector acts."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdebug.base.trial import stream
-from specdebug.events import BatchBegan, BatchEnded, BatchKind, StepBegan, StepOver
-from specdebug.faults.injector import Injector
-from specdebug.faults.model import Fault, NotHere
-from specdebug.targets.inside.guard import Call, EngineLook, wrap_method
-from specdebug.targets.inside.words import tell
-from specdebug.targets.sglang.inside.scheduler import RUN, free_pages, held, nodes_below, root_of
-
-_OURS = re.compile(r"[0-9a-f]{8}-(.+)")
-"""The id that the harness gives a request: a number of the run before the scenario's."""
-
-
-def own_rid(rid: str) -> str | None:
-    """The scenario's id of a request; None for one that is not the harness's."""
-    found = _OURS.fullmatch(rid)
-    return found[1] if found else None
-
+from specdebug.faults.model import NotHere
+from specdebug.targets.sglang.inside.scheduler import free_pages, held, nodes_below, root_of
 
 class SeenRequest:
     """A request, as ``engine.textbook.request.Request`` is seen by faults."""
@@ -38,7 +20,7 @@ class SeenRequest:
 
     def __init__(self, request: Any) -> None:
         holds = held(request)
-        self.rid = own_rid(request.rid) or request.rid
+        self.rid = request.rid
         self.row = holds.row
         self.kv_len, self.kv_allocated = holds.committed, holds.allocated
         self.protected_len = holds.protected
@@ -143,6 +125,11 @@ class SeenEngine:
         self.config = SimpleNamespace(page_size=allocator.page_size, speculative=None if drafts is None else self.spec)
         self.running: Sequence[SeenRequest] = ()
 
+    def see_running(self, scheduler: Any) -> None:
+        """Take in which requests the scheduler runs now."""
+        running = scheduler.running_batch.reqs if scheduler.running_batch is not None else ()
+        self.running = [SeenRequest(each) for each in running if held(each).row is not None]
+
     @property
     def draft_pool(self) -> SeenPool:
         """Draft KV. Raises NotHere if there is none."""
@@ -164,50 +151,3 @@ class SeenEngine:
     def slot(self, request: SeenRequest, position: int) -> int:
         """The KV slot of a position."""
         return int(self.table[request.row, position])
-
-
-FAULTS = "what faults damage"
-
-
-class _Ledger:
-    """Tells the harness of each injection."""
-
-    def emit(self, event: str, **fields: Any) -> None:
-        tell(pid=os.getpid(), ledger=event, **fields)
-
-
-def inject(faults: Sequence[Mapping[str, Any]], seed: int) -> Callable[[], None]:
-    """Have faults (``Fault`` as plain data) act in this process's scheduler, if it has one, on its batches that have a
-    request of the harness; returns what tells of each that has not been injected why it was not. Raises NoSeat."""
-    declared = [Fault(**{**each, "step": tuple(each["step"]) if each["step"] else None}) for each in faults]
-    injector = Injector(declared, seed, _Ledger(), stream)
-    view: SeenEngine | None = None
-    step = 0
-
-    def run_batch(call: Call, scheduler: Any, batch: Any, *args: Any, **named: Any) -> Any:
-        nonlocal view, step
-        if not any(own_rid(request.rid) for request in batch.reqs):
-            return call(batch, *args, **named)
-        if view is None:
-            view = SeenEngine(scheduler)
-            unheard = SimpleNamespace(add=lambda _: None, remove=lambda _: None)
-            injector.attach(cast(Any, SimpleNamespace(view=view, observers=unheard)))
-        step += 1
-        running = scheduler.running_batch.reqs if scheduler.running_batch is not None else ()
-        view.running = [SeenRequest(each) for each in running if held(each).row is not None]
-        kind: BatchKind = "prefill" if batch.forward_mode.is_extend() else "speculative"
-        injector.on(StepBegan(step))
-        injector.on(BatchBegan(kind, [SeenRequest(each) for each in batch.reqs]))
-        try:
-            answer = call(batch, *args, **named)
-        finally:
-            injector.on(BatchEnded(kind))
-        injector.on(StepOver())
-        return answer
-
-    def tell_idle() -> None:
-        for number, why in injector.idle():
-            tell(pid=os.getpid(), ledger="unfired", number=number, why=why)
-
-    wrap_method(*RUN.find(), run_batch, EngineLook(FAULTS))
-    return tell_idle

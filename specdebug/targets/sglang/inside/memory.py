@@ -15,11 +15,10 @@ from specdebug import kernel_memory
 from specdebug.kernel_memory.finding import KernelRule
 from specdebug.kernel_memory.watch import Watch
 from specdebug.targets.inside.guard import Call, EngineLook, Tap, wrap_method
-from specdebug.targets.inside.words import say
 from specdebug.targets.sglang.inside.attention import on_read
 from specdebug.targets.sglang.inside.graphs import backends_of, on_capture
 from specdebug.targets.sglang.inside.launches import Read, on_kernel
-from specdebug.targets.sglang.inside.scheduler import RUN, follow_batches
+from specdebug.targets.sglang.inside.scheduler import RUN
 from specdebug.targets.sglang.inside.seats import Seat
 
 KERNEL_MEMORY = "the memory of kernels"
@@ -53,29 +52,15 @@ FREES = {"free": False, "free_page_ids": True}
 """The allocators' methods that give slots back, and whether they are told pages; not all releases have all."""
 
 
-def watch_kernels(rules: Sequence[Mapping[str, Any]]) -> Callable[[], Mapping[str, int]]:
-    """Hold every launch to the memory that it was given, by some rules (``KernelRule`` as plain data); returns what
-    counts the launches of each kernel."""
-    watch = kernel_memory.begin([KernelRule(each["glob"], each["mode"], tuple(each["kinds"])) for each in rules])
-    asked = {kind for each in rules if each["mode"] != "off" for kind in each["kinds"]}
+def watch_kernels(rules: Sequence[KernelRule]) -> None:
+    """Hold every launch to the memory that it was given, by some rules."""
+    watch = kernel_memory.begin(rules)
+    asked = {kind for each in rules if each.mode != "off" for kind in each.kinds}
     look = EngineLook(KERNEL_MEMORY)
     if "unwritten" in asked:
         shadow_pools(watch, look)
     if "stale" in asked:
         shadow_graph_buffers(watch, look)
-    now = 0
-
-    def begin(step: int) -> None:
-        nonlocal now
-        tell()
-        now = step
-
-    def tell() -> None:
-        for finding in watch.poll():
-            say(finding.message(now))
-
-    follow_batches(begin, tell, tell, look)
-    return kernel_memory.launches
 
 
 def shadow_graph_buffers(watch: Watch, look: EngineLook) -> None:

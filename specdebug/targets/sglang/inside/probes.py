@@ -1,23 +1,18 @@
 """SGLang's probes as ours: its ``maybe_detect_*`` functions get other code where they are, which calls
-:mod:`specdebug.async_probe` by our names of the sites. What that records is told after every batch."""
+:mod:`specdebug.async_probe` by our names of the sites."""
 
 from __future__ import annotations
 
 import builtins
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from specdebug import async_probe
-from specdebug.async_probe.gate import OFF, RECORD, ProbeFinding, Rule
 from specdebug.targets.inside.guard import EngineLook
-from specdebug.targets.inside.words import say
-from specdebug.targets.sglang.inside.scheduler import follow_batches
 from specdebug.targets.sglang.inside.seats import Seat
 from specdebug.targets.sglang.sites import site_of
-from specdebug.workers.device import before_termination
 
 _NAME = "__specdebug_probes__"
 PROBES = "probes"
@@ -115,35 +110,9 @@ BECOME: Mapping[str, Any] = {
 PROBE_SEATS = {name: Seat(PROBES, (f"srt.utils.async_probe:{name}",)) for name in BECOME}
 
 
-def probe(rules: Sequence[Mapping[str, Any]]) -> Callable[[], Mapping[str, int]]:
-    """Have upstream's probes follow our rules (``Rule`` as plain data); returns what counts the sites that are reached.
-    Raises NoSeat where upstream lacks one."""
-    chosen = [Rule(each["glob"], each["mode"], tuple(each["kinds"])) for each in rules]
-    async_probe.configure(RECORD if chosen else OFF, chosen)
-    look = EngineLook(PROBES)
-    setattr(builtins, _NAME, _Calls(look))
+def probe() -> None:
+    """Have upstream's probes call ours, where they are; raises NoSeat where upstream lacks one."""
+    setattr(builtins, _NAME, _Calls(EngineLook(PROBES)))
     for name, ours in BECOME.items():
         theirs = getattr(*PROBE_SEATS[name].find())
         theirs.__code__, theirs.__defaults__ = ours.__code__, ours.__defaults__
-    follow_batches(_begin, lambda: _tell(async_probe.poll()), _salvage, look)
-    before_termination(lambda: _tell(async_probe.salvage()))
-    return async_probe.reached
-
-
-def _begin(step: int) -> None:
-    """Forget what was found before the first batch: graphs are captured then, over buffers that hold nothing."""
-    if step == 1:
-        async_probe.drain()
-    async_probe.set_step(step)
-
-
-def _salvage() -> None:
-    """A GPU has died of what it met: what was found until then is told before the scheduler ends."""
-    with contextlib.suppress(RuntimeError):  # which a device that is lost raises whatever it is asked
-        _tell(async_probe.poll())
-    _tell(async_probe.salvage())
-
-
-def _tell(findings: Sequence[ProbeFinding]) -> None:
-    for finding in findings:
-        say(finding.message())

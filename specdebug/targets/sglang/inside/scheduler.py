@@ -6,17 +6,15 @@ the radix tree, or a request's own; rows of ``req_to_token``; and how many reque
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdebug.targets.inside.guard import Call, EngineLook, wrap_all, wrap_method
-from specdebug.targets.inside.words import tell
-from specdebug.targets.sglang.inside.seats import Seat
+from specdebug.targets.sglang.inside.seats import Seat, in_sglang
 
 _BATCH, _SCHEDULER = "srt.managers.schedule_batch", "srt.managers.scheduler:Scheduler"
 RUN, TAKE = (
@@ -49,36 +47,30 @@ BOOKS_SEATS = (
     ),
 )
 """The fields that are read beside the requests."""
-MOST_TOLD = 20
-"""Violations of a process that are told; a leak is one after every batch."""
 _MICRO_BATCHES = ("mbs", "running_mbs", "last_mbs")
 """Of a scheduler that is a stage of a pipeline; others have none."""
 
 
-def follow_batches(
-    begin: Callable[[int], None], tell: Callable[[], None], died: Callable[[], None], look: EngineLook
-) -> None:
-    """Call ``begin`` with the number of each batch, from 1 on, and ``tell`` after it was launched and after its results
-    were taken; at a failure ``died`` instead: a GPU computes behind the scheduler's back, so its death shows in one
-    batch or in the results of the one before. Raises NoSeat."""
-    steps = 0
+RECEIVE = Seat(
+    "the requests that arrive",
+    ("srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver.recv_requests",),
+)
+SEND = Seat("what is streamed", ("srt.managers.scheduler_components.output_sender:SenderWrapper.send_output",))
+RELEASE = Seat("the ends of requests", ("srt.managers.scheduler_components.batch_result_processor:release_kv_cache",))
 
-    def telling(call: Call, _: Any, *args: Any, **named: Any) -> Any:
-        try:
-            answer = call(*args, **named)
-        except BaseException:
-            died()
-            raise
-        tell()
-        return answer
 
-    def run_batch(call: Call, *args: Any, **named: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        begin(steps)
-        return telling(call, *args, **named)
-
-    wrap_all(((*RUN.find(), run_batch), (*TAKE.find(), telling)), look)
+def make_scheduler(words: Sequence[str]) -> Any:
+    """A scheduler of one rank by its command line. Raises what SGLang raises."""
+    own = in_sglang("srt.managers.scheduler")
+    arguments = in_sglang("srt.server_args")
+    args = arguments.prepare_server_args([*words])
+    ports = arguments.PortArgs.init_new(args)
+    if not hasattr(own, "SpawnRanks"):  # up to 0.5.18 ranks are told one by one
+        ranks = {"gpu_id": 0, "dp_rank": None}
+        more = [*inspect.signature(own.Scheduler).parameters][2:]
+        return own.Scheduler(args, ports, *(ranks.get(name, 0) for name in more))
+    own.publish(args, role="scheduler", ranks=own.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+    return own.Scheduler(args, ports)
 
 
 @dataclass(frozen=True)
@@ -117,24 +109,6 @@ def held(request: Any) -> Held:
         allocated = 0 if request.kv is None else int(request.kv.kv_allocated_len)
     node = getattr(request.lock, "node", None) if hasattr(request, "lock") else request.last_node
     return Held(request.rid, own.req_pool_idx, own.cache_protected_len, own.kv_committed_len, allocated, node)
-
-
-def keep_books() -> None:
-    """Tell of each violated law once, with the number of the scheduler's batch. Raises NoSeat."""
-    told: set[str] = set()
-    batches = 0
-
-    def process_batch_result(call: Call, scheduler: Any, *args: Any, **named: Any) -> Any:
-        nonlocal batches
-        answer = call(*args, **named)
-        batches += 1
-        for problem in violated(scheduler):
-            if problem not in told and len(told) < MOST_TOLD:
-                told.add(problem)
-                tell(pid=os.getpid(), law=problem, batch=batches)
-        return answer
-
-    wrap_method(*TAKE.find(), process_batch_result, EngineLook(BOOKS))
 
 
 def violated(scheduler: Any) -> list[str]:

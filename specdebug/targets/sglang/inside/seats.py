@@ -44,6 +44,11 @@ class Seat:
         return owner, name
 
 
+def in_sglang(module: str) -> Any:
+    """A module of this process's SGLang, by its path below the package."""
+    return importlib.import_module(f"sglang.{module}")
+
+
 @cache
 def installed() -> Source:
     """The files of the SGLang that this process imports. Raises NoSeat where there is none."""

@@ -4,16 +4,18 @@ eagerly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdebug.targets.inside.guard import Call, EngineLook, after, wrap_all
-from specdebug.targets.inside.tape import Event, Looks, Tape, kept
+from specdebug.targets.inside.tape import Event, Tape, kept
+from specdebug.targets.requests import NotShown
 from specdebug.targets.sglang.inside.memory import EXTEND_REPLAY
-from specdebug.targets.sglang.inside.scheduler import RUN, TAKE, held
+from specdebug.targets.sglang.inside.scheduler import RUN, TAKE
 from specdebug.targets.sglang.inside.seats import KERNELS, Seat
 
 LOOKS, RECORDING = "requests inside", "a recording"
@@ -36,7 +38,6 @@ LOOK_SEATS = {
     "draft": DRAFT,
     "draft_prefill": DRAFT_PREFILL,
     "draft_extend": DRAFT_EXTEND,
-    "release": Seat(LOOKS, ("srt.managers.scheduler_components.batch_result_processor:release_kv_cache",)),
     "sample": SAMPLE,
     "toss": Seat(LOOKS, tuple(f"{module}:tree_speculative_sampling_target_only" for module in _TOSSES)),
 }
@@ -56,11 +57,11 @@ TAPE_SEATS = {
 """The functions that are tapped, by the tap."""
 
 
-def look(looks: Looks, *, coin_of_step: bool) -> None:
-    """Remember every request of this process's scheduler, if it has one. ``coin_of_step``: a verify's coins are by the
-    number of the step, as our stand-in for the kernel has them, and not by the node. Raises NoSeat."""
-    taps = _LookTaps(looks, coin_of_step)
+def look() -> Look:
+    """Look at what this process's scheduler computes. Raises NoSeat."""
+    taps = Look(coin_of_step=not torch.cuda.is_available())
     wrap_all([(*seat.find(), getattr(taps, name)) for name, seat in LOOK_SEATS.items()], EngineLook(LOOKS))
+    return taps
 
 
 def record(path: str) -> Callable[[], None]:
@@ -71,15 +72,24 @@ def record(path: str) -> Callable[[], None]:
     return tape.wait
 
 
-class _LookTaps:
-    """Taps that remember what is stored, drafted, verified and cached of each request."""
+class Look:
+    """Sees what is stored, drafted and verified of each request of a batch while that is launched. ``coin_of_step``: a
+    verify's coins are by the number of the step, as our stand-in for the kernel has them, and not by the node."""
 
-    def __init__(self, looks: Looks, coin_of_step: bool) -> None:
-        self._looks = looks
+    def __init__(self, *, coin_of_step: bool) -> None:
         self._coin_of_step = coin_of_step
         self._draft_worker: Any = None
+        self._events: dict[str, Event] = {}
         self._stored: list[Event] = []  # what each request of the batch drafts from
         self._coins: tuple[Tensor, Tensor] | None = None  # of the verify that is sampled, by node and for the bonus
+
+    def begin(self) -> None:
+        """A batch is launched."""
+        self._events = {}
+
+    def seen(self) -> dict[str, Event]:
+        """What was seen of the batch, by request."""
+        return self._events
 
     def draft(self, call: Call, worker: Any, batch: Any, *args: Any, **named: Any) -> Any:
         self._draft_worker = worker
@@ -102,22 +112,14 @@ class _LookTaps:
         self._draft_worker = worker
         if answer is not None and not batch.forward_mode.is_idle():
             for request, stored in zip(batch.reqs, _stored(answer, batch.seq_lens), strict=True):
-                self._looks.add(request.rid, {"what": "prefilled", "stored": stored})
+                self._events[request.rid] = {"what": "prefilled", "stored": stored}
 
     @after(bound=1)
     def draft_extend(self, answer: Any, _: Any, batch: Any, result: Any, *args: Any, **named: Any) -> None:
         if not batch.forward_mode.is_idle():
             lengths = batch.seq_lens + result.accept_lens
             for request, stored in zip(batch.reqs, _stored(result.next_draft_input, lengths), strict=True):
-                self._looks.extend(request.rid, {"stores": stored})
-
-    def release(self, call: Call, request: Any, cache: Any, *args: Any, **named: Any) -> Any:
-        if request.finished() and request.finished_reason.to_json().get("type") != "abort":
-            holds = held(request)
-            self._looks.end(request.rid, self._kv(holds.row, holds.committed, cache))
-        else:
-            self._looks.forget(request.rid)
-        return call(cache, *args, **named)
+                self._events[request.rid]["stores"] = stored
 
     def _verified(self, verify: Any, batch: Any, logits: Tensor, answer: Any) -> None:
         predict, accept_lens, accept_index = (kept(each) for each in answer)
@@ -142,7 +144,7 @@ class _LookTaps:
                 "accepted": int(accept_lens[number]),
                 "coins": self._of_path(number, index),
             }
-            self._looks.add(request.rid, event)
+            self._events[request.rid] = event
 
     def _of_path(self, number: int, path: Tensor) -> Tensor | None:
         """The coins of a request's walk: one for each node that it came to, and last that of the bonus."""
@@ -152,17 +154,42 @@ class _LookTaps:
         steps = torch.arange(path.numel()) if self._coin_of_step else path.clamp(min=0)
         return torch.cat((by_node[steps.clamp(max=by_node.numel() - 1).long()], last.reshape(1)))
 
-    def _kv(self, row: int, length: int, cache: Any) -> dict[str, Tensor]:
-        slots = cache.req_to_token_pool.req_to_token[row, :length].long()
-        pools = {"target": cache.token_to_kv_pool_allocator.get_kvcache()}
-        if self._draft_worker is not None:
-            pools["draft"] = self._draft_worker.draft_runner.token_to_kv_pool
-        return {
-            f"{name}_{kind}": torch.stack([kept(each[slots]) for each in getattr(pool, f"{kind}_buffer")])
-            for name, pool in pools.items()
-            for kind in ("k", "v")
-            if hasattr(pool, "k_buffer")  # latent attention packs both into one
-        }
+
+def kv_of(scheduler: Any, pool: str, row: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of the positions of a row, in the pool of the ``draft`` or the ``target``: each [layers, n, heads,
+    head_dim], on the host. Raises NotShown for latent attention, which packs both into one."""
+    slots = scheduler.req_to_token_pool.req_to_token[row, start:stop].long()
+    if pool == "draft":
+        kept_in = scheduler.draft_worker._draft_worker.draft_runner.token_to_kv_pool
+    else:
+        kept_in = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    if not hasattr(kept_in, "k_buffer"):
+        raise NotShown(pool)
+    keys, values = (torch.stack([kept(each[slots]) for each in side]) for side in (kept_in.k_buffer, kept_in.v_buffer))
+    return keys, values
+
+
+@dataclass(frozen=True)
+class StoredRow:
+    """What some requests store, a row each, as ``base.StoredDrafts``."""
+
+    seq_lens: Tensor
+    bonus: Tensor
+    topk_p: Tensor | None
+    topk_index: Tensor
+    hidden_states: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Event]) -> StoredRow:
+        """Of rows as :func:`_stored` has them."""
+        stored = all("topk_p" in row for row in rows)
+        return cls(
+            torch.tensor([row["seq_len"] for row in rows]),
+            torch.stack([row["bonus_tokens"] for row in rows]),
+            torch.stack([row["topk_p"] for row in rows]) if stored else None,
+            torch.stack([row["topk_index"] for row in rows]),
+            torch.stack([row["hidden_states"] for row in rows]),
+        )
 
 
 def _stored(spec_info: Any, lengths: Tensor) -> list[Event]:

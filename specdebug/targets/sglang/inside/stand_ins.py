@@ -4,12 +4,17 @@ own function around a kernel runs as it is; its branches for CPUs, from 0.5.16 o
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+from specdebug.targets.inside.guard import tell_lost
 from specdebug.targets.sglang.inside import attention, sgl_kernel
+from specdebug.targets.sglang.inside.empty_modules import EmptyModule
 from specdebug.targets.sglang.inside.launches import LaunchedStandIn, TorchKernel, refusing
 from specdebug.targets.sglang.inside.seats import Seat, installed
 
@@ -119,3 +124,64 @@ def _all() -> Iterable[StandIn]:
 
 
 STAND_INS: tuple[StandIn, ...] = tuple(_all())
+
+
+WITHOUT_A_GPU = (
+    "CUDA graphs: a replay calls the captured Python again",
+    "CUDA streams and events: there are none, what overlaps on a GPU runs in order",
+)
+"""The differences of a CPU beside the stand-ins, in words for reports."""
+
+
+def without_a_gpu() -> list[str]:
+    """All that a CPU's process does not run of SGLang's own, in words for reports."""
+    return [*WITHOUT_A_GPU, *replace_for_cpu(), *_besides()]
+
+
+def _besides() -> list[str]:
+    """The other parts that a GPU does not run: SGLang's own way round a kernel, and modules that are empty here."""
+    empty = sorted(name for name, module in sys.modules.items() if isinstance(module, EmptyModule) and "." not in name)
+    moves = "KV moves by torch, SGLang's own (SGLANG_NATIVE_MOVE_KV_CACHE)"
+    return [
+        *([moves] if "SGLANG_NATIVE_MOVE_KV_CACHE" in os.environ else ()),
+        *([f"empty modules: {', '.join(empty)}"] if empty else ()),
+    ]
+
+
+def import_for_cpu() -> None:
+    """Import SGLang and all its models, in the order of its own server: what asks for a GPU's libraries first is not to
+    find the stand-ins for them."""
+    for module in ("sglang.srt.server_args", "sglang.srt.layers.quantization"):
+        importlib.import_module(module)
+    replace_for_cpu()
+    for module in ("sglang.srt.managers.scheduler", "sglang.srt.models.registry"):
+        importlib.import_module(module)
+
+
+@cache
+def replace_for_cpu() -> tuple[str, ...]:
+    """Put the stand-ins in the place of what needs a GPU; returns the names of what was replaced. One that this release
+    has no place for is told."""
+    import torch
+
+    from specdebug.targets.sglang.inside.flashinfer import use_flashinfer
+    from specdebug.targets.sglang.inside.graphs import GRAPHS, use_captured_calls
+    from specdebug.targets.sglang.inside.speed import fork_for_spawn, interpret_fast
+
+    nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
+    torch.cuda.synchronize = nothing
+    torch.cuda.empty_cache = nothing
+    torch.Tensor.record_stream = nothing  # type: ignore[method-assign]
+    replaced = ["torch.cuda.synchronize", "torch.cuda.empty_cache", "torch.Tensor.record_stream", fork_for_spawn()]
+    puts: list[tuple[str, Callable[[], Sequence[str]]]] = [
+        ("attention by FlashInfer", use_flashinfer),  # first: SGLang asks for it once
+        ("Triton's interpreter", interpret_fast),
+        *((each.places[0], lambda each=each: [each.put()] if each.applies else []) for each in STAND_INS),
+        (GRAPHS, use_captured_calls),
+    ]
+    for what, put in puts:
+        try:
+            replaced += put()
+        except Exception as error:
+            tell_lost(what, error, stand_in=True)
+    return tuple(replaced)

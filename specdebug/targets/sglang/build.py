@@ -1,0 +1,71 @@
+"""A scheduler of SGLang built in this process, its patches in force: with the stand-ins of a CPU, our probes, and looks."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdebug import async_probe
+from specdebug.targets.base import OverThere
+from specdebug.targets.inside.guard import EngineLook, tell_lost, wrap_all
+from specdebug.targets.sglang.flags import NATIVE_MOVES
+from specdebug.targets.sglang.inside.memory import KERNEL_MEMORY, watch_kernels
+from specdebug.targets.sglang.inside.probes import PROBES, probe
+from specdebug.targets.sglang.inside.scheduler import RELEASE, RUN, TAKE, make_scheduler
+from specdebug.targets.sglang.inside.stages import LOOKS, RECORDING, Look, look, record
+from specdebug.targets.sglang.inside.stand_ins import import_for_cpu, without_a_gpu
+
+
+@dataclass
+class Built:
+    """A scheduler that has served nothing yet. ``taps``: by name, what is called in the place of ``run_batch``,
+    ``process_batch_result`` and ``release`` once a session has set it."""
+
+    scheduler: Any
+    look: Look | None
+    not_engine_code: tuple[str, ...]
+    taps: dict[str, Callable[..., Any]]
+
+
+def build(words: Sequence[str], there: OverThere, *, cpu: bool, looks: bool) -> Built:
+    """Build one by its command line. ``looks``: its stages are looked at. Raises NoSeat, and what SGLang raises."""
+    if cpu:
+        importlib.import_module("specdebug_empty")
+        import_for_cpu()
+        if not there.kernels:
+            os.environ.update(NATIVE_MOVES)
+        else:
+            _attempt(KERNEL_MEMORY, lambda: watch_kernels(there.kernels))
+    _attempt(PROBES, probe)
+    if there.tape is not None:
+        path = there.tape
+        _attempt(RECORDING, lambda: record(path))
+    taps: dict[str, Callable[..., Any]] = {}
+    seats = {"run_batch": RUN, "process_batch_result": TAKE, "release": RELEASE}
+    wrap_all([(*seat.find(), _tap(taps, name)) for name, seat in seats.items()], EngineLook("batches"))
+    seen = _attempt(LOOKS, look) if looks else None
+    scheduler = make_scheduler(words)
+    async_probe.drain()  # what captures said of buffers that held nothing
+    return Built(scheduler, seen, tuple(without_a_gpu()) if cpu else (), taps)
+
+
+def _tap(taps: dict[str, Callable[..., Any]], name: str) -> Callable[..., Any]:
+    """Calls what a session has set, else the engine's own."""
+
+    def tap(call: Callable[..., Any], first: Any, *args: Any, **named: Any) -> Any:
+        set_by_session = taps.get(name)
+        return call(*args, **named) if set_by_session is None else set_by_session(call, first, *args, **named)
+
+    return tap
+
+
+def _attempt(what: str, begin: Callable[[], Any]) -> Any:
+    """What a look's beginning returns; None of one that this release has no place for, which is told."""
+    try:
+        return begin()
+    except Exception as error:
+        tell_lost(what, error)
+        return None

@@ -1,0 +1,467 @@
+"""SGLang as a session in the worker's own process: its scheduler, unedited, is stepped, and its requests enter between two
+steps. It reports a batch when it takes that batch's results; where it overlaps, the next one has been launched by then."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+import threading
+import time
+import traceback
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from specdebug import async_probe
+from specdebug.async_probe import parse_message
+from specdebug.base.abilities import Ability
+from specdebug.events import BatchBegan, BatchEnded, BatchKind, Decided, Finishing, Prefilled, StepBegan, StepOver, Stepped
+from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
+from specdebug.targets.http.request import sampling_params
+from specdebug.targets.inside.guard import LOST
+from specdebug.targets.sglang.build import Built
+from specdebug.targets.requests import CannotBeServed, Lost, NotShown, RequestView, Sampling, SessionFailed
+from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
+from specdebug.targets.sglang.inside.scheduler import RECEIVE, SEND, held, violated
+from specdebug.targets.sglang.inside.seats import in_sglang
+from specdebug.targets.sglang.inside.stages import StoredRow, kv_of
+
+if TYPE_CHECKING:
+    from specdebug.engine.config import SpeculativeConfig
+
+_FLUSH_STEPS = 8
+"""Steps in which a scheduler without requests must have taken all results that it waits for."""
+
+
+class _Ended(BaseException):
+    """The session is over; it ends the scheduler's thread."""
+
+
+class _Stepper:
+    """Runs the scheduler's own loop in a thread, one iteration at a time; between two, that thread waits."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._arriving: Sequence[Any] = ()
+        self._failure: BaseException | None = None
+        self._begun = self._over = False
+        self._thread = threading.Thread(target=self._run, args=(scheduler,), name="scheduler", daemon=True)
+        owner, name = RECEIVE.find()
+        setattr(owner, name, lambda *_, **__: self._received())
+
+    def step(self, arriving: Sequence[Any]) -> None:
+        """One iteration, at whose start these requests arrive. Raises what the scheduler raises."""
+        if not self._thread.ident:
+            self._thread.start()
+        self._arriving = arriving
+        self._go.release()
+        self._done.acquire()
+        if self._failure is not None:
+            raise self._failure
+
+    def end(self) -> None:
+        """End the thread, if it has begun."""
+        self._over = True
+        self._go.release()
+
+    def _received(self) -> list[Any]:
+        if self._begun:
+            self._done.release()
+        self._begun = True
+        self._go.acquire()
+        if self._over:
+            raise _Ended
+        return [*self._arriving]
+
+    def _run(self, scheduler: Any) -> None:
+        try:
+            scheduler.run_event_loop()
+            self._failure = RuntimeError("the scheduler's loop ended by itself")
+        except _Ended:
+            return
+        except BaseException as error:
+            self._failure = error
+        self._done.release()
+
+
+@dataclass(eq=False)
+class SglangRequest:
+    """A request, as ``requests.RequestView``. ``own``: SGLang's, once a batch has had it. ``stored``: the row that it
+    drafts from next."""
+
+    rid: str
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    speculative: bool
+    own: Any = None
+    accept_lengths: list[int] = field(default_factory=list)
+    stored: dict[str, Any] | None = None
+    cached_tokens: int = 0
+    finish_reason: str | None = None
+    matched_stop: int | str | None = None
+    retractions: int = 0
+    _output: list[int] | None = None
+
+    @property
+    def output_ids(self) -> Sequence[int]:
+        if self._output is not None:
+            return self._output
+        return [] if self.own is None else list(self.own.output_ids_through_stop)
+
+    @property
+    def all_ids(self) -> Sequence[int]:
+        return [*self.prompt_ids, *self.output_ids]
+
+    @property
+    def kv_len(self) -> int:
+        if output := len(self.output_ids):
+            return len(self.prompt_ids) + output - 1
+        return 0 if self.own is None or self._output is not None else held(self.own).committed
+
+    def end(self, reason: Mapping[str, Any]) -> None:
+        """Take in how it ended; what the engine computes of it from now on counts for nothing."""
+        self._output = list(self.output_ids)
+        self.finish_reason, matched = str(reason["type"]), reason.get("matched")
+        self.matched_stop, stops = matched, self.sampling.stop_token_ids
+        if stops and isinstance(matched, int) and matched not in stops and self._output[-1:] == [matched]:
+            # The model's own end of text, which SGLang minds beside the stop tokens that it is given.
+            self.sampling = dataclasses.replace(cast(Any, self.sampling), stop_token_ids=(*stops, matched))
+
+
+@dataclass
+class _Decisions:
+    """What one step decided, as ``events.Stepped`` has it."""
+
+    kind: Any = "idle"
+    rids: list[str] = field(default_factory=list)
+    emitted: dict[str, list[int]] = field(default_factory=dict)
+    accept_lengths: dict[str, int] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
+    finished: list[str] = field(default_factory=list)
+    retracted: list[str] = field(default_factory=list)
+
+
+class SglangSession(Session):
+    """A scheduler that serves."""
+
+    own = False
+
+    def __init__(
+        self,
+        built: Built,
+        asked: Asked,
+        shows: frozenset[Ability],
+        spec: SpeculativeConfig | None,
+        opening: Opening,
+    ) -> None:
+        self.shows, self.asked, self._opening = shows, asked, opening
+        self._scheduler, self._look, self._spec = built.scheduler, built.look, spec
+        self.vocab_size = int(self._scheduler.model_config.vocab_size)
+        built.taps.update(
+            run_batch=self.run_batch, process_batch_result=self.process_batch_result, release=self.release
+        )
+        self._stepper = _Stepper(self._scheduler)
+        self._requests: dict[str, SglangRequest] = {}
+        self._arriving: list[Any] = []
+        self._launched: dict[int, tuple[Any, dict[str, dict[str, Any]]]] = {}
+        """What was seen of batches whose results are not taken yet, by the id of the result, with that."""
+        self._prefilled: dict[str, dict[str, Any]] = {}
+        self._step = 0
+        self._now = _Decisions()
+        self._problems: list[str] = []
+        self._known_problems: set[str] = set()
+        self._noted: set[str] = set()
+        self._seen: SeenEngine | None = None
+        owner, name = SEND.find()
+        setattr(owner, name, lambda _, output, *__, **___: self._sent(output))
+
+    @property
+    def inside(self) -> Any:
+        """The engine as faults see it."""
+        if self._seen is None:
+            self._seen = SeenEngine(self._scheduler)
+        return SimpleNamespace(view=self._seen, observers=self.observers)
+
+    @property
+    def has_work(self) -> bool:
+        return any(each.finish_reason is None for each in self._requests.values())
+
+    def begin(self, seed: int) -> None:
+        random.seed(seed)
+        torch.manual_seed(seed)
+
+    def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
+        if not speculative and self._spec is not None:
+            self._note("this engine cannot leave out drafts for a request; all are served with them")
+        request = SglangRequest(rid, tuple(prompt_ids), self._within_context(prompt_ids, sampling), speculative)
+        self._requests[rid] = request
+        self._arriving.append(self._tokenized(request))
+
+    def _within_context(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampling:
+        """The sampling of a request, its output cut to what the context has room for."""
+        limit = self.asked.context_length if self.asked is not None else None
+        if limit is None or not len(prompt_ids) < limit < len(prompt_ids) + sampling.max_new_tokens:
+            return sampling
+        self._note(f"outputs end with the context of {limit} tokens; this engine takes no longer requests")
+        cut: Sampling = dataclasses.replace(cast(Any, sampling), max_new_tokens=limit - len(prompt_ids))
+        return cut
+
+    def _note(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self._opening.say("note", text=text)
+
+    def _tokenized(self, request: SglangRequest) -> Any:
+        """The request as SGLang's tokenizer process would send it."""
+        made = in_sglang("srt.managers.io_struct").TokenizedGenerateReqInput
+        params = in_sglang("srt.sampling.sampling_params").SamplingParams(**sampling_params(request.sampling))
+        params.normalize(self._scheduler.tokenizer)
+        facts: dict[str, Any] = {
+            "rid": request.rid,
+            "input_text": None,
+            "input_ids": array("q", request.prompt_ids),
+            "input_embeds": None,
+            "mm_inputs": None,
+            "token_type_ids": None,
+            "sampling_params": params,
+            "return_logprob": False,
+            "logprob_start_len": -1,
+            "top_logprobs_num": 0,
+            "token_ids_logprob": None,
+            "stream": True,
+        }
+        known = getattr(made, "__struct_fields__", None) or [each.name for each in dataclasses.fields(made)]
+        return made(**{name: value for name, value in facts.items() if name in known})
+
+    def abort(self, rid: str) -> None:
+        self._requests[rid].end({"type": "abort"})
+        self._arriving.append(in_sglang("srt.managers.io_struct").AbortReq(rid=rid))
+
+    def advance(self) -> Stepped:
+        self._step += 1
+        self._now, arriving, self._arriving = _Decisions(), self._arriving, []
+        self._iterate(arriving)
+        facts = self._now
+        return Stepped(
+            self._step,
+            facts.kind,
+            tuple(facts.rids),
+            facts.emitted,
+            facts.accept_lengths,
+            facts.cached,
+            tuple(facts.finished),
+            tuple(facts.retracted),
+        )
+
+    def _iterate(self, arriving: Sequence[Any] = ()) -> None:
+        try:
+            self._stepper.step(arriving)
+        except CannotBeServed:
+            raise
+        except BaseException as error:
+            raise failure_of(error) from error
+
+    def request(self, rid: str) -> RequestView:
+        return self._requests[rid]
+
+    def clock(self) -> float:
+        return time.process_time() if self.asked is None or self.asked.device == "cpu" else time.perf_counter()
+
+    def settle(self) -> bool:
+        if on_gpu := self.asked is not None and self.asked.device != "cpu":
+            torch.cuda.synchronize()
+        return on_gpu
+
+    def close(self, sound: bool) -> None:
+        self._stepper.end()
+
+    def flush_cache(self) -> None:
+        """Raises SessionFailed where the scheduler still waits for something although it serves no request."""
+        with torch.inference_mode():
+            for _ in range(_FLUSH_STEPS):
+                if self._scheduler.flush_cache():
+                    return
+                self._iterate()
+        raise SessionFailed("the scheduler serves no request and does not come to rest", "scheduler.flush_cache")
+
+    def check_pools(self) -> Sequence[str]:
+        problems, self._problems = self._problems, []
+        return problems
+
+    def lost(self) -> Sequence[Lost]:
+        return tuple(dict.fromkeys(LOST))
+
+    def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self._kv("draft", request, start, stop)
+
+    def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self._kv("target", request, start, stop)
+
+    def _kv(self, pool: str, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        own = self._requests[request.rid].own
+        if self._look is None or own is None or held(own).row is None:
+            raise NotShown(request.rid)
+        return kv_of(self._scheduler, pool, held(own).row, start, stop)
+
+    def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
+        rows = [self._requests[each.rid].stored for each in requests]
+        if any(row is None for row in rows):
+            raise NotShown(requests[0].rid)
+        return StoredRow.of([row for row in rows if row is not None])
+
+    # What the taps of scheduler and stages call, in the scheduler's thread.
+
+    def run_batch(self, call: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        async_probe.set_step(self._step)
+        if self._look is not None:
+            self._look.begin()
+        kind: BatchKind = "prefill" if batch.forward_mode.is_extend() else "speculative" if self._spec else "plain"
+        with self._telling():
+            for each in batch.reqs:
+                self._of(each)
+            if self._seen is not None:
+                self._seen.see_running(scheduler)
+            self.observers.tell(StepBegan, self._step)
+            self.observers.tell(BatchBegan, kind, [SeenRequest(each) for each in batch.reqs])
+        try:
+            answer = call(batch, *args, **named)
+        finally:
+            with self._telling():
+                self.observers.tell(BatchEnded, kind)
+        with self._telling():
+            self.observers.tell(StepOver)
+        if self._look is not None:
+            self._launched[id(answer)] = answer, self._look.seen()
+        return answer
+
+    def process_batch_result(
+        self, call: Callable[..., Any], scheduler: Any, batch: Any, result: Any, *args: Any, **named: Any
+    ) -> Any:
+        now = self._now
+        _, seen = self._launched.pop(id(result), (None, {}))
+        live = [self._of(own) for own in batch.reqs if not (own.finished() or own.is_retracted)]
+        live = [each for each in live if each.finish_reason is None]
+        before = {each.rid: len(each.own.output_ids) for each in live}
+        prefill = batch.forward_mode.is_extend()
+        accepted = getattr(result, "accept_lens", None)
+        lengths = {} if prefill or accepted is None else dict(
+            zip((own.rid for own in batch.reqs), accepted.tolist(), strict=False)
+        )
+        now.kind = "prefill" if prefill else "decode"
+        now.rids += [each.rid for each in live]
+        for each in live:
+            event = seen.get(each.rid)
+            if event is not None and event["what"] == "prefilled":
+                self._prefilled[each.rid] = event
+            elif event is not None:
+                self._decided(each, event)
+            if each.rid in lengths:
+                each.accept_lengths.append(lengths[each.rid])
+                now.accept_lengths[each.rid] = lengths[each.rid]
+        answer = call(batch, result, *args, **named)
+        for each in live:
+            if prefill and len(each.own.output_ids) > before[each.rid] and each.own.finished_reason is None:
+                self._told_prefilled(each)
+            self._prefilled.pop(each.rid, None)
+            if not before[each.rid] and not each.cached_tokens and each.own.cached_tokens:
+                each.cached_tokens = now.cached[each.rid] = int(each.own.cached_tokens)
+        for each in self._requests.values():
+            if each.own is not None and each.own.retraction_count > each.retractions:
+                each.retractions = each.own.retraction_count
+                now.retracted.append(each.rid)
+        if "pools" in self.shows:
+            fresh = [each for each in violated(scheduler) if each not in self._known_problems]
+            self._known_problems.update(fresh)
+            self._problems += fresh
+        return answer
+
+    def release(self, call: Callable[..., Any], own: Any, *args: Any, **named: Any) -> Any:
+        """A request's slots are about to be given back: at its end, or because it is retracted or was aborted."""
+        request = self._requests.get(own.rid)
+        if request is not None and request.finish_reason is None and own.finished():
+            reason = own.finished_reason.to_json()
+            if reason.get("type") != "abort":
+                if request.rid in self._prefilled:
+                    self._told_prefilled(request)
+                request.end(reason)
+                with self._telling():
+                    self.observers.tell(Finishing, request)
+        return call(*args, **named)
+
+    def _of(self, own: Any) -> SglangRequest:
+        request = self._requests[own.rid]
+        request.own = own
+        return request
+
+    def _told_prefilled(self, request: SglangRequest) -> None:
+        event = self._prefilled.pop(request.rid, None)
+        if event is not None:
+            request.stored = event["stored"]
+            with self._telling():
+                self.observers.tell(Prefilled, request)
+
+    def _decided(self, request: SglangRequest, event: Mapping[str, Any]) -> None:
+        spec = self._spec
+        assert spec is not None  # for the type checker: what was verified was drafted
+        request.stored = event["stored"]
+        with self._telling():
+            self.observers.tell(
+                Decided,
+                requests=[request],
+                logits=event["logits"].float(),
+                predict=event["predict"],
+                accept_index=event["accept_index"].unsqueeze(0),
+                num_correct_drafts=torch.tensor([event["accepted"] - 1]),
+                coins=None if event["coins"] is None else event["coins"].unsqueeze(0),
+                topk=spec.eagle_topk,
+                num_steps=spec.num_steps,
+                threshold_single=spec.threshold_single,
+                threshold_acc=spec.threshold_acc,
+                **{name: each.unsqueeze(0) for name, each in event["tree"].items()},
+            )
+        request.stored = event.get("stores")
+
+    def _telling(self) -> Any:
+        """Oracles make tensors that outlive the step, so none of inference mode, in which SGLang computes."""
+        return torch.inference_mode(False)
+
+    def _sent(self, output: Any) -> None:
+        """In the place of what SGLang sends to its detokenizer."""
+        ids = getattr(output, "output_ids", None)
+        if ids is None:
+            return
+        for rid, tokens, reason in zip(output.rids, ids, output.finished_reasons, strict=True):
+            request = self._requests.get(rid)
+            if request is None or rid in self._now.finished or request.finish_reason == "abort":
+                continue
+            if tokens is not None and len(tokens):
+                self._now.emitted.setdefault(rid, []).extend(int(token) for token in tokens)
+            if reason is not None:
+                plain = reason if isinstance(reason, Mapping) else reason.to_json()
+                if plain["type"] == "abort":
+                    raise CannotBeServed(rid, f"is declined by the engine: {plain.get('message')}")
+                if request.finish_reason is None:
+                    request.end(plain)
+                self._now.finished.append(rid)
+
+
+def failure_of(error: BaseException) -> BaseException:
+    """The failure of a session whose engine raised: by the name that its traceback would have in a log. What a probe
+    asserts, and a lost device, are told as they are."""
+    from specdebug.logs.scan import name_of, scan_bytes
+    from specdebug.targets.http.server import split
+    from specdebug.verdict.deaths import device_failure
+
+    if isinstance(error, Exception) and (parse_message(str(error)) is not None or device_failure(error) is not None):
+        return error
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(f"Scheduler hit an exception: {text}\n")
+    kind, site = split(name_of(scan_bytes(text.encode(), settings=False), 1))
+    told = " ".join(str(error).split())
+    return SessionFailed(f"the engine failed: {type(error).__name__}: {told}", site, kind)

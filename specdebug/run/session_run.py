@@ -27,8 +27,8 @@ from specdebug.targets.base import Busy, OverThere, Session
 from specdebug.targets.requests import SessionFailed
 from specdebug.verdict.deaths import ENGINE, device_failure, device_lost, noticed_in, out_of_memory
 from specdebug.verdict.outcome import EXIT_CODES, Violation
-from specdebug.workers.forkserver import start_over
 from specdebug.workers.device import DeviceUnavailable, leave_now, wait_for_coredump
+from specdebug.workers.forkserver import start_over
 from specdebug.workers.machine_failure import MachineFailed, machine_failure
 from specdebug.workers.wire import Sink
 

@@ -136,17 +136,15 @@ class InstalledTarget(Target):
         return notes
 
     def patches(self, toggles: Sequence[Toggle], content: Sequence[str] = ()) -> dict[int, list[Patch]]:
-        """As ``base.Target.patches``: beside the fixes to revert, the mends of known bugs and our probe sites. Each trial
-        of a search asks, so what was found is kept."""
+        """As ``base.Target.patches``: beside the fixes to revert, the mends of known bugs and our probe sites. Each
+        trial of a search asks, so what was found is kept."""
         here = self.installed()
         key = (here.python, here.version, self._settings.mends, *((toggle.pr, str(toggle.path)) for toggle in toggles))
         if key not in _found:
             _found[key] = self._fitting(here, toggles, content)
         return _found[key]
 
-    def _fitting(
-        self, here: Installed, toggles: Sequence[Toggle], content: Sequence[str]
-    ) -> dict[int, list[Patch]]:
+    def _fitting(self, here: Installed, toggles: Sequence[Toggle], content: Sequence[str]) -> dict[int, list[Patch]]:
         by_fix = {toggle.pr: patches_of(here, [toggle]) for toggle in toggles if here.engine not in toggle.mends}
         others = [patch for toggle in toggles if here.engine in toggle.mends for patch in patches_of(here, [toggle])]
         return by_fix | {0: [*others, *self._mends(here, toggles, content).patches, *self.sites(here)]}

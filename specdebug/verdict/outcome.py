@@ -113,7 +113,8 @@ class RequestResult:
 @dataclass(frozen=True)
 class Metrics:
     """The measurements of a run. Times in seconds, memory in MiB; ``engine_s`` is CPU time on a CPU, wall time on a
-    GPU; ``processor_s``: processor time of the whole worker; ``accept_hit``/``accept_cold`` cover the requests that hit the cache and were served again cold."""
+    GPU; ``processor_s``: processor time of the whole worker; ``accept_hit``/``accept_cold`` cover the requests that hit
+    the cache and were served again cold."""
 
     steps: int = 0
     generated_tokens: int = 0
@@ -173,7 +174,8 @@ class Outcome:
     ``interrupted``: its worker was ended before it was done. ``cannot_show``: oracles that were asked for and could not
     look, each with what the target does not show. ``not_engine_code``: what ran in the place of another engine's own
     code, as on a CPU: names of stand-ins, and what that engine lacks there. ``located``: where the failure began, if
-    that was looked for and found; ``signature``, ``site`` and ``where_step`` are then of that place. ``warm``: how its worker began."""
+    that was looked for and found; ``signature``, ``site`` and ``where_step`` are then of that place.
+    ``warm``: how its worker began."""
 
     verdict: Verdict
     signature: str | None

@@ -40,6 +40,7 @@ from specdebug.targets.installs.store import find_installed, store_folder
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import ReleasedEngine, StartedServer, TargetChoice
+from specdebug.targets.sglang.target import SglangTarget
 
 CONFIDENCE = 0.9
 
@@ -207,8 +208,11 @@ def _versions(target: TargetChoice, here: Mapping[str, Any]) -> dict[str, str]:
 
 def _command(run: ArmRun) -> str:
     """The command that starts the server of a run; empty where none is started."""
-    target = find_target(run.target)
-    if not isinstance(target, StartedTarget):
+    target, options, there = find_target(run.target), run.scenario.engine_of(run.arm), OverThere(run.toggles)
+    if isinstance(target, SglangTarget):
+        words = target.command(options, there).on(30000)
+    elif isinstance(target, StartedTarget):
+        words = target.command(options, run.seed, there).on(30000)
+    else:
         return ""
-    words = target.command(run.scenario.engine_of(run.arm), run.seed, OverThere(run.toggles)).on(30000)
     return shlex.join([Path(words[0]).name, *words[1:]])

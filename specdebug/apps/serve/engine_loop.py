@@ -64,7 +64,7 @@ def serve(launch: Launch, channel: socket.socket, sink: PipeSink) -> int:
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # the front needs a core, too
     try:
-        hits = put_in_place(launch.toggles)
+        hits = put_in_place({toggle.pr: toggle.patches for toggle in launch.toggles})
         there = OverThere(kernels=kernel_rules(launch.packs, launch.mode))
         opening = Opening("serve", sink.emit, Busy(sink.emit), lambda: activate(launch.packs, launch.mode), there)
         session = find_target("embedded").open(launch.options, launch.seed, opening)

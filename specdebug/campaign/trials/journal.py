@@ -114,7 +114,8 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE trials (
     number INTEGER PRIMARY KEY, reverted TEXT NOT NULL, seed INTEGER NOT NULL,
     outcome TEXT NOT NULL CHECK (outcome IN ('pass', 'fail', 'untestable')), signature TEXT, seconds REAL NOT NULL,
-    besides TEXT, ran TEXT, warm TEXT, processor_s REAL, digest TEXT NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+    besides TEXT, ran TEXT, warm TEXT, processor_s REAL, digest TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
 );
 CREATE TABLE evidence (signature TEXT PRIMARY KEY, number INTEGER NOT NULL, detail TEXT NOT NULL);
 """
@@ -205,9 +206,7 @@ class Journal:
             assert self._database is not None
             self._database.execute("BEGIN IMMEDIATE")
             marks = ", ".join("?" * (len(row) + 1))
-            self._database.execute(
-                f"INSERT INTO trials ({_COLUMNS}) VALUES ({marks})", (*row, _digest(row))
-            )
+            self._database.execute(f"INSERT INTO trials ({_COLUMNS}) VALUES ({marks})", (*row, _digest(row)))
             for each in new:
                 seen = (each, trial.number, redacted(result.detail))
                 self._database.execute("INSERT INTO evidence VALUES (?, ?, ?)", seen)

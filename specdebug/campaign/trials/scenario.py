@@ -136,9 +136,7 @@ class WarmSource(ABC):
         self._has_run = self._has_run or not outcome.unavailable
         result = self.result_of(trial, ended)
         spent = outcome.metrics.processor_s
-        return trial, replace(
-            result, not_engine_code=outcome.not_engine_code, warm=outcome.warm, processor_s=spent
-        )
+        return trial, replace(result, not_engine_code=outcome.not_engine_code, warm=outcome.warm, processor_s=spent)
 
     def close(self) -> None:
         self._pool.close()

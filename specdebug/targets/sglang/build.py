@@ -1,4 +1,4 @@
-"""A scheduler of SGLang built in this process, its patches in force: with the stand-ins of a CPU, our probes, and looks."""
+"""A scheduler of SGLang built in this process, its patches in force: with the stand-ins of a CPU, probes, and looks."""
 
 from __future__ import annotations
 

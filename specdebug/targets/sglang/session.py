@@ -1,5 +1,5 @@
-"""SGLang as a session in the worker's own process: its scheduler, unedited, is stepped, and its requests enter between two
-steps. It reports a batch when it takes that batch's results; where it overlaps, the next one has been launched by then."""
+"""SGLang as a session in the worker's own process: its scheduler, unedited, is stepped, and requests enter between two
+steps. It reports a batch when it takes that batch's results; where it overlaps, the next is launched by then."""
 
 from __future__ import annotations
 
@@ -21,12 +21,22 @@ from torch import Tensor
 from specdebug import async_probe
 from specdebug.async_probe import parse_message
 from specdebug.base.abilities import Ability
-from specdebug.events import BatchBegan, BatchEnded, BatchKind, Decided, Finishing, Prefilled, StepBegan, StepOver, Stepped
+from specdebug.events import (
+    BatchBegan,
+    BatchEnded,
+    BatchKind,
+    Decided,
+    Finishing,
+    Prefilled,
+    StepBegan,
+    StepOver,
+    Stepped,
+)
 from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
 from specdebug.targets.http.request import sampling_params
 from specdebug.targets.inside.guard import LOST
-from specdebug.targets.sglang.build import Built
 from specdebug.targets.requests import CannotBeServed, Lost, NotShown, RequestView, Sampling, SessionFailed
+from specdebug.targets.sglang.build import Built
 from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
 from specdebug.targets.sglang.inside.scheduler import RECEIVE, SEND, held, violated
 from specdebug.targets.sglang.inside.seats import in_sglang
@@ -350,8 +360,10 @@ class SglangSession(Session):
         before = {each.rid: len(each.own.output_ids) for each in live}
         prefill = batch.forward_mode.is_extend()
         accepted = getattr(result, "accept_lens", None)
-        lengths = {} if prefill or accepted is None else dict(
-            zip((own.rid for own in batch.reqs), accepted.tolist(), strict=False)
+        lengths = (
+            {}
+            if prefill or accepted is None
+            else dict(zip((own.rid for own in batch.reqs), accepted.tolist(), strict=False))
         )
         now.kind = "prefill" if prefill else "decode"
         now.rids += [each.rid for each in live]
@@ -456,9 +468,8 @@ def failure_of(error: BaseException) -> BaseException:
     asserts, and a lost device, are told as they are."""
     from specdebug.logs.scan import name_of, scan_bytes
     from specdebug.targets.http.server import split
-    from specdebug.verdict.deaths import device_failure
 
-    if isinstance(error, Exception) and (parse_message(str(error)) is not None or device_failure(error) is not None):
+    if parse_message(str(error)) is not None or isinstance(error, torch.AcceleratorError):
         return error
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(f"Scheduler hit an exception: {text}\n")

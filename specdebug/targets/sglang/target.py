@@ -20,7 +20,7 @@ from specdebug.targets.installs.release import order, recipes
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.process import StartCommand
 from specdebug.targets.options import OURS
-from specdebug.targets.sglang.faults import SglangFaults, plain_fault
+from specdebug.targets.sglang.faults import SglangFaults
 from specdebug.targets.sglang.flags import (
     ALWAYS_ENV,
     NATIVE_MOVES,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 EMPTY = "specdebug_empty"
 """The module that puts empty modules in the place of unused ones."""
-
 
 
 def draft_folder(name: str, below: Path) -> Path:

@@ -36,6 +36,7 @@ class Told:
         self.held = FakeRequest("a.0", [1, 2], sampling)
         self.oracle = Ends(Bench(oracle_settings(), cast(Any, self), None, self.found.append, print, letters))
         self.server: Any = None
+        self.own = True
 
     def request(self, rid: str) -> FakeRequest:
         return self.held

@@ -13,6 +13,7 @@ from torch import Tensor
 from specdebug.faults.model import NotHere
 from specdebug.targets.sglang.inside.scheduler import free_pages, held, nodes_below, root_of
 
+
 class SeenRequest:
     """A request, as ``engine.textbook.request.Request`` is seen by faults."""
 

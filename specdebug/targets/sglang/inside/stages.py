@@ -156,8 +156,8 @@ class Look:
 
 
 def kv_of(scheduler: Any, pool: str, row: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of the positions of a row, in the pool of the ``draft`` or the ``target``: each [layers, n, heads,
-    head_dim], on the host. Raises NotShown for latent attention, which packs both into one."""
+    """Keys and values of the positions of a row, in the pool of the ``draft`` or the ``target``: each [layers, n,
+    heads, head_dim], on the host. Raises NotShown for latent attention, which packs both into one."""
     slots = scheduler.req_to_token_pool.req_to_token[row, start:stop].long()
     if pool == "draft":
         kept_in = scheduler.draft_worker._draft_worker.draft_runner.token_to_kv_pool

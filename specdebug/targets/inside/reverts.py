@@ -14,8 +14,8 @@ from specdebug.targets.inside.words import say, tell
 
 
 def revert(fixes: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]] = ()) -> Callable[[], None]:
-    """Revert fixes, and put ``others``' patches in force that are no fix's, as are those of number 0; returns what tells
-    how often each edit of a fix has run in this process. Raises PatchError."""
+    """Revert fixes, and put ``others``' patches in force that are no fix's, as are those of number 0; returns what
+    tells how often each edit of a fix has run in this process. Raises PatchError."""
     patches = [_patch(each) for each in (*others, *(patch for fix in fixes for patch in fix["patches"]))]
     in_force: list[Applied] = spawned.carried or _applied(patches)
     numbered = [fix for fix in fixes if fix["pr"]]

@@ -15,7 +15,7 @@ from specdebug.targets.sglang.flags import NATIVE_MOVES
 from specdebug.targets.sglang.inside.memory import KERNEL_MEMORY, watch_kernels
 from specdebug.targets.sglang.inside.probes import PROBES, probe
 from specdebug.targets.sglang.inside.scheduler import RELEASE, RUN, TAKE, make_scheduler
-from specdebug.targets.sglang.inside.stages import LOOKS, RECORDING, Look, look, record
+from specdebug.targets.sglang.inside.stages import LOOKS, RECORDING, StageLook, look, record
 from specdebug.targets.sglang.inside.stand_ins import import_for_cpu, without_a_gpu
 
 
@@ -25,7 +25,7 @@ class Built:
     ``process_batch_result`` and ``release`` once a session has set it."""
 
     scheduler: Any
-    look: Look | None
+    look: StageLook | None
     not_engine_code: tuple[str, ...]
     taps: dict[str, Callable[..., Any]]
 

@@ -40,7 +40,7 @@ from specdebug.targets.sglang.build import Built
 from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
 from specdebug.targets.sglang.inside.scheduler import RECEIVE, SEND, held, violated
 from specdebug.targets.sglang.inside.seats import in_sglang
-from specdebug.targets.sglang.inside.stages import StoredRow, kv_of
+from specdebug.targets.sglang.inside.stages import DraftRows, kv_of
 
 if TYPE_CHECKING:
     from specdebug.engine.config import SpeculativeConfig
@@ -323,7 +323,7 @@ class SglangSession(Session):
         rows = [self._requests[each.rid].stored for each in requests]
         if any(row is None for row in rows):
             raise NotShown(requests[0].rid)
-        return StoredRow.of([row for row in rows if row is not None])
+        return DraftRows.of([row for row in rows if row is not None])
 
     # What the taps of scheduler and stages call, in the scheduler's thread.
 

@@ -57,9 +57,9 @@ TAPE_SEATS = {
 """The functions that are tapped, by the tap."""
 
 
-def look() -> Look:
-    """Look at what this process's scheduler computes. Raises NoSeat."""
-    taps = Look(coin_of_step=not torch.cuda.is_available())
+def look() -> StageLook:
+    """StageLook at what this process's scheduler computes. Raises NoSeat."""
+    taps = StageLook(coin_of_step=not torch.cuda.is_available())
     wrap_all([(*seat.find(), getattr(taps, name)) for name, seat in LOOK_SEATS.items()], EngineLook(LOOKS))
     return taps
 
@@ -72,7 +72,7 @@ def record(path: str) -> Callable[[], None]:
     return tape.wait
 
 
-class Look:
+class StageLook:
     """Sees what is stored, drafted and verified of each request of a batch while that is launched. ``coin_of_step``: a
     verify's coins are by the number of the step, as our stand-in for the kernel has them, and not by the node."""
 
@@ -170,7 +170,7 @@ def kv_of(scheduler: Any, pool: str, row: Any, start: int, stop: int) -> tuple[T
 
 
 @dataclass(frozen=True)
-class StoredRow:
+class DraftRows:
     """What some requests store, a row each, as ``base.StoredDrafts``."""
 
     seq_lens: Tensor
@@ -180,7 +180,7 @@ class StoredRow:
     hidden_states: Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[Event]) -> StoredRow:
+    def of(cls, rows: Sequence[Event]) -> DraftRows:
         """Of rows as :func:`_stored` has them."""
         stored = all("topk_p" in row for row in rows)
         return cls(

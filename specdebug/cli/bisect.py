@@ -232,7 +232,7 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         source = kind(library, command, **options, **limits)
         takes = self.takes if proof != "proven" else None
         subject = self._subject(source, shlex.join(command), *self._told_of_command(command, proof), takes)
-        subject = replace(subject, proof=proof, left=left, at_head=at_head)
+        subject = replace(subject, proof=proof, left=left, at_head=at_head, toggles=library.registry.all)
         make = partial(made_there, kind, library.folders[1:], command, timeout_s=self.timeout, **options)
         choice = self._choice(list(subject.labels), source.apart)
         return Plan(source, subject, *choice, proven=source.proven, make=make)
@@ -274,7 +274,10 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         takes = None if source.proven or options else self.takes
         return Plan(
             source,
-            self._subject(source, f"{file}, arm {source.arm},", *told, how_often, takes),
+            replace(
+                self._subject(source, f"{file}, arm {source.arm},", *told, how_often, takes),
+                toggles=library.registry.all,
+            ),
             *self._choice(names, source.apart),
             proven=source.proven,
             signature=expected_signature(scenario),

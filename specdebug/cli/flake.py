@@ -17,6 +17,7 @@ from specdebug.cli.output import on_stderr, tell, tell_rerun
 if TYPE_CHECKING:
     from specdebug.campaign.trials.command import CommandSource
     from specdebug.campaign.trials.scenario import ScenarioSource
+    from specdebug.patching.toggles import Toggle
     from specdebug.search.claims import Claim
 
 TRIALS = 1000
@@ -25,14 +26,15 @@ TRIALS = 1000
 
 @dataclass(frozen=True)
 class _Plan:
-    """The source that runs the trials, the fixes reverted in them (``own``: by the arm itself), and the words."""
+    """The source that runs the trials, the fixes reverted in them (``reverted``: beside the arm's own), and the
+    words."""
 
     source: CommandSource | ScenarioSource
     reverted: list[str]
     what: str
     reproduce: Callable[[int], str]
     bisect: str
-    own: Sequence[str] = ()
+    toggles: Sequence[Toggle] = ()
 
 
 class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
@@ -87,9 +89,9 @@ class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
         identity = digest_of("flake", plan.source.question, ",".join(plan.reverted), str(self.seed))
         path = self.journal_path("flake", identity)
         about = f"the failure rate of {plan.what}, seed {self.seed}"
-        switched, is_command = [*plan.own, *plan.reverted], self.scenario is None
+        is_command = self.scenario is None
         question = Question(
-            plan.what, claim, level, str(path), plan.reproduce, plan.bisect, switched, command=is_command
+            plan.what, claim, level, str(path), plan.reproduce, plan.bisect, plan.toggles, command=is_command
         )
         with self.opened(path, identity, about, plan.source.state()) as journal:
             most = self.max_trials or max(TRIALS, 4 * claim.owed(0, 0) if claim else 0)
@@ -124,9 +126,8 @@ class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
         smaller = f"specdebug minimise {what} -o small.yaml   # the least that fails so"
         known = reverted or source.own_reverts
         bisect = smaller if known else f"specdebug bisect {what}   # what makes it fail"
-        return _Plan(
-            source, reverted, what, lambda one: f"specdebug replay {what} --seed {one}", bisect, source.own_reverts
-        )
+        switched = [library.registry.find(one) for one in (*source.own_reverts, *reverted)]
+        return _Plan(source, reverted, what, lambda one: f"specdebug replay {what} --seed {one}", bisect, switched)
 
     def _plan_of_command(self, command: Sequence[str]) -> _Plan:
         from specdebug.campaign.trials import hooked
@@ -150,4 +151,4 @@ class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
         reverted = [str(toggle.pr) for toggle in toggles]
         bisect = f"specdebug bisect -- {shlex.join(command)}   # what makes it fail"
         what = opt.run_line(command, reverted, None if self.no_proof else self.content_words())
-        return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}", bisect)
+        return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}", bisect, toggles)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +16,13 @@ from specdebug.cli.output import UNDECIDED, check_writable, on_stderr, tell, tel
 
 if TYPE_CHECKING:
     from specdebug.campaign.shrink import ScenarioSpace, ShrunkSource
+    from specdebug.patching.toggles import Toggle
     from specdebug.report.minimise import Minimisation
     from specdebug.scenario.grammar import Scenario
     from specdebug.search.minimise import Summary
 
 
-class MinimiseCommand(opt.JournalOptions, opt.JsonOptions, opt.EngineOptions, opt.ContentOptions):
+class MinimiseCommand(opt.JournalOptions, opt.PageOptions, opt.EngineOptions, opt.ContentOptions):
     """Write the smallest scenario that still fails in the same way, however seldom it fails.
 
     Requests are dropped, then prompts, outputs and engine options are made smaller. What is kept was taken away by
@@ -52,10 +54,10 @@ class MinimiseCommand(opt.JournalOptions, opt.JsonOptions, opt.EngineOptions, op
         level = opt.confidence_of(self.confidence)
         check_writable(self.output)
         self.check_outputs()
-        name, space, source, what = self._plan()
+        name, space, source, toggles, what = self._plan()
         identity = digest_of("minimise", source.question, str(self.seed), self.signature or "", str(level))
         path = self.journal_path("minimise", identity)
-        told = Minimisation(what, len(space.start.workload), str(self.output), str(path), level)
+        told = Minimisation(what, len(space.start.workload), str(self.output), str(path), level, toggles)
         with contextlib.closing(source), interrupts.held():
             summary, told = self._search(space, source, told, identity)
         tell_rerun(source.rerun)
@@ -64,8 +66,9 @@ class MinimiseCommand(opt.JournalOptions, opt.JsonOptions, opt.EngineOptions, op
         small = (self.output if summary.seeds else None, lambda: file_text(summary, told, name))
         return tell(minimise_report(summary, told, code), self, small, trouble=summary.trouble)
 
-    def _plan(self) -> tuple[str, ScenarioSpace, ShrunkSource, str]:
-        """The scenario's name, what can be made smaller of it, the source of its trials, and the words for it."""
+    def _plan(self) -> tuple[str, ScenarioSpace, ShrunkSource, Sequence[Toggle], str]:
+        """The scenario's name, what can be made smaller of it, the source of its trials, the fixes that they
+        revert, and the words for it."""
         from specdebug.campaign.shrink import ScenarioSpace, ShrunkSource
 
         library, over = self.library(), self.overrides()
@@ -77,7 +80,8 @@ class MinimiseCommand(opt.JournalOptions, opt.JsonOptions, opt.EngineOptions, op
         added = [str(toggle.pr) for toggle in toggles if not set(toggle.numbers) & set(own)]
         reverts = ("--revert", ",".join(added)) if added else ()
         what = shlex.join([self.scenario, "--arm", arm, *reverts, *opt.engine_words(over)])
-        return whole.name, space, ShrunkSource(space, library.packs(space.start.probes), toggles, self.jobs), what
+        source = ShrunkSource(space, library.packs(space.start.probes), toggles, self.jobs)
+        return whole.name, space, source, toggles, what
 
     def _arm_of(self, scenario: Scenario) -> str:
         if self.arm is not None and self.arm not in scenario.arms:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
@@ -17,11 +17,13 @@ from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import not_engine_code
 from specdebug.campaign.trials.search import Findings, Standing
 from specdebug.patching.hook import REVERT_VARIABLE
+from specdebug.report.failed import Failed, head, shows
 from specdebug.report.parts import Column, Part, Plot, Report, Section, Style, Styled, lines, plain, table
 from specdebug.report.progress import TrialsDisplay
 from specdebug.report.trials import (
     NOT_TESTED,
     STOPPED,
+    TO_SIGNATURES,
     Ended,
     first_said,
     journal_line,
@@ -32,6 +34,9 @@ from specdebug.report.trials import (
 )
 from specdebug.report.words import counted, ended, replaced, shown, some, times
 from specdebug.search.posterior import BayesianSearch, Rate
+
+if TYPE_CHECKING:
+    from specdebug.patching.toggles import Toggle
 
 BAR = 24
 """Columns of a full bar."""
@@ -87,6 +92,7 @@ class Bisection:
         proof: ``proven``; ``waived`` with --no-proof; ``out of reach`` where a command imports nothing that fixes edit.
         left: by fix, why it was no candidate, though the command imports its package.
         at_head: the failure of a command with nothing reverted; None where it has none.
+        toggles: every known fix, to be shown if it is a culprit.
     """
 
     over: str
@@ -102,6 +108,7 @@ class Bisection:
     proof: str = "proven"
     left: Mapping[str, str] = field(default_factory=dict)
     at_head: str | None = None
+    toggles: Sequence[Toggle] = ()
 
     def called(self, culprits: frozenset[str]) -> str:
         """A culprit set in few words."""
@@ -312,11 +319,27 @@ def _page(
     )
     rows = [(*one, verdict) for one, verdict in zip(counted, past.verdicts, strict=True)]
     return [
-        Section("Answer", list(lines(_told(findings, subject, evidence)))),
+        *head(list(_failed(findings, subject))),
+        Section("Answer", list(lines(_told(findings, subject, evidence))), anchor="answer"),
         Section("Posterior", plots),
         *signatures_section(table(findings.standing.signatures, *SIGNATURES), evidence),
         trials_section("Trials", rows, heads),
     ]
+
+
+def _failed(findings: Findings, subject: Bisection) -> Iterator[Failed]:
+    """The failure that was followed, with its culprits if they are known, or the one with nothing reverted."""
+    seen = (one.signature for one in findings.standing.signatures if one.followed)
+    signature, answer = subject.at_head or next(seen, None), findings.answer
+    if signature is None:
+        return
+    culprits = frozenset[str]() if answer is None else answer.culprits
+    name = f"culprit {subject.called(culprits)}" if culprits else "no culprit is named"
+    toggles = [each for each in subject.toggles if str(each.pr) in culprits]
+    commands = list(
+        dict.fromkeys(filter(None, (*shows(toggles), _reproduce(findings, subject), next_step(findings, subject))))
+    )
+    yield Failed(name, signature, "answer" if subject.at_head else TO_SIGNATURES, toggles, commands)
 
 
 def next_step(findings: Findings, subject: Bisection) -> str:

@@ -9,6 +9,7 @@ from specdebug import __version__
 from specdebug.campaign.loops.compare import Comparison, RequestDifference
 from specdebug.campaign.loops.replay import Replay
 from specdebug.campaign.loops.steplog import Recording
+from specdebug.report.failed import failed_arms, head
 from specdebug.report.parts import (
     CaseResult,
     Column,
@@ -17,6 +18,7 @@ from specdebug.report.parts import (
     Part,
     Plot,
     Report,
+    Section,
     Styled,
     Table,
     columns,
@@ -150,4 +152,5 @@ def _page(measures: Table, requests: Table, replay: Replay, recording: Recording
     overlay = accept_overlay(steps)
     keys = list(zip(steps, ("one", "two"), strict=False))
     plot = [] if overlay is None else [Plot(overlay, "Mean accept length of each step.", keys)]
-    return [measures, *plot, requests, *arm_sections(replay, recording)]
+    sides = Section("Side by side", [measures, *plot, requests])
+    return [*head(failed_arms(replay)), sides, *arm_sections(replay, recording)]

@@ -1,54 +1,115 @@
-"""The head of a replay: what failed, with the fixes that were taken out, and what to run next."""
+"""The head of a page: what failed, with the fixes that were taken out, and what to run next."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from specdebug.campaign.loops.replay import ArmResult, Replay, as_it_should
-from specdebug.report.parts import Line, Part, Plot, Preformatted, Section, Styled, lines
-from specdebug.report.toggles import edit_lines
+from specdebug.report.parts import Line, Part, Plot, Preformatted, Section, Styled
+from specdebug.report.toggles import edit_lines, patches_of
 from specdebug.report.words import ended
 
+if TYPE_CHECKING:
+    from specdebug.patching.toggles import Toggle
+
+FAIL = Styled("fail", "fail")
 MAX_FAILED = 4
-"""Arms that failed, at the top of a page."""
+"""Failures at the top of a page."""
 
 
-def failed_first(replay: Replay) -> list[Section]:
-    """What failed, for the top of a page: of each arm that did, the signature, the fixes taken out with their lines,
-    and commands to run next. A failure that was expected is good news."""
-    failed = sorted((each for each in replay.results if each.outcome.verdict == "fail"), key=as_it_should)
-    if not failed:
-        return []
+@dataclass(frozen=True)
+class Failed:
+    """One failure.
+
+    Attributes:
+        name: what failed.
+        told: how, its signature first.
+        anchor: of the section that shows it.
+        toggles: the fixes that were taken out.
+        commands: to be run next.
+        site: the words of ``told`` that lead to the section.
+        chip: how it stands to what was expected.
+        plots: drawings of it.
+    """
+
+    name: str
+    told: str
+    anchor: str
+    toggles: Sequence[Toggle]
+    commands: Sequence[str]
+    site: str = ""
+    chip: Styled = FAIL
+    plots: Sequence[Plot] = ()
+
+
+def head(failures: Sequence[Failed]) -> list[Section]:
+    """The section at the top of a page; none where nothing failed."""
+    listed = set[int]()
+    parts: list[Part] = [
+        Section(each.name, list(_story(each, listed)), chips=[each.chip]) for each in failures[:MAX_FAILED]
+    ]
+    if len(failures) > MAX_FAILED:
+        parts.append(Line(f"and {len(failures) - MAX_FAILED} more, below"))
+    return [Section("What failed", parts)] if parts else []
+
+
+def _story(one: Failed, listed: set[int]) -> Iterator[Part]:
+    """``listed``: the fixes whose lines stand on the page already, which is added to."""
+    yield Line(one.told, "bold", links={one.site or one.told: f"#{one.anchor}"})
+    yield from one.plots
+    for toggle in one.toggles:
+        yield Line(f"without fix {toggle.pr}: {toggle.title}", links={f"fix {toggle.pr}": toggle.url})
+        for patch in () if toggle.pr in listed else patches_of(toggle):
+            yield Preformatted("\n".join(edit_lines(patch)), f"fix {toggle.pr} taken out of {patch.target}")
+        listed.add(toggle.pr)
+    yield Preformatted("\n".join(one.commands), "commands to run next")
+
+
+def shows(toggles: Sequence[Toggle]) -> list[str]:
+    """The commands that show these fixes."""
+    return [f"specdebug toggles show {toggle.pr}" for toggle in toggles]
+
+
+def failed_arms(replay: Replay) -> list[Failed]:
+    """The arms of a replay that failed, first those that were not to. A failure that was expected is good news."""
     from specdebug.report.html.stages import stage_row
 
-    parts: list[Part] = []
-    for each in failed[:MAX_FAILED]:
+    found: list[Failed] = []
+    for place, each in sorted(enumerate(replay.results), key=lambda one: as_it_should(one[1])):
         outcome = each.outcome
-        inner: list[Part] = [Line(ended(outcome.verdict, outcome.signature), "bold")]
-        if (row := stage_row(outcome)) is not None:
-            inner.append(Plot(row, "The stages of a step: the first wrong one, and arrows to where more was seen."))
-        for toggle in each.run.toggles:
-            inner += lines(filter(None, (f"without fix {toggle.pr}: {toggle.title}", toggle.url)))
-            for patch in toggle.patches:
-                inner.append(Preformatted("\n".join(edit_lines(patch)), f"fix {toggle.pr} taken out of {patch.target}"))
-        inner.append(Preformatted("\n".join(_commands(replay, each)), "commands to run next"))
-        met = each.met is not None and as_it_should(each)
-        parts.append(
-            Section(each.run.shown, inner, chips=[Styled("as expected", "pass") if met else Styled("fail", "fail")])
+        if outcome.verdict != "fail":
+            continue
+        row, met = stage_row(outcome), each.met is not None and as_it_should(each)
+        said = "The stages of a step. The first wrong one is marked; arrows, if any, lead to where more was seen."
+        found.append(
+            Failed(
+                each.run.shown,
+                ended(outcome.verdict, outcome.signature),
+                anchor_of(place),
+                each.run.toggles,
+                _commands(replay, each),
+                outcome.signature or "",
+                Styled("as expected", "pass") if met else FAIL,
+                [] if row is None else [Plot(row, said)],
+            )
         )
-    if len(failed) > MAX_FAILED:
-        parts.append(Line(f"and {len(failed) - MAX_FAILED} more arms, below"))
-    return [Section("What failed", parts)]
+    return found
+
+
+def anchor_of(place: int) -> str:
+    """The anchor of the section of an arm, by its place in the replay."""
+    return f"arm-{place + 1}"
 
 
 def _commands(replay: Replay, result: ArmResult) -> list[str]:
     """What to run next of an arm that failed."""
     words = [str(replay.scenario.path), "--arm", result.run.arm]
     reverts = ["--revert", ",".join(map(str, result.run.added_reverts))] if result.run.added_reverts else []
-    shows = [f"specdebug toggles show {toggle.pr}" for toggle in result.run.toggles]
-    search = [] if shows else [f"specdebug bisect {shlex.join(words)}"]
-    return [*shows, *search, f"specdebug flake {shlex.join([*words, *reverts])}"]
+    search = [] if result.run.toggles else [f"specdebug bisect {shlex.join(words)}"]
+    return [*shows(result.run.toggles), *search, f"specdebug flake {shlex.join([*words, *reverts])}"]
 
 
 def what_was_seen(replay: Replay) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
@@ -18,11 +18,13 @@ from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import not_engine_code, ran_key
 from specdebug.campaign.trials.sampling import Sampled, Tally
 from specdebug.patching.hook import REVERT_VARIABLE
+from specdebug.report.failed import Failed, head, shows
 from specdebug.report.parts import Column, Line, Part, Plot, Report, Section, Styled, lines, plain, table
 from specdebug.report.progress import TrialsDisplay
 from specdebug.report.trials import (
     NOT_TESTED,
     STOPPED,
+    TO_SIGNATURES,
     Ended,
     first_said,
     journal_line,
@@ -35,6 +37,9 @@ from specdebug.report.words import ended, replaced, shown, times
 from specdebug.search.claims import Apart, Below, Claim, clean_bound, percent
 from specdebug.search.intervals import Interval, anytime_interval, clopper_pearson
 from specdebug.verdict.outcome import EXIT_CODES
+
+if TYPE_CHECKING:
+    from specdebug.patching.toggles import Toggle
 
 EVERY = 20
 """Plain output: runs between two lines, besides one for each failure."""
@@ -62,7 +67,7 @@ class Question:
         claim: the claim to be decided; None to measure the rate.
         reproduce: the command that runs it with this seed.
         bisect: the command to run where it fails, with a word on what that finds.
-        reverted: the fixes that every trial is to revert.
+        toggles: the fixes that every trial is to revert.
         command: it is a command, of which nothing shows that it reverts them.
     """
 
@@ -72,8 +77,13 @@ class Question:
     journal: str
     reproduce: Callable[[int], str]
     bisect: str
-    reverted: Sequence[str] = ()
+    toggles: Sequence[Toggle] = ()
     command: bool = False
+
+    @property
+    def reverted(self) -> list[str]:
+        """The numbers of those fixes."""
+        return [str(toggle.pr) for toggle in self.toggles]
 
 
 class FlakeProgress(TrialsDisplay):
@@ -224,11 +234,20 @@ def _page(
         Column("see it again", of=lambda one: question.reproduce(seeds[one[0]].seed)),
     )
     return [
+        *head(list(_failed(tally, question))),
         Section("Answer", list(lines(_told(sampled, question, evidence)))),
         Section("Failure rate", [drawn, table(held, *INTERVALS)]),
         *signatures_section(table(tally.signatures, *signatures), evidence),
         trials_section("Trials that did not pass", bad, TRIALS, note=f"{len(counted) - len(bad)} passed."),
     ]
+
+
+def _failed(tally: Tally, question: Question) -> Iterator[Failed]:
+    """The signatures that are measured, each as a failure."""
+    counts, first = dict(tally.signatures), dict(tally.first)
+    for name in tally.measured:
+        commands = [*shows(question.toggles), question.reproduce(first[name].seed), question.bisect]
+        yield Failed(f"{counts[name]} of {tally.runs} runs", name, TO_SIGNATURES, question.toggles, commands)
 
 
 def failed(counted: Sequence[Ended], pattern: str | None) -> list[bool]:

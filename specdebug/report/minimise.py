@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from specdebug import __version__
 from specdebug.base.trial import TrialResult
-from specdebug.report.parts import Report, lines, plain
+from specdebug.report.failed import Failed, head, shows
+from specdebug.report.parts import Part, Report, Section, lines, plain
 from specdebug.report.progress import PlainLines
 from specdebug.report.trials import STOPPED, journal_line, more_trials
 from specdebug.report.words import counted, replaced, times
 from specdebug.search.minimise import MinimiseWatcher, StageResult, Summary
+
+if TYPE_CHECKING:
+    from specdebug.patching.toggles import Toggle
 
 NUMBERS = "numbers"
 """The beginning of the titles of stages that make numbers smaller."""
@@ -27,6 +32,7 @@ class Minimisation:
         requests: the number of requests (or conversations) before.
         output: the file that is written.
         confidence: the confidence of what is said to be needed.
+        toggles: the fixes that every trial reverts.
         not_engine_code: what was not the engine's own code in any trial.
     """
 
@@ -35,6 +41,7 @@ class Minimisation:
     output: str
     journal: str
     confidence: float
+    toggles: Sequence[Toggle] = ()
     not_engine_code: Sequence[str] = ()
 
 
@@ -64,15 +71,25 @@ class MinimiseProgress(PlainLines, MinimiseWatcher):
 
 def minimise_report(summary: Summary[Any], subject: Minimisation, exit_code: int) -> Report:
     """A search for the smallest scenario, whatever came of it."""
-    head = headline(summary, subject)
+    said = headline(summary, subject)
     return Report(
         command="minimise",
         title=subject.what,
-        summary=head,
+        summary=said,
         exit_code=exit_code,
         document=_document(summary, subject, exit_code),
-        parts=list(lines((head, *_told(summary, subject)), fold=False)),
+        parts=list(lines((said, *_told(summary, subject)), fold=False)),
+        page=partial(_page, summary, subject),
     )
+
+
+def _page(summary: Summary[Any], subject: Minimisation) -> list[Part]:
+    failures = []
+    if summary.seeds and summary.followed:
+        commands = [*shows(subject.toggles), f"specdebug replay {subject.output}", next_step(summary, subject)]
+        often = rate_text(*(summary.left if summary.left[1] else summary.whole))
+        failures = [Failed(often, summary.followed, "answer", subject.toggles, commands)]
+    return [*head(failures), Section("Answer", list(lines(_told(summary, subject))), anchor="answer")]
 
 
 def _told(summary: Summary[Any], subject: Minimisation) -> Iterator[str]:

@@ -6,7 +6,7 @@ these parts; a JSON document is the report's data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -86,11 +86,13 @@ def table(records: Iterable[Any], *heads: Column, **more: Any) -> Table:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of text. Without ``fold`` it keeps its length, as what is to be copied should."""
+    """A line of text. Without ``fold`` it keeps its length, as what is to be copied should. ``links``: words of it
+    with an address on the web, or ``#`` and the anchor of a section; pages alone have them."""
 
     text: str
     style: Style = ""
     fold: bool = True
+    links: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,14 @@ class Plot:
 @dataclass(frozen=True)
 class Section:
     """Parts under a title, a ``note`` and verdicts (``chips``) behind it. Of a ``folded`` one a page shows the title
-    until it is asked for the rest."""
+    until it is asked for the rest. ``anchor``: links lead to it by this name."""
 
     title: str
     parts: Sequence[Part]
     note: str = ""
     chips: Sequence[Styled] = ()
     folded: bool = False
+    anchor: str = ""
 
 
 Part: TypeAlias = Table | Line | FindingList | FactList | Preformatted | Plot | Section

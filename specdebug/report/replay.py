@@ -12,7 +12,7 @@ from specdebug.campaign.loops.replay import ArmResult, Replay, as_it_should
 from specdebug.campaign.loops.replays import Replays
 from specdebug.campaign.loops.steplog import EngineStep, Recording
 from specdebug.report.explain import explain
-from specdebug.report.failed import failed_first, what_was_seen
+from specdebug.report.failed import anchor_of, failed_arms, head, what_was_seen
 from specdebug.report.parts import (
     CaseResult,
     Column,
@@ -399,13 +399,14 @@ def _notice(replay: Replay, result: ArmResult) -> Notice:
 
 def _page(replay: Replay, steps: Recording) -> list[Part]:
     about = [Section("Scenario", [Line(replay.scenario.description)])] if replay.scenario.description else []
-    return [*failed_first(replay), *about, *_together(replay, steps), *arm_sections(replay, steps)]
+    return [*head(failed_arms(replay)), *about, *_together(replay, steps), *arm_sections(replay, steps)]
 
 
 def _together(replay: Replay, recording: Recording) -> Iterator[Section]:
     """The accept lengths of all arms in one plot; nothing of one arm alone."""
     arms = {each.run.shown: recording.of(each.run.key) for each in replay.results}
-    shown = dict([(name, steps) for name, steps in arms.items() if steps][:MAX_TOGETHER])
+    verified = [(name, steps) for name, steps in arms.items() if any(step.lengths for step in steps)]
+    shown = dict(verified[:MAX_TOGETHER])
     if len(shown) < 2:
         return
     from specdebug.report.html.steps import accept_overlay
@@ -418,10 +419,13 @@ def _together(replay: Replay, recording: Recording) -> Iterator[Section]:
 def arm_sections(replay: Replay, recording: Recording) -> list[Section]:
     """All of each arm, for a page."""
     arms = len(replay.results)
-    return [_arm_section(result, recording.of(result.run.key), arms) for result in replay.results]
+    return [
+        _arm_section(result, recording.of(result.run.key), arms, anchor_of(place))
+        for place, result in enumerate(replay.results)
+    ]
 
 
-def _arm_section(result: ArmResult, steps: Sequence[EngineStep], arms: int) -> Section:
+def _arm_section(result: ArmResult, steps: Sequence[EngineStep], arms: int, anchor: str) -> Section:
     """All of one of so many arms. ``steps``: as recorded; without any there are no plots."""
     outcome, expectation = result.outcome, result.run.expectation
     parts: list[Part] = [*lines(filter(None, (outcome.signature, outcome.detail)), "bold"), FactList(_facts(result))]
@@ -444,7 +448,7 @@ def _arm_section(result: ArmResult, steps: Sequence[EngineStep], arms: int) -> S
     if expectation is not None:
         expected = f"expected {ended(expectation.verdict, ' or '.join(expectation.signatures))}"
         chips.append(Styled("as expected", "pass") if result.met else Styled(expected, "fail"))
-    return Section(result.run.shown, [*parts, *_folded(outcome)], chips=chips)
+    return Section(result.run.shown, [*parts, *_folded(outcome)], chips=chips, anchor=anchor)
 
 
 def _facts(result: ArmResult) -> dict[str, str]:

@@ -102,12 +102,16 @@ def toggle_shown(toggle: Toggle) -> Report:
     ]
     parts += [Line(""), Line(said)] if said else []
     done = "mended" if toggle.mends and not toggle.patches else "reverted"
-    # Of a fix that only other engines have, the patches for the last range stated of each.
-    elsewhere = [patch for versions in toggle.foreign.values() for patch in list(versions.values())[-1]]
-    for patch in toggle.patches or elsewhere:
+    for patch in patches_of(toggle):
         parts += [Line(""), Line(f"{done} in {patch.target}:", fold=False)]
         parts += lines((f"  {each}" for each in edit_lines(patch)), fold=False)
     return listing("toggles show", parts, toggle_document(toggle))
+
+
+def patches_of(toggle: Toggle) -> Sequence[Patch]:
+    """A fix's patches for our engine; of one that only other engines have, those for the last range stated of each."""
+    elsewhere = [patch for versions in toggle.foreign.values() for patch in list(versions.values())[-1]]
+    return toggle.patches or elsewhere
 
 
 def edit_lines(patch: Patch) -> list[str]:

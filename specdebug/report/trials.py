@@ -12,6 +12,8 @@ from specdebug.report.words import NOT_ENGINE_CODE
 
 SHOWN_TRIALS = 500
 """Trials in a page's table, the last ones; the journal has them all."""
+TO_SIGNATURES = "signatures"
+"""The anchor of the section of signatures."""
 GOES_ON = "the same command: it goes on from the journal"
 STOPPED = {"interrupted": GOES_ON, "trouble": f"mend what stopped it, then {GOES_ON}"}
 """The next step after a search that was cut short, by the reason."""
@@ -66,7 +68,7 @@ def signatures_section(signatures: Table, evidence: Mapping[str, str]) -> Iterat
             block = Preformatted(said, f"evidence of {name}")
             left.append(Section(f"What the first trial with {name} left", [block], folded=True))
     if signatures.rows:
-        yield Section("Signatures", [signatures, *left])
+        yield Section("Signatures", [signatures, *left], anchor=TO_SIGNATURES)
 
 
 def trials_section(title: str, trials: Sequence[Any], heads: Sequence[Column], note: str = "") -> Section:

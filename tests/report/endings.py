@@ -57,6 +57,7 @@ from tests.report.samples import (
 
 PARTS = ("graphs: called again", "a.kernel", "b.kernel")
 """What a run had in place of an engine's own code."""
+FIX: Any = SimpleNamespace(pr=27338)
 ON_GPU = {
     "device": "cuda", "name": "NVIDIA H200", "dtype": "bfloat16", "backend": "fa3", "executor": "Triton kernels",
 }  # fmt: skip
@@ -131,8 +132,8 @@ def explained() -> Any:
     oracles = OracleSpec(accept=AcceptOracle(0.7))
     scenario = Scenario("weak", workload=(), arms=arms, oracles=oracles, expect={}, path=Path("weak file.yaml"))
     toggles: Any = (
-        SimpleNamespace(pr=27360, numbers=(27360,), title="a fix", url="", patches=()),
-        SimpleNamespace(pr=27338, numbers=(27338,), title="a fix", url="", patches=()),
+        SimpleNamespace(pr=27360, numbers=(27360,), title="a fix", url="", patches=(), foreign={}),
+        SimpleNamespace(pr=27338, numbers=(27338,), title="a fix", url="", patches=(), foreign={}),
     )
     run = ArmRun("reverted", scenario, "reverted", 0, (), toggles, Expectation("fail"))
     return replace(result("reverted", outcome), run=run)
@@ -272,8 +273,8 @@ def _flakes() -> list[Report]:
         told("enough", tally(3, 10, untestable=1, masked=2, resumed=4), None, {"": "starting\nno such GPU\n"}),
         told("max-trials", replace(others, measured=("nan@x",))),
         told("max-trials", replace(others, failures=0, runs=3, masked=6)),
-        told("enough", tally(0, 299), "rate<1%", reverted=["27338"], command=True),
-        told("enough", tally(0, 299), "rate<1%", reverted=["27338"]),
+        told("enough", tally(0, 299), "rate<1%", toggles=[FIX], command=True),
+        told("enough", tally(0, 299), "rate<1%", toggles=[FIX]),
     ]
 
 

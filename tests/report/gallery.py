@@ -97,7 +97,9 @@ def scenario(name: Name) -> Scenario:
 def _of_runs(name: Name) -> dict[str, Report]:
     about = scenario(name)
     reverted: Any = (
-        SimpleNamespace(pr=27338, numbers=(27338,), title=f"a fix {name('title of a fix')}", url="", patches=()),
+        SimpleNamespace(
+            pr=27338, numbers=(27338,), title=f"a fix {name('title of a fix')}", url="", patches=(), foreign={}
+        ),
     )
     expectations = (Expectation(), Expectation("fail", (name("expected@site"),)))
     verdicts = ("fail", "pass")

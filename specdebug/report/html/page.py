@@ -11,10 +11,10 @@ from importlib.resources import files
 from itertools import groupby
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from specdebug import __version__
-from specdebug.report.parts import Part, Report, Section
+from specdebug.report.parts import Line, Part, Report, Section
 
 MAX_ROWS = 500
 """Rows of a table; the JSON document has them all."""
@@ -23,6 +23,7 @@ FILTERED = 12
 """Rows from which on a table has a filter."""
 
 _NOT_HTML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+_ADDRESS = re.compile("https?://|#")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -53,6 +54,16 @@ def _panels(parts: Iterable[Part]) -> Iterator[Section]:
         yield from sections or [Section("Results", together)]
 
 
+def _linked(line: Line) -> Markup:
+    """A line's text with its links; an address of another scheme, which may be a script, is none."""
+    links = {words: address for words, address in line.links.items() if words and _ADDRESS.match(address)}
+    if not links:
+        return escape(line.text)
+    parts = re.split(f"({'|'.join(map(re.escape, links))})", line.text)
+    anchor = Markup('<a href="{}">{}</a>')
+    return Markup("").join(anchor.format(links[part], part) if part in links else part for part in parts)
+
+
 def _asset(name: str) -> str:
     return files("specdebug.report.html").joinpath("templates", name).read_text(encoding="utf-8")
 
@@ -66,6 +77,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["plain"] = lambda text: _COLOUR.sub("", text)
+    environment.filters["linked"] = _linked
     environment.filters["kind"] = lambda part: type(part).__name__
     environment.globals |= {"max_rows": MAX_ROWS, "filtered": FILTERED}
     return environment

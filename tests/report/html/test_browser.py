@@ -139,7 +139,7 @@ def test_every_plot_is_drawn_and_nothing_is_loaded_or_complained_of(
     assert browser.get_log("browser") == []
     assert set(requested(browser)) <= {pages[name].as_uri()}
     plots = browser.execute_script(PLOTS)
-    assert len(plots) == {"replay": 6, "long": 3, "compare": 5, "bisect": 3, "flake": 1, "faults": 1}[name]
+    assert len(plots) == {"replay": 6, "long": 3, "compare": 6, "bisect": 3, "flake": 1, "faults": 1}[name]
     for plot in plots:
         assert plot["width"] > 400, plot
         assert plot["height"] > 80, plot

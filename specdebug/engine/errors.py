@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from specdebug.base.errors import SpecDebugError
 
 
@@ -12,10 +15,11 @@ class EngineError(SpecDebugError):
 
 
 class IllegalAddress(EngineError):
-    """An access through a raw pointer left its allocation; ``site`` names the kernel and buffer."""
+    """An access through a raw pointer left its allocation; ``site`` names the kernel and buffer, ``arena`` the bytes of
+    both, as in ``GuardViolation``."""
 
-    def __init__(self, site: str, detail: str) -> None:
-        self.site = site
+    def __init__(self, site: str, detail: str, arena: Mapping[str, Any] | None = None) -> None:
+        self.site, self.arena = site, arena
         super().__init__(f"illegal address in {site}: {detail}")
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle
 
 FAIL = Styled("fail", "fail")
+STAGES = "The stages of a step. The first wrong one is marked; arrows, if any, lead to where more was seen."
+ARENA = "The arena's buffers in order, not to scale. Red is what was reached outside of a buffer."
 MAX_FAILED = 4
 """Failures at the top of a page."""
 
@@ -75,6 +77,7 @@ def shows(toggles: Sequence[Toggle]) -> list[str]:
 
 def failed_arms(replay: Replay) -> list[Failed]:
     """The arms of a replay that failed, first those that were not to. A failure that was expected is good news."""
+    from specdebug.report.html.arena import arena_row
     from specdebug.report.html.stages import stage_row
 
     found: list[Failed] = []
@@ -82,8 +85,8 @@ def failed_arms(replay: Replay) -> list[Failed]:
         outcome = each.outcome
         if outcome.verdict != "fail":
             continue
-        row, met = stage_row(outcome), each.met is not None and as_it_should(each)
-        said = "The stages of a step. The first wrong one is marked; arrows, if any, lead to where more was seen."
+        met = each.met is not None and as_it_should(each)
+        drawn = ((stage_row(outcome), STAGES), (arena_row(outcome), ARENA))
         found.append(
             Failed(
                 each.run.shown,
@@ -93,7 +96,7 @@ def failed_arms(replay: Replay) -> list[Failed]:
                 _commands(replay, each),
                 outcome.signature or "",
                 Styled("as expected", "pass") if met else FAIL,
-                [] if row is None else [Plot(row, said)],
+                [Plot(row, said) for row, said in drawn if row is not None],
             )
         )
     return found

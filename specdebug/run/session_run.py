@@ -64,7 +64,9 @@ def violation_of(error: BaseException, step: int) -> Violation:
         kind = "assert" if isinstance(error, PlanAssertion) else "illegal-address"
         caller = next((site for site in reversed(sites) if not site.startswith(SHARED)), "")
         called = f"; called by {caller}" if caller else ""
-        return Violation(kind, error.site, step, f"{text}{called}", data={"caller": caller} if caller else {})
+        data = {"caller": caller, "arena": getattr(error, "arena", None)}
+        told = {name: each for name, each in data.items() if each}
+        return Violation(kind, error.site, step, f"{text}{called}", data=told)
     device = device_failure(error)
     if device is not None:
         memory = out_of_memory(error)

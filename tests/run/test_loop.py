@@ -105,7 +105,7 @@ def test_guards_probes_and_pools_are_read_after_each_step() -> None:
     def break_things(step: int) -> None:
         if step == 2:
             async_probe.maybe_detect_nan(torch.tensor([0.0, float("nan")]), "draft.logits")
-            engine.guards = [Guard(buffer="a", victim="b")]
+            engine.guards = [Guard(buffer="a", victim="b", arena={"size": 9})]
             engine.pool_problems = ["ownership: slot 7 has 2 owners"]
 
     async_probe.configure("record")
@@ -115,6 +115,7 @@ def test_guards_probes_and_pools_are_read_after_each_step() -> None:
     assert signatures(sink)[:3] == ["guard@a->b", "nan@draft.logits", "pools@ownership"]
     first = sink.of("violation")[:3]
     assert [event["step"] for event in first] == [2, 2, 2]
+    assert first[0]["data"] == {"arena": {"size": 9}}
     assert first[1]["data"]["index"] == 1
     assert first[2]["detail"] == "slot 7 has 2 owners"
 
@@ -264,7 +265,7 @@ def test_a_device_that_is_found_lost_between_steps_ends_the_run_like_one_in_a_st
 def test_what_had_reached_the_host_comes_before_the_fault_that_lost_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost(FakeEngine):
         def damage_seen(self) -> list[Any]:
-            return [SimpleNamespace(buffer="draft.kv_indices", victim="draft.kv_indptr")]
+            return [SimpleNamespace(buffer="draft.kv_indices", victim="draft.kv_indptr", arena={})]
 
         def check_guards(self) -> list[Any]:
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")

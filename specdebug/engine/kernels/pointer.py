@@ -22,13 +22,25 @@ def _size(tensor: Tensor) -> int:
 
 
 def _block_leaves(tensor: Tensor, offset: int, length: int, site: str) -> IllegalAddress:
-    block = f"elements [{offset}, {offset + length})"
-    return IllegalAddress(site, f"{block} of a buffer of {tensor.numel()} leave its allocation")
+    return _leaves(tensor, f"elements [{offset}, {offset + length})", (offset, offset + length), site)
 
 
 def _offsets_leave(tensor: Tensor, offsets: Tensor, site: str) -> IllegalAddress:
-    used = f"offsets {int(offsets.min())}..{int(offsets.max())}"
-    return IllegalAddress(site, f"{used} of a buffer of {tensor.numel()} leave its allocation")
+    first, last = int(offsets.min()), int(offsets.max())
+    return _leaves(tensor, f"offsets {first}..{last}", (first, last + 1), site)
+
+
+def _leaves(tensor: Tensor, used: str, reached: tuple[int, int], site: str) -> IllegalAddress:
+    """The error for an access to elements [first, past) of a tensor."""
+    size, start = tensor.element_size(), tensor.storage_offset()
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    row = tensor.stride(0) if tensor.dim() > 1 else 1
+    arena = {
+        "buffers": [[site.rpartition(".")[2], start * size, (start + last + 1) * size, row * size]],
+        "size": tensor.untyped_storage().nbytes(),
+        "reached": [(start + each) * size for each in reached],
+    }
+    return IllegalAddress(site, f"{used} of a buffer of {tensor.numel()} leave its allocation", arena)
 
 
 def raw_block(tensor: Tensor, offset: int, length: int, site: str) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -84,13 +84,16 @@ _SLACK_BYTES = 1 << 20
 @dataclass(frozen=True)
 class GuardViolation:
     """A guard region that lost its pattern: ``buffer`` was written past its end, towards ``victim``; ``first_byte`` to
-    just before ``overran`` bytes behind it, the guard's size at most. ``damaged`` counts the bytes that changed."""
+    just before ``overran`` bytes behind it, the guard's size at most. ``damaged`` counts the bytes that changed.
+    ``arena``, in bytes: its ``size``, its ``buffers`` in order (name, start, end, those of a row), and the damage, from
+    and to where an access ``reached``; empty of a row of slots."""
 
     buffer: str
     victim: str
     first_byte: int
     overran: int
     damaged: int
+    arena: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, buffer: str, victim: str, bad: Tensor, size: int = 1) -> GuardViolation:
@@ -139,6 +142,7 @@ class Arena:
         # overrun must not reach the rest of the process, these books included. On a CPU leaving it is an error.
         slack = _SLACK_BYTES if layout.guards and device.type == "cuda" else 0
         self._bytes = torch.empty(max(layout.nbytes, _ALIGN) + slack, dtype=torch.uint8, device=device)
+        self._buffers, self._size = layout.buffers, layout.nbytes
         self._views: dict[str, Tensor] = {}
         for buffer in layout.buffers:
             view = self._bytes[buffer.start : buffer.end].view(buffer.dtype).view(buffer.shape)
@@ -182,12 +186,19 @@ class Arena:
         if not self._watched:
             return []
         found = [
-            GuardViolation(name, victim, first, past, count)
-            for (name, victim, _, _), (first, past, count) in zip(self._guards, self._seen.tolist(), strict=True)
+            self._placed(GuardViolation(name, victim, first, past, count), start)
+            for (name, victim, start, _), (first, past, count) in zip(self._guards, self._seen.tolist(), strict=True)
             if count
         ]
         self._seen.zero_()
         return found
+
+    def _placed(self, found: GuardViolation, start: int) -> GuardViolation:
+        """What was found in the guard that starts at a byte, with the arena around it."""
+        rows = [math.prod(each.shape[1:]) * each.dtype.itemsize for each in self._buffers]
+        buffers = [[one.name, one.start, one.end, row] for one, row in zip(self._buffers, rows, strict=True)]
+        reached = [start + found.first_byte, start + found.overran]
+        return replace(found, arena={"buffers": buffers, "size": self._size, "reached": reached})
 
     def check_guards(self) -> list[GuardViolation]:
         """Damaged guard regions, in layout order; each is re-armed, so damage is reported once."""
@@ -205,6 +216,6 @@ class Arena:
             region = self._bytes[start:stop]
             bad = (region != _GUARD_BYTE).nonzero().flatten()
             if bad.numel():
-                found.append(GuardViolation.of(name, victim, bad))
+                found.append(self._placed(GuardViolation.of(name, victim, bad), start))
                 region.fill_(_GUARD_BYTE)
         return found

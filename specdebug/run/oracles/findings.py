@@ -20,7 +20,8 @@ class Guards(Oracle):
     def on(self, event: AfterStep | DeviceLost) -> None:
         session = self.bench.session
         for guard in session.check_guards() if isinstance(event, AfterStep) else session.damage_seen():
-            self.bench.report(Violation("guard", f"{guard.buffer}->{guard.victim}", event.step, str(guard)))
+            data = {"arena": guard.arena} if guard.arena else {}
+            self.bench.report(Violation("guard", f"{guard.buffer}->{guard.victim}", event.step, str(guard), data=data))
 
 
 class ProbesOracle(Oracle):

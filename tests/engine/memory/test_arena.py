@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdebug.engine.errors import IllegalAddress
 from specdebug.engine.kernels.pointer import raw_block
 from specdebug.engine.memory.arena import Arena, ArenaLayout, FillMode, FillPolicy, Scratch
 
@@ -73,6 +74,29 @@ def test_the_last_buffer_overruns_the_end_and_several_are_listed_in_layout_order
     for name in ("b2", "b0"):
         raw_block(arena[name], 4, 1, "test").fill_(7)
     assert [(v.buffer, v.victim) for v in arena.check_guards()] == [("b0", "b1"), ("b2", "end of arena")]
+
+
+def test_an_overrun_tells_where_it_lies_in_the_arena() -> None:
+    arena = _arena([((3, 4), torch.int32), ((2,), torch.int64)], guards=True)
+    raw_block(arena["b0"], 12, 5, "x").fill_(7)
+    (found,) = arena.check_guards()
+    (_, low, high, _), second = found.arena["buffers"]
+    assert found.arena["buffers"] == [["b0", *_bytes(arena["b0"]), 16], ["b1", *_bytes(arena["b1"]), 8]]
+    assert found.arena["reached"] == [high, high + 20]
+    assert low < high < second[1] < found.arena["size"]
+
+
+def test_an_access_that_leaves_the_arena_tells_the_same() -> None:
+    arena = _arena([((3, 4), torch.int32), ((2,), torch.int64)], guards=False)
+    with pytest.raises(IllegalAddress) as error:
+        raw_block(arena["b0"], 10, 500, "kernel.b0")
+    start, end = _bytes(arena["b0"])
+    size = arena["b0"].untyped_storage().nbytes()
+    assert error.value.arena == {
+        "buffers": [["b0", start, end, 16]],
+        "size": size,
+        "reached": [start + 40, start + 2040],
+    }
 
 
 def test_a_name_is_declared_once() -> None:

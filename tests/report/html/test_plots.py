@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from specdebug.campaign.loops.steplog import EngineStep
 from specdebug.report.faults import Cell, DetectionMatrix, Injected
+from specdebug.report.html.arena import arena_row
 from specdebug.report.html.heatmap import heat_map
 from specdebug.report.html.stages import stage_row
 from specdebug.report.html.steps import spans
@@ -59,6 +60,37 @@ def test_the_first_wrong_stage_is_marked_and_arrows_lead_to_the_later_ones() -> 
     assert classes == [clean, "stage first", later, clean, clean, later]
     assert row.count("leads-to") == 2
     assert stage_row(outcome("fail", 1, violations=(Violation("hang"),))) is None
+
+
+def test_an_arena_marks_each_overrun_with_its_bytes_and_rows() -> None:
+    buffers = [[f"b{n}", 100 * n, 100 * n + 60, 20] for n in range(9)]
+    held = {"buffers": buffers, "size": 900}
+    seen = (
+        Violation("guard", "b2->b3", 2, "b2 overran", data={"arena": held | {"reached": [260, 290]}}),
+        Violation("guard", "b8->end of arena", 2, "b8 overran", data={"arena": held | {"reached": [860, 870]}}),
+        Violation(
+            "illegal-address",
+            "k.b2",
+            2,
+            "left",
+            data={"arena": held | {"buffers": buffers[2:3], "reached": [300, 960]}},
+        ),
+        Violation("guard", "c->d", 3, "elsewhere", data={"arena": {"buffers": [], "size": 7, "reached": [1, 2]}}),
+    )
+    drawn = arena_row(outcome("fail", 1, violations=seen))
+    assert drawn is not None
+    root = ET.fromstring(drawn)
+    assert root.get("aria-label") == "b2 overran; b8 overran; left"
+    boxes, marks = (
+        [one for one in root.iter("rect") if one.get("class") == kind] for kind in ("stage clean", "overrun")
+    )
+    assert len(boxes) == 6
+    assert [one.get("data-tip") for one in marks] == ["b2 overran", "left"]  # the last buffer is not drawn
+    after = float(boxes[1].get("x", 0)) + float(boxes[1].get("width", 0))
+    assert float(marks[0].get("x", 0)) == pytest.approx(after)
+    words = [one.text for one in root.iter("text")]
+    assert {"30 B", "1.5 rows", "1 buffer before", "2 more buffers"} <= set(words)
+    assert arena_row(outcome("fail", 1, violations=(Violation("hang"),))) is None
 
 
 def test_the_running_rate_is_drawn_with_its_confidence_sequence() -> None:

@@ -15,7 +15,8 @@ from specdebug.report.words import counted
 from specdebug.search.intervals import clopper_pearson
 
 CONFIDENCE = 0.95
-TOP, BOTTOM, STRIP, HEIGHT = 30, 150, 186, 226
+TOP, BOTTOM, STRIP, ALONE = 30, 150, 186, 16
+"""Heights in a plot: of its accept lengths, and of the strip of nights below them; ``ALONE``: where there are none."""
 
 
 def history_report(history: Nights, folder: Path) -> Report:
@@ -93,7 +94,7 @@ def _plot(thing: Thing, nights: list[str]) -> Part:
     x = svg.across(0, max(len(nights), 1))
     told = [(at, thing.by_night[night]) for at, night in enumerate(nights) if night in thing.by_night]
     accepts = [(at, line.accept) for at, line in told if line.accept is not None]
-    parts, top = list[Markup](), STRIP - 20.0
+    parts, strip, top = list[Markup](), STRIP if accepts else ALONE, 0.0
     if accepts:
         top = float(TOP)
         bands = {at: band for at, night in enumerate(nights) if (band := thing.band(night)) is not None}
@@ -107,7 +108,7 @@ def _plot(thing: Thing, nights: list[str]) -> Part:
         parts.append(svg.polyline([(x(at + 0.5), y(value)) for at, value in accepts], class_="culprit c1"))
     for at, line in told:
         style = "fail" if line.bad else "untestable" if line.unknown == line.runs else "pass"
-        parts.append(svg.rect(x(at) + 1, STRIP - 8, x(at + 1) - x(at) - 2, 16, class_=f"t-{style}"))
+        parts.append(svg.rect(x(at) + 1, strip - 8, x(at + 1) - x(at) - 2, 16, class_=f"trial {style}"))
     tips = [
         (
             x(at),
@@ -118,9 +119,9 @@ def _plot(thing: Thing, nights: list[str]) -> Part:
     ]
     label = f"{thing.name}: {rate(*thing.counts)} over {counted(len(told), 'night')}"
     ends_said = [
-        svg.text(svg.LEFT, STRIP + 28, nights[0], class_="tick"),
-        svg.text(svg.WIDTH - svg.RIGHT, STRIP + 28, nights[-1], class_="tick", text_anchor="end"),
+        svg.text(svg.LEFT, strip + 28, nights[0], class_="tick"),
+        svg.text(svg.WIDTH - svg.RIGHT, strip + 28, nights[-1], class_="tick", text_anchor="end"),
     ]
-    drawn = svg.drawing(HEIGHT, label, *parts, *ends_said, svg.hits(tips, top, STRIP + 10))
+    drawn = svg.drawing(strip + 40, label, *parts, *ends_said, svg.hits(tips, top, strip + 10))
     keys = [("good", "t-pass"), ("failed", "t-fail"), ("no verdict", "t-untestable")]
     return Plot(drawn, label, keys)

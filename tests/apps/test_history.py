@@ -127,9 +127,13 @@ def test_a_damaged_line_is_named_by_its_place(tmp_path: Path, capsys: pytest.Cap
 def test_a_page_has_a_plot_for_each_thing(tmp_path: Path) -> None:
     for night in NIGHTS:
         keep(tmp_path, night, replay())
+    keep(tmp_path, NIGHTS[-1], replay(met=False, verdict="fail", signature="oob@y"))
     page = tmp_path / "page.html"
-    assert run(["history", str(tmp_path / "nights"), "--html", str(page)]) == 0
-    assert page.read_text().count("<svg") >= 2
+    assert run(["history", str(tmp_path / "nights"), "--html", str(page)]) == 1
+    drawn = page.read_text()
+    assert drawn.count("<svg") >= 2
+    style = drawn.partition("</style>")[0]
+    assert all(f".trial.{each}" in style and f'class="trial {each}"' in drawn for each in ("pass", "fail"))
 
 
 def test_an_empty_folder_is_no_answer(tmp_path: Path) -> None:

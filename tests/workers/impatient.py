@@ -2,4 +2,4 @@
 
 from specdebug.workers import nests
 
-nests.ANSWER_S = nests._LOOK_S = 0.1
+nests.ANSWER_S = nests._LOOK_S = 0.5

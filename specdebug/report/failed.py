@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 FAIL = Styled("fail", "fail")
 STAGES = "The stages of a step. The first wrong one is marked; arrows, if any, lead to where more was seen."
 ARENA = "The arena's buffers in order, not to scale. Red is what was reached outside of a buffer."
+TREE = "The draft tree of the first wrong step: token ids, the accepted path in bold."
 MAX_FAILED = 4
 """Failures at the top of a page."""
 
@@ -79,6 +80,7 @@ def failed_arms(replay: Replay) -> list[Failed]:
     """The arms of a replay that failed, first those that were not to. A failure that was expected is good news."""
     from specdebug.report.html.arena import arena_row
     from specdebug.report.html.stages import stage_row
+    from specdebug.report.html.tree import tree_plot
 
     found: list[Failed] = []
     for place, each in sorted(enumerate(replay.results), key=lambda one: as_it_should(one[1])):
@@ -86,7 +88,7 @@ def failed_arms(replay: Replay) -> list[Failed]:
         if outcome.verdict != "fail":
             continue
         met = each.met is not None and as_it_should(each)
-        drawn = ((stage_row(outcome), STAGES), (arena_row(outcome), ARENA))
+        drawn = ((stage_row(outcome), STAGES), (arena_row(outcome), ARENA), (tree_plot(outcome), TREE))
         found.append(
             Failed(
                 each.run.shown,

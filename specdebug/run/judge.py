@@ -32,6 +32,10 @@ _ABOUT = {
 """The subjects of events that are of no one request."""
 
 
+MAX_WITH_TREE = 8
+"""Findings, the first ones, that are told with the tree of their step."""
+
+
 class Judge:
     """A session's observer: runs the oracles and hands what they find to ``report``. Raises PluginError.
 
@@ -49,7 +53,7 @@ class Judge:
     ) -> None:
         def counted(violation: Violation) -> None:
             self._reported += 1
-            report(violation)
+            report(self.bench.with_tree(violation) if self._reported <= MAX_WITH_TREE else violation)
 
         self.seconds, self.active = 0.0, True
         self._reported, self._condemned = 0, set[str]()

@@ -13,7 +13,7 @@ from specdebug.verdict.outcome import Outcome, Violation
 
 MAX_BUFFERS = 6
 """Boxes drawn: the buffer that was overrun, the one before it, and those behind it."""
-MAX_NAME = 18
+MAX_NAME = 19
 """Characters of a buffer's name in its box; the tip has all of it."""
 _LEFT, _BOX, _GAP, _OUTSIDE = 10.0, 124.0, 26.0, 50.0
 _TOP, _BOTTOM, _STRIP, _HEIGHT = 28.0, 80.0, 120.0, 114.0
@@ -37,12 +37,14 @@ def arena_row(outcome: Outcome) -> Markup | None:
     buffers, behind = every[before : before + MAX_BUFFERS], every[before + MAX_BUFFERS :]
     edges = _edges(buffers, behind[0][1] if behind else size, past)
     last, end = edges[2 * len(buffers)]
+    scopes = {name.partition(".")[0] for name, *_ in every}
+    scope = f"{scopes.pop()}." if len(scopes) == 1 else ""
     note = counted(len(behind), "more buffer") if behind else f"end of the arena ({size:,} B)"
     strips = [one for one in found if one.kind != "guard"]
     guards = [one for one in found if one.kind == "guard" and one.data["arena"]["reached"][0] < last]
     parts = [
         *([svg.text(_LEFT, _TOP - 10, f"{counted(before, 'buffer')} before")] if before else []),
-        *(_box(one, left) for one, (_, left) in zip(buffers, edges[::2], strict=False)),
+        *(_box(one, left, scope) for one, (_, left) in zip(buffers, edges[::2], strict=False)),
         *(_damage(one, every, edges) for one in guards),
         *(_strip(one, edges, _STRIP + 30 * place) for place, one in enumerate(strips)),
         svg.text(end, _TOP - 10, note, text_anchor="end"),
@@ -67,10 +69,12 @@ def _across(edges: Edges, byte: int) -> float:
     return edges[-1][1]
 
 
-def _box(buffer: Buffer, left: float) -> Markup:
+def _box(buffer: Buffer, left: float, scope: str) -> Markup:
+    """A buffer; of its name what stands behind ``scope``, which all have in common."""
     name, start, end, row = buffer
     tip, middle = f"{name}: bytes {start:,} to {end:,}", left + _BOX / 2
-    shown = name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    short = name.removeprefix(scope) or name
+    shown = short if len(short) <= MAX_NAME else short[: MAX_NAME - 1] + "\N{HORIZONTAL ELLIPSIS}"
     rows = f"{(end - start) // max(row, 1):,} rows of {row:,} B"
     return svg.join(
         (

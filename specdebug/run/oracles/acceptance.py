@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdebug.events import AfterStep, Decided, Event
 from specdebug.run.oracles.base import Bench, Oracle
-from specdebug.run.oracles.trees import read_masks
+from specdebug.run.oracles.trees import DecidedTrees, read_masks
 from specdebug.verdict.outcome import Violation
 
 COIN_MARGIN = 1e-5
@@ -78,6 +78,7 @@ class AcceptanceOracle(Oracle):
     def on(self, event: Event) -> None:
         match event:
             case Decided():
+                self.bench.trees.append(DecidedTrees.of(self.bench.step, event))
                 self._keep(event)
             case AfterStep(step, failed):
                 pending, self._pending = self._pending, []

@@ -7,13 +7,15 @@ name under ``oracles:``.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from specdebug.base.abilities import Ability
 from specdebug.events import Event, Stepped
+from specdebug.run.oracles.trees import DecidedTrees
 from specdebug.scenario.grammar import OracleSpec
 from specdebug.scenario.workload import Arrival
 from specdebug.targets.base import Asked, Session
@@ -79,9 +81,14 @@ class OracleSettings:
         return (self.target.model, draft, algorithm) if compared and self.target.dense else None
 
 
+MAX_TREES = 64
+"""Steps whose trees are kept: a finding may be of an earlier step."""
+
+
 @dataclass
 class Bench:
-    """The oracles of one run share it. ``looks``: by oracle, how often it compared something with the reference."""
+    """The oracles of one run share it. ``looks``: by oracle, how often it compared something with the reference.
+    ``trees``: those of the last verifies, where acceptance is judged."""
 
     settings: OracleSettings
     session: Session
@@ -91,8 +98,17 @@ class Bench:
     decode: Callable[[Sequence[int]], str]
     step: int = 0
     looks: dict[str, int] = field(default_factory=dict)
+    trees: deque[DecidedTrees] = field(default_factory=lambda: deque(maxlen=MAX_TREES))
     _boundaries: dict[str, set[int]] = field(default_factory=dict)
     _steps: dict[str, list[int]] = field(default_factory=dict)
+
+    def with_tree(self, violation: Violation) -> Violation:
+        """A violation with the tree that was verified in its step, if that is known; a lost device shows none."""
+        trees = next((each for each in reversed(self.trees) if each.step == violation.step), None)
+        with suppress(RuntimeError):
+            if trees is not None and (told := trees.told(violation.data.get("rid"))):
+                return replace(violation, data={**violation.data, "tree": told})
+        return violation
 
     def looked(self, oracle: str) -> None:
         """Count one comparison."""

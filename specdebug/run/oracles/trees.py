@@ -1,9 +1,17 @@
-"""A drafted tree, read from its ancestor mask alone."""
+"""A drafted tree, read from its ancestor mask alone; the trees of the last verifies, to be told with a finding."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdebug.events import Decided
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,35 @@ def read_masks(masks: np.ndarray) -> TreesByMask:
     sibling = (parents[:, :, None] == parents[:, None, :]) & later
     child = (parents[:, None, :] == np.arange(nodes)[:, None]) & later
     return TreesByMask(parents, counts - 1, _first(child), _first(sibling), valid)
+
+
+@dataclass(frozen=True)
+class DecidedTrees:
+    """The trees of a step's verify, and the nodes accepted of them: what ``Decided`` has of them."""
+
+    step: int
+    rids: Sequence[str]
+    tokens: Tensor
+    mask: Tensor
+    accept_index: Tensor
+
+    @classmethod
+    def of(cls, step: int, decision: Decided) -> DecidedTrees:
+        rids = [request.rid for request in decision.requests]
+        return cls(step, rids, decision.tokens, decision.mask, decision.accept_index)
+
+    def told(self, rid: str | None) -> dict[str, Any] | None:
+        """A request's tree as plain data (of the first request, where none is named): ``tokens`` and ``parents`` of its
+        nodes, and those ``accepted``, root first. None where it is in none, or its mask is no tree's."""
+        if rid is not None and rid not in self.rids:
+            return None
+        row, nodes = 0 if rid is None else self.rids.index(rid), self.tokens.shape[1]
+        tree = read_masks(self.mask[row : row + 1].cpu().numpy())
+        if not tree.valid[0]:
+            return None
+        accepted = [index - row * nodes for index in self.accept_index[row].tolist() if index >= 0]
+        told = {"tokens": self.tokens[row].tolist(), "parents": tree.parents[0].tolist()}
+        return {"rid": self.rids[row], **told, "accepted": [node for node in accepted if node < nodes]}
 
 
 def _first(found: np.ndarray) -> Any:

@@ -19,6 +19,7 @@ from specdebug.report.html.heatmap import heat_map
 from specdebug.report.html.stages import stage_row
 from specdebug.report.html.steps import spans
 from specdebug.report.html.svg import drawing, text, ticks
+from specdebug.report.html.tree import tree_plot
 from specdebug.report.html.trials import history, rate_plot, trial_grid
 from specdebug.report.perfetto import EVENTS, PHASES, trace_of
 from specdebug.search.intervals import anytime_interval
@@ -91,6 +92,22 @@ def test_an_arena_marks_each_overrun_with_its_bytes_and_rows() -> None:
     words = [one.text for one in root.iter("text")]
     assert {"30 B", "1.5 rows", "1 buffer before", "2 more buffers"} <= set(words)
     assert arena_row(outcome("fail", 1, violations=(Violation("hang"),))) is None
+
+
+def test_a_tree_has_the_accepted_path_in_bold_also_far_behind() -> None:
+    parents = [-1, *([0] * 39), 20]
+    tree = {"rid": "g.0", "tokens": list(range(100, 141)), "parents": parents, "accepted": [0, 20, 40]}
+    seen = (Violation("nan", "verify.logits", 9), Violation("oob", "accept.x", 9, data={"tree": tree}))
+    drawn = tree_plot(outcome("fail", 1, violations=seen))
+    assert drawn is not None
+    root = ET.fromstring(drawn)
+    assert root.get("aria-label") == "request g.0, step 9: 3 of 41 nodes accepted; 25 drawn; tokens 100, 120, 140"
+    assert [one.text for one in root.iter("text") if one.get("class") == "name accepted"] == ["100", "120", "140"]
+    assert sum(one.get("class") == "branch accepted" for one in root.iter("polyline")) == 2
+    places = {(one.get("x"), one.get("y")) for one in root.iter("rect")}
+    assert len(places) == 25
+    late = (Violation("nan", "verify.logits", 9), Violation("oob", "accept.x", 10, data={"tree": tree}))
+    assert tree_plot(outcome("fail", 1, violations=late)) is None
 
 
 def test_the_running_rate_is_drawn_with_its_confidence_sequence() -> None:

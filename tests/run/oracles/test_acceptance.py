@@ -13,7 +13,9 @@ from specdebug.engine.textbook.speculative import accept as accept_module
 from specdebug.engine.textbook.speculative import worker as worker_module
 from specdebug.engine.textbook.speculative.accept import Acceptance
 from specdebug.engine.textbook.speculative.tree import VerifyTree
+from specdebug.run.judge import MAX_WITH_TREE
 from specdebug.run.oracles.acceptance import target_probs
+from specdebug.verdict.outcome import Violation
 from tests.run.oracles.watched import EAGLE, TREE, Watched, prompts
 
 QUIET = {"draft_state": False}
@@ -58,6 +60,22 @@ def test_drafts_that_are_not_tried_are_missed(
     assert {each.signature for each in found} == {"mismatch@acceptance"}
     assert all(each.data["rid"] in each.detail for each in found)
     assert found[0].data["node"] == 0 or change is no_siblings
+
+
+def test_the_first_findings_tell_of_the_tree_that_was_verified_in_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed(monkeypatch, accept_module, "accept_greedy", too_strict)
+    watched = Watched(TREE, spec=QUIET)
+    found = watched.serve(prompts(40, 75, 20), 30)
+    assert [("tree" in one.data) for one in found] == [True] * MAX_WITH_TREE + [False] * (len(found) - MAX_WITH_TREE)
+    for one in found[:MAX_WITH_TREE]:
+        tree = one.data["tree"]
+        assert (tree["rid"], tree["accepted"]) == (one.data["rid"], [0])
+        assert len(tree["tokens"]) == len(tree["parents"]) == TREE["num_draft_tokens"]
+        assert all(parent < node for node, parent in enumerate(tree["parents"]))
+    bench, last = watched.judge.bench, watched.steps
+    other = Violation("nan", "x", last, data={"rid": "r9"})
+    assert bench.with_tree(other) is other  # no request of that step
+    assert bench.with_tree(replace(other, step=1, data={})).data == {}  # a prefill
 
 
 def test_coins_that_are_not_those_drawn_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

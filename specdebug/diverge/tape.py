@@ -36,8 +36,8 @@ from specdebug.diverge.recording import (
 )
 from specdebug.engine.sites import held_at
 
-_RID = re.compile(r"[0-9a-f]{8}-(.+)")
-"""The id that a session gives a request: a number of its own before the scenario's."""
+_RID = re.compile(r"(?:[0-9a-f]{8}-)?(.+)")
+"""The id of a request, behind a number of its session's where that is a server's."""
 
 Chunks = Mapping[str, tuple[int, ...]]  # by request, the tokens of each chunk of its prefill, in order
 

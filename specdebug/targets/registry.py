@@ -21,7 +21,7 @@ SERVED = {
 }
 """Classes that are made of what a scenario says about a server, by the kind of that."""
 
-_ADDED: PluginRegistry[Target] = PluginRegistry("targets", "a Target", lambda part: hasattr(part, "open"), {})
+_ADDED: PluginRegistry[Target] = PluginRegistry("targets", "a Target", lambda part: isinstance(part, Target), {})
 
 
 def target_names() -> tuple[str, ...]:

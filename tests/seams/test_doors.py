@@ -129,19 +129,16 @@ from types import SimpleNamespace
 from specdebug.events import Stepped
 from specdebug.targets.base import Asked, Traits
 from specdebug.targets.base import Session as Base
+from specdebug.targets.base import Target
 
 
-class Echo:
+class Echo(Target):
     """Answers every request with the prompt's last token, again and again, a whole request at a time."""
 
     traits = Traits("echo", frozenset({"cached_tokens"}))
 
     def asked(self, options):
         return Asked(options.get("model", "tiny"))
-
-    def warm(self, options): ...
-
-    def cool(self): ...
 
     def open(self, options, seed, opening):
         opening.say("stack", device="cpu", name="echo", executor="echo", backend="echo", dtype="float32")
@@ -212,6 +209,40 @@ def test_a_target_of_another_distribution_runs_a_scenario(installing: Install, r
         "target echo cannot show its own source with a fix reverted",
     )
     assert done.returncode == 125
+
+
+STUB = (Path(__file__).parent / "stub_engine.py").read_text("utf-8")
+STEPPED = """
+name: outside
+target: stub
+workload:
+  - {id: now, requests: 2, prompt: {token_ids: [4, 4]}, max_new_tokens: 6}
+  - {id: later, prompt: {token_ids: [7]}, max_new_tokens: 2, arrive: {step: 3}}
+oracles: {lossless: false, sampling: false, draft_kv: false, draft_state: false}
+"""
+
+
+@pytest.mark.parametrize(
+    ("planted", "signature"),
+    [
+        ("", None),
+        ("self.free += request.slots[1:]", "pools@conservation"),
+        ("self.free += request.slots; request.tokens.pop()", "ends@stream"),
+    ],
+)
+def test_an_engine_of_another_distribution_is_stepped_and_judged(
+    planted: str, signature: str | None, installing: Install, replay: Replay
+) -> None:
+    right = "self.free += request.slots"
+    source = STUB.replace(f"        {right}\n", f"        {planted or right}\n")
+    installing("stub_engine", source, {"targets": {"stub": "stub_engine:TARGET"}})
+    done = replay(STEPPED, "--json")
+    (only,) = json.loads(done.stdout)["arms"]
+    assert (only["verdict"], only["signature"]) == ("fail" if signature else "pass", signature), done.stdout
+    if signature is None:
+        first, _, later = only["requests"]
+        assert (first["output_ids"], first["accept_lengths"]) == ([5, 6, 47, 48, 21, 24], [2, 2, 1, 1])
+        assert (later["output_ids"], only["metrics"]["steps"]) == ([8, 9], 4)
 
 
 FORMAT = """

@@ -103,7 +103,8 @@ class _Stepper:
 @dataclass(eq=False)
 class SglangRequest:
     """A request, as ``requests.RequestView``. ``own``: SGLang's, once a batch has had it. ``stored``: the row that it
-    drafts from next."""
+    drafts from next. ``sent``: the tokens that SGLang has streamed, and ``told`` those that steps have emitted: while
+    the end of its text may become a stop string, nothing is streamed."""
 
     rid: str
     prompt_ids: Sequence[int]
@@ -116,6 +117,8 @@ class SglangRequest:
     finish_reason: str | None = None
     matched_stop: int | str | None = None
     retractions: int = 0
+    sent: list[int] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
     _output: list[int] | None = None
 
     @property
@@ -133,6 +136,14 @@ class SglangRequest:
         if output := len(self.output_ids):
             return len(self.prompt_ids) + output - 1
         return 0 if self.own is None or self._output is not None else held(self.own).committed
+
+    def tell(self, *, finished: bool) -> list[int]:
+        """The tokens that a step emits: what it has more than was told; at its end what was streamed, so that a stream
+        that is another is seen."""
+        now = self.sent if finished else list(self.output_ids)
+        fresh = now[len(self.told) :] if now[: len(self.told)] == self.told else list(now)
+        self.told += fresh
+        return fresh
 
     def end(self, reason: Mapping[str, Any]) -> None:
         """Take in how it ended; what the engine computes of it from now on counts for nothing."""
@@ -258,6 +269,9 @@ class SglangSession(Session):
         self._now, arriving, self._arriving = _Decisions(), self._arriving, []
         self._iterate(arriving)
         facts = self._now
+        for rid in dict.fromkeys((*facts.rids, *facts.finished)):
+            if fresh := self._requests[rid].tell(finished=rid in facts.finished):
+                facts.emitted[rid] = fresh
         return Stepped(
             self._step,
             facts.kind,
@@ -453,7 +467,7 @@ class SglangSession(Session):
             if request is None or rid in self._now.finished or request.finish_reason == "abort":
                 continue
             if tokens is not None and len(tokens):
-                self._now.emitted.setdefault(rid, []).extend(int(token) for token in tokens)
+                request.sent += [int(token) for token in tokens]
             if reason is not None:
                 plain = reason if isinstance(reason, Mapping) else reason.to_json()
                 if plain["type"] == "abort":

@@ -175,9 +175,10 @@ class RunProgress(Display):
         outcome, run = result.outcome, result.run
         self._rows.pop(run.key, None)
         key = run.key.removesuffix(run.arm) + run.shown if run.key.endswith(run.arm) else run.key
-        text = Text(outcome.verdict, STYLES[outcome.verdict])
+        expected = ", as expected" if result.met and outcome.verdict != "pass" else ""
+        text = Text(outcome.verdict + expected, STYLES["pass" if result.met else outcome.verdict])
         self._ended[key] = text.append(f" {shown(outcome.signature or '')}")
-        self.say(f"{key}: {ended(outcome.verdict, outcome.signature)}, {outcome.metrics.wall_s:.1f} s")
+        self.say(f"{key}: {ended(outcome.verdict, outcome.signature)}{expected}, {outcome.metrics.wall_s:.1f} s")
 
     def notice(self, text: str) -> None:
         """Say something that concerns the whole run; it stays above what is drawn."""

@@ -12,6 +12,7 @@ from specdebug.campaign.loops.replay import ArmRun
 from specdebug.report import progress as progress_module
 from specdebug.report.faults import FaultsProgress, left_text
 from specdebug.report.progress import Display, RunProgress
+from specdebug.scenario.grammar import Expectation
 from specdebug.verdict.ledger import Ledger
 from tests.report.samples import BAD, SCENARIO, result
 from tests.run.fakes import text_of
@@ -65,7 +66,11 @@ def test_plain_progress_says_when_an_arm_ends_and_survives_a_closed_stream() -> 
         progress.arm_started(run)
         progress.arm_moved(run, Ledger())
         progress.arm_ended(result("fixed", BAD))
-    assert stream.getvalue() == "fixed: fail guard@draft.kv_indices->[next], 1.5 s\n"
+        progress.arm_ended(result("reverted", BAD, Expectation("fail", ("guard@*",))))
+    assert stream.getvalue() == (
+        "fixed: fail guard@draft.kv_indices->[next], 1.5 s\n"
+        "reverted: fail guard@draft.kv_indices->[next], as expected, 1.5 s\n"
+    )
 
     class Gone(io.StringIO):
         def write(self, text: str) -> int:

@@ -232,7 +232,7 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         source = kind(library, command, **options, **limits)
         takes = self.takes if proof != "proven" else None
         subject = self._subject(source, shlex.join(command), *self._told_of_command(command, proof), takes)
-        subject = replace(subject, proof=proof, left=left, at_head=at_head, toggles=library.registry.all)
+        subject = replace(subject, proof=proof, left=left, at_head=at_head, command=True, toggles=library.registry.all)
         make = partial(made_there, kind, library.folders[1:], command, timeout_s=self.timeout, **options)
         choice = self._choice(list(subject.labels), source.apart)
         return Plan(source, subject, *choice, proven=source.proven, make=make)
@@ -371,7 +371,7 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
 
         how_often = shlex.join(["specdebug", "flake", "--", *command])
         subject = self._subject(source, what, reproduce, next_step, how_often)
-        subject = replace(subject, names={commit: commit[:12] for commit in commits})
+        subject = replace(subject, names={commit: commit[:12] for commit in commits}, command=True)
         chooser = partial(OrderedBisector, confidence=opt.confidence_of(self.confidence))
         return Plan(source, subject, chooser, (frozenset(commits[-1:]),), proven=source.proven)
 

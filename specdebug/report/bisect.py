@@ -93,6 +93,7 @@ class Bisection:
         left: by fix, why it was no candidate, though the command imports its package.
         at_head: the failure of a command with nothing reverted; None where it has none.
         toggles: every known fix, to be shown if it is a culprit.
+        command: it is a command, which has no engine options to set and takes no faults.
     """
 
     over: str
@@ -109,6 +110,7 @@ class Bisection:
     left: Mapping[str, str] = field(default_factory=dict)
     at_head: str | None = None
     toggles: Sequence[Toggle] = ()
+    command: bool = False
 
     def called(self, culprits: frozenset[str]) -> str:
         """A culprit set in few words."""
@@ -367,7 +369,9 @@ def next_step(findings: Findings, subject: Bisection) -> str:
         return f"see that it runs the code of the folder it is started in, not an installed package: {subject.what}"
     if findings.reason == "unproven":
         return f"{_COUNTED}; or see that the command hands {REVERT_VARIABLE} on to its engine"
-    return f"{subject.how_often}   # if it fails at all; then --over config, faults or commits"
+    kinds = ("toggles", "commits") if subject.command else ("toggles", "config", "faults")
+    others = " or ".join(kind for kind in kinds if kind != subject.over)
+    return f"{subject.how_often}   # if it fails at all; then --over {others}"
 
 
 def verdict_line(findings: Findings, subject: Bisection) -> str:

@@ -113,6 +113,7 @@ def test_a_fix_of_a_package_of_ones_own_is_named_and_one_that_never_ran_is_not_t
     (toy / "job.py").write_text("import toyspec.pool as pool\npool.width(4, 2)\n")
     told = document("--content", "mine", "--", sys.executable, "job.py")
     assert told["verdict"] == "no culprit"
+    assert told["next"].endswith("then --over commits")  # options and faults are those of a scenario
     assert told["not_tried"] == [{"id": "502", "why": "its lines never ran"}]
     (toy / "job.py").write_text("import toyspec.pool\n")
     told = document("--content", "mine", "--", sys.executable, "job.py", code=125)

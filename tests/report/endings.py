@@ -238,6 +238,9 @@ def _bisections(folder: Path) -> list[Report]:
                 unproven = replace(findings, answer=None, reason="unproven")
                 commits = replace(subject, over="commits", takes="one")
                 reports += [bisect_report(unproven, each, 125, *kept, chooser, None) for each in (subject, commits)]
+                head = replace(subject, what="./job", at_head="exit:7", command=True)
+                failing = replace(findings, answer=None, reason="at-head")
+                reports += [bisect_report(each, head, 125, *kept, chooser, None) for each in (findings, failing)]
     return reports
 
 

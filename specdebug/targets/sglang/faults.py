@@ -33,11 +33,6 @@ AT_CHUNKS = "draft_prefill.input_ids"
 """Passed behind a chunk that is not the prompt's last, and nowhere else."""
 
 
-def plain_fault(fault: Fault) -> dict[str, Any]:
-    """A fault as plain data, without its place in a file."""
-    return {name: value for name, value in vars(fault).items() if name != "where"}
-
-
 class SglangFaults:
     """The faults that can act in a release of SGLang; in any that is known, where it is None. ``busy``: the steps of a
     small scenario in which several requests of ``new_tokens`` decode."""

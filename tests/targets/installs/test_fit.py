@@ -127,12 +127,10 @@ def release(tmp_path: Path, version: str = "0.5.13") -> Installed:
     return Installed(tmp_path, "sglang", version, "cpu", sys.executable, False)
 
 
-def test_patches_that_fit_are_plain_data(tmp_path: Path, toggle: Toggle, package: Path) -> None:
-    (fix,) = patches_of(release(tmp_path), [toggle])
-    assert fix["pr"] == 77
-    (patch,) = fix["patches"]
-    assert (patch["module"], patch["qualname"]) == ("sglang.rows", "width")
-    assert [edit["id"] for edit in patch["edits"]] == ["77#1"]
+def test_patches_that_fit_are_found(tmp_path: Path, toggle: Toggle, package: Path) -> None:
+    (patch,) = patches_of(release(tmp_path), [toggle])
+    assert (patch.owner, patch.module, patch.qualname) == ("toggle 77", "sglang.rows", "width")
+    assert [edit.id for edit in patch.edits] == ["77#1"]
     assert patches_of(release(tmp_path), []) == []
 
 
@@ -159,8 +157,8 @@ def test_a_checkout_between_two_releases_takes_the_patches_of_the_one_before_if_
     tmp_path: Path, toggle: Toggle, package: Path
 ) -> None:
     checkout = release(tmp_path, "0.5.14.dev57+gabc1234")  # in no range: it is neither 0.5.13 nor 0.5.14
-    (fix,) = patches_of(checkout, [toggle])
-    assert fix["pr"] == 77
+    (patch,) = patches_of(checkout, [toggle])
+    assert patch.owner == "toggle 77"
     with pytest.raises(SpecDebugError, match=r"77 cannot be reverted in sglang==0\.5\.18\+gabc1234: patches are for"):
         patches_of(release(tmp_path, "0.5.18+gabc1234"), [toggle])
 
@@ -189,7 +187,7 @@ def test_known_bugs_of_a_release_are_mended(tmp_path: Path, toggle: Toggle, pack
     (package / "rows.py").write_text("def width():\n    return 3\n\n\ndef height():\n    return 4\n")
     known = [toggle, mend(tmp_path, 78, "height", 4), mend(tmp_path, 79, "height", 5)]
     found = mends_of(release(tmp_path), [], known)
-    assert (found.numbers, [each["pr"] for each in found.patches]) == ((78,), [78]), "a revert is no mend"
+    assert (found.numbers, [each.owner for each in found.patches]) == ((78,), ["toggle 78"]), "a revert is no mend"
     assert [why.partition(": ")[0] for why in found.left_out] == ["79 is not mended"]
     assert mends_of(release(tmp_path, "0.5.14"), [], known) == Mends(), "of another release nothing is said"
     assert mends_of(release(tmp_path), [known[1]], known[:2]) == Mends(), "it is put in anyway"

@@ -6,7 +6,7 @@ import pytest
 
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.declare import parse_fault
-from specdebug.targets.sglang.faults import BETWEEN_BATCHES, LACKED, NOT_AT_SITES, SglangFaults, plain_fault
+from specdebug.targets.sglang.faults import BETWEEN_BATCHES, LACKED, NOT_AT_SITES, SglangFaults
 
 FAULTS = SglangFaults()
 
@@ -42,9 +42,3 @@ def test_locks_are_lost_where_the_radix_tree_is_one_of_nodes(release: str | None
     assert there.sites("nan_kv_in_use") == ()
     said = there.refusal(fault)
     assert said is None if acts else (said or "").startswith(f"it cannot act in SGLang {release}: its radix tree")
-
-
-def test_a_fault_travels_as_plain_data() -> None:
-    given = {"name": "nan_kv_in_use", "step": (2, 5), "request": "g0.1", "times": 2}
-    others = {"row": None, "site": None, "probability": 1.0, "seed": None}
-    assert plain_fault(parse_fault("nan_kv_in_use:step=2..5,request=g0.1,times=2")) == given | others

@@ -1,4 +1,4 @@
-"""The target: how its server is started, by which folders its processes find us, and what is refused before."""
+"""The target: where its workers live, how its own server is started, and what is refused before."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from packaging.version import Version
 from specdebug import __version__ as VERSION
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import SpecDebugError
-from specdebug.kernel_memory.finding import KernelRule
+from specdebug.patching import Patch
 from specdebug.patching.drift.check import Fit
 from specdebug.patching.drift.dist import Dist
-from specdebug.patching.toggles import load_registry
-from specdebug.targets.base import Opening, OverThere
+from specdebug.patching.toggles import Toggle, load_registry
+from specdebug.targets.base import OverThere
 from specdebug.targets.inside.source import Source
 from specdebug.targets.inside.words import VARIABLE
 from specdebug.targets.installed import make_import_folder
 from specdebug.targets.installs import fit
 from specdebug.targets.installs.store import Installed, StoreError
-from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import ReleasedEngine
-from specdebug.targets.sglang.target import PLUGINS, SglangTarget, files_to_import
+from specdebug.targets.sglang.target import EMPTY, PLUGINS, SglangTarget, files_to_import
 
 
 def test_another_python_finds_our_package_and_nothing_of_our_environment(tmp_path: Path) -> None:
@@ -64,15 +63,22 @@ def test_on_a_gpu_it_has_its_own_kernels() -> None:
     }
 
 
+SITE = Patch.of("probe sites", "sglang.rows:width", ("return 3", "probe()\nreturn 3"))
 OPTIONS: dict[str, Any] = {"attention_backend": "fa3", "speculative": {"num_steps": 3}, "page_size": 4}
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("specdebug.targets.sglang.target.source_of", lambda here: Source(tmp_path))
-    folder = tmp_path / "sglang-0.5.13-cpu"
-    Installed(folder, "sglang", "0.5.13", "cpu", sys.executable, False, done=("installed",)).write()
+    monkeypatch.setattr("specdebug.targets.sglang.target.sites_of", lambda here, sites: ([SITE], []))
+    monkeypatch.setattr("specdebug.targets.installed._found", {})
+    install(tmp_path, "cpu")
     return tmp_path
+
+
+def install(store: Path, device: str) -> None:
+    folder = store / f"sglang-0.5.13-{device}"
+    Installed(folder, "sglang", "0.5.13", device, sys.executable, False, done=("installed",)).write()
 
 
 def target(store: Path, **more: Any) -> SglangTarget:
@@ -82,60 +88,84 @@ def target(store: Path, **more: Any) -> SglangTarget:
 
 
 def test_a_server_of_the_release_is_started_with_the_scenario_s_options(store: Path) -> None:
-    command = target(store, arguments=("--log-level", "debug"), env={"A": "b"}).command(OPTIONS, 7, OverThere())
+    command = target(store, arguments=("--log-level", "debug"), env={"A": "b"}).command(OPTIONS, OverThere())
     said = " ".join(command.words)
     assert said.startswith(f"{sys.executable} -P -s -m sglang.launch_server --port {{port}} ")
     assert said.endswith(" --log-level debug")
     model = f"--model-path {checkpoint_path('tiny').resolve()}"
-    for part in ("--page-size 4", "--attention-backend fa3", "--random-seed 7", model):
+    for part in ("--page-size 4", "--attention-backend fa3", "--random-seed 0", model):
         assert part in said, part
     draft = Path(command.words[command.words.index("--speculative-draft-model-path") + 1])
     assert draft.parent == store / "sglang-0.5.13-cpu" / "checkpoints"
     assert json.loads((draft / "config.json").read_text())["tie_word_embeddings"] is False
     assert (command.env["TRITON_INTERPRET"], command.env["A"]) == ("1", "b")
-    nothing: dict[str, Any] = {name: [] for name in ("reverts", "probes", "kernels", "sites", "shows")}
-    assert json.loads(command.env[VARIABLE]) == {"device": "cpu", "release": "0.5.13", "tape": None, **nothing}
+    nothing = [{"pr": 0, "patches": []}]
+    assert json.loads(command.env[VARIABLE]) == {"device": "cpu", "release": "0.5.13", "reverts": nothing}
     assert (Path(command.env["PYTHONPATH"]) / "specdebug").is_symlink()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_its_workers_run_with_its_python_and_on_a_cpu_are_forked_with_the_engine_imported(
+    device: str, store: Path
+) -> None:
+    install(alone := store / "alone", device)
+    home = target(alone, env={"A": "b"}).home()
+    (site,) = map(Path, home.path)
+    assert home.python == sys.executable
+    assert (site / "specdebug").is_symlink()
+    env, on_cpu = dict(home.env), device == "cpu"
+    assert (env["A"], env.get("TRITON_INTERPRET")) == ("b", "1" if on_cpu else None)
+    assert ("specdebug.targets.sglang.inside.imported" in home.preload) is on_cpu
+    assert ((site / f"{EMPTY}.py").exists(), EMPTY in home.preload) == (on_cpu, on_cpu)
+    assert target(alone, env={"A": "b"}).home() == home, "workers of one home share its fork server"
 
 
 def test_its_environment_is_its_own(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "1")
     monkeypatch.setenv("PYTHONPATH", "/ours")
-    looked_at = OverThere(kernels=(KernelRule("*", "record", ("outside",)),))
-    env, looked = (target(store).command(OPTIONS, 0, there).env for there in (OverThere(), looked_at))
+    env = target(store).command(OPTIONS, OverThere()).env
     assert "SGLANG_DEBUG_REVERT_PR" not in env
     assert "/ours" not in env["PYTHONPATH"]
     assert env["TMPDIR"] == "{scratch}"
     assert "{scratch}" not in env["TORCHINDUCTOR_CACHE_DIR"]
-    moves = "SGLANG_NATIVE_MOVE_KV_CACHE"  # by torch, unless kernels are looked at
-    assert (env.get(moves), looked.get(moves)) == ("1", None)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
-    assert target(store).command(OPTIONS, 0, OverThere()).env["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+    assert target(store).command(OPTIONS, OverThere()).env["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
 
 
-def test_its_processes_get_the_patches_of_every_revert(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_and_a_server_get_the_same_patches_of_every_revert(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
 
-    def patches_of(here: Installed, toggles: Any) -> list[dict[str, Any]]:
-        asked.append((here.version, toggles))
-        return [{"pr": 1, "patches": []}]
+    def patches_of(here: Installed, toggles: Any) -> list[Patch]:
+        asked.append((here.version, [toggle.pr for toggle in toggles]))
+        return [Patch.of(str(toggles[0].pr), "sglang.rows:width", ("return 3", "return 4"))]
 
     monkeypatch.setattr("specdebug.targets.installed.patches_of", patches_of)
-    toggles = tuple(load_registry().all[:2])
-    env = target(store).command(OPTIONS, 0, OverThere(toggles)).env
-    assert asked == [("0.5.13", toggles)]
-    assert json.loads(env[VARIABLE])["reverts"] == [{"pr": 1, "patches": []}]
-    assert "SGLANG_DEBUG_REVERT_PR" not in env
+    toggles = tuple(each for each in load_registry().all if "sglang" not in each.mends)[:2]
+    numbers = [toggle.pr for toggle in toggles]
+    patches = target(store).patches(toggles)
+    assert {number: [each.owner for each in found] for number, found in patches.items()} == {
+        **{number: [str(number)] for number in numbers}, 0: ["probe sites"],
+    }  # fmt: skip
+    assert asked == [("0.5.13", [number]) for number in numbers]
+    assert target(store).patches(toggles) == patches
+    assert len(asked) == 2, "what was found is kept"
+    told = json.loads(target(store).command(OPTIONS, OverThere(toggles)).env[VARIABLE])["reverts"]
+    assert [(each["pr"], [patch["owner"] for patch in each["patches"]]) for each in told] == [
+        *((number, [str(number)]) for number in numbers), (0, []),
+    ]  # fmt: skip
 
 
 def test_what_cannot_be_is_refused_before_anything_is_started(store: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"not installed in .*specdebug engines install sglang==0\.5\.13"):
-        target(tmp_path / "none").command(OPTIONS, 0, OverThere())
+        target(tmp_path / "none").command(OPTIONS, OverThere())
     with pytest.raises(SpecDebugError, match=r"engine\.page_sze: unknown key"):
         target(store).asked({"page_sze": 4})
     asked, plain = target(store).asked(OPTIONS), target(store).asked({"model": "tiny"})
-    assert (asked.server, asked.unused, asked.drafts, asked.probed) == (True, (), True, True)
+    assert (asked.server, asked.unused, asked.drafts, asked.probed) == (False, (), True, False)
+    assert (asked.device, asked.guards, asked.graphs, asked.draft_model) == ("cpu", False, (), "tiny-eagle")
     assert (asked.joint, plain.joint) == ("first", "all")  # sampled tokens that top-k and top-p cut at once
 
 
@@ -146,15 +176,15 @@ def test_known_bugs_are_mended_and_said_to_be_unless_that_is_left_out(
     monkeypatch.setattr(fit, "_dist", lambda engine, python, version: Dist(engine, Version(version), None))  # type: ignore[arg-type]
     monkeypatch.setattr(fit, "fit", lambda dist, wanted: Fit((), ()))
     known = [toggle.pr for toggle in load_registry().all if "sglang" in toggle.mends]
-    inside = json.loads(target(store, mends=True).command(OPTIONS, 7, OverThere()).env[VARIABLE])
-    assert [each["pr"] for each in inside["reverts"]] == known
-    there = OverThere(toggles=load_registry().select(27338, "sglang"))
-    inside = json.loads(target(store, mends=True).command(OPTIONS, 7, there).env[VARIABLE])
-    assert [each["pr"] for each in inside["reverts"]] == [27338, *known]
-    said: list[str] = []
-    opening = Opening("x", lambda event, text: said.append(text), None)  # type: ignore[arg-type]
-    monkeypatch.setattr(StartedTarget, "open", lambda *_: None)
-    for mends in (True, False):
-        target(store, mends=mends).open(OPTIONS, 0, opening)
-    (told,) = [text for text in said if "mended" in text]
+
+    def owners(*toggles: Toggle) -> dict[int, set[str]]:
+        found = target(store, mends=True).patches(toggles)
+        return {number: {patch.owner for patch in each} for number, each in found.items()}
+
+    mended = {"probe sites", *(f"toggle {number}" for number in known)}
+    assert owners() == {0: mended}
+    assert owners(*load_registry().select(27338, "sglang")) == {27338: {"toggle 27338"}, 0: mended}
+    assert owners(*load_registry().select(known[0], "sglang")) == {0: mended}, "a mend that is asked for is no revert"
+    notes = [target(store, mends=mends).notes_of(OPTIONS, target(store).installed(), OverThere()) for mends in (1, 0)]
+    (told,) = [text for text in (*notes[0], *notes[1]) if "mended" in text]
     assert told.startswith("known bugs of sglang==0.5.13 are mended: 23802, 28254, 31599; `mends: false`")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.targets.launch.log import ServerLog
 from specdebug.targets.sglang.inside.probes import _Probes
 from specdebug.targets.sglang.inside.stages import _of_nodes_alone, tree_masks
 from specdebug.targets.sglang.sites import SITES, site_of
@@ -46,37 +44,22 @@ class Scheduler:
         maybe_detect_inf(torch.ones(2), msg="verify: target model logits")
         maybe_detect_page_aligned(torch.tensor(ids), 1, "x")
         return len(ids)
-
-    def process_batch_result(self, ids):
-        maybe_detect_oob(torch.tensor(ids), 0, 10, "move_kv_cache src_loc")
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
-    def get_internal_state(self, asked):
-        return asked
 """
 MAIN = """
-from specdebug.targets.inside.words import tell
+from specdebug import async_probe
 from specdebug.targets.sglang.inside.probes import probe
-from sglang.srt.managers.scheduler import Scheduler, maybe_detect_oob
-import torch
-reached = probe([{"glob": "*", "mode": "record", "kinds": ["nan", "inf", "oob"]}])
-maybe_detect_oob(torch.tensor([99]), 0, 10, "while graphs are captured")
-scheduler = Scheduler()
-print(scheduler.run_batch([1, 2]), scheduler.run_batch([1, 12, 13]))
+from sglang.srt.managers.scheduler import Scheduler
+async_probe.configure("record")
+probe()
+print(Scheduler().run_batch([1, 12, 13]))
+for finding in async_probe.poll():
+    print(finding.signature, finding.count)
+print(async_probe.reached()["verify.input_ids"])
+async_probe.configure("assert")
 try:
-    scheduler.process_batch_result([99])
+    Scheduler().run_batch([1, 12])
 except RuntimeError as error:
-    print(error)
-tell(pid=1, reached=reached())
-"""
-ENDING = """
-import ctypes
-from specdebug.targets.sglang.inside.probes import probe
-from sglang.srt.managers.scheduler import maybe_detect_oob
-import torch
-probe([{"glob": "*", "mode": "record", "kinds": ["oob"]}])
-maybe_detect_oob(torch.tensor([99]), 0, 10, "move_kv_cache src_loc")
-ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
+    print(async_probe.parse_message(str(error)).signature)
 """
 
 
@@ -92,28 +75,11 @@ def played(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={"PYTHONPATH": f"{folder}:{root}"}, capture_output=True, text=True)
 
 
-def test_its_calls_are_recorded_by_our_names_and_told_after_each_batch(tmp_path: Path) -> None:
+def test_its_calls_are_ours_by_our_names_of_the_sites(tmp_path: Path) -> None:
     done = played(tmp_path, MAIN)
-    assert (done.returncode, done.stdout) == (0, "2 3\nCUDA error: device-side assert triggered\n"), done.stderr
-    log = tmp_path / "log"
-    log.write_text(done.stderr)
-    read = ServerLog(log)
-    assert [signature for signature, _ in read.findings()] == [
-        "nan@sglang.some_new_place_n",
-        "oob@verify.input_ids",
-        "oob@move_kv_cache.src_loc",
-    ]
-    assert "[step 2, 2 bad, first 12 at 1]" in done.stderr
-    assert read.reached()["verify.input_ids"] == 2
-    assert "while_graphs_are_captured" not in "".join(signature for signature, _ in read.findings())
-
-
-def test_what_was_found_in_the_batch_that_c_plus_plus_ends_is_told(tmp_path: Path) -> None:
-    done = played(tmp_path, ENDING)
-    assert done.returncode == -signal.SIGABRT, done.stderr
-    log = tmp_path / "log"
-    log.write_text(done.stderr)
-    assert "oob@move_kv_cache.src_loc" in [signature for signature, _ in ServerLog(log).findings()]
+    assert done.returncode == 0, done.stderr
+    found = ["oob@verify.input_ids 2", "nan@sglang.some_new_place_n 1"]
+    assert done.stdout.splitlines() == ["3", *found, "1", "oob@verify.input_ids"]
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from specdebug import async_probe
+from specdebug.base.trial import stream
+from specdebug.events import BatchBegan, BatchEnded, Observers, StepBegan, StepOver
 from specdebug.faults.declare import parse_fault
-from specdebug.targets.inside.words import facts_in
-from specdebug.targets.sglang.faults import BETWEEN_BATCHES, plain_fault
-from specdebug.targets.sglang.inside import faults
+from specdebug.faults.injector import Injector
+from specdebug.targets.sglang.faults import BETWEEN_BATCHES
+from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
 from specdebug.targets.sglang.inside.scheduler import violated
-from tests.targets.sglang.inside.engine import imported, scheduler
+from tests.targets.sglang.inside.engine import scheduler
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -103,53 +105,57 @@ def test_a_lock_that_outlives_every_request_is_named() -> None:
     ]
 
 
-Told = Callable[[], list[dict[str, Any]]]
-Inject = Callable[..., tuple[Callable[..., Any], Callable[[], None]]]
+class Injected:
+    """Faults in a scheduler, told of its batches as a session tells them; ``told``: what the injector said."""
+
+    def __init__(self, engine: Any, *texts: str) -> None:
+        self.told: list[dict[str, Any]] = []
+        self._engine, self._seen, self._observers, self._steps = engine, SeenEngine(engine), Observers(), 0
+        self._injector = Injector([parse_fault(text) for text in texts], 0, self, stream)
+        self._injector.attach(cast(Any, SimpleNamespace(view=self._seen, observers=self._observers)))
+
+    def emit(self, event: str, **fields: Any) -> None:
+        self.told.append({"event": event, **fields})
+
+    def run(self, act: Callable[[], None] = lambda: None) -> None:
+        """Tell of a batch, in which ``act`` is done."""
+        self._steps += 1
+        self._seen.see_running(self._engine)
+        self._observers.tell(StepBegan, self._steps)
+        batch = [SeenRequest(each) for each in self._engine.running_batch.reqs]
+        self._observers.tell(BatchBegan, "speculative", cast(Any, batch))
+        act()
+        self._observers.tell(BatchEnded, "speculative")
+        self._observers.tell(StepOver)
+
+    def finish(self) -> None:
+        self._injector.finish()
 
 
-@pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    return lambda: [facts for line in capsys.readouterr().err.splitlines() if (facts := facts_in(line))]
-
-
-@pytest.fixture
-def inject(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Injects faults into a class of schedulers; returns what runs a batch of one, and what tells of idle faults."""
-
-    def injected(*texts: str, seed: int = 0) -> Any:
-        kind: Any = type("Scheduler", (), {"run_batch": lambda self, batch, act=lambda: None: act()})
-        imported(monkeypatch, {"managers.scheduler": {"Scheduler": kind}})
-        tell_idle = faults.inject([plain_fault(parse_fault(text)) for text in texts], seed)
-        return lambda engine, *act: kind.run_batch(engine, engine.running_batch, *act), tell_idle
-
-    yield injected
-    async_probe.on_site(None)
-
-
-def test_a_fault_acts_at_its_step_and_says_what_it_did(told: Told, inject: Inject) -> None:
-    engine, (run, _) = scheduler(), inject("nan_kv_in_use:step=2")
+def test_a_fault_acts_at_its_step_and_says_what_it_did() -> None:
+    faults = Injected(engine := scheduler(), "nan_kv_in_use:step=2")
     pool = engine.token_to_kv_pool_allocator.get_kvcache()
-    run(engine)
-    assert told() == []
-    run(engine)
-    (injected,) = told()
-    assert (injected["fault"], injected["step"], injected["request"]) == ("nan_kv_in_use", 2, "a")
+    faults.run()
+    assert faults.told == []
+    faults.run()
+    (injected,) = faults.told
+    assert (injected["fault"], injected["step"], injected["request"]) == ("nan_kv_in_use", 2, "0123abcd-a")
     assert int(torch.stack([*pool.k_buffer, *pool.v_buffer]).isnan().sum()) == 1
     assert injected["index"][0] in engine.req_to_token_pool.req_to_token[1, :5].tolist()
 
 
 @pytest.mark.parametrize("name", [name for name in BETWEEN_BATCHES if not name.startswith("worker_")])
-def test_each_class_finds_what_it_acts_on(name: str, told: Told, inject: Inject) -> None:
-    engine, (run, tell_idle) = scheduler(), inject(name)
-    run(engine)
-    tell_idle()
+def test_each_class_finds_what_it_acts_on(name: str) -> None:
+    faults = Injected(scheduler(), name)
+    faults.run()
+    faults.finish()
     lacks = {
         "req_to_token_of_another": "no other request runs",
         "generation_mismatch": "no two requests with reserved slots run",
     }
-    first = told()[0]
+    first = faults.told[0]
     assert first.get("why") == lacks.get(name)
-    assert first["ledger"] == ("unfired" if name in lacks else "injected")
+    assert first["event"] == ("unfired" if name in lacks else "injected")
 
 
 @pytest.mark.parametrize(
@@ -161,19 +167,19 @@ def test_each_class_finds_what_it_acts_on(name: str, told: Told, inject: Inject)
         ("req_to_token_out_of_range", "liveness"),
     ],
 )
-def test_damaged_books_break_a_law(name: str, law: str, inject: Inject) -> None:
-    engine, (run, _) = scheduler(), inject(name)
+def test_damaged_books_break_a_law(name: str, law: str) -> None:
+    faults = Injected(engine := scheduler(), name)
     assert violated(engine) == []
-    run(engine)
+    faults.run()
     assert law in {problem.partition(":")[0] for problem in violated(engine)}
 
 
-def test_at_a_site_the_tensor_that_passes_is_damaged(told: Told, inject: Inject) -> None:
-    run, tell_idle = inject("positions_off_by_one", "index_out_of_range:site=accept.predict,step=2")
+def test_at_a_site_the_tensor_that_passes_is_damaged() -> None:
+    faults = Injected(scheduler(), "positions_off_by_one", "index_out_of_range:site=accept.predict,step=2")
     positions = torch.tensor([6, 6])
-    run(scheduler(), lambda: async_probe.maybe_detect_oob(positions, 0, 100, "draft.forward.positions"))
-    tell_idle()
-    injected, idle = told()
+    faults.run(lambda: async_probe.maybe_detect_oob(positions, 0, 100, "draft.forward.positions"))
+    faults.finish()
+    injected, idle = faults.told
     assert positions.tolist() == [7, 7]
     assert (injected["site"], injected["count"]) == ("draft.forward.positions", 2)
     assert idle["why"] == "site accept.predict was not reached in step 2"

@@ -65,8 +65,8 @@ def violation_of(error: BaseException, step: int) -> Violation:
         caller = next((site for site in reversed(sites) if not site.startswith(SHARED)), "")
         called = f"; called by {caller}" if caller else ""
         data = {"caller": caller, "arena": getattr(error, "arena", None)}
-        told = {name: each for name, each in data.items() if each}
-        return Violation(kind, error.site, step, f"{text}{called}", data=told)
+        known = {name: each for name, each in data.items() if each}
+        return Violation(kind, error.site, step, f"{text}{called}", data=known)
     device = device_failure(error)
     if device is not None:
         memory = out_of_memory(error)

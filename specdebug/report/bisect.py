@@ -18,7 +18,7 @@ from specdebug.campaign.trials.journal import not_engine_code
 from specdebug.campaign.trials.search import Findings, Standing
 from specdebug.patching.hook import REVERT_VARIABLE
 from specdebug.report.failed import Failed, head, shows
-from specdebug.report.parts import Column, Part, Plot, Report, Section, Style, Styled, lines, plain, table
+from specdebug.report.parts import Column, Part, Plot, Report, Section, Style, Styled, lines, plain, table, verdict_of
 from specdebug.report.progress import TrialsDisplay
 from specdebug.report.trials import (
     NOT_TESTED,
@@ -213,7 +213,7 @@ def bisect_report(
     chip = Styled(findings.reason if findings.reason == "interrupted" else verdict, "unknown")
     if answer is not None:
         called = f"culprit: {subject.called(answer.culprits)}"
-        chip = Styled(called, "fail") if answer.culprits else Styled(verdict, "pass")
+        chip = Styled(called if answer.culprits else verdict, verdict_of(exit_code))
     facts = trial_facts(standing, counted, exit_code, subject.journal, evidence)
     return Report(
         command="bisect",

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from specdebug import __version__
 from specdebug.apps.history import Nights, Thing, plain
 from specdebug.report.html import svg
-from specdebug.report.parts import Column, Line, Part, Plot, Report, Section, Styled, lines, table
+from specdebug.report.parts import Column, Line, Part, Plot, Report, Section, Styled, lines, table, verdict_of
 from specdebug.report.words import counted
 from specdebug.search.intervals import clopper_pearson
 
@@ -26,9 +26,10 @@ def history_report(history: Nights, folder: Path) -> Report:
     wrong = [thing for thing in things if thing.wrong_in(last)]
     since = f" since {history.since}" if history.since else ""
     summary = f"{folder}: no night{since} is kept here; --add FILE.json keeps one"
+    said = f"{counted(len(wrong), 'thing')} not as it should be" if wrong else "all as it should be"
     if nights:
-        said = f"{counted(len(wrong), 'thing')} not as it should be" if wrong else "all as it should be"
         summary = f"{last}: {said}, of {len(things)} in {counted(len(nights), 'night')} since {nights[0]}"
+    code, news = history.exit_code, [*_news(wrong, last)]
     heads = (
         Column("what", "key", lambda thing: thing.name),
         Column("last night", of=lambda thing: _last(thing, last)),
@@ -40,10 +41,12 @@ def history_report(history: Nights, folder: Path) -> Report:
         command="history",
         title=str(folder),
         summary=summary,
-        exit_code=history.exit_code,
-        document={"specdebug": __version__, "exit_code": history.exit_code, **plain(history)},
-        parts=[*([table(things, *heads)] if things else []), *lines(_news(wrong, last)), Line(summary)],
+        exit_code=code,
+        document={"specdebug": __version__, "exit_code": code, **plain(history)},
+        parts=[*([table(things, *heads)] if things else []), *lines(news), Line(summary)],
+        chips=[Styled(said if code in (0, 1) else "no verdict", verdict_of(code))],
         page=lambda: [
+            *([Section("What is wrong", [*lines(news)])] if news else []),
             Section("All nights", [table(things, *heads)]),
             *(Section(thing.name, [_plot(thing, nights)], chips=[_last(thing, last)]) for thing in things),
         ],
@@ -106,6 +109,7 @@ def _plot(thing: Thing, nights: list[str]) -> Part:
         if bands:
             parts.append(svg.polyline([*ends[0], *reversed(ends[1])], "polygon", class_="band"))
         parts.append(svg.polyline([(x(at + 0.5), y(value)) for at, value in accepts], class_="culprit c1"))
+        parts += [svg.dot(x(at + 0.5), y(value), 3, "culprit c1") for at, value in accepts]
     for at, line in told:
         style = "fail" if line.bad else "untestable" if line.unknown == line.runs else "pass"
         parts.append(svg.rect(x(at) + 1, strip - 8, x(at + 1) - x(at) - 2, 16, class_=f"trial {style}"))

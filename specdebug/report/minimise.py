@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from specdebug import __version__
 from specdebug.base.trial import TrialResult
 from specdebug.report.failed import Failed, head, shows
-from specdebug.report.parts import Part, Report, Section, lines, plain
+from specdebug.report.parts import Part, Report, Section, Styled, lines, plain, verdict_of
 from specdebug.report.progress import PlainLines
 from specdebug.report.trials import STOPPED, journal_line, more_trials
 from specdebug.report.words import counted, replaced, times
@@ -79,6 +79,7 @@ def minimise_report(summary: Summary[Any], subject: Minimisation, exit_code: int
         exit_code=exit_code,
         document=_document(summary, subject, exit_code),
         parts=list(lines((said, *_told(summary, subject)), fold=False)),
+        chips=[Styled("the smallest" if exit_code == 0 else "not known to be the smallest", verdict_of(exit_code))],
         page=partial(_page, summary, subject),
     )
 

@@ -75,4 +75,4 @@ def trials_section(title: str, trials: Sequence[Any], heads: Sequence[Column], n
     """The last trials, a row each."""
     before = len(trials) - SHOWN_TRIALS
     more = [Line(f"The last {SHOWN_TRIALS}; {before} before them are in the journal.")] if before > 0 else []
-    return Section(title, [*more, table(trials[-SHOWN_TRIALS:], *heads)], note=note)
+    return Section(title, [*more, *([table(trials[-SHOWN_TRIALS:], *heads)] if trials else [])], note=note)

@@ -13,8 +13,8 @@ from specdebug.verdict.outcome import Outcome, Violation
 
 MAX_BUFFERS = 6
 """Boxes drawn: the buffer that was overrun, the one before it, and those behind it."""
-MAX_NAME = 19
-"""Characters of a buffer's name in its box; the tip has all of it."""
+MAX_NAME = 18
+"""Characters of a buffer's name in its box, its beginning and its end; the tip has all of it."""
 _LEFT, _BOX, _GAP, _OUTSIDE = 10.0, 124.0, 26.0, 50.0
 _TOP, _BOTTOM, _STRIP, _HEIGHT = 28.0, 80.0, 120.0, 114.0
 
@@ -74,7 +74,7 @@ def _box(buffer: Buffer, left: float, scope: str) -> Markup:
     name, start, end, row = buffer
     tip, middle = f"{name}: bytes {start:,} to {end:,}", left + _BOX / 2
     short = name.removeprefix(scope) or name
-    shown = short if len(short) <= MAX_NAME else short[: MAX_NAME - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    shown = short if len(short) <= MAX_NAME else f"{short[:9]}\N{HORIZONTAL ELLIPSIS}{short[10 - MAX_NAME :]}"
     rows = f"{(end - start) // max(row, 1):,} rows of {row:,} B"
     return svg.join(
         (

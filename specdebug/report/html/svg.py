@@ -121,9 +121,9 @@ def text(x: float, y: float, words: str, **attributes: Attribute) -> Markup:
 
 
 def x_axis(scale: Scale, y: float, title: str) -> Markup:
-    """Ticks and numbers below a plot whose lower edge is at ``y``, and the title at the right."""
+    """Ticks and whole numbers below a plot whose lower edge is at ``y``, and the title at the right."""
     parts = [line(scale.start, y, scale.end, y, class_="axis")]
-    for value in ticks(scale.low, scale.high, 10):
+    for value in (each for each in ticks(scale.low, scale.high, 10) if each % 1 == 0):
         parts.append(line(scale(value), y, scale(value), y + 4, class_="axis"))
         parts.append(text(scale(value), y + 16, f"{value:g}", class_="tick", text_anchor="middle"))
     return join((*parts, text(scale.end, y + 30, title, class_="tick", text_anchor="end")))

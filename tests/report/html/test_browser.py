@@ -15,6 +15,7 @@ from specdebug.report.compare import compare_report
 from specdebug.report.flake import flake_report
 from specdebug.report.html.page import page
 from specdebug.report.replay import replay_report
+from specdebug.verdict.outcome import Violation
 from tests.report.gallery import report_of_all
 from tests.report.samples import BAD, both, chooser, compared, outcome, recorded, replay_of, result, sampled, searched
 
@@ -25,6 +26,18 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not CHROMIUM or not DRIVER, reason="no chromium and chromedriver on the PATH"),
 ]
+
+BUFFERS = [[f"draft.buffer_{n}", 512 * n, 512 * n + 256, 64] for n in range(9)]
+TREE = {"rid": "g.0", "tokens": list(range(900, 940)), "parents": [-1, 0, 0, *range(37)], "accepted": [0, 1, 2]}
+DRAWN = (
+    Violation("guard", "draft.buffer_2->draft.buffer_3", 9, "ran over", data={
+        "arena": {"buffers": BUFFERS, "size": 4608, "reached": [1280, 1400]}, "tree": TREE,
+    }),
+    Violation("illegal-address", "k.buffer_2", 9, "left", data={
+        "arena": {"buffers": BUFFERS[2:3], "size": 4608, "reached": [1400, 9000]},
+    }),
+)  # fmt: skip
+"""Findings of which everything is drawn that can be."""
 
 LEAST_CONTRAST = 4.5
 """Of text, by WCAG 2.1 level AA."""
@@ -98,7 +111,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with journal:
         flake = page(flake_report(found, question, [], journal.trials, journal.evidence, None))
     (folder / "all").mkdir()
-    long = replay_of(result("fixed", outcome("fail", 32, violations=BAD.violations)))
+    long = replay_of(result("fixed", outcome("fail", 32, violations=(*DRAWN, *BAD.violations[1:]))))
     sources = {
         "replay": page(replay_report(both(), recorded(fixed=(40, 3), reverted=(12, 2)))),
         "long": page(replay_report(long, recorded(fixed=(10_000, 32)))),
@@ -139,7 +152,7 @@ def test_every_plot_is_drawn_and_nothing_is_loaded_or_complained_of(
     assert browser.get_log("browser") == []
     assert set(requested(browser)) <= {pages[name].as_uri()}
     plots = browser.execute_script(PLOTS)
-    assert len(plots) == {"replay": 6, "long": 3, "compare": 6, "bisect": 3, "flake": 1, "faults": 1}[name]
+    assert len(plots) == {"replay": 6, "long": 5, "compare": 6, "bisect": 3, "flake": 1, "faults": 1}[name]
     for plot in plots:
         assert plot["width"] > 400, plot
         assert plot["height"] > 80, plot

@@ -17,6 +17,9 @@ from specdebug.workers.pool import WorkerPool
 
 pytestmark = pytest.mark.engines
 
+RELEASE = "sglang==0.5.13"
+NEWER = ("sglang==0.5.23",)
+
 
 def planned(release: str, **more: Any) -> ArmRun:
     library = Library()
@@ -40,7 +43,7 @@ def built(run: ArmRun, times: int) -> list[Outcome]:
         return found
 
 
-@pytest.mark.parametrize("release", ["sglang==0.5.13", "sglang==0.5.23"])
+@pytest.mark.parametrize("release", [RELEASE, *NEWER])
 @pytest.mark.parametrize("reverts", [(), (25015,)])
 def test_three_beginnings_have_one_outcome(
     release: str, reverts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

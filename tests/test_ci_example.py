@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -84,8 +85,19 @@ def test_a_night_is_kept_on_its_branch_and_a_bad_one_ends_red(repository: Path, 
     bad = SCENARIO.replace("verdict: pass", 'verdict: fail, signature: "nan@*"')
     (repository / "scenarios/small.yaml").write_text(bad)
     steps(repository, second, {"Verdict": 1})
-    (night,) = git(repository, "ls-tree", "--name-only", "-r", "FETCH_HEAD", "nights/").split() or [""]
-    assert night.endswith(".jsonl")
+    good_night, bad_night = nights(repository)
+    assert good_night.pop("night") <= bad_night.pop("night")
+    assert good_night.pop("accept") == bad_night.pop("accept") > 1
+    assert good_night == {"name": "small::fixed", "runs": 1}
+    assert bad_night == {"name": "small::fixed", "runs": 1, "bad": 1, "signatures": ["pass, not as expected"]}
+
+
+def nights(repository: Path) -> list[dict[str, Any]]:
+    """The lines on the branch that keeps them."""
+    git(repository, "fetch", "-q", "origin", "specdebug-nights")
+    files = git(repository, "ls-tree", "--name-only", "-r", "FETCH_HEAD", "nights/").split()
+    texts = [git(repository, "show", f"FETCH_HEAD:{file}") for file in files]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
 def test_the_workflow_uses_the_action_and_commands_that_there_are() -> None:

@@ -74,6 +74,11 @@ def _lines(document: Any, night: str) -> Iterator[NightLine]:
             name = f"toggle {row['pr']} ({row['scenario']})"
             bad = 0 if row["live"] or row["untested"] else 1
             yield NightLine(night, name, 1, bad, int(row["untested"]), ("rotten",) * bad)
+    elif document.get("toggles"):  # toggles verify -- CMD
+        for row in document["toggles"]:
+            name, state = f"toggle {row['pr']} ({document['what']})", row["state"]
+            bad = int(state == "rotten")
+            yield NightLine(night, name, 1, bad, int(state not in ("live", "rotten")), (state,) * bad)
     elif "scenarios" in document:
         for each in document["scenarios"]:
             yield from _lines(each, night)

@@ -63,6 +63,20 @@ def test_an_expected_failure_is_good_and_a_new_one_is_named_with_its_first_night
     assert "--since must be a date such as" in capsys.readouterr().err
 
 
+def test_of_fixes_that_a_command_verifies_a_rotten_one_is_bad_and_one_that_was_not_tried_unknown() -> None:
+    states = ("live", "rotten", "not tried")
+    rows = [{"pr": number, "state": state} for number, state in enumerate(states, 501)]
+    found = lines_of({"what": "./job", "exit_code": 1, "toggles": rows}, NIGHTS[0], "told.json")
+    assert [each.name for each in found] == [f"toggle {number} (./job)" for number in (501, 502, 503)]
+    assert [(each.bad, each.unknown, each.signatures) for each in found] == [
+        (0, 0, ()),
+        (1, 0, ("rotten",)),
+        (0, 1, ()),
+    ]
+    as_it_is = lines_of({"what": "./job", "exit_code": 1, "toggles": []}, NIGHTS[0], "told.json")
+    assert [(each.name, each.bad) for each in as_it_is] == [("./job", 1)]
+
+
 def test_an_accept_length_is_held_against_the_nights_before_once_there_are_enough(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,21 +178,32 @@ def test_a_narrow_window_scrolls_plots_and_tables_not_the_page(browser: Any, pag
     assert wide <= window
 
 
-def test_the_pointer_is_told_of_a_step_and_rows_light_their_lines(browser: Any, pages: dict[str, Path]) -> None:
+def pointed(browser: Any, element: Any, seen: Callable[[], bool]) -> None:
+    """Move the pointer onto an element until something is seen: on a busy machine a page still scrolls at the first."""
     from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def moved(_: Any) -> bool:
+        browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        ActionChains(browser).move_to_element(element).perform()
+        return seen()
+
+    WebDriverWait(browser, 60).until(moved)
+
+
+def test_the_pointer_is_told_of_a_step_and_rows_light_their_lines(browser: Any, pages: dict[str, Path]) -> None:
     from selenium.webdriver.common.by import By
 
     opened(browser, pages["replay"])
-    hit = browser.find_elements(By.CSS_SELECTOR, ".hit")[4]
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", hit)
-    ActionChains(browser).move_to_element(hit).perform()
     tip = browser.find_element(By.ID, "tip")
-    assert tip.is_displayed()
+    pointed(browser, browser.find_elements(By.CSS_SELECTOR, ".hit")[4], tip.is_displayed)
     assert tip.text.startswith("step 5: decode\nbatch ")
-    row = browser.find_element(By.CSS_SELECTOR, "tr[data-rid='g.1']")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", row)
-    ActionChains(browser).move_to_element(row).perform()
-    assert [line.get_attribute("data-rid") for line in browser.find_elements(By.CSS_SELECTOR, ".lit")] == ["g.1"]
+
+    def lit() -> list[str]:
+        return [line.get_attribute("data-rid") for line in browser.find_elements(By.CSS_SELECTOR, ".lit")]
+
+    pointed(browser, browser.find_element(By.CSS_SELECTOR, "tr[data-rid='g.1']"), lambda: bool(lit()))
+    assert lit() == ["g.1"]
 
 
 def test_a_filter_leaves_the_rows_with_its_words(browser: Any, pages: dict[str, Path]) -> None:

@@ -15,7 +15,9 @@ from specdebug.base import interrupts
 from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.campaign.trials.command import Takes
 from specdebug.cli import options as opt
-from specdebug.cli.output import UNDECIDED, on_stderr, tell, tell_rerun
+from specdebug.cli.output import UNDECIDED, note, on_stderr, tell, tell_rerun
+from specdebug.patching.hook import REVERT_VARIABLE
+from specdebug.report.words import some
 
 if TYPE_CHECKING:
     from specdebug.campaign.trials.campaign import TrialSource
@@ -226,9 +228,11 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
                 why = "; ".join(f"{number} {each}" for number, each in left.items())
                 raise CannotRunHere(f"no fix of what the command imports can be tried: {why}")
             proof = "proven" if fixes else "out of reach"
+            if not fixes and look.signature is None:
+                note(_out_of_reach(sorted(look.packages)))
+            at_head = look.signature
             if proof == "proven":
                 kind, options = hooked.hooked_source, {"numbers": [toggle.pr for toggle in fixes], "look": look}
-                at_head = look.signature
         source = kind(library, command, **options, **limits)
         takes = self.takes if proof != "proven" else None
         subject = self._subject(source, shlex.join(command), *self._told_of_command(command, proof), takes)
@@ -374,6 +378,13 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         subject = replace(subject, names={commit: commit[:12] for commit in commits}, command=True)
         chooser = partial(OrderedBisector, confidence=opt.confidence_of(self.confidence))
         return Plan(source, subject, chooser, (frozenset(commits[-1:]),), proven=source.proven)
+
+
+def _out_of_reach(packages: Sequence[str]) -> str:
+    """What is said before a search whose fixes no hook can revert, for a forgotten ``--content`` costs many trials."""
+    imports = f"imports {some(packages, 5)}, and no known fix is in that" if packages else "imports no package"
+    told = f"{REVERT_VARIABLE} tells an engine elsewhere the known fixes, one in a trial, and the answer is unproven"
+    return f"the command's Python {imports}; --content DIR adds toggles of yours. Going on: {told}"
 
 
 _Reproduce: TypeAlias = Callable[[frozenset[str], int], str]

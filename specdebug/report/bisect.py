@@ -260,12 +260,12 @@ def _told(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -
             where = f", {at} {some(named, MAX_UNTESTABLE)}{more}"
         yield f"untestable: {times(standing.untestable)}{where}"
         yield from first_said(evidence)
-    if subject.takes == "one":
+    if subject.at_head is None and subject.takes == "one":
         yield "one at a time: SGLang's SGLANG_DEBUG_REVERT_PR takes one number; --takes set is for what takes a list"
     else:
         yield from (f"never together, for they edit one line: {' and '.join(pair)}" for pair in subject.apart)
     yield from (f"not tried: {number}, {why}" for number, why in not_tried(findings, subject).items())
-    if subject.proof != "proven":
+    if subject.at_head is None and subject.proof != "proven":
         why = "--no-proof" if subject.proof == "waived" else "the command's Python imports nothing that a fix edits"
         yield f"unproven ({why}): {REVERT_VARIABLE} told the fixes, and nothing shows that a reverted line ran"
     if (command := _reproduce(findings, subject)) is not None:
@@ -368,7 +368,8 @@ def next_step(findings: Findings, subject: Bisection) -> str:
     if findings.reason == "unproven" and subject.over == "commits":
         return f"see that it runs the code of the folder it is started in, not an installed package: {subject.what}"
     if findings.reason == "unproven":
-        return f"{_COUNTED}; or see that the command hands {REVERT_VARIABLE} on to its engine"
+        own = ", or name toggles of yours with --content" if subject.proof == "out of reach" else ""
+        return f"{_COUNTED}; or see that the command hands {REVERT_VARIABLE} on to its engine{own}"
     kinds = ("toggles", "commits") if subject.command else ("toggles", "config", "faults")
     others = " or ".join(kind for kind in kinds if kind != subject.over)
     return f"{subject.how_often}   # if it fails at all; then --over {others}"

@@ -127,6 +127,14 @@ def test_a_failure_that_is_there_with_nothing_reverted_is_no_revert_to_blame(toy
     assert told["next"].startswith("specdebug bisect --over commits --good REV -- ")
 
 
+def test_a_job_out_of_the_hook_s_reach_is_said_to_be_before_its_trials(toy: Path) -> None:
+    ended = spawn("--max-trials", "1", "--", sys.executable, "job.py")
+    before = ended.stderr.partition("trial 0")[0]
+    assert "imports toyspec, and no known fix is in that; --content DIR adds toggles of yours" in before
+    told = document("--", "false", code=125)
+    assert (told["verdict"], told["at_head"], told["trials"]) == ("at-head", "exit:1", 0)
+
+
 def test_a_fix_that_does_not_fit_what_is_installed_is_said_before_any_trial(toy: Path) -> None:
     (toy / "toyspec/pool.py").write_text("def width(page, topk):\n    return topk * page\n")
     ended = spawn("--content", "mine", "--", sys.executable, "job.py")

@@ -1,9 +1,12 @@
 """One arm inside its worker, over a stand-in engine: what it reports when the device is missing, full or gone."""
 
 import errno
+import importlib
 import os
 import pickle
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +14,10 @@ import pytest
 import torch
 
 from specdebug import async_probe
+from specdebug.base.errors import SpecDebugError
 from specdebug.engine import progress
 from specdebug.engine.errors import FlashInferError, RequestRejected
+from specdebug.patching import Patch
 from specdebug.run import arm, session_run
 from specdebug.run.oracles.accept import over_before
 from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
@@ -51,7 +56,7 @@ class Engine(FakeEngine):
     config = SimpleNamespace(model="tiny", dtype="float32", device="cpu", speculative=None)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, build: Callable[..., Any], **engine: Any) -> ListSink:
+def payload_of(seed: int = 0, prompt: tuple[int, ...] = (1, 2, 3, 4), **engine: Any) -> dict[str, Any]:
     scenario = Scenario(
         name="fake",
         workload=(WorkloadGroup("g0", TokenPrompt((1, 2))),),
@@ -60,19 +65,22 @@ def run(monkeypatch: pytest.MonkeyPatch, build: Callable[..., Any], **engine: An
         engine=engine,
         oracles=OracleSpec(lossless=False, draft_kv=False, sampling=False, ends=False),
     )
-    requests = (WorkloadRequest("g0.0", "g0", (1, 2, 3, 4), RequestSampling(6)),)
-    payload = {
+    requests = (WorkloadRequest("g0.0", "g0", prompt, RequestSampling(6)),)
+    return {
         "arm": "only",
-        "seed": 0,
+        "seed": seed,
         "toggles": pickle.dumps(()),
         "packs": pickle.dumps(()),
         "elsewhere": False,
         "scenario": pickle.dumps(scenario),
         "workload": pickle.dumps(Workload(requests)),
     }
+
+
+def run(monkeypatch: pytest.MonkeyPatch, build: Callable[..., Any], **engine: Any) -> ListSink:
     monkeypatch.setattr(embedded, "build_engine", build)
     sink = ListSink()
-    arm.run_arm(payload, sink)
+    arm.run_arm(payload_of(**engine), sink)
     return sink
 
 
@@ -249,3 +257,64 @@ def test_a_request_that_the_engine_rejects_is_named_with_its_group_s_line(
 ) -> None:
     (usage,) = run(monkeypatch, raising(RequestRejected(rid, "needs 9 positions"))).of("usage")
     assert usage["message"] == f"{place}request '{rid}' needs 9 positions"
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module to patch."""
+    (tmp_path / "toy_of_nests.py").write_text("def width():\n    return 3\n\n\ndef height():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("toy_of_nests")
+    del sys.modules["toy_of_nests"]
+
+
+def in_nest(monkeypatch: pytest.MonkeyPatch, patches: Mapping[int, Patch], act: Callable[..., Any]) -> list[int]:
+    """Builds an arm with these patches in force, as a nest does; returns the seeds that engines were built with."""
+    seeds: list[int] = []
+
+    def build(options: Any, seed: int) -> Any:
+        seeds.append(seed)
+        return engine_that(act)(options, seed)
+
+    monkeypatch.setattr(arm, "_built", None)
+    monkeypatch.setattr(embedded, "build_engine", build)
+    arm.build(patched(payload_of(), patches))
+    return seeds
+
+
+def patched(payload: dict[str, Any], patches: Mapping[int, Patch]) -> dict[str, Any]:
+    found = {number: [patch] for number, patch in patches.items()}
+    return {**payload, "engine": "toy", "worker": "", "patches": pickle.dumps(found)}
+
+
+def test_what_is_built_once_goes_on_with_another_s_workload_and_tells_all_that_was_told(
+    monkeypatch: pytest.MonkeyPatch, left: list[str], toy: Any
+) -> None:
+    patches = {
+        7: Patch.of("fix 7", "toy_of_nests:width", ("return 3", "return 4")),
+        0: Patch.of("no fix", "toy_of_nests:height", ("return 1", "return 2")),
+    }
+    widths: list[int] = []
+    seeds = in_nest(monkeypatch, patches, lambda engine, step: widths.append(toy.width() * toy.height()))
+    assert (seeds, widths) == ([0], [])
+    sink = ListSink()
+    arm.run_arm(patched(payload_of(seed=5, prompt=(9,)), patches), sink)
+    assert (seeds, widths) == ([0], [8] * 6), "nothing is built again"
+    names = [event["event"] for event in sink.events]
+    assert names.index("reverts") < names.index("stack") < names.index("stage"), "what was told while it was built"
+    assert [event["name"] for event in sink.of("stage")] == ["revert", "build", "run"]
+    (reverts,), (covered,), (done,) = sink.of("reverts"), sink.of("coverage"), sink.of("done")
+    assert (reverts["hits"], covered["hits"]) == ({"7": {"fix 7#1": 0}}, {"7": {"fix 7#1": 6}})
+    assert done["warm"] == "built"
+    assert next(each["emitted"] for each in sink.of("step") if each.get("emitted")) == {"g0.0": [10]}
+    assert outcome_of(sink).verdict == "pass"
+
+
+def test_an_arm_that_is_not_built_says_so(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
+    (done,) = run(monkeypatch, engine_that(lambda engine, step: None)).of("done")
+    assert done["warm"] == "cold"
+
+
+def test_a_nest_whose_patches_do_not_fit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecDebugError, match="its reverts cannot be put in place"):
+        in_nest(monkeypatch, {7: Patch.of("fix 7", "no_such_module_here:width", ("return 3", "return 4"))}, print)

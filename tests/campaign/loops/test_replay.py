@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import sys
 from collections.abc import Callable
@@ -26,12 +27,17 @@ from specdebug.campaign.loops.replay import (
     replay,
 )
 from specdebug.campaign.loops.replays import Replays, plan_all, replay_all
+from specdebug.faults.declare import parse_fault
 from specdebug.scenario.checks import scenario_of
-from specdebug.scenario.grammar import Arm, Expectation, Limits, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.grammar import Arm, Expectation, Limits, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.library import Library
+from specdebug.targets.base import Asked
+from specdebug.targets.installed import InstalledTarget
 from specdebug.targets.installs.store import VARIABLE, Installed
 from specdebug.targets.settings import LaunchedServer, parse_target
+from specdebug.targets.sglang.target import SglangTarget
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
+from specdebug.workers.home import Home
 from specdebug.workers.job import Job, Listener, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailure
 from tests.run.fakes import FakeLibrary, FakePool, good_run
@@ -364,3 +370,59 @@ def test_a_doubt_is_settled_by_one_probe(answers: bool, gone: MachineFailure | N
     watch.doubt("cuda", MachineFailure("device", "the same, of another arm"))
     assert [watch.gone("cuda") for _ in range(3)] == [gone] * 3
     assert [(job.target, job.payload, job.uses_gpu) for job in pool.launched] == [(PROBE, "cuda", True)]
+
+
+@pytest.fixture
+def at_home(monkeypatch: pytest.MonkeyPatch) -> Home:
+    """The home of the workers of a release that stands for an installed one."""
+    home = Home("/env/bin/python", ("/site",))
+    monkeypatch.setattr(InstalledTarget, "patches", lambda self, toggles, content=(): {each.pr: [] for each in toggles})
+    monkeypatch.setattr(SglangTarget, "home", lambda self: home)
+    monkeypatch.setattr(SglangTarget, "asked", lambda self, options: Asked("tiny"))
+    return home
+
+
+FIX = Library().toggles((27338,))
+
+
+def nest_key(**changes: Any) -> str:
+    """The key of the nest of an arm on a release, with ``changes`` of the run, or of its arm or scenario."""
+    arm = dataclasses.replace(Arm("fixed"), **changes.pop("arm", {}))
+    over = {"arms": {"fixed": arm}, "target": ON_13.target, **changes.pop("scenario", {})}
+    on_release = dataclasses.replace(SCENARIO, **over)
+    run = ArmRun(**{"key": "one", "scenario": on_release, "arm": "fixed", "seed": 7, **changes})
+    job = run.job_of("some:target", model="tiny")
+    nest = run.nest(job.payload)
+    assert (nest.target, nest.argument) == ("specdebug.run.arm:build", job.payload)
+    return nest.key
+
+
+def test_a_job_of_a_release_is_at_home_there_and_carries_its_patches(at_home: Home) -> None:
+    (run,) = plan(SOME, ON_13, FakeLibrary())  # type: ignore[arg-type]
+    job = dataclasses.replace(run, packs=(), toggles=FIX).job(FakeLibrary())  # type: ignore[arg-type]
+    assert (job.home, job.nest, job.slots) == (at_home, None, None)
+    assert (job.payload["engine"], job.payload["worker"], job.payload["elsewhere"]) == ("sglang", job.target, False)
+    assert pickle.loads(job.payload["patches"]) == {27338: []}
+    ours = runs_of(reverts=())[0].job(FakeLibrary())
+    assert (ours.home, "patches" in ours.payload) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "alike"),
+    [
+        ({"seed": 8}, True),
+        ({"key": "two"}, True),
+        ({"scenario": {"workload": (WorkloadGroup("g0", TokenPrompt((3,))),)}}, True),
+        ({"toggles": FIX}, False),
+        ({"arm": {"mode": "assert"}}, False),
+        ({"arm": {"engine": {"page_size": 4}}}, False),
+        ({"arm": {"faults": (parse_fault("slots_leaked"),)}}, False),
+        ({"packs": Library().packs(("kv",))}, False),
+        ({"scenario": {"oracles": OracleSpec(lossless=False)}}, False),
+        ({"scenario": {"target": parse_target("sglang==0.5.23")}}, False),
+    ],
+)
+def test_runs_that_differ_by_workload_and_seed_alone_share_a_nest(
+    changes: dict[str, Any], alike: bool, at_home: Home
+) -> None:
+    assert (nest_key(**changes) == nest_key()) is alike

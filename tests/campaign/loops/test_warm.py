@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.loops import warm
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, run_arms
 from specdebug.campaign.loops.warm import ArmLost, WarmPool
 from specdebug.campaign.preload import PRELOAD
@@ -18,7 +19,13 @@ from specdebug.patching import Patch
 from specdebug.patching.toggles import Detection, Toggle
 from specdebug.scenario.grammar import CorpusPrompt, Limits, Scenario
 from specdebug.scenario.library import Library
+from specdebug.targets.base import Asked
+from specdebug.targets.installed import InstalledTarget
+from specdebug.targets.settings import parse_target
+from specdebug.targets.sglang.target import SglangTarget
 from specdebug.verdict.outcome import Outcome
+from specdebug.workers.home import Home
+from specdebug.workers.job import Job
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
 
@@ -197,3 +204,35 @@ def test_a_scenario_at_fault_is_said_where_it_is_asked_for(pool: WarmPool) -> No
     pool.start(dataclasses.replace(run, scenario=scenario))
     with pytest.raises(SpecDebugError, match="needs 68 positions, context_length is 64"):
         pool.wait()
+
+
+class Launches(SimpleNamespace):
+    """In the place of a pool: keeps the jobs."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__(jobs=[], limit=1, close=lambda: None)
+
+    def launch(self, job: Job) -> None:
+        self.jobs.append(job)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_runs_at_home_elsewhere_are_forked_from_a_nest_unless_they_use_a_gpu(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "WorkerPool", Launches)
+    monkeypatch.setattr(InstalledTarget, "patches", lambda self, toggles, content=(): {})
+    monkeypatch.setattr(SglangTarget, "home", lambda self: Home("/env/bin/python"))
+    monkeypatch.setattr(SglangTarget, "asked", lambda self, options: Asked("tiny", device=device))
+    ours = run_of(NAME)
+    there = dataclasses.replace(
+        ours, scenario=dataclasses.replace(ours.scenario, target=parse_target("sglang==0.5.13"))
+    )
+    with WarmPool(ours.scenario, ["fixed"]) as pool:
+        for run in (ours, there, dataclasses.replace(there, key="other seed", seed=99)):
+            pool.start(run)
+        at_ours, *others = pool._pool.jobs  # type: ignore[attr-defined]
+    assert (at_ours.home, at_ours.nest) == (None, None)
+    assert {each.home for each in others} == {Home("/env/bin/python")}
+    keys = {each.nest and each.nest.key for each in others}
+    assert (len(keys), None in keys) == (1, device == "cuda")

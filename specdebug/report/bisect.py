@@ -368,11 +368,11 @@ def next_step(findings: Findings, subject: Bisection) -> str:
     if findings.reason == "unproven" and subject.over == "commits":
         return f"see that it runs the code of the folder it is started in, not an installed package: {subject.what}"
     if findings.reason == "unproven":
-        own = ", or name toggles of yours with --content" if subject.proof == "out of reach" else ""
-        return f"{_COUNTED}; or see that the command hands {REVERT_VARIABLE} on to its engine{own}"
+        yours = ", or name toggles of yours with --content" if subject.proof == "out of reach" else ""
+        return f"{_COUNTED}; or see that the command hands {REVERT_VARIABLE} on to its engine{yours}"
     kinds = ("toggles", "commits") if subject.command else ("toggles", "config", "faults")
-    others = " or ".join(kind for kind in kinds if kind != subject.over)
-    return f"{subject.how_often}   # if it fails at all; then --over {others}"
+    left = " or ".join(kind for kind in kinds if kind != subject.over)
+    return f"{subject.how_often}   # if it fails at all; then --over {left}"
 
 
 def verdict_line(findings: Findings, subject: Bisection) -> str:

@@ -1,8 +1,7 @@
 """Read what another engine's processes wrote of a run (``targets/inside/tape.py``) as steps of a recording.
 
-Those engines schedule as they do, and one run may not repeat another: tensors were kept in full, and are looked up
-here. Rows that belong to no request of the workload, such as those of a server's own checks, count as padding; so do
-rows of a request in a step that was computed after its end.
+Those engines schedule as they do: tensors were kept in full, and are looked up here. Rows of a request in a step that
+was computed after its end count as padding.
 
 Each engine computes of a prompt what its cache lacks, in chunks as its budget allows. So where a tape says at which
 position a chunk begins, its prompts are cut anew, as the other engine cut them: rows of one position lie beside each
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,9 +33,6 @@ from specdebug.diverge.recording import (
     row_sums,
 )
 from specdebug.engine.sites import held_at
-
-_RID = re.compile(r"(?:[0-9a-f]{8}-)?(.+)")
-"""The id of a request, behind a number of its session's where that is a server's."""
 
 Chunks = Mapping[str, tuple[int, ...]]  # by request, the tokens of each chunk of its prefill, in order
 
@@ -110,11 +105,10 @@ def computed_again(steps: Sequence[RecordedStep]) -> set[str]:
 
 
 class Recut:
-    """The steps of a tape with its prefills cut as ``chunks``, the other engine's. ``names``: of the requests, by the
-    ids that the tape has; those without one are left as they are."""
+    """The steps of a tape with its prefills cut as ``chunks``, the other engine's; a request without any is left as it
+    is."""
 
-    def __init__(self, steps: Sequence[TapedStep], names: Mapping[str, str], chunks: Chunks) -> None:
-        self._names = names
+    def __init__(self, steps: Sequence[TapedStep], chunks: Chunks) -> None:
         self._chunks = chunks
         self._rows: dict[tuple[str, str], list[tuple[int, int]]] = {}  # request, site: position and place of each row
         self._counted: dict[str, tuple[int, int]] = {}
@@ -131,7 +125,7 @@ class Recut:
         return {rid: Positions(both, sum(self._chunks[rid]) - both, own - both) for rid, (both, own) in counted}
 
     def _of_request(self, step: TapedStep, place: int) -> Iterator[TapedStep]:
-        rid, name = step.rids[place], self._names.get(step.rids[place], "")
+        rid = step.rids[place]
         start, rows = step.starts[place], step.lens[place]
         first = sum(step.lens[:place])
         for call in step.calls:
@@ -140,18 +134,18 @@ class Recut:
                 ((at, _),) = call.pieces
                 known = self._rows.setdefault((rid, call.site), [])
                 known += [(start + n, at + (first + n) * size) for n in range(rows)]
-        if name not in self._chunks:
+        if rid not in self._chunks:
             yield self._chunk(step, place, start, rows)
             return
-        found, own = self._counted.get(name, (0, 0))
-        end = step.totals[place] - sum(self._chunks[name])
-        for length in self._chunks[name]:
+        found, own = self._counted.get(rid, (0, 0))
+        end = step.totals[place] - sum(self._chunks[rid])
+        for length in self._chunks[rid]:
             end += length
             if start < end <= start + rows:
                 made = self._chunk(step, place, end - length, length)
                 found += 0 if made.before else length
                 yield made
-        self._counted[name] = found, own + rows
+        self._counted[rid] = found, own + rows
 
     def _chunk(self, step: TapedStep, place: int, start: int, rows: int) -> TapedStep:
         """The chunk of a request that begins at ``start``, of a batch that computed its last row."""
@@ -200,15 +194,12 @@ class TapeRecording:
         self._as_in = as_in or {}
         self._summed = summed
         self._decodes: dict[str, int] = {}
-        self._left_out: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
         self._steps = list(self._read())
         self.positions: Mapping[str, Positions] | None = None
         if any(step.starts for step in self._steps):
-            rids = {rid for step in self._steps for rid in step.rids}
-            names = {rid: found[1] for rid in rids if (found := _RID.fullmatch(rid))}
-            recut = Recut(self._steps, names, chunks or {})
+            recut = Recut(self._steps, chunks or {})
             self._steps, self.positions = recut.steps, recut.positions
-        self.left_out = {_name(rid): why for rid, why in self._left_out.items()}
 
     @property
     def steps(self) -> list[RecordedStep]:
@@ -222,10 +213,9 @@ class TapeRecording:
                     made[rid] = made.get(rid, 0) + 1
                     if made[rid] > self._decodes.get(rid, made[rid]):
                         over.add(rid)
-            known = [_RID.fullmatch(rid) for rid in step.rids]
-            gone = {place for place, rid in enumerate(step.rids) if rid in over or known[place] is None}
+            gone = {place for place, rid in enumerate(step.rids) if rid in over}
             if len(gone) < len(step.rids):
-                steps.append(self._recorded(step, tuple(map(_name, step.rids)), gone))
+                steps.append(self._recorded(step, gone))
         return steps
 
     def keep(self, places: Iterable[CallPlace], folder: Path) -> None:
@@ -254,7 +244,7 @@ class TapeRecording:
                 elif "ended" in facts:
                     self._decodes[facts["ended"]] = facts["decodes"]
                 elif "left_out" in facts:
-                    self._left_out[facts["left_out"]] = facts["why"]
+                    self.left_out[facts["left_out"]] = facts["why"]
                 elif step is not None:
                     start, length = file.tell(), facts.get("bytes", 0)
                     if start + length > size:
@@ -266,8 +256,8 @@ class TapeRecording:
             if step is not None:
                 yield step
 
-    def _recorded(self, step: TapedStep, names: tuple[str, ...], gone: set[int]) -> RecordedStep:
-        batch = Batch(step.kind, names, tuple(range(len(names))), step.lens, self._branches, self._nodes)
+    def _recorded(self, step: TapedStep, gone: set[int]) -> RecordedStep:
+        batch = Batch(step.kind, step.rids, tuple(range(len(step.rids))), step.lens, self._branches, self._nodes)
         calls, digests = [], array("Q")
         for call in step.calls:
             if not call.shown:
@@ -289,8 +279,7 @@ class TapeRecording:
             else:
                 pieces = (np.ascontiguousarray(values[start:stop]) for _, start, stop in segments)
                 digests.extend(xxh3_64_intdigest(piece.data) for piece in pieces)
-        before = {_name(rid): rows for rid, rows in step.before.items()}
-        return RecordedStep(step.number, names, tuple(calls), digests, before)
+        return RecordedStep(step.number, step.rids, tuple(calls), digests, step.before)
 
     def _values(self, call: TapedCall) -> np.ndarray:
         if not sum(size for _, size in call.pieces):
@@ -300,12 +289,6 @@ class TapeRecording:
         file = np.memmap(self._path, np.uint8, "r")
         rows = np.concatenate([file[start : start + size] for start, size in call.pieces])
         return rows.view(call.numpy).reshape(call.shape)
-
-
-def _name(rid: str) -> str:
-    """The scenario's name of a request; of one that is not the scenario's, its id."""
-    found = _RID.fullmatch(rid)
-    return found[1] if found else rid
 
 
 def _typed(values: np.ndarray, dtype: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from specdebug.diverge.recording import PADDING, Descriptor, Layout, RecordedSte
 from specdebug.diverge.tape import Chunks, Positions, TapeRecording, chunks_of, computed_again
 from specdebug.targets.inside.tape import Tape
 
-A, B = "0123abcd-a", "0123abcd-b"
+A, B = "a", "b"
 
 
 def taped(path: Path, *chunks: tuple[int, int], total: int = 10, other: int | None = None) -> Path:
@@ -76,20 +76,17 @@ def test_a_request_that_is_computed_again_is_told(tmp_path: Path) -> None:
     assert computed_again([first, DECODE, second]) == {"a"}
 
 
-A, B = "0123abcd-a", "0123abcd-b"
+A, B = "a", "b"
 
 
 def batched(path: Path, *, b_first: bool = False) -> Path:
-    """Two requests in one batch, in either order, and a step too many of the first; the engine's own check between."""
+    """Two requests in one batch, in either order, and a step too many of the first."""
     tape = Tape(str(path))
     order = [B, A] if b_first else [A, B]
     rows = {A: [1.0], B: [3.0]}
     tape.begin(1, "prefill", order, [2 if rid == A else 1 for rid in order])
     ids = {A: [7, 8], B: [9]}
     tape.add("target_prefill.input_ids", torch.tensor([each for rid in order for each in ids[rid]]))
-    tape.end()
-    tape.begin(2, "prefill", ["HEALTH_CHECK"], [1])
-    tape.add("target_prefill.input_ids", torch.tensor([1]))
     tape.end()
     for number in (3, 4):
         tape.begin(number, "speculative", order)

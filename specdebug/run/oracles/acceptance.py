@@ -107,6 +107,8 @@ class AcceptanceOracle(Oracle):
         counts, best, tied = (each.tolist() for each in (decision.num_correct_drafts, pending.best, pending.tied))
         rows = None if pending.rows is None else pending.rows.double().cpu().numpy()
         for b, request in enumerate(decision.requests):
+            if request.sampling.temperature > 0 and decision.coins is None:
+                continue  # an engine whose coins are not seen
             self.bench.looked(self.name)
             path = [index - b * nodes for index in accepted[b] if index >= 0]
             chosen = [predict[b * nodes + node] if 0 <= node < nodes else -1 for node in path]

@@ -6,6 +6,7 @@ engine's.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.kv import all_zero
 from specdebug.run.oracles.trees import TreesByMask, read_masks
 from specdebug.targets.base import StoredDrafts
+from specdebug.targets.requests import NotShown
 from specdebug.verdict.outcome import Violation
 
 HIDDEN_TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
@@ -194,7 +196,9 @@ class DraftStateOracle(Oracle):
     def _keep(self, request: Any) -> None:
         life = self._lives.get(request.rid)
         if life is not None:
-            life.kept.append(_Kept(life.stored_in, request.kv_len, 0, self.bench.session.draft_state([request])))
+            with suppress(NotShown):  # nothing is stored where the context has no room for drafts
+                state = self.bench.session.draft_state([request])
+                life.kept.append(_Kept(life.stored_in, request.kv_len, 0, state))
 
     @torch.no_grad()
     def _compare(self, request: Any) -> None:

@@ -9,10 +9,9 @@ import json
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from importlib import import_module
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import specdebug
 from specdebug.base.errors import CheckpointError, SpecDebugError
@@ -20,20 +19,14 @@ from specdebug.base.files import cache_folder, name_beside, replace_file
 from specdebug.base.interpreters import ENGINE_ENV
 from specdebug.patching import Patch
 from specdebug.patching.toggles import Toggle, load_registry
-from specdebug.targets.base import Asked, Opening, OverThere, Target
-from specdebug.targets.http.target import asked_of_server
+from specdebug.targets.base import OverThere, Target
 from specdebug.targets.inside.words import VARIABLE
 from specdebug.targets.installs.fit import Mends, mends_of, patches_of
 from specdebug.targets.installs.store import Installed, find_installed, store_folder
 from specdebug.targets.launch.process import REVERTS, SCRATCH
-from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.options import OURS
 from specdebug.targets.settings import ReleasedEngine
 from specdebug.workers.machine_failure import blamed
-
-if TYPE_CHECKING:
-    from specdebug.targets.http.session import HttpSession
-
 
 _found: dict[tuple[Any, ...], dict[int, list[Patch]]] = {}
 _CONFIG = "config.json"
@@ -183,23 +176,3 @@ class InstalledTarget(Target):
             _COMPILED: os.environ.get(_COMPILED) or str(cache_folder("torchinductor")),
         }
         return env | dict(own) | ours | dict(self._settings.variables)
-
-
-class InstalledServer(InstalledTarget, StartedTarget):
-    """A release that is started as a server."""
-
-    _settings: ReleasedEngine
-
-    def asked(self, options: Mapping[str, Any]) -> Asked:
-        return replace(asked_of_server(self._settings, options), unused=(), context_length=self.room(options))
-
-    def warm(self, options: Mapping[str, Any]) -> None:
-        """As that of any release, and import what asks a server."""
-        for module in ("specdebug.targets.http.client", "httpcore", "anyio._backends._asyncio"):
-            import_module(module)
-        super().warm(options)
-
-    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
-        for note in self.notes_of(options, self.installed(), opening.over_there):
-            opening.say("note", text=note)
-        return super().open(options, seed, opening)

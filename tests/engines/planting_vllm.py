@@ -8,32 +8,43 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from specdebug.targets.vllm.inside import probes
-from specdebug.targets.vllm.inside.engine import EngineThread, Served
-from specdebug.targets.vllm.inside.serve import params_of, watch
+from specdebug import async_probe
+from specdebug.async_probe.gate import KINDS, RECORD, Rule
+from specdebug.targets.base import Asked, Busy, Opening
+from specdebug.targets.vllm.session import VllmSession, build
+from specdebug.targets.vllm.target import SHOWS
 
-RULES = [{"glob": "*", "mode": "record", "kinds": ["nan", "inf", "oob", "page_aligned"]}]
 OUTSIDE = 5000
 """A token of no vocabulary here."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    max_new_tokens: int = 8
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    seed: int = 0
 
 
 class Plants:
     """``now``: the plant that acts. Those of ``below`` are done beneath the probes' taps, those of ``above`` over them;
     what would end the engine behind a tap is mended there."""
 
-    def __init__(self, engine: EngineThread) -> None:
+    def __init__(self, engine: Any) -> None:
         self.now = ""
-        self.runner = engine.runner
+        self.runner = engine.model_executor.driver_worker.worker.model_runner
         self.drafter = getattr(self.runner, "drafter", None)
-        self.vocab = engine.config.model_config.get_vocab_size()
+        self.vocab = engine.vllm_config.model_config.get_vocab_size()
 
     def changes(self, owner: Any, name: str, **plants: Callable[[Any], Any]) -> None:
         """Have the plant that acts change what a function answers."""
@@ -125,13 +136,11 @@ class Plants:
 
 
 def main() -> int:
-    arguments = json.loads(sys.argv[1])
-    engine = EngineThread(arguments)
-    said: list[str] = []
-    probes.say = said.append
+    engine = build(json.loads(sys.argv[1]))
+    async_probe.configure(RECORD, [Rule("*", RECORD, tuple(KINDS))])
     plants = Plants(engine)
     plants.below()
-    watch(engine, {"probes": RULES, "engine": arguments})
+    session = VllmSession(engine, Asked("tiny"), SHOWS, Opening("planted", lambda *_, **__: None, Busy(print)))
     plants.above()
     found = {}
     spec = ["bonus", "counts", "draft_ids", "drafts", "draft_logits", "positions", "draft_slots", "draft_hidden"]
@@ -139,34 +148,17 @@ def main() -> int:
     names += [] if plants.drafter is None else [*spec, "extend_features"]
     for number, name in enumerate([*names, ""]):
         plants.now = name
-        served(engine, number)
-        engine.ask(engine.flush)
+        for each, prompt in enumerate((list(range(5, 45)), list(range(105, 125)))):
+            session.add(f"{number}-{each}", prompt, Sampling(), speculative=True)
+        while session.has_work:
+            session.advance()
+        session.flush_cache()
         for cache in plants.runner.kv_caches:
             cache.zero_()
-        found[name or ("sound" if number == 0 else "sound again")] = sorted(set(said))
-        said.clear()
+        said = {finding.message() for finding in async_probe.drain()}
+        found[name or ("sound" if number == 0 else "sound again")] = sorted(said)
     print(json.dumps(found), flush=True)
     os._exit(0)  # vLLM's threads do not end by themselves
-
-
-def served(engine: EngineThread, number: int) -> None:
-    """Two requests, added at once, so that every run has the same steps."""
-    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def told(event: Any) -> None:
-        if event["meta_info"]["finish_reason"] is not None:
-            done.put(event)
-
-    params = params_of({"max_new_tokens": 8, "temperature": 0, "ignore_eos": True})
-    prompts = (list(range(5, 45)), list(range(105, 125)))
-
-    def add() -> None:
-        for each, prompt in enumerate(prompts):
-            engine.add(Served(f"{number}-{each}", prompt, told), params)
-
-    engine.ask(add)
-    for _ in range(2):
-        done.get(timeout=300)
 
 
 if __name__ == "__main__":

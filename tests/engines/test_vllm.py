@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.targets.base import OverThere
-from specdebug.targets.inside.words import VARIABLE
 from specdebug.targets.installs.release import parse_release
 from specdebug.targets.installs.store import find_installed, store_folder
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import ReleasedEngine
+from specdebug.targets.vllm.target import VllmTarget
 from tests.engines.replays import REPLAY, ROOT, alike, diverged, replayed
 
 pytestmark = pytest.mark.engines
@@ -104,10 +104,12 @@ def planted(*, drafts: bool) -> dict[str, list[str]]:
     options = {"context_length": 512, "max_running_requests": 4, "memory": {"num_slots": 2048}}
     if drafts:
         options["speculative"] = {"num_steps": 4}
-    command = find_target(ReleasedEngine(release=RELEASE)).command(options, 0, OverThere())
-    arguments = json.dumps(json.loads(command.env[VARIABLE])["engine"])
-    words = [here.python, "-P", str(ROOT / "tests" / "engines" / "planting_vllm.py"), arguments]
-    done = subprocess.run(words, env=dict(command.env), cwd=ROOT, capture_output=True, text=True)
+    target = find_target(ReleasedEngine(release=RELEASE))
+    assert isinstance(target, VllmTarget)
+    home, (arguments, _) = target.home(), target.mapped(options, here)
+    words = [here.python, "-P", str(ROOT / "tests" / "engines" / "planting_vllm.py"), json.dumps(arguments)]
+    env = {**os.environ, **dict(home.env), "PYTHONPATH": home.path[0]}
+    done = subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     # vLLM may end its output with more lines after it, as its processes go
     said = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{"))

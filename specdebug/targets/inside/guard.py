@@ -49,7 +49,7 @@ class EngineLook:
         try:
             return act()
         except Exception as error:
-            if _engines_own(error):
+            if engines_own(error):
                 raise
             self.lose(error)
             return otherwise
@@ -84,7 +84,7 @@ def _through(look: EngineLook, tap: Tap, function: Call, args: Sequence[Any], na
     try:
         return tap(call, *args, **named)
     except Exception as error:
-        if call.raised is error or _engines_own(error):
+        if call.raised is error or engines_own(error):
             raise
         if call.raised is not None:  # ours failed over it
             raise call.raised from None
@@ -141,6 +141,6 @@ def _place_of(error: BaseException) -> str:
     return f"specdebug{frames[-1].filename.removeprefix(_ROOT)}:{frames[-1].lineno}" if frames else ""
 
 
-def _engines_own(error: Exception) -> bool:
+def engines_own(error: Exception) -> bool:
     """Return True for what a tap raises on purpose, an asserting probe's finding, and for a lost device."""
     return parse_message(str(error)) is not None or isinstance(error, torch.AcceleratorError)

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import sys
 import threading
 import time
-import traceback
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +17,6 @@ import torch
 from torch import Tensor
 
 from specdebug import async_probe
-from specdebug.async_probe import parse_message
 from specdebug.base.abilities import Ability
 from specdebug.events import (
     BatchBegan,
@@ -34,6 +31,7 @@ from specdebug.events import (
 )
 from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
 from specdebug.targets.http.request import sampling_params
+from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST
 from specdebug.targets.requests import CannotBeServed, Lost, NotShown, RequestView, Sampling, SessionFailed
 from specdebug.targets.sglang.build import Built
@@ -289,7 +287,7 @@ class SglangSession(Session):
         except CannotBeServed:
             raise
         except BaseException as error:
-            raise failure_of(error) from error
+            raise failure_of(error) from None
 
     def request(self, rid: str) -> RequestView:
         return self._requests[rid]
@@ -475,18 +473,3 @@ class SglangSession(Session):
                 if request.finish_reason is None:
                     request.end(plain)
                 self._now.finished.append(rid)
-
-
-def failure_of(error: BaseException) -> BaseException:
-    """The failure of a session whose engine raised: by the name that its traceback would have in a log. What a probe
-    asserts, and a lost device, are told as they are."""
-    from specdebug.logs.scan import name_of, scan_bytes
-    from specdebug.targets.http.server import split
-
-    if parse_message(str(error)) is not None or isinstance(error, torch.AcceleratorError):
-        return error
-    text = "".join(traceback.format_exception(error))
-    sys.stderr.write(f"Scheduler hit an exception: {text}\n")
-    kind, site = split(name_of(scan_bytes(text.encode(), settings=False), 1))
-    told = " ".join(str(error).split())
-    return SessionFailed(f"the engine failed: {type(error).__name__}: {told}", site, kind)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from specdebug.targets.installs.fit import FitPart, source_of
 from specdebug.targets.installs.store import Installed
-from specdebug.targets.vllm.inside.boundaries import DRAFTER_TAPS, RUNNER_TAPS
+from specdebug.targets.vllm.inside.boundaries import DRAFTER_TAPS, RUNNER_TAPS, SCHEDULER_TAPS
 
 _SCHEDULER, _POOL = "v1.core.sched.scheduler:Scheduler", "v1.core.block_pool:BlockPool"
 LOOKS: dict[str, tuple[str, ...]] = {
-    "accept lengths": tuple(f"{_SCHEDULER}.{name}" for name in ("make_spec_decoding_stats", "_preempt_request")),
+    "the requests of a step": tuple(f"{_SCHEDULER}.{name}" for name in SCHEDULER_TAPS),
     "the stages of a step": (
         *(f"v1.worker.gpu_model_runner:GPUModelRunner.{name}" for name in RUNNER_TAPS),
         *(f"v1.spec_decode.eagle:EagleProposer.{name}" for name in DRAFTER_TAPS),

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError, InvalidOption
 from specdebug.base.files import name_beside
-from specdebug.base.interpreters import engine_python
 from specdebug.engine.config import EngineConfig, SpeculativeConfig, round_up
-from specdebug.targets.base import Asked, OverThere, Traits
-from specdebug.targets.installed import InstalledServer, config_of, make_import_folder, remade
-from specdebug.targets.installs.store import Installed
-from specdebug.targets.launch.process import StartCommand
-from specdebug.targets.launch.target import STARTED
+from specdebug.targets.base import Asked, Opening, Traits
+from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
+from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.options import OURS
+from specdebug.workers.home import Home
+from specdebug.workers.pool import PRELOAD
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from specdebug.targets.vllm.session import VllmSession
 
 METHODS = {"EAGLE": "eagle", "EAGLE3": "eagle3"}
 """vLLM's names of the algorithms."""
@@ -30,38 +33,67 @@ CPU_BLOCK = 32
 """Blocks of its attention on a CPU hold a multiple of so many slots."""
 ALWAYS_ENV = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
 }
-ON_CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
-"""GiB; how much of it is used says the number of blocks."""
-SERVE = "specdebug.targets.vllm.inside.serve"
+ON_CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+"""GiB, of which how much is used says the number of blocks; and threads: a fork has none of its parent's."""
+WITHOUT_A_GPU = (
+    "GPU kernels, CUDA graphs and streams: there are none, its own code for CPUs runs in their place",
+    "Triton kernels: vLLM's own stand-ins for CPUs (vllm.utils.cpu_triton_utils)",
+)
+"""The parts of a run on a CPU that are not the code that serves on a GPU, in words for reports."""
+SHOWS: frozenset[Ability] = INSIDE | {
+    *("steps", "tokens", "plain", "logits", "accept_lengths", "cached_tokens", "cache_flush", "probes", "reverts"),
+}
 
 
-class VllmTarget(InstalledServer):
-    """A release of vLLM."""
+class VllmTarget(InstalledTarget):
+    """A release of vLLM, whose engine is built in a worker that runs with its environment's Python."""
 
-    traits = Traits("vllm", STARTED, reverts=True, records=True)
+    traits = Traits("vllm", SHOWS, records=True)
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         mapped(OURS.read(options), "", "", cpu=True)  # what it cannot do is told before anything is started
-        return replace(super().asked(options), probed=True)
+        device = "cpu"
+        with contextlib.suppress(StoreError):  # nothing is installed, which the run will say
+            device = self.installed().device
+        asked = replace(OURS.asked(options), device=device, attention_backend="vllm", guards=False, graphs=())
+        return replace(asked, context_length=self.room(options))
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
-        return tuple(f"engine.{note}" for note in self._mapped(options, here)[1])
+        return tuple(f"engine.{note}" for note in self.mapped(options, here)[1])
 
-    def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:
-        """Raises StoreError where the release is not installed, SpecDebugError."""
+    def home(self) -> Home:
         here = self.installed()
-        arguments = {**self._mapped(options, here)[0], "seed": seed}
-        own = ALWAYS_ENV | (ON_CPU_ENV if here.device == "cpu" else {})
-        wanted = {"engine": arguments, "probes": [asdict(rule) for rule in there.rules], "tape": there.tape}
-        env = self.environment(make_import_folder(here.folder, {}), here, there, own, **wanted)
-        words = engine_python(here.python, "-m", SERVE, "--port", "{port}", *self._settings.arguments)
-        return StartCommand(tuple(words), env)
+        cpu = here.device == "cpu"
+        own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {}) | dict(self._settings.variables)
+        # A GPU's process cannot be forked once it has one, so there each worker imports the engine itself.
+        preload = (*PRELOAD, *((f"{__package__}.inside.imported",) if cpu else ()))
+        return Home(here.python, (str(make_import_folder(here.folder, {})),), tuple(sorted(own.items())), preload)
 
-    def _mapped(self, options: Mapping[str, Any], here: Installed) -> tuple[dict[str, Any], list[str]]:
+    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> VllmSession:
+        """The engine is built with no seed of a run's: trials of many seeds share it."""
+        from specdebug.targets.vllm.session import VllmSession, build
+        from specdebug.workers.device import claim
+
+        here, there, asked = self.installed(), opening.over_there, self.asked(options)
+        for note in self.notes_of(options, here, there):
+            opening.say("note", text=note)
+        stack = claim(asked.device, str(asked.attention_backend), asked.dtype, opening.label)
+        opening.say("stack", **stack, served={"engine": str(here.release)})
+        opening.before()
+        opening.busy.said(f"building {here.release}")
+        engine = build(self.mapped(options, here)[0], self._settings.arguments)
+        opening.busy.said("")
+        if asked.device == "cpu":
+            opening.say("not_engine_code", parts=list(WITHOUT_A_GPU))
+        return VllmSession(engine, asked, SHOWS - INSIDE | frozenset(there.shows), opening)
+
+    def mapped(self, options: Mapping[str, Any], here: Installed) -> tuple[dict[str, Any], list[str]]:
         """As :func:`mapped`, checkpoints by their folders."""
         config = OURS.read(options)
         draft = None

@@ -1,4 +1,4 @@
-"""A scenario's options as vLLM's arguments, draft heads as vLLM reads them, and how its process is started."""
+"""A scenario's options as vLLM's arguments, draft heads as vLLM reads them, and where its workers run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from safetensors.torch import load_file
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError, InvalidOption
 from specdebug.engine.config import EngineConfig
-from specdebug.targets.base import OverThere
-from specdebug.targets.inside.words import VARIABLE
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import ReleasedEngine
@@ -107,21 +105,17 @@ def target(tmp_path: Path) -> VllmTarget:
     return found
 
 
-def test_our_server_is_run_by_its_python_with_the_scenario_s_options(target: VllmTarget, tmp_path: Path) -> None:
-    command = target.command(OPTIONS, 7, OverThere(tape="/a/tape"))
-    serve = ("-m", "specdebug.targets.vllm.inside.serve", "--port", "{port}")
-    assert command.words == (sys.executable, "-P", "-s", *serve)
-    wanted = json.loads(command.env[VARIABLE])
-    assert (wanted["device"], wanted["reverts"], wanted["tape"], command.env["A"]) == ("cpu", [], "/a/tape", "b")
-    engine = wanted["engine"]
-    assert (engine["model"], engine["seed"]) == (str(checkpoint_path("tiny").resolve()), 7)
-    assert tmp_path / "vllm-0.32.0-cpu" / "checkpoints" in Path(engine["speculative_config"]["model"]).parents
-    assert command.env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert (Path(command.env["PYTHONPATH"]) / "specdebug").is_symlink()
+def test_its_workers_run_with_its_environment_s_python_and_find_us(target: VllmTarget) -> None:
+    home = target.home()
+    assert home.python == sys.executable
+    env = dict(home.env)
+    assert (env["A"], env["VLLM_ENABLE_V1_MULTIPROCESSING"], env["OMP_NUM_THREADS"]) == ("b", "0", "1")
+    assert (Path(home.path[0]) / "specdebug").is_symlink()
+    assert "specdebug.targets.vllm.inside.imported" in home.preload
 
 
 def test_a_tree_is_refused_before_anything_is_started(target: VllmTarget) -> None:
     asked = target.asked(OPTIONS)
-    assert (asked.server, asked.unused, asked.context_length) == (True, (), 256)
+    assert (asked.server, asked.drafts, asked.guards, asked.context_length) == (False, True, False, 256)
     with pytest.raises(InvalidOption, match=r"speculative\.eagle_topk: vLLM drafts chains, not trees"):
         target.asked({"speculative": {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 4}})

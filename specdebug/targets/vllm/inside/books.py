@@ -7,33 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specdebug.targets.inside.words import say
-
 MOST_BLOCKS = 1024
 """Of a larger pool the books are not looked at, for each look counts every block."""
-
-
-class SchedulerBooks:
-    """Looks after each step, and says the first violation of each law."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-        self._steps = -1  # the first look is before any
-        self._said: set[str] = set()
-
-    @property
-    def fits(self) -> bool:
-        """True of a pool that is small enough."""
-        return len(self._scheduler.kv_cache_manager.block_pool.blocks) <= MOST_BLOCKS
-
-    def look(self) -> None:
-        """A step is over."""
-        self._steps += 1
-        for broken in check_books(self._scheduler):
-            law, _, detail = broken.partition(": ")
-            if law not in self._said:
-                self._said.add(law)
-                say(f"found pools@{law} at step {self._steps}: {detail}")
 
 
 def check_books(scheduler: Any) -> list[str]:

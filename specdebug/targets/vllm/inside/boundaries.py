@@ -3,7 +3,7 @@ may prefill some requests and verify the drafts of others in one forward: an onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol
 
@@ -15,6 +15,8 @@ from specdebug.targets.inside.guard import Call, EngineLook, after, wrap_method
 Doing = Literal["prefill", "speculative", "plain"]
 DOINGS: tuple[Doing, ...] = ("prefill", "speculative", "plain")
 
+SCHEDULER_TAPS = ("_update_request_with_output", "_preempt_request", "_free_request")
+"""Functions of the scheduler that a session listens to, by its methods without the underscore."""
 RUNNER_TAPS = {
     "_prepare_inputs": "_prepared",
     "_get_slot_mappings": "_target_slots",
@@ -31,6 +33,8 @@ DRAFTER_TAPS = {
     "_sample_draft_tokens": "_draft_sampled",
 }
 """Functions of the runner and of the proposer, and the taps of each."""
+LOOKS = ("look.positions", "look.stored.positions", "look.stored.input_ids", "look.stored.hidden_states")
+"""Beside our sites: the positions of a verify's rows, and what each request stores for its next draft."""
 _FORWARD: dict[Doing, str] = {"prefill": "target_prefill", "speculative": "verify", "plain": "target_decode"}
 """The first part of our names of a target forward's sites."""
 
@@ -56,25 +60,24 @@ class BoundaryOnlooker(Protocol):
     """Told what passes, between a step's begin and its end or failure. ``among``: whose rows a tensor has, as many for
     each request as ``rows`` says."""
 
-    def on_step(self, number: int, shares: Sequence[StepRequests]) -> None: ...
+    def on_step(self, shares: Sequence[StepRequests]) -> None: ...
     def on_site(self, site: str, among: StepRequests, values: Tensor, rows: Sequence[int]) -> None: ...
     def on_step_over(self) -> None: ...
 
 
 class Boundaries:
-    """Wraps a runner. ``name_of``: the id that a request was given, by vLLM's own of it."""
+    """Wraps a runner."""
 
-    def __init__(self, runner: Any, name_of: Callable[[str], str], onlookers: Sequence[BoundaryOnlooker]) -> None:
+    def __init__(self, runner: Any, onlookers: Sequence[BoundaryOnlooker]) -> None:
         """Raises AttributeError where a release has other functions."""
         look = EngineLook("the stages of a step")
         self._runner = runner
-        self._name_of = name_of
         self._onlookers = onlookers
-        self._steps = 0
         self._shares: tuple[StepRequests, ...] = ()
         self._all = StepRequests("plain", (), (), (), (), (), (), (), ())
         self._one: Sequence[int] = ()  # a row for each request
         self._forwards = 0  # of the draft model, in this step
+        self._last: Any = None  # of the first of them the row of each request that is drafted from
         for name, tap in RUNNER_TAPS.items():
             wrap_method(runner, name, getattr(self, tap), look, bound=0)
         drafter = getattr(runner, "drafter", None)
@@ -98,7 +101,7 @@ class Boundaries:
         self._all = StepRequests(
             "plain",
             tuple(places),
-            tuple(self._name_of(rid) for rid in rids),
+            tuple(rids),
             tuple(starts),
             tuple(int(counts[place]) for place in places),
             # a prompt, or after a preemption all but the newest token
@@ -109,10 +112,9 @@ class Boundaries:
         )
         self._shares = tuple(share for doing in DOINGS if (share := self._share(doing)).places)
         self._one = (1,) * batch.num_reqs
-        self._steps += 1
         self._forwards = 0
         for each in self._onlookers:
-            each.on_step(self._steps, self._shares)
+            each.on_step(self._shares)
 
     def _share(self, doing: Doing) -> StepRequests:
         every = self._all
@@ -156,6 +158,7 @@ class Boundaries:
         ids = named.get("input_ids")
         if self._shares and ids is not None:
             self._tell_forward("input_ids", ids, self._all.rows)
+            self._tell({"speculative": "look.positions"}, named["positions"], self._all.rows)
         return call(*args, **named)
 
     def _executed(self, call: Call, *args: Any, **named: Any) -> Any:
@@ -205,6 +208,7 @@ class Boundaries:
         if self._shares:
             names: dict[Doing, str] = {"prefill": "draft_prefill.input_ids", "speculative": "draft_extend.input_ids"}
             self._tell(names, self._drafter.input_ids, self._all.rows)
+            self._last = answer[1]
 
     @after(bound=0)
     def _draft_slots(self, answer: Any, positions: Any, metadata: Any, *args: Any, **named: Any) -> None:
@@ -213,13 +217,16 @@ class Boundaries:
 
     def _draft_begins(self, model: Any, args: Any, named: dict[str, Any]) -> None:
         """A forward of the draft model. The first is over the rows of the target's, every other a row a request."""
-        if self._shares and self._forwards:
-            for name in ("positions", "input_ids"):
+        for name in ("positions", "input_ids") if self._shares else ():
+            if self._forwards:
                 self._tell(f"draft.forward.{name}", named[name], self._one)
+            else:
+                self._tell(f"look.stored.{name}", named[name][self._last], self._one)
 
     def _draft_ends(self, model: Any, args: Any, answer: Any) -> None:
         if self._shares and not self._forwards:
             self._tell({"prefill": "draft_prefill.hidden_states"}, answer[-1], self._all.rows)
+            self._tell("look.stored.hidden_states", answer[-1][self._last], self._one)
         self._forwards += 1
 
     @after(bound=0)

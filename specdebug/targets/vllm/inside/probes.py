@@ -1,18 +1,13 @@
-"""Our probes at the boundaries of vLLM's stages, which has none of its own. Recorded findings are told after each step,
-and the server lives on; one that is asserted ends the engine, whose log then names it."""
+"""Our probes at the boundaries of vLLM's stages, which has none of its own."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from specdebug import async_probe
-from specdebug.async_probe.gate import OFF, RECORD, Rule
-from specdebug.targets.inside.words import say, tell
 from specdebug.targets.vllm.inside.boundaries import StepRequests
 
 IDS = (
@@ -35,12 +30,7 @@ FEATURES = (
 class SiteProbes:
     """Looks at what passes, as a ``BoundaryOnlooker``. ``block_size``, ``num_slots``: of the pool of KV."""
 
-    def __init__(
-        self, rules: Sequence[Mapping[str, Any]], *, vocab_size: int, num_steps: int, block_size: int, num_slots: int
-    ) -> None:
-        """``rules``: ``Rule`` as plain data."""
-        chosen = [Rule(each["glob"], each["mode"], tuple(each["kinds"])) for each in rules]
-        async_probe.configure(RECORD if chosen else OFF, chosen)
+    def __init__(self, *, vocab_size: int, num_steps: int, block_size: int, num_slots: int) -> None:
         self._vocab_size = vocab_size
         self._num_steps = num_steps
         self._block_size = block_size
@@ -64,8 +54,7 @@ class SiteProbes:
         }
         self._draft_vocab = vocab_size
 
-    def on_step(self, number: int, shares: Sequence[StepRequests]) -> None:
-        async_probe.set_step(number)
+    def on_step(self, shares: Sequence[StepRequests]) -> None:
         self._passed.clear()
         self._lengths = {
             rid: start + rows
@@ -81,12 +70,7 @@ class SiteProbes:
         self._passed[site, among] = self._passed.get((site, among), 0) + 1
 
     def on_step_over(self) -> None:
-        for finding in async_probe.poll():
-            say(finding.message())
-
-    def tell_reached(self) -> None:
-        """Say which sites were passed, and how often."""
-        tell(pid=os.getpid(), reached=async_probe.reached())
+        """Findings are read after each step."""
 
     def _ids(self, site: str, among: StepRequests, values: Tensor) -> None:
         async_probe.maybe_detect_oob(values, 0, self._vocab_size, site)

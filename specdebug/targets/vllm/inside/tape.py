@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdebug.targets.inside.tape import Tape
-from specdebug.targets.vllm.inside.boundaries import StepRequests
+from specdebug.targets.vllm.inside.boundaries import LOOKS, StepRequests
 
 HELD = ("draft.bonus", "draft.forward.positions", "draft.forward.input_ids", "draft.forward.logits")
 """Sites of what is drafted ahead of the step that verifies it."""
@@ -31,12 +31,12 @@ class StepTape:
         self._left_out: set[str] = set()
         self._decoded: set[str] = set()
 
-    def on_step(self, number: int, shares: Sequence[StepRequests]) -> None:
+    def on_step(self, shares: Sequence[StepRequests]) -> None:
         self._drafted = {rid: self._held.pop(rid) for share in shares for rid in share.rids if rid in self._held}
         self._passed = {share: [] for share in shares}
 
     def on_site(self, site: str, among: StepRequests, values: Tensor, rows: Sequence[int]) -> None:
-        if site in PLACES:
+        if site in PLACES or site in LOOKS:
             return
         values = values.detach().clone()  # vLLM goes on in the same buffers
         if site in HELD:

@@ -43,10 +43,11 @@ class Proposer:
         counts = (sampled >= 0).sum(1)
         return sampled.gather(1, (counts - 1).unsqueeze(1)).squeeze(1), counts
 
-    def set_inputs_first_pass(self, target_token_ids: Tensor, next_token_ids: Tensor, last: Tensor) -> None:
+    def set_inputs_first_pass(self, target_token_ids: Tensor, next_token_ids: Tensor, last: Tensor) -> Any:
         count = target_token_ids.numel()
         self.input_ids[: count - 1] = target_token_ids[1:]
         self.input_ids[last] = next_token_ids.int()
+        return count, last, None
 
     def propose(
         self, *, target_hidden_states: Tensor, ids: Tensor, positions: Tensor, tokens: Tensor, last: Tensor
@@ -104,13 +105,13 @@ class Runner:
         names = list(self._counts)
         self.input_batch = SimpleNamespace(
             num_reqs=len(names),
-            req_ids=[f"{name}-suffix" for name in names],
+            req_ids=names,
             num_computed_tokens_cpu=np.array([self.computed[name] for name in names]),
             num_prompt_tokens=np.array([self.prompts[name] for name in names]),
             num_tokens_no_spec=np.array([len(self.tokens[name]) for name in names]),
             token_ids_cpu=np.array([(self.tokens[name] + [0] * 64)[:64] for name in names]),
         )
-        self.requests = {f"{n}-suffix": SimpleNamespace(block_ids=([self.block_of(n)],)) for n in self.tokens}
+        self.requests = {n: SimpleNamespace(block_ids=([self.block_of(n)],)) for n in self.tokens}
         _, verified, _ = self._prepare_inputs(scheduled, np.array(list(self._counts.values())))
         ids = [(self.tokens[n] + self.drafts.get(n, []))[self.computed[n] :][: self._counts[n]] for n in names]
         flat = torch.tensor(list(chain(*ids)), dtype=torch.int32)

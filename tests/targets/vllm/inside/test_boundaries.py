@@ -16,12 +16,12 @@ class Notes:
     """Writes down what it is told."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, list[tuple[str, tuple[str, ...]]]]] = []
+        self.steps: list[list[tuple[str, tuple[str, ...]]]] = []
         self.passed: list[tuple[str, tuple[str, ...], list[object], tuple[int, ...]]] = []
         self.over = 0
 
-    def on_step(self, number: int, shares: Sequence[StepRequests]) -> None:
-        self.steps.append((number, [(share.doing, share.rids) for share in shares]))
+    def on_step(self, shares: Sequence[StepRequests]) -> None:
+        self.steps.append([(share.doing, share.rids) for share in shares])
 
     def on_site(self, site: str, among: StepRequests, values: Tensor, rows: Sequence[int]) -> None:
         flat = values.argmax(-1) if site.endswith("logits") else values.reshape(len(values), -1)[:, 0]
@@ -38,7 +38,7 @@ class Notes:
 
 def watched() -> tuple[Runner, Notes]:
     runner, notes = Runner(), Notes()
-    Boundaries(runner, lambda rid: rid.removesuffix("-suffix"), [notes])
+    Boundaries(runner, [notes])
     runner.add("a", [1, 2, 3])
     return runner, notes
 
@@ -46,7 +46,7 @@ def watched() -> tuple[Runner, Notes]:
 def test_a_prefill_and_what_is_drafted_behind_it() -> None:
     runner, notes = watched()
     runner.step(a=3)
-    assert notes.steps == [(1, [("prefill", ("a",))])]
+    assert notes.steps == [[("prefill", ("a",))]]
     assert notes.over == 1
     assert [told[0] for told in notes.passed] == [
         "kv_pool.write.loc",
@@ -56,7 +56,10 @@ def test_a_prefill_and_what_is_drafted_behind_it() -> None:
         "sampler.next_token_ids",
         "draft.bonus",
         "draft_prefill.input_ids",
+        "look.stored.positions",
+        "look.stored.input_ids",
         "draft_prefill.hidden_states",
+        "look.stored.hidden_states",
         "draft_extend.logits",
         "draft_extend.topk_index",
         *["draft.out_cache_loc", "draft.forward.positions", "draft.forward.input_ids", "draft.forward.logits"] * 2,
@@ -66,6 +69,11 @@ def test_a_prefill_and_what_is_drafted_behind_it() -> None:
     assert notes.of("target_prefill.input_ids") == [(("a",), [1, 2, 3], (3,))]
     assert notes.of("draft_prefill.input_ids") == [(("a",), [2, 3, 4], (3,))]
     assert notes.of("draft_extend.topk_index") == [(("a",), [5], (1,))]
+    assert [notes.of(f"look.stored.{name}")[0][1] for name in ("positions", "input_ids", "hidden_states")] == [
+        [2],
+        [4],
+        [4],
+    ]
     assert [values for _, values, _ in notes.of("draft.forward.positions")] == [[3], [4]]
     assert [values for _, values, _ in notes.of("draft.forward.input_ids")] == [[5], [6]]
 
@@ -76,7 +84,7 @@ def test_a_step_that_prefills_one_and_verifies_another_is_told_share_by_share() 
     runner.add("b", [5, 6, 7, 8])
     notes.passed.clear()
     runner.step(b=2, a=4)
-    assert notes.steps[1] == (2, [("prefill", ("b",)), ("speculative", ("a",))])
+    assert notes.steps[1] == [("prefill", ("b",)), ("speculative", ("a",))]
     assert notes.of("target_prefill.input_ids") == [(("b",), [5, 6], (2,))]
     assert notes.of("verify.input_ids") == [(("a",), [4, 5, 6, 7], (4,))]
     assert notes.of("verify.logits") == [(("a",), [5, 6, 7, 8], (4,))]
@@ -106,7 +114,7 @@ def test_a_target_alone_decodes_plainly() -> None:
     runner, notes = Runner(), Notes()
     del runner.drafter
     runner.sample_tokens = lambda _: runner._sample(runner.execute_model_state.logits, None)  # type: ignore[method-assign]
-    Boundaries(runner, str, [notes])
+    Boundaries(runner, [notes])
     runner.add("a", [1, 2])
     runner.step(a=2)
     runner.tokens["a"].append(3)
@@ -135,8 +143,8 @@ def test_a_vocabulary_of_the_draft_s_own_is_told_by_its_own_ids() -> None:
     runner, notes = Runner(), Notes()
     targets = torch.tensor([2, 5, 6, 9])  # of the draft's four tokens
     runner.drafter.model.draft_id_to_target_id = targets - torch.arange(4)  # type: ignore[assignment]
-    Boundaries(runner, str, [notes])
+    Boundaries(runner, [notes])
     runner.add("a", [1, 2, 3])
     runner.step(a=3)
-    assert notes.of("draft_extend.topk_index") == [(("a-suffix",), [1], (1,))]
-    assert notes.of("draft_extend.logits") == [(("a-suffix",), [1], (1,))]
+    assert notes.of("draft_extend.topk_index") == [(("a",), [1], (1,))]
+    assert notes.of("draft_extend.logits") == [(("a",), [1], (1,))]

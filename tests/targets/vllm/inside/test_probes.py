@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,12 +10,10 @@ import pytest
 import torch
 
 from specdebug import async_probe
-from specdebug.targets.inside.words import facts_in
+from specdebug.async_probe.gate import KINDS, RECORD, Rule
 from specdebug.targets.vllm.inside.boundaries import Boundaries
 from specdebug.targets.vllm.inside.probes import FEATURES, IDS, LOGITS, SiteProbes
 from tests.targets.vllm.inside.fake_runner import VOCABULARY, Runner
-
-RECORD = {"glob": "*", "mode": "record", "kinds": ["nan", "inf", "oob", "page_aligned"]}
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +23,15 @@ def _off() -> Iterator[None]:
     async_probe.configure("off")
 
 
-def probed(rule: dict[str, Any] = RECORD) -> tuple[Runner, SiteProbes]:
-    runner = Runner()
-    probes = SiteProbes([rule], vocab_size=VOCABULARY, num_steps=3, block_size=64, num_slots=4 * 64)
-    return runner, probes
+def probed(glob: str = "*", mode: str = RECORD) -> tuple[Runner, SiteProbes]:
+    async_probe.reset()
+    async_probe.configure(RECORD, [Rule(glob, mode, tuple(KINDS))])
+    return Runner(), SiteProbes(vocab_size=VOCABULARY, num_steps=3, block_size=64, num_slots=4 * 64)
 
 
 def served(runner: Runner, probes: SiteProbes) -> None:
     """A prompt in two chunks, and two verifies, beside another request from the second step on."""
-    Boundaries(runner, lambda rid: rid.removesuffix("-suffix"), [probes])
+    Boundaries(runner, [probes])
     runner.add("a", [1, 2, 3])
     runner.add("b", [4, 5])
     runner.step(a=2)
@@ -43,8 +40,8 @@ def served(runner: Runner, probes: SiteProbes) -> None:
     runner.step(b=4, a=4)
 
 
-def found(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    return [line.partition("async probe ")[2] for line in capsys.readouterr().err.splitlines() if "async probe" in line]
+def found() -> list[str]:
+    return [each.message().removeprefix("async probe ") for each in async_probe.drain()]
 
 
 def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
@@ -53,16 +50,14 @@ def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
     setattr(owner, name, lambda *args, **named: change(call(*args, **named)))
 
 
-def test_what_is_right_is_silent_and_every_site_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_right_is_silent_and_every_site_is_reached() -> None:
     runner, probes = probed()
     served(runner, probes)
-    assert found(capsys) == []
-    probes.tell_reached()
-    (told,) = [facts for line in capsys.readouterr().err.splitlines() if (facts := facts_in(line))]
+    assert found() == []
     others = {"draft_extend.topk_index", "accept.predict", "accept.num_correct_drafts", "draft.forward.positions"}
     places = {"kv_pool.write.loc", "draft.out_cache_loc"}
     drafting = {each for each in (*IDS, *LOGITS, *FEATURES) if not each.startswith("target_decode")}
-    assert set(told["reached"]) == drafting | others | places
+    assert set(async_probe.reached()) == drafting | others | places
 
 
 def _nan(logits: Any) -> Any:
@@ -84,17 +79,15 @@ def _nan(logits: Any) -> Any:
         ("runner", "_get_slot_mappings", lambda it: ({0: it[0][0] + 999}, None), "oob@kv_pool.write.loc"),
     ],
 )
-def test_damage_is_found_where_it_is_done(
-    where: str, name: str, change: Callable[[Any], Any], signature: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_is_found_where_it_is_done(where: str, name: str, change: Callable[[Any], Any], signature: str) -> None:
     runner, probes = probed()
     changed({"runner": runner, "drafter": runner.drafter, "model": runner.drafter.model}[where], name, change)
     with contextlib.suppress(IndexError, RuntimeError):  # the fake cannot go on with some of it
         served(runner, probes)
-    assert any(each.startswith(signature) for each in found(capsys)), signature
+    assert any(each.startswith(signature) for each in found()), signature
 
 
-def test_a_slot_of_another_request_s_block_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slot_of_another_request_s_block_is_found() -> None:
     runner, probes = probed()
     plain = runner.drafter._update_positions_dependent_metadata
 
@@ -105,14 +98,12 @@ def test_a_slot_of_another_request_s_block_is_found(capsys: pytest.CaptureFixtur
 
     runner.drafter._update_positions_dependent_metadata = shifted  # type: ignore[method-assign]
     served(runner, probes)
-    first = found(capsys)[0]
+    first = found()[0]
     assert first.startswith("oob@draft.out_cache_loc: value not below 1")
-    assert "[step 1, 1 bad, first 64 at 0]" in first
+    assert "1 bad, first 64 at 0]" in first
 
 
-def test_a_chunk_that_is_not_the_prompt_s_last_must_be_followed_by_the_prompt_s_next_token(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_chunk_that_is_not_the_prompt_s_last_must_be_followed_by_the_prompt_s_next_token() -> None:
     runner, probes = probed()
     plain = runner.drafter.prepare_next_token_ids_padded
 
@@ -120,26 +111,21 @@ def test_a_chunk_that_is_not_the_prompt_s_last_must_be_followed_by_the_prompt_s_
         return torch.full_like(plain(sampled)[0], 9), plain(sampled)[1]
 
     runner.drafter.prepare_next_token_ids_padded = last_of_prompt  # type: ignore[method-assign]
-    Boundaries(runner, str, [probes])
+    Boundaries(runner, [probes])
     runner.add("a", [1, 2, 3])
     runner.step(a=2)
-    (first,) = [each for each in found(capsys) if "draft_prefill" in each]
+    (first,) = [each for each in found() if "draft_prefill" in each]
     assert first.startswith("oob@draft_prefill.input_ids")
-    assert "[step 1, 1 bad, first 6 at 0]" in first  # 9, and the prompt goes on with 3
+    assert "1 bad, first 6 at 0]" in first  # 9, and the prompt goes on with 3
 
 
-def test_an_assertion_ends_the_step_and_what_packs_leave_out_is_not_looked_at(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    runner, probes = probed(RECORD | {"mode": "assert"})
+def test_an_assertion_ends_the_step_and_what_packs_leave_out_is_not_looked_at() -> None:
+    runner, probes = probed(mode="assert")
     changed(runner, "_model_forward", lambda hidden: hidden + torch.nan)
     with pytest.raises(RuntimeError, match="async probe nan@target_prefill"):
         served(runner, probes)
-    capsys.readouterr()
-    runner, probes = probed(RECORD | {"glob": "draft.*"})
+    runner, probes = probed("draft.*")
     changed(runner, "_model_forward", lambda hidden: hidden + torch.nan)
     served(runner, probes)
-    assert not [each for each in found(capsys) if "hidden_states" in each]
-    probes.tell_reached()
-    told = json.loads(capsys.readouterr().err.partition("specdebug inside: ")[2])
-    assert all(site.startswith("draft.") for site in told["reached"])
+    assert not [each for each in found() if "hidden_states" in each]
+    assert all(site.startswith("draft.") for site in async_probe.reached())

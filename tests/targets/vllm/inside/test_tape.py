@@ -14,12 +14,12 @@ from specdebug.targets.vllm.inside.boundaries import Boundaries
 from specdebug.targets.vllm.inside.tape import StepTape
 from tests.targets.vllm.inside.fake_runner import Runner
 
-A, B = "0123abcd-a", "0123abcd-b"
+A, B = "a", "b"
 
 
 def taped(path: Path) -> Runner:
     runner = Runner()
-    Boundaries(runner, lambda rid: rid.removesuffix("-suffix"), [StepTape(Tape(str(path)), 3)])
+    Boundaries(runner, [StepTape(Tape(str(path)), 3)])
     return runner
 
 

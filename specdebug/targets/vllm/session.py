@@ -1,0 +1,306 @@
+"""vLLM as a session in the worker's own process: its engine, unedited, without processes of its own, is stepped, and
+requests enter between two steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from argparse import SUPPRESS
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from specdebug import async_probe
+from specdebug.base.abilities import Ability
+from specdebug.base.errors import SpecDebugError
+from specdebug.events import Finishing, Prefilled, StepBegan, StepOver, Stepped
+from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
+from specdebug.targets.inside.failure import failure_of
+from specdebug.targets.inside.guard import LOST, Call, EngineLook, wrap_method
+from specdebug.targets.inside.tape import Tape
+from specdebug.targets.requests import CannotBeServed, Lost, RequestView, Sampling, SessionFailed
+from specdebug.targets.vllm.inside.books import MOST_BLOCKS, check_books
+from specdebug.targets.vllm.inside.boundaries import SCHEDULER_TAPS, Boundaries, BoundaryOnlooker, StepRequests
+from specdebug.targets.vllm.inside.kv import BlockReader
+from specdebug.targets.vllm.inside.look import DraftLook
+from specdebug.targets.vllm.inside.probes import SiteProbes
+from specdebug.targets.vllm.inside.tape import StepTape
+
+
+@dataclass(eq=False)
+class VllmRequest:
+    """A request, as ``requests.RequestView``. ``own``: vLLM's. ``prefills``: its next token is a prefill's."""
+
+    rid: str
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    speculative: bool
+    own: Any = None
+    prefills: bool = True
+    kv_len: int = 0
+    cached_tokens: int = 0
+    accept_lengths: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    matched_stop: int | str | None = None
+
+    @property
+    def output_ids(self) -> Sequence[int]:
+        return list(self.own.output_token_ids)
+
+    @property
+    def all_ids(self) -> Sequence[int]:
+        return [*self.prompt_ids, *self.output_ids]
+
+    def note_computed(self) -> None:
+        """Take in how much has KV: behind the newest token that is kept there is nothing of use."""
+        self.kv_len = min(self.own.num_computed_tokens, self.own.num_tokens - 1)
+
+    def end(self, reason: str, matched: int | str | None) -> None:
+        """Take in how it ended. The model's own end of text is a stop token, too."""
+        self.finish_reason, stops = reason, self.sampling.stop_token_ids
+        if reason == "stop":
+            self.matched_stop = matched = self.output_ids[-1] if matched is None else matched
+            if isinstance(matched, int) and matched not in stops:
+                self.sampling = dataclasses.replace(
+                    cast(Any, self.sampling), stop_token_ids=(*stops, self.matched_stop)
+                )
+
+
+class VllmSession(Session):
+    """An ``LLMEngine`` that serves."""
+
+    own = False
+
+    def __init__(self, engine: Any, asked: Asked, shows: frozenset[Ability], opening: Opening) -> None:
+        config, core = engine.vllm_config, engine.engine_core.engine_core
+        self.asked, self._opening = asked, opening
+        self.vocab_size = int(config.model_config.get_vocab_size())
+        self._engine, self._scheduler = engine, core.scheduler
+        self._runner = core.model_executor.driver_worker.worker.model_runner
+        self._num_steps = config.num_speculative_tokens
+        self._requests: dict[str, VllmRequest] = {}
+        self._noted: set[str] = set()
+        self._step, self._batch = 0, list[StepRequests]()
+        self._lengths: dict[str, int] = {}
+        self._retracted: list[str] = []
+        self._broken: set[str] = set()
+        self._books, self._kv = EngineLook("the scheduler's books"), BlockReader(self._runner, self._scheduler)
+        if len(self._scheduler.kv_cache_manager.block_pool.blocks) > MOST_BLOCKS:
+            shows -= {"pools"}
+            self._note(f"the scheduler's books are not looked at, for its pool has more than {MOST_BLOCKS} blocks")
+        self.shows = shows
+        self._listen(config)
+
+    def _listen(self, config: Any) -> None:
+        look, cache = EngineLook("the requests of a step"), config.cache_config
+        for name in SCHEDULER_TAPS:
+            wrap_method(self._scheduler, name, getattr(self, name.lstrip("_")), look, bound=0)
+        self._look = DraftLook(self.request, self.observers, self._num_steps)
+        slots = cache.block_size * cache.num_gpu_blocks
+        size = {"vocab_size": self.vocab_size, "block_size": cache.block_size, "num_slots": slots}
+        onlookers: list[BoundaryOnlooker] = [self, SiteProbes(num_steps=self._num_steps, **size)]
+        if self._num_steps:
+            onlookers.append(self._look)
+        if path := self._opening.over_there.tape:
+            onlookers.append(StepTape(Tape(path), self._num_steps))
+        Boundaries(self._runner, onlookers)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._engine.has_unfinished_requests())
+
+    def begin(self, seed: int) -> None:
+        random.seed(seed)
+        torch.manual_seed(seed)
+
+    def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
+        if not speculative and self._num_steps:
+            self._note("this engine cannot leave out drafts for a request; all are served with them")
+        sampling = self._within_context(prompt_ids, sampling)
+        try:
+            own = self._engine.add_request(rid, {"prompt_token_ids": list(prompt_ids)}, params_of(sampling))
+        except ValueError as error:
+            raise CannotBeServed(rid, f"is declined by the engine: {error}") from None
+        request = VllmRequest(rid, tuple(prompt_ids), sampling, speculative, self._scheduler.requests[own])
+        self._requests[rid] = request
+
+    def _within_context(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampling:
+        """The sampling of a request, its output cut to what the context has room for."""
+        limit = self._engine.vllm_config.model_config.max_model_len
+        if not len(prompt_ids) < limit < len(prompt_ids) + sampling.max_new_tokens:
+            return sampling
+        self._note(f"outputs end with the context of {limit} tokens; this engine takes no longer requests")
+        cut: Sampling = dataclasses.replace(cast(Any, sampling), max_new_tokens=limit - len(prompt_ids))
+        return cut
+
+    def _note(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self._opening.say("note", text=text)
+
+    def abort(self, rid: str) -> None:
+        self._requests[rid].end("abort", None)
+        self._engine.abort_request([rid])
+
+    def advance(self) -> Stepped:
+        self._step += 1
+        self._batch, self._lengths, self._retracted = [], {}, []
+        async_probe.set_step(self._step)
+        self.observers.tell(StepBegan, self._step)
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            self.observers.tell(StepOver, True)
+            raise failure_of(error) from None
+        self.observers.tell(StepOver)
+        return self._stepped(outputs)
+
+    def _stepped(self, outputs: Sequence[Any]) -> Stepped:
+        rids = tuple(rid for share in self._batch for rid in share.rids)
+        cached, emitted, finished = dict[str, int](), dict[str, list[int]](), list[str]()
+        for rid in rids:
+            request = self._requests[rid]
+            if request.finish_reason is None and request.prefills:
+                request.note_computed()
+        for output in outputs:
+            request, (made,) = self._requests[output.request_id], output.outputs
+            if output.num_cached_tokens and not request.cached_tokens:
+                request.cached_tokens = cached[request.rid] = output.num_cached_tokens
+            emitted[request.rid] = list(made.token_ids)
+            if output.finished:
+                request.end(str(made.finish_reason), made.stop_reason)
+                finished.append(request.rid)
+        prefill = any(share.doing == "prefill" for share in self._batch)
+        kind: Any = "idle" if not rids else "prefill" if prefill else "decode"
+        retracted = tuple(self._retracted)
+        return Stepped(self._step, kind, rids, emitted, self._lengths, cached, tuple(finished), retracted)
+
+    def request(self, rid: str) -> RequestView:
+        return self._requests[rid]
+
+    def clock(self) -> float:
+        return time.process_time() if self._runner.device.type == "cpu" else time.perf_counter()
+
+    def settle(self) -> bool:
+        if on_gpu := str(self._runner.device) != "cpu":
+            torch.cuda.synchronize()
+        return on_gpu
+
+    def flush_cache(self) -> None:
+        """Raises SessionFailed where blocks are held although no request is served."""
+        if not self._engine.reset_prefix_cache():
+            raise SessionFailed("the engine cannot forget its cached prefixes: blocks are held", "engine.flush_cache")
+
+    def lost(self) -> Sequence[Lost]:
+        return tuple(dict.fromkeys(LOST))
+
+    def check_pools(self) -> Sequence[str]:
+        """The first violation of each law."""
+        fresh = list[str]()
+        for broken in self._books.attempt(lambda: check_books(self._scheduler), list[str]()):
+            law, _, _ = broken.partition(":")
+            if law not in self._broken:
+                self._broken.add(law)
+                fresh.append(broken)
+        return fresh
+
+    def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self._kv.read("draft", request.rid, start, stop)
+
+    def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self._kv.read("target", request.rid, start, stop)
+
+    def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
+        return self._look.stored(requests)
+
+    # As a ``BoundaryOnlooker``.
+
+    def on_step(self, shares: Sequence[StepRequests]) -> None:
+        self._batch = list(shares)
+        for share in shares:
+            for rid, start in zip(share.rids, share.starts, strict=True):
+                self._requests[rid].kv_len = start
+
+    def on_site(self, site: str, among: StepRequests, values: Tensor, rows: Sequence[int]) -> None:
+        """What passes is for others."""
+
+    def on_step_over(self) -> None:
+        """What a step decided the scheduler's taps see."""
+
+    # The scheduler's taps.
+
+    def update_request_with_output(self, call: Call, own: Any, tokens: Any, *args: Any, **named: Any) -> Any:
+        """A request is given tokens, of which the end of the request may cut some off. Its blocks are still there."""
+        accepted = len(tokens)
+        answer = call(own, tokens, *args, **named)
+        request = self._requests[own.request_id]
+        request.note_computed()
+        if request.prefills:
+            request.prefills = False
+            self.observers.tell(Prefilled, request)
+        elif self._num_steps:
+            request.accept_lengths.append(accepted)
+            self._lengths[request.rid] = accepted
+        _, stopped = answer
+        if stopped:
+            request.end(str(own.get_finished_reason()), own.stop_reason)
+            self.observers.tell(Finishing, request)
+        return answer
+
+    def preempt_request(self, call: Call, own: Any, *args: Any, **named: Any) -> Any:
+        """A request is put back, and will be prefilled again."""
+        request = self._requests[own.request_id]
+        request.prefills, request.kv_len = True, 0
+        self._look.forget(request.rid)
+        self._retracted.append(request.rid)
+        return call(own, *args, **named)
+
+    def free_request(self, call: Call, own: Any, *args: Any, **named: Any) -> Any:
+        """A request's blocks are given back. One that nothing has ended yet a stop string ends."""
+        request = self._requests[own.request_id]
+        if request.finish_reason is None:
+            request.finish_reason = "stop"
+            self.observers.tell(Finishing, request)
+        self._look.forget(request.rid)
+        return call(own, *args, **named)
+
+
+def params_of(sampling: Sampling) -> Any:
+    """vLLM's parameters. A request without stop tokens goes on to its length, whatever the model says."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed % 2**53 if sampling.temperature else None,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=not sampling.stop_token_ids,
+        detokenize=bool(sampling.stop),
+        skip_special_tokens=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def build(arguments: Mapping[str, Any], words: Sequence[str] = ()) -> Any:
+    """vLLM's engine of these arguments, and over them those of its command line. Raises SpecDebugError for words that
+    it does not know, and what vLLM raises."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    def decline(message: str) -> None:
+        raise SpecDebugError(f"target.arguments: {message}")
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(argument_default=SUPPRESS))
+    parser.error = decline
+    for action in parser._actions:
+        action.default = SUPPRESS
+    return LLMEngine.from_engine_args(EngineArgs(**{**arguments, **vars(parser.parse_args([*words]))}))

@@ -71,6 +71,7 @@ class Requests:
 
     title: str = "requests"
     labels: tuple[str, ...] = tuple(f"r{number}" for number in range(REQUESTS))
+    kinds: tuple[str, ...] = ()
 
     def without(self, removed: Kept) -> Kept | None:
         """The others; a scenario has at least one."""

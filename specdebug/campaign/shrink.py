@@ -2,7 +2,7 @@
 
 A scenario is first written out: one arm, and every request (or conversation) a group of its own, so that each can be
 dropped alone. Then numbers are made smaller: first all at once, down to the least the engine takes; then those that the
-failure needs, by half of the rest of the way, again and again."""
+failure needs, to the geometric mean of what fails and what does not, again and again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isqrt
 from typing import Any
 
 import yaml
@@ -251,7 +252,11 @@ def _unused(name: str, taken: set[str]) -> str:
     return name
 
 
-PRECISION = 4  # a number is small enough when one smaller by no more than a fourth of it does not fail any more
+ENOUGH = (2.5, 1.33)
+"""A number is small enough when it is at most so many times one that does not fail: of the requests', which are many,
+and of the engine's."""
+EXACT = 8
+"""Of numbers up to this, each is tried."""
 
 
 def _stage(title: str, labels: Sequence[str], make: Callable[[frozenset[int]], Scenario]) -> Stage[Scenario]:
@@ -314,15 +319,16 @@ class ScenarioSpace:
             return made_consistent(scenario)
 
         labels = tuple(f"{knob.label} {knob.value} -> {knob.target}" for knob in knobs)
-        return _stage(f"numbers, round {self._rounds}", labels, turned)
+        kinds = [knob.label.rpartition(": ")[2] for knob in knobs]
+        return replace(_stage(f"numbers, round {self._rounds}", labels, turned), kinds=kinds)
 
     def _proposals(self, knobs: Callable[[Scenario], Iterator[Knob]]) -> Iterator[Knob]:
         for knob in knobs(self._current):
             rejected = self._rejected.get(knob.label)
             if rejected is None:
                 yield replace(knob, target=_lowest(knob, self._current))
-            elif knob.value - rejected > max(1, knob.value // PRECISION):
-                yield replace(knob, target=(knob.value + rejected) // 2)
+            elif knob.value > max(rejected + 1, 0 if knob.value <= EXACT else ENOUGH[knobs is engine_knobs] * rejected):
+                yield replace(knob, target=max(isqrt(knob.value * max(rejected, 1)), rejected + 1))
 
 
 def _lowest(knob: Knob, scenario: Scenario) -> int:

@@ -14,7 +14,7 @@ from specdebug.report.parts import Part, Report, Section, Styled, lines, plain, 
 from specdebug.report.progress import PlainLines
 from specdebug.report.trials import STOPPED, journal_line, more_trials
 from specdebug.report.words import counted, replaced, times
-from specdebug.search.minimise import MinimiseWatcher, StageResult, Summary
+from specdebug.search.minimise import MinimiseWatcher, StageResult, Summary, rarer
 
 if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle
@@ -62,7 +62,8 @@ class MinimiseProgress(PlainLines, MinimiseWatcher):
 
     def ended(self, step: StageResult) -> None:
         """A stage is over."""
-        self.say(f"{step.title}: {len(step.removed)} of {len(step.removed) + len(step.kept)} were superfluous")
+        said = f"; rarer than the whole: what is left {rate_text(*step.left)} with fresh seeds" if step.rarer else ""
+        self.say(f"{step.title}: {len(step.removed)} of {len(step.removed) + len(step.kept)} were superfluous{said}")
 
     def closing(self, seen: TrialResult, failures: int, trials: int) -> None:
         """A trial of the smallest scenario, at the end."""
@@ -97,7 +98,7 @@ def _told(summary: Summary[Any], subject: Minimisation) -> Iterator[str]:
     """The parts needed, other failures, the command to reproduce it."""
     if summary.reason != "silent":
         whole, left = rate_text(*summary.whole), rate_text(*summary.left)
-        if summary.left[1] and summary.left[0] * summary.whole[1] < summary.whole[0] * summary.left[1]:
+        if rarer(summary.left, summary.whole):
             yield "rarer than the whole: some seeds fail with everything and not with what is left"
         yield f"signature {summary.followed}: the whole {whole}, what is left {left}"
         yield from needed_lines(summary, subject)

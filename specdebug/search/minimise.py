@@ -16,6 +16,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.search.subset import Probe, SubsetSearch, TrialRates
+from specdebug.search.sure import SureSearch
 
 C_co = TypeVar("C_co", covariant=True)
 R = TypeVar("R", bound=str)
@@ -26,11 +27,13 @@ Stopped = Literal["interrupted", "trouble"]
 @dataclass(frozen=True)
 class Stage(Generic[C_co]):
     """Elements that can be taken away in any combination (dropped, or made smaller), by names that no other stage has.
-    ``without``: what is left without some of them, None where that cannot be."""
+    ``without``: what is left without some of them, None where that cannot be. ``kinds``: of elements of one kind it is
+    likely that all are needed if one is; without them, nothing is known of that."""
 
     title: str
     labels: Sequence[str]
     without: Callable[[frozenset[int]], C_co | None]
+    kinds: Sequence[str] = ()
 
 
 class Space(Protocol[C_co]):
@@ -62,8 +65,14 @@ Reason = Literal["done", "max-trials", "silent", "interrupted", "trouble"]
 
 OPENING_FAILURES = 5  # the whole is tried until one signature was seen so often
 OPENING_TRIALS = 80  # or so many times
-CLOSING_TRIALS = 12  # at the end, the smallest is tried so many times with fresh seeds
-SURE_FAILURES = (4, 2)  # so often must what a stage ends with have failed with fresh seeds: the first stage, the others
+CLOSING_TRIALS = (
+    12,
+    5,
+)  # so often the smallest is tried at the end, with fresh seeds; the second: of what always failed
+FRESH_FAILURES = (
+    4,
+    2,
+)  # so often must what a stage ends with have failed with fresh seeds: the first stage, the others
 _LEAST_RATE = 0.6
 _KNOWN_TO_START = 0.6
 _SURE_TO_START = 0.98
@@ -75,6 +84,7 @@ class StageResult:
     """A stage that is over, or as far as it came, by the labels of its elements.
 
     ``unconfirmed`` are those of ``kept`` that were not (yet) found to be needed; ``trials`` is how many it took.
+    ``left``: failures of what is left, and its trials, with fresh seeds; ``rarer``: a lower share than of the whole.
     """
 
     title: str
@@ -82,6 +92,13 @@ class StageResult:
     kept: tuple[str, ...]
     unconfirmed: tuple[str, ...]
     trials: int
+    left: tuple[int, int] = (0, 0)
+    rarer: bool = False
+
+
+def rarer(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Return True if one has failures in a lower share of its trials than another; False without trials."""
+    return one[0] * other[1] < other[0] * one[1]
 
 
 @dataclass(frozen=True)
@@ -192,7 +209,7 @@ class Minimiser(Generic[C]):
                 if self._counted >= self.max_trials:
                     return "max-trials"
             watcher.ended(self._end_stage(stage, search))
-        while self._left[1] < CLOSING_TRIALS:
+        while self._left[1] < self._closing:
             pair = self._next(self._smallest_again)
             if pair is None:
                 return "max-trials"
@@ -233,22 +250,32 @@ class Minimiser(Generic[C]):
         return signature == self._followed is not None if self.pattern is None else self._may_follow(signature)
 
     def _smallest_again(self, number: int, pending: Sequence[Trial]) -> tuple[Trial, C] | None:
-        if self._left[1] + sum(map(self._is_closing, pending)) >= CLOSING_TRIALS:
+        if self._left[1] + sum(map(self._is_closing, pending)) >= self._closing:
             return None
         return Trial(number, self._gone, self.seeds(number)), self._smallest
+
+    @property
+    def _closing(self) -> int:
+        """How many trials of the smallest there are to be at the end."""
+        return CLOSING_TRIALS[self._rates.sure]
 
     def _is_closing(self, trial: Trial) -> bool:
         return trial.reverted == self._gone and not self._is_known(trial)
 
     def _begin_stage(self, stage: Stage[C]) -> SubsetSearch:
-        search = SubsetSearch(
+        before = self._steps[-1] if self._steps else None
+        kind: Callable[..., SubsetSearch] = SubsetSearch
+        if self._rates.sure:  # what went well goes on well
+            together = before is None or len(before.removed) > len(before.kept)
+            kind = partial(SureSearch, together=together, kinds=stage.kinds, doubts=before is None)
+        search = kind(
             len(stage.labels),
             self._rates,
             lambda: self.seeds(self._number),
             self._failing,
             lambda removed: stage.without(removed) is not None,
             self.confidence,
-            failures=SURE_FAILURES[bool(self._steps)],
+            failures=FRESH_FAILURES[bool(self._steps)],
         )
         self._under_way, self._stage_began = (stage, search), self._counted
         return search
@@ -303,12 +330,15 @@ class Minimiser(Generic[C]):
         self._rates = replace(search.rates, fresh=max(search.rates.fresh, _LEAST_RATE * self._whole_rate))
         self.space.took(removed, confirmed)
         self._gone = self._gone_with(stage, removed)
+        left = search.fresh(removed) if removed else (0, 0)
         step = StageResult(
             stage.title,
             tuple(labels[element] for element in sorted(removed)),
             tuple(labels[element] for element in kept),
             tuple(labels[element] for element in kept if element not in confirmed),
             self._counted - self._stage_began,
+            left,
+            rarer(left, self._whole),
         )
         self._steps.append(step)
         self._under_way = None

@@ -285,6 +285,11 @@ class SubsetSearch:
         chosen = sorted((gone for gone in self._failed if gone <= self.removed), key=len, reverse=True)
         return list(dict.fromkeys(seed for gone in chosen for seed in self._failed[gone]))
 
+    def fresh(self, removed: Removed) -> tuple[int, int]:
+        """Return how often it failed without exactly these, and in how many trials, with fresh seeds."""
+        failed, passed, *_ = self._belief.tally(removed)
+        return failed, failed + passed
+
     def confirmed(self, element: int) -> bool:
         """Return True if taking away this element alone, of those that are kept, was found to end the failure."""
         return level(self._belief.against[element]) >= self._certain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -13,10 +14,10 @@ import pytest
 
 from specdebug.cli.main import run
 from specdebug.cli.minimise import file_text
-from specdebug.report.minimise import Minimisation
+from specdebug.report.minimise import Minimisation, MinimiseProgress
 from specdebug.scenario.checks import load_scenario
 from specdebug.scenario.grammar import SharedPrefixPrompt
-from specdebug.search.minimise import StageResult, Summary
+from specdebug.search.minimise import StageResult, Summary, rarer
 
 COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
 
@@ -112,6 +113,15 @@ def test_the_two_requests_that_meet_the_bug_are_left_and_the_file_fails_every_ti
     repeated: dict[str, Any] = json.loads(again.stdout)
     assert repeated["resumed"] == repeated["trials"] == told["trials"]
     assert Path("small.yaml").read_bytes() == written
+
+
+def test_the_stage_that_made_the_failure_rarer_says_so() -> None:
+    progress = MinimiseProgress(stream := io.StringIO())
+    for left in ((3, 3), (1, 3)):
+        progress.ended(StageResult("requests", ("more",), ("plain",), (), 4, left, rarer(left, (5, 5))))
+    same, told = stream.getvalue().splitlines()
+    assert "rarer" not in same
+    assert "1 of 3 times" in told
 
 
 def test_the_file_does_not_say_how_much_of_the_search_was_resumed() -> None:

@@ -35,7 +35,7 @@ def test_what_is_needed_is_left_and_confirmed():
     assert [step.title for step in summary.steps] == ["first", "second"]
     assert summary.steps[0].kept == ("first-2", "first-9")
     assert not any(step.unconfirmed for step in summary.steps)
-    assert summary.left == (CLOSING_TRIALS, CLOSING_TRIALS)
+    assert summary.left == (CLOSING_TRIALS[1], CLOSING_TRIALS[1])
     assert summary.seeds
     assert watcher.told.count("ended") == 2
     assert len(watcher.told) == summary.trials + 2
@@ -120,6 +120,8 @@ def test_what_cannot_go_together_is_left_to_the_next_stage():
 
 class Stage:
     """Elements numbered from 0, some sets of which cannot go together."""
+
+    kinds = ()
 
     def __init__(self, whole, title="parts", impossible=()):
         self.whole, self.title, self.impossible = frozenset(whole), title, impossible

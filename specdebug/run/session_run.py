@@ -33,7 +33,6 @@ from specdebug.workers.machine_failure import MachineFailed, machine_failure
 from specdebug.workers.wire import Sink
 
 if TYPE_CHECKING:
-    from specdebug.faults.model import Fault
     from specdebug.patching import Applied, Patch
     from specdebug.patching.toggles import Toggle
     from specdebug.scenario.grammar import Scenario
@@ -183,12 +182,10 @@ class SessionRun(ABC):
             leave_now()
 
     def _tell_end(self, hits: Hits) -> None:
-        """Tell what was reached in the end; a server elsewhere also tells what it was damaged by and what it lost."""
+        """Tell what was reached in the end, and which looks were lost."""
         from specdebug import async_probe, kernel_memory
 
         server = None if self._session is None else self._session.server
-        for told in () if server is None else server.new_injections():
-            self._sink.emit(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
         losses = [] if self._session is None else [*self._session.lost(), *(server.lost() if server else ())]
         for lost in losses:
             self._sink.emit("lost", text=str(lost), stand_in=lost.stand_in)
@@ -226,8 +223,9 @@ class SessionRun(ABC):
             try:
                 hits = put_in_place(patches)
             except PatchError as error:
-                if any(patch.module in sys.modules for found in patches.values() for patch in found):
-                    start_over(self._payload["worker"], self._payload, self._sink.inner)
+                worker = self._payload.get("worker")  # of a home's, which may have imported what is to be patched
+                if worker and any(patch.module in sys.modules for found in patches.values() for patch in found):
+                    start_over(worker, self._payload, self._sink.inner)
                 self._sink.emit("impossible", reason=str(error))
                 return None
         # An engine elsewhere has its reverts in place once the target has started it.
@@ -250,11 +248,9 @@ class SessionRun(ABC):
         wanted = {str(toggle.pr) for toggle in self._reverts if engine not in toggle.mends}
         return {number: dict(told.get(number, {})) for number in sorted(wanted)}
 
-    def _over_there(
-        self, mode: str | None = None, shows: frozenset[Ability] = frozenset(), faults: tuple[Fault, ...] = ()
-    ) -> OverThere:
-        """The run's reverts, probes and faults, and what its oracles look at, for an engine that runs elsewhere; of
-        others, its kernels."""
+    def _over_there(self, mode: str | None = None, shows: frozenset[Ability] = frozenset()) -> OverThere:
+        """The run's reverts and probes, and what its oracles look at, for an engine that is not ours; of ours, its
+        kernels."""
         from specdebug.scenario.packs import kernel_rules, rules
 
         packs = pickle.loads(self._payload["packs"])
@@ -265,13 +261,11 @@ class SessionRun(ABC):
             tuple(pack.name for pack in packs),
             mode,
             content_of((*packs, *self._reverts)),
-            None if faults else self._payload.get("keeper"),  # a damaged engine is not lent again
+            self._payload.get("keeper"),
             rules(packs, mode),
             kernel_rules(packs, mode),
             self._payload.get("tape"),
             tuple(sorted(shows)),
-            faults,
-            self._payload["seed"],
         )
 
     def _say(self, event: str, **fields: Any) -> None:

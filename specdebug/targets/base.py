@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from specdebug.async_probe.gate import Rule
     from specdebug.engine.memory.arena import GuardViolation
-    from specdebug.faults.model import Fault
     from specdebug.kernel_memory.finding import KernelRule
     from specdebug.patching import Patch
     from specdebug.patching.toggles import Toggle
@@ -102,7 +101,6 @@ class OverThere:
         kernels: rules for the memory of kernels, which also an engine in the worker itself is to look at.
         tape: the file into which an engine that can be recorded writes what passes its sites.
         shows: what the arm's oracles want to look at inside it.
-        faults: damage to do there, drawn by ``seed``.
     """
 
     toggles: tuple[Toggle, ...] = ()
@@ -114,8 +112,6 @@ class OverThere:
     kernels: tuple[KernelRule, ...] = ()
     tape: str | None = None
     shows: tuple[Ability, ...] = ()
-    faults: tuple[Fault, ...] = ()
-    seed: int = 0
 
     @property
     def reverts(self) -> tuple[int, ...]:

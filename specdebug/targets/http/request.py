@@ -30,8 +30,6 @@ class HttpRequest:
     """The first event that does not go on from the one before, in words."""
     aborting: bool = False
     accept_lengths: tuple[int, ...] = ()
-    stored: Any = None
-    """What the engine stores for its next draft at the end, where it can be looked at (``request_looks.py``)."""
 
     @property
     def all_ids(self) -> Sequence[int]:

@@ -309,11 +309,6 @@ class HttpServerView:
         self._told |= set(new)
         return list(new.items())
 
-    def new_injections(self) -> Sequence[Mapping[str, Any]]:
-        """What it newly tells of the faults that it was started with: ``ledger`` is the event, the rest its fields."""
-        self._own_words()  # asked, an engine also tells its log of those that were not due yet
-        return () if self._log is None else self._log.new_injections()
-
     def lost(self) -> Sequence[Lost]:
         """The parts of ours that do not fit the server's engine, by its own words."""
         return () if self._log is None else self._log.lost()

@@ -8,23 +8,19 @@ import dataclasses
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from specdebug.base.abilities import Ability
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError
 from specdebug.events import Finishing, Stepped
 from specdebug.reference.config import read_config
-from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
+from specdebug.targets.base import Asked, Opening, Session
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent
 from specdebug.targets.http.request import HttpRequest, ServedTexts, sampling_params
-from specdebug.targets.http.request_looks import Inside
 from specdebug.targets.http.server import Host, HttpServerView, PlainText, ServerInfo, failure_of
 from specdebug.targets.requests import CannotBeServed, RequestView, Sampling
 from specdebug.targets.settings import AnyServer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -33,7 +29,7 @@ FLUSH_S = 10.0
 ABORT_S = 30.0
 """Seconds in which an aborted request must have ended."""
 TICK_S = 0.5
-"""Seconds between two looks at what a server tells while no request ends."""
+"""Seconds between two reports that something comes of requests."""
 _AGAIN_S = 0.1
 _FULL_TIMES = 60
 """Times that a request is sent again to a server whose queue is full."""
@@ -41,8 +37,7 @@ _FULL_TIMES = 60
 
 class HttpSession(Session):
     """Serves requests on a server. ``info``: what it says of itself. ``host``: its process, if that was started here.
-    ``inside``: what that process shows of itself, if it does. Once a :data:`TICK_S` it is reported that something comes
-    of requests, and while none ends what was done of the faults that were asked for."""
+    Once a :data:`TICK_S` it is reported that something comes of requests."""
 
     def __init__(
         self,
@@ -55,7 +50,6 @@ class HttpSession(Session):
         opening: Opening,
         reference: PlainText | None = None,
         host: Host | None = None,
-        inside: Inside | None = None,
     ) -> None:
         self.shows = shows
         try:
@@ -70,8 +64,6 @@ class HttpSession(Session):
         self._loop = loop
         self.reference: PlainText | None = reference
         self._host = host
-        self._inside = inside
-        self._injects = host is not None and bool(opening.over_there.faults)
         self._alive_at = 0.0
         self._noted: set[str] = set()
         self._step = 0
@@ -164,23 +156,6 @@ class HttpSession(Session):
         self.call(flush(self._client))
         self._texts.flushed()
 
-    def check_pools(self) -> Sequence[str]:
-        return () if self._inside is None else self._inside.new_problems()
-
-    def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self._known_inside("kv").kv("draft", request.rid, start, stop)
-
-    def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self._known_inside("kv").kv("target", request.rid, start, stop)
-
-    def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
-        return self._known_inside("drafts").draft_state(requests)
-
-    def _known_inside(self, ability: Ability) -> Inside:
-        if self._inside is None:
-            raise self._hidden(ability)
-        return self._inside
-
     def settle(self) -> bool:
         """Have requests judged that had to wait, because the server itself is asked what is right."""
         if self._to_judge and "cache_flush" in self.shows:
@@ -208,8 +183,6 @@ class HttpSession(Session):
     def _tell(self, answer: HttpRequest) -> None:
         if not self.observers or answer.finish_reason == "abort":
             return
-        if self._inside is not None:
-            self._inside.show(f"{self._run}-{answer.rid}", answer, self.observers)
         if self.reference is not None and self.reference.same_server:
             self._to_judge.append(answer)  # asking now would change what is cached for those to come
         else:
@@ -219,12 +192,7 @@ class HttpSession(Session):
         while not self._ended:
             if not self._tasks:
                 return
-            tick = TICK_S if self._injects else None
-            done, _ = await asyncio.wait(self._tasks.values(), timeout=tick, return_when=asyncio.FIRST_COMPLETED)
-            if not done and self._host is not None:
-                # Of a server that never answers again nothing is heard at the run's end.
-                for told in self._host.log.new_injections():
-                    self._say(told["ledger"], **{name: told[name] for name in told if name != "ledger"})
+            await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
             self._ended += [rid for rid, task in self._tasks.items() if task.done() and rid not in self._ended]
 

@@ -17,7 +17,6 @@ from specdebug.workers.stack import processor
 
 if TYPE_CHECKING:
     from specdebug.targets.http.client import ServerClient
-    from specdebug.targets.http.request_looks import Inside
     from specdebug.targets.http.server import Host
     from specdebug.targets.http.session import HttpSession
 
@@ -73,7 +72,6 @@ def open_session(
     asked: Asked,
     opening: Opening,
     host: Host | None = None,
-    inside: Inside | None = None,
 ) -> HttpSession:
     """Ask a server what it is, and begin to use it. Raises NoServer, or SessionFailed for what ``host`` knows."""
     from specdebug.targets.http.client import FAILURES, ServerClient
@@ -107,9 +105,8 @@ def open_session(
         "reverts": host is not None,
     }
     shows = ALWAYS | {ability for ability, shown in more.items() if shown}
-    shows |= frozenset(opening.over_there.shows) if inside is not None else frozenset()
     asked = replace(asked, dtype=settings.dtype or info.dtype or asked.dtype, drafts=info.speculative, dense=dense)
-    session = HttpSession(client, settings, asked, shows, loop, info, opening, reference, host, inside)
+    session = HttpSession(client, settings, asked, shows, loop, info, opening, reference, host)
     if settings.flush:
         session.flush_cache()
     opening.say(

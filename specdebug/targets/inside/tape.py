@@ -1,14 +1,12 @@
-"""What an engine's process writes to files: a tape of its batches, in full the tensors that pass its sites, and looks,
-what it remembers of a request until that ends, for oracles. A disk that is full ends the writing, never the engine."""
+"""What an engine's process writes to a file: a tape of its batches, in full what passes its sites. A disk that is full
+ends the writing, never the engine."""
 
 from __future__ import annotations
 
 import json
-import os
 import queue
 import threading
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import IO, Any
 
 import torch
@@ -175,52 +173,9 @@ class _Later:
 
 
 Event = dict[str, Any]
-"""``what`` is ``prefilled`` or ``verified``; the rest are tensors and numbers for ``http/request_looks.py``."""
+"""What was seen of a request in a batch: ``what`` is ``prefilled`` or ``verified``; the rest is by name."""
 
 
 def kept(tensor: Tensor) -> Tensor:
     """A copy on the host, which is written once."""
     return tensor.detach().to("cpu", copy=True)
-
-
-class Looks:
-    """Collects events by request: what it stores for its next draft, each tree with what the target said of it. Of one
-    that has ended it writes a file into ``folder``, with the keys and values; a file is complete when it appears."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._events: dict[str, list[Event]] = {}
-        self._failed = False
-
-    def add(self, rid: str, event: Event) -> None:
-        """Remember an event. Of prefills right after each other the last counts: the others are its chunks."""
-        if self._failed:
-            return
-        events = self._events.setdefault(rid, [])
-        if events and events[-1]["what"] == event["what"] == "prefilled":
-            events.pop()
-        events.append(event)
-
-    def extend(self, rid: str, more: Mapping[str, Any]) -> None:
-        """Add to the last event of a request."""
-        if events := self._events.get(rid):
-            events[-1].update(more)
-
-    def end(self, rid: str, kv: Mapping[str, Tensor]) -> None:
-        """Write the file of a request. ``kv``: by pool and kind, [layers, positions, heads, head_dim]."""
-        events = self._events.pop(rid, [])
-        if self._failed:
-            return
-        path = self._folder / f"{rid}.look"
-        try:
-            self._folder.mkdir(exist_ok=True)
-            torch.save({"events": events, "kv": dict(kv)}, f"{path}.part")
-            os.replace(f"{path}.part", path)
-        except (OSError, RuntimeError) as error:  # torch raises either
-            self._failed = True
-            self._events.clear()
-            say(f"looking ends, {path}: {' '.join(str(error).split())}")
-
-    def forget(self, rid: str) -> None:
-        """Forget a request that was aborted."""
-        self._events.pop(rid, None)

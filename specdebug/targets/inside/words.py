@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 VARIABLE = "SPECDEBUG_INSIDE"
 """Holds, as JSON, what is wanted inside."""
-LOG_VARIABLE = "SPECDEBUG_SERVER_LOG"
-"""Names the log of the server; looks lie in a folder beside it."""
 SAID = "specdebug inside: "
 """What each line of ours begins with."""
-
-
-def looks_folder(log: str) -> Path:
-    """The folder of the looks of a server that has this log."""
-    return Path(f"{log}.looks")
 
 
 def say(text: str) -> None:

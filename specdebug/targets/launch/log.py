@@ -43,8 +43,6 @@ class ServerLog:
         self._room = room or LogRoom()
         self._read = self.begun = 0
         self._hits = _less(self._all_hits(), self._all_hits(ready))  # of runs before this one
-        self._problems = [facts["law"] for facts in self._facts("law")]
-        self._injections = 0  # a damaged engine is not lent again: all are of this run
 
     def last_line(self, without: str = "") -> str:
         """The last line that is not blank and does not hold ``without``, fit for one line of a terminal; empty where
@@ -134,22 +132,6 @@ class ServerLog:
     def not_engine_code(self) -> tuple[str, ...]:
         """The parts that any process of the engine said are not the engine's own code, each once."""
         return tuple(dict.fromkeys(each for told in self._last_told("not_engine_code") for each in told))
-
-    def new_problems(self) -> Sequence[str]:
-        """Broken laws of memory pools, each ``law: what``, that were told since the last call."""
-        known, self._problems = set(self._problems), [facts["law"] for facts in self._facts("law")]
-        return [each for each in self._problems if each not in known]
-
-    def new_injections(self) -> list[dict[str, Any]]:
-        """What was told of faults since the last call, in order: ``ledger`` is the event, the rest are its fields."""
-        told = [{name: each[name] for name in each if name != "pid"} for each in self._facts("ledger")]
-        known, self._injections = self._injections, len(told)
-        return told[known:]
-
-    def last_with(self, words: str) -> str:
-        """The last line that holds some words; empty where none does."""
-        lines = self._bytes(0).decode("utf-8", "replace").splitlines()
-        return next((one_line(line, 240) for line in reversed(lines) if words in line), "")
 
     def _last_told(self, name: str, end: int | None = None) -> list[dict[str, Any]]:
         """What each process last said of something, within so many bytes."""

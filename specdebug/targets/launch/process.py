@@ -21,7 +21,6 @@ from specdebug.base.errors import SpecDebugError, one_line
 from specdebug.base.interpreters import own_python
 from specdebug.logs.scan import name_of, tells_of_damage
 from specdebug.targets.base import OverThere
-from specdebug.targets.inside.words import LOG_VARIABLE, looks_folder
 from specdebug.targets.launch.log import LogRoom, ServerLog
 from specdebug.targets.requests import NoServer
 from specdebug.targets.settings import SERVE, LaunchedServer
@@ -129,7 +128,7 @@ class ServerProcess:
         try:
             self._start()
         except NoServer:
-            self._remove_folders()
+            self._remove_scratch()
             self.log.path.unlink(missing_ok=True)  # nothing was ever said
             raise
         threading.Thread(target=self._watch_log, daemon=True).start()
@@ -148,7 +147,7 @@ class ServerProcess:
         try:
             # to its end, wherever that is once the log was cut
             with open(self.log.path, "ab") as log:
-                self._process = Child(words, {**env, LOG_VARIABLE: str(self.log.path)}, stdout=log)
+                self._process = Child(words, env, stdout=log)
         except OSError as error:
             raise NoServer(f"target.launch: cannot start {one_line(words[0], 80)}: {error.strerror or error}") from None
 
@@ -217,7 +216,7 @@ class ServerProcess:
         all of its runs did; then its log goes, unless it lies in a folder that was asked for."""
         self._over.set()
         self._end_process()
-        self._remove_folders()
+        self._remove_scratch()
         if passed and not self._keeps_log:
             self.log.path.unlink(missing_ok=True)
         else:
@@ -228,8 +227,7 @@ class ServerProcess:
         self._process.ended_within(END_S)
         self._process.end(marked=True)
 
-    def _remove_folders(self) -> None:
-        shutil.rmtree(looks_folder(str(self.log.path)), ignore_errors=True)
+    def _remove_scratch(self) -> None:
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -266,7 +264,6 @@ def _log_file(label: str, folder: str | None) -> Path:
             os.makedirs(folder, exist_ok=True)
         handle, path = tempfile.mkstemp(".log", f"specdebug-{label}-", folder)
         os.close(handle)
-        os.mkdir(looks_folder(path), 0o700)  # before others can, who may write to the folder of logs, too
     except OSError as error:
         raise NoServer(f"target.log: no log can be written to {folder}: {error.strerror}") from None
     return Path(path)

@@ -35,7 +35,6 @@ class StartedTarget(Target):
         """How the server of an arm is started. Raises SpecDebugError for one that cannot be."""
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> HttpSession:
-        from specdebug.targets.http.request_looks import Inside
         from specdebug.targets.http.server import split
         from specdebug.targets.launch.process import StartFailed
 
@@ -49,8 +48,7 @@ class StartedTarget(Target):
         try:
             if parts := server.log.not_engine_code():
                 opening.say("not_engine_code", parts=list(parts))
-            inside = Inside(server.log, shows, options) if (shows := opening.over_there.shows) else None
-            return open_session(server.url, self._settings, self.asked(options), opening, server, inside)
+            return open_session(server.url, self._settings, self.asked(options), opening, server)
         except BaseException:
             opening.say("reverts", hits=dict(server.log.hits()))  # a session that never was cannot be asked
             server.release(False)

@@ -84,7 +84,8 @@ def test_what_a_server_says_of_failures_counts(
         def reached(self) -> dict[str, int]:
             return {}
 
-        new_injections = lost = lambda self: ()
+        def lost(self) -> tuple[()]:
+            return ()
 
     monkeypatch.setattr(EmbeddedSession, "server", Server())
     result = evaluated(evaluation(tmp_path))

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.faults.declare import parse_fault
-from specdebug.targets.base import Asked, OverThere
+from specdebug.targets.base import Asked
 from specdebug.targets.http.client import ServerClient
 from specdebug.targets.http.server import ServerInfo
 from specdebug.targets.http.session import HttpSession
@@ -209,27 +208,6 @@ def test_what_the_first_token_that_is_asked_for_brings_to_light_is_the_run_s() -
         session = open_session(fake.url, settings, HttpTarget(settings).asked({}), opening(), host)
         assert session.server.findings() == [("oob@of.this", "a line")]
         session.close(True)
-
-
-def test_what_faults_did_is_told_while_nothing_ends() -> None:
-    """A server that hangs is never asked again: the run's end would be too late."""
-    fake, told = FakeServer(), []
-
-    def new_injections() -> list[dict[str, Any]]:
-        fake.hold.set()
-        return [{"ledger": "injected", "number": 0}]
-
-    host = Process(None, new_injections=new_injections)
-    there = OverThere(faults=(parse_fault("worker_hangs"),))
-    with serving(fake):
-        settings = HttpServer(url=fake.url, request_timeout_s=20.0)
-        opened = opening(lambda event, **fields: told.append((event, fields)), over_there=there)
-        session = open_session(fake.url, settings, HttpTarget(settings).asked({}), opened, host)
-        fake.hold = threading.Event()
-        add(session, "a")
-        drain(session)
-        session.close(True)
-    assert ("injected", {"number": 0}) in told
 
 
 def test_what_the_server_tells_of_failures_is_told_once_and_what_it_told_before_the_run_never(server: Open) -> None:

@@ -192,6 +192,7 @@ def written_out(scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> tu
         oracles=scenario.oracles_of(arm),
         arms={arm: Arm(arm, revert=tuple(dict.fromkeys((*chosen.revert, *reverts))), mode=chosen.mode)},
         expect={arm: Expectation("fail")},
+        expect_on={},
         overrides={},
         source=None,
     )

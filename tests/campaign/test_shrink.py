@@ -18,9 +18,10 @@ from specdebug.base.trial import Trial, TrialResult
 from specdebug.base.yamlio import parse_yaml
 from specdebug.campaign.loops.replay import ArmResult, ArmRun
 from specdebug.campaign.loops.warm import ArmAtFault
-from specdebug.campaign.shrink import ScenarioSpace, ShrunkSource, scenario_text
-from specdebug.scenario.checks import scenario_of
+from specdebug.campaign.shrink import ScenarioSpace, ShrunkSource, scenario_text, written_out
+from specdebug.scenario.checks import check_scenario, scenario_of
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
+from specdebug.scenario.library import Library
 from specdebug.scenario.workload import expand
 from specdebug.verdict.outcome import Outcome
 from tests.scenario.engines import config_of
@@ -111,6 +112,12 @@ def test_what_is_written_out_is_the_same_workload(tokenizer):
             assert len(old.new_ids) == len(new.new_ids)
     warm = [plan.new_ids[:30] for plan in after if plan.group.startswith("warm")]
     assert len(set(warm)) == 1
+
+
+def test_every_shipped_scenario_written_out_is_one():
+    for scenario in Library().scenarios():
+        for arm in scenario.arms:
+            check_scenario(written_out(scenario, arm)[0], None)
 
 
 def test_faults_stay_with_the_requests_they_are_done_to():

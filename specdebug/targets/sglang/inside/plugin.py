@@ -8,7 +8,7 @@ import traceback
 
 from specdebug.targets.inside.reverts import revert
 from specdebug.targets.inside.words import VARIABLE, say
-from specdebug.targets.sglang.inside.stand_ins import replace_for_cpu
+from specdebug.targets.sglang.inside.stand_ins import prepare_for_cpu
 
 FAILED = 86
 """Exit status of a process in which this failed."""
@@ -24,7 +24,7 @@ def register() -> None:
         if wanted.get("reverts"):
             revert(wanted["reverts"])  # first: what is replaced below imports what is to be patched
         if wanted.get("device") == "cpu":
-            replace_for_cpu()
+            prepare_for_cpu()
     except BaseException:
         traceback.print_exc()
         say("failed; this process ends")

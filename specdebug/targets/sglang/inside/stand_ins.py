@@ -148,12 +148,20 @@ def _besides() -> list[str]:
     ]
 
 
-def import_for_cpu() -> None:
-    """Import SGLang and all its models, in the order of its own server: what asks for a GPU's libraries first is not to
-    find the stand-ins for them."""
+def prepare_for_cpu() -> None:
+    """Put the stand-ins in place, once SGLang has imported what asks if there are a GPU's libraries and is not to find
+    the stand-ins for them. One that this release has no place for is noted."""
     for module in ("sglang.srt.server_args", "sglang.srt.layers.quantization"):
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            tell_lost(module, error, stand_in=True)
     replace_for_cpu()
+
+
+def import_for_cpu() -> None:
+    """Import SGLang with all its models, stand-ins in place."""
+    prepare_for_cpu()
     for module in ("sglang.srt.managers.scheduler", "sglang.srt.models.registry"):
         importlib.import_module(module)
 

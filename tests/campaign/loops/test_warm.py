@@ -47,9 +47,9 @@ def run_of(name: str, *toggles: Toggle, seed: int | None = None, key: str = "arm
 
 
 def essence(outcome: Outcome) -> dict[str, Any]:
-    """Everything but what was measured with a clock."""
+    """Everything but what was measured with a clock, and how warm the worker was."""
     plain = outcome.to_dict()
-    metrics = plain.pop("metrics")
+    metrics, _ = plain.pop("metrics"), plain.pop("warm")
     return {**plain, "steps": metrics["steps"], "generated": metrics["generated_tokens"]}
 
 
@@ -194,6 +194,7 @@ def test_edits_of_what_the_server_has_run_already_count_too(pool: WarmPool, fres
     run = run_of(NAME, edit)
     warm, (cold,) = outcome_of(pool, run), fresh([run])
     assert essence(warm) == essence(cold)
+    assert (warm.warm, cold.warm) == ("imported", "cold")
     assert warm.verdict != "unknown", warm.detail
 
 

@@ -65,7 +65,9 @@ def make_scheduler(words: Sequence[str]) -> Any:
     arguments = in_sglang("srt.server_args")
     args = arguments.prepare_server_args([*words])
     ports = arguments.PortArgs.init_new(args)
-    if not hasattr(own, "SpawnRanks"):  # up to 0.5.18 ranks are told one by one
+    if not hasattr(own, "SpawnRanks"):  # up to some release after 0.5.18 ranks are told one by one
+        if hasattr(own, "publish"):
+            own.publish(args, role="scheduler")
         ranks = {"gpu_id": 0, "dp_rank": None}
         more = [*inspect.signature(own.Scheduler).parameters][2:]
         return own.Scheduler(args, ports, *(ranks.get(name, 0) for name in more))

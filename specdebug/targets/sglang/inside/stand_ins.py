@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -152,10 +153,8 @@ def prepare_for_cpu() -> None:
     """Put the stand-ins in place, once SGLang has imported what asks if there are a GPU's libraries and is not to find
     the stand-ins for them. One that this release has no place for is noted."""
     for module in ("sglang.srt.server_args", "sglang.srt.layers.quantization"):
-        try:
+        with suppress(ImportError):  # where there is no SGLang, or none like it, every stand-in says so
             importlib.import_module(module)
-        except ImportError as error:
-            tell_lost(module, error, stand_in=True)
     replace_for_cpu()
 
 

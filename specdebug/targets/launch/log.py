@@ -117,21 +117,10 @@ class ServerLog:
         this was made; nothing of an engine that does not tell."""
         return _less(self._all_hits(), self._hits)
 
-    def reached(self) -> dict[str, int]:
-        """By probe site, how often it was passed in all processes of the engine since that was started."""
-        every: Counter[str] = Counter()
-        for told in self._last_told("reached"):
-            every.update(told)
-        return dict(every)
-
     def lost(self) -> tuple[Lost, ...]:
         """The parts of ours that do not fit the engine, as its processes told since it was started, each once."""
         told = (facts["lost"] for facts in self._facts("lost"))
         return tuple(dict.fromkeys(Lost(**{name: each[name] for name in Lost.__slots__}) for each in told))
-
-    def not_engine_code(self) -> tuple[str, ...]:
-        """The parts that any process of the engine said are not the engine's own code, each once."""
-        return tuple(dict.fromkeys(each for told in self._last_told("not_engine_code") for each in told))
 
     def _last_told(self, name: str, end: int | None = None) -> list[dict[str, Any]]:
         """What each process last said of something, within so many bytes."""

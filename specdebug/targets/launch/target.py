@@ -46,8 +46,6 @@ class StartedTarget(Target):
         lasts = self._settings.log is not None or opening.over_there.keeper is not None
         opening.say("server_log", path=str(server.log.path), lasts=lasts)
         try:
-            if parts := server.log.not_engine_code():
-                opening.say("not_engine_code", parts=list(parts))
             return open_session(server.url, self._settings, self.asked(options), opening, server)
         except BaseException:
             opening.say("reverts", hits=dict(server.log.hits()))  # a session that never was cannot be asked

@@ -236,7 +236,7 @@ def test_a_fault_counts_only_once_something_could_be_run(monkeypatch: pytest.Mon
     with pytest.raises(SpecDebugError, match="has 3 tokens"):
         source.wait()
     assert [source.wait() for _ in range(3)] == [
-        (trials[1], TrialResult("fail", "nan@draft.logits", 0.0)),
+        (trials[1], TrialResult("fail", "nan@draft.logits", 0.0, warm="cold", processor_s=0.0)),
         (trials[2], TrialResult("untestable", None, 0.0, str(fault))),
-        (trials[3], TrialResult("pass", None, 0.0)),
+        (trials[3], TrialResult("pass", None, 0.0, warm="cold", processor_s=0.0)),
     ]

@@ -10,6 +10,7 @@ import hashlib
 import json
 import pickle
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack
@@ -285,6 +286,11 @@ class ArmRun:
         facts = json.dumps(alike, sort_keys=True, default=str).encode() + payload["packs"] + payload["patches"]
         return Nest(hashlib.sha256(facts).hexdigest(), BUILD, dict(payload))
 
+    @property
+    def likeness(self) -> str:
+        """What runs have in common whose workers can come of one nest (:meth:`nest`), and some others may, too."""
+        return repr((str(self.target), self.scenario.name, self.arm, self.options, self.reverts))
+
     def ledger(self) -> Ledger:
         return Ledger(self.target_name, deadline=self.scenario.limits.exceeded == "hang")
 
@@ -294,6 +300,12 @@ class ArmRun:
             return option_error(self.scenario, self.arm, option, message)
         path = str(self.scenario.path)
         return SpecDebugError(message if message.startswith(path) else f"{path}: arm '{self.arm}': {message}")
+
+
+def nested(run: ArmRun, job: Job) -> Job:
+    """The job, its worker forked from a process with the engine built, where that has a home and no GPU: a process that
+    has one cannot be forked."""
+    return job if job.home is None or job.uses_gpu else dataclasses.replace(job, nest=run.nest(job.payload))
 
 
 AnyRun = TypeVar("AnyRun", bound=ArmRun)
@@ -529,6 +541,7 @@ class _Running(ArmListener):
         self._watch = DeviceWatch(pool, self)
         self._told: set[str] = set()
         self._hung: list[tuple[Job, WorkerEnd]] = []
+        self._alike = Counter(run.likeness for run in runs)
 
     def run(self, library: RunContent) -> None:
         """Run them all; those that the machine cannot run any more come to no verdict."""
@@ -549,7 +562,10 @@ class _Running(ArmListener):
                 self._leave_out(run, failure)
             return failure is None
 
-        return dataclasses.replace(run.job(library), may_start=may_start)
+        job = run.job(library)
+        if self._alike[run.likeness] > 1:
+            job = nested(run, job)
+        return dataclasses.replace(job, may_start=may_start)
 
     def _gone(self, device: str) -> MachineFailure | None:
         failure = self._watch.gone(device)

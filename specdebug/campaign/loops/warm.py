@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.loops.replay import ArmListener, ArmResult, ArmRun, DeviceWatch
+from specdebug.campaign.loops.replay import ArmListener, ArmResult, ArmRun, DeviceWatch, nested
 from specdebug.campaign.preload import PRELOAD
 from specdebug.scenario.workload import Common, Foreseen
 from specdebug.targets.launch.keeper import MAX_IDLE, ServerKeeper
@@ -115,9 +115,7 @@ class WarmPool:
         self._listener.runs[run.key] = run
         # Unlike a fresh arm's, its requests are planned in the worker: workers are many, the parent is one.
         job = self._servers.kept(run).job_of(TARGET, model=run.asked.model)
-        if job.home is not None and not job.uses_gpu:  # a GPU's process cannot be forked
-            job = dataclasses.replace(job, nest=run.nest(job.payload))
-        self._pool.launch(job)
+        self._pool.launch(nested(run, job))
 
     def wait(self) -> ArmResult:
         """Return the result of the next arm to end, at least one being under way.

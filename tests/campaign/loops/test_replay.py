@@ -7,6 +7,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from specdebug.campaign.loops.replay import (
     NotOnTarget,
     PlannedRuns,
     Replay,
+    _Running,
     plan,
     planned,
     replay,
@@ -395,6 +397,19 @@ def nest_key(**changes: Any) -> str:
     nest = run.nest(job.payload)
     assert (nest.target, nest.argument) == ("specdebug.run.arm:build", job.payload)
     return nest.key
+
+
+def test_runs_that_are_alike_come_of_a_nest_and_one_alone_does_not(at_home: Home) -> None:
+    (planned_run,) = plan(SOME, ON_13, FakeLibrary())  # type: ignore[arg-type]
+    one = dataclasses.replace(planned_run, packs=())
+
+    def nested(*runs: ArmRun) -> list[bool]:
+        running = _Running(SimpleNamespace(), runs, {})  # type: ignore[arg-type]
+        return [running._job(each, FakeLibrary()).nest is not None for each in runs]  # type: ignore[arg-type]
+
+    assert nested(one) == [False]
+    assert nested(one, dataclasses.replace(one, key="again", seed=8)) == [True, True]
+    assert nested(one, dataclasses.replace(one, key="reverted", toggles=FIX)) == [False, False]
 
 
 def test_a_job_of_a_release_is_at_home_there_and_carries_its_patches(at_home: Home) -> None:

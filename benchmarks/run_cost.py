@@ -1,4 +1,4 @@
-"""What ``specdebug run`` without reverts costs a program: wall and processor time, in pairs that alternate.
+"""Measure the cost of ``specdebug run`` without reverts to a program: wall and processor time, in pairs that alternate.
 
 ``python benchmarks/run_cost.py [--pairs N] [--rounds N]`` runs a program of torch's alone and under the hook.
 """

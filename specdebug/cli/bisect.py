@@ -381,7 +381,7 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
 
 
 def _out_of_reach(packages: Sequence[str]) -> str:
-    """What is said before a search whose fixes no hook can revert, for a forgotten ``--content`` costs many trials."""
+    """Return the words before a search whose fixes no hook can revert: a forgotten ``--content`` costs many trials."""
     imports = f"imports {some(packages, 5)}, and no known fix is in that" if packages else "imports no package"
     told = f"{REVERT_VARIABLE} tells an engine elsewhere the known fixes, one in a trial, and the answer is unproven"
     return f"the command's Python {imports}; --content DIR adds toggles of yours. Going on: {told}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NewFile(opt.Command):
-    """What writes a new file."""
+    """A command that writes a new file."""
 
     kind: ClassVar[Kind]
 
@@ -114,7 +114,7 @@ class NewToggle(NewFile):
         return text
 
     def _from_commit(self, commit: str) -> tuple[list[Reversal], str]:
-        """What takes a commit back, and its subject."""
+        """Return the edits that take a commit back, and its subject."""
         from specdebug.campaign.trials.commits import commit_of, top_of
         from specdebug.campaign.trials.state import git
 

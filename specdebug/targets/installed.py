@@ -19,7 +19,7 @@ from specdebug.base.files import cache_folder, name_beside, replace_file
 from specdebug.base.interpreters import ENGINE_ENV
 from specdebug.patching import Patch
 from specdebug.patching.toggles import Toggle, load_registry
-from specdebug.targets.base import OverThere, Target
+from specdebug.targets.base import Asked, Opening, OverThere, Target
 from specdebug.targets.inside.words import VARIABLE
 from specdebug.targets.installs.fit import Mends, mends_of, patches_of
 from specdebug.targets.installs.store import Installed, find_installed, store_folder
@@ -127,6 +127,19 @@ class InstalledTarget(Target):
         if there.kernels and not self.interprets(here):
             notes.append("kernels: none of this engine's run interpreted here, so none is looked at")
         return notes
+
+    def begun(self, options: Mapping[str, Any], opening: Opening) -> tuple[Installed, Asked]:
+        """The environment and the arm's wishes, once the notes and the stack of a session that is opened are told."""
+        from specdebug.workers.device import claim
+
+        here, asked = self.installed(), self.asked(options)
+        for note in self.notes_of(options, here, opening.over_there):
+            opening.say("note", text=note)
+        stack = claim(asked.device, str(asked.attention_backend), asked.dtype, opening.label)
+        opening.say("stack", **stack, served={"engine": str(here.release)})
+        opening.before()
+        opening.busy.said(f"building {here.release}")
+        return here, asked
 
     def patches(self, toggles: Sequence[Toggle], content: Sequence[str] = ()) -> dict[int, list[Patch]]:
         """As ``base.Target.patches``: beside the fixes to revert, the mends of known bugs and our probe sites. Each

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from specdebug.base.errors import SpecDebugError
 
@@ -26,6 +27,18 @@ class Sampling(Protocol):
     def stop(self) -> tuple[str, ...]: ...
     @property
     def seed(self) -> int: ...
+
+
+def within_context(
+    prompt_ids: Sequence[int], sampling: Sampling, limit: int | None, note: Callable[[str], None], whose: str
+) -> Sampling:
+    """The sampling of a request, its output cut to what a context of ``limit`` tokens has room for, which is noted. A
+    prompt that fills the context itself is left for the engine to decline. ``whose``: the context, in a word."""
+    if limit is None or not len(prompt_ids) < limit < len(prompt_ids) + sampling.max_new_tokens:
+        return sampling
+    note(f"outputs end with the context of {limit} tokens; this {whose} takes no longer requests")
+    cut: Sampling = dataclasses.replace(cast(Any, sampling), max_new_tokens=limit - len(prompt_ids))
+    return cut
 
 
 class RequestView(Protocol):

@@ -288,7 +288,7 @@ class ArmRun:
 
     @property
     def likeness(self) -> str:
-        """What runs have in common whose workers can come of one nest (:meth:`nest`), and some others may, too."""
+        """Text that is equal for runs that may share a nest (:meth:`nest`), and for some that may not."""
         return repr((str(self.target), self.scenario.name, self.arm, self.options, self.reverts))
 
     def ledger(self) -> Ledger:

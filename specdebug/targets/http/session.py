@@ -4,11 +4,10 @@ runs while a caller waits; between, answers wait in the sockets."""
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from specdebug.base.abilities import Ability
 from specdebug.base.assets import checkpoint_path
@@ -19,7 +18,7 @@ from specdebug.targets.base import Asked, Opening, Session
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent
 from specdebug.targets.http.request import HttpRequest, ServedTexts, sampling_params
 from specdebug.targets.http.server import Host, HttpServerView, PlainText, ServerInfo, failure_of
-from specdebug.targets.requests import CannotBeServed, RequestView, Sampling
+from specdebug.targets.requests import CannotBeServed, RequestView, Sampling, within_context
 from specdebug.targets.settings import AnyServer
 
 T = TypeVar("T")
@@ -95,19 +94,11 @@ class HttpSession(Session):
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
         if not speculative and self.asked.drafts and not self.server.switch:
             self._note_once("this server cannot leave out drafts for a request; all are served with them")
-        answer = HttpRequest(rid, tuple(prompt_ids), self._within_context(prompt_ids, sampling), speculative)
+        sampling = within_context(prompt_ids, sampling, self.asked.context_length, self._note_once, "server")
+        answer = HttpRequest(rid, tuple(prompt_ids), sampling, speculative)
         self._answers[rid] = answer
         self._texts.sent(answer)
         self._tasks[rid] = self._loop.create_task(self._serve(answer))
-
-    def _within_context(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampling:
-        """The sampling of a request, its output cut to what the context has room for."""
-        limit = self.asked.context_length
-        if limit is None or not len(prompt_ids) < limit < len(prompt_ids) + sampling.max_new_tokens:
-            return sampling
-        self._note_once(f"outputs end with the context of {limit} tokens; this server takes no longer requests")
-        cut: Sampling = dataclasses.replace(cast(Any, sampling), max_new_tokens=limit - len(prompt_ids))
-        return cut
 
     def _note_once(self, text: str) -> None:
         if text not in self._noted:

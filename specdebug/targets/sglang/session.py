@@ -33,7 +33,15 @@ from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
 from specdebug.targets.http.request import sampling_params
 from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST
-from specdebug.targets.requests import CannotBeServed, Lost, NotShown, RequestView, Sampling, SessionFailed
+from specdebug.targets.requests import (
+    CannotBeServed,
+    Lost,
+    NotShown,
+    RequestView,
+    Sampling,
+    SessionFailed,
+    within_context,
+)
 from specdebug.targets.sglang.build import Built
 from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
 from specdebug.targets.sglang.inside.scheduler import RECEIVE, SEND, held, violated
@@ -218,18 +226,11 @@ class SglangSession(Session):
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
         if not speculative and self._spec is not None:
             self._note("this engine cannot leave out drafts for a request; all are served with them")
-        request = SglangRequest(rid, tuple(prompt_ids), self._within_context(prompt_ids, sampling), speculative)
+        limit = None if self.asked is None else self.asked.context_length
+        sampling = within_context(prompt_ids, sampling, limit, self._note, "engine")
+        request = SglangRequest(rid, tuple(prompt_ids), sampling, speculative)
         self._requests[rid] = request
         self._arriving.append(self._tokenized(request))
-
-    def _within_context(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampling:
-        """The sampling of a request, its output cut to what the context has room for."""
-        limit = self.asked.context_length if self.asked is not None else None
-        if limit is None or not len(prompt_ids) < limit < len(prompt_ids) + sampling.max_new_tokens:
-            return sampling
-        self._note(f"outputs end with the context of {limit} tokens; this engine takes no longer requests")
-        cut: Sampling = dataclasses.replace(cast(Any, sampling), max_new_tokens=limit - len(prompt_ids))
-        return cut
 
     def _note(self, text: str) -> None:
         if text not in self._noted:

@@ -145,15 +145,9 @@ class SglangTarget(InstalledTarget):
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> SglangSession:
         from specdebug.targets.sglang.build import build
         from specdebug.targets.sglang.session import SglangSession
-        from specdebug.workers.device import claim
 
-        here, there, asked = self.installed(), opening.over_there, self.asked(options)
-        for note in self.notes_of(options, here, there):
-            opening.say("note", text=note)
-        stack = claim(asked.device, str(asked.attention_backend), asked.dtype, opening.label)
-        opening.say("stack", **stack, served={"engine": str(here.release)})
-        opening.before()
-        opening.busy.said(f"building {here.release}")
+        here, asked = self.begun(options, opening)
+        there = opening.over_there
         words = (*self._mapped(options, here)[0], *self._settings.arguments)
         shows = SHOWS - INSIDE | frozenset(there.shows)
         built = build(words, there, cpu=asked.device == "cpu", looks=bool(LOOKING & shows))

@@ -22,7 +22,7 @@ from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
 from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST, Call, EngineLook, wrap_method
 from specdebug.targets.inside.tape import Tape
-from specdebug.targets.requests import CannotBeServed, Lost, RequestView, Sampling, SessionFailed
+from specdebug.targets.requests import CannotBeServed, Lost, RequestView, Sampling, SessionFailed, within_context
 from specdebug.targets.vllm.inside.books import MOST_BLOCKS, check_books
 from specdebug.targets.vllm.inside.boundaries import SCHEDULER_TAPS, Boundaries, BoundaryOnlooker, StepRequests
 from specdebug.targets.vllm.inside.kv import BlockReader
@@ -120,22 +120,14 @@ class VllmSession(Session):
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
         if not speculative and self._num_steps:
             self._note("this engine cannot leave out drafts for a request; all are served with them")
-        sampling = self._within_context(prompt_ids, sampling)
+        limit = self._engine.vllm_config.model_config.max_model_len
+        sampling = within_context(prompt_ids, sampling, limit, self._note, "engine")
         try:
             own = self._engine.add_request(rid, {"prompt_token_ids": list(prompt_ids)}, params_of(sampling))
         except ValueError as error:
             raise CannotBeServed(rid, f"is declined by the engine: {error}") from None
         request = VllmRequest(rid, tuple(prompt_ids), sampling, speculative, self._scheduler.requests[own])
         self._requests[rid] = request
-
-    def _within_context(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampling:
-        """The sampling of a request, its output cut to what the context has room for."""
-        limit = self._engine.vllm_config.model_config.max_model_len
-        if not len(prompt_ids) < limit < len(prompt_ids) + sampling.max_new_tokens:
-            return sampling
-        self._note(f"outputs end with the context of {limit} tokens; this engine takes no longer requests")
-        cut: Sampling = dataclasses.replace(cast(Any, sampling), max_new_tokens=limit - len(prompt_ids))
-        return cut
 
     def _note(self, text: str) -> None:
         if text not in self._noted:

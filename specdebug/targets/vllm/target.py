@@ -78,15 +78,9 @@ class VllmTarget(InstalledTarget):
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> VllmSession:
         """The engine is built with no seed of a run's: trials of many seeds share it."""
         from specdebug.targets.vllm.session import VllmSession, build
-        from specdebug.workers.device import claim
 
-        here, there, asked = self.installed(), opening.over_there, self.asked(options)
-        for note in self.notes_of(options, here, there):
-            opening.say("note", text=note)
-        stack = claim(asked.device, str(asked.attention_backend), asked.dtype, opening.label)
-        opening.say("stack", **stack, served={"engine": str(here.release)})
-        opening.before()
-        opening.busy.said(f"building {here.release}")
+        here, asked = self.begun(options, opening)
+        there = opening.over_there
         engine = build(self.mapped(options, here)[0], self._settings.arguments)
         opening.busy.said("")
         if asked.device == "cpu":

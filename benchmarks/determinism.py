@@ -1,10 +1,11 @@
 """Same file, same seed and same faults: the same trace hash, run after run, each arm in a process of its own.
 
-``python benchmarks/determinism.py [--runs 100] [--jobs 8] [--device cuda] [--fault NAME[:key=value,...]]... [SCENARIO
-...]``. With faults, which go to the first arm, as in ``specdebug replay --fault``, only that arm is run. The runs are
-shared out over ``--jobs`` interpreters, which hash strings each in its own order; every arm is then run in a fresh fork
-of a server that has imported torch and has not touched the device. Exit code 1 when two hashes differ, or an arm has
-none; 125 when this machine could not run an arm.
+``python benchmarks/determinism.py [--runs 100] [--jobs 8] [--device cuda] [--target RELEASE] [--sound] [--fault
+NAME[:key=value,...]]... [SCENARIO ...]``. With faults, which go to the first arm, as in ``specdebug replay --fault``,
+only that arm is run; with ``--sound``, the arms that are to pass. The runs are shared out over ``--jobs`` interpreters,
+which hash strings each in its own order; every arm is then run in a fresh fork of a server that has imported torch, or
+the release, and has built nothing. Exit code 1 when two hashes differ, or an arm has none; 125 when this machine could
+not run an arm.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from specdebug.campaign.loops.replay import Choices, replay
 from specdebug.campaign.preload import PRELOAD
 from specdebug.faults.declare import parse_fault
 from specdebug.scenario.library import Library
+from specdebug.targets.settings import parse_target
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.pool import WorkerPool
 
@@ -26,15 +28,22 @@ DEFAULT = ("bigram_key", "graph_padding", "topk_page_table")
 UNAVAILABLE = "unavailable"
 
 
-def trace_hashes(scenario: str, device: str, faults: list[str], runs: int) -> dict[str, Counter[str]]:
+def trace_hashes(name: str, options: argparse.Namespace, runs: int) -> dict[str, Counter[str]]:
     """How often each arm had which trace hash ("" when it came to none), in ``runs`` replays; :data:`UNAVAILABLE` where
     this machine could not run it."""
     library = Library()
+    scenario = library.scenario(name)
     seen: dict[str, Counter[str]] = {}
-    choices = Choices(engine={"device": device}, faults=tuple(parse_fault(text) for text in faults))
-    with WorkerPool(jobs=2, preload=PRELOAD) as pool:
+    passing = [arm for arm, expected in scenario.expect.items() if expected.verdict == "pass"]
+    choices = Choices(
+        arms=tuple(passing) if options.sound and not options.fault else (),
+        engine={} if options.target else {"device": options.device},
+        target=parse_target(options.target) if options.target else None,
+        faults=tuple(parse_fault(text) for text in options.fault),
+    )
+    with WorkerPool(jobs=2 if options.target is None else 1, preload=PRELOAD) as pool:
         for _ in range(runs):
-            done = replay(pool, library, library.scenario(scenario), choices)
+            done = replay(pool, library, scenario, choices)
             for result in done.results:
                 trace = UNAVAILABLE if result.outcome.unavailable else result.outcome.trace_hash
                 seen.setdefault(result.run.arm, Counter())[trace] += 1
@@ -52,6 +61,8 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="replays at a time")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--target", help="a release that is installed, as sglang==0.5.23")
+    parser.add_argument("--sound", action="store_true", help="only arms that are to pass")
     parser.add_argument("--fault", action="append", default=[], help="as specdebug replay takes it")
     options = parser.parse_args()
     agree, lacking = True, 0
@@ -59,7 +70,7 @@ def main() -> int:
         seen: dict[str, Counter[str]] = {}
         with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
             parts = shares(options.runs, options.jobs)
-            futures = [pool.submit(trace_hashes, scenario, options.device, options.fault, part) for part in parts]
+            futures = [pool.submit(trace_hashes, scenario, options, part) for part in parts]
         for future in futures:
             for arm, counts in future.result().items():
                 seen.setdefault(arm, Counter()).update(counts)

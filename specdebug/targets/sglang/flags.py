@@ -33,8 +33,9 @@ ALWAYS = (
 )  # fmt: skip
 """Beside the options: nothing that a scenario does not ask for, one sampler whose rules are known, and room on a device
 for servers of other arms."""
-ON_CPU = ("--device", "cpu", "--sleep-on-idle")
-"""A scheduler that has nothing to do would take a core from the judge."""
+IDLING = "--sleep-on-idle"
+"""Of a server on a CPU: with nothing to do it would take a core from the judge. A session's idle steps are the
+workload's, and the sockets that are slept on do not outlive a fork."""
 ON_CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_USE_SGL_FA3_KERNEL": "1",  # else it asks a hub for one
@@ -89,7 +90,7 @@ def mapped(
         if value is not True:  # a switch that is on is its name alone
             words += map(str, value if isinstance(value, (list, tuple)) else (value,))
     lacking = [place for place in NO_FLAG if place != ("device",) and _is_given(options, place)]
-    words += (*NO_PREFILL_GRAPHS[by_phase], *(ON_CPU if cpu else ("--device", "cuda")))
+    words += (*NO_PREFILL_GRAPHS[by_phase], "--device", "cpu" if cpu else "cuda")
     return tuple(words), tuple(f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking)
 
 

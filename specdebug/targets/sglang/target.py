@@ -23,6 +23,7 @@ from specdebug.targets.options import OURS
 from specdebug.targets.sglang.faults import SglangFaults
 from specdebug.targets.sglang.flags import (
     ALWAYS_ENV,
+    IDLING,
     NATIVE_MOVES,
     ON_CPU_ENV,
     mapped,
@@ -161,7 +162,7 @@ class SglangTarget(InstalledTarget):
         SpecDebugError."""
         here = self.installed()
         cpu = here.device == "cpu"
-        flags = (*self._mapped(options, here)[0], *self._settings.arguments)
+        flags = (*self._mapped(options, here)[0], *([IDLING] if cpu else ()), *self._settings.arguments)
         words = tuple(engine_python(here.python, "-m", "sglang.launch_server", "--port", "{port}", *flags))
         own = ALWAYS_ENV | (ON_CPU_ENV | NATIVE_MOVES if cpu else {})
         return StartCommand(words, self.environment(self._site(here), here, there, own))

@@ -93,7 +93,7 @@ def test_a_server_of_the_release_is_started_with_the_scenario_s_options(store: P
     assert said.startswith(f"{sys.executable} -P -s -m sglang.launch_server --port {{port}} ")
     assert said.endswith(" --log-level debug")
     model = f"--model-path {checkpoint_path('tiny').resolve()}"
-    for part in ("--page-size 4", "--attention-backend fa3", "--random-seed 0", model):
+    for part in ("--page-size 4", "--attention-backend fa3", "--random-seed 0", "--sleep-on-idle", model):
         assert part in said, part
     draft = Path(command.words[command.words.index("--speculative-draft-model-path") + 1])
     assert draft.parent == store / "sglang-0.5.13-cpu" / "checkpoints"

@@ -28,25 +28,22 @@ DEFAULT = ("bigram_key", "graph_padding", "topk_page_table")
 UNAVAILABLE = "unavailable"
 
 
-def trace_hashes(name: str, options: argparse.Namespace, runs: int) -> dict[str, Counter[str]]:
-    """How often each arm had which trace hash ("" when it came to none), in ``runs`` replays; :data:`UNAVAILABLE` where
-    this machine could not run it."""
+def trace_hashes(options: argparse.Namespace, runs: int) -> dict[tuple[str, str], Counter[str]]:
+    """By scenario and arm, how often it had which trace hash ("" when it came to none), in ``runs`` replays;
+    :data:`UNAVAILABLE` where this machine could not run it."""
     library = Library()
-    scenario = library.scenario(name)
-    seen: dict[str, Counter[str]] = {}
-    passing = [arm for arm, expected in scenario.expect.items() if expected.verdict == "pass"]
-    choices = Choices(
-        arms=tuple(passing) if options.sound and not options.fault else (),
-        engine={} if options.target else {"device": options.device},
-        target=parse_target(options.target) if options.target else None,
-        faults=tuple(parse_fault(text) for text in options.fault),
-    )
-    with WorkerPool(jobs=2 if options.target is None else 1, preload=PRELOAD) as pool:
-        for _ in range(runs):
-            done = replay(pool, library, scenario, choices)
-            for result in done.results:
-                trace = UNAVAILABLE if result.outcome.unavailable else result.outcome.trace_hash
-                seen.setdefault(result.run.arm, Counter())[trace] += 1
+    seen: dict[tuple[str, str], Counter[str]] = {}
+    faults = tuple(parse_fault(text) for text in options.fault)
+    there = {"target": parse_target(options.target)} if options.target else {"engine": {"device": options.device}}
+    with WorkerPool(jobs=1 if options.target else 2, preload=PRELOAD) as pool:
+        for name in options.scenarios:
+            scenario = library.scenario(name)
+            passing = [arm for arm, expected in scenario.expect.items() if expected.verdict == "pass"]
+            arms = () if faults or not options.sound else tuple(arm for arm in passing if arm not in options.without)
+            for _ in range(runs):
+                for result in replay(pool, library, scenario, Choices(arms=arms, faults=faults, **there)).results:
+                    trace = UNAVAILABLE if result.outcome.unavailable else result.outcome.trace_hash
+                    seen.setdefault((name, result.run.arm), Counter())[trace] += 1
     return seen
 
 
@@ -63,25 +60,24 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--target", help="a release that is installed, as sglang==0.5.23")
     parser.add_argument("--sound", action="store_true", help="only arms that are to pass")
+    parser.add_argument("--without", nargs="*", default=[], help="arms that are left out of --sound")
     parser.add_argument("--fault", action="append", default=[], help="as specdebug replay takes it")
     options = parser.parse_args()
+    seen: dict[tuple[str, str], Counter[str]] = {}
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(trace_hashes, options, part) for part in shares(options.runs, options.jobs)]
+    for future in futures:
+        for arm, counts in future.result().items():
+            seen.setdefault(arm, Counter()).update(counts)
     agree, lacking = True, 0
-    for scenario in options.scenarios:
-        seen: dict[str, Counter[str]] = {}
-        with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
-            parts = shares(options.runs, options.jobs)
-            futures = [pool.submit(trace_hashes, scenario, options, part) for part in parts]
-        for future in futures:
-            for arm, counts in future.result().items():
-                seen.setdefault(arm, Counter()).update(counts)
-        for arm, counts in seen.items():
-            lacking += counts.pop(UNAVAILABLE, 0)
-            if not counts:
-                continue
-            digest, times = counts.most_common(1)[0]
-            injected = "".join(f" --fault {text}" for text in options.fault)
-            print(f"{scenario} {arm}{injected}: {times} of {options.runs} runs have trace hash {digest or 'none'}")
-            agree &= len(counts) == 1 and bool(digest)
+    injected = "".join(f" --fault {text}" for text in options.fault)
+    for (scenario, arm), counts in seen.items():
+        lacking += counts.pop(UNAVAILABLE, 0)
+        if not counts:
+            continue
+        digest, times = counts.most_common(1)[0]
+        print(f"{scenario} {arm}{injected}: {times} of {options.runs} runs have trace hash {digest or 'none'}")
+        agree &= len(counts) == 1 and bool(digest)
     if lacking:
         print(f"{lacking} arms could not be run on this machine")
     return 1 if not agree else EXIT_CODES["unknown" if lacking else "pass"]

@@ -3,6 +3,8 @@
 Without a GPU, Triton kernels run in Triton's interpreter, on CPU tensors; Triton decides when it is imported, and some
 test modules import it while they are collected.
 
+A test marked ``gpu`` is skipped where there is no CUDA device, however the tests were chosen.
+
 No property is timed: a busy machine is no failure.
 
 ``SPECDEBUG_TEST_MARGINS`` has every comparison of floats recorded; see :mod:`tests.margins`.
@@ -39,6 +41,12 @@ settings.load_profile("untimed")
 
 if margins.VARIABLE in os.environ:
     margins.install(Path(os.environ[margins.VARIABLE]))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a device that is not here."""
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -146,7 +146,6 @@ def test_every_arm_of_every_scenario_does_what_is_expected_of_it(name: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
 def test_every_toggle_is_live_on_a_gpu(plan: str) -> None:
     argv = ["toggles", "verify", "--device", "cuda", "--backend", plan, "--json"]

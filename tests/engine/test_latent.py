@@ -93,7 +93,6 @@ def test_stored_rows_are_what_transformers_caches(latent_lab: Lab) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("topk", [1, 4])
 def test_a_gpu_serves_the_same_text_from_its_graphs(wide_latent_lab: Lab, plan: str, topk: int) -> None:

@@ -155,7 +155,6 @@ def test_compiled_text_and_keys(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("script", [IN_PROCESS, BY_HOOK], ids=["in-process", "hook"])
 def test_compiled(tmp_path, script):
     run(tmp_path, script, "cuda", interpret=False)

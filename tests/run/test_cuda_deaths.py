@@ -4,16 +4,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-import torch
 
 from specdebug.campaign.loops import replay as replaying
 from specdebug.workers.device import VARIABLE
 from tests.run.cuda_victims import BAD_STEP, outcomes
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")
 
 FATES = {

@@ -160,7 +160,6 @@ def test_no_two_rows_hold_the_same_noise(mode: FillMode) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.bool])
 def test_a_gpu_s_memory_holds_what_a_cpu_s_would_and_nobody_waits(dtype: torch.dtype) -> None:
     policies = {device: FillPolicy("garbage", 3) for device in ("cpu", "cuda")}

@@ -12,7 +12,7 @@ from specdebug.engine.model.loader import load_draft, load_target
 from specdebug.engine.model.models import TargetModel
 from tests.engine.model.helpers import DenseAttention
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 TOKENS = 40
 HEADS = [("EAGLE", "tiny-eagle"), ("EAGLE3", "tiny-eagle3")]

@@ -94,10 +94,7 @@ def test_an_id_outside_the_vocabulary_raises(bad):
         share(torch.tensor([bad]))
 
 
-ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("dtype", "relative"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)], ids=str)
 @pytest.mark.usefixtures("tables")
 def test_a_normed_pair_is_the_product_of_both_norms_side_by_side(dtype, relative, device):

@@ -29,7 +29,7 @@ from specdebug.engine.textbook.speculative.accept import (
 )
 from specdebug.engine.textbook.speculative.tree import DraftCandidates, TreeBuilder
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 BATCH, TOPK, STEPS, NODES, PAGE, VOCAB, WIDTH = 3, 4, 3, 9, 4, 50, 3000
 LENGTHS = [1, 1111, 2500]

@@ -81,7 +81,6 @@ def test_rows_are_read_where_they_lie(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("rows", [1, 4, 64])
 @pytest.mark.parametrize("k", [1, 2, 4, 10, MAX_FUSED, MAX_FUSED + 1])
 def test_a_vocabulary_of_an_8b_model_in_a_graph(device: torch.device, rows: int, k: int) -> None:

@@ -261,7 +261,6 @@ def test_a_query_that_sees_no_key_gets_zeros(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_whoever_is_last_merges_to_the_same_bits(device: torch.device) -> None:
     """Programs end in another order every time; all rows and heads of an 8B target, lengths in 1 to 16 parts."""
     batch = make(device, (torch.bfloat16, 128, 4), [3000, 700, 40, 0], [5, 5, 5, 5])
@@ -271,7 +270,6 @@ def test_whoever_is_last_merges_to_the_same_bits(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_captured_launch_attends_what_its_buffers_hold_at_replay(device: torch.device, masked: bool) -> None:
     """8B-shaped heads: captured on short sequences, replayed on long ones."""

@@ -37,7 +37,6 @@ from specdebug.engine.kernels.triton import kv_cache as kv_cache_twins
 
 CPU = torch.device("cpu")
 INT32, INT64 = torch.int32, torch.int64
-ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def twin_arenas(device: torch.device, **buffers: tuple[tuple[int, ...], torch.dtype]) -> tuple[Arena, Arena]:
@@ -446,7 +445,7 @@ def test_a_twin_does_what_its_reference_does(
 
 
 @pytest.mark.parametrize(
-    "shape", [Shape(8, 6, 256), Shape(64, 3, 72), pytest.param(Shape(16, 6, 1024), marks=ON_GPU)], ids=str
+    "shape", [Shape(8, 6, 256), Shape(64, 3, 72), pytest.param(Shape(16, 6, 1024), marks=pytest.mark.gpu)], ids=str
 )
 def test_the_largest_trees(device: torch.device, shape: Shape) -> None:
     """Interpreted, one as large as engines on a GPU take them would be half a minute."""
@@ -470,7 +469,6 @@ def test_walks_refuse_rows_with_gaps_between_elements(device: torch.device) -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_emitted_tokens_have_the_targets_distribution(device: torch.device) -> None:
     batch = 20_000
     generator = torch.Generator().manual_seed(1)
@@ -487,7 +485,6 @@ def test_emitted_tokens_have_the_targets_distribution(device: torch.device) -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_vocabulary_of_many_blocks(device: torch.device) -> None:
     """Counts over 2^24, so that every sum is exact in any order."""
     vocab, batch = 152_064, 4
@@ -596,7 +593,6 @@ def test_every_guard_reports_its_first_last_and_number_of_damaged_bytes(device: 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_arena_on_a_gpu_leaves_what_it_saw_on_the_host() -> None:
     layout = ArenaLayout(guards=True)
     layout.add("first", (5,), torch.bool)

@@ -84,6 +84,8 @@ def free_port() -> int:
 
 
 LOOK_S = 0.1
+WAITING_S = 10.0
+"""Seconds after which it is said what is waited for, and for how long; again each time that twice as many are over."""
 NO_ROUTE = (404, 405, 501)
 """Answers of a front that has no such route."""
 NO_ROUTE_S = 20.0
@@ -158,27 +160,31 @@ class ServerProcess:
     def wait_ready(
         self, path: str, timeout_s: float, said: Callable[[str], None], headers: Sequence[tuple[str, str]]
     ) -> None:
-        """Wait until ``path`` answers 200; ``said`` is told the last line of the log. Raises NoServer, also for
-        a front that has no such route, NeverReady once the time is up, or StartFailed for a failure that the log
-        names."""
-        until, last = time.monotonic() + timeout_s, ""
+        """Wait until ``path`` answers 200; ``said`` is told the last line of the log, and after a while what is waited
+        for. Raises NoServer, also for a front that has no such route, NeverReady once the time is up, or StartFailed
+        for a failure that the log names."""
+        began, last, waiting, next_s = time.monotonic(), "", "", WAITING_S
         lacks_since: float | None = None
         while (answered := status_of(self.url + path, headers)) != 200 or not self.alive():
+            now = time.monotonic()
             lacks = f"{path} answers {answered}" if answered in NO_ROUTE else ""
-            line = lacks or self.log.last_line(f"GET {path} ") or "starting"
+            if now - began >= next_s and not lacks:
+                does = "does not answer" if answered is None else f"answers {answered}"
+                waiting = f"; {path} {does} after {next_s:g} s, waiting up to {timeout_s:g} s (ready_timeout_s)"
+                next_s *= 2
+            line = lacks or (self.log.last_line(f"GET {path} ") or "starting") + waiting
             if line != last:
                 said(f"server: {line}")
                 last = line
             if (status := self._process.poll()) is not None:
                 self._ended_early(status)
-            now = time.monotonic()
             lacks_since = (lacks_since or now) if lacks else None
             if lacks_since and now - lacks_since >= NO_ROUTE_S:
                 told = f"{lacks}: name what answers 200 once the server is ready in the target, as `ready: /PATH`"
                 raise NoServer(f"{told}; its log is {self.log.path}")
-            if now > until:
+            if now - began > timeout_s:
                 said_last = self.log.last_words() or "it said nothing"
-                late = f"the server did not answer {path} within {timeout_s:g} s: {said_last}"
+                late = f"the server did not answer {path} within {timeout_s:g} s (ready_timeout_s): {said_last}"
                 raise NeverReady(f"{late}; its log is {self.log.path}")
             time.sleep(LOOK_S)
         self.log.begin()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import tempfile
@@ -189,11 +190,15 @@ def test_a_log_does_not_fill_the_disk(started: list[ServerProcess], tmp_path: Pa
     assert f"line {20000 // 100 - 1} " in text
 
 
-def test_one_that_is_never_ready(started: list[ServerProcess], tmp_path: Path) -> None:
-    server = start(started, tmp_path, "--sick", "503", "--say", "the last words")
-    with pytest.raises(NeverReady, match=r"did not answer /health within 0\.5 s: .*; its log is .*label") as caught:
-        wait(server, 0.5)
+def test_one_that_is_never_ready(started: list[ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "WAITING_S", 0.1)
+    server, said = start(started, tmp_path, "--sick", "503", "--say", "the last words"), list[str]()
+    late = r"did not answer /health within 0\.5 s \(ready_timeout_s\): .*; its log is .*label"
+    with pytest.raises(NeverReady, match=late) as caught:
+        server.wait_ready("/health", 0.5, said.append, ())
     assert caught.value.exit_code == 125  # this machine may be slow: nothing is said of the server
+    waiting = next(line for line in said if "ready_timeout_s" in line)
+    assert re.search(r"; /health \S.* after 0\.1 s, waiting up to 0\.5 s \(ready_timeout_s\)$", waiting)
 
 
 def test_a_front_without_the_route_is_not_waited_for(

@@ -93,7 +93,7 @@ def test_a_server_that_is_never_ready_decides_nothing_and_its_last_words_are_tol
 ) -> None:
     arm = replay("only", "--sick", "503", "--say", "waiting for a lock", ready=20)
     assert (arm["code"], arm["verdict"]) == (125, "unknown")
-    assert "did not answer /health within 20 s: " in arm["detail"]
+    assert "did not answer /health within 20 s (ready_timeout_s): " in arm["detail"]
     assert f"its log is {tmp_path / 'logs'}" in arm["detail"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -222,7 +223,8 @@ def test_replay_leaves_page_cases_trace_summary_and_annotations(tmp_path: Path) 
     page = Page(Path("page.html").read_text())
     assert "fixed: pass positions: fail" in page.text
     assert positions["signature"] in page.text
-    assert len(page.plots) == 4
+    drawn = [(re.findall('aria-label="(.*?) ', plot) or [""])[0] for plot in page.plots]
+    assert drawn == ["First", "request", "Mean", *["Accept", "Timeline"] * 2]
     assert f"Timeline of {fixed['metrics']['steps']} steps" in page.source
     trace = json.loads(Path("trace.json").read_text())["traceEvents"]
     slices = [event for event in trace if event["ph"] == "X" and event["pid"] == 1]

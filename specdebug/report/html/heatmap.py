@@ -7,7 +7,9 @@ from markupsafe import Markup
 from specdebug.report.faults import Cell, DetectionMatrix
 from specdebug.report.html.svg import drawing, element, join, rect, text
 
-CELL, TALL, NAMES, HEADS = 46.0, 24.0, 250.0, 170.0
+CELL, TALL, HEADS = 46.0, 24.0, 170.0
+CHARACTER = 7.2
+"""Of a name, at most in the mean."""
 
 
 def heat_map(matrix: DetectionMatrix) -> Markup | None:
@@ -18,26 +20,26 @@ def heat_map(matrix: DetectionMatrix) -> Markup | None:
     if not matrix.classes or not matrix.detectors:
         return None
     wide, cells = len(matrix.detectors) + 1, [matrix.cell(name) for name in matrix.classes]
-    caught = sum(cell.caught for cell in cells)
+    caught, left = sum(cell.caught for cell in cells), 20 + CHARACTER * max(map(len, matrix.classes))
     label = (
         f"Detection matrix: {len(matrix.classes)} classes of faults, {len(matrix.detectors)} detectors; "
         f"{caught} of {sum(cell.effective for cell in cells)} effective injections were caught"
     )
     drawn = []
     for place, name in enumerate(("any", *matrix.detectors)):
-        x, shown = NAMES + CELL * (place + 0.5), name if len(name) <= 26 else name[:25] + "…"
+        x, shown = left + CELL * (place + 0.5), name if len(name) <= 26 else name[:25] + "…"
         turn = f"rotate(-60 {x:.0f} {HEADS - 8:.0f})"
         drawn.append(element("text", shown, x=x, y=HEADS - 8, transform=turn, class_="name", data_tip=name))
     for place, (name, cell) in enumerate(zip(matrix.classes, cells, strict=True)):
         top = HEADS + TALL * place
-        band = rect(NAMES + 1, top + 1, CELL * wide - 2, TALL - 2, class_="cell none")
-        drawn += [text(NAMES - 10, top + 16, name, text_anchor="end", class_="name"), band]
-        drawn.append(_cell(cell, NAMES, top, f"{name} by any"))
+        band = rect(left + 1, top + 1, CELL * wide - 2, TALL - 2, class_="cell none")
+        drawn += [text(left - 10, top + 16, name, text_anchor="end", class_="name"), band]
+        drawn.append(_cell(cell, left, top, f"{name} by any"))
         for at, detector in enumerate(matrix.detectors, start=1):
             if (own := matrix.cell(name, detector)).caught:
-                drawn.append(_cell(own, NAMES + CELL * at, top, f"{name} by {detector}"))
+                drawn.append(_cell(own, left + CELL * at, top, f"{name} by {detector}"))
     height = HEADS + TALL * len(matrix.classes) + 12
-    return drawing(height, label, join(drawn), width=max(960.0, NAMES + CELL * wide + 20))
+    return drawing(height, label, join(drawn), width=max(960.0, left + CELL * wide + 20))
 
 
 def _cell(cell: Cell, x: float, top: float, name: str) -> Markup:

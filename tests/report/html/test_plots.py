@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specdebug.campaign.loops.steplog import EngineStep
 from specdebug.report.faults import Cell, DetectionMatrix, Injected
 from specdebug.report.html.arena import arena_row
-from specdebug.report.html.heatmap import heat_map
+from specdebug.report.html.heatmap import CHARACTER, heat_map
 from specdebug.report.html.stages import stage_row
 from specdebug.report.html.steps import spans
 from specdebug.report.html.svg import drawing, text, ticks
@@ -215,6 +215,8 @@ def test_the_heat_map_has_a_cell_for_each_pair_that_met_and_one_for_any() -> Non
     assert "kv_nan by nan@target.logits: 2 of 2\nafter 0.5 steps in the mean, 1 at most" in tips
     assert "late<write> by any: 1 of 2\nafter 4 steps in the mean, 4 at most" in tips
     assert "never by any: no effective injection" in tips
+    names = [each for each in root.iter("text") if each.get("text-anchor") == "end"]
+    assert min(float(each.get("x") or 0) - CHARACTER * len(each.text or "") for each in names) >= 0
     assert heat_map(DetectionMatrix(())) is None
 
 

@@ -1,6 +1,6 @@
-"""Takes pictures of pages for the documentation, in light and in dark, small enough for a repository.
+"""Takes pictures of pages for the documentation, in light or in dark, small enough for a repository.
 
-    python tools/page_shots.py docs/images page.html=replay bisect.html=bisect
+    python tools/page_shots.py docs/images page.html=replay-light bisect.html=bisect-dark
 
 Needs selenium, Pillow, and chromium with chromedriver on the PATH.
 """
@@ -21,25 +21,21 @@ COLOURS = 128
 
 
 def shoot(browser: webdriver.Chrome, page: Path, out: Path, height: int) -> int:
-    """Write the top of a page as ``OUT-light.png`` and ``OUT-dark.png``; returns the larger one's bytes."""
-    largest = 0
+    """Write the top of a page as a picture, in the scheme that the picture's name ends with; returns its bytes."""
     browser.set_window_size(1000, height)
-    for scheme in ("light", "dark"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen", "features": features})
-        browser.get(page.absolute().as_uri())
-        picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
-        path = out.with_name(f"{out.name}-{scheme}.png")
-        picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
-        largest = max(largest, path.stat().st_size)
-    return largest
+    features = [{"name": "prefers-color-scheme", "value": out.stem.rpartition("-")[2]}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen", "features": features})
+    browser.get(page.absolute().as_uri())
+    picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
+    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(out, optimize=True)
+    return out.stat().st_size
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("pages", nargs="+", metavar="PAGE=NAME")
+    parser.add_argument("pages", nargs="+", metavar="PAGE=NAME-SCHEME")
     parser.add_argument("--height", type=int, default=1150)
     asked = parser.parse_args()
     options = webdriver.ChromeOptions()
@@ -50,7 +46,7 @@ def main() -> None:
     try:
         for pair in asked.pages:
             page, _, name = pair.partition("=")
-            print(f"{name}: {shoot(browser, Path(page), asked.folder / name, asked.height)} bytes at most")
+            print(f"{name}: {shoot(browser, Path(page), asked.folder / f'{name}.png', asked.height)} bytes")
     finally:
         browser.quit()
 

@@ -42,6 +42,7 @@ def test_each_command_ends_as_the_page_says(line: str, code: int, toyspec: Path)
     assert done.returncode == code, done.stdout + done.stderr
     if line.startswith("specdebug bisect"):
         assert done.stdout.startswith('culprit 501 "a row has room for every branch"')
+        assert "next: specdebug toggles show 501 --content mine\n" in done.stdout
     elif "--revert 501" in line:
         assert "501 a row has room for every branch: reverted in toyspec; its lines ran " in done.stderr
 

@@ -34,7 +34,18 @@ class FromFile(Protocol):
 
 def content_of(every: Sequence[FromFile]) -> tuple[str, ...]:
     """The roots that these are from, beside what is shipped."""
-    return tuple(sorted(map(str, {Path(each.path).resolve().parents[1] for each in every} - {shipped_root()})))
+    folders = {Path(each.path).resolve().parent for each in every}  # within a bundle there is none
+    roots = {folder.parent for folder in folders if folder.name in KINDS and folder.is_dir()}
+    return tuple(sorted(map(str, roots - {shipped_root()})))
+
+
+def words_for(every: Sequence[FromFile]) -> list[str]:
+    """The words of a command line, in this folder and environment, by which it finds these."""
+    found = [os.path.realpath(root) for root in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if root]
+    roots = [Path(root) for root in content_of(every) if root not in found]
+    here = Path.cwd()
+    shown = [root.relative_to(here) if root.is_relative_to(here) else root for root in roots]
+    return [word for root in shown for word in ("--content", str(root))]
 
 
 def content_roots(extra: Sequence[str | Path] = ()) -> list[Path]:

@@ -149,6 +149,6 @@ class FlakeCommand(opt.TrialOptions, opt.ResultOptions):
             source = hooked.HookedSource(command, library.registry, numbers=numbers, look=look, **limits)
             Takes.SET.check(toggles, (OWN_ENGINE, *look.packages))
         reverted = [str(toggle.pr) for toggle in toggles]
-        bisect = f"specdebug bisect -- {shlex.join(command)}   # what makes it fail"
+        bisect = shlex.join(["specdebug", "bisect", *self.content_words(), "--", *command]) + "   # what makes it fail"
         what = opt.run_line(command, reverted, None if self.no_proof else self.content_words())
         return _Plan(source, reverted, what, lambda one: f"{SEED_VARIABLE}={one} {what}", bisect, toggles)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -17,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 
 from packaging.specifiers import SpecifierSet
 
-from specdebug.base.content import content_files
+from specdebug.base.content import content_files, words_for
 from specdebug.base.errors import ContentError, SpecDebugError, Where, did_you_mean
 from specdebug.base.schema import (
     ANY_TEXT,
@@ -397,7 +398,9 @@ def not_in(engine: str, toggle: Toggle) -> str:
     said = [f"is a fix in {' and '.join(there)}"] if there else []
     said += [f"mends {' and '.join(sorted(toggle.mends))}"] if toggle.mends else []
     name = "the embedded engine" if engine == OWN_ENGINE else engine
-    return f"{toggle.pr} {' and '.join(said)}; {name} has no such code to revert"
+    lacks = f"{toggle.pr} {' and '.join(said)}; {name} has no such code to revert"
+    run = shlex.join(["specdebug", "run", "--revert", str(toggle.pr), *words_for([toggle]), "--", "COMMAND"])
+    return f"{lacks}, `{run}` reverts it under any command" if engine == OWN_ENGINE and there else lacks
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:

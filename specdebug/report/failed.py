@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from specdebug.base.content import words_for
 from specdebug.campaign.loops.replay import ArmResult, Replay, as_it_should
 from specdebug.report.parts import Line, Part, Plot, Preformatted, Section, Styled
 from specdebug.report.toggles import edit_lines, patches_of
@@ -73,7 +74,7 @@ def _story(one: Failed, listed: set[int]) -> Iterator[Part]:
 
 def shows(toggles: Sequence[Toggle]) -> list[str]:
     """The commands that show these fixes."""
-    return [f"specdebug toggles show {toggle.pr}" for toggle in toggles]
+    return [shlex.join(["specdebug", "toggles", "show", str(each.pr), *words_for([each])]) for each in toggles]
 
 
 def failed_arms(replay: Replay) -> list[Failed]:
@@ -114,7 +115,8 @@ def _commands(replay: Replay, result: ArmResult) -> list[str]:
     words = [str(replay.scenario.path), "--arm", result.run.arm]
     reverts = ["--revert", ",".join(map(str, result.run.added_reverts))] if result.run.added_reverts else []
     search = [] if result.run.toggles else [f"specdebug bisect {shlex.join(words)}"]
-    return [*shows(result.run.toggles), *search, f"specdebug flake {shlex.join([*words, *reverts])}"]
+    content = words_for(result.run.toggles)
+    return [*shows(result.run.toggles), *search, f"specdebug flake {shlex.join([*words, *reverts, *content])}"]
 
 
 def what_was_seen(replay: Replay) -> Iterator[str]:
@@ -131,4 +133,4 @@ def what_was_seen(replay: Replay) -> Iterator[str]:
         hits = " after a cache hit" if means[0].accept_hit is not None else ""
         fell = f"; accept length{hits} {before:.2f} with the fix, {after:.2f} without"
     yield f"seen: without fix {toggle.pr} ({toggle.title}) {told.signature}{step}{fell}"
-    yield f"next: specdebug toggles show {toggle.pr}   # the fix, and the lines that were taken out"
+    yield f"next: {shows([toggle])[0]}   # the fix, and the lines that were taken out"

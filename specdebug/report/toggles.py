@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from specdebug.base.content import words_for
 from specdebug.patching.drift import DriftReport, FixRow
 from specdebug.patching.drift.check import UNDECIDED
 from specdebug.patching.toggles import Detection, Toggle
@@ -76,7 +78,7 @@ def _without(toggle: Toggle) -> str:
     """Say where a fix is that has no scenario of this engine."""
     others = ", ".join(engine for engine in toggle.foreign if engine not in toggle.mends)
     mended = [f"mends {', '.join(sorted(toggle.mends))}"] if toggle.mends else []
-    return "; ".join([*([f"in {others}, not in the embedded engine"] if others else []), *mended])
+    return "; ".join([*([f"in {others}"] if others else []), *mended])
 
 
 def toggle_shown(toggle: Toggle) -> Report:
@@ -87,9 +89,10 @@ def toggle_shown(toggle: Toggle) -> Report:
         facts["scenario"] = ", ".join(one.scenario for one in toggle.detections)
         facts["signature"] = " or ".join(_stated(toggle))
     facts["file"] = str(toggle.path)
-    facts["engine"] = "" if toggle.patches else _without(toggle)
     if any(engine not in toggle.mends for engine in toggle.foreign):
-        facts["try it"] = f"specdebug run --revert {toggle.pr} -- COMMAND"
+        facts["try it"] = (
+            shlex.join(["specdebug", "run", "--revert", str(toggle.pr), *words_for([toggle]), "--"]) + " COMMAND"
+        )
     facts |= {
         engine: ("mended in " if engine in toggle.mends else "patched in ") + (" or ".join(versions) or "any version")
         for engine, versions in toggle.foreign.items()

@@ -1,11 +1,12 @@
 """content: which files count, in which order, and what is refused."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from specdebug.base import content
-from specdebug.base.content import PATH_VARIABLE, content_files, content_roots, find, shipped_root
+from specdebug.base.content import PATH_VARIABLE, content_files, content_roots, find, shipped_root, words_for
 from specdebug.base.errors import ContentError
 
 
@@ -50,6 +51,25 @@ def test_a_checkout_has_no_packaged_copy(tmp_path, monkeypatch):
     assert shipped_root() == checkout
     assert list(content_files("scenarios")) == ["mine"]
     assert content_files("probes") == {}
+
+
+@dataclass
+class Read:
+    path: Path
+
+
+def test_what_is_the_users_own_is_found_again_by_the_words_for_it(shipped, tmp_path, monkeypatch):
+    here, other = (Read(put(tmp_path / root / "toggles" / "501.yaml")) for root in ("work/mine", "other"))
+    within = Read(put(tmp_path / "b.specdebug").joinpath("toggles", "501.yaml"))
+    monkeypatch.chdir(tmp_path / "work")
+    ours, loose = Read(shipped / "toggles" / "1.yaml"), Read(put(tmp_path / "work" / "loose.yaml"))
+    every = [ours, here, other, within, loose]
+    words = words_for(every)
+    assert words == ["--content", str(tmp_path / "other"), "--content", "mine"]
+    assert content_roots(words[1::2])[1:] == [tmp_path / "other", tmp_path / "work" / "mine"]
+    monkeypatch.setenv(PATH_VARIABLE, "../other")
+    assert words_for(every) == ["--content", "mine"]
+    assert words_for([ours]) == []
 
 
 def test_a_folder_of_scenarios_is_a_pack_that_is_part_of_their_names(shipped):

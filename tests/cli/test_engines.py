@@ -141,19 +141,21 @@ def test_a_wrong_range_names_its_line(content: Path, tmp_path: Path, capsys) -> 
 
 def test_a_fix_of_another_engine_is_listed_but_not_run(content: Path, tmp_path: Path, capsys) -> None:
     assert run(["toggles", "list", "--content", str(content)]) == 0
-    assert "in toyserve, not in the embedded engine" in capsys.readouterr().out
+    assert "│               in toyserve\n" in capsys.readouterr().out
     assert run(["toggles", "list", "--content", str(content), "--json"]) == 0
     rows = {row["pr"]: row for row in json.loads(capsys.readouterr().out)}
     assert (rows[99001]["detected_by"], rows[99001]["patches"]) == (None, [])
     assert run(["toggles", "show", "99001", "--content", str(content)]) == 0
     shown = capsys.readouterr().out
-    assert "specdebug run --revert 99001 -- COMMAND" in shown
+    line = f"specdebug run --revert 99001 --content {content} -- COMMAND"
+    assert line in " ".join(shown.split())
+    assert "embedded engine" not in shown
     assert "reverted in toyserve.flow:Draft.rows:\n  - width = count * self.topk\n  + width = count" in shown
     for argv in (["toggles", "verify", "99001"], ["replay", "topk_page_table", "--revert", "99001"]):
         assert run([*argv, "--content", str(content)]) == 2
-        assert capsys.readouterr().err.startswith(
-            "error: 99001 is a fix in toyserve; the embedded engine has no such code"
-        )
+        told = capsys.readouterr().err
+        assert told.startswith("error: 99001 is a fix in toyserve; the embedded engine has no such code")
+        assert f"`{line}` reverts it" in told
     scenario = tmp_path / "mine.yaml"
     scenario.write_text((Path(__file__).parent / "mini.yaml").read_text().replace("27360", "99001"))
     assert run(["scenarios", "validate", str(scenario), "--content", str(content)]) == 2

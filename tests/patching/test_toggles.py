@@ -241,7 +241,10 @@ def test_a_fix_of_another_engine_is_known_but_not_selected(root):
     assert 78 not in registry.by_number
     found = registry.find("#78")
     assert (found.pr, found.patches, found.detected_by) == (77, (), NOTHING)
-    said = "77 is a fix in sglang; the embedded engine has no such code to revert"
+    said = (
+        "77 is a fix in sglang; the embedded engine has no such code to revert, "
+        "`specdebug run --revert 77 -- COMMAND` reverts it under any command"
+    )
     for number in (77, 78, "55,77"):
         assert refusal(registry.select, number, error=SelectionError) == said
     assert [toggle.pr for toggle in registry.select("78,77", "sglang")] == [77]

@@ -57,7 +57,7 @@ from tests.report.samples import (
 
 PARTS = ("graphs: called again", "a.kernel", "b.kernel")
 """What a run had in place of an engine's own code."""
-FIX: Any = SimpleNamespace(pr=27338)
+FIX: Any = SimpleNamespace(pr=27338, path="27338.yaml")
 ON_GPU = {
     "device": "cuda", "name": "NVIDIA H200", "dtype": "bfloat16", "backend": "fa3", "executor": "Triton kernels",
 }  # fmt: skip
@@ -132,8 +132,8 @@ def explained() -> Any:
     oracles = OracleSpec(accept=AcceptOracle(0.7))
     scenario = Scenario("weak", workload=(), arms=arms, oracles=oracles, expect={}, path=Path("weak file.yaml"))
     toggles: Any = (
-        SimpleNamespace(pr=27360, numbers=(27360,), title="a fix", url="", patches=(), foreign={}),
-        SimpleNamespace(pr=27338, numbers=(27338,), title="a fix", url="", patches=(), foreign={}),
+        SimpleNamespace(pr=27360, path="27360.yaml", numbers=(27360,), title="a fix", url="", patches=(), foreign={}),
+        SimpleNamespace(pr=27338, path="27338.yaml", numbers=(27338,), title="a fix", url="", patches=(), foreign={}),
     )
     run = ArmRun("reverted", scenario, "reverted", 0, (), toggles, Expectation("fail"))
     return replace(result("reverted", outcome), run=run)

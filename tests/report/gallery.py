@@ -98,7 +98,13 @@ def _of_runs(name: Name) -> dict[str, Report]:
     about = scenario(name)
     reverted: Any = (
         SimpleNamespace(
-            pr=27338, numbers=(27338,), title=f"a fix {name('title of a fix')}", url="", patches=(), foreign={}
+            pr=27338,
+            path="27338.yaml",
+            numbers=(27338,),
+            title=f"a fix {name('title of a fix')}",
+            url="",
+            patches=(),
+            foreign={},
         ),
     )
     expectations = (Expectation(), Expectation("fail", (name("expected@site"),)))

@@ -270,8 +270,8 @@ def passed(
         path=Path("weak file.yaml"),
     )
     toggles: Any = (
-        SimpleNamespace(pr=27360, numbers=(27360,), title="a fix", url="", patches=()),
-        SimpleNamespace(pr=27338, numbers=(27338,), title="a fix", url="", patches=()),
+        SimpleNamespace(pr=27360, path="27360.yaml", numbers=(27360,), title="a fix", url="", patches=()),
+        SimpleNamespace(pr=27338, path="27338.yaml", numbers=(27338,), title="a fix", url="", patches=()),
     )
     run = ArmRun("reverted", scenario, "reverted", 0, (pack,), toggles, expectation)
     return ArmResult(run, outcome)

@@ -244,12 +244,17 @@ def end_census() -> None:
 def gc_objects() -> list[Any]:
     """Every container object of the process, or of the census.
 
-    ``gc.freeze()``, as of a fork server, hides objects, so they are thawed; freezing again would keep garbage for good.
+    ``gc.freeze()``, as of a fork server, hides objects, so they are thawed, and frozen again in such a process: each
+    collection would walk through all of them.
     """
     if _census is not None:
         return _census
+    frozen = gc.get_freeze_count()
     gc.unfreeze()
-    return gc.get_objects()
+    objects = gc.get_objects()
+    if frozen:
+        gc.freeze()
+    return objects
 
 
 def _matters(thing: Any, folder: str) -> bool:

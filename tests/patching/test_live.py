@@ -297,5 +297,6 @@ def test_frozen_objects_are_found(toys):
     try:
         with apply([Patch.of("t", f"{mod.__name__}:shift", ("step = 1", "step = 2"))]):
             assert mod.shift(1) == 3
+            assert gc.get_freeze_count(), "collections walk through no more than before"
     finally:
         gc.unfreeze()

@@ -36,6 +36,8 @@ for servers of other arms."""
 IDLING = "--sleep-on-idle"
 """Of a server on a CPU: with nothing to do it would take a core from the judge. A session's idle steps are the
 workload's, and the sockets that are slept on do not outlive a fork."""
+ON_CPU = ("--device", "cpu", "--enable-cudagraph-gc")
+"""A scheduler that thaws what a fork server froze would walk through all of it at each collection."""
 ON_CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_USE_SGL_FA3_KERNEL": "1",  # else it asks a hub for one
@@ -90,7 +92,7 @@ def mapped(
         if value is not True:  # a switch that is on is its name alone
             words += map(str, value if isinstance(value, (list, tuple)) else (value,))
     lacking = [place for place in NO_FLAG if place != ("device",) and _is_given(options, place)]
-    words += (*NO_PREFILL_GRAPHS[by_phase], "--device", "cpu" if cpu else "cuda")
+    words += (*NO_PREFILL_GRAPHS[by_phase], *(ON_CPU if cpu else ("--device", "cuda")))
     return tuple(words), tuple(f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking)
 
 

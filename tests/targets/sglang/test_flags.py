@@ -43,7 +43,7 @@ def test_a_flag_has_the_name_that_a_release_has_for_it() -> None:
     said = words(options, has=lambda place: place == BY_PHASE)
     assert "--cuda-graph-bs-decode 1 4 --" in said
     assert "--cuda-graph-max-bs-decode 4 --" in said
-    assert said.endswith("--cuda-graph-backend-prefill disabled --device cpu ")
+    assert said.endswith("--cuda-graph-backend-prefill disabled --device cpu --enable-cudagraph-gc ")
 
 
 def test_what_is_not_there_is_not_said() -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
 
 from specdebug.diverge.align import prefilled
 from specdebug.diverge.recording import (
@@ -174,6 +173,7 @@ class TapeRecording:
     ``chunks``: how the other side cut its prompts. ``summed``: hash as the other side did on a device.
 
     Attributes:
+        taped: the steps as they lie in the file, prompts cut as ``chunks``.
         positions: of each request's prompt, by who computed them; None of an engine that does not say where its chunks
             begin.
         left_out: requests that were not written to their end, by name, and why.
@@ -195,18 +195,18 @@ class TapeRecording:
         self._summed = summed
         self._decodes: dict[str, int] = {}
         self.left_out: dict[str, str] = {}
-        self._steps = list(self._read())
+        self.taped = list(self._read())
         self.positions: Mapping[str, Positions] | None = None
-        if any(step.starts for step in self._steps):
-            recut = Recut(self._steps, chunks or {})
-            self._steps, self.positions = recut.steps, recut.positions
+        if any(step.starts for step in self.taped):
+            recut = Recut(self.taped, chunks or {})
+            self.taped, self.positions = recut.steps, recut.positions
 
     @property
     def steps(self) -> list[RecordedStep]:
         """Every step that has computed a request of the workload, with a hash for each request's share of a tensor."""
         made: dict[str, int] = {}
         steps = []
-        for step in self._steps:
+        for step in self.taped:
             over = set()
             if step.kind != "prefill":
                 for rid in step.rids:
@@ -218,11 +218,16 @@ class TapeRecording:
                 steps.append(self._recorded(step, gone))
         return steps
 
+    def batch(self, step: TapedStep) -> Batch:
+        """The batch of a step, which tells whose the rows of its tensors are."""
+        places = tuple(range(len(step.rids)))
+        return Batch(step.kind, step.rids, places, step.lens, self._branches, self._nodes)
+
     def keep(self, places: Iterable[CallPlace], folder: Path) -> None:
         """Put the tensors of some calls into a folder, as a second run of our own engine would (``values.kept``)."""
-        steps = {step.number: step for step in self._steps}
+        steps = {step.number: step for step in self.taped}
         for number, call in places:
-            keep_array(folder, (number, call), self._values(steps[number].calls[call]))
+            keep_array(folder, (number, call), self.values(steps[number].calls[call]))
 
     def _read(self) -> Iterator[TapedStep]:
         """The steps of the file; what was cut off at its end is passed over."""
@@ -257,7 +262,9 @@ class TapeRecording:
                 yield step
 
     def _recorded(self, step: TapedStep, gone: set[int]) -> RecordedStep:
-        batch = Batch(step.kind, step.rids, tuple(range(len(step.rids))), step.lens, self._branches, self._nodes)
+        from xxhash import xxh3_64_intdigest  # an engine's environment, where tapes are read, too, has none
+
+        batch = self.batch(step)
         calls, digests = [], array("Q")
         for call in step.calls:
             if not call.shown:
@@ -268,7 +275,7 @@ class TapeRecording:
             rows = tuple(stop - start for _, start, stop in segments)
             dtype = self._as_in.get(call.site, call.dtype) if "int" in call.dtype else call.dtype
             calls.append(Descriptor(call.site, dtype, owners, rows))
-            values = _typed(self._values(call), dtype)
+            values = _typed(self.values(call), dtype)
             if held_at(call.site).flat:  # numbers of rows, taken from the first row of each request
                 values = values.copy()
                 for number, (_, start, stop) in enumerate(segments):
@@ -281,7 +288,8 @@ class TapeRecording:
                 digests.extend(xxh3_64_intdigest(piece.data) for piece in pieces)
         return RecordedStep(step.number, step.rids, tuple(calls), digests, step.before)
 
-    def _values(self, call: TapedCall) -> np.ndarray:
+    def values(self, call: TapedCall) -> np.ndarray:
+        """The tensor of a call."""
         if not sum(size for _, size in call.pieces):
             return np.empty(call.shape, call.numpy)
         if len(call.pieces) == 1:

@@ -218,7 +218,9 @@ class SessionRun(ABC):
 
         self._reverts = pickle.loads(self._payload["toggles"])
         hits = self._in_place or self._hits_elsewhere
-        if not self._payload["elsewhere"] and self._in_place is None:
+        if _reverted is not None and _reverted[0] == self._payload.get("patches"):
+            hits = _reverted[1]
+        elif not self._payload["elsewhere"] and self._in_place is None:
             patches = self._patches()
             try:
                 hits = put_in_place(patches)
@@ -264,7 +266,6 @@ class SessionRun(ABC):
             self._payload.get("keeper"),
             rules(packs, mode),
             kernel_rules(packs, mode),
-            self._payload.get("tape"),
             tuple(sorted(shows)),
         )
 
@@ -297,6 +298,18 @@ class _Noting:
     def emit(self, event: str, **fields: Any) -> None:
         self.violated = self.violated or event == "violation"
         self.inner.emit(event, **fields)
+
+
+_reverted: tuple[bytes, Callable[[], Hits]] | None = None
+"""The patches, pickled, that are in force in a process that workers are forked from (:func:`revert`), and their
+hits."""
+
+
+def revert(payload: Mapping[str, Any]) -> None:
+    """Put an arm's patches in force in this process, for workers that are forked from it. Raises PatchError."""
+    global _reverted
+    patches: bytes = payload["patches"]
+    _reverted = patches, put_in_place(pickle.loads(patches))
 
 
 def put_in_place(patches: Mapping[int, Sequence[Patch]]) -> Callable[[], Hits]:

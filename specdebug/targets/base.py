@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from specdebug.patching import Patch
     from specdebug.patching.toggles import Toggle
     from specdebug.targets.http.server import HttpServerView, PlainText
+    from specdebug.targets.inside.tape import Tape
     from specdebug.targets.sglang.faults import SglangFaults
     from specdebug.workers.home import Home
 
@@ -99,7 +100,6 @@ class OverThere:
         keeper: the address of the process that keeps servers for a search's runs (``launch/keeper.py``).
         rules: what the probe packs and the mode come to.
         kernels: rules for the memory of kernels, which also an engine in the worker itself is to look at.
-        tape: the file into which an engine that can be recorded writes what passes its sites.
         shows: what the arm's oracles want to look at inside it.
     """
 
@@ -110,7 +110,6 @@ class OverThere:
     keeper: str | None = None
     rules: tuple[Rule, ...] = ()
     kernels: tuple[KernelRule, ...] = ()
-    tape: str | None = None
     shows: tuple[Ability, ...] = ()
 
     @property
@@ -210,6 +209,15 @@ class Session(ABC):
     def begin(self, seed: int) -> None:  # noqa: B027 - an engine may have been built with it
         """The run begins, whose draws are by this seed."""
 
+    def books(self) -> Mapping[str, Any]:
+        """The engine's books on the host, by name, of plain data. Numbers of slots, pages and rows are left out: which
+        free one is taken says nothing of right or wrong."""
+        return {}
+
+    def record(self, tape: Tape) -> None:
+        """Hand every batch, and what passes its sites, to a tape, before the first request is added."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be recorded on a tape")
+
     def lost(self) -> Sequence[Lost]:
         """The looks at the engine, and stand-ins in it, that do not fit it."""
         return ()
@@ -261,7 +269,7 @@ class Traits:
         name: as scenarios and reports have it.
         shows: the abilities that its sessions have at most.
         reverts: its engine runs elsewhere, where the target has fixes reverted: nothing is patched here.
-        records: its engine can write down what passes its sites (``OverThere.tape``).
+        records: its sessions can hand what passes their sites to a tape (``Session.record``).
         slowness: how many times as long as on our own engine a scenario may take before it counts as hanging.
         faults: those that can act in an engine that runs elsewhere; None where none can, or it is our own.
     """

@@ -93,6 +93,13 @@ class EmbeddedTarget(Target):
         return EmbeddedSession(engine, asked, forget)
 
 
+def _booked(request: Request) -> list[Any]:
+    """What is booked of a request."""
+    kv = [request.kv_len, request.kv_allocated, request.protected_len, request.cached_tokens, request.node is not None]
+    end = [request.finish_reason, request.retractions, request.output_ids, request.accept_lengths, bool(request.row)]
+    return [request.rid, request.status.value, *kv, *end]
+
+
 class EmbeddedSession(Session):
     """The engine, serving."""
 
@@ -136,6 +143,25 @@ class EmbeddedSession(Session):
 
     def clock(self) -> float:
         return time.perf_counter() if self._on_gpu else time.process_time()
+
+    def books(self) -> Mapping[str, Any]:
+        view = self.inside.view
+        scheduler, memory, radix = view.scheduler, view.memory, view.cache.radix
+        queues = (scheduler.waiting, scheduler.running, [*filter(None, [scheduler.chunked])])
+        nodes = list(radix.nodes())
+        ages = sorted({node.last_access for node in nodes})
+        return {
+            "queues": [[each.rid for each in queue] for queue in queues],
+            "requests": [_booked(each) for each in view.engine.requests.values()],
+            "radix tree": [
+                [radix.evictable_size, radix.protected_size],
+                *(
+                    [node.key.array.tolist(), node.draft_written, node.lock_ref, ages.index(node.last_access)]
+                    for node in nodes
+                ),
+            ],
+            "free slots and rows": [memory.allocator.num_free, view.req_to_token.num_free_rows],
+        }
 
     def settle(self) -> bool:
         if self._on_gpu:

@@ -12,7 +12,7 @@ from specdebug.diverge.align import PREFILL, by_request
 from specdebug.diverge.hashes import Groups, reference
 from specdebug.diverge.recording import PADDING, Descriptor, Layout, RecordedStep
 from specdebug.diverge.tape import Chunks, Positions, TapeRecording, chunks_of, computed_again
-from specdebug.targets.inside.tape import Tape
+from specdebug.targets.inside.tape import Tape, TapeFile
 
 A, B = "a", "b"
 
@@ -20,7 +20,7 @@ A, B = "a", "b"
 def taped(path: Path, *chunks: tuple[int, int], total: int = 10, other: int | None = None) -> Path:
     """A request's chunks, each its first position and its tokens, whose ids are their positions. ``other``: a position
     at which the token is another."""
-    tape = Tape(str(path))
+    tape = Tape(TapeFile(str(path)))
     for number, (start, rows) in enumerate(chunks, 1):
         tape.begin(number, "prefill", [A], [rows], starts=[start], totals=[total])
         ids = torch.arange(start, start + rows)
@@ -81,7 +81,7 @@ A, B = "a", "b"
 
 def batched(path: Path, *, b_first: bool = False) -> Path:
     """Two requests in one batch, in either order, and a step too many of the first."""
-    tape = Tape(str(path))
+    tape = Tape(TapeFile(str(path)))
     order = [B, A] if b_first else [A, B]
     rows = {A: [1.0], B: [3.0]}
     tape.begin(1, "prefill", order, [2 if rid == A else 1 for rid in order])
@@ -118,7 +118,7 @@ def test_rows_have_owners_and_equal_shares_have_equal_hashes_whatever_the_order(
 
 
 def test_hashes_are_those_of_a_recording_on_a_device_where_that_is_asked(tmp_path: Path) -> None:
-    tape = Tape(str(tmp_path / "x"))
+    tape = Tape(TapeFile(str(tmp_path / "x")))
     tape.begin(1, "speculative", [A, B])
     logits = torch.randn(2, 5).to(torch.bfloat16)
     tape.add("draft.forward.logits", logits)

@@ -7,8 +7,9 @@ import json
 import queue
 import threading
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,16 +25,26 @@ _NO_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _Record = tuple[dict[str, Any], Tensor | None]
 
 
-class Tape:
-    """Writes records to the file at ``path``, which the first batch makes, so the process that has batches. Each is a
-    line of JSON; one of a tensor is followed by as many bytes as it says.
+class Records(Protocol):
+    """Takes the records of a tape: facts, and of a site a tensor on the host. ``failed``: it takes no more."""
 
-    A server's batches depend on when requests came, so a second run may not repeat the first: everything is kept at
-    once. What a GPU computes comes to the host and into the file in a thread, so that the engine waits for neither.
+    failed: bool
+
+    def write(self, facts: dict[str, Any], tensor: Tensor | None) -> None: ...
+
+    def flush(self) -> None:
+        """Have what was written outlive this process."""
+
+
+class Tape:
+    """Makes records of an engine's batches and hands them on: into a :class:`TapeFile`, or what takes them otherwise.
+
+    Everything is kept at once. What a GPU computes comes to the host and into the file in a thread, so that the engine
+    waits for neither.
     """
 
-    def __init__(self, path: str) -> None:
-        self._file = _TapeFile(path)
+    def __init__(self, records: Records) -> None:
+        self._file = records
         self._later: _Later | None = None
         self._begun = False
 
@@ -97,8 +108,9 @@ class Tape:
             self._later.hand_over()
 
 
-class _TapeFile:
-    """The file. ``failed``: nothing more is written."""
+class TapeFile:
+    """Writes records to the file at ``path``, which the first batch makes, so the process that has batches. Each is a
+    line of JSON; one of a tensor is followed by as many bytes as it says. ``failed``: nothing more is written."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -111,8 +123,7 @@ class _TapeFile:
             return
         body: Any = b""
         if tensor is not None:
-            values = (tensor.float() if tensor.dtype in _NO_NUMPY else tensor).contiguous()
-            array = (values if values.dim() else values.reshape(1)).numpy()
+            array = array_of(tensor)
             body = array.reshape(-1).view("u1").data
             facts |= {"numpy": array.dtype.str, "shape": list(array.shape)}
             facts |= {"bytes": len(body)} if len(body) else {}
@@ -139,10 +150,17 @@ class _TapeFile:
         say(f"recording ends, {self._path}: {error.strerror or error}")
 
 
+def array_of(tensor: Tensor) -> np.ndarray:
+    """The values of a tensor on the host, as a tape's file has them, rows first."""
+    values = (tensor.float() if tensor.dtype in _NO_NUMPY else tensor).contiguous()
+    found: np.ndarray = (values if values.dim() else values.reshape(1)).numpy()
+    return found
+
+
 class _Later:
     """Writes what lies on a GPU, batch by batch, in a thread. ``batch``: the records of the one that is computed."""
 
-    def __init__(self, file: _TapeFile) -> None:
+    def __init__(self, file: Records) -> None:
         self._file = file
         self.batch: list[_Record] = []
         self.queue: queue.Queue[tuple[list[_Record], torch.cuda.Event]] = queue.Queue(AHEAD)

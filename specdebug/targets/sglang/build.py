@@ -15,7 +15,7 @@ from specdebug.targets.sglang.flags import NATIVE_MOVES
 from specdebug.targets.sglang.inside.memory import KERNEL_MEMORY, watch_kernels
 from specdebug.targets.sglang.inside.probes import PROBES, probe
 from specdebug.targets.sglang.inside.scheduler import RELEASE, RUN, TAKE, make_scheduler
-from specdebug.targets.sglang.inside.stages import LOOKS, RECORDING, StageLook, look, record
+from specdebug.targets.sglang.inside.stages import LOOKS, StageLook, look
 from specdebug.targets.sglang.inside.stand_ins import import_for_cpu, without_a_gpu
 
 
@@ -38,15 +38,12 @@ def build(words: Sequence[str], there: OverThere, *, cpu: bool, looks: bool) -> 
         if not there.kernels:
             os.environ.update(NATIVE_MOVES)
         else:
-            _attempt(KERNEL_MEMORY, lambda: watch_kernels(there.kernels))
-    _attempt(PROBES, probe)
-    if there.tape is not None:
-        path = there.tape
-        _attempt(RECORDING, lambda: record(path))
+            attempt(KERNEL_MEMORY, lambda: watch_kernels(there.kernels))
+    attempt(PROBES, probe)
     taps: dict[str, Callable[..., Any]] = {}
     seats = {"run_batch": RUN, "process_batch_result": TAKE, "release": RELEASE}
     wrap_all([(*seat.find(), _tap(taps, name)) for name, seat in seats.items()], EngineLook("batches"))
-    seen = _attempt(LOOKS, look) if looks else None
+    seen = attempt(LOOKS, look) if looks else None
     scheduler = make_scheduler(words)
     async_probe.drain()  # what captures said of buffers that held nothing
     return Built(scheduler, seen, tuple(without_a_gpu()) if cpu else (), taps)
@@ -62,7 +59,7 @@ def _tap(taps: dict[str, Callable[..., Any]], name: str) -> Callable[..., Any]:
     return tap
 
 
-def _attempt(what: str, begin: Callable[[], Any]) -> Any:
+def attempt(what: str, begin: Callable[[], Any]) -> Any:
     """What a look's beginning returns; None of one that this release has no place for, which is told."""
     try:
         return begin()

@@ -33,6 +33,7 @@ from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
 from specdebug.targets.http.request import sampling_params
 from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST
+from specdebug.targets.inside.tape import Tape
 from specdebug.targets.requests import (
     CannotBeServed,
     Lost,
@@ -42,11 +43,11 @@ from specdebug.targets.requests import (
     SessionFailed,
     within_context,
 )
-from specdebug.targets.sglang.build import Built
+from specdebug.targets.sglang.build import Built, attempt
 from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
-from specdebug.targets.sglang.inside.scheduler import RECEIVE, SEND, held, violated
+from specdebug.targets.sglang.inside.scheduler import RECEIVE, SEND, booked, held, violated
 from specdebug.targets.sglang.inside.seats import in_sglang
-from specdebug.targets.sglang.inside.stages import DraftRows, kv_of
+from specdebug.targets.sglang.inside.stages import RECORDING, DraftRows, kv_of, record
 
 if TYPE_CHECKING:
     from specdebug.engine.config import SpeculativeConfig
@@ -205,6 +206,7 @@ class SglangSession(Session):
         self._known_problems: set[str] = set()
         self._noted: set[str] = set()
         self._seen: SeenEngine | None = None
+        self._tape: Tape | None = None
         owner, name = SEND.find()
         setattr(owner, name, lambda _, output, *__, **___: self._sent(output))
 
@@ -301,8 +303,17 @@ class SglangSession(Session):
             torch.cuda.synchronize()
         return on_gpu
 
+    def books(self) -> Mapping[str, Any]:
+        return booked(self._scheduler, [each.own for each in self._requests.values() if each.own is not None])
+
+    def record(self, tape: Tape) -> None:
+        self._tape = tape
+        attempt(RECORDING, lambda: record(tape))
+
     def close(self, sound: bool) -> None:
         self._stepper.end()
+        if self._tape is not None:
+            self._tape.wait()
 
     def flush_cache(self) -> None:
         """Raises SessionFailed where the scheduler still waits for something although it serves no request."""

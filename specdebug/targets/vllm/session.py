@@ -105,9 +105,11 @@ class VllmSession(Session):
         onlookers: list[BoundaryOnlooker] = [self, SiteProbes(num_steps=self._num_steps, **size)]
         if self._num_steps:
             onlookers.append(self._look)
-        if path := self._opening.over_there.tape:
-            onlookers.append(StepTape(Tape(path), self._num_steps))
+        self._onlookers = onlookers
         Boundaries(self._runner, onlookers)
+
+    def record(self, tape: Tape) -> None:
+        self._onlookers.append(StepTape(tape, self._num_steps))
 
     @property
     def has_work(self) -> bool:

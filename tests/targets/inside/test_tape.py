@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from specdebug.targets.inside import tape as module
-from specdebug.targets.inside.tape import Tape, kept
+from specdebug.targets.inside.tape import Tape, TapeFile, kept
 
 
 def test_tensors_are_written_while_a_batch_is_computed_and_only_then(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    tape = Tape(str(path))
+    tape = Tape(TapeFile(str(path)))
     tape.add("verify.logits", torch.ones(2))
     assert not path.exists()
     tape.begin(1, "speculative", ["a", "b"])
@@ -41,7 +41,7 @@ def test_no_room_ends_the_recording_and_not_the_engine(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "LARGEST", 100)
-    tape = Tape(str(tmp_path / where))
+    tape = Tape(TapeFile(str(tmp_path / where)))
     tape.begin(1, "plain", ["a"])
     tape.add("target_decode.logits", torch.ones(64))
     assert not tape.recording

@@ -113,6 +113,29 @@ def held(request: Any) -> Held:
     return Held(request.rid, own.req_pool_idx, own.cache_protected_len, own.kv_committed_len, allocated, node)
 
 
+def booked(scheduler: Any, requests: Sequence[Any]) -> dict[str, Any]:
+    """The books of a scheduler, as ``base.Session.books`` has them. ``requests``: those that are booked."""
+    pool, allocator, tree = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    chunked = scheduler.chunked_req
+    queues = scheduler.waiting_queue, scheduler.running_batch.reqs, [] if chunked is None else [chunked]
+    kept = [held(each) for each in requests]
+    sizes = tree.total_size(), tree.evictable_size(), tree.protected_size()
+    return {
+        "queues": [[each.rid for each in queue] for queue in queues],
+        "requests": [
+            [one.rid, one.row is not None, one.protected, one.committed, one.allocated, *_told(each)]
+            for one, each in zip(kept, requests, strict=True)
+        ],
+        "radix tree": [0] if getattr(tree, "disable", False) else list(sizes),
+        "free slots and rows": [int(free_pages(allocator).numel()), len(pool.free_slots)],
+    }
+
+
+def _told(request: Any) -> list[Any]:
+    """What a request has come to."""
+    return [request.retraction_count, list(request.output_ids), type(request.finished_reason).__name__]
+
+
 def violated(scheduler: Any) -> list[str]:
     """The laws that do not hold now, each ``law: what``."""
     requests = holders(scheduler)

@@ -4,7 +4,7 @@ eagerly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +64,10 @@ def look() -> StageLook:
     return taps
 
 
-def record(path: str) -> Callable[[], None]:
-    """Record every batch of this process's scheduler, if it has one, to a file; returns what waits until all of it is
-    written. Raises NoSeat."""
-    taps = _TapeTaps(tape := Tape(path))
+def record(tape: Tape) -> None:
+    """Hand every batch of this process's scheduler to a tape. Raises NoSeat."""
+    taps = _TapeTaps(tape)
     wrap_all([(*seat.find(), getattr(taps, name)) for name, seat in TAPE_SEATS.items()], EngineLook(RECORDING))
-    return tape.wait
 
 
 class StageLook:

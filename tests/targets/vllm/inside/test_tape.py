@@ -9,7 +9,7 @@ import torch
 from specdebug.diverge.recording import RecordedStep
 from specdebug.diverge.rounding import kept
 from specdebug.diverge.tape import TapeRecording
-from specdebug.targets.inside.tape import Tape
+from specdebug.targets.inside.tape import Tape, TapeFile
 from specdebug.targets.vllm.inside.boundaries import Boundaries
 from specdebug.targets.vllm.inside.tape import StepTape
 from tests.targets.vllm.inside.fake_runner import Runner
@@ -19,7 +19,7 @@ A, B = "a", "b"
 
 def taped(path: Path) -> Runner:
     runner = Runner()
-    Boundaries(runner, [StepTape(Tape(str(path)), 3)])
+    Boundaries(runner, [StepTape(Tape(TapeFile(str(path))), 3)])
     return runner
 
 

@@ -1,5 +1,7 @@
 """Where a job's worker lives where that is not a fork of this interpreter's own server."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +23,15 @@ class Home:
 @dataclass(frozen=True)
 class Nest:
     """A process that has called ``target`` (``module:function``) with ``argument``, and that workers of jobs with this
-    ``key`` are forked from, in place of the fork server that it is itself a fork of. Where the target raises, they are
-    forked from that server."""
+    ``key`` are forked from, in place of the fork server, or the nest ``of`` which it is itself a fork. Where the target
+    raises, they are forked from that."""
 
     key: str
     target: str
     argument: Any = None
+    of: Nest | None = None
+
+    @property
+    def line(self) -> tuple[Nest, ...]:
+        """Those that it comes of, the first one first, and itself."""
+        return (*(self.of.line if self.of else ()), self)

@@ -42,6 +42,13 @@ class _Live:
         """Return True if something is to be heard of it soon."""
         return bool(self.waiting or self.killed)
 
+    @property
+    def patience_s(self) -> float:
+        """Return how many seconds it may be silent while it owes something: getting ready takes long, its own or that
+        of a nest of its own."""
+        deeper = any(job["nests"] for job, _ in self.waiting.values())
+        return READY_S if deeper or not self.ready else ANSWER_S
+
     def begin_to_owe(self) -> None:
         """Start its clock, unless it is running."""
         if not self.owes:
@@ -86,9 +93,10 @@ class Nests:
     def take(self, job: dict[str, Any], fds: list[int]) -> bool:
         """Have a job run in its nest; return False where it has none. Raises OSError when the system has no process or
         no descriptor left for a nest."""
-        asked = job.pop("nest", None)
-        if asked is None or asked["key"] in self._spoilt:
+        nests = [each for each in job.pop("nests", ()) if each["key"] not in self._spoilt]
+        if not nests:
             return False
+        asked, *job["nests"] = nests
         nest = self._by_key.pop(asked["key"], None) or self._made(asked, fds)
         self._by_key[nest.key] = nest
         nest.begin_to_owe()
@@ -119,7 +127,7 @@ class Nests:
         """End nests that owe something for too long."""
         now = time.monotonic()
         for nest in self._by_pid.values():
-            if nest.owes and now - nest.since > (ANSWER_S if nest.ready else READY_S):
+            if nest.owes and now - nest.since > nest.patience_s:
                 self._kill(nest)
 
     def reap(self) -> None:

@@ -111,8 +111,10 @@ class WorkerPool:
         # Pickled twice: the server must not unpickle what the worker gets, or it would import that code itself.
         message: dict[str, Any] = {"job": job.name, "target": job.target, "payload": pickle.dumps(job.payload)}
         if job.nest is not None:
-            argument = pickle.dumps(job.nest.argument)
-            message["nest"] = {"key": job.nest.key, "target": job.nest.target, "payload": argument}
+            message["nests"] = [
+                {"key": each.key, "target": each.target, "payload": pickle.dumps(each.argument)}
+                for each in job.nest.line
+            ]
         self._servers[job.home].send(JOB, message, (event_write, log_write))
         os.close(event_write)
         os.close(log_write)

@@ -310,6 +310,26 @@ def test_what_is_built_once_goes_on_with_another_s_workload_and_tells_all_that_w
     assert outcome_of(sink).verdict == "pass"
 
 
+def test_patches_that_are_in_force_already_are_counted_and_not_put_in_again(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    put: list[Any] = []
+
+    def put_in_place(patches: Any) -> Callable[[], dict[str, dict[str, int]]]:
+        put.append(patches)
+        return lambda: {"7": {"fix 7#1": 6}}
+
+    monkeypatch.setattr(session_run, "_reverted", None)
+    monkeypatch.setattr(session_run, "put_in_place", put_in_place)
+    monkeypatch.setattr(embedded, "build_engine", engine_that(lambda engine, step: None))
+    payload = patched(payload_of(), {7: Patch.of("fix 7", "some.module:width", ("return 3", "return 4"))})
+    session_run.revert(payload)
+    arm.run_arm(payload, sink := ListSink())
+    assert [each["hits"] for each in sink.of("coverage")] == [{"7": {"fix 7#1": 6}}]
+    arm.run_arm(patched(payload, {}), ListSink())
+    assert [list(each) for each in put] == [[7], []], "others are another matter"
+
+
 def test_an_arm_that_is_not_built_says_so(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:
     (done,) = run(monkeypatch, engine_that(lambda engine, step: None)).of("done")
     assert done["warm"] == "cold"

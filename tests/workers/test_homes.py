@@ -130,6 +130,38 @@ def test_a_nest_gets_ready_once_while_its_jobs_wait_and_no_others(fifo: Path, po
     assert (plain["ready"], plain["parent"] != first["parent"]) == ([], True)
 
 
+def test_nests_of_one_nest_share_what_it_has_ready(pool: WorkerPool) -> None:
+    left, right = (Nest(side, f"{VICTIMS}:get_ready", side, of=READY) for side in ("left", "right"))
+    jobs = [nested(f"{nest.key} {n}", nest) for n in range(2) for nest in (left, right)]
+    pool.run([*jobs, nested("above", READY)], heard := Heard())
+    assert set(heard.kinds.values()) == {"done"}
+    (above,) = heard.events["above"][0]["ready"]
+    for nest in (left, right):
+        both = [heard.events[f"{nest.key} {n}"][0] for n in range(2)]
+        assert both[0] == both[1]
+        assert [each[0] for each in both[0]["ready"]] == [7, nest.key]
+        assert both[0]["ready"][0] == above, "made once, by the nest that all come of"
+
+
+@pytest.mark.parametrize("how", ["raises", "dies"])
+def test_a_nest_whose_own_cannot_get_ready_is_one_of_the_server(how: str, tmp_path: Path, pool: WorkerPool) -> None:
+    bad = Nest(f"below it {how}", f"{VICTIMS}:fail", (str(tmp_path / "tries"), how))
+    good = Nest(f"above what {how}", f"{VICTIMS}:get_ready", 8, of=bad)
+    pool.run([nested("one", good), nested("two", good)], heard := Heard())
+    ready = [heard.events[name][0]["ready"] for name in ("one", "two")]
+    assert ready[0] == ready[1]
+    assert [each[0] for each in ready[0]] == [8]
+
+
+def test_a_job_of_a_nest_in_a_nest_can_be_killed(fifo: Path, pool: WorkerPool) -> None:
+    heard = Heard()
+    pool.launch(
+        nested("hangs", Nest("deep", f"{VICTIMS}:get_ready", 9, of=READY), "wait_for", str(fifo), timeout_s=0.1)
+    )
+    until(pool, heard, lambda: not pool.running)
+    assert heard.kinds == {"hangs": "timeout"}
+
+
 @pytest.mark.parametrize("how", ["raises", "dies"])
 def test_jobs_of_a_nest_that_cannot_get_ready_are_plain_forks(how: str, tmp_path: Path, pool: WorkerPool) -> None:
     bad = Nest(f"it {how}", f"{VICTIMS}:fail", (str(tmp_path / "tries"), how))

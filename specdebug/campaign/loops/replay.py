@@ -169,7 +169,7 @@ class DeviceWatch:
 
 
 TARGET = "specdebug.run.arm:run_arm"
-BUILD = "specdebug.run.arm:build"
+BUILD, REVERT = "specdebug.run.arm:build", "specdebug.run.session_run:revert"
 LOAD_TRITON = "specdebug.workers.device:load_triton"
 
 _NEVER_BEGUN = WorkerEnd("interrupted", 0, 0.0, 0.0, "")
@@ -277,14 +277,18 @@ class ArmRun:
         memory_mb, server = float(limits.memory_mb), place_of(self.target)
         return Job(self.key, target, payload, limits.timeout_s, memory_mb, device != "cpu", at_risk, server, home=home)
 
-    def nest(self, payload: Mapping[str, Any]) -> Nest:
+    def nest(self, payload: Mapping[str, Any]) -> Nest | None:
         """Return the process that workers of this arm, and of those that differ by workload and seed alone, are forked
-        from. ``payload``: of its job."""
+        from; None where each is to begin by itself. ``payload``: of its job.
+
+        It comes of one that has the same patches in force, whatever engine is built.
+        """
         scenario, arm = self.scenario, self.arm
         oracles, mode = scenario.oracles_of(arm).to_dict(), scenario.arms[arm].mode
         alike = [str(self.target), self.options, self.reverts, oracles, mode, bool(scenario.faults_of(arm))]
         facts = json.dumps(alike, sort_keys=True, default=str).encode() + payload["packs"] + payload["patches"]
-        return Nest(hashlib.sha256(facts).hexdigest(), BUILD, dict(payload))
+        patched = Nest(hashlib.sha256(payload["patches"]).hexdigest(), REVERT, {"patches": payload["patches"]})
+        return Nest(hashlib.sha256(facts).hexdigest(), BUILD, dict(payload), patched)
 
     @property
     def likeness(self) -> str:

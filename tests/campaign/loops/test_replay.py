@@ -16,6 +16,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.campaign.loops.replay import (
     PROBE,
+    REVERT,
     ArmResult,
     ArmRun,
     Choices,
@@ -395,7 +396,10 @@ def nest_key(**changes: Any) -> str:
     run = ArmRun(**{"key": "one", "scenario": on_release, "arm": "fixed", "seed": 7, **changes})
     job = run.job_of("some:target", model="tiny")
     nest = run.nest(job.payload)
+    assert nest is not None
+    assert nest.of is not None
     assert (nest.target, nest.argument) == ("specdebug.run.arm:build", job.payload)
+    assert (nest.of.target, nest.of.argument) == (REVERT, {"patches": job.payload["patches"]})
     return nest.key
 
 

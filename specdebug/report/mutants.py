@@ -13,6 +13,7 @@ from rich.text import Text
 from specdebug import __version__
 from specdebug.apps.mutants.find import Mutant
 from specdebug.apps.mutants.measure import Measured
+from specdebug.apps.mutants.sound import LeftOutArm
 from specdebug.apps.mutants.source import MutantRow, Score, scores
 from specdebug.report.listings import listing
 from specdebug.report.parts import Column, Line, Preformatted, Report, Section, Styled, Table, lines, plain, table
@@ -43,11 +44,14 @@ WATCHED: Sequence[tuple[str, str]] = (
 
 @dataclass(frozen=True)
 class MutantQuestion:
-    """The question: mutants drawn with a seed, and where the trials are kept."""
+    """The question: mutants of an engine, drawn with a seed, and where the trials are kept. ``refused``: arms that the
+    engine cannot be asked for."""
 
+    engine: str
     number: int
     seed: int
     journal: str
+    refused: tuple[LeftOutArm, ...] = ()
 
 
 class MutantsProgress(Display):
@@ -120,6 +124,9 @@ def mutants_report(measured: Measured, asked: MutantQuestion, exit_code: int) ->
     survivors = [_survivor(row) for row in measured.survivors]
     gone = [f"{file}: {no} of {counted(of, 'mutant')}" for file, (no, of) in measured.unreached.items() if no]
     unreached = [Section("run by no arm, so nothing was drawn of it:", list(lines(gone)))] if gone else []
+    without = [f"{each.name}: {each.why}" for each in (*asked.refused, *measured.left_out)]
+    if without:
+        unreached.append(Section("arms that are not run:", list(lines(without)), folded=True))
     seconds = sum(row.seconds for row in rows)
     document = {
         "specdebug": __version__,
@@ -130,13 +137,15 @@ def mutants_report(measured: Measured, asked: MutantQuestion, exit_code: int) ->
         "resumed": measured.resumed,
         "score": total.to_dict(),
         **{f"by_{name}": [each.to_dict() for each in found] for name, found in by.items()},
+        "engine": asked.engine,
+        "left_out": {each.name: each.why for each in (*asked.refused, *measured.left_out)},
         "unreached": {file: {"mutants": of, "unreached": missed} for file, (missed, of) in measured.unreached.items()},
         "mutants": [row.to_dict() | ({"would_catch": advice(row)} if row.survived else {}) for row in rows],
     }
     journal = Line(journal_line(asked.journal, measured.reason, measured.resumed, len(rows)), "dim")
     return Report(
         command="mutants",
-        title="Mutants of the engine",
+        title=f"Mutants of {asked.engine}",
         summary=summary,
         exit_code=exit_code,
         document=document,
@@ -223,5 +232,5 @@ def mutants_list(mutants: Sequence[Mutant]) -> Report:
         Column("mutant", "key", lambda mutant: mutant.id),
         Column("function", "prose", lambda mutant: mutant.function),
     )
-    document = [{"file": f"specdebug/{mutant.file}", **plain(mutant, names)} for mutant in mutants]
+    document = [{"file": mutant.path, **plain(mutant, names)} for mutant in mutants]
     return listing("mutants", [table(mutants, *heads)], document)

@@ -131,7 +131,7 @@ class _Going:
         certain = outcome is not None or self.certain or bool(self.rejected)
         return MutantRow(
             id=self.mutant.id,
-            file=f"specdebug/{self.mutant.file}",
+            file=self.mutant.path,
             function=self.mutant.function,
             line=self.mutant.line,
             operator=self.mutant.operator,
@@ -249,19 +249,19 @@ class MutantSource:
                 raise
             return self._rejected(lost.run.key, str(lost)), None
         going = self._going.pop(ended.run.key)
-        going.seconds += ended.outcome.metrics.wall_s
+        going.seconds += ended.outcome.metrics.processor_s or ended.outcome.metrics.wall_s
         assert isinstance(ended.run, MutantRun)
         if ended.run.keep:
             return self._looked(going, ended.run)
         assert going.arm is not None
         folder = self.folder / str(going.trial.number)
-        difference, doubtful = going.arm.difference(folder, ended.outcome)
+        found = going.arm.difference(folder, ended.outcome)
         shutil.rmtree(folder)
-        if doubtful:
-            going.doubtful.append((going.arm, doubtful))
-        if difference is not None:
-            going.differences.append(difference)
-            going.certain = going.certain or not doubtful
+        if found.doubtful:
+            going.doubtful.append((going.arm, found.doubtful))
+        if found.first is not None:
+            going.differences.append(found.first)
+            going.certain = going.certain or found.certain
         return going, going.row(ended) if ended.outcome.verdict == "fail" else None
 
     def _rejected(self, key: str, why: str) -> _Going:

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from specdebug.apps.mutants.find import all_mutants, mutants_of, source_of
+from specdebug.apps.mutants.find import OURS, Code, code_of
 from specdebug.apps.mutants.operators import changes
+from specdebug.base.errors import SpecDebugError
 from specdebug.patching.match import place
+from specdebug.targets.settings import parse_target
 
 
 @pytest.mark.slow
 def test_every_mutant_has_a_name_of_its_own_and_fits_one_place() -> None:
-    found = all_mutants()
+    found = OURS.mutants()
     assert len(found) > 1000
     assert len({mutant.id for mutant in found}) == len(found)
     for mutant in found:
-        source = source_of(mutant.file)
+        source = OURS.source(mutant.file)
         (edit,) = mutant.patch.edits
         placed = place(source, mutant.patch, edit, 0)
         assert placed.start <= mutant.line <= placed.stop, mutant.id
 
 
 def test_the_text_with_a_mutant_is_a_program_that_says_something_else() -> None:
-    for mutant in mutants_of("engine/textbook/memory/radix_cache.py"):
-        source = source_of(mutant.file)
+    for mutant in OURS.mutants_of("engine/textbook/memory/radix_cache.py"):
+        source = OURS.source(mutant.file)
         placed = place(source, mutant.patch, mutant.patch.edits[0], 0)
         lines = [*source.lines[: placed.start - 1], *placed.lines, *source.lines[placed.stop :]]
         assert ast.dump(ast.parse("\n".join(lines))) != ast.dump(source.tree), mutant.id
@@ -89,3 +92,22 @@ def test_each_makes_its_fault(body: str, operator: str, text: str) -> None:
 )
 def test_what_is_no_work_and_what_could_only_end_at_once_is_left_alone(body: str) -> None:
     assert made(body) == []
+
+
+def test_mutants_of_another_package_are_named_and_patched_below_it(tmp_path: Path) -> None:
+    (tmp_path / "rooms").mkdir()
+    (tmp_path / "rooms" / "one.py").write_text("def f(a):\n    return a + 1\n\n\ndef check(a):\n    return a + 1\n")
+    code = Code("engine", tmp_path, ("rooms/*.py",), checks=("check",))
+    assert code.files("engine/rooms/*.py") == code.files("one.py") == ["rooms/one.py"]
+    mutants = code.mutants()
+    assert [mutant.id for mutant in mutants] == ["rooms/one.py:2:arithmetic:1", "rooms/one.py:2:off_by_one:1"]
+    assert mutants[0].diff.startswith("--- engine/rooms/one.py\n")
+    assert mutants[0].patch.target == "engine.rooms.one:f"
+    with pytest.raises(SpecDebugError, match="no file of the engine that is mutated has such a name"):
+        code.files("two.py")
+
+
+def test_only_engines_whose_code_is_known_are_mutated() -> None:
+    assert code_of("embedded") is OURS
+    with pytest.raises(SpecDebugError, match="releases of sglang, not of vllm"):
+        code_of(parse_target("vllm==0.32.0"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdebug.apps.mutants.find import ROOT, Mutant, all_mutants
+from specdebug.apps.mutants.find import OURS, Mutant
 from specdebug.apps.mutants.measure import MutantSearch, draw
 from specdebug.apps.mutants.sound import LOOKED_AT, FirstDifference, beyond_rounding, chosen, sound_arms, to_keep
 from specdebug.apps.mutants.source import MutantRow, score
@@ -38,7 +38,7 @@ def row(name: str, *, effective: bool = True, caught: bool = False, by_time: boo
 
 
 def test_a_draw_gives_every_file_its_share_and_repeats() -> None:
-    mutants = all_mutants()
+    mutants = OURS.mutants()
     drawn = draw(mutants, 100, 3)
     assert drawn == draw(list(reversed(mutants)), 100, 3) != draw(mutants, 100, 4)
     shares, counts = Counter(each.file for each in mutants), Counter(each.file for each in drawn)
@@ -88,7 +88,7 @@ def test_a_measurement_for_real_goes_on_where_it_was_and_holds_its_score_to_a_cl
     assert err.count("(in the journal)") == 3
 
 
-ARM = sound_arms(Library(), [Library().scenario("graph_padding")])
+ARM, _ = sound_arms(Library(), [Library().scenario("graph_padding")])
 
 
 def differing(step: int, site: str = "draft.forward.logits") -> Difference:
@@ -138,7 +138,7 @@ def scaled(by: str) -> Mutant:
     old = "return out.reshape(*shape, dim)[..., :value_dim], logsum.reshape(shape) if lse else None"
     new = old.replace("value_dim],", f"value_dim] * {by},")
     file = "engine/textbook/attention/executor.py"
-    line = next(n for n, each in enumerate((ROOT / file).read_text().splitlines(), 1) if old in each)
+    line = next(n for n, each in enumerate((OURS.root / file).read_text().splitlines(), 1) if old in each)
     return Mutant(file, "AttentionPass.run", line, by, 1, (line, line), (old,), new, (old, new))
 
 
@@ -146,7 +146,7 @@ def scaled(by: str) -> Mutant:
 def test_a_hair_of_difference_is_rounding_and_a_wrong_value_is_not(tmp_path: Path) -> None:
     rows = _Rows()
     with Journal(tmp_path / "journal", "identity", "about") as journal:
-        MutantSearch(ARM, [scaled("1.0000002"), scaled("1.001"), scaled("2.0")], 0, 0, 1).run(journal, rows)
+        MutantSearch(OURS, ARM, [scaled("1.0000002"), scaled("1.001"), scaled("2.0")], 0, 0, 1).run(journal, rows)
     found = {row.operator: (row.effective, row.caught, row.rounding) for row in rows.rows}
     assert found["1.0000002"] == (False, False, True)
     assert found["1.001"][::2] == (True, False)
